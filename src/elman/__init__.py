@@ -1,0 +1,27 @@
+"""Recurrent sequence models whose gradient through time you can see, check, choose and afford.
+
+Modules are imported when first touched, so `import elman` costs nothing but its own file.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from elman.vocab import Vocab as Vocab
+
+_HOMES = {
+    "Vocab": "elman.vocab",
+}
+"""Public classes and the module each lives in."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'elman' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,6 @@
+"""`python -m elman` is the `elman` command."""
+
+from elman.cli import main
+
+if __name__ == "__main__":
+    main()

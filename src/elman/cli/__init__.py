@@ -1,0 +1,76 @@
+"""The `elman` command: one module per verb, arguments and output only, no mathematics.
+
+Verbs import what they need inside their functions, so `elman --help` never waits for torch.
+"""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from elman import __version__
+from elman.cli import datasets
+from elman.cli.console import complain
+from elman.errors import UserError, WorkFailed
+
+# typer carries its own click, or the installed one, depending on its version; this finds either's.
+UsageError: Any = typer.BadParameter.__base__
+
+app = typer.Typer(
+    name="elman",
+    help="Recurrent sequence models: train, measure, generate, forecast, and see the gradient.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"elman {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which elman.")
+    ] = False,
+) -> None:
+    """Options that belong to no verb."""
+
+
+app.command("datasets")(datasets.datasets)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line: exit 2 for a bad request, 1 for failed work, 130 after Ctrl-C."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    try:
+        status = app(arguments, prog_name="elman", standalone_mode=False)
+    except UserError as refusal:
+        complain(refusal.message, refusal.hint)
+        return 2
+    except WorkFailed as failure:
+        complain(failure.message, failure.hint)
+        return 1
+    except UsageError as refusal:
+        message = refusal.format_message()
+        if type(refusal).__name__ == "NoArgsIsHelpError":  # bare `elman`: the page, not a complaint
+            typer.echo(message)
+        else:
+            verb = refusal.ctx.command_path if refusal.ctx else "elman"
+            complain(message, f"{verb} --help lists what it takes")
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted")
+        return 130
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+        sys.stderr.close()
+        return 0
+    return status if isinstance(status, int) else 0

@@ -1,0 +1,36 @@
+"""How every verb speaks: results on stdout, everything else on stderr."""
+
+import json
+import sys
+from typing import Any
+
+
+def complain(message: str, hint: str = "") -> None:
+    """Say what is wrong and what to type instead."""
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def emit(record: dict[str, Any]) -> None:
+    """Print one JSON object on one line of stdout, at once."""
+    print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+def note(message: str) -> None:
+    """Tell a person something that is not the result."""
+    print(message, file=sys.stderr)
+
+
+def progress(*columns: Any) -> Any:
+    """A rich progress bar on stderr, silent when stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(
+        *(columns or Progress.get_default_columns()),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
