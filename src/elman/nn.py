@@ -23,7 +23,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry, Full
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job
-from elman.operator import Recipe, recurrence
+from elman.operator import Inputs, Recipe, recurrence
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -91,7 +91,7 @@ class _Module(torch.nn.RNNBase):
         drops = self.training and self.dropout > 0 and self.num_layers > 1
         seed = torch.randint(2**62, ()) if drops else None
         lengths = None if lengths is None else lengths.to(xs.device)
-        return recurrence(self._recipe(), xs, state, weights, lengths, seed)
+        return recurrence(self._recipe(), Inputs(xs, state, weights, lengths, seed))
 
     def _recipe(self) -> Recipe:
         return Recipe(
@@ -109,7 +109,7 @@ class _Module(torch.nn.RNNBase):
         xs = x.transpose(0, 1) if self.batch_first else x
         state = [state] if isinstance(state, Tensor) else state
         xs, state, weights = self._cast(xs, self._checked_state(xs, state))
-        return self._recipe().job(xs, state, weights)
+        return self._recipe().job(Inputs(xs, state, weights, None, None))
 
     def _cast(
         self, xs: Tensor, state: Sequence[Tensor]

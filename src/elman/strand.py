@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from elman.cells import Layer, State
-from elman.gradients.memory import Memory, Plan, reversed_pieces
+from elman.gradients.memory import Memory, Plan, Sizes, reversed_pieces
 from elman.gradients.through_time import Trace
 from elman.kernels import Kernel
 
@@ -123,8 +123,11 @@ class Strand:
 
     def plan(self, xs: Tensor, states: States, memory: Memory) -> Plan:
         """How the memory cuts this strand's time."""
+        return memory.plan(len(xs), lambda: self._sizes(xs, states))
+
+    def _sizes(self, xs: Tensor, states: States) -> Sizes:
         step = sum(self._step_bytes(i, xs, state) for i, state in enumerate(states))
-        return memory.plan(len(xs), sum(s.nbytes for s in _flat(states)), step)
+        return Sizes(sum(s.nbytes for s in _flat(states)), step)
 
     def traces(self, kept: list[Tensor]) -> list[Trace]:
         """The traces that `run` kept, put together again."""
