@@ -4,11 +4,11 @@ through a bare loop (`bare_loop.py`) in float64; and against finite differences.
 from dataclasses import dataclass
 from typing import Any
 
-import bare_loop
 import pytest
 import torch
 from torch import Tensor
 
+import bare_loop
 from elman import nn
 from elman.gradients import Checkpointed, Full, Randomized, Sliding, Stored, Truncated
 

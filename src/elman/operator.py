@@ -7,8 +7,7 @@ compiler takes as it is. Both run `elman.stack`. Where the gradient itself is to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -56,6 +55,12 @@ class Recipe:
         inputs = [x.xs] * self.directions + above[self.directions :]
         return Job(self.cell, layers, inputs, unstack(x.stacked))
 
+    def keeping(self, keep: bool) -> tuple[bool, bool]:
+        """Whether the way there keeps anything, and gates too: Sliding wants states only."""
+        if not isinstance(self.carry, Sliding):
+            return keep, True
+        return keep and isinstance(self.memory, Stored), False
+
     def stack(self, x: Inputs) -> Stack:
         """The stack that these inputs run through."""
         job = self.job(x)
@@ -79,6 +84,10 @@ class Inputs(NamedTuple):
     weights: Sequence[Tensor]
     lengths: Tensor | None  # (B,), or None where all rows are as long as xs
     seed: Tensor | None  # of the dropout masks, or None where nothing is dropped
+
+    def flat(self) -> list[Tensor]:
+        """All that may want a gradient."""
+        return [self.xs, *self.stacked, *self.weights]
 
 
 def unstack(stacked: Sequence[Tensor]) -> States:
@@ -136,10 +145,8 @@ def forward(
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
     """ys, the last states, and what is kept for the way back."""
     _check_ids(x)
-    gates = not isinstance(recipe.carry, Sliding)
-    keep = keep and (gates or isinstance(recipe.memory, Stored))
-    with _as_cast(x.xs):
-        ys, last, kept = recipe.stack(x).forward(x.xs, unstack(x.stacked), keep, gates)
+    stack = recipe.stack(x)
+    ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept
 
 
@@ -153,13 +160,15 @@ def backward(
 ) -> tuple[Tensor | None, tuple[Tensor, ...], list[Tensor]]:
     """The pulls on xs, on the first states (stacked) and on the weights (flat)."""
     pulls = [torch.zeros_like(s) if d is None else d for s, d in zip(x.stacked, dlast, strict=True)]
-    with _as_cast(x.xs):
-        found = _reversed(
-            recipe.stack(x), x.xs, unstack(x.stacked), kept, dys, unstack(pulls), needs_dxs
-        )
+    stack, states = recipe.stack(x), unstack(x.stacked)
+    found = _reversed(stack, x.xs, states, kept, dys, unstack(pulls), needs_dxs)
+    return found.dxs, restack(found.dstates), weight_pulls(found, x)
+
+
+def weight_pulls(found: Pulls, x: Inputs) -> list[Tensor]:
+    """The pulls on the weights, flat and in their dtype."""
     flat = [d for dw in found.dws for d in dw if d is not None]
-    dweights = [d.to(w.dtype) for d, w in zip(flat, x.weights, strict=True)]
-    return found.dxs, restack(found.dstates), dweights
+    return [d.to(w.dtype) for d, w in zip(flat, x.weights, strict=True)]
 
 
 def _reversed(
@@ -239,10 +248,3 @@ def _check_ids(x: Inputs) -> None:
             f"input has ids from {int(x.xs.min())} to {int(x.xs.max())}; "
             f"ids are one-hot rows and lie between 0 and input_size - 1 = {size - 1}"
         )
-
-
-@contextmanager
-def _as_cast(xs: Tensor) -> Iterator[None]:
-    """Everything has been cast already: inside, autocast is off."""
-    with torch.autocast(xs.device.type, enabled=False):
-        yield

@@ -67,7 +67,7 @@ class Stack:
             return [[Strand(self.kernels[0], self.cell, self.layers, self.dropout, self.lengths)]]
         return [
             [
-                Strand(kernel, self.cell, [w], None, self.lengths)
+                Strand(kernel, self.cell, [w], None, self.lengths, len(self.layers))
                 for kernel, w in zip(self.kernels, self.layers[i : i + 2], strict=True)
             ]
             for i in range(0, len(self.layers), 2)

@@ -63,8 +63,11 @@ class Memory(ABC):
     """What is kept of the way there for the way back."""
 
     @abstractmethod
-    def plan(self, steps: int, sizes: Callable[[], Sizes]) -> Plan:
-        """How to cut `steps` of time; `sizes` is asked only where there is a budget."""
+    def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
+        """How to cut `steps` of time; `sizes` is asked only where there is a budget.
+
+        What is kept for several strands of a stack is kept at once, so they share the budget.
+        """
 
 
 @final
@@ -72,7 +75,7 @@ class Memory(ABC):
 class Stored(Memory):
     """Every state is kept, O(T): one piece."""
 
-    def plan(self, steps: int, sizes: Callable[[], Sizes]) -> Plan:
+    def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
         return Plan(steps, steps, 0)
 
 
@@ -99,26 +102,29 @@ class Checkpointed(Memory):
                 unit = "steps" if name == "every" else "bytes"
                 raise UserError(f"{name}={value!r} must be a whole number of {unit}, at least 1")
 
-    def plan(self, steps: int, sizes: Callable[[], Sizes]) -> Plan:
+    def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
         if self.every is not None:
             piece = min(self.every, steps)
             return Plan(steps, piece, -(-steps // piece) - 1)
         size = sizes()
         return min(
-            self._fitting(steps, size),
+            self._fitting(steps, size, strands),
             key=lambda p: (_recomputed(p), p.slots * size.state + p.piece * size.step),
         )
 
-    def _fitting(self, steps: int, size: Sizes) -> list[Plan]:
+    def _fitting(self, steps: int, size: Sizes, strands: int) -> list[Plan]:
         """Every plan worth comparing that fits the budget: piece lengths in a geometric series."""
         assert self.budget is not None
-        room = self.budget - 2 * size.state  # the first state, and the one being advanced
+        room = (
+            self.budget // strands - 2 * size.state
+        )  # the first state, and the one being advanced
         longest = min(steps, room // size.step)
         if longest < 1:
+            each = f" in each of {strands} directed layers" if strands > 1 else ""
             raise UserError(
                 f"budget={self.budget} bytes is too small: two states take {2 * size.state} "
-                f"and one step of the way back {size.step}",
-                hint=f"the smallest budget here is {2 * size.state + size.step}",
+                f"and one step of the way back {size.step}{each}",
+                hint=f"the smallest budget here is {strands * (2 * size.state + size.step)}",
             )
         series = range(1 + math.ceil(math.log(longest + 1, 1.1)))
         plans = []
