@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.gradients.carry import Carry
+from elman.gradients.carry import Carry, Randomized
 from elman.gradients.memory import Memory
 from elman.kernels import Empty
 from elman.operator import Inputs, Recipe, backward, forward, restack, unstack
 
 _REGISTERED: list[tuple[Carry, Memory]] = []
-_NUMBERS: dict[tuple[int, int], int] = {}
+_NUMBERS: dict[tuple[Any, Memory], int] = {}
 
 
 def register(carry: Carry, memory: Memory) -> int:
     """The number by which the operator knows this carry and this memory; they are kept for good."""
-    key = (id(carry), id(memory))
+    key = (id(carry) if isinstance(carry, Randomized) else carry, memory)
     if key not in _NUMBERS:
         _REGISTERED.append((carry, memory))
         _NUMBERS[key] = len(_REGISTERED) - 1
