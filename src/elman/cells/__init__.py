@@ -34,6 +34,14 @@ class Layer(NamedTuple):
         """Units before projection; for a cell with `gates` gates W_ih has gates · hidden rows."""
         return self.W_hh.shape[1] if self.W_hr is None else self.W_hr.shape[1]
 
+    def zeros(self) -> Layer:
+        """Where gradients of these weights are summed: in float32 for half precision."""
+        return Layer(*(None if p is None else _zeros(p) for p in self))
+
+
+def _zeros(p: Tensor) -> Tensor:
+    return torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+
 
 class Cell(Protocol):
     """One step forwards, and the same step backwards."""

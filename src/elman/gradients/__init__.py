@@ -1,1 +1,21 @@
-"""Gradients through time: what is carried, what is kept, and the equations behind both."""
+"""Gradients through time: what flows (carry), what is kept (memory), and the one recurrence.
+
+See `docs/gradients.md` for a guide and `docs/equations.md` for the equations behind it.
+"""
+
+from elman.gradients.carry import Carry, Full, Polynomial, Randomized, Sliding, Truncated
+from elman.gradients.forward_accumulation import forward_accumulation
+from elman.gradients.memory import Checkpointed, Memory, Stored
+
+__all__ = [
+    "Carry",
+    "Checkpointed",
+    "Full",
+    "Memory",
+    "Polynomial",
+    "Randomized",
+    "Sliding",
+    "Stored",
+    "Truncated",
+    "forward_accumulation",
+]

@@ -81,10 +81,11 @@ class Kernel(Protocol):
 
         `xi` is (T,) or (T, B), float32 (float64 for float64 jobs), on the device of `xs`: `xi[t]`
         multiplies what step t hands back to the state before it (0 cuts, whatever is handed);
-        None means 1 everywhere. A held step passes its pull through untouched and unweighted. `dxs` is None for ids or without `needs_dxs`.
-        `into` holds gradients already found for later pieces: this piece's are added to them in
-        place, and they are returned as dw. They may be wider than the weights (float32 for half
-        precision); without `into` fresh ones are made the same way.
+        None means 1 everywhere. A held step passes its pull through untouched and unweighted.
+        `dxs` is None for ids or without `needs_dxs`. `into` holds gradients already found for
+        later pieces: this piece's are added to them in place, and they are returned as dw. They
+        may be wider than the weights (float32 for half precision); without `into` fresh ones are
+        made the same way.
         """
         ...
 
