@@ -48,11 +48,14 @@ def split(result: Nest, state: Nest, name: str) -> tuple[Tensor, Nest]:
 
 
 def first_state(cell: nn.Module, x: Tensor) -> Nest:
-    """The state before the first step: `cell.initial_state(batch)`."""
+    """The state before the first step: `cell.initial_state(batch)`, or zeros for a torch cell."""
     initial = getattr(cell, "initial_state", None)
-    if initial is None:
-        raise UserError(
-            f"{type(cell).__name__} has no initial_state(batch) and no state was passed",
-            hint="pass a state, or give the cell a method initial_state(batch) that returns one",
-        )
-    return initial(len(x))
+    if initial is not None:
+        return initial(len(x))
+    if isinstance(cell, nn.RNNCellBase):
+        h = cell.weight_hh.new_zeros(len(x), cell.hidden_size)
+        return (h, h) if isinstance(cell, nn.LSTMCell) else h
+    raise UserError(
+        f"{type(cell).__name__} has no initial_state(batch) and no state was passed",
+        hint="pass a state, or give the cell a method initial_state(batch) that returns one",
+    )
