@@ -1,6 +1,7 @@
 """The gradient run forwards equals the gradient run back, and forgets the past."""
 
 import resource
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import elman.nn
 from elman import cells
 from elman.cells import Layer
 from elman.errors import UserError
@@ -94,9 +96,12 @@ def test_the_newest_gradients_add_up_to_the_gradient():
     pytree.tree_map(agree, summed, records[-1].gradient)
 
 
-@pytest.mark.parametrize("build", [nn.RNN, nn.GRU, nn.LSTM])
+MODULES = [nn.RNN, nn.GRU, nn.LSTM, elman.nn.RNN, elman.nn.GRU, elman.nn.LSTM]
+
+
+@pytest.mark.parametrize("build", [*MODULES, partial(elman.nn.RNN, nonlinearity="linear")])
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_a_torch_module_of_one_layer_serves_as_it_is(build, batch_first: bool):
+def test_a_module_of_one_layer_serves_as_it_is(build, batch_first: bool):
     torch.manual_seed(0)
     module = build(INPUT, HIDDEN, batch_first=batch_first, dtype=torch.float64)
     xs = torch.randn(6, BATCH, INPUT, dtype=torch.float64)
@@ -141,6 +146,8 @@ def test_a_cell_of_ones_own_serves_too():
     cell = Noisy().eval()
     xs = torch.randn(6, BATCH, INPUT, dtype=torch.float64)
     got = forward_accumulation(cell, xs, late_loss)
+    wrapped = forward_accumulation(elman.nn.Recurrent(cell), xs, late_loss)
+    assert [*wrapped.gradient.weights] == ["cell." + name for name in got.gradient.weights]
     state, total = cell.initial_state(BATCH), torch.zeros((), dtype=torch.float64)
     for t, x in enumerate(xs):
         output, state = cell(x, state)
@@ -218,4 +225,4 @@ def test_what_cannot_be_served_is_refused_at_the_call():
     with pytest.raises(UserError, match="xs has no steps"):
         forward_accumulation(nn.GRU(2, 3), torch.zeros(0, 1, 2), late_loss)
     with pytest.raises(UserError, match="no initial_state"):
-        forward_accumulation(nn.GRUCell(2, 3), torch.zeros(1, 1, 2), late_loss)
+        forward_accumulation(nn.Linear(2, 3), torch.zeros(1, 1, 2), late_loss)

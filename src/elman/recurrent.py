@@ -26,7 +26,7 @@ from elman.cells import custom
 from elman.cells.custom import Nest
 from elman.errors import UserError
 from elman.gradients.carry import Block, Carry, Full, Sliding, Weighted
-from elman.gradients.memory import Checkpointed, Memory, Plan, Stored, reversed_pieces
+from elman.gradients.memory import Memory, Plan, Sizes, Stored, reversed_pieces
 
 FULL, STORED = Full(), Stored()
 
@@ -216,23 +216,20 @@ class Walk:
             for t in reversed(range(start, stop)):
                 yield t, links.pop()
 
-    def plan(self, xs: Tensor, leaves: Sequence[Tensor]) -> Plan:
-        """How the memory cuts time; for a budget, what one step keeps is found by running one."""
-        if not (isinstance(self.memory, Checkpointed) and self.memory.budget is not None):
-            return self.memory.plan(len(xs), 0, 0)
+    def sizes(self, x: Tensor, leaves: Sequence[Tensor]) -> Sizes:
+        """What a state takes, and what a step keeps for the way back: found by running one."""
         kept: dict[int, int] = {p.data_ptr(): 0 for p in self.cell.parameters()}
-        random = _random(xs.device)
+        random = _random(x.device)
 
         def count(saved: Tensor) -> Tensor:
             kept.setdefault(saved.data_ptr(), saved.nbytes)
             return saved
 
-        with Replay(xs.device, random), saved_tensors_hooks(count, lambda saved: saved):
-            link = self.link(xs[0], leaves)
-            drawn = [] if _moved(random, xs.device) is random else random
+        with Replay(x.device, random), saved_tensors_hooks(count, lambda saved: saved):
+            link = self.link(x, leaves)
+            drawn = [] if _moved(random, x.device) is random else random
         state = sum(s.nbytes for s in [*leaves, *drawn])
-        pulls = link.output.nbytes + link.x.nbytes
-        return self.memory.plan(len(xs), state, state + pulls + sum(kept.values()))
+        return Sizes(state, state + link.output.nbytes + x.nbytes + sum(kept.values()))
 
 
 class Sums:
@@ -317,7 +314,7 @@ class _OverTime(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, walk: Walk, carry: Carry, n: int, xs: Tensor, *tensors: Tensor) -> Any:
         leaves, keep = list(tensors[:n]), any(ctx.needs_input_grad)
-        plan = walk.plan(xs, leaves) if keep else Plan(len(xs), len(xs), 0)
+        plan = walk.memory.plan(len(xs), lambda: walk.sizes(xs[0], leaves))
         ys, last, kept, links = walk.there(xs, leaves, plan, keep)
         ctx.mark_non_differentiable(*(s for s in last if not s.is_floating_point()))
         if keep:

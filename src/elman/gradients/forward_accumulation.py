@@ -206,7 +206,8 @@ def _pure_layer(module: nn.RNNBase) -> tuple[Step, Weights, Callable[[Tensor], N
         "W_hr": "weight_hr_l0",
     }
     given: dict[str, Any] = {field: getattr(module, name, None) for field, name in names.items()}
-    return _pure_cell(module.mode.lower().removeprefix("rnn_"), Layer(**given), names)
+    cell = getattr(module, "cell", module.mode.lower().removeprefix("rnn_"))
+    return _pure_cell(cell, Layer(**given), names)
 
 
 def _pure_cell(
