@@ -131,13 +131,13 @@ struct Backward {
 constexpr int64_t STRIP = 8 * LANES;
 
 /* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. */
-void add_rows(const Job *job, const real *da, int64_t m, real *db) {
-    int64_t M = gates_of(job->cell) * job->H, n = at_most(M - m, STRIP);
-    for (int64_t t = job->T - 1; t >= 0; t--) {
+void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, real *db) {
+    int64_t n = at_most(M - m, STRIP);
+    for (int64_t t = T - 1; t >= 0; t--) {
         real sums[STRIP] = {};
-        for (int64_t b = 0; b < job->B; b++)
+        for (int64_t b = 0; b < B; b++)
             for (int64_t i = 0; i < n; i += LANES)
-                store(sums + i, load(sums + i) + load(da + (t * job->B + b) * M + m + i, n - i));
+                store(sums + i, load(sums + i) + load(da + (t * B + b) * M + m + i, n - i));
         for (int64_t i = 0; i < n; i++) db[m + i] += sums[i];
     }
 }
@@ -188,8 +188,8 @@ bool weight_gradients(const Job *job, int64_t threads, const real *da, const rea
     int64_t M = gates_of(job->cell) * job->H;
     real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
     each(threads, ceil_div(M, STRIP), [&](int64_t i) {
-        if (db_ih) add_rows(job, da, i * STRIP, db_ih);
-        if (db_hh) add_rows(job, da_hh, i * STRIP, db_hh);
+        if (db_ih) add_rows(job->T, job->B, M, da, i * STRIP, db_ih);
+        if (db_hh) add_rows(job->T, job->B, M, da_hh, i * STRIP, db_hh);
     });
     Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H,
                  static_cast<real *>(job->dW_hh)};
