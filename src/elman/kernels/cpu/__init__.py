@@ -138,11 +138,11 @@ class Cpu:
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """The pulls on hs, W_hq and b_q."""
         dhs = torch.empty(hs.shape, dtype=hs.dtype) if needs_dhs else None
-        turned = torch.zeros(hs.shape[-1], len(W_hq), dtype=hs.dtype)
+        dW_hq = torch.zeros(W_hq.shape, dtype=hs.dtype)
         db_q = None if b_q is None else torch.zeros_like(b_q)
         given = (hs.contiguous(), W_hq.contiguous(), b_q, None, dlogits)
-        self._run_head("elman_head_backward", given, None, (dhs, turned, db_q))
-        return dhs, turned.T, db_q
+        self._run_head("elman_head_backward", given, None, (dhs, dW_hq, db_q))
+        return dhs, dW_hq, db_q
 
     def _run_head(
         self,

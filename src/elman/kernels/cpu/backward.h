@@ -2,6 +2,7 @@
  * large product over all steps. */
 #pragma once
 #include "forward.h"
+#include <atomic>
 
 namespace {
 
@@ -161,14 +162,21 @@ void scatter(const Job *job, const real *da, int64_t m, int64_t width, real *col
         for (int64_t i = 0; i < width; i++) dW[i * I + v] = columns[v * width + i];
 }
 
+/* Threads split the rows of dW or, where there are few of those, its columns. */
 bool add_outer(const Outer &outer, int64_t threads) {
-    int64_t tasks = at_most(threads, outer.M);
-    Buffer<operand> a(tasks * outer.a_size()), x(tasks * outer.x_size());
-    if (!a.ok() || !x.ok()) return false;
+    bool by_rows = outer.M >= 4 * threads * Outer::R;
+    int64_t size = by_rows ? outer.M : ceil_div(outer.N, 2 * LANES), tasks = at_most(threads, size);
+    std::atomic<bool> ok{true};
     each(threads, tasks, [&](int64_t i) {
-        outer.run(outer.M * i / tasks, outer.M * (i + 1) / tasks, a.data + i * outer.a_size(), x.data + i * outer.x_size());
+        int64_t first = size * i / tasks, last = size * (i + 1) / tasks;
+        Outer part = by_rows ? outer : outer.columns(first * 2 * LANES, at_most(outer.N, last * 2 * LANES));
+        Buffer<operand> a(part.a_size()), x(part.x_size());
+        if (a.ok() && x.ok())
+            part.run(by_rows ? first : 0, by_rows ? last : outer.M, a.data, x.data);
+        else
+            ok = false;
     });
-    return true;
+    return ok;
 }
 
 /* Every id's row of `columns` in the second-level cache, if the vocabulary allows. */
@@ -191,9 +199,10 @@ bool weight_gradients(const Job *job, int64_t threads, const real *da, const rea
         if (db_ih) add_rows(job->T, job->B, M, da, i * STRIP, db_ih);
         if (db_hh) add_rows(job->T, job->B, M, da_hh, i * STRIP, db_hh);
     });
-    Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H,
+    Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H, job->H,
                  static_cast<real *>(job->dW_hh)};
-    Outer input{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, static_cast<real *>(job->dW_ih)};
+    Outer input{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
+                static_cast<real *>(job->dW_ih)};
     return add_outer(hidden, threads) && (job->ids ? scatter_all(job, threads, da) : add_outer(input, threads));
 }
 

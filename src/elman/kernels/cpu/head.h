@@ -73,7 +73,7 @@ int head_backward(const Head *head) {
     }
     real *db = static_cast<real *>(head->db);
     if (db) each(threads, ceil_div(V, STRIP), [&](int64_t i) { add_rows(head->T, head->B, V, d, i * STRIP, db); });
-    Outer outer{head->T, head->B, hs, H, d, V, static_cast<real *>(head->dW)};
+    Outer outer{head->T, head->B, d, V, hs, H, H, static_cast<real *>(head->dW)};
     return add_outer(outer, threads) ? OK : NO_MEMORY;
 }
 

@@ -42,7 +42,7 @@ struct Head {
     void *dlogits;               /* (S, V): (softmax(o) - one-hot) / S; forward writes, backward reads */
     double *nats;                /* one number, forward */
     void *dhs;                   /* (S, H), backward; null: not wanted */
-    void *dW, *db;               /* (H, V) turned, (V), backward */
+    void *dW, *db;               /* (V, H), (V): added to, backward */
 };
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
