@@ -155,7 +155,8 @@ class Strand:
         gates = self.kernel.empty_gates(self.cell, w, one, state)
         kept = sum(s.nbytes for s in state) + (0 if gates is None else gates.nbytes)
         pulls = state[0].nbytes + (one.nbytes if one.is_floating_point() else 0)
-        return kept + pulls
+        masked = 2 * one.nbytes if layer > 0 and self.dropout is not None else 0
+        return kept + pulls + masked
 
     def _trace(self, kept: list[Tensor]) -> Trace:
         hs, *rest = kept
@@ -181,15 +182,16 @@ def run(
         traces = strand.forward(xs, states, 0, plan.steps, needs_gates=keep and gates)
         kept = [t for trace in traces for t in trace if t is not None] if keep else []
         return traces[-1].hs[1:], [trace.state(plan.steps) for trace in traces], kept
-    hold, held, ys = set(plan.kept()) if keep else (), [], []
+    hold, held = set(plan.kept()) if keep else (), []
+    ys = states[-1][0].new_empty(plan.steps, *states[-1][0].shape)
     for piece in range(plan.pieces):
         if piece in hold:
             held.append(_flat(states))
         start, stop = plan.bounds(piece)
         traces = strand.forward(xs, states, start, stop, needs_gates=False)
-        ys.append(traces[-1].hs[1:])
+        ys[start:stop] = traces[-1].hs[1:]
         states = [_copied(trace.state(stop - start)) for trace in traces]
-    return torch.cat(ys), states, [torch.stack(s) for s in zip(*held, strict=True)]
+    return ys, states, [torch.stack(s) for s in zip(*held, strict=True)]
 
 
 def run_back(
