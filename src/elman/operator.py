@@ -63,11 +63,10 @@ class Recipe:
 
     def stack(self, x: Inputs, kernel: Kernel | None = None) -> Stack:
         """The stack that these inputs run through, on the kernel that takes them."""
-        job = self.job(x)
-        kernel = kernels.select(job) if kernel is None else kernel
+        kernel = kernels.select(self.job(x)) if kernel is None else kernel
         return Stack(
             self.cell,
-            job.layers,
+            self.layers(x.weights),
             self.directions,
             [kernel] * self.directions,
             self.carry,

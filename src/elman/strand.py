@@ -8,6 +8,7 @@ pieces its time is cut.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -77,7 +78,7 @@ class Strand:
     ) -> list[Trace]:
         """Every layer's trace over the piece, from their states at its start."""
         inputs, traces, lengths = xs[start:stop], [], self._lengths(start, stop)
-        with torch.autocast(xs.device.type, enabled=False):  # whoever calls has cast already
+        with _uncast(xs):
             for i, (w, state) in enumerate(zip(self.layers, states, strict=True)):
                 trace = self.kernel.forward(self.cell, w, inputs, state, lengths, needs_gates)
                 traces.append(trace)
@@ -101,7 +102,7 @@ class Strand:
         lengths = self._lengths(start, stop)
         for i in reversed(range(len(self.layers))):
             inputs = xs[start:stop] if i == 0 else self._read(traces[i - 1], i - 1, start)
-            with torch.autocast(xs.device.type, enabled=False):
+            with _uncast(xs):
                 dys, _, dstates[i] = self.kernel.backward(
                     self.cell,
                     self.layers[i],
@@ -223,6 +224,13 @@ def run_back(
         if dxs is not None and piece_dxs is not None:
             dxs[start:stop] = piece_dxs
     return dxs, dstates
+
+
+def _uncast(xs: Tensor) -> AbstractContextManager[object]:
+    """Autocast off: whoever calls has cast already."""
+    if torch.is_autocast_enabled(xs.device.type):
+        return torch.autocast(xs.device.type, enabled=False)
+    return nullcontext()
 
 
 def _copied(state: State) -> State:

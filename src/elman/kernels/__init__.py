@@ -9,6 +9,7 @@ nothing else is substituted for it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Sequence
@@ -182,6 +183,7 @@ def _refusal(kernel: Kernel, job: Job) -> str | None:
     return None
 
 
+@functools.cache
 def _load(name: str) -> Kernel | None:
     """The kernel in `elman.kernels.NAME`; None where that part was not built."""
     home = f"{__name__}.{name}"
