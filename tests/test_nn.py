@@ -321,6 +321,45 @@ def test_the_operator_keeps_pytorchs_rules_for_operators(memory):
     )
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("kernel", ["reference", "auto"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_gives_the_cpus_numbers(kind, bidirectional, kernel, monkeypatch):
+    ours, _ = pair(kind, 2, bidirectional=bidirectional)
+    ids, lengths = torch.randint(4, (6, 3)), torch.tensor([6, 4, 3])
+    xs = torch.randn(6, 3, 4, **DOUBLE)
+    carries = [Full(), Truncated(2), Sliding(2, 3), Randomized(0.5, seed=1, per_row=True)]
+    for carry in carries:
+        for memory in (Stored(), Checkpointed(every=2)):
+            ours.memory = memory
+            for given in (xs, ids, pack_padded_sequence(xs, lengths)):
+                monkeypatch.setenv("ELMAN_KERNELS", "reference")
+                ours.carry = copy.deepcopy(carry)
+                wanted = outputs(ours.cpu(), given)
+                monkeypatch.setenv("ELMAN_KERNELS", kernel)
+                ours.carry = copy.deepcopy(carry)
+                found = [t.cpu() for t in outputs(ours.cuda(), given.to("cuda"))]
+                same(found, [w.cpu() for w in wanted])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_autocast_and_dropout_on_a_gpu_are_repeatable():
+    lstm = nn.LSTM(4, 5, 3, dropout=0.5, memory=Checkpointed(every=2)).cuda()
+    xs = torch.randn(7, 3, 4, device="cuda")
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        with torch.autocast("cuda", dtype=torch.float16):
+            ys, _ = lstm(xs)
+        assert ys.dtype == torch.float16
+        found.append(torch.autograd.grad(ys.float().square().sum(), list(lstm.parameters())))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_explain_says_which_kernel_runs_and_why_not_another(monkeypatch):
     rnn, xs = nn.RNN(3, 4), torch.zeros(5, 2, 3)
     said = kernels.explain(rnn, xs)

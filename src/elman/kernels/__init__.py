@@ -31,7 +31,10 @@ FASTEST_FIRST = ("cuda", "cpu", "reference")
 
 
 class Kernel(Protocol):
-    """One layer, one direction, a piece of time. Tensors in: any strides; out: as documented."""
+    """One layer, one direction, a piece of time of at least one step and one row.
+
+    Tensors come with any strides, and may be views of one another.
+    """
 
     name: str
 
@@ -177,6 +180,8 @@ def _choose(job: Job) -> tuple[Kernel, dict[str, str]]:
 
 
 def _refusal(kernel: Kernel, job: Job) -> str | None:
+    if job.inputs[0].shape[1] == 0 and kernel.name != "reference":
+        return "the batch is empty"  # so that no other kernel need think of it
     for layer in zip(job.layers, job.inputs, job.states, strict=True):
         if reason := kernel.refuses(job.cell, *layer):
             return reason
