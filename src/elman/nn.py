@@ -27,8 +27,9 @@ from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job
 from elman.operator import Inputs, Recipe, recurrence
 from elman.piecewise import Loss
+from elman.recurrent import Recurrent
 
-__all__ = ["GRU", "LSTM", "RNN"]
+__all__ = ["GRU", "LSTM", "RNN", "Recurrent"]
 
 FULL, STORED = Full(), Stored()
 
