@@ -151,8 +151,9 @@ def _vocabulary(sequence: Any) -> Vocab | None:
 
 def pieces_of(sequence: Any) -> Sequence[Any]:
     """The sequences of a list of sequences, or the one that there is."""
-    nested = isinstance(sequence, list | tuple) and len(sequence) > 0
-    return sequence if nested and not is_token(sequence[0]) else [sequence]
+    if isinstance(sequence, list | tuple) and sequence and not is_token(sequence[0]):
+        return sequence
+    return [sequence]
 
 
 def is_token(item: Any) -> bool:
