@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elman import NgramModel, Vocab, corpus
@@ -22,6 +22,8 @@ def test_escaping_is_undone_and_leaves_no_white_space(token):
     assert escape(token) not in ("<s>", "</s>")
 
 
+@example("%41")
+@example("100%")
 @given(st.text(min_size=1).filter(lambda word: word.split() == [word]))
 def test_words_of_other_toolkits_are_left_alone_or_come_back(word):
     assert escape(unescape(word)) == word or unescape(word) == word
@@ -113,6 +115,8 @@ def test_a_file_of_another_toolkit_is_read_by_the_definition(tmp_path):
     scores = model.log_probabilities([["a"], ["b", "a"]]) / math.log(10)
     #  a | <s>, </s> | a, then <unk> | <s> by backing off, a | <unk>, </s> | a
     assert np.allclose(scores, [-0.1, -0.4, -0.5 - 1.0, -0.3, -0.4])
+    (tmp_path / "file.arpa").write_text(FILE.replace("-99\t<s>", "-1.3\t<s>"))  # so do some
+    assert NgramModel.from_arpa(tmp_path / "file.arpa").probability("<s>", ["a"]) == 0
 
 
 @pytest.mark.parametrize(

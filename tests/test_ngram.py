@@ -274,6 +274,7 @@ def test_sentences_begin_and_end(options):
     for context in (["<s>"], ["<s>", "the"], ["cat", "sat"], ["sat", "</s>"]):
         p = [model.probability(token, context) for token in [*model.vocab.idx_to_token, "</s>"]]
         assert math.isclose(sum(p), 1)
+        assert model.probability("<s>", context) == 0
     one, two = model.log_probabilities(SENTENCES[:1]), model.log_probabilities(SENTENCES[1:2])
     assert np.array_equal(model.log_probabilities(SENTENCES[:2]), [*one, *two])
     chain = [
