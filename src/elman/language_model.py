@@ -19,12 +19,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from elman.errors import UserError
-
-try:
-    from elman.gradients import Carry, Full, Memory, Stored
-    from elman.nn import GRU, LSTM, RNN
-except ImportError:  # until the core is merged
-    from elman._stand_in import GRU, LSTM, RNN, Carry, Full, Memory, Stored
+from elman.gradients import Carry, Full, Memory, Stored
+from elman.nn import GRU, LSTM, RNN
 
 State = Tensor | tuple[Tensor, Tensor] | None
 CELLS = ("elman", "gru", "lstm", "mlp")
@@ -184,6 +180,7 @@ class LanguageModel(nn.Module):
                 hint="elman.nn has bidirectional layers for tasks where the whole text is known",
             )
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
+        self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, ())))
         start = 1 if cell == "mlp" else 0  # a window may begin before the text does: one more row
         self.embedding = (

@@ -3,13 +3,14 @@
 See `docs/gradients.md` for a guide.
 """
 
-from elman.gradients.carry import Carry, Full, Polynomial, Randomized, Sliding, Truncated
+from elman.gradients.carry import Carry, Full, Given, Polynomial, Randomized, Sliding, Truncated
 from elman.gradients.memory import Checkpointed, Memory, Stored
 
 __all__ = [
     "Carry",
     "Checkpointed",
     "Full",
+    "Given",
     "Memory",
     "Polynomial",
     "Randomized",
