@@ -184,12 +184,13 @@ class Randomized(Carry):
 def _polynomial(law: Polynomial, steps: int, random: np.random.Generator) -> np.ndarray:
     """ξ for one row: distances between cuts by inverting their distribution, then 1/π between."""
     keep = law.keep(steps)
-    survival = np.cumprod(keep)  # P(distance > l), l = 1 … steps
-    since = np.arange(steps)  # steps since the last cut, the start of the sequence counting as one
+    ended = -np.cumprod(keep)  # -P(distance > l), l = 1 … steps, which rises
+    last = np.zeros(steps, dtype=np.int64)  # the last cut; the start of the sequence counts as one
     cut = 0
     while cut < steps:
-        since[cut:] = np.arange(steps - cut)
-        cut += 1 + int(np.searchsorted(-survival, -random.random(), side="left"))
+        last[cut] = cut
+        cut += 1 + int(np.searchsorted(ended, -random.random(), side="left"))
+    since = np.arange(steps) - np.maximum.accumulate(last)
     xi = np.zeros(steps)
     xi[since > 0] = 1 / keep[since[since > 0] - 1]
     return xi
