@@ -5,6 +5,7 @@ See `docs/gradients.md` for a guide.
 
 from elman.gradients.carry import Carry, Full, Given, Polynomial, Randomized, Sliding, Truncated
 from elman.gradients.memory import Checkpointed, Memory, Stored
+from elman.gradients.through_time import backward_through_time
 
 __all__ = [
     "Carry",
@@ -17,4 +18,5 @@ __all__ = [
     "Sliding",
     "Stored",
     "Truncated",
+    "backward_through_time",
 ]
