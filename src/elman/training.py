@@ -271,12 +271,26 @@ class Training:
         masks = self.model.draw_masks(len(x))
         self._latest = (x, state, masks)
         scale = share / (len(x) * segment.divisor)
+        if self.settings.reading.carry == "full":
+            return self._read_lane(x, y, masks, scale)
         with torch.autocast(self.device.type, torch.bfloat16, self._narrow):
             logits, after = self._run(x, state, masks, segment)
         self.carried.carry(after)
         loss = _sum_nats(logits[:, logits.shape[1] - segment.scored :], y[:, -segment.scored :])
         (loss * scale).backward()
         return loss.item()
+
+    def _read_lane(self, x: Tensor, y: Tensor, masks: Masks, scale: float) -> float:
+        """Forward and backward through whole lanes, the losses taken piece by piece."""
+
+        def loss(hs: Tensor, start: int) -> Tensor:
+            logits = self.model.project(hs, masks).transpose(0, 1)
+            return _sum_nats(logits, y[:, start : start + len(hs)]) * scale
+
+        xs = self.model.inputs(self.model.hide_tokens(x).T, masks)
+        with torch.autocast(self.device.type, torch.bfloat16, self._narrow):
+            total, _ = self.model.recur_back(xs, None, masks, loss)
+        return total.item() / scale
 
     @property
     def _narrow(self) -> bool:
