@@ -64,7 +64,7 @@ def test_temperature_zero_is_certain_of_the_likeliest_and_lowest_id(logits):
 @given(logits=logit_rows, k=st.integers(1, 12), p=st.floats(0.01, 1))
 def test_top_k_then_top_p_keep_what_counting_by_hand_keeps(logits, k, p):
     plain = logits[0].double().softmax(-1).tolist()
-    likeliest = sorted(range(len(plain)), key=lambda i: -plain[i])[:k]
+    likeliest = sorted(range(len(plain)), key=lambda i: -float(logits[0, i]))[:k]
     left = sum(plain[i] for i in likeliest)
     mass = [sum(plain[i] for i in likeliest[:n]) / left for n in range(len(likeliest))]
     if any(abs(m - p) < 1e-9 for m in mass):
@@ -93,6 +93,11 @@ def test_draws_follow_the_probabilities():
     assert counts[0] == 0
     deviation = (p[0] * (1 - p[0]) / n).sqrt()
     assert ((counts / n - p[0]).abs() <= 4 * deviation).all()
+
+
+def test_not_even_the_smallest_draw_falls_on_an_excluded_token(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.zeros(*size, dtype=torch.float64))
+    assert list(generate(Tiny(), [1], 3)) == [1, 1, 1]
 
 
 def test_the_same_seed_writes_the_same_text_and_another_seed_another():
@@ -210,8 +215,8 @@ def test_a_beam_of_one_is_greedy_and_a_narrow_beam_prunes_like_the_definition():
 
 def test_states_of_any_nesting_follow_their_rows():
     def state(*rows):
-        h = torch.tensor([rows])
-        return {"a": (h, [h * 10, None]), "b": h * 100}
+        h = torch.tensor([[[row] for row in rows]])  # (layers, batch, hidden)
+        return {"a": (h, [h * 10, None]), "b": h[0] * 100}
 
     joined = generation._join([state(1), state(2), state(3)])
     picked = generation._rows(joined, torch.tensor([2, 0, 0]))

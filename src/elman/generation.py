@@ -4,7 +4,7 @@
 
 The hidden state is carried, so each token costs one step of the model however long the text
 already is. Any model will do that maps ids (B, T) and a state to logits (B, T, V) and the next
-state, where a state is None or a nest of tensors with the batch at dimension 1.
+state, where a state is None or a nest of tensors whose last dimension but one is the batch.
 """
 
 import math
@@ -274,12 +274,12 @@ def _trace(steps: list[tuple[Tensor, Tensor]], row: int) -> list[int]:
 
 def _join(states: Sequence[State]) -> State:
     """Several states of one row as one state of several rows."""
-    return _over(lambda *tensors: torch.cat(tensors, dim=1), *states)
+    return _over(lambda *tensors: torch.cat(tensors, dim=-2), *states)
 
 
 def _rows(state: State, rows: Tensor) -> State:
     """The chosen rows of a state, in the order given, as often as they are named."""
-    return _over(lambda tensor: tensor.index_select(1, rows.to(tensor.device)), state)
+    return _over(lambda tensor: tensor.index_select(-2, rows.to(tensor.device)), state)
 
 
 def _over(function: Callable[..., Tensor], *states: State) -> State:
