@@ -9,7 +9,6 @@ state, where a state is None or a nest of tensors whose last dimension but one i
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
+from elman.metrics import evaluating
+from elman.vocab import Vocab
 
 Ids: TypeAlias = Any
 """One-dimensional integers: a tensor, an array or a list."""
@@ -175,7 +176,7 @@ def beam_search(
     text = _prompt(prompt_ids, start)
     if length == 0:
         return [Continuation([], 0.0)]
-    with _evaluating(model):
+    with evaluating(model):
         return _search(model, text, length, width, exclude)
 
 
@@ -207,13 +208,13 @@ def _write(
 ) -> Iterator[list[int]]:
     if length == 0 or not prompts:
         return
-    with _evaluating(model):
+    with evaluating(model):
         logits, state = _read_all(model, prompts)
     for remaining in reversed(range(length)):
         tokens = _draw(sampling.probabilities(logits), generators)
         yield tokens.tolist()
         if remaining:
-            with _evaluating(model):
+            with evaluating(model):
                 logits, state = _read(model, tokens[:, None], state)
 
 
@@ -293,19 +294,6 @@ def _over(function: Callable[..., Tensor], *states: State) -> State:
         return {key: _over(function, *(state[key] for state in states)) for key in first}
     parts = [_over(function, *part) for part in zip(*states, strict=True)]
     return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradient inside; the model's mode as it was outside."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _device(model: nn.Module) -> torch.device:
