@@ -14,9 +14,10 @@ long metrics.jsonl was when it was written, so after a crash both go back to the
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +43,7 @@ FILES = (
     "README.md",
     "report.html",
     "source",
+    "tensorboard",
 )
 
 
@@ -54,6 +56,7 @@ class Config:
     training: Settings
     sha256: str  # of the text as read
     device: str = "cpu"
+    threads: int = 1
     command: str = ""
 
     def json(self) -> dict[str, Any]:
@@ -75,6 +78,7 @@ class Config:
                 training=Settings(**options),
                 sha256=str(record["sha256"]),
                 device=str(record["device"]),
+                threads=int(record["threads"]),
                 command=str(record["command"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -158,20 +162,9 @@ class Run:
             weights = _part(tensors, "weights")
             if numbers.get("averaged"):
                 weights |= _part(tensors, "average")
-        model = self.fresh_model()
+        model = fresh_model(self.config)
         _fill(model, weights, self.path)
         return model.to(device).eval()
-
-    def fresh_model(self) -> LanguageModel:
-        """The model as it was before its first update: from the run's own seed."""
-        with torch.random.fork_rng([]):
-            torch.manual_seed(self.config.training.seed)
-            try:
-                return LanguageModel.from_config(self.config.model)
-            except TypeError as problem:
-                raise UserError(
-                    f"{self.path / 'config.json'} describes no model of this elman: {problem}"
-                ) from problem
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every record so far; a last line that a crash cut short is left out."""
@@ -241,6 +234,41 @@ class Run:
 # ---------------------------------------------------------------------- training in a folder
 
 
+def fresh_model(config: Config) -> LanguageModel:
+    """The model before its first update: from the run's own seed, whatever the global one."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(config.training.seed)
+        try:
+            return LanguageModel.from_config(config.model)
+        except (KeyError, TypeError) as problem:
+            raise UserError(
+                f"config.json describes no model of this elman: {problem!r}",
+                hint="restore it from a copy, or train the run again",
+            ) from problem
+
+
+def fresh_training(config: Config, parts: Splits, device: str) -> Training:
+    """The training before its first update, on `device`."""
+    if device == "cuda" and not torch.cuda.is_available():
+        device = "cpu"
+    held_out = parts.validation if len(parts.validation) else None
+    return Training(fresh_model(config).to(device), parts.train, held_out, config.training)
+
+
+def with_options(config: Config, options: dict[str, Any]) -> Config:
+    """The configuration with some training options in other values."""
+    how = config.training.optimisation
+    clip = options["clip"] or None
+    how = replace(how, learning_rate=options["learning_rate"], clip=clip)
+    settings = replace(
+        config.training,
+        epochs=options["epochs"],
+        patience=options["patience"],
+        optimisation=how,
+    )
+    return replace(config, training=settings)
+
+
 def train(
     run: Run,
     training: Training,
@@ -282,24 +310,26 @@ def _checkpoint(run: Run, training: Training, log: IO[bytes], better: bool) -> N
     run.save_state(training, log.tell())
 
 
-def finish(run: Run, result: dict[str, Any]) -> None:
-    """Append the result and write the model card again, with it."""
-    with open(run.path / "metrics.jsonl", "ab") as log:
-        _append(log, {"kind": "result", **result})
+def conclude(run: Run, training: Training) -> dict[str, Any]:
+    """Score the best weights on the whole held-out text, and add that to the record and the card.
+
+    The score is by the definition: one lane, the state never reset.
+    """
+    found = {}
+    if training.validation_ids is not None:
+        score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
+        characters = metrics.characters(run.vocab, training.validation_ids)
+        found = {
+            "step": training.best_step,
+            "tokens": score.tokens,
+            "nats_per_token": score.nats_per_token,
+            "perplexity": score.perplexity,
+            "bits_per_char": score.bits_per_char(characters),
+        }
+        with open(run.path / "metrics.jsonl", "ab") as log:
+            _append(log, {"kind": "result", **found})
     write_text(run.path / "README.md", model_card(run))
-
-
-def result(run: Run, model: LanguageModel, validation_ids: Any) -> dict[str, Any]:
-    """The score of the best weights on the whole held-out text, by the definition: one lane."""
-    score = metrics.evaluate(model, validation_ids)
-    _, numbers = checkpoints.read(run.path / "model.safetensors", "model")
-    return {
-        "step": numbers.get("step"),
-        "tokens": score.tokens,
-        "nats_per_token": score.nats_per_token,
-        "perplexity": score.perplexity,
-        "bits_per_char": score.bits_per_char(metrics.characters(run.vocab, validation_ids)),
-    }
+    return found
 
 
 def model_card(run: Run) -> str:
@@ -345,7 +375,7 @@ def _make_room(path: Path, force: bool) -> None:
             f"{path} {what}", hint=hint if foreign else hint + ", or overwrite it with --force"
         )
     for name in existing:
-        (path / name).unlink()
+        shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
     path.mkdir(parents=True, exist_ok=True)
 
 

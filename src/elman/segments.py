@@ -11,10 +11,11 @@ nothing has to be remembered to continue it but a number.
     full         the whole lane: exact, one update per pass
 
 **Why the randomised gradient is unbiased.** Cut before step t with probability 1-π_t, depending on
-nothing but the cuts before, and let ξ_t = 0 at a cut and 1/π_t elsewhere, so E[ξ_t | past cuts] = 1.
+nothing but the cuts before, and let ξ_t = 0 at a cut and 1/π_t elsewhere: E[ξ_t | past cuts] = 1.
 What the loss at step s tells step r < s is the full gradient's term times ξ_{r+1} ξ_{r+2} … ξ_s,
-whose mean is 1: take the conditional mean of the last factor, then of the one before it. A cut moves no state: the next segment starts from the state the last one reached, so the
-terms themselves do not depend on the cuts. Segments are the stretches between cuts, inside which
+whose mean is 1: take the conditional mean of the last factor, then of the one before it. A cut
+moves no state: the next segment starts from the state the last one reached, so the terms
+themselves do not depend on the cuts. Segments are the stretches between cuts, inside which
 ξ_t = 1/π_t ≥ 1. A segment's loss is its *sum* over steps divided by `window`, the mean length; to
 divide by its own length would weight a token by the cuts around it and spoil the mean. Added over a
 pass (weights held still), the segments' gradients have the full gradient as their mean. As with any
@@ -50,6 +51,7 @@ class Reading:
     sampling: str = "sequential"
     carry: str = "truncated"
     history: int = 0
+    memory: int = 0  # bytes for the states kept on the way there; 0 keeps them all
 
     def __post_init__(self) -> None:
         for name, known in (("sampling", SAMPLINGS), ("carry", CARRIES)):
