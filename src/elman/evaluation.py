@@ -10,7 +10,7 @@ told anything but the training text.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,7 @@ def evaluate(
 
 def encode(run: Run, text: str | bytes) -> Ids:
     """Any text as the run's ids, cleaned the way its own text was."""
-    whole = replace(run.config.data, max_tokens=0, validation=0.0)
-    return splits.prepare(whole, text, run.vocab).train
+    return run.vocab.encode(splits.tokens_of(run.config.data, text))
 
 
 def unknown(vocab: Vocab, ids: Ids) -> int:
@@ -88,16 +87,13 @@ def baselines(train: Ids, ids: Ids, vocab: Vocab) -> dict[str, Score]:
     return scores
 
 
-def title(name: str, level: str) -> str:
+def title(name: str) -> str:
     """A baseline's name for people.
 
-    >>> title("kneser-ney:5", "char")
-    'Kneser–Ney, from 4 chars before'
+    >>> title("kneser-ney:5")
+    'Kneser–Ney order 5'
     """
-    if not name.startswith("kneser-ney:"):
-        return name
-    before = int(name.split(":")[1]) - 1
-    return f"Kneser–Ney, from {before} {level}{'s' if before > 1 else ''} before"
+    return name.replace("kneser-ney:", "Kneser–Ney order ")
 
 
 def uniform(ids: Ids, size: int) -> Score:

@@ -180,6 +180,27 @@ def beam_search(
         return _search(model, text, length, width, exclude)
 
 
+def specimen(model: nn.Module, vocab: Vocab, length: int = 240, seed: int = 0) -> str:
+    """A short text from nothing, to see what a model can do by now."""
+    exclude, start = unwritten(vocab), opening(vocab)
+    return vocab.decode(list(generate(model, [], length, seed=seed, exclude=exclude, start=start)))
+
+
+def unwritten(vocab: Vocab) -> tuple[int, ...]:
+    """What to `exclude` so that no `<unk>` and no reserved token is written; nothing for bytes."""
+    return () if vocab.unk is None else tuple(range(1 + len(vocab.reserved_tokens)))
+
+
+def opening(vocab: Vocab) -> int:
+    """What an empty prompt should `start` from: a line break, else the most frequent token."""
+    for line_break in ("\n", ord("\n")):
+        if line_break in vocab:
+            return vocab[line_break]
+    special = unwritten(vocab)
+    by_frequency = (vocab[token] for token, _ in vocab.token_freqs)
+    return next((i for i in by_frequency if i not in special), UNK)
+
+
 def allowed(logits: Scores, exclude: Sequence[int]) -> Scores:
     """The logits in float64 on the CPU, -∞ for the tokens that must not be written."""
     scores = logits.detach().to("cpu", torch.float64, copy=True)

@@ -53,6 +53,7 @@ th { font-weight: 500; } td.number, th.number { text-align: right; }
 tr.own td { font-weight: 600; }
 .columns { columns: 2 22rem; column-gap: 2.4rem; }
 .columns table { width: 100%; break-inside: avoid; margin-bottom: 1.1rem; }
+.columns td:first-child { white-space: nowrap; }
 .columns td:last-child { text-align: right; padding-right: 0; overflow-wrap: anywhere; }
 pre { background: var(--panel); border-radius: .5rem; padding: .7rem .9rem; margin: .3rem 0 1rem;
   white-space: pre-wrap; overflow-wrap: anywhere; font: .86rem/1.5 ui-monospace, "SF Mono", Menlo,
@@ -138,9 +139,7 @@ def inline_svg(drawing: Figure, name: str) -> str:
     """SVG to stand inside a page: no prologue, no fixed colours or size, ids unique by `name`."""
     buffer = io.StringIO()
     with house():
-        drawing.savefig(
-            buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
-        )
+        drawing.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -73,7 +73,7 @@ def _table(run: "Run", found: "Evaluation", what: str) -> str:
 
     level = run.vocab.level
     unknown = f"{found.unknown:,} of them unknown" if found.unknown else "none of them unknown"
-    rows = [(title(name, level), score) for name, score in found.baselines.items()]
+    rows = [(title(name), score) for name, score in found.baselines.items()]
     rows.append((f"this run: {run.config.model['cell']}", found.model))
     rows.sort(key=lambda row: -row[1].nats_per_token)
     width = max(len(name) for name, _ in rows)

@@ -62,7 +62,7 @@ def perplexity(train: Curve, validation: Curve, baselines: Mapping[str, float]) 
     with house():
         figure, axes = _axes("Perplexity: the choices left open at each token", "perplexity")
         labels = [
-            (value, f"{name} {_short(value)}", FAINT)
+            (value, f"{name}: {_short(value)}", FAINT)
             for name, value in baselines.items()
             if math.isfinite(value)
         ]
@@ -70,7 +70,7 @@ def perplexity(train: Curve, validation: Curve, baselines: Mapping[str, float]) 
             axes.axhline(value, color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         if len(train.steps):
             bins = _draw_band(axes, binned(train), COLOURS[0])
-            labels.append((bins.middle[-1], f"training {_short(bins.middle[-1])}", COLOURS[0]))
+            labels.append((bins.middle[-1], f"training: {_short(bins.middle[-1])}", COLOURS[0]))
         if len(validation.steps):
             labels.append(_draw_validation(axes, binned(validation)))
         _finish(axes, labels)
@@ -102,8 +102,9 @@ def clipped_share(norms: Curve, clip: float) -> float:
 
 
 def _axes(title: str, quantity: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8.2, 3.6), layout="constrained")
+    figure = Figure(figsize=(8.8, 3.6))
     axes = figure.add_subplot()
+    figure.subplots_adjust(left=0.075, right=0.765, bottom=0.14, top=0.91)  # alike in all of them
     axes.set_title(title, loc="left", color=INK)
     axes.set_xlabel("update", color=INK)
     axes.set_ylabel(quantity, color=INK)
@@ -136,7 +137,7 @@ def _draw_validation(axes: Axes, bins: Bins) -> tuple[float, str, str]:
         zorder=5,
     )
     axes.plot(bins.steps[best], bins.middle[best], "o", color=colour, markersize=6.5, zorder=6)
-    text = f"validation {_short(bins.middle[-1])}"
+    text = f"validation: {_short(bins.middle[-1])}"
     if best < len(bins.steps) - 1:
         text += f"\n(best {_short(bins.middle[best])})"
     return bins.middle[-1], text, colour
