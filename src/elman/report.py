@@ -18,7 +18,7 @@ from elman.runs import Config, Run, fresh_model
 
 Record = dict[str, Any]
 
-SAMPLES = 6
+SAMPLES = 8
 """How many samples the page shows, from the first to the last."""
 
 

@@ -1,6 +1,7 @@
 """`elman evaluate`: how well a run predicts a text, beside what counting does."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,10 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option(help="Score counting models of the training text, too")
     ] = True,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
+    ] = None,
     weights: Annotated[str, typer.Option(help="best (by validation) or last")] = "best",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
@@ -39,9 +44,11 @@ def evaluate(
     from elman.runs import Run
 
     opened = Run.open(run)
+    if mix and not baselines:
+        raise UserError("--mix counts the training text, too", hint="leave out --no-baselines")
     ids, train, what = _texts(opened, source, baselines)
     found = evaluation.evaluate(
-        opened.load_model(pick(device), weights), opened.vocab, ids, train=train
+        opened.load_model(pick(device), weights), opened.vocab, ids, train=train, mix=mix or ()
     )
     if as_json:
         emit({"run": str(run), "source": what, **found.json()})
@@ -56,7 +63,8 @@ def _texts(run: "Run", source: str | None, baselines: bool) -> tuple:
 
     if source is not None:
         ids = evaluation.encode(run, splits.read(run.config.data, source))
-        return ids, run.splits().train if baselines else None, source
+        what = "stdin" if source == "-" else source
+        return ids, run.splits().train if baselines else None, what
     parts = run.splits()
     if len(parts.validation) < 2:
         raise UserError(
@@ -75,6 +83,8 @@ def _table(run: "Run", found: "Evaluation", what: str) -> str:
     unknown = f"{found.unknown:,} of them unknown" if found.unknown else "none of them unknown"
     rows = [(title(name), score) for name, score in found.baselines.items()]
     rows.append((f"this run: {run.config.model['cell']}", found.model))
+    if found.mixture is not None:
+        rows.append(("mixture " + _share(found.mixture.weights), found.mixture.score))
     rows.sort(key=lambda row: -row[1].nats_per_token)
     width = max(len(name) for name, _ in rows)
     lines = [
@@ -89,3 +99,11 @@ def _table(run: "Run", found: "Evaluation", what: str) -> str:
             f"  {score.bits_per_char(found.characters):9.4f}{mark}"
         )
     return "\n".join(lines)
+
+
+def _share(weights: Mapping[str, float]) -> str:
+    """
+    >>> _share({"model": 0.75, "kneser-ney:7": 0.25})
+    '75 % model + 25 % kneser-ney:7'
+    """
+    return " + ".join(f"{weight:.0%} {name}".replace("%", " %") for name, weight in weights.items())

@@ -262,12 +262,15 @@ def _work(
 
 
 def _sampler(run: "Run", training: "Training") -> Callable[["Record"], dict[str, Any] | None]:
-    """After each validation, a few lines of the model's own for the report."""
+    """After validations 1, 2, 4, 8, … and the last, a text of the model's own for the report."""
     from elman import generation
     from elman.training import Validation
 
+    every = training.settings.validate_every
+
     def sample(record: "Record") -> dict[str, Any] | None:
-        if not isinstance(record, Validation):
+        number = record.step // every if every else 0
+        if not isinstance(record, Validation) or (number & (number - 1) and not training.finished):
             return None
         with training.average.applied():
             text = generation.specimen(training.model, run.vocab)
