@@ -44,7 +44,9 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             size = "--hidden-size 24 --embedding-size 8 --batch-size 4 --window 20 --epochs 2"
             words = ["train", str(folder / "book.txt"), "--out", str(folder / "run")]
             words += [*size.split(), "--learning-rate", "0.02", "--validate-every", "25"]
-            assert run([*words, *options]) == 0
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("sys.argv", ["elman", *words, *options])  # the run remembers them
+                assert run() == 0
             made[options] = folder / "run"
         return made[options]
 
