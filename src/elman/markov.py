@@ -27,6 +27,9 @@ State = tuple[int, ...]
 LIMIT = 1 << 26
 """The largest transition table that is kept, in numbers."""
 
+WINDOWS = 2048
+"""The most windows whose stationary distribution is solved for (in seconds)."""
+
 
 @final
 class MarkovChain(SequenceModel[State]):
@@ -119,15 +122,18 @@ class MarkovChain(SequenceModel[State]):
     # What only a chain can do
 
     def ahead(self, steps: int) -> Floats:
-        """P(x_{t+steps} | window up to t), exactly: shape (m, …, m), the window's symbols first."""
+        """P(x_{t+steps} | window up to t), exactly: shape (m, …, m), the window's symbols first.
+
+        P_1 is the transition; P_k(y | w_1, rest) = Σ_x P(x | w_1, rest) P_{k-1}(y | rest, x).
+        """
         if steps < 1:
             raise UserError(f"steps={steps} must be at least 1", hint="steps=1 is the transition")
-        m, tau = self.vocab_size, self.order
-        table = self.transition.reshape(-1, m)
-        windows = np.eye(m**tau)  # for each window now (a row), the distribution of the window then
+        m = self.vocab_size
+        table = self.transition.reshape(m, -1, m)
+        later = table
         for _ in range(steps - 1):
-            windows = self._step(windows)
-        return (windows @ table).reshape(self.transition.shape)
+            later = np.einsum("wrx,rxy->wry", table, later.reshape(-1, m, m))
+        return later.reshape(self.transition.shape)
 
     def _step(self, windows: Floats) -> Floats:
         """Carry distributions over windows, the last axis, one symbol on."""
@@ -140,8 +146,13 @@ class MarkovChain(SequenceModel[State]):
 
         Solves π = π Q together with Σ π = 1, Q being the step from window to window.
         """
-        Q = self._step(np.eye(self.vocab_size**self.order))
-        n = len(Q)
+        n = self.vocab_size**self.order
+        if n > WINDOWS:
+            raise UserError(
+                f"the stationary distribution of {n} windows is too much to solve for",
+                hint=f"up to {WINDOWS}: a lower order, or give initial=",
+            )
+        Q = self._step(np.eye(n))
         system = np.vstack([Q.T - np.eye(n), np.ones(n)])
         pi, _, rank, _ = np.linalg.lstsq(system, np.append(np.zeros(n), 1.0), rcond=None)
         if rank < n:
