@@ -1,8 +1,10 @@
 """What every test shares: a quiet hypothesis, and The Time Machine where it can be found."""
 
+import io
 import os
 import random
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -37,14 +39,16 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     made: dict[tuple[str, ...], Path] = {}
 
-    def trained(*options: str) -> Path:
+    def trained(*options: str, level: str = "char") -> Path:
+        options = options if level == "char" else ("--level", level, *options)
         if options not in made:
             folder = tmp_path_factory.mktemp("tiny")
             (folder / "book.txt").write_text(small_text(), encoding="utf-8")
             size = "--hidden-size 24 --embedding-size 8 --batch-size 4 --window 20 --epochs 2"
             words = ["train", str(folder / "book.txt"), "--out", str(folder / "run")]
             words += [*size.split(), "--learning-rate", "0.02", "--validate-every", "25"]
-            with pytest.MonkeyPatch.context() as patch:
+            quiet = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
+            with quiet[0], quiet[1], pytest.MonkeyPatch.context() as patch:
                 patch.setattr("sys.argv", ["elman", *words, *options])  # the run remembers them
                 assert run() == 0
             made[options] = folder / "run"

@@ -84,7 +84,7 @@ def test_byte_models_are_measured_in_bits_per_character_not_per_byte():
 
 @pytest.mark.parametrize("level", ["char", "byte", "word"])
 def test_a_run_is_scored_token_by_token_with_the_state_carried(tiny_run, level):
-    run = Run.open(tiny_run("--level", level))
+    run = Run.open(tiny_run(level=level))
     model, parts = run.load_model("cpu", "best").double(), run.splits()
     nats, state = 0.0, None
     ids = parts.validation.astype(int).tolist()
