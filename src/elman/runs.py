@@ -204,20 +204,20 @@ class Run:
 
     def resume(self, training: Training) -> None:
         """Put a fresh training where the run was last saved, and metrics.jsonl with it."""
-        path, numbers = self.path / "state.safetensors", {"metrics_bytes": 0}
-        if path.exists():
+        path, length = self.path / "state.safetensors", 0
+        if path.exists():  # or it stopped before its first checkpoint: begin again, same seed
             tensors, numbers = checkpoints.read(path, "state")
             try:
                 training.load_state_dict(tensors, numbers)
                 length = int(numbers["metrics_bytes"])
-            except (KeyError, RuntimeError, TypeError) as problem:
+            except (KeyError, RuntimeError, TypeError, ValueError) as problem:
                 raise UserError(
-                    f"{path} does not fit {self.path / 'config.json'}: {problem}",
+                    f"{path} does not fit {self.path / 'config.json'}: {problem!r}",
                     hint="the two come from different runs",
                 ) from problem
-        else:
-            length = 0  # stopped before the first checkpoint: begin again, from the same seed
         self._shorten_metrics(length)
+        for draft in self.path.glob(".*.partial"):  # what a crash left half written
+            draft.unlink()
 
     def _shorten_metrics(self, length: int) -> None:
         path = self.path / "metrics.jsonl"
@@ -276,8 +276,11 @@ def train(
     every_steps: int = 0,
     every_seconds: float = 30.0,
     stop: Callable[[], bool] = lambda: False,
+    remark: Callable[[Record], dict[str, Any] | None] = lambda record: None,
 ) -> Iterator[Record]:
     """Train to the end, or until `stop()`, keeping the folder in step; yields every record.
+
+    What `remark` says of a record, such as a sample of the model's writing, is kept after it.
 
     A checkpoint is written every so many updates, every so many seconds, with each better
     validation, when stopped and at the end.
@@ -286,6 +289,8 @@ def train(
     with open(run.path / "metrics.jsonl", "ab") as log:
         for record in training.records():
             _append(log, record.json())
+            if remarked := remark(record):
+                _append(log, remarked)
             better = isinstance(record, Validation) and record.improved
             late = every_seconds > 0 and time.monotonic() - saved_at >= every_seconds
             if better or late or (every_steps and training.step % every_steps == 0):
