@@ -59,7 +59,7 @@ class CarriedState:
         self.value = _map(zeroed, self.value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors of the nest, each under its path: `0`, `1`, or `encoder.h.0`."""
+        """The tensors of the nest by their paths; namedtuples come back as tuples."""
         found: dict[str, Tensor] = {}
         _collect(self.value, "state", found)
         return found
@@ -88,22 +88,24 @@ def _map(f: Any, nest: Nest) -> Nest:
     )
 
 
-# A path says how to rebuild its nest: `(0` an item of a tuple, `[0` of a list, `{name` of a dict;
-# `?` marks a None, which has no tensor. `/` divides the parts.
+# A path says how to rebuild its nest: `(0` an item of a tuple, `[0` of a list, `{name` of a dict,
+# divided by `/`. What holds no tensor leaves its mark alone, on an empty one.
+_EMPTY = {"?": lambda: None, "(": tuple, "[": list, "{": dict}
+
+
+def _mark(nest: Nest) -> str:
+    return {type(None): "?", dict: "{", list: "["}.get(type(nest), "(")
 
 
 def _collect(nest: Nest, path: str, found: dict[str, Tensor]) -> None:
     if isinstance(nest, Tensor):
         found[path] = nest
-    elif nest is None:
-        found[f"{path}/?"] = torch.empty(0)
-    elif isinstance(nest, dict):
-        for key, value in nest.items():
-            _collect(value, f"{path}/{{{key}", found)
+    elif not nest:
+        found[f"{path}/{_mark(nest)}"] = torch.empty(0)
     else:
-        mark = "[" if isinstance(nest, list) else "("
-        for index, value in enumerate(nest):
-            _collect(value, f"{path}/{mark}{index}", found)
+        items = nest.items() if isinstance(nest, dict) else enumerate(nest)
+        for key, value in items:
+            _collect(value, f"{path}/{_mark(nest)}{key}", found)
 
 
 def _restore(path: str, tensors: dict[str, Tensor]) -> Nest:
@@ -114,8 +116,8 @@ def _restore(path: str, tensors: dict[str, Tensor]) -> Nest:
             name[len(path) + 1 :].split("/")[0] for name in tensors if name.startswith(path + "/")
         )
     )
-    if inside[0] == "?":
-        return None
+    if inside[0] in _EMPTY:
+        return _EMPTY[inside[0]]()
     if inside[0][0] == "{":
         return {part[1:]: _restore(f"{path}/{part}", tensors) for part in inside}
     values = (_restore(f"{path}/{inside[0][0]}{i}", tensors) for i in range(len(inside)))

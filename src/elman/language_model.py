@@ -10,6 +10,7 @@ one of these models does so for all of them.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, cast
 
@@ -19,12 +20,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from elman.errors import UserError
-
-try:
-    from elman.gradients import Carry, Full, Memory, Stored
-    from elman.nn import GRU, LSTM, RNN
-except ImportError:  # until the core is merged
-    from elman._stand_in import GRU, LSTM, RNN, Carry, Full, Memory, Stored
+from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
+from elman.nn import GRU, LSTM, RNN
 
 State = Tensor | tuple[Tensor, Tensor] | None
 CELLS = ("elman", "gru", "lstm", "mlp")
@@ -184,6 +181,7 @@ class LanguageModel(nn.Module):
                 hint="elman.nn has bidirectional layers for tasks where the whole text is known",
             )
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
+        self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, ())))
         start = 1 if cell == "mlp" else 0  # a window may begin before the text does: one more row
         self.embedding = (
@@ -293,13 +291,17 @@ class LanguageModel(nn.Module):
 
     def recur(self, xs: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
         """Run the recurrence, with W_hh thinned out where there is a mask for it."""
-        if not masks.recurrent:
-            return self.recurrence(xs, state)
-        thinned = {
-            name: self.recurrence.get_parameter(name) * mask
-            for name, mask in masks.recurrent.items()
-        }
-        return functional_call(self.recurrence, thinned, (xs, state))
+        return functional_call(self.recurrence, self._thinned(masks), (xs, state))
+
+    def recur_back(
+        self, xs: Tensor, state: State, masks: Masks, loss: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, State]:
+        """Run the recurrence and carry its losses back: `gradients.backward_through_time`."""
+        thinned = {f"rnn.{name}": W_hh for name, W_hh in self._thinned(masks).items()}
+        return functional_call(_Back(self.recurrence), thinned, (xs, loss, state))
+
+    def _thinned(self, masks: Masks) -> dict[str, Tensor]:
+        return {n: self.recurrence.get_parameter(n) * mask for n, mask in masks.recurrent.items()}
 
     def project(self, hs: Tensor, masks: Masks) -> Tensor:
         """o_t = h_t W_hqᵀ + b_q, time first like `hs`."""
@@ -380,6 +382,17 @@ class Window(nn.Module):
         if mask is not None:
             xs = xs * mask[:, None]
         return xs.flatten(2) @ self.weight_xh
+
+
+class _Back(nn.Module):
+    """`backward_through_time` in the shape of a call, for `functional_call`."""
+
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, xs: Tensor, loss: Callable[[Tensor, int], Tensor], state: State) -> Any:
+        return backward_through_time(self.rnn, xs, loss, state)
 
 
 def _recurrence(

@@ -77,7 +77,7 @@ MODEL: Options = {
     "context": 8,
     "init": "default",
 }
-DROPOUT = {f"dropout_{f.name}": f.default for f in fields(Dropout)}
+DROPOUT: Options = {f"dropout_{f.name}": f.default for f in fields(Dropout)}
 VALIDATIONS = 20
 CHECKPOINTED = 64 << 20
 CHANGEABLE = ("epochs", "patience", "learning_rate", "clip")
@@ -116,10 +116,9 @@ def model(options: Options, vocab_size: int) -> dict[str, Any]:
 def settings(options: Options, train_ids: Any) -> Settings:
     """How to train; unless said otherwise, validate about twenty times on the way."""
     reading = Reading(**_fields(Reading, options))
-    optimisation = Optimisation(
-        **_fields(Optimisation, options) | {"clip": options["clip"] or None}
-    )
-    own = _fields(Settings, options) | {"reading": reading, "optimisation": optimisation}
+    updating: Options = _fields(Optimisation, options) | {"clip": options["clip"] or None}
+    own: Options = _fields(Settings, options)
+    own |= {"reading": reading, "optimisation": Optimisation(**updating)}
     if not own["validate_every"]:
         updates = len(one_pass(train_ids, reading, seed=own["seed"], epoch=0)) * own["epochs"]
         own["validate_every"] = max(1, updates // own["accumulate"] // VALIDATIONS)

@@ -204,20 +204,20 @@ class Run:
 
     def resume(self, training: Training) -> None:
         """Put a fresh training where the run was last saved, and metrics.jsonl with it."""
-        path, numbers = self.path / "state.safetensors", {"metrics_bytes": 0}
-        if path.exists():
+        path, length = self.path / "state.safetensors", 0
+        if path.exists():  # or it stopped before its first checkpoint: begin again, same seed
             tensors, numbers = checkpoints.read(path, "state")
             try:
                 training.load_state_dict(tensors, numbers)
                 length = int(numbers["metrics_bytes"])
-            except (KeyError, RuntimeError, TypeError) as problem:
+            except (KeyError, RuntimeError, TypeError, ValueError) as problem:
                 raise UserError(
-                    f"{path} does not fit {self.path / 'config.json'}: {problem}",
+                    f"{path} does not fit {self.path / 'config.json'}: {problem!r}",
                     hint="the two come from different runs",
                 ) from problem
-        else:
-            length = 0  # stopped before the first checkpoint: begin again, from the same seed
         self._shorten_metrics(length)
+        for draft in self.path.glob(".*.partial"):  # what a crash left half written
+            draft.unlink()
 
     def _shorten_metrics(self, length: int) -> None:
         path = self.path / "metrics.jsonl"

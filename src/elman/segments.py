@@ -37,6 +37,7 @@ from torch import Tensor
 
 from elman import batches
 from elman.errors import UserError
+from elman.gradients import Randomized
 
 SAMPLINGS = ("sequential", "random")
 CARRIES = ("truncated", "sliding", "randomized", "polynomial", "full")
@@ -184,8 +185,6 @@ class _Lanes(Pass):
 
 def _draw(how: Reading, steps: int, seed: int) -> Tensor:
     """ξ_1 … ξ_T of a whole lane: 0 where a segment begins, 1/π elsewhere."""
-    from elman.gradients import Randomized
-
     if how.carry == "polynomial":
         return Randomized.polynomial(mean=how.window, seed=seed).weights(steps)
     return Randomized(keep=1 - 1 / how.window, seed=seed).weights(steps)

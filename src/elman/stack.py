@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from elman.cells import Layer
 from elman.gradients.carry import Carry, Full, Weighted
 from elman.gradients.memory import Memory, Stored
+from elman.gradients.through_time import Trace
 from elman.kernels import Kernel
 from elman.strand import Dropout, States, Strand, run, run_back
 
@@ -26,6 +27,24 @@ class Pulls(NamedTuple):
     dxs: Tensor | None
     dstates: States
     dws: list[Layer]
+
+    @classmethod
+    def zeros(cls, stack: Stack, xs: Tensor, states: States, needs_dxs: bool) -> Pulls:
+        dxs = torch.zeros_like(xs) if needs_dxs and xs.is_floating_point() else None
+        dstates = [tuple(map(torch.zeros_like, state)) for state in states]
+        return cls(dxs, dstates, [w.zeros() for w in stack.layers])
+
+    def add(self, part: Pulls, window: slice, begins: Sequence[Tensor | bool]) -> None:
+        """Add the pulls found on a window of time; those on its first states where it begins."""
+        if self.dxs is not None and part.dxs is not None:
+            self.dxs[window] += part.dxs
+        for dw, more in zip(self.dws, part.dws, strict=True):
+            for d, m in zip(dw, more, strict=True):
+                if d is not None and m is not None:
+                    d += m
+        for pulls, more, here in zip(self.dstates, part.dstates, begins, strict=True):
+            for d, m in zip(pulls, more, strict=True):
+                d += m * here
 
 
 @final
@@ -48,7 +67,7 @@ class Stack:
             return [[Strand(self.kernels[0], self.cell, self.layers, self.dropout, self.lengths)]]
         return [
             [
-                Strand(kernel, self.cell, [w], None, self.lengths)
+                Strand(kernel, self.cell, [w], None, self.lengths, len(self.layers))
                 for kernel, w in zip(self.kernels, self.layers[i : i + 2], strict=True)
             ]
             for i in range(0, len(self.layers), 2)
@@ -92,7 +111,7 @@ class Stack:
         xi: Tensor | None,
     ) -> Pulls:
         """The pulls on xs, the first states and the weights: one pass back through all of time."""
-        levels, kept = self.levels(), list(kept)
+        levels = self.levels()
         inputs, held = self._sorted(kept, xs, levels)
         dws = [w.zeros() for w in self.layers]
         dstates = list(dlast)
@@ -120,6 +139,21 @@ class Stack:
                 dx = dx * dropout.mask(dx, level - 1, 0)
             dys = dx
         return Pulls(dys if needs_dxs else None, dstates, dws)
+
+    def replaced(self, **changes: Any) -> Stack:
+        """The same stack but for some of its fields."""
+        return replace(self, **changes)
+
+    def traces(self, kept: list[Tensor]) -> list[Trace]:
+        """What `forward` kept with `Stored`, as the trace of every layer in PyTorch's order."""
+        levels = self.levels()
+        _, held = self._sorted(kept, kept[0], levels)
+        return [
+            trace
+            for strands, kepts in zip(levels, held, strict=True)
+            for strand, own in zip(strands, kepts, strict=True)
+            for trace in strand.traces(own)
+        ]
 
     def within(self, start: int, stop: int) -> Stack:
         """The same stack on the steps [start, stop) alone, everything stored, nothing cut."""
@@ -163,7 +197,7 @@ class Stack:
     ) -> tuple[list[Tensor], list[list[list[Tensor]]]]:
         """What `forward` kept, as each level's inputs and each strand's own."""
         each = (len(kept) - (len(levels) - 1)) // (len(levels) * self.directions)
-        inputs, held = [xs], []
+        inputs, held, kept = [xs], [], list(kept)
         for level in range(len(levels)):
             if level > 0:
                 inputs.append(kept.pop(0))

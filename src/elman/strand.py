@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from elman.cells import Layer, State
-from elman.gradients.memory import Memory, Plan, reversed_pieces
+from elman.gradients.memory import Memory, Plan, Sizes, reversed_pieces
 from elman.gradients.through_time import Trace
 from elman.kernels import Kernel
 
@@ -70,17 +70,18 @@ class Strand:
     layers: Sequence[Layer]
     dropout: Dropout | None = None
     lengths: Tensor | None = None
+    siblings: int = 1  # the strands of the stack, this one included
 
     def forward(
         self, xs: Tensor, states: States, start: int, stop: int, needs_gates: bool = True
     ) -> list[Trace]:
         """Every layer's trace over the piece, from their states at its start."""
-        inputs, traces = xs[start:stop], []
-        for i, (w, state) in enumerate(zip(self.layers, states, strict=True)):
-            lengths = self._lengths(start, stop)
-            trace = self.kernel.forward(self.cell, w, inputs, state, lengths, needs_gates)
-            traces.append(trace)
-            inputs = self._read(trace, i, start)
+        inputs, traces, lengths = xs[start:stop], [], self._lengths(start, stop)
+        with torch.autocast(xs.device.type, enabled=False):  # whoever calls has cast already
+            for i, (w, state) in enumerate(zip(self.layers, states, strict=True)):
+                trace = self.kernel.forward(self.cell, w, inputs, state, lengths, needs_gates)
+                traces.append(trace)
+                inputs = self._read(trace, i, start)
         return traces
 
     def backward(
@@ -97,23 +98,24 @@ class Strand:
     ) -> tuple[Tensor | None, States]:
         """The pull on the piece's xs and on the states at its start; adds to `dws`."""
         dstates, xi = list(dstates), None if xi is None else xi[start:stop]
+        lengths = self._lengths(start, stop)
         for i in reversed(range(len(self.layers))):
             inputs = xs[start:stop] if i == 0 else self._read(traces[i - 1], i - 1, start)
-            dxs, _, dstates[i] = self.kernel.backward(
-                self.cell,
-                self.layers[i],
-                inputs,
-                traces[i],
-                dys,
-                dstates[i],
-                xi,
-                self._lengths(start, stop),
-                needs_dxs or i > 0,
-                dws[i],
-            )
-            if i > 0 and self.dropout is not None and dxs is not None:
-                dxs = dxs * self.dropout.mask(dxs, i - 1, start)
-            dys = dxs
+            with torch.autocast(xs.device.type, enabled=False):
+                dys, _, dstates[i] = self.kernel.backward(
+                    self.cell,
+                    self.layers[i],
+                    inputs,
+                    traces[i],
+                    dys,
+                    dstates[i],
+                    xi,
+                    lengths,
+                    needs_dxs or i > 0,
+                    dws[i],
+                )
+            if i > 0 and self.dropout is not None and dys is not None:
+                dys = dys * self.dropout.mask(dys, i - 1, start)
         return dys, dstates
 
     def advance(self, xs: Tensor, states: States, start: int, stop: int) -> States:
@@ -123,8 +125,11 @@ class Strand:
 
     def plan(self, xs: Tensor, states: States, memory: Memory) -> Plan:
         """How the memory cuts this strand's time."""
+        return memory.plan(len(xs), lambda: self._sizes(xs, states), self.siblings)
+
+    def _sizes(self, xs: Tensor, states: States) -> Sizes:
         step = sum(self._step_bytes(i, xs, state) for i, state in enumerate(states))
-        return memory.plan(len(xs), sum(s.nbytes for s in _flat(states)), step)
+        return Sizes(sum(s.nbytes for s in _flat(states)), step)
 
     def traces(self, kept: list[Tensor]) -> list[Trace]:
         """The traces that `run` kept, put together again."""
@@ -132,20 +137,15 @@ class Strand:
         return [self._trace(kept[i : i + each]) for i in range(0, len(kept), each)]
 
     def reversed_pieces(
-        self, plan: Plan, xs: Tensor, states: States, kept: list[Tensor]
+        self, plan: Plan, xs: Tensor, held: dict[int, States]
     ) -> Iterator[tuple[int, States]]:
         """Pieces from the last to the first, each with the states it starts from."""
 
-        def advance(before: States, piece: int, later: int) -> States:
+        def advance(states: States, piece: int, later: int) -> States:
             for p in range(piece, later):
-                before = self.advance(xs, before, *plan.bounds(p))
-            return before
+                states = self.advance(xs, states, *plan.bounds(p))
+            return states
 
-        each = len(states[0])
-        held = {}
-        for n, piece in enumerate(plan.kept()):
-            flat = [k[n] for k in kept]
-            held[piece] = [tuple(flat[i : i + each]) for i in range(0, len(flat), each)]
         return reversed_pieces(plan, held, advance)
 
     def _step_bytes(self, layer: int, xs: Tensor, state: State) -> int:
@@ -181,15 +181,15 @@ def run(
         traces = strand.forward(xs, states, 0, plan.steps, needs_gates=keep and gates)
         kept = [t for trace in traces for t in trace if t is not None] if keep else []
         return traces[-1].hs[1:], [trace.state(plan.steps) for trace in traces], kept
-    hold, held, ys = set(plan.kept()), [], []
+    hold, held, ys = set(plan.kept()) if keep else (), [], []
     for piece in range(plan.pieces):
-        if keep and piece in hold:
-            held.append(states)
+        if piece in hold:
+            held.append(_flat(states))
         start, stop = plan.bounds(piece)
         traces = strand.forward(xs, states, start, stop, needs_gates=False)
         ys.append(traces[-1].hs[1:])
         states = [_copied(trace.state(stop - start)) for trace in traces]
-    return torch.cat(ys), states, [torch.stack(s) for s in zip(*map(_flat, held), strict=True)]
+    return torch.cat(ys), states, [torch.stack(s) for s in zip(*held, strict=True)]
 
 
 def run_back(
@@ -210,7 +210,8 @@ def run_back(
         traces = strand.traces(kept)
         return strand.backward(xs, traces, dys, dstates, xi, 0, plan.steps, needs_dxs, dws)
     dxs = torch.empty_like(xs) if needs_dxs and xs.is_floating_point() else None
-    for piece, before in strand.reversed_pieces(plan, xs, states, kept):
+    held = {p: _paired([k[i] for k in kept], states) for i, p in enumerate(plan.kept())}
+    for piece, before in strand.reversed_pieces(plan, xs, held):
         start, stop = plan.bounds(piece)
         traces = strand.forward(xs, before, start, stop)
         pull = None if dys is None else dys[start:stop]
@@ -229,3 +230,9 @@ def _copied(state: State) -> State:
 
 def _flat(states: States) -> list[Tensor]:
     return [s for state in states for s in state]
+
+
+def _paired(flat: list[Tensor], like: States) -> States:
+    """The way back from `_flat`."""
+    each = len(like[0])
+    return [tuple(flat[i : i + each]) for i in range(0, len(flat), each)]

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from elman import metrics
 from elman.carried_state import CarriedState
 from elman.errors import UserError, WorkFailed
+from elman.gradients import Checkpointed, Given
 from elman.language_model import LanguageModel, Masks, State
 from elman.optimisation import (
     Average,
@@ -128,6 +129,8 @@ class Training:
         self.device = next(model.parameters()).device
         how = self.settings.optimisation
         self._check_model()
+        if self.settings.reading.memory:
+            model.recurrence.memory = Checkpointed(budget=self.settings.reading.memory)
         self.optimizer = build_optimizer(model, how)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.average = Average(model, how)
@@ -142,10 +145,11 @@ class Training:
 
     def _check_model(self) -> None:
         reading = self.settings.reading
-        if self.model.cell == "mlp" and reading.carry != "truncated":
+        if self.model.cell == "mlp" and (reading.carry != "truncated" or reading.memory):
             raise UserError(
-                f"carry={reading.carry} with an mlp: it has no hidden state to carry a gradient",
-                hint="carry=truncated, or cell=elman, gru or lstm",
+                f"carry={reading.carry} memory={reading.memory} with an mlp: it has no state "
+                "to carry a gradient through time, nor to keep",
+                hint="carry=truncated memory=0, or cell=elman, gru or lstm",
             )
         if self.validation_ids is not None and len(self.validation_ids) < 2:
             raise UserError(
@@ -222,6 +226,7 @@ class Training:
 
     def validate(self) -> Validation:
         """Score the held-out text with the averaged weights, where weights are averaged."""
+        assert self.validation_ids is not None
         with self.average.applied():
             score = metrics.evaluate(self.model, self.validation_ids, lanes=VALIDATION_LANES)
         nats = score.nats_per_token
@@ -275,6 +280,18 @@ class Training:
         (loss * scale).backward()
         return loss.item()
 
+    def _read_lane(self, x: Tensor, y: Tensor, masks: Masks, scale: float) -> float:
+        """Forward and backward through whole lanes, the losses taken piece by piece."""
+
+        def loss(hs: Tensor, start: int) -> Tensor:
+            logits = self.model.project(hs, masks).transpose(0, 1)
+            return _sum_nats(logits, y[:, start : start + len(hs)]) * scale
+
+        xs = self.model.inputs(self.model.hide_tokens(x).T, masks)
+        with torch.autocast(self.device.type, torch.bfloat16, self._narrow):
+            total, _ = self.model.recur_back(xs, None, masks, loss)
+        return total.item() / scale
+
     @property
     def _narrow(self) -> bool:
         return self.settings.precision == "bfloat16"
@@ -282,12 +299,25 @@ class Training:
     def _run(self, x: Tensor, state: State, masks: Masks, segment: Segment) -> tuple[Tensor, State]:
         """Logits of the segment, and the state where the next segment starts."""
         if segment.advance == x.shape[1]:
-            return self.model(x, state, masks)
+            with self._carrying(segment.xi):
+                return self.model(x, state, masks)
         if segment.advance == 0:  # a sliding window that still reaches back to the text's start
             return self.model(x, state, masks)[0], state
         early, middle = self.model(x[:, : segment.advance], state, masks)
         late, _ = self.model(x[:, segment.advance :], middle, masks)
         return torch.cat([early, late], dim=1), middle
+
+    @contextmanager
+    def _carrying(self, xi: Tensor | None) -> Iterator[None]:
+        """Lend the recurrence the weights ξ for what is run inside this block."""
+        if xi is None:
+            yield
+            return
+        before, self.model.recurrence.carry = self.model.recurrence.carry, Given(tuple(xi.tolist()))
+        try:
+            yield
+        finally:
+            self.model.recurrence.carry = before
 
     # ------------------------------------------------------------------ chance
 

@@ -63,6 +63,20 @@ class Truncated(Carry):
         return xi
 
 
+@final
+@dataclass(frozen=True)
+class Given(Carry):
+    """Exactly these ξ_1 … ξ_T, for a sequence of as many steps: whoever knows them may say them."""
+
+    xi: tuple[float, ...]
+
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """ξ_1 … ξ_T, of shape (steps,)."""
+        if steps != len(self.xi):
+            raise UserError(f"{len(self.xi)} weights were given for a sequence of {steps} steps")
+        return torch.tensor(self.xi, dtype=torch.float64)
+
+
 class Polynomial(NamedTuple):
     """The keep-probability of `Randomized.polynomial`, l steps after the last cut.
 
@@ -170,12 +184,13 @@ class Randomized(Carry):
 def _polynomial(law: Polynomial, steps: int, random: np.random.Generator) -> np.ndarray:
     """ξ for one row: distances between cuts by inverting their distribution, then 1/π between."""
     keep = law.keep(steps)
-    survival = np.cumprod(keep)  # P(distance > l), l = 1 … steps
-    since = np.arange(steps)  # steps since the last cut, the start of the sequence counting as one
+    ended = -np.cumprod(keep)  # -P(distance > l), l = 1 … steps, which rises
+    last = np.zeros(steps, dtype=np.int64)  # the last cut; the start of the sequence counts as one
     cut = 0
     while cut < steps:
-        since[cut:] = np.arange(steps - cut)
-        cut += 1 + int(np.searchsorted(-survival, -random.random(), side="left"))
+        last[cut] = cut
+        cut += 1 + int(np.searchsorted(ended, -random.random(), side="left"))
+    since = np.arange(steps) - np.maximum.accumulate(last)
     xi = np.zeros(steps)
     xi[since > 0] = 1 / keep[since[since > 0] - 1]
     return xi
@@ -225,5 +240,5 @@ class Sliding(Carry):
             yield Block(first, last, max(0, last - self.steps), stop)
 
 
-Weighted = Full | Truncated | Randomized
+Weighted = Full | Truncated | Given | Randomized
 """The carries that are one ξ; `Sliding` is one pass per block."""

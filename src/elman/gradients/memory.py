@@ -52,12 +52,22 @@ class Plan(NamedTuple):
         return held
 
 
+class Sizes(NamedTuple):
+    """Bytes of one state, and of what one step needs on the way back."""
+
+    state: int
+    step: int
+
+
 class Memory(ABC):
     """What is kept of the way there for the way back."""
 
     @abstractmethod
-    def plan(self, steps: int, state_bytes: int, step_bytes: int) -> Plan:
-        """How to cut `steps` of time, given the size of one state and of one step's trace."""
+    def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
+        """How to cut `steps` of time; `sizes` is asked only where there is a budget.
+
+        What is kept for several strands of a stack is kept at once, so they share the budget.
+        """
 
 
 @final
@@ -65,7 +75,7 @@ class Memory(ABC):
 class Stored(Memory):
     """Every state is kept, O(T): one piece."""
 
-    def plan(self, steps: int, state_bytes: int, step_bytes: int) -> Plan:
+    def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
         return Plan(steps, steps, 0)
 
 
@@ -92,34 +102,35 @@ class Checkpointed(Memory):
                 unit = "steps" if name == "every" else "bytes"
                 raise UserError(f"{name}={value!r} must be a whole number of {unit}, at least 1")
 
-    def plan(self, steps: int, state_bytes: int, step_bytes: int) -> Plan:
+    def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
         if self.every is not None:
             piece = min(self.every, steps)
             return Plan(steps, piece, -(-steps // piece) - 1)
-        plans = self._fitting(steps, state_bytes, step_bytes)
+        size = sizes()
         return min(
-            plans, key=lambda p: (_recomputed(p), p.slots * state_bytes + p.piece * step_bytes)
+            self._fitting(steps, size, strands),
+            key=lambda p: (_recomputed(p), p.slots * size.state + p.piece * size.step),
         )
 
-    def _fitting(self, steps: int, state_bytes: int, step_bytes: int) -> list[Plan]:
+    def _fitting(self, steps: int, size: Sizes, strands: int) -> list[Plan]:
         """Every plan worth comparing that fits the budget: piece lengths in a geometric series."""
         assert self.budget is not None
-        room = self.budget - 2 * state_bytes  # the first state, and the one being advanced
-        longest = min(steps, room // step_bytes)
+        room = (
+            self.budget // strands - 2 * size.state
+        )  # the first state, and the one being advanced
+        longest = min(steps, room // size.step)
         if longest < 1:
+            each = f" in each of {strands} directed layers" if strands > 1 else ""
             raise UserError(
-                f"budget={self.budget} bytes is too small: two states take {2 * state_bytes} "
-                f"and the trace of one step {step_bytes}",
-                hint=f"the smallest budget here is {2 * state_bytes + step_bytes}",
+                f"budget={self.budget} bytes is too small: two states take {2 * size.state} "
+                f"and one step of the way back {size.step}{each}",
+                hint=f"the smallest budget here is {strands * (2 * size.state + size.step)}",
             )
-        lengths = {
-            min(longest, math.ceil(1.1**i))
-            for i in range(1 + math.ceil(math.log(longest + 1, 1.1)))
-        }
+        series = range(1 + math.ceil(math.log(longest + 1, 1.1)))
         plans = []
-        for piece in sorted(lengths):
-            pieces = -(-steps // piece)
-            slots = min(pieces - 1, (room - piece * step_bytes) // state_bytes)
+        for piece in sorted({min(longest, math.ceil(1.1**i)) for i in series}):
+            room_left = room - piece * size.step
+            slots = min(-(-steps // piece) - 1, room_left // max(1, size.state))
             plans.append(Plan(steps, piece, slots))
         return plans
 

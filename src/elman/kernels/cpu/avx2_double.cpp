@@ -1,0 +1,9 @@
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma")
+#define REAL double
+#define VECTOR_BYTES 32
+#define REGISTERS 16
+#define NAME "avx2"
+#define VARIANT avx2_double
+#include "variant.h"
+#endif

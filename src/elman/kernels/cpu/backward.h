@@ -1,0 +1,229 @@
+/* The way back: dh_{t-1} = ξ_t (∂h_t/∂h_{t-1})ᵀ dh_t + dhs_{t-1}, then every weight gradient as one
+ * large product over all steps. */
+#pragma once
+#include "forward.h"
+
+namespace {
+
+struct Backward {
+    const Job *job;
+    const operand *panels; /* W_hh for y ↦ y W_hh */
+    real *da, *da_hh;      /* (S, M): pulls on a_ih and on a_hh; one array unless a gru */
+
+    const int64_t T = job->T, B = job->B, H = job->H, gates_n = gates_of(job->cell), M = gates_n * H;
+    const real *hs = static_cast<const real *>(job->hs), *cs = static_cast<const real *>(job->cs);
+    const real *gates = static_cast<const real *>(job->gates), *dhs = static_cast<const real *>(job->dhs);
+    const real *xi = static_cast<const real *>(job->xi);
+
+    bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
+    real carry(int64_t t, int64_t b) const { return !xi ? real(1) : job->xi_per_row ? xi[t * B + b] : xi[t]; }
+
+    /* One row: from dh (and dc) to da; leaves in dh what goes back without passing W_hh. */
+    template <int CELL> void row(int64_t s, real keep, real *dh, real *dc, operand *y) const {
+        for (int64_t u = 0; u < H; u += LANES) {
+            int64_t n = H - u;
+            vec d = load(dh + u, n);
+            if constexpr (CELL == GRU || CELL == LSTM)
+                gated<CELL>(s, u, n, keep, d, dh, dc, y);
+            else {
+                vec h = load(hs + (s + B) * H + u, n);
+                d = CELL == TANH ? d * (real(1) - h * h) : CELL == RELU ? (h <= 0 ? vec{} : d) : d;
+                store(da + s * M + u, d, n);
+                store_operand(y + u, d, n);
+                store(dh + u, vec{}, n);
+            }
+        }
+    }
+    template <int CELL>
+    INLINE void gated(int64_t s, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
+        vec g[4], a[4];
+        FLATTEN for (int i = 0; i < 4; i++) g[i] = load(gates + (s * 4 + i) * H + u, n);
+        if constexpr (CELL == GRU) { /* g = r z n a_hn */
+            vec h = load(hs + s * H + u, n);
+            a[2] = d * (real(1) - g[1]) * (real(1) - g[2] * g[2]);
+            a[1] = d * (h - g[2]) * (g[1] * (real(1) - g[1]));
+            a[0] = a[2] * g[3] * (g[0] * (real(1) - g[0]));
+            a[3] = a[2] * g[0];
+            store(dh + u, d * g[1], n);
+            FLATTEN for (int i = 0; i < 3; i++) {
+                vec hidden_side = a[i == 2 ? 3 : i];
+                store(da + s * M + i * H + u, a[i], n);
+                store(da_hh + s * M + i * H + u, hidden_side, n);
+                store_operand(y + i * H + u, hidden_side, n);
+            }
+        } else { /* g = i f g o */
+            vec tanh_c = vtanh(load(cs + (s + B) * H + u, n)), c = load(cs + s * H + u, n);
+            vec e = load(dc + u, n) + d * g[3] * (real(1) - tanh_c * tanh_c);
+            a[0] = e * g[2] * (g[0] * (real(1) - g[0]));
+            a[1] = e * c * (g[1] * (real(1) - g[1]));
+            a[2] = e * g[0] * (real(1) - g[2] * g[2]);
+            a[3] = d * tanh_c * (g[3] * (real(1) - g[3]));
+            store(dh + u, vec{}, n);
+            store(dc + u, keep == 0 ? vec{} : keep * e * g[1], n);
+            FLATTEN for (int i = 0; i < 4; i++) {
+                store(da + s * M + i * H + u, a[i], n);
+                store_operand(y + i * H + u, a[i], n);
+            }
+        }
+    }
+    void row_of_cell(int64_t s, real keep, real *dh, real *dc, operand *y) const {
+        switch (job->cell) {
+        case TANH: return row<TANH>(s, keep, dh, dc, y);
+        case RELU: return row<RELU>(s, keep, dh, dc, y);
+        case LINEAR: return row<LINEAR>(s, keep, dh, dc, y);
+        case GRU: return row<GRU>(s, keep, dh, dc, y);
+        default: return row<LSTM>(s, keep, dh, dc, y);
+        }
+    }
+    /* A held step: its pull passes by it, its weights get nothing. */
+    void pass(int64_t s, operand *y) const {
+        memset(da + s * M, 0, size_t(M) * sizeof(real));
+        memset(da_hh + s * M, 0, size_t(M) * sizeof(real));
+        memset(y, 0, size_t(M) * sizeof(operand));
+    }
+    /* dh ← ξ (dh + y W_hh) for the rows that moved. */
+    void hand_back(int64_t t, int64_t b0, int64_t rows, const operand *y, int64_t y_row, real *dh) const {
+        int64_t k_steps = ceil_div(M, PAIR);
+        alignas(64) real sums[SUMS * LANES];
+        for (int64_t n = 0; n < H; n += 2 * LANES)
+            groups(rows, ROWS<2>, [&](int64_t lo, int64_t hi) {
+                tile_of<2>(int(hi - lo), y + lo * y_row, y_row, panels + n / LANES * k_steps * PANEL, k_steps, sums);
+                for (int64_t r = lo; r < hi; r++)
+                    if (!held(t, b0 + r)) add(carry(t, b0 + r), n, sums + (r - lo) * 2 * LANES, dh + r * H);
+            });
+    }
+    INLINE void add(real keep, int64_t n, const real *sums, real *dh) const {
+        for (int64_t u = n; u < n + 2 * LANES && u < H; u += LANES) {
+            vec d = keep * (load(dh + u, H - u) + load(sums + u - n));
+            store(dh + u, keep == 0 ? vec{} : d, H - u);
+        }
+    }
+    bool all_cut(int64_t t, int64_t b0, int64_t rows) const {
+        for (int64_t b = b0; b < b0 + rows; b++)
+            if (held(t, b) || carry(t, b) != 0) return false;
+        return true;
+    }
+    /* Rows [b0, b1) back through all of time; dh and dc hold their pulls, y one step of da. */
+    void run(int64_t b0, int64_t b1, real *dh, real *dc, operand *y) const {
+        int64_t rows = b1 - b0, y_row = padded(M);
+        for (int64_t t = T - 1; t >= 0; t--) {
+            int64_t active = 0;
+            for (int64_t r = 0; r < rows; r++) {
+                int64_t s = t * B + b0 + r;
+                if (dhs)
+                    for (int64_t u = 0; u < H; u += LANES)
+                        store(dh + r * H + u, load(dh + r * H + u, H - u) + load(dhs + s * H + u, H - u), H - u);
+                if (held(t, b0 + r)) {
+                    pass(s, y + r * y_row);
+                } else {
+                    row_of_cell(s, carry(t, b0 + r), dh + r * H, dc ? dc + r * H : nullptr, y + r * y_row);
+                    active = r + 1;
+                }
+            }
+            if (active == rows && all_cut(t, b0, rows))
+                memset(dh, 0, size_t(rows * H) * sizeof(real));
+            else
+                hand_back(t, b0, active, y, y_row, dh);
+        }
+    }
+};
+
+/* dW_ih += Σ da ⊗ one-hot: rows [m, m + LANES) of dW_ih, turned so that an id names a vector. */
+void scatter(const Job *job, const real *da, int64_t m, real *columns) {
+    int64_t M = gates_of(job->cell) * job->H, I = job->I, n = at_most(M - m, LANES);
+    real *dW = static_cast<real *>(job->dW_ih) + m * I, *db = static_cast<real *>(job->db_ih);
+    for (int64_t v = 0; v < I; v++)
+        for (int64_t i = 0; i < LANES; i++) columns[v * LANES + i] = i < n ? dW[i * I + v] : real(0);
+    vec total = db ? load(db + m, n) : vec{};
+    for (int64_t t = job->T - 1; t >= 0; t--) {
+        vec step = {};
+        for (int64_t b = 0; b < job->B; b++) {
+            int64_t s = t * job->B + b;
+            vec d = load(da + s * M + m, n);
+            if (job->lengths && t >= job->lengths[b]) continue;
+            real *column = columns + job->ids[s] * LANES;
+            store(column, load(column) + d);
+            step += d;
+        }
+        total += step;
+    }
+    if (db) store(db + m, total, n);
+    for (int64_t v = 0; v < I; v++)
+        for (int64_t i = 0; i < n; i++) dW[i * I + v] = columns[v * LANES + i];
+}
+
+bool add_outer(const Outer &outer, int64_t threads) {
+    int64_t tasks = at_most(threads, outer.M);
+    Buffer<operand> a(tasks * outer.a_size()), x(tasks * outer.x_size());
+    if (!a.ok() || !x.ok()) return false;
+    each(threads, tasks, [&](int64_t i) {
+        outer.run(outer.M * i / tasks, outer.M * (i + 1) / tasks, a.data + i * outer.a_size(), x.data + i * outer.x_size());
+    });
+    return true;
+}
+
+bool weight_gradients(const Job *job, int64_t threads, const real *da, const real *da_hh) {
+    int64_t M = gates_of(job->cell) * job->H;
+    Outer hidden{job->T, job->B, da_hh, M, M, static_cast<const real *>(job->hs), job->H,
+                 static_cast<real *>(job->dW_hh), static_cast<real *>(job->db_hh)};
+    if (!add_outer(hidden, threads)) return false;
+    if (!job->ids) {
+        Outer input{job->T, job->B, da, M, M, static_cast<const real *>(job->xs), job->I,
+                    static_cast<real *>(job->dW_ih), static_cast<real *>(job->db_ih)};
+        return add_outer(input, threads);
+    }
+    int64_t blocks = ceil_div(M, LANES), tasks = at_most(threads, blocks);
+    Buffer<real> columns(tasks * job->I * LANES);
+    if (!columns.ok()) return false;
+    each(threads, tasks, [&](int64_t i) {
+        for (int64_t k = blocks * i / tasks; k < blocks * (i + 1) / tasks; k++)
+            scatter(job, da, k * LANES, columns.data + i * job->I * LANES);
+    });
+    return true;
+}
+
+/* dxs = da W_ih. */
+bool input_gradients(const Job *job, int64_t threads, const real *da) {
+    int64_t S = job->T * job->B, M = gates_of(job->cell) * job->H, I = job->I, tasks = threads * 4;
+    Layout at{1, I};
+    Buffer<operand> panels(at.size(M));
+    Product product{da, M, panels.data, nullptr, static_cast<real *>(job->dxs), I, I};
+    Buffer<operand> scratch(tasks * product.scratch());
+    if (!panels.ok() || !scratch.ok()) return false;
+    each(threads, at.panels(), [&](int64_t p) {
+        pack_straight(p, static_cast<const real *>(job->W_ih), M, I, panels.data);
+    });
+    each(threads, tasks, [&](int64_t i) {
+        product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
+    });
+    return true;
+}
+
+int backward(const Job *job) {
+    int64_t B = job->B, H = job->H, M = gates_of(job->cell) * H, S = job->T * B, threads = useful_threads(job);
+    int64_t blocks = blocks_of(job), y_size = block_rows(job) * padded(M);
+    Layout at{1, H};
+    Buffer<operand> panels(at.size(M)), ys(blocks * y_size);
+    Buffer<real> da(S * M), da_hh(job->cell == GRU ? S * M : 0);
+    if (!panels.ok() || !ys.ok() || !da.ok() || !da_hh.ok()) return NO_MEMORY;
+
+    each(threads, at.panels(), [&](int64_t p) {
+        pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
+    });
+    memset(ys.data, 0, size_t(blocks * y_size) * sizeof(operand));
+    real *dh = static_cast<real *>(job->dh_0), *dc = static_cast<real *>(job->dc_0);
+    memcpy(dh, job->dh_T, size_t(B * H) * sizeof(real));
+    if (dc) memcpy(dc, job->dc_T, size_t(B * H) * sizeof(real));
+
+    real *hidden_side = da_hh.data ? da_hh.data : da.data;
+    Backward run{job, panels.data, da.data, hidden_side};
+    each(threads, blocks, [&](int64_t i) {
+        int64_t b0 = B * i / blocks, b1 = B * (i + 1) / blocks;
+        run.run(b0, b1, dh + b0 * H, dc ? dc + b0 * H : nullptr, ys.data + i * y_size);
+    });
+    bool ok = weight_gradients(job, threads, da.data, hidden_side);
+    if (ok && job->dxs) ok = input_gradients(job, threads, da.data);
+    return ok ? OK : NO_MEMORY;
+}
+
+} // namespace

@@ -1,0 +1,235 @@
+/* The way there: h_0 … h_T of one layer, threads splitting the batch. */
+#pragma once
+#include "product.h"
+
+namespace {
+
+/* A block of rows runs through all of time by itself, so threads never wait for one another. */
+constexpr int64_t BLOCK_ROWS = 64;
+
+INLINE int64_t blocks_of(const Job *job) {
+    int64_t least = ceil_div(job->B, BLOCK_ROWS);
+    return at_most(job->B, ceil_div(least, job->threads) * job->threads);
+}
+INLINE int64_t block_rows(const Job *job) { return ceil_div(job->B, blocks_of(job)); }
+
+/* Small jobs are done before a second thread has woken up. */
+INLINE int64_t useful_threads(const Job *job) {
+    bool small = job->T * job->B * gates_of(job->cell) * job->H * (job->H + 64) < (1 << 18);
+    return small ? 1 : job->threads;
+}
+
+struct Forward {
+    const Job *job;
+    Layout at;
+    const operand *panels; /* null: few rows, W_hh is read where it lies */
+    const real *in;        /* x W_ihᵀ + b_ih + b_hh (without b_hn for a gru) */
+    int64_t in_stride;
+    bool looked_up; /* rows of `in` are named by job->ids rather than in order */
+    real *gates;
+
+    const int64_t T = job->T, B = job->B, H = job->H;
+    const real *W_hh = static_cast<const real *>(job->W_hh);
+    const real *b_hn = job->cell == GRU && job->b_hh ? static_cast<const real *>(job->b_hh) + 2 * H : nullptr;
+    real *hs = static_cast<real *>(job->hs), *cs = static_cast<real *>(job->cs);
+
+    bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
+
+    /* h_t of rows [b0, b1), from the product with h_{t-1} in `sums`. */
+    template <int CELL> void finish(int64_t p, int64_t t, int64_t b, int64_t rows, const real *sums, operand *next) const {
+        int vectors = at.vectors();
+        for (int64_t r = 0; r < rows; r++, sums += vectors * LANES, next += padded(H)) {
+            int64_t s = t * B + b + r;
+            const real *x = in + (looked_up ? job->ids[s] : s) * in_stride;
+            if constexpr (CELL == GRU || CELL == LSTM)
+                gated<CELL>(at.unit(p, 0), s, x, sums, next);
+            else
+                for (int c = 0; c < 2; c++) plain<CELL>(at.unit(p, c), s, x, sums + c * LANES, next);
+        }
+    }
+    template <int CELL> INLINE void plain(int64_t u, int64_t s, const real *x, const real *sums, operand *next) const {
+        int64_t n = H - u;
+        if (n <= 0) return;
+        vec a = load(x + u, n) + load(sums);
+        vec h = CELL == TANH ? vtanh(a) : CELL == RELU ? (a < 0 ? vec{} : a) : a;
+        store(hs + (s + B) * H + u, h, n);
+        store_operand(next + u, h, LANES);
+    }
+    template <int CELL> INLINE void gated(int64_t u, int64_t s, const real *x, const real *sums, operand *next) const {
+        int64_t n = H - u;
+        vec a[4], h;
+        FLATTEN for (int g = 0; g < (CELL == GRU ? 2 : 4); g++) a[g] = load(x + g * H + u, n) + load(sums + g * LANES);
+        if constexpr (CELL == GRU) {
+            a[3] = load(sums + 2 * LANES);
+            if (b_hn) a[3] += load(b_hn + u, n);
+            a[0] = vsigmoid(a[0]);
+            a[1] = vsigmoid(a[1]);
+            a[2] = vtanh(load(x + 2 * H + u, n) + a[0] * a[3]);
+            h = a[2] + a[1] * (load(hs + s * H + u, n) - a[2]);
+        } else {
+            a[0] = vsigmoid(a[0]);
+            a[1] = vsigmoid(a[1]);
+            a[2] = vtanh(a[2]);
+            a[3] = vsigmoid(a[3]);
+            vec c = a[1] * load(cs + s * H + u, n) + a[0] * a[2];
+            store(cs + (s + B) * H + u, c, n);
+            h = a[3] * vtanh(c);
+        }
+        if (gates) FLATTEN for (int g = 0; g < 4; g++) store(gates + (s * 4 + g) * H + u, a[g], n);
+        store(hs + (s + B) * H + u, h, n);
+        store_operand(next + u, h, LANES);
+    }
+    void finish_cell(int64_t p, int64_t t, int64_t b, int64_t rows, const real *sums, operand *next) const {
+        switch (job->cell) {
+        case TANH: return finish<TANH>(p, t, b, rows, sums, next);
+        case RELU: return finish<RELU>(p, t, b, rows, sums, next);
+        case LINEAR: return finish<LINEAR>(p, t, b, rows, sums, next);
+        case GRU: return finish<GRU>(p, t, b, rows, sums, next);
+        default: return finish<LSTM>(p, t, b, rows, sums, next);
+        }
+    }
+
+    template <int C> void step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
+        int64_t ld = padded(H), k_steps = ceil_div(H, PAIR);
+        alignas(64) real sums[SUMS * LANES];
+        for (int64_t p = 0; p < at.panels(); p++)
+            groups(rows, ROWS<C>, [&](int64_t lo, int64_t hi) {
+                tile_of<C>(int(hi - lo), h + lo * ld, ld, panels + p * C * PANEL * k_steps, k_steps, sums);
+                finish_cell(p, t, b0 + lo, hi - lo, sums, next + lo * ld);
+            });
+    }
+#ifndef HALF
+    void few_step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
+        int64_t row = at.vectors() * LANES;
+        alignas(64) real sums[FEW * 4 * LANES] = {};
+        for (int64_t p = 0; p < at.panels(); p++) {
+            for (int c = 0; c < at.vectors(); c++) {
+                int64_t u = at.unit(p, c), n = at_most(H - u, LANES);
+                if (n > 0)
+                    dots_of(rows, h, padded(H), W_hh + (at.gate(c) * H + u) * H, H, n, sums + c * LANES, row);
+            }
+            finish_cell(p, t, b0, rows, sums, next);
+        }
+    }
+#endif
+    /* Rows [b0, b1) through all of time; `h` and `next` hold them as operands. */
+    void run(int64_t b0, int64_t b1, operand *h, operand *next) const {
+        int64_t ld = padded(H), rows = b1 - b0;
+        for (int64_t b = b0; b < b1; b++) pack_row(hs + b * H, H, h + (b - b0) * ld);
+        for (int64_t t = 0; t < T; t++) {
+            while (rows > 0 && held(t, b0 + rows - 1)) rows--; /* the last rows have all ended */
+            if (rows > 0) advance(t, b0, rows, h, next);
+            if (job->lengths)
+                for (int64_t b = b0; b < b1; b++)
+                    if (held(t, b)) hold(t, b, h + (b - b0) * ld, next + (b - b0) * ld);
+            operand *swap = h;
+            h = next;
+            next = swap;
+        }
+    }
+    void advance(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
+#ifndef HALF
+        if (!panels) return few_step(t, b0, rows, h, next);
+#endif
+        switch (at.vectors()) {
+        case 2: return step<2>(t, b0, rows, h, next);
+        case 3: return step<3>(t, b0, rows, h, next);
+        default: return step<4>(t, b0, rows, h, next);
+        }
+    }
+    void hold(int64_t t, int64_t b, const operand *h, operand *next) const {
+        int64_t from = (t * B + b) * H, to = from + B * H;
+        memcpy(hs + to, hs + from, size_t(H) * sizeof(real));
+        if (cs) memcpy(cs + to, cs + from, size_t(H) * sizeof(real));
+        memcpy(next, h, size_t(padded(H)) * sizeof(operand));
+    }
+};
+
+/* b_ih + b_hh; a gru adds b_hn inside the reset gate's product instead. */
+void add_biases(const Job *job, real *bias) {
+    int64_t M = gates_of(job->cell) * job->H, shared = job->cell == GRU ? 2 * job->H : M;
+    const real *b_ih = static_cast<const real *>(job->b_ih), *b_hh = static_cast<const real *>(job->b_hh);
+    for (int64_t m = 0; m < M; m++)
+        bias[m] = (b_ih ? b_ih[m] : real(0)) + (b_hh && m < shared ? b_hh[m] : real(0));
+}
+
+/* Row i of out = column ids[i] of W_ih (or column i, where there are no ids) + bias. */
+void look_up(const Job *job, int64_t threads, const int64_t *ids, int64_t rows, const real *bias, real *out) {
+    int64_t M = gates_of(job->cell) * job->H, I = job->I;
+    const real *W_ih = static_cast<const real *>(job->W_ih);
+    each(threads, threads, [&](int64_t task) {
+        for (int64_t i = rows * task / threads; i < rows * (task + 1) / threads; i++)
+            for (int64_t m = 0, id = ids ? ids[i] : i; m < M; m++) out[i * M + m] = W_ih[m * I + id] + bias[m];
+    });
+}
+
+/* in = xs W_ihᵀ + bias, into rows of `stride`. */
+bool project(const Job *job, int64_t threads, const real *bias, real *in, int64_t stride) {
+    int64_t S = job->T * job->B, M = gates_of(job->cell) * job->H, I = job->I;
+    const real *xs = static_cast<const real *>(job->xs), *W_ih = static_cast<const real *>(job->W_ih);
+#ifndef HALF
+    if (S <= FEW) {
+        Buffer<real> x(S * padded(I));
+        if (!x.ok()) return false;
+        for (int64_t s = 0; s < S; s++) pack_row(xs + s * I, I, x.data + s * padded(I));
+        dots_of(S, x.data, padded(I), W_ih, I, M, in, stride);
+        for (int64_t s = 0; s < S; s++)
+            for (int64_t m = 0; m < M; m++) in[s * stride + m] += bias[m];
+        return true;
+    }
+#endif
+    Layout at{1, M};
+    Buffer<operand> panels(at.size(I));
+    Product product{xs, I, panels.data, bias, in, M, stride};
+    int64_t tasks = threads * 4;
+    Buffer<operand> scratch(tasks * product.scratch());
+    if (!panels.ok() || !scratch.ok()) return false;
+    each(threads, at.panels(), [&](int64_t p) { pack_transposed(at, p, W_ih, I, panels.data); });
+    each(threads, tasks, [&](int64_t i) {
+        product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
+    });
+    return true;
+}
+
+int forward(const Job *job) {
+    int64_t S = job->T * job->B, H = job->H, threads = useful_threads(job);
+    Layout at{gates_of(job->cell), H};
+    int64_t M = at.gates * H;
+    bool gated = at.gates > 1, few = PAIR == 1 && job->B <= 4, table = job->ids && job->I <= S;
+    if (job->ids)
+        for (int64_t s = 0; s < S; s++)
+            if (job->ids[s] < 0 || job->ids[s] >= job->I) return BAD_ID;
+
+    Buffer<operand> panels(few ? 0 : at.size(H));
+    Buffer<real> bias(M), looked(job->ids ? (table ? job->I : S) * M : 0);
+    Buffer<real> unwanted(!job->ids && gated && !job->gates ? S * 4 * H : 0);
+    int64_t blocks = blocks_of(job), state = block_rows(job) * padded(H);
+    Buffer<operand> states(2 * blocks * state);
+    if (!panels.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok()) return NO_MEMORY;
+
+    real *hs = static_cast<real *>(job->hs), *gates = static_cast<real *>(job->gates);
+    memcpy(hs, job->h_0, size_t(job->B * H) * sizeof(real));
+    if (job->c_0) memcpy(job->cs, job->c_0, size_t(job->B * H) * sizeof(real));
+    memset(states.data, 0, size_t(2 * blocks * state) * sizeof(operand));
+    add_biases(job, bias.data);
+    if (panels.data)
+        each(threads, at.panels(), [&](int64_t p) {
+            pack_transposed(at, p, static_cast<const real *>(job->W_hh), H, panels.data);
+        });
+    /* Projected inputs wait where the results of the same step will overwrite them. */
+    real *in = job->ids ? looked.data : !gated ? hs + job->B * H : gates ? gates : unwanted.data;
+    int64_t stride = job->ids || !gated ? M : 4 * H;
+    if (job->ids)
+        look_up(job, threads, table ? nullptr : job->ids, table ? job->I : S, bias.data, in);
+    else if (!project(job, threads, bias.data, in, stride))
+        return NO_MEMORY;
+
+    Forward run{job, at, panels.data, in, stride, table, gates};
+    each(threads, blocks, [&](int64_t i) {
+        operand *h = states.data + 2 * i * state;
+        run.run(job->B * i / blocks, job->B * (i + 1) / blocks, h, h + state);
+    });
+    return OK;
+}
+
+} // namespace

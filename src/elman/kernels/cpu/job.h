@@ -1,0 +1,52 @@
+/* What Python hands over: one layer, one direction, a piece of time. Mirrored by `Job` in library.py. */
+#pragma once
+#include <cstdint>
+
+enum Cell : int64_t { TANH, RELU, LINEAR, GRU, LSTM };
+
+inline int64_t gates_of(int64_t cell) { return cell == GRU ? 3 : cell == LSTM ? 4 : 1; }
+
+/* Row-major tensors of the kernel's real type; a null pointer is an absent tensor.
+ * S = T·B rows of time and batch, M = gates·H. */
+struct Job {
+    int64_t cell, T, B, I, H, threads;
+    const void *xs;          /* (S, I), or null: */
+    const int64_t *ids;      /* (S): one-hot rows */
+    const void *W_ih;        /* (M, I) */
+    const void *W_hh;        /* (M, H) */
+    const void *b_ih, *b_hh; /* (M) */
+    const int64_t *lengths;  /* (B) */
+    /* forward writes, backward reads */
+    const void *h_0, *c_0; /* (B, H), forward only */
+    void *hs;              /* (T+1, B, H) */
+    void *cs;              /* (T+1, B, H), lstm */
+    void *gates;           /* (S, 4, H): r z n and W_hn h + b_hn; or i f g o */
+    /* backward only */
+    const void *dhs;         /* (S, H) */
+    const void *dh_T, *dc_T; /* (B, H) */
+    const void *xi;          /* (T) or (T, B) */
+    int64_t xi_per_row;
+    void *dxs;         /* (S, I), null: not wanted */
+    void *dW_ih;       /* (M, I), or (I, M) for ids */
+    void *dW_hh;       /* (M, H) */
+    void *db_ih, *db_hh; /* (M) */
+    void *dh_0, *dc_0; /* (B, H) */
+};
+
+enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
+
+/* One compiled variant of recurrence.h. */
+struct Variant {
+    const char *name;
+    int (*forward)(const Job *);
+    int (*backward)(const Job *);
+    void (*tanh)(const void *x, void *y, int64_t n);
+    void (*sigmoid)(const void *x, void *y, int64_t n);
+};
+
+/* Run task(data, 0) … task(data, tasks-1) on up to `threads` threads; returns when all are done. */
+void parallel(int64_t threads, int64_t tasks, void (*task)(void *, int64_t), void *data);
+
+template <class F> void each(int64_t threads, int64_t tasks, F &&body) {
+    parallel(threads, tasks, [](void *data, int64_t i) { (*static_cast<F *>(data))(i); }, &body);
+}

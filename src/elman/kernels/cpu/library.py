@@ -1,0 +1,47 @@
+"""The compiled kernel: where it lies, the job it is handed, and which processor it was built for."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+from pathlib import Path
+
+NAME = "_recurrence"
+CELLS = ("tanh", "relu", "linear", "gru", "lstm")
+FLOAT, DOUBLE, HALF = 0, 1, 2
+PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
+NO_MEMORY, BAD_ID = 1, 2
+
+_POINTERS = "xs ids W_ih W_hh b_ih b_hh lengths h_0 c_0 hs cs gates dhs dh_T dc_T xi"
+_GRADIENTS = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
+
+
+class Job(ctypes.Structure):
+    """`struct Job` of job.h: one layer, one direction, a piece of time."""
+
+    _fields_ = [  # noqa: RUF012
+        *((name, ctypes.c_int64) for name in ("cell", "T", "B", "I", "H", "threads")),
+        *((name, ctypes.c_void_p) for name in _POINTERS.split()),
+        ("xi_per_row", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in _GRADIENTS.split()),
+    ]
+
+
+def path() -> Path | None:
+    """Where the build put the kernel; None where it built none."""
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    found = (Path(__file__).with_name(NAME + suffix) for suffix in suffixes)
+    return next((file for file in found if file.exists()), None)
+
+
+def load(file: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(file))
+    for run in (library.elman_forward, library.elman_backward):
+        run.argtypes = [ctypes.POINTER(Job), ctypes.c_int, ctypes.c_int]
+        run.restype = ctypes.c_int
+    for squash in (library.elman_tanh, library.elman_sigmoid):
+        squash.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_int] * 2]
+        squash.restype = None
+    library.elman_variant.argtypes = [ctypes.c_int, ctypes.c_int]
+    library.elman_variant.restype = ctypes.c_char_p
+    return library
