@@ -21,7 +21,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/elman datasets
+	$(BIN)/elman train python-reference --out runs/demo --force
+	$(BIN)/elman evaluate runs/demo
+	$(BIN)/elman generate runs/demo --prompt "The " --length 500 --temperature 0.8
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow"

@@ -282,3 +282,16 @@ def test_the_perplexity_of_a_uniform_model_is_its_vocabulary(tiny_run, capsys):
     uniform = found["baselines"]["uniform"]
     assert uniform["perplexity"] == pytest.approx(len(Run.open(path).vocab))
     assert uniform["nats_per_token"] == pytest.approx(math.log(len(Run.open(path).vocab)))
+
+
+# ---------------------------------------------------------------------- report
+
+
+def test_report_is_written_again_and_named(tiny_run, capsys):
+    path = tiny_run()
+    before = (path / "report.html").read_bytes()
+    (path / "report.html").unlink()
+    assert spoken(capsys, "report", path).out == f"{path / 'report.html'}\n"
+    assert (path / "report.html").read_bytes() == before
+    (found,) = records(capsys, "report", path)
+    assert found == {"run": str(path), "report": str(path / "report.html")}
