@@ -11,6 +11,7 @@ and differ in what they make of a_ih and a_hh.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -34,14 +35,30 @@ class Layer(NamedTuple):
         """Units before projection; for a cell with `gates` gates W_ih has gates · hidden rows."""
         return self.W_hh.shape[1] if self.W_hr is None else self.W_hr.shape[1]
 
+    def zeros(self) -> Layer:
+        """Where gradients of these weights are summed: in float32 for half precision."""
+        return self.map(
+            lambda p: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+        )
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Layer:
+        """f of every tensor that is there."""
+        W_ih, W_hh, *rest = self
+        return Layer(f(W_ih), f(W_hh), *(None if p is None else f(p) for p in rest))
+
 
 class Cell(Protocol):
     """One step forwards, and the same step backwards."""
 
-    gates: int
-    """How many blocks of `hidden` rows W_ih and W_hh have."""
-    keeps: int
-    """How many blocks of `hidden` columns `step` wants back in `step_backward`."""
+    @property
+    def gates(self) -> int:
+        """How many blocks of `hidden` rows W_ih and W_hh have."""
+        ...
+
+    @property
+    def keeps(self) -> int:
+        """How many blocks of `hidden` columns `step` wants back in `step_backward`."""
+        ...
 
     def step(self, w: Layer, x: Tensor, state: State) -> tuple[State, Tensor | None]:
         """The state after x, and the gates that `step_backward` will want (None if none)."""

@@ -8,12 +8,14 @@ this loop. It is handed a cell and never asks which one.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from elman.cells import Cell, Layer, State
+from elman.errors import UserError
 
 
 class Trace(NamedTuple):
@@ -104,3 +106,26 @@ def scale(d: Tensor, xi: Tensor) -> Tensor:
     """ξ d, for one ξ or one per row; a cut (ξ = 0) gives 0 even where d has overflowed."""
     xi = xi if xi.dim() == 0 else xi[:, None]
     return torch.where(xi == 0, 0, xi * d)
+
+
+def backward_through_time(
+    rnn: Any, xs: Tensor, loss: Callable[[Tensor, int], Tensor], h0: Any = None
+) -> tuple[Tensor, Any]:
+    """Forward and backward through a sequence whose outputs are too many to hold.
+
+    `loss(ys, start)` is called once on each of the consecutive pieces of the output (in the layout
+    the module would return; `start` is the step a piece starts at) and returns a number; the
+    numbers are summed. Gradients are accumulated in `.grad` of every parameter involved, the
+    loss's own too, and of `xs` and `h0` where they ask for one. The module's `carry` and `memory`
+    apply; nothing of size T × hidden is held beyond what the memory allows. As the gradient is
+    needed at the end of time first, pieces come from the last to the first (with `Sliding`, from
+    the first to the last).
+
+    Returns the summed loss and the last state, both detached.
+    """
+    if not hasattr(rnn, "backward_through_time"):
+        raise UserError(
+            f"rnn is a {type(rnn).__name__}, which cannot be run piece by piece",
+            hint="pass an elman.nn.RNN, GRU or LSTM",
+        )
+    return rnn.backward_through_time(xs, loss, h0)

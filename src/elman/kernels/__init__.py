@@ -24,7 +24,7 @@ from elman.gradients.through_time import Trace
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Explanation", "Job", "Kernel", "Layer", "State", "Trace", "explain", "select"]
+__all__ = ["Empty", "Explanation", "Job", "Kernel", "Layer", "State", "Trace", "explain", "select"]
 
 FASTEST_FIRST = ("cuda", "cpu", "reference")
 
@@ -81,12 +81,37 @@ class Kernel(Protocol):
 
         `xi` is (T,) or (T, B), float32 (float64 for float64 jobs), on the device of `xs`: `xi[t]`
         multiplies what step t hands back to the state before it (0 cuts, whatever is handed);
-        None means 1 everywhere. A held step passes its pull through untouched and unweighted. `dxs` is None for ids or without `needs_dxs`.
-        `into` holds gradients already found for later pieces: this piece's are added to them in
-        place, and they are returned as dw. They may be wider than the weights (float32 for half
-        precision); without `into` fresh ones are made the same way.
+        None means 1 everywhere. A held step passes its pull through untouched and unweighted.
+        `dxs` is None for ids or without `needs_dxs`. `into` holds gradients already found for
+        later pieces: this piece's are added to them in place, and they are returned as dw. They
+        may be wider than the weights (float32 for half precision); without `into` fresh ones are
+        made the same way.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A kernel's shapes without its work, for `torch.compile`."""
+
+    kernel: Kernel
+    name = "empty"
+
+    def forward(
+        self,
+        cell: str,
+        w: Layer,
+        xs: Tensor,
+        state: State,
+        lengths: Tensor | None = None,
+        needs_gates: bool = True,
+    ) -> Trace:
+        tracks = [s.new_empty(xs.shape[0] + 1, *s.shape) for s in state]
+        gates = self.kernel.empty_gates(cell, w, xs, state) if needs_gates else None
+        return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
+
+    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+        return self.kernel.empty_gates(cell, w, xs, state)
 
 
 @dataclass(frozen=True)

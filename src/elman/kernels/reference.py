@@ -53,22 +53,13 @@ class Reference:
         needs_dxs: bool = True,
         into: Layer | None = None,
     ) -> tuple[Tensor | None, Layer, State]:
-        dw = zeros_like(w) if into is None else into
+        dw = w.zeros() if into is None else into
         floating = needs_dxs and xs.is_floating_point()
         dxs = torch.empty_like(xs, memory_format=torch.contiguous_format) if floating else None
         dstate = through_time.backward(
             cells.named(cell), w, xs, trace, dhs, dstate, xi, lengths, dxs, dw
         )
         return dxs, dw, dstate
-
-
-def zeros_like(w: Layer) -> Layer:
-    """Where weight gradients are summed: in float32 for half precision, else as the weights."""
-    return Layer(*(None if p is None else _zeros(p) for p in w))
-
-
-def _zeros(p: Tensor) -> Tensor:
-    return torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
 
 
 KERNEL = Reference()

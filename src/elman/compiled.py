@@ -1,0 +1,133 @@
+"""The recurrence as a custom operator, for `torch.compile`.
+
+The compiler does not look inside: it learns the shapes of what comes out and calls the operator.
+A custom operator takes tensors and plain values only, so a carry and a memory (which may hold a
+generator) travel as a number that `register` gave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.gradients.carry import Carry
+from elman.gradients.memory import Memory
+from elman.kernels import Empty
+from elman.operator import Inputs, Recipe, backward, forward, restack, unstack
+
+_REGISTERED: list[tuple[Carry, Memory]] = []
+_NUMBERS: dict[tuple[int, int], int] = {}
+
+
+def register(carry: Carry, memory: Memory) -> int:
+    """The number by which the operator knows this carry and this memory; they are kept for good."""
+    key = (id(carry), id(memory))
+    if key not in _NUMBERS:
+        _REGISTERED.append((carry, memory))
+        _NUMBERS[key] = len(_REGISTERED) - 1
+    return _NUMBERS[key]
+
+
+def _recipe(
+    cell: str, bias: bool, projected: bool, directions: int, dropout: float, how: int
+) -> Recipe:
+    return Recipe(cell, bias, projected, directions, dropout, *_REGISTERED[how])
+
+
+@torch.library.custom_op("elman::recurrence", mutates_args=())
+def recurrence(
+    xs: Tensor,
+    stacked: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    cell: str,
+    bias: bool,
+    projected: bool,
+    directions: int,
+    dropout: float,
+    how: int,
+    keep: bool,
+) -> list[Tensor]:
+    """[ys, h, (c), and what is kept for the way back], sharing no memory."""
+    recipe = _recipe(cell, bias, projected, directions, dropout, how)
+    ys, last, kept = forward(recipe, Inputs(xs, stacked, weights, lengths, seed), keep)
+    return [ys.clone() if kept else ys.contiguous(), *last, *kept]
+
+
+@recurrence.register_fake
+def _(xs, stacked, weights, lengths, seed, cell, bias, projected, directions, dropout, how, keep):
+    """The same run with a kernel that computes nothing."""
+    recipe = _recipe(cell, bias, projected, directions, dropout, how)
+    x = Inputs(xs, stacked, weights, lengths, None)
+    stack = recipe.stack(x)
+    stack = stack.replaced(kernels=[Empty(kernel) for kernel in stack.kernels])
+    ys, last, kept = stack.forward(xs, unstack(stacked), *recipe.keeping(keep))
+    return [ys.new_empty(ys.shape), *restack(last), *kept]
+
+
+@torch.library.custom_op("elman::recurrence_backward", mutates_args=())
+def recurrence_backward(
+    dys: Tensor | None,
+    dh: Tensor | None,
+    dc: Tensor | None,
+    xs: Tensor,
+    stacked: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    cell: str,
+    bias: bool,
+    projected: bool,
+    directions: int,
+    dropout: float,
+    how: int,
+    needs_dxs: bool,
+) -> list[Tensor]:
+    """[the pulls on h, (c), the weights, and (where needed) xs], sharing no memory."""
+    recipe = _recipe(cell, bias, projected, directions, dropout, how)
+    x = Inputs(xs, stacked, weights, lengths, seed)
+    dlast = [dh, dc][: len(stacked)]
+    dxs, dstacked, dws = backward(recipe, x, list(kept), dys, dlast, needs_dxs)
+    return [*dstacked, *dws, *([] if dxs is None else [dxs])]
+
+
+@recurrence_backward.register_fake
+def _(dys, dh, dc, xs, stacked, weights, *rest):
+    needs_dxs = rest[-1] and xs.is_floating_point()
+    pulled = [*stacked, *weights, *([xs] if needs_dxs else [])]
+    return [t.new_empty(t.shape) for t in pulled]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    xs, stacked, weights, lengths, seed, *plain, _ = inputs
+    kept = output[1 + len(stacked) :]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(lengths, seed, xs, *stacked, *weights, *kept)
+    ctx.plain, ctx.n, ctx.m = plain, len(stacked), len(stacked) + len(weights)
+
+
+def _backward(ctx: Any, grads: list[Tensor | None]) -> Any:
+    lengths, seed, xs, *rest = ctx.saved_tensors
+    stacked, weights, kept = rest[: ctx.n], rest[ctx.n : ctx.m], rest[ctx.m :]
+    needs_dxs = ctx.needs_input_grad[0]
+    dys, dh, dc = [*grads[: 1 + ctx.n], None][:3]
+    if torch.is_grad_enabled():
+        x = Inputs(xs, stacked, weights, lengths, seed)
+        dlast = [dh, dc][: ctx.n]
+        dxs, dstacked, dws = backward(_recipe(*ctx.plain), x, kept, dys, dlast, needs_dxs)
+        found = [*dstacked, *dws, dxs]
+    else:
+        found = recurrence_backward(
+            dys, dh, dc, xs, stacked, weights, kept, lengths, seed, *ctx.plain, needs_dxs
+        )
+    dxs = found[ctx.m] if len(found) > ctx.m else None
+    plain = [None] * (len(ctx.plain) + 1)
+    return dxs, found[: ctx.n], found[ctx.n : ctx.m], None, None, *plain
+
+
+recurrence.register_autograd(_backward, setup_context=_setup)

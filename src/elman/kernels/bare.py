@@ -1,0 +1,61 @@
+"""The recurrence as a bare loop that autograd sees: for gradients of gradients.
+
+Where the gradient is itself differentiated (`create_graph=True`) a kernel is no use: its backward
+leaves no graph. This loop scales the gradient by ξ at each moment and leaves the rest to PyTorch;
+it is slow, holds everything, and differentiates as often as asked.
+"""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from elman import cells
+from elman.cells import Layer, State
+from elman.gradients.through_time import Trace, scale
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """h forwards; ξ dh backwards, differentiably."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, xi: Tensor) -> Tensor:
+        ctx.xi = xi
+        return h.view_as(h)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return scale(grads[0], ctx.xi), None
+
+
+@final
+class Bare:
+    """A kernel's `forward` with the carry ξ built in; autograd is its backward."""
+
+    name = "bare"
+
+    def __init__(self, xi: Tensor | None) -> None:
+        self.xi = xi
+
+    def forward(
+        self,
+        cell: str,
+        w: Layer,
+        xs: Tensor,
+        state: State,
+        lengths: Tensor | None = None,
+        needs_gates: bool = True,
+    ) -> Trace:
+        states = [state]
+        for t in range(len(xs)):
+            before = state if self.xi is None else tuple(self._scaled(s, t) for s in state)
+            after, _ = cells.named(cell).step(w, xs[t], before)
+            if lengths is not None:
+                runs = (t < lengths)[:, None]
+                after = tuple(torch.where(runs, a, s) for a, s in zip(after, state, strict=True))
+            states.append(state := after)
+        return Trace(*(torch.stack(s) for s in zip(*states, strict=True)))
+
+    def _scaled(self, h: Tensor, t: int) -> Tensor:
+        assert self.xi is not None
+        return _ScaleGradient.apply(h, self.xi[t])  # pyright: ignore[reportReturnType]

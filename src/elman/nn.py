@@ -1,0 +1,366 @@
+"""Drop-in `RNN`, `GRU` and `LSTM`: `torch.nn`'s modules, plus a carry and a memory.
+
+Constructor, call, outputs, initialisation, parameter names and state dict are those of
+`torch.nn`, so a model changes sides by changing an import. What is added:
+
+- `carry=` says what part of the gradient flows back through time (default `Full()`, exact);
+- `memory=` says what is kept for the way back (default `Stored()`);
+- an integer input is read as one-hot rows: ids of shape (T, B), or (B, T) with `batch_first`, or
+  (T,) unbatched, below `input_size`; they are looked up, never multiplied;
+- `RNN(nonlinearity="linear")`, the recurrence without a nonlinearity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from elman import compiled, piecewise
+from elman.errors import UserError
+from elman.gradients.carry import Carry, Full
+from elman.gradients.memory import Memory, Stored
+from elman.kernels import Job
+from elman.operator import Inputs, Recipe, recurrence
+from elman.piecewise import Loss
+
+__all__ = ["GRU", "LSTM", "RNN"]
+
+FULL, STORED = Full(), Stored()
+
+
+class _Module(torch.nn.RNNBase):
+    """What the three have in common: from what the caller passes to time-first tensors and back."""
+
+    cell: str
+    carry: Carry
+    memory: Memory
+
+    def __init__(
+        self, mode: str, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any
+    ) -> None:
+        super().__init__(mode, *args, **options)
+        self.cell = cell
+        self.carry = _checked(
+            "carry", carry, Carry, "Full(), Truncated(window=35), Randomized(keep=0.9)"
+        )
+        self.memory = _checked("memory", memory, Memory, "Stored(), Checkpointed(every=100)")
+
+    def _run(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        """Output and last state, in the caller's layout."""
+        if isinstance(input, PackedSequence):
+            return self._run_packed(input, state)
+        ys, last = self._recur(*self._time_first(input, state))
+        return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _run_packed(
+        self, input: PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
+        """Rows of different lengths: a row that has ended holds its state."""
+        xs, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
+        if state is not None and input.sorted_indices is not None:
+            state = [s.index_select(1, input.sorted_indices) for s in state]
+        self._check_input(xs, batched=True, time=0)
+        ys, last = self._recur(xs, self._checked_state(xs, state), lengths)
+        packed = pack_padded_sequence(ys, lengths)
+        if input.unsorted_indices is not None:
+            last = tuple(s.index_select(1, input.unsorted_indices) for s in last)
+        ys = PackedSequence(
+            packed.data, packed.batch_sizes, input.sorted_indices, input.unsorted_indices
+        )
+        return ys, last
+
+    def _recur(
+        self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The recurrence itself, everything time first."""
+        x = self._inputs(xs, state, lengths)
+        if torch.compiler.is_compiling():
+            out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
+            return out[0], tuple(out[1 : 1 + len(state)])
+        return recurrence(self._recipe(), x)
+
+    def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
+        """All tensors that go into the recurrence, in autocast's dtype where it is on."""
+        weights = [getattr(self, name) for name in self._flat_weights_names]
+        device, dtype = xs.device.type, weights[0].dtype
+        if torch.is_autocast_enabled(device) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+        xs = xs.to(dtype) if xs.is_floating_point() else xs.long()
+        drops = self.training and self.dropout > 0 and self.num_layers > 1
+        return Inputs(
+            xs,
+            [s.to(dtype) for s in state],
+            [w.to(dtype) for w in weights],
+            None if lengths is None else lengths.to(xs.device),
+            torch.randint(2**62, ()) if drops else None,
+        )
+
+    def backward_through_time(self, xs: Tensor, loss: Loss, h0: Any = None) -> tuple[Tensor, Any]:
+        """See `elman.gradients.backward_through_time`."""
+        if self.bidirectional:
+            raise UserError(
+                "backward_through_time takes the loss piece by piece, but every output of a "
+                "bidirectional module depends on both ends of the sequence",
+                hint="call the module itself; its memory= applies there too",
+            )
+        x = self._inputs(*self._time_first(xs, (h0,) if isinstance(h0, Tensor) else h0))
+        value, last, pulls = piecewise.backward_through_time(
+            self._recipe(), x, lambda ys, start: loss(self._as_given(xs, ys), start)
+        )
+        wanted = [t.requires_grad for t in x.flat()]
+        if any(wanted):
+            torch.autograd.backward([*compress(x.flat(), wanted)], [*compress(pulls, wanted)])
+        last = self._states_as_given(xs, last)
+        return value, last if self.cell == "lstm" else last[0]
+
+    def _is_batched(self, input: Tensor) -> bool:
+        return input.dim() == (3 if input.is_floating_point() else 2)
+
+    def _time_first(
+        self, input: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The caller's input and state, checked, with time before batch."""
+        batched = self._is_batched(input)
+        self._check_input(input, batched, time=1 if batched and self.batch_first else 0)
+        if not batched:
+            state = None if state is None else [s.unsqueeze(1) for s in state]
+            return input.unsqueeze(1), self._checked_state(input.unsqueeze(1), state, False)
+        xs = input.transpose(0, 1) if self.batch_first else input
+        return xs, self._checked_state(xs, state)
+
+    def _as_given(self, input: Tensor, ys: Tensor) -> Tensor:
+        """Outputs in the layout of the input."""
+        if not self._is_batched(input):
+            return ys.squeeze(1)
+        return ys.transpose(0, 1) if self.batch_first else ys
+
+    def _states_as_given(self, input: Tensor, last: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(last) if self._is_batched(input) else tuple(s.squeeze(1) for s in last)
+
+    def _plain(self) -> tuple[str, bool, bool, int, float]:
+        """All about the stack that is a plain value."""
+        directions = 2 if self.bidirectional else 1
+        return self.cell, self.bias, self.proj_size > 0, directions, self.dropout
+
+    def _recipe(self) -> Recipe:
+        return Recipe(*self._plain(), self.carry, self.memory)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("carry", "memory") and hasattr(self, "carry") and hasattr(self, "memory"):
+            super().__setattr__("_how", compiled.register(self.carry, self.memory))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has a carry of its own, with generators of its own."""
+        super().__setstate__(state)
+        self.memory = self.memory
+
+    def job(self, x: Tensor, state: Tensor | Sequence[Tensor] | None = None) -> Job:
+        """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
+        state = (state,) if isinstance(state, Tensor) else state
+        return self._recipe().job(self._inputs(*self._time_first(x, state)))
+
+    def _check_input(self, input: Tensor, batched: bool, time: int) -> None:
+        name, weight, shape = type(self).__name__, self._parameter_dtype(), tuple(input.shape)
+        kind = input.dtype
+        integer = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
+        autocast = kind.is_floating_point and torch.is_autocast_enabled(input.device.type)
+        if not (integer or kind == weight or autocast):
+            raise UserError(
+                f"input has dtype {kind}, the weights of {name} have {weight}",
+                hint=f"input.to({weight}), or integer ids, which are read as one-hot rows",
+            )
+        if input.dim() not in ((1, 2) if integer else (2, 3)):
+            layout = "batch, time" if self.batch_first else "time, batch"
+            rule = "ids of shape (time,) or ({})" if integer else "(time, {1}) or ({0}, {1})"
+            raise UserError(
+                f"input has shape {shape}; {name} reads {rule.format(layout, self.input_size)}"
+            )
+        if not integer and shape[-1] != self.input_size:
+            raise UserError(f"input has shape {shape}; its last size must be {self.input_size}")
+        if shape[time] == 0:
+            raise UserError(f"input has shape {shape}: no time steps")
+
+    def _parameter_dtype(self) -> torch.dtype:
+        return getattr(self, self._flat_weights_names[0]).dtype
+
+    def _checked_state(
+        self, xs: Tensor, state: Sequence[Tensor] | None, batched: bool = True
+    ) -> Sequence[Tensor]:
+        """The caller's (h,) or (h, c), or zeros."""
+        places, rows = self.num_layers * (2 if self.bidirectional else 1), xs.shape[1]
+        sizes = [self.proj_size or self.hidden_size]
+        sizes += [self.hidden_size] if self.cell == "lstm" else []
+        dtype, device = self._parameter_dtype(), xs.device
+        if state is None:
+            return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
+        if len(state) != len(sizes):
+            raise UserError(f"the initial state has {len(state)} tensors; it must be (h0, c0)")
+        for name, s, n in zip(("h0", "c0"), state, sizes, strict=False):
+            rule = (places, rows, n) if batched else (places, n)
+            given = s.shape if batched else (s.shape[0], *s.shape[2:])
+            if tuple(given) != rule:
+                what = (
+                    "layers · directions, batch, size" if batched else "layers · directions, size"
+                )
+                raise UserError(f"{name} has shape {tuple(given)}; it must be {rule}: ({what})")
+            if s.dtype != dtype and not torch.is_autocast_enabled(device.type):
+                raise UserError(f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights")
+        return state
+
+    def extra_repr(self) -> str:
+        said = super().extra_repr()
+        said += "" if self.carry == Full() else f", carry={self.carry}"
+        return said + ("" if self.memory == Stored() else f", memory={self.memory}")
+
+
+def _checked(name: str, value: Any, kind: type, examples: str) -> Any:
+    if not isinstance(value, kind):
+        raise UserError(f"{name}={value!r} is no {kind.__name__}", hint=f"e.g. {examples}")
+    return value
+
+
+@final
+class RNN(_Module):
+    """`torch.nn.RNN` with a carry and a memory; `nonlinearity` may also be "linear".
+
+    >>> rnn = RNN(28, 256)
+    >>> y, h = rnn(torch.zeros(35, 32, 28))
+    >>> y.shape, h.shape
+    (torch.Size([35, 32, 256]), torch.Size([1, 32, 256]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        carry: Carry = FULL,
+        memory: Memory = STORED,
+    ) -> None:
+        if nonlinearity not in ("tanh", "relu", "linear"):
+            raise UserError(
+                f"nonlinearity={nonlinearity!r} is unknown", hint="choose tanh, relu or linear"
+            )
+        mode = "RNN_RELU" if nonlinearity == "relu" else "RNN_TANH"
+        super().__init__(
+            mode,
+            nonlinearity,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+            carry=carry,
+            memory=memory,
+        )
+        self.nonlinearity = nonlinearity
+
+    def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
+        """Every h_t of the last layer, and h_T of every layer."""
+        ys, (h,) = self._run(input, None if hx is None else (hx,))
+        return ys, h
+
+
+@final
+class GRU(_Module):
+    """`torch.nn.GRU` with a carry and a memory."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        carry: Carry = FULL,
+        memory: Memory = STORED,
+    ) -> None:
+        super().__init__(
+            "GRU",
+            "gru",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+            carry=carry,
+            memory=memory,
+        )
+
+    def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
+        """Every h_t of the last layer, and h_T of every layer."""
+        ys, (h,) = self._run(input, None if hx is None else (hx,))
+        return ys, h
+
+
+@final
+class LSTM(_Module):
+    """`torch.nn.LSTM` with a carry and a memory; both h and c are carried."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        carry: Carry = FULL,
+        memory: Memory = STORED,
+    ) -> None:
+        super().__init__(
+            "LSTM",
+            "lstm",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device=device,
+            dtype=dtype,
+            carry=carry,
+            memory=memory,
+        )
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+    ) -> Any:
+        """Every h_t of the last layer, and (h_T, c_T) of every layer."""
+        return self._run(input, hx)
