@@ -50,7 +50,7 @@ class Cuda:
     ) -> Trace:
         steps, batch = xs.shape[:2]
         hs = _track(state[0], steps)
-        cs = _track(state[1].float(), steps) if cell == "lstm" else None
+        cs = _track(state[1], steps) if cell == "lstm" else None
         gates = self.empty_gates(cell, w, xs, state) if needs_gates else None
         with torch.cuda.device(xs.device), _tf32_products(xs):
             inputs, ids = _input_share(cell, w, xs)
@@ -89,8 +89,7 @@ class Cuda:
             found = Layer(
                 _outer(das_ih, xs, w.W_ih.shape[1]),
                 _outer_hidden(das_hh, trace.hs[:-1]),
-                None if w.b_ih is None else das_ih.sum((0, 1), dtype=torch.float32),
-                None if w.b_hh is None else torch.cat([d.sum((0, 1), dtype=torch.float32) for d in das_hh]),
+                *_bias_pulls(cell, w, das),
             )
             dxs = das_ih @ w.W_ih if needs_dxs and xs.is_floating_point() else None
         return dxs, found if into is None else _add(into, found), dstate
@@ -210,18 +209,18 @@ def _carry_back(
     das = trace.hs.new_empty(steps, batch, blocks * w.hidden_size)
     dh = torch.empty_like(trace.hs[0], memory_format=torch.contiguous_format)
     lstm = trace.cs is not None
-    dc = torch.empty_like(dh, dtype=torch.float32) if lstm else None
+    dc = torch.empty_like(dh) if lstm else None
     weights = None if xi is None else xi.float()
     _launch(
         _plan(cell, "backward", w, batch),
         batch,
         w.W_hh.contiguous(),
         trace.hs.contiguous(),
-        trace.cs.float().contiguous() if trace.cs is not None else None,
+        None if trace.cs is None else trace.cs.contiguous(),
         None if trace.gates is None else trace.gates.contiguous(),
         None if dhs is None else dhs.to(das.dtype).contiguous(),
         dstate[0].to(das.dtype).contiguous(),
-        dstate[1].float().contiguous() if lstm else None,
+        dstate[1].to(das.dtype).contiguous() if lstm else None,
         weights,
         0 if weights is None else weights.stride(0),
         0 if weights is None or weights.dim() == 1 else weights.stride(1),
@@ -247,11 +246,16 @@ def _shares(cell: str, das: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """aᵀ b over all steps and rows, in float32."""
+    """aᵀ b over all steps and rows, half precision summed and returned in float32."""
     a, b = a.flatten(0, 1), b.flatten(0, 1)
-    if a.dtype == torch.float32:
-        return a.T @ b
-    return torch.mm(a.T, b, out_dtype=torch.float32)
+    if a.dtype in (torch.float16, torch.bfloat16):
+        return torch.mm(a.T, b, out_dtype=torch.float32)
+    return a.T @ b
+
+
+def _total(das: Tensor) -> Tensor:
+    """Σ over all steps and rows, likewise."""
+    return das.sum((0, 1), dtype=torch.promote_types(das.dtype, torch.float32))
 
 
 def _outer(das: Tensor, xs: Tensor, inputs: int) -> Tensor:
@@ -261,7 +265,17 @@ def _outer(das: Tensor, xs: Tensor, inputs: int) -> Tensor:
     if inputs <= ONE_HOT_LIMIT:
         return _product(das, torch.nn.functional.one_hot(xs.long(), inputs).to(das.dtype))
     rows = das.flatten(0, 1).float()
-    return torch.ops.aten.embedding_dense_backward(rows, xs.long().flatten(), inputs, -1, False).T
+    ids = xs.long().flatten()
+    return torch.ops.aten.embedding_dense_backward(rows, ids, inputs, -1, False).T
+
+
+def _bias_pulls(cell: str, w: Layer, das: Tensor) -> list[Tensor | None]:
+    """db_ih and db_hh, from one sum."""
+    if w.b_ih is None:
+        return [None, None]
+    total = _total(das)
+    db_ih, db_hh = _shares(cell, total)
+    return [db_ih, torch.cat(db_hh)]
 
 
 def _outer_hidden(das: list[Tensor], hs: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CELLS = {"tanh": 0, "relu": 1, "gru": 2, "lstm": 3, "linear": 4}
 GATES = {"tanh": 1, "relu": 1, "linear": 1, "gru": 3, "lstm": 4}
 WARPS = 8
-REGISTER_TILES = 32  # per warp: 128 of a thread's 255 registers
+REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
 CLUSTERS = range(1, 17)
 
 
@@ -30,7 +30,7 @@ class Plan:
     cluster: int
     rows: int
     units: int  # hidden units of one SM, rounded up
-    warps_k: int  # forward: warps that share one sum
+    warps_k: int  # warps that share one sum
 
     @property
     def hidden(self) -> int:
@@ -42,57 +42,72 @@ class Plan:
         return self.direction == "forward"
 
     @property
+    def gathers(self) -> bool:
+        """gather.cuh: every SM has the whole vector. Else scatter.cuh: every SM has all the sums."""
+        return self.forward or GATES[self.cell] == 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * WARPS
+
+    @property
+    def m(self) -> int:
+        """Rows of the SM's slice of the matrix."""
+        return self.units * GATES[self.cell] if self.gathers else self.hidden
+
+    @property
     def m_tiles(self) -> int:
-        """Tiles of one warp down the matrix: forward, of the SM's gates; backward, of all units."""
-        if self.forward:
-            return GATES[self.cell] * self.units * self.warps_k // (16 * WARPS)
-        return -(-self.hidden // (16 * WARPS))
+        """Tiles of one warp down the slice."""
+        return -(-self.m * self.warps_k // (16 * WARPS))
 
     @property
     def k_tiles(self) -> int:
-        """Tiles of one warp along the sum, an even number: forward, over all units; backward, gates."""
-        summed = self.size if self.forward else GATES[self.cell] * self.units
+        """Tiles of one warp along the sum, an even number."""
+        summed = self.size if self.gathers else GATES[self.cell] * self.units
         return -(-summed * self.element // (64 * self.warps_k)) * 2
 
     @property
     def register_tiles(self) -> int:
-        """How many tiles along the sum (forward) or down the matrix (backward) stay in registers."""
-        if self.forward:
-            return min(self.k_tiles, REGISTER_TILES // self.m_tiles // 2 * 2)
-        return min(self.m_tiles, REGISTER_TILES // self.k_tiles)
+        return min(self.m_tiles * self.k_tiles, REGISTER_TILES)
 
     @property
     def shared_tiles(self) -> int:
-        """Tiles of one warp that do not."""
-        if self.forward:
-            return self.m_tiles * (self.k_tiles - self.register_tiles)
-        return self.k_tiles * (self.m_tiles - self.register_tiles)
+        """Tiles of one warp for which there are no registers."""
+        return self.m_tiles * self.k_tiles - self.register_tiles
 
     @property
     def shared_bytes(self) -> int:
-        """As laid out in forward.cu and backward.cu, which assert it."""
+        """As laid out in gather.cuh and scatter.cuh; the kernels assert it."""
         summed = self.warps_k * self.k_tiles * 32
-        if self.forward:
+        if self.gathers:
             vectors = 2 * self.rows * (max(summed, self.hidden * self.element) + 16)
-            sums = 4 * self.warps_k * self.rows * (GATES[self.cell] * self.units + 4)
+            sums = 4 * self.warps_k * self.rows * (self.m + 4)
         else:
             vectors = self.rows * (summed + 16)
             sums = 4 * 2 * self.cluster * self.rows * (self.units + 4)
-        return 16 + vectors + sums + 512 * WARPS * self.shared_tiles
+        return 16 + vectors + sums + 512 * WARPS * self.shared_tiles + self._ring_bytes
+
+    @property
+    def _ring_bytes(self) -> int:
+        """What each thread reads from device memory, some steps ahead."""
+        kept = 4 if GATES[self.cell] > 1 else 0
+        fields = GATES[self.cell] if self.forward else 2 + kept
+        wide = 4 if self.rows * self.units > 2 * self.threads else 2
+        items = -(-self.rows * self.units // (wide * self.threads))
+        return 4 * fields * items * self.threads * wide * self.element
 
     @property
     def microseconds(self) -> float:
         """Of one step, roughly: arithmetic, shared-memory traffic, exchange."""
         row_tiles = self.rows // 8
         multiply = self.m_tiles * self.k_tiles * WARPS * row_tiles / 4 * 8
-        again = 1 if self.forward else -(-self.m_tiles // 2)
+        again = 1 if self.gathers else -(-self.m_tiles // 2)
         fragments = WARPS * self.k_tiles * row_tiles * 2 * again
         weights = WARPS * self.shared_tiles * 4
-        gates = GATES[self.cell]
-        sums = 2 * self.warps_k * gates * self.units * self.rows / 32 if self.forward else self.hidden * self.rows / 32
+        sums = self.rows * self.m / 32 * (2 * self.warps_k if self.gathers else 1)
         exchange = 0.0
         if self.cluster > 1:
-            inbound = self.rows * self.hidden * (self.element if self.forward else 4)
+            inbound = self.rows * self.hidden * (self.element if self.gathers else 4)
             exchange = 900 + 60 * self.cluster + 0.04 * inbound
         return (300 + max(multiply, fragments + weights) + sums + exchange) / 1980
 
@@ -146,7 +161,7 @@ def fitting(
     for cluster, rows in itertools.product(CLUSTERS, (8, 16)):
         if machine.clusters.get(cluster, 0) > 0:
             for plan in _cuts(cell, direction, size, element, cluster, rows):
-                crowded = plan.forward and plan.m_tiles * rows > 128  # sums kept in registers
+                crowded = plan.gathers and plan.m_tiles * rows > 128  # sums kept in registers
                 if not crowded and plan.shared_bytes <= machine.shared_bytes:
                     yield plan
 
@@ -154,11 +169,10 @@ def fitting(
 def _cuts(
     cell: str, direction: str, size: int, element: int, cluster: int, rows: int
 ) -> Iterator[Plan]:
-    least = -(-size // cluster)
-    if direction == "backward":
-        yield Plan(cell, direction, size, element, cluster, rows, -(-least // 16) * 16, 1)
-        return
     for warps_k in (1, 2, 4, 8):
-        step = 16 * WARPS // warps_k  # gates of all the SM's units divide over the warps
-        units = next(u for u in itertools.count(-(-least // 8) * 8, 8) if u * GATES[cell] % step == 0)
-        yield Plan(cell, direction, size, element, cluster, rows, units, warps_k)
+        plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k)
+        gates, step = (GATES[cell], 16 * WARPS // warps_k) if plan.gathers else (1, 16)
+        units = next(u for u in itertools.count(8, 8) if u * cluster >= size and u * gates % step == 0)
+        yield replace(plan, units=units)
+        if not plan.gathers:
+            return

@@ -137,14 +137,17 @@ DEVICE void load_floats(float (&x)[N], const float* base, i64 element, int real)
     for (int i = 0; i < N; i++) x[i] = WHOLE<N> ? __uint_as_float(w[i]) : i < real ? base[element + i] : 0.0f;
 }
 
-template <int N>
-DEVICE void store_floats(float* base, i64 element, const float (&x)[N], int real) {
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        if (i < real) base[element + i] = x[i];
-}
-
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// Starts a copy of BYTES_ bytes from global to shared memory, or of zeros; `copied` waits for all but the
+// last N batches that the thread has marked off.
+template <int BYTES_>
+DEVICE void start_copy(void* to, const void* from, bool real) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES_), "r"(real ? BYTES_ : 0) : "memory");
+}
+DEVICE void mark_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+DEVICE void copied() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // ---- arithmetic ---------------------------------------------------------------------------------
 

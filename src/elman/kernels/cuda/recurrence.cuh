@@ -48,12 +48,32 @@ DEVICE void load_tile(u32 (&a)[4], int lane, Word word) {
         a[i] = operand(word(lane / 4 + 8 * (i % 2), (16 * (i / 2) + 4 * (lane % 4)) / BYTES));
 }
 
-DEVICE void keep_tile(uint4* place, const u32 (&a)[4]) { *place = make_uint4(a[0], a[1], a[2], a[3]); }
+// The tiles of one warp: the first REGISTER_TILES in registers, the rest in shared memory from `place`.
+struct Matrix {
+    u32 tile[REGISTER_TILES][4];
 
-DEVICE void recall_tile(u32 (&a)[4], const uint4* place) {
-    const uint4 w = *place;
-    a[0] = w.x, a[1] = w.y, a[2] = w.z, a[3] = w.w;
-}
+    __device__ __forceinline__ void read(u32 (&a)[4], int i, const uint4* place) const {
+        if (i < REGISTER_TILES) {
+#pragma unroll
+            for (int w = 0; w < 4; w++) a[w] = tile[i < REGISTER_TILES ? i : 0][w];
+        } else {
+            const uint4 word = place[(i - REGISTER_TILES) * 32];
+            a[0] = word.x, a[1] = word.y, a[2] = word.z, a[3] = word.w;
+        }
+    }
+
+    // load(a, i) fetches tile i of `count`.
+    template <class Load>
+    __device__ __forceinline__ void fill(int count, uint4* place, Load load) {
+#pragma unroll
+        for (int i = 0; i < REGISTER_TILES; i++) load(tile[i], i);
+        for (int i = REGISTER_TILES; i < count; i++) {
+            u32 a[4];
+            load(a, i);
+            place[(i - REGISTER_TILES) * 32] = make_uint4(a[0], a[1], a[2], a[3]);
+        }
+    }
+};
 
 // ---- the units a thread owns ----------------------------------------------------------------------
 
@@ -97,6 +117,28 @@ DEVICE void gather(Values& sum, const float* from, int count, int stride) {
         for (int v = 0; v < WIDE; v++) sum[v] = s ? sum[v] + __uint_as_float(w[v]) : __uint_as_float(w[v]);
     }
 }
+
+// ---- what a thread reads from global memory, fetched ahead into a ring ---------------------------------
+
+constexpr int AHEAD = 3;  // steps: latency of device memory, some 0.7 us, over that of a fast step
+
+template <int FIELDS, int AT>
+struct Ring {
+    static constexpr int SIZE_IN_BYTES = (AHEAD + 1) * FIELDS * ITEMS * THREADS * WIDE * BYTES;
+
+    static __device__ __forceinline__ char* place(int step, int field, int q) {
+        return shared + AT + (((step % (AHEAD + 1) * FIELDS + field) * ITEMS + q) * THREADS + threadIdx.x) * (WIDE * BYTES);
+    }
+    static __device__ __forceinline__ void fetch(int step, int field, int q, const void* base, i64 element, int real) {
+        if constexpr (WHOLE<WIDE>) start_copy<WIDE * BYTES>(place(step, field, q), (const char*)base + (real ? element * BYTES : 0), real > 0);
+        else store_words(place(step, field, q), load<WIDE>(base, element, real).word);
+    }
+    static __device__ __forceinline__ void take(Values& x, int step, int field, int q) {
+        Stored p;
+        load_words(p.word, place(step, field, q));
+        unpack(p, x);
+    }
+};
 
 // ---- between blocks -------------------------------------------------------------------------------
 
