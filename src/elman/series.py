@@ -71,6 +71,10 @@ def load(
     (1000, 1)
     """
     if source == "sine":
+        row = [(1, {"x": ""})]
+        for flag, names in (("--column", column), ("--time", [time]), ("--group", [group])):
+            for name in filter(None, names):
+                _known(name, row, flag)
         found = [sine(seed=seed)]
     else:
         rows = _read(source)
