@@ -1,0 +1,73 @@
+"""The gated recurrent unit, in PyTorch's variant (the reset gate acts after the product).
+
+    r_t = σ(a_ir + a_hr)                 reset
+    z_t = σ(a_iz + a_hz)                 update
+    n_t = tanh(a_in + r_t ⊙ a_hn)        candidate
+    h_t = (1 - z_t) ⊙ n_t + z_t ⊙ h_{t-1}
+
+with (a_ir, a_iz, a_in) = x_t W_ihᵀ + b_ih and (a_hr, a_hz, a_hn) = h_{t-1} W_hhᵀ + b_hh.
+Cho et al. (2014), "Learning phrase representations using RNN encoder-decoder".
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from elman.cells import Layer, State, add_batch, add_outer, read
+
+
+@final
+@dataclass(frozen=True)
+class Gru:
+    """Keeps (r, z, n, a_hn) of each step for the way back."""
+
+    gates: int = 3
+    keeps: int = 4
+
+    def step(self, w: Layer, x: Tensor, state: State) -> tuple[State, Tensor]:
+        (h,) = state
+        a_i, a_h = read(w.W_ih, x, w.b_ih), linear(h, w.W_hh, w.b_hh)
+        size = h.shape[-1]
+        a_in, a_hn = a_i[..., 2 * size :], a_h[..., 2 * size :]
+        rz = torch.sigmoid(a_i[..., : 2 * size] + a_h[..., : 2 * size])
+        r, z = rz.chunk(2, -1)
+        n = torch.tanh(a_in + r * a_hn)
+        return (n + z * (h - n),), torch.cat([rz, n, a_hn], -1)
+
+    def step_backward(
+        self,
+        w: Layer,
+        x: Tensor,
+        state: State,
+        after: State,
+        gates: Tensor | None,
+        dafter: State,
+        dw: Layer,
+    ) -> tuple[Tensor, State]:
+        """Carry dh_t one step back.
+
+        da_n = dh_t ⊙ (1 - z) ⊙ (1 - n²)
+        da_z = dh_t ⊙ (h_{t-1} - n) ⊙ z(1 - z)
+        da_r = da_n ⊙ a_hn ⊙ r(1 - r)
+        da_ih = (da_r, da_z, da_n),   da_hh = (da_r, da_z, da_n ⊙ r)
+        dh_{t-1} = dh_t ⊙ z + da_hh W_hh
+        """
+        assert gates is not None
+        (h,), (dh,) = state, dafter
+        r, z, n, a_hn = gates.chunk(4, -1)
+        da_n = dh * (1 - z) * (1 - n * n)
+        da_z = dh * (h - n) * (z * (1 - z))
+        da_r = da_n * a_hn * (r * (1 - r))
+        da_ih = torch.cat([da_r, da_z, da_n], -1)
+        da_hh = torch.cat([da_r, da_z, da_n * r], -1)
+        add_outer(dw.W_ih, da_ih, x)
+        add_outer(dw.W_hh, da_hh, h)
+        add_batch(dw.b_ih, da_ih)
+        add_batch(dw.b_hh, da_hh)
+        return da_ih, (torch.addmm(dh * z, da_hh, w.W_hh),)
+
+
+GRU = Gru()

@@ -1,0 +1,229 @@
+"""Carry: what part of the gradient flows back from one moment to the one before.
+
+    dh_t = dhs_t + ξ_{t+1} (∂h_{t+1}/∂h_t)ᵀ dh_{t+1}
+
+A carry is a choice of ξ_1 … ξ_T. ξ_1 = 1 always: the caller's h_0 keeps its gradient, and whoever
+carries a state between calls detaches it, as in PyTorch. All layers and directions share one ξ: a
+cut is a moment in time, not a place in the stack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elman.errors import UserError
+
+
+class Carry:
+    """What part of ∂L/∂h_{t+1} is carried back to h_t."""
+
+
+def _at_least_one(name: str, value: object, hint: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name}={value!r} must be a whole number of at least 1", hint=hint)
+
+
+@final
+@dataclass(frozen=True)
+class Full(Carry):
+    """Everything is carried: ξ = 1 everywhere, the exact gradient."""
+
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """ξ_1 … ξ_T, of shape (steps,)."""
+        return torch.ones(1, dtype=torch.float64).expand(steps)
+
+
+@final
+@dataclass(frozen=True)
+class Truncated(Carry):
+    """Exact inside a window of `window` steps; nothing crosses its edge.
+
+    ξ_t = 0 where step t begins a later window (steps k+1, 2k+1, …), else 1
+
+    >>> Truncated(window=2).weights(5).tolist()
+    [1.0, 1.0, 0.0, 1.0, 0.0]
+    """
+
+    window: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("window", self.window, "Full() never truncates")
+
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """ξ_1 … ξ_T, of shape (steps,)."""
+        xi = torch.ones(steps, dtype=torch.float64)
+        xi[self.window :: self.window] = 0
+        return xi
+
+
+class Polynomial(NamedTuple):
+    """The keep-probability of `Randomized.polynomial`, l steps after the last cut.
+
+        π_l = 1 - α / (l + (α - 1) m)
+
+    Then P(more than l steps between cuts) = Π_{j≤l} π_j falls like l^-α, so the weight Π 1/π_j of
+    a gradient that has come l steps grows like l^α (with a constant π it grows like π^-l), and the
+    mean distance between cuts, Σ_{l≥0} Π_{j≤l} π_j, is exactly m for every α > 1 (Gauss's sum of
+    the hypergeometric series). After Tallec and Ollivier (2017), "Unbiasing truncated
+    backpropagation through time".
+    """
+
+    mean: float
+    alpha: float
+
+    def keep(self, longest: int) -> np.ndarray:
+        """π_1 … π_longest."""
+        steps = np.arange(1, longest + 1)
+        return 1 - self.alpha / (steps + (self.alpha - 1) * self.mean)
+
+
+@final
+@dataclass(frozen=True)
+class Randomized(Carry):
+    """The gradient on average: cut at random, and what survives weighs more.
+
+        ξ_t = 0 with probability 1 - π, else 1/π,   so that E[ξ_t] = 1
+
+    `keep` is π: one number, or a sequence whose element t is for the moment before step t (the
+    first is never used, as ξ_1 = 1). Every backward pass draws anew; `seed` makes the draws
+    repeatable (by default it comes from torch's own generator) and `state()` says where they are.
+    One ξ serves the whole batch, or with `per_row` each row its own.
+    """
+
+    keep: float | Sequence[float] | Polynomial
+    seed: int | None = None
+    per_row: bool = False
+    _draws: list[int] = field(default_factory=lambda: [0], repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, (Tensor, np.ndarray)):
+            object.__setattr__(self, "keep", self.keep.tolist())
+        if not isinstance(self.keep, (int, float, Polynomial)):
+            object.__setattr__(self, "keep", tuple(self.keep))
+        for p in self._probabilities():
+            if not 0 < p <= 1:
+                raise UserError(
+                    f"keep={p} must be a probability above 0 and at most 1",
+                    hint="keep=0.9 cuts every ten steps on average",
+                )
+        if self.seed is None:
+            object.__setattr__(self, "seed", int(torch.randint(2**62, ())))
+
+    @classmethod
+    def polynomial(
+        cls, mean: float, alpha: float = 4.0, seed: int | None = None, per_row: bool = False
+    ) -> Randomized:
+        """Cuts `mean` steps apart on average; weights grow polynomially (see `Polynomial`)."""
+        if not mean > 1:
+            raise UserError(f"mean={mean} must be above 1 step", hint="mean=50 is a common choice")
+        if not (alpha > 1 and math.isfinite(alpha)):
+            raise UserError(
+                f"alpha={alpha} must be above 1, or the mean distance between cuts is infinite",
+                hint="alpha=4 keeps the variance low",
+            )
+        return cls(Polynomial(mean, alpha), seed, per_row)
+
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """A fresh draw of ξ_1 … ξ_T, of shape (steps,), or (steps, rows) with `per_row`.
+
+        >>> Randomized(keep=0.5, seed=1).weights(6).tolist()
+        [1.0, 0.0, 2.0, 2.0, 0.0, 2.0]
+        """
+        random = np.random.Generator(np.random.Philox(key=[self.seed or 0, self._draws[0]]))
+        self._draws[0] += 1
+        columns = rows if self.per_row else 1
+        if isinstance(self.keep, Polynomial):
+            xi = np.stack([_polynomial(self.keep, steps, random) for _ in range(columns)], axis=1)
+        else:
+            keep = np.asarray(self._probabilities())[:, None]
+            if len(keep) not in (1, steps):
+                raise UserError(
+                    f"keep has {len(keep)} probabilities for a sequence of {steps} steps",
+                    hint="give one per step, or one number for all",
+                )
+            xi = (random.random((steps, columns)) < keep) / keep
+        xi[:1] = 1
+        return torch.from_numpy(xi if self.per_row else xi[:, 0])
+
+    def state(self) -> dict[str, int]:
+        """Where the draws are, for a checkpoint; `restore` returns to it."""
+        return {"seed": int(self.seed or 0), "draws": self._draws[0]}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Draw next what was drawn next when `state()` was taken."""
+        object.__setattr__(self, "seed", int(state["seed"]))
+        self._draws[0] = int(state["draws"])
+
+    def _probabilities(self) -> tuple[float, ...]:
+        if isinstance(self.keep, Polynomial):
+            return ()
+        return (self.keep,) if isinstance(self.keep, (int, float)) else tuple(self.keep)
+
+
+def _polynomial(law: Polynomial, steps: int, random: np.random.Generator) -> np.ndarray:
+    """ξ for one row: distances between cuts by inverting their distribution, then 1/π between."""
+    keep = law.keep(steps)
+    survival = np.cumprod(keep)  # P(distance > l), l = 1 … steps
+    since = np.arange(steps)  # steps since the last cut, the start of the sequence counting as one
+    cut = 0
+    while cut < steps:
+        since[cut:] = np.arange(steps - cut)
+        cut += 1 + int(np.searchsorted(-survival, -random.random(), side="left"))
+    xi = np.zeros(steps)
+    xi[since > 0] = 1 / keep[since[since > 0] - 1]
+    return xi
+
+
+class Block(NamedTuple):
+    """Losses [first, last) carried back within the window [start, stop)."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+
+
+@final
+@dataclass(frozen=True)
+class Sliding(Carry):
+    """Every `every` steps, the newest `every` losses go back through the newest `steps` steps.
+
+    Not one ξ but one pass per block of losses, the state before the window taken as constant, so
+    every loss reaches back at least steps - every + 1 steps. every=1 is the notes' sum stopped
+    after τ = `steps` terms; every=steps is Truncated(window=steps).
+    """
+
+    every: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("every", self.every, "every=1 carries each loss back by itself")
+        _at_least_one("steps", self.steps, "steps=every is Truncated(window=every)")
+        if self.steps < self.every:
+            raise UserError(
+                f"steps={self.steps} must be at least every={self.every}: "
+                "a block's losses lie inside its window",
+                hint=f"Sliding(every={self.every}, steps={self.every})",
+            )
+
+    def blocks(self, steps: int, both_ways: bool = False) -> Iterator[Block]:
+        """The passes over `steps` time steps, in order of time.
+
+        >>> [tuple(b) for b in Sliding(every=2, steps=3).blocks(5)]
+        [(0, 2, 0, 2), (2, 4, 1, 4), (4, 5, 2, 5)]
+        """
+        for first in range(0, steps, self.every):
+            last = min(first + self.every, steps)
+            stop = min(steps, first + self.steps) if both_ways else last
+            yield Block(first, last, max(0, last - self.steps), stop)
+
+
+Weighted = Full | Truncated | Randomized
+"""The carries that are one ξ; `Sliding` is one pass per block."""

@@ -1,0 +1,183 @@
+"""Memory: which states are kept for the way back, and which are computed again.
+
+`Stored` keeps everything. `Checkpointed` cuts time into pieces, keeps the state at the start of
+some of them, and on the way back runs each piece forwards again from the nearest state kept. The
+gradient is the same; only time and memory are traded.
+
+With room for s states beside the first, reversing n pieces takes at least
+
+    cost(n, s) = min_{0<j<n}  j + cost(n - j, s - 1) + cost(j, s)
+    cost(1, s) = 0,   cost(n, 0) = n(n - 1)/2
+
+pieces run forwards: advance j pieces and keep that state; reverse what lies behind it with the
+s - 1 states left; then the j pieces before it. Griewank and Walther (2000), "Algorithm 799:
+revolve", solve this dynamic program in closed form, so that a million steps can be planned;
+Gruslys et al. (2016), "Memory-efficient backpropagation through time", use it for recurrent
+networks.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar, final
+
+from elman.errors import UserError
+
+S = TypeVar("S")
+
+
+class Plan(NamedTuple):
+    """Time cut into pieces of `piece` steps, with room for `slots` states beside the first."""
+
+    steps: int
+    piece: int
+    slots: int
+
+    @property
+    def pieces(self) -> int:
+        return -(-self.steps // self.piece)
+
+    def bounds(self, piece: int) -> tuple[int, int]:
+        """The steps [start, stop) of a piece."""
+        return piece * self.piece, min((piece + 1) * self.piece, self.steps)
+
+    def kept(self) -> list[int]:
+        """The pieces whose first states the way there keeps: 0, then further and further on."""
+        held = [0]
+        while (base := held[-1]) < self.pieces - 1 and len(held) <= self.slots:
+            held.append(base + split(self.pieces - base, self.slots - len(held) + 1))
+        return held
+
+
+class Memory(ABC):
+    """What is kept of the way there for the way back."""
+
+    @abstractmethod
+    def plan(self, steps: int, state_bytes: int, step_bytes: int) -> Plan:
+        """How to cut `steps` of time, given the size of one state and of one step's trace."""
+
+
+@final
+@dataclass(frozen=True)
+class Stored(Memory):
+    """Every state is kept, O(T): one piece."""
+
+    def plan(self, steps: int, state_bytes: int, step_bytes: int) -> Plan:
+        return Plan(steps, steps, 0)
+
+
+@final
+@dataclass(frozen=True)
+class Checkpointed(Memory):
+    """The state every `every` steps is kept, or as many as fit in `budget` bytes.
+
+    A budget holds the kept states and the trace of the one piece being reversed; the lengths of
+    the pieces and the states to keep are those that recompute least.
+    """
+
+    every: int | None = None
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.every is None) == (self.budget is None):
+            raise UserError(
+                f"every={self.every}, budget={self.budget}: Checkpointed takes one of the two",
+                hint="Checkpointed(every=100) or Checkpointed(budget=64 << 20)",
+            )
+        for name, value in (("every", self.every), ("budget", self.budget)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                unit = "steps" if name == "every" else "bytes"
+                raise UserError(f"{name}={value!r} must be a whole number of {unit}, at least 1")
+
+    def plan(self, steps: int, state_bytes: int, step_bytes: int) -> Plan:
+        if self.every is not None:
+            piece = min(self.every, steps)
+            return Plan(steps, piece, -(-steps // piece) - 1)
+        plans = self._fitting(steps, state_bytes, step_bytes)
+        return min(
+            plans, key=lambda p: (_recomputed(p), p.slots * state_bytes + p.piece * step_bytes)
+        )
+
+    def _fitting(self, steps: int, state_bytes: int, step_bytes: int) -> list[Plan]:
+        """Every plan worth comparing that fits the budget: piece lengths in a geometric series."""
+        assert self.budget is not None
+        room = self.budget - 2 * state_bytes  # the first state, and the one being advanced
+        longest = min(steps, room // step_bytes)
+        if longest < 1:
+            raise UserError(
+                f"budget={self.budget} bytes is too small: two states take {2 * state_bytes} "
+                f"and the trace of one step {step_bytes}",
+                hint=f"the smallest budget here is {2 * state_bytes + step_bytes}",
+            )
+        lengths = {
+            min(longest, math.ceil(1.1**i))
+            for i in range(1 + math.ceil(math.log(longest + 1, 1.1)))
+        }
+        plans = []
+        for piece in sorted(lengths):
+            pieces = -(-steps // piece)
+            slots = min(pieces - 1, (room - piece * step_bytes) // state_bytes)
+            plans.append(Plan(steps, piece, slots))
+        return plans
+
+
+def _recomputed(plan: Plan) -> int:
+    """Steps run again on the way back, beyond the one run with which each piece is reversed."""
+    if plan.pieces == 1:
+        return -plan.steps  # nothing is run again: the trace itself is kept
+    return (cost(plan.pieces, plan.slots) - (plan.pieces - 1)) * plan.piece  # less the way there
+
+
+def cost(pieces: int, slots: int) -> int:
+    """The least number of pieces run forwards to reverse `pieces` with `slots` kept states.
+
+        cost(n, s) = r n - C(s + 1 + r, s + 2),   r the least with C(s + 1 + r, s + 1) ≥ n
+
+    >>> cost(10, 9), cost(10, 1), cost(10, 0)
+    (9, 20, 45)
+    """
+    r, reach = 0, 1  # reach = C(s + 1 + r, s + 1): what r runs of each piece can reverse
+    while reach < pieces:
+        r += 1
+        reach = reach * (slots + 1 + r) // r
+    return r * pieces - math.comb(slots + 1 + r, slots + 2)
+
+
+def split(pieces: int, slots: int) -> int:
+    """How far to advance before keeping a state: the j that makes `cost` least.
+
+    What is minimised is convex in j, so the least is found by bisection.
+    """
+
+    def total(j: int) -> int:
+        return j + cost(pieces - j, slots - 1) + cost(j, slots)
+
+    low, high = 1, pieces - 1
+    while low < high:
+        middle = (low + high) // 2
+        if total(middle) <= total(middle + 1):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def reversed_pieces(
+    plan: Plan, kept: dict[int, S], advance: Callable[[S, int, int], S]
+) -> Iterator[tuple[int, S]]:
+    """Every piece from the last to the first, each with the state it starts from.
+
+    `kept` has the states of `plan.kept()`; `advance(state, piece, later)` runs from the start of
+    one piece to the start of a later one. At most `plan.slots` + 1 states are held at a time.
+    """
+    held = sorted(kept)
+    for piece in reversed(range(plan.pieces)):
+        while held[-1] > piece:
+            del kept[held.pop()]
+        while (base := held[-1]) < piece and len(held) <= plan.slots:
+            held.append(base + split(piece + 1 - base, plan.slots - len(held) + 1))
+            kept[held[-1]] = advance(kept[base], base, held[-1])
+        yield piece, kept[base] if base == piece else advance(kept[base], base, piece)

@@ -1,0 +1,106 @@
+"""The one recurrence through time: forwards through a cell, and back with a carry ξ.
+
+    dh_t = dhs_t + ξ_{t+1} (∂h_{t+1}/∂h_t)ᵀ dh_{t+1}
+
+Every carry is a choice of ξ, every memory a choice of which piece of time is run when; both use
+this loop. It is handed a cell and never asks which one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from elman.cells import Cell, Layer, State
+
+
+class Trace(NamedTuple):
+    """What the way back needs to know about the way there, over a piece of T steps."""
+
+    hs: Tensor  # (T+1, B, hidden or projection): h_0 … h_T
+    cs: Tensor | None = None  # (T+1, B, hidden): an lstm's memory
+    gates: Tensor | None = None  # whatever the kernel likes to keep
+
+    def state(self, t: int) -> State:
+        """The state after t steps: (h_t,) or (h_t, c_t)."""
+        return (self.hs[t],) if self.cs is None else (self.hs[t], self.cs[t])
+
+    def between(self, start: int, stop: int) -> Trace:
+        """The trace of steps start … stop-1 alone, sharing memory."""
+        cs = None if self.cs is None else self.cs[start : stop + 1]
+        gates = None if self.gates is None else self.gates[start:stop]
+        return Trace(self.hs[start : stop + 1], cs, gates)
+
+
+def forward(
+    cell: Cell,
+    w: Layer,
+    xs: Tensor,
+    state: State,
+    lengths: Tensor | None = None,
+    gates: Tensor | None = None,
+) -> Trace:
+    """Run a cell over a piece of time; a row that has ended (t ≥ its length) holds its state.
+
+    `gates`, where given, is filled with what the cell wants back on the way back.
+    """
+    steps = len(xs)
+    states = [s.new_empty(steps + 1, *s.shape) for s in state]
+    for track, s in zip(states, state, strict=True):
+        track[0] = s
+    for t in range(steps):
+        after, kept_t = cell.step(w, xs[t], state)
+        if lengths is not None:
+            runs = (t < lengths)[:, None]
+            after = tuple(torch.where(runs, a, s) for a, s in zip(after, state, strict=True))
+        for track, s in zip(states, after, strict=True):
+            track[t + 1] = s
+        if gates is not None and kept_t is not None:
+            gates[t] = kept_t
+        state = after
+    return Trace(states[0], states[1] if len(states) > 1 else None, gates)
+
+
+def backward(
+    cell: Cell,
+    w: Layer,
+    xs: Tensor,
+    trace: Trace,
+    dhs: Tensor | None,
+    dstate: State,
+    xi: Tensor | None,
+    lengths: Tensor | None,
+    dxs: Tensor | None,
+    dw: Layer,
+) -> State:
+    """Carry every loss back through time: dh_t = dhs_t + ξ_{t+1} (∂h_{t+1}/∂h_t)ᵀ dh_{t+1}.
+
+    Adds to the weight gradients `dw` step by step, last step first, so that cutting time into
+    pieces changes no bit of the result; fills `dxs`; returns the pull on the state before the
+    piece. `xi[t]` multiplies what step t hands back (None: 1 everywhere).
+    """
+    for t in reversed(range(len(xs))):
+        if dhs is not None:
+            dstate = (dstate[0] + dhs[t], *dstate[1:])
+        held = None if lengths is None else (t >= lengths)[:, None]
+        pull = dstate if held is None else tuple(d.masked_fill(held, 0) for d in dstate)
+        gates = None if trace.gates is None else trace.gates[t]
+        da, before = cell.step_backward(
+            w, xs[t], trace.state(t), trace.state(t + 1), gates, pull, dw
+        )
+        if dxs is not None:
+            torch.mm(da, w.W_ih, out=dxs[t])
+        if xi is not None:
+            before = tuple(scale(d, xi[t]) for d in before)
+        if held is not None:
+            before = tuple(torch.where(held, d, b) for d, b in zip(dstate, before, strict=True))
+        dstate = before
+    return dstate
+
+
+def scale(d: Tensor, xi: Tensor) -> Tensor:
+    """ξ d, for one ξ or one per row; a cut (ξ = 0) gives 0 even where d has overflowed."""
+    xi = xi if xi.dim() == 0 else xi[:, None]
+    return torch.where(xi == 0, 0, xi * d)

@@ -1,0 +1,171 @@
+"""A stack of layers, one way or both ways, over all of time: forwards, and back with a ξ.
+
+Its strands run one after the other; between them there is only turning time round, joining the two
+directions and dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from elman.cells import Layer
+from elman.gradients.carry import Carry, Full, Weighted
+from elman.gradients.memory import Memory, Stored
+from elman.kernels import Kernel
+from elman.strand import Dropout, States, Strand, run, run_back
+
+
+class Pulls(NamedTuple):
+    """The loss's pull on everything that goes into a stack."""
+
+    dxs: Tensor | None
+    dstates: States
+    dws: list[Layer]
+
+
+@final
+@dataclass(frozen=True)
+class Stack:
+    """Layers in PyTorch's order (each layer's forward direction, then its reverse one)."""
+
+    cell: str
+    layers: Sequence[Layer]
+    directions: int
+    kernels: Sequence[Kernel]  # one per direction
+    carry: Carry
+    memory: Memory
+    dropout: Dropout | None = None
+    lengths: Tensor | None = None
+
+    def levels(self) -> list[list[Strand]]:
+        """What can run only after the level below has run over all of time."""
+        if self.directions == 1:
+            return [[Strand(self.kernels[0], self.cell, self.layers, self.dropout, self.lengths)]]
+        return [
+            [
+                Strand(kernel, self.cell, [w], None, self.lengths)
+                for kernel, w in zip(self.kernels, self.layers[i : i + 2], strict=True)
+            ]
+            for i in range(0, len(self.layers), 2)
+        ]
+
+    def forward(
+        self, xs: Tensor, states: States, keep: bool, gates: bool = True
+    ) -> tuple[Tensor, States, list[Tensor]]:
+        """ys, the last states, and what the memory keeps for `backward`."""
+        last, kept = [], []
+        for level, strands in enumerate(self.levels()):
+            if level > 0:
+                kept += [xs] if keep else []
+                xs = xs if self.dropout is None else self.dropout(xs, level - 1, 0)
+            ys = []
+            for d, strand in enumerate(strands):
+                before = states[self._slice(level, d)]
+                y, after, held = run(strand, self.turn(xs, d), before, self.memory, keep, gates)
+                ys.append(self.turn(y, d))
+                last += after
+                kept += held
+            xs = ys[0] if len(ys) == 1 else torch.cat(ys, -1)
+        return xs, last, kept
+
+    def draw(self, xs: Tensor) -> Tensor | None:
+        """This backward pass's ξ; None where it is 1 everywhere."""
+        assert isinstance(self.carry, Weighted)
+        if isinstance(self.carry, Full):
+            return None
+        dtype = torch.promote_types(self.layers[0].W_hh.dtype, torch.float32)
+        return self.carry.weights(len(xs), xs.shape[1]).to(xs.device, dtype)
+
+    def backward(
+        self,
+        xs: Tensor,
+        states: States,
+        kept: list[Tensor],
+        dys: Tensor | None,
+        dlast: States,
+        needs_dxs: bool,
+        xi: Tensor | None,
+    ) -> Pulls:
+        """The pulls on xs, the first states and the weights: one pass back through all of time."""
+        levels, kept = self.levels(), list(kept)
+        inputs, held = self._sorted(kept, xs, levels)
+        dws = [w.zeros() for w in self.layers]
+        dstates = list(dlast)
+        for level in reversed(range(len(levels))):
+            dropout = self.dropout if level > 0 else None
+            x = inputs[level] if dropout is None else dropout(inputs[level], level - 1, 0)
+            dx = None
+            for d, strand in enumerate(levels[level]):
+                here = self._slice(level, d)
+                dx_d, dstates[here] = run_back(
+                    strand,
+                    self.turn(x, d),
+                    states[here],
+                    self.memory,
+                    held[level][d],
+                    None if dys is None else self.turn(self._half(dys, d), d),
+                    dstates[here],
+                    self.turn_xi(xi, d),
+                    needs_dxs or level > 0,
+                    dws[here],
+                )
+                if dx_d is not None:
+                    dx = self.turn(dx_d, d) if dx is None else dx + self.turn(dx_d, d)
+            if dropout is not None and dx is not None:
+                dx = dx * dropout.mask(dx, level - 1, 0)
+            dys = dx
+        return Pulls(dys if needs_dxs else None, dstates, dws)
+
+    def within(self, start: int, stop: int) -> Stack:
+        """The same stack on the steps [start, stop) alone, everything stored, nothing cut."""
+        lengths = None if self.lengths is None else (self.lengths - start).clamp(0, stop - start)
+        dropout = None if self.dropout is None else self.dropout.moved(start)
+        return replace(self, carry=Full(), memory=Stored(), lengths=lengths, dropout=dropout)
+
+    def turn(self, xs: Tensor, direction: int) -> Tensor:
+        """Time turned round for the reverse direction, each row within its own length."""
+        if direction == 0:
+            return xs
+        if self.lengths is None:
+            return xs.flip(0)
+        t = torch.arange(len(xs), device=xs.device)[:, None]
+        back = torch.where(t < self.lengths, self.lengths - 1 - t, t)
+        return xs[back, torch.arange(xs.shape[1], device=xs.device)]
+
+    def turn_xi(self, xi: Tensor | None, direction: int) -> Tensor | None:
+        """ξ as the reverse direction meets it: the same moments, its own first one uncut."""
+        if xi is None or direction == 0:
+            return xi
+        if self.lengths is None:
+            return torch.cat([torch.ones_like(xi[:1]), xi[1:].flip(0)])
+        steps, rows = len(xi), torch.arange(len(self.lengths), device=xi.device)
+        xi = xi if xi.dim() == 2 else xi[:, None].expand(steps, len(rows))
+        moment = self.lengths - torch.arange(steps, device=xi.device)[:, None]
+        inside = (moment > 0) & (moment < self.lengths)
+        return torch.where(inside, xi[moment.clamp(0, steps - 1), rows], 1)
+
+    def _slice(self, level: int, direction: int) -> slice:
+        """The places of a strand's layers in PyTorch's order."""
+        if self.directions == 1:
+            return slice(0, len(self.layers))
+        return slice(2 * level + direction, 2 * level + direction + 1)
+
+    def _half(self, dys: Tensor, direction: int) -> Tensor:
+        return dys if self.directions == 1 else dys.chunk(2, -1)[direction]
+
+    def _sorted(
+        self, kept: list[Tensor], xs: Tensor, levels: list[list[Strand]]
+    ) -> tuple[list[Tensor], list[list[list[Tensor]]]]:
+        """What `forward` kept, as each level's inputs and each strand's own."""
+        each = (len(kept) - (len(levels) - 1)) // (len(levels) * self.directions)
+        inputs, held = [xs], []
+        for level in range(len(levels)):
+            if level > 0:
+                inputs.append(kept.pop(0))
+            held.append([[kept.pop(0) for _ in range(each)] for _ in range(self.directions)])
+        return inputs, held

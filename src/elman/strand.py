@@ -1,0 +1,231 @@
+"""A strand: the part of a stack that can be run over a piece of time by itself.
+
+That is all the layers of a stack that runs one way, or one direction of one layer of a
+bidirectional one (whose next layer has to wait for both ends of time). The memory says into which
+pieces its time is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from elman.cells import Layer, State
+from elman.gradients.memory import Memory, Plan, reversed_pieces
+from elman.gradients.through_time import Trace
+from elman.kernels import Kernel
+
+States = list[State]
+"""The states of several layers at one moment."""
+
+
+@final
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout between layers, the same mask however time is cut into pieces.
+
+    Masks are drawn for a few steps at a time, from a seed that names the layer and the moment, so
+    they can be drawn again on the way back instead of being kept.
+    """
+
+    p: float
+    seed: int
+    origin: int = 0
+    grain: int = 16
+
+    def moved(self, start: int) -> Dropout:
+        """The same masks for a sequence that begins `start` steps later."""
+        return replace(self, origin=self.origin + start)
+
+    def __call__(self, hs: Tensor, layer: int, start: int) -> Tensor:
+        """What layer + 1 reads, from what `layer` wrote at the steps start, start + 1, …"""
+        return hs * self.mask(hs, layer, start)
+
+    def mask(self, hs: Tensor, layer: int, start: int) -> Tensor:
+        """0 with probability p, else 1/(1-p), shaped like hs."""
+        start += self.origin
+        first, last = start // self.grain, (start + len(hs) - 1) // self.grain
+        random = torch.Generator(hs.device)
+        grains = []
+        for grain in range(first, last + 1):
+            random.manual_seed((self.seed + layer * 0x9E3779B1 + grain * 0x85EBCA6B) % 2**63)
+            size = (self.grain, *hs.shape[1:])
+            grains.append(torch.rand(size, generator=random, device=hs.device) >= self.p)
+        offset = start - first * self.grain
+        kept = torch.cat(grains)[offset : offset + len(hs)].to(hs.dtype)
+        return kept / (1 - self.p) if self.p < 1 else kept
+
+
+@final
+@dataclass(frozen=True)
+class Strand:
+    """Layers that run one way, over any piece [start, stop) of time."""
+
+    kernel: Kernel
+    cell: str
+    layers: Sequence[Layer]
+    dropout: Dropout | None = None
+    lengths: Tensor | None = None
+
+    def forward(
+        self, xs: Tensor, states: States, start: int, stop: int, needs_gates: bool = True
+    ) -> list[Trace]:
+        """Every layer's trace over the piece, from their states at its start."""
+        inputs, traces = xs[start:stop], []
+        for i, (w, state) in enumerate(zip(self.layers, states, strict=True)):
+            lengths = self._lengths(start, stop)
+            trace = self.kernel.forward(self.cell, w, inputs, state, lengths, needs_gates)
+            traces.append(trace)
+            inputs = self._read(trace, i, start)
+        return traces
+
+    def backward(
+        self,
+        xs: Tensor,
+        traces: list[Trace],
+        dys: Tensor | None,
+        dstates: States,
+        xi: Tensor | None,
+        start: int,
+        stop: int,
+        needs_dxs: bool,
+        dws: list[Layer],
+    ) -> tuple[Tensor | None, States]:
+        """The pull on the piece's xs and on the states at its start; adds to `dws`."""
+        dstates, xi = list(dstates), None if xi is None else xi[start:stop]
+        for i in reversed(range(len(self.layers))):
+            inputs = xs[start:stop] if i == 0 else self._read(traces[i - 1], i - 1, start)
+            dxs, _, dstates[i] = self.kernel.backward(
+                self.cell,
+                self.layers[i],
+                inputs,
+                traces[i],
+                dys,
+                dstates[i],
+                xi,
+                self._lengths(start, stop),
+                needs_dxs or i > 0,
+                dws[i],
+            )
+            if i > 0 and self.dropout is not None and dxs is not None:
+                dxs = dxs * self.dropout.mask(dxs, i - 1, start)
+            dys = dxs
+        return dys, dstates
+
+    def advance(self, xs: Tensor, states: States, start: int, stop: int) -> States:
+        """The states at `stop` from those at `start`, nothing else kept."""
+        traces = self.forward(xs, states, start, stop, needs_gates=False)
+        return [_copied(trace.state(stop - start)) for trace in traces]
+
+    def plan(self, xs: Tensor, states: States, memory: Memory) -> Plan:
+        """How the memory cuts this strand's time."""
+        step = sum(self._step_bytes(i, xs, state) for i, state in enumerate(states))
+        return memory.plan(len(xs), sum(s.nbytes for s in _flat(states)), step)
+
+    def traces(self, kept: list[Tensor]) -> list[Trace]:
+        """The traces that `run` kept, put together again."""
+        each = len(kept) // len(self.layers)
+        return [self._trace(kept[i : i + each]) for i in range(0, len(kept), each)]
+
+    def reversed_pieces(
+        self, plan: Plan, xs: Tensor, states: States, kept: list[Tensor]
+    ) -> Iterator[tuple[int, States]]:
+        """Pieces from the last to the first, each with the states it starts from."""
+
+        def advance(before: States, piece: int, later: int) -> States:
+            for p in range(piece, later):
+                before = self.advance(xs, before, *plan.bounds(p))
+            return before
+
+        each = len(states[0])
+        held = {}
+        for n, piece in enumerate(plan.kept()):
+            flat = [k[n] for k in kept]
+            held[piece] = [tuple(flat[i : i + each]) for i in range(0, len(flat), each)]
+        return reversed_pieces(plan, held, advance)
+
+    def _step_bytes(self, layer: int, xs: Tensor, state: State) -> int:
+        """What one step of a layer takes on the way back: states, gates, pulls on h and x."""
+        w = self.layers[layer]
+        one = xs[:1] if layer == 0 else state[0].new_empty(1, len(state[0]), w.W_ih.shape[1])
+        gates = self.kernel.empty_gates(self.cell, w, one, state)
+        kept = sum(s.nbytes for s in state) + (0 if gates is None else gates.nbytes)
+        pulls = state[0].nbytes + (one.nbytes if one.is_floating_point() else 0)
+        return kept + pulls
+
+    def _trace(self, kept: list[Tensor]) -> Trace:
+        hs, *rest = kept
+        cs = rest.pop(0) if self.cell == "lstm" else None
+        return Trace(hs, cs, rest[0] if rest else None)
+
+    def _read(self, trace: Trace, layer: int, start: int) -> Tensor:
+        """What the layer above `layer` reads."""
+        ys = trace.hs[1:]
+        last = layer == len(self.layers) - 1
+        return ys if self.dropout is None or last else self.dropout(ys, layer, start)
+
+    def _lengths(self, start: int, stop: int) -> Tensor | None:
+        return None if self.lengths is None else (self.lengths - start).clamp(0, stop - start)
+
+
+def run(
+    strand: Strand, xs: Tensor, states: States, memory: Memory, keep: bool, gates: bool = True
+) -> tuple[Tensor, States, list[Tensor]]:
+    """Over all of time: what the last layer writes, the last states, and what the memory keeps."""
+    plan = strand.plan(xs, states, memory)
+    if plan.pieces == 1:
+        traces = strand.forward(xs, states, 0, plan.steps, needs_gates=keep and gates)
+        kept = [t for trace in traces for t in trace if t is not None] if keep else []
+        return traces[-1].hs[1:], [trace.state(plan.steps) for trace in traces], kept
+    hold, held, ys = set(plan.kept()), [], []
+    for piece in range(plan.pieces):
+        if keep and piece in hold:
+            held.append(states)
+        start, stop = plan.bounds(piece)
+        traces = strand.forward(xs, states, start, stop, needs_gates=False)
+        ys.append(traces[-1].hs[1:])
+        states = [_copied(trace.state(stop - start)) for trace in traces]
+    return torch.cat(ys), states, [torch.stack(s) for s in zip(*map(_flat, held), strict=True)]
+
+
+def run_back(
+    strand: Strand,
+    xs: Tensor,
+    states: States,
+    memory: Memory,
+    kept: list[Tensor],
+    dys: Tensor | None,
+    dstates: States,
+    xi: Tensor | None,
+    needs_dxs: bool,
+    dws: list[Layer],
+) -> tuple[Tensor | None, States]:
+    """The pull on all xs and on the first states, from the pulls on ys and the last states."""
+    plan = strand.plan(xs, states, memory)
+    if plan.pieces == 1:
+        traces = strand.traces(kept)
+        return strand.backward(xs, traces, dys, dstates, xi, 0, plan.steps, needs_dxs, dws)
+    dxs = torch.empty_like(xs) if needs_dxs and xs.is_floating_point() else None
+    for piece, before in strand.reversed_pieces(plan, xs, states, kept):
+        start, stop = plan.bounds(piece)
+        traces = strand.forward(xs, before, start, stop)
+        pull = None if dys is None else dys[start:stop]
+        piece_dxs, dstates = strand.backward(
+            xs, traces, pull, dstates, xi, start, stop, needs_dxs, dws
+        )
+        if dxs is not None and piece_dxs is not None:
+            dxs[start:stop] = piece_dxs
+    return dxs, dstates
+
+
+def _copied(state: State) -> State:
+    """A state that does not hold on to the trace it is part of."""
+    return tuple(s.clone() for s in state)
+
+
+def _flat(states: States) -> list[Tensor]:
+    return [s for state in states for s in state]
