@@ -17,17 +17,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from elman.datasets import DATASETS
 from elman.errors import MissingSource, UserError
 
 Values = NDArray[np.float64]
 Missing = Literal["error", "interpolate"]
 Row = dict[str, str]
 
-NAMES = {
-    "sine": "the notes' sin(0.01 t) + N(0, 0.2), t = 1…1000, made from a seed",
-    "sunspots": "yearly mean sunspot numbers 1700–2008 (NOAA, public domain), in the package",
-    "airline": "monthly airline passengers 1949–1960, thousands (Box and Jenkins), in the package",
-}
+NAMES = tuple(name for name, dataset in DATASETS.items() if dataset.kind == "series")
 
 _SEASONS = {"sunspots": 11, "airline": 12}
 _TIMES = {"sunspots": "year", "airline": "month"}

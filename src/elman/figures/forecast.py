@@ -97,7 +97,12 @@ def error_by_horizon(axes: Axes, scores: Mapping[str, Scores]) -> None:
         fitted = growth(first.rmse)
         label = f"ε̄ + c ε, c = {fitted.factor:.2f}"
         axes.plot(
-            _horizons(first), fitted.predicted, color="black", linewidth=0.8, linestyle=":", label=label
+            _horizons(first),
+            fitted.predicted,
+            color="black",
+            linewidth=0.8,
+            linestyle=":",
+            label=label,
         )
     axes.set(title="Held-out error by horizon", xlabel="steps ahead", ylabel="RMSE")
     axes.set_ylim(bottom=0)
