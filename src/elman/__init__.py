@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from elman.language_model import LanguageModel as LanguageModel
     from elman.vocab import Vocab as Vocab
 
 _HOMES = {
+    "LanguageModel": "elman.language_model",
     "Vocab": "elman.vocab",
 }
 """Public classes and the module each lives in."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from elman import __version__
-from elman.cli import datasets
+from elman.cli import datasets, train
 from elman.cli.console import complain
 from elman.errors import UserError, WorkFailed
 
@@ -42,6 +42,7 @@ def options(
 
 
 app.command("datasets")(datasets.datasets)
+app.command("train")(train.train)
 
 
 def main(arguments: list[str] | None = None) -> None:
