@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ def bare_loop(model, ids):
 def test_by_lag_is_the_norm_of_autograds_gradient(cell, embedding_size):
     model, lags = alive(cell, embedding_size=embedding_size), 6
     if embedding_size:
+        assert model.embedding is not None
         xs = model.embedding(IDS[:-1, None])
         plain = d.Passage.run(model.recurrence, xs.detach())
         assert len(d.by_lag(plain, lags).norms) == len(IDS) - 1 - lags
@@ -104,7 +106,7 @@ def test_jacobian_is_the_derivative_of_one_step(cell):
 
 
 def linear(W, steps=60):
-    rnn = RNN(2, len(W), nonlinearity="linear", bias=False, dtype=torch.float64)
+    rnn: Any = RNN(2, len(W), nonlinearity="linear", bias=False, dtype=torch.float64)
     rnn.weight_hh_l0.data[:] = torch.as_tensor(W)
     return d.Passage.run(rnn, torch.randn(steps, 1, 2, dtype=torch.float64))
 
@@ -155,6 +157,7 @@ def test_a_delayed_copy_puts_its_gradient_at_the_delay():
     rnn, head = RNN(2, 16, dtype=torch.float64), torch.nn.Linear(16, 2, dtype=torch.float64)
     optimiser = torch.optim.Adam([*rnn.parameters(), *head.parameters()], 0.01)
     xs, target = bits.view(20, 30).T.contiguous(), bits.view(20, 30).T[:-delay]
+    loss = torch.tensor(math.inf)
     for _ in range(200):
         hs, _ = rnn(xs)
         loss = F.cross_entropy(head(hs[delay:]).flatten(0, 1), target.flatten())
@@ -183,7 +186,7 @@ def _input_gradient(rnn, head, bits, t):
     ("module", "gates"), [(GRU, {"reset", "update"}), (LSTM, {"input", "forget", "output"})]
 )
 def test_gate_openness_follows_the_bias(module, gates):
-    rnn = module(2, 3, dtype=torch.float64)
+    rnn: Any = module(2, 3, dtype=torch.float64)
     rnn.bias_ih_l0.data[:3] = 50.0  # the first gate (reset, input) stands open
     found = d.units(d.Passage.run(rnn, torch.randn(20, 1, 2, dtype=torch.float64))).openness[0]
     assert set(found) == gates
@@ -193,7 +196,7 @@ def test_gate_openness_follows_the_bias(module, gates):
 
 
 def test_saturated_and_dead_units_are_counted():
-    rnn = RNN(2, 4, dtype=torch.float64)
+    rnn: Any = RNN(2, 4, dtype=torch.float64)
     with torch.no_grad():
         rnn.bias_ih_l0[0] = 50.0  # always +1: saturated, and it never moves
         for w in (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0):

@@ -89,7 +89,7 @@ def _score(
 
 def _gradient(model: LanguageModel, ids: Tensor, carry: Carry) -> tuple[Tensor, float]:
     """The gradient of the recurrence's parameters as one vector, and how long it took."""
-    exact = copy.deepcopy(model).cpu().double().eval()
+    exact: Any = copy.deepcopy(model).cpu().double().eval()
     exact.recurrence.carry = carry
     start = time.perf_counter()
     logits, _ = exact(ids[None, :-1])
