@@ -125,6 +125,17 @@ def test_a_loop_that_was_left_goes_on_and_one_that_ended_starts_again(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_any_batch_can_be_asked_for_without_moving(kind):
+    windows = kind(range(31), batch=2, window=3)
+    whole = listed(windows)
+    assert listed(windows[i] for i in reversed(range(len(windows)))) == whole[::-1]
+    assert windows.position == 0
+    for outside in (-1, len(windows)):
+        with pytest.raises(IndexError, match="batches run from 0 to 4"):
+            windows[outside]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(shape=shapes(), world_size=st.integers(1, 3))
 def test_ranks_partition_the_rows_and_share_the_position(kind, shape, world_size):
     ids, options = shape

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elman.errors import UserError
+from elman.errors import OutOfRange, UserError
 
 Ids = Sequence[int] | NDArray[Any] | Tensor
 """One-dimensional integers: a list, an array, a memory map, a tensor on any device."""
@@ -69,7 +69,7 @@ def shuffled(
 
 
 class Batches(abc.ABC):
-    """Mini-batches (x, y) of shape (rows, window), int64, y one step ahead, from a position on."""
+    """Mini-batches (x, y) of shape (rows, window), int64, y one step ahead, and a position."""
 
     seed: int | None = None
 
@@ -90,7 +90,17 @@ class Batches(abc.ABC):
 
     @abc.abstractmethod
     def _windows(self, position: int) -> tuple[Any, Any]:
-        """The batch at `position`, as slices of `ids`."""
+        """The batch at `position`, still of the type of `ids`."""
+
+    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
+        """The batch at `position`, wherever the reading stands."""
+        if not 0 <= position < len(self):
+            raise OutOfRange(
+                f"there is no batch {position} in a pass of {len(self)}",
+                hint=f"batches run from 0 to {len(self) - 1}",
+            )
+        x, y = self._windows(position)
+        return _int64(x), _int64(y)
 
     def _made_with(self) -> dict[str, Any]:
         """What a saved position depends on; not the ranks, which share it."""
@@ -105,9 +115,9 @@ class Batches(abc.ABC):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         while self.position < len(self):
-            x, y = self._windows(self.position)
+            x, y = self[self.position]
             self.position += 1  # before the yield: a state saved now continues after this batch
-            yield _int64(x), _int64(y)
+            yield x, y
         self.position = 0
 
     def state(self) -> dict[str, Any]:

@@ -77,9 +77,9 @@ DATASETS = {
                 "04486597058d11dcc2c556b1d0433891eb639d2e",
             ),
         ),
-        Dataset("sine", "series", "the notes' noisy sine, sin(0.01 t) + N(0, 0.2), drawn by seed"),
-        Dataset("sunspots", "series", "yearly sunspot numbers"),
-        Dataset("airline", "series", "monthly airline passengers"),
+        Dataset("sine", "series", "the notes' sin(0.01 t) + N(0, 0.2), t = 1…1000, from a seed"),
+        Dataset("sunspots", "series", "yearly mean sunspot numbers, 1700–2008 (NOAA)"),
+        Dataset("airline", "series", "monthly airline passengers, 1949–1960 (Box and Jenkins)"),
     )
 }
 

@@ -69,23 +69,29 @@ class Score:
 def characters(vocab: Vocab, ids: Any) -> int:
     """How many characters of text the predicted tokens, all after the first, stand for.
 
-    A word counts with the space before it; `<unk>` counts as it is written.
+    A word counts with the space before it, a byte as its share of the text it decodes to. What
+    `<unk>` stood for is not known: it counts as one character, never as its own spelling.
     """
     if vocab.level == "char":
         return len(ids) - 1
-    return len(vocab.decode(ids[1:])) + (1 if vocab.level == "word" else 0)
+    if vocab.level == "byte":
+        return len(vocab.decode(ids[1:]))
+    special = 1 + len(vocab.reserved_tokens)
+    lengths = np.array([1 if i < special else 1 + len(word) for i, word in enumerate(vocab)])
+    return int(lengths[np.asarray(ids)[1:]].sum())
 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients; the model's mode is put back afterwards."""
-    before = model.training
+    """Without dropout and without gradients; every part's mode is put back afterwards."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        model.train(before)
+        for module in training:
+            module.training = True
 
 
 def evaluate(

@@ -276,8 +276,11 @@ def train(
     every_steps: int = 0,
     every_seconds: float = 30.0,
     stop: Callable[[], bool] = lambda: False,
+    remark: Callable[[Record], dict[str, Any] | None] = lambda record: None,
 ) -> Iterator[Record]:
     """Train to the end, or until `stop()`, keeping the folder in step; yields every record.
+
+    What `remark` says of a record, such as a sample of the model's writing, is kept after it.
 
     A checkpoint is written every so many updates, every so many seconds, with each better
     validation, when stopped and at the end.
@@ -286,6 +289,8 @@ def train(
     with open(run.path / "metrics.jsonl", "ab") as log:
         for record in training.records():
             _append(log, record.json())
+            if remarked := remark(record):
+                _append(log, remarked)
             better = isinstance(record, Validation) and record.improved
             late = every_seconds > 0 and time.monotonic() - saved_at >= every_seconds
             if better or late or (every_steps and training.step % every_steps == 0):

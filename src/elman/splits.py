@@ -69,15 +69,26 @@ def fingerprint(text: str | bytes) -> str:
     return hashlib.sha256(as_bytes(text)).hexdigest()
 
 
+def cleaned(data: Data, text: str | bytes) -> str | bytes:
+    """The text as the model reads it."""
+    if data.clean != "letters" or isinstance(text, bytes):
+        return text
+    joint = " " if data.level == "word" else ""  # the notes join characters with nothing
+    return joint.join(corpus.letters(text))
+
+
+def tokens_of(data: Data, text: str | bytes) -> Any:
+    """The text cleaned and cut into tokens, as `Vocab.encode` takes them."""
+    text = cleaned(data, text)
+    if data.level == "byte":
+        return as_bytes(text)
+    return text.split() if data.level == "word" else text
+
+
 def prepare(data: Data, text: str | bytes, vocab: Vocab | None = None) -> Splits:
     """Clean, cut, encode; with the vocabulary given, or that of the training part."""
     sha256 = fingerprint(text)
-    if data.clean == "letters" and isinstance(text, str):
-        joint = " " if data.level == "word" else ""  # the notes join characters with nothing
-        text = joint.join(corpus.letters(text))
-    tokens: Any = text.split() if data.level == "word" and isinstance(text, str) else text
-    if data.level == "byte":
-        tokens = as_bytes(text)
+    tokens = tokens_of(data, text)
     tokens = tokens[: data.max_tokens] if data.max_tokens else tokens
     train, validation, _ = corpus.split(tokens, validation=data.validation)
     if vocab is None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from elman import __version__
-from elman.cli import datasets, train
+from elman.cli import datasets, evaluate, generate, ngram, statistics, train
 from elman.cli.console import complain
 from elman.errors import UserError, WorkFailed
 
@@ -42,7 +42,11 @@ def options(
 
 
 app.command("datasets")(datasets.datasets)
+app.command("ngram")(ngram.ngram)
+app.command("statistics")(statistics.statistics)
 app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("generate")(generate.generate)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -246,7 +246,8 @@ def _work(
 
     with _gentle_signals() as caught, _display(training) as show, _board(run, tensorboard) as log:
         try:
-            for record in runs.train(run, training, stop=lambda: bool(caught), **every):
+            stop = {"stop": lambda: bool(caught), "remark": _sampler(run, training)}
+            for record in runs.train(run, training, **stop, **every):
                 show(record)
                 log(record)
                 if as_json:
@@ -258,6 +259,24 @@ def _work(
                 hint=f"{failure.hint}; from the last checkpoint: {again} --learning-rate …",
             ) from failure
     return caught[0] if caught else ""
+
+
+def _sampler(run: "Run", training: "Training") -> Callable[["Record"], dict[str, Any] | None]:
+    """After validations 1, 2, 4, 8, … and the last, a text of the model's own for the report."""
+    from elman import generation
+    from elman.training import Validation
+
+    every = training.settings.validate_every
+
+    def sample(record: "Record") -> dict[str, Any] | None:
+        number = record.step // every if every else 0
+        if not isinstance(record, Validation) or (number & (number - 1) and not training.finished):
+            return None
+        with training.average.applied():
+            text = generation.specimen(training.model, run.vocab)
+        return {"kind": "sample", "step": record.step, "text": text}
+
+    return sample
 
 
 @contextmanager
@@ -326,9 +345,10 @@ def _board(run: "Run", wanted: bool) -> Iterator[Callable[["Record"], None]]:
 
 def _conclude(run: "Run", training: "Training", as_json: bool) -> None:
     """Score the best weights by the definition, and say what was written and what comes next."""
-    from elman import runs
+    from elman import report, runs
 
     found = runs.conclude(run, training)
+    page = report.write(run)
     if as_json:
         emit({"kind": "result", "run": str(run.path), **found})
         return
@@ -337,6 +357,6 @@ def _conclude(run: "Run", training: "Training", as_json: bool) -> None:
             f"held out, {found['tokens']:,} tokens: {found['nats_per_token']:.4f} nats per token, "
             f"perplexity {found['perplexity']:.3f}, {found['bits_per_char']:.4f} bits per character"
         )
-    typer.echo(f"wrote {run.path}")
+    typer.echo(f"wrote {run.path}; to read in a browser: {page}")
     quoted = shlex.quote(str(run.path))
     typer.echo(f"next: elman generate {quoted}; elman evaluate {quoted}")
