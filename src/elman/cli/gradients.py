@@ -58,14 +58,14 @@ def gradients(
 
 def passage_ids(opened: Run, source: str | None, steps: int) -> Any:
     """The first `steps` tokens of the given text, or of the run's held-out part."""
-    from elman import splits
+    from elman import evaluation, splits
     from elman.errors import UserError
 
     if source is None:
         parts = opened.splits()
         ids = parts.validation if len(parts.validation) else parts.train
     else:
-        ids = opened.vocab.encode(splits.read_text(opened.config.data, source))
+        ids = evaluation.encode(opened, splits.read(opened.config.data, source))
     if len(ids) < 9:
         raise UserError(
             f"{len(ids)} tokens are too few to see a gradient through time",
@@ -87,7 +87,9 @@ def verdict(by_lag: ByLag, units: Units, exponent: float, window: int) -> str:
     if exponent > 0.01:
         flow = f"exploding: yes, small changes grow by {exponent:.2f} a step"
     elif by_lag.decay < -1:
-        flow = f"vanishing: the gradient falls by a factor of {2.718281828**-by_lag.decay:.1f} a step"
+        flow = (
+            f"vanishing: the gradient falls by a factor of {2.718281828**-by_lag.decay:.1f} a step"
+        )
     else:
         flow = "exploding: no"
     return (
@@ -126,7 +128,7 @@ def summary(found: dict[str, Any], window: int, steps: int) -> dict[str, Any]:
 
 
 def carry_record(score: CarryScore) -> dict[str, Any]:
-    return {**vars(score), "carry": str(score.carry)}
+    return {**vars(score), "carry": score.name}
 
 
 def print_numbers(found: dict[str, Any], window: int) -> None:
@@ -140,16 +142,22 @@ def print_numbers(found: dict[str, Any], window: int) -> None:
         if layer:
             said = ", ".join(f"{gate} {v.mean():.2f}" for gate, v in layer.items())
             print(f"\nlayer {i + 1} gates, mean opening: {said}")
-    print(f"\nlargest Lyapunov exponent {found['exponents'][0]:+.3f} per step; "
-          f"spectral radius of W_hh {', '.join(f'{r:.2f}' for r in found['radius'])}")
-    print(f"\n{'carry':48}{'cosine':>8}{'norm':>7}{'bias':>7}{'noise':>7}{'steps kept':>12}")
+    print(
+        f"\nlargest Lyapunov exponent {found['exponents'][0]:+.3f} per step; "
+        f"spectral radius of W_hh {', '.join(f'{r:.2f}' for r in found['radius'])}"
+    )
+    print(f"\n{'carry':36}{'cosine':>8}{'norm':>7}{'bias':>7}{'noise':>7}{'steps kept':>12}")
     for s in found["carries"]:
-        print(f"{s.carry!s:48}{s.cosine:8.4f}{s.norm_ratio:7.2f}{s.bias:7.3f}{s.deviation:7.3f}"
-              f"{s.steps_kept:12}")
+        print(
+            f"{s.name:36}{s.cosine:8.4f}{s.norm_ratio:7.2f}{s.bias:7.3f}{s.deviation:7.3f}"
+            f"{s.steps_kept:12}"
+        )
     clip = found["clipping"]
     if clip:
-        print(f"\ngradient norms of the training: median {clip.median:.3g}, 90 % below "
-              f"{clip.ninety:.3g}, largest {clip.largest:.3g}; clipped {clip.clipped:.0%} of updates")
+        print(
+            f"\ngradient norms of the training: median {clip.median:.3g}, 90 % below "
+            f"{clip.ninety:.3g}, largest {clip.largest:.3g}; clipped {clip.clipped:.0%} of updates"
+        )
 
 
 def draw(
@@ -167,9 +175,11 @@ def draw(
         "lags": pictures.lags(found["by_lag"], window),
         "units": pictures.units(d.units(short), tokens[:-1]),
         "directions": pictures.directions(d.singular_values(short, _lags(len(short)))),
-        "tokens": pictures.attribution(d.attribute(model, ids[:40]), tokens[:39][: len(ids) - 1], tokens[min(39, len(ids) - 1)]),
+        "tokens": pictures.attribution(
+            d.attribute(model, ids[:40]), tokens[:39][: len(ids) - 1], tokens[min(39, len(ids) - 1)]
+        ),
         "carries": pictures.carries(found["carries"], tokens),
-        "unrolled": diagrams.unrolled(model, opened.config.training.reading.batch),
+        "unrolled": diagrams.unrolled(model, opened.config.training.reading.batch_size),
         "next-token": diagrams.character_model(model, ids[:8], opened.vocab.idx_to_token),
     }
     if model.shape.layers == 1:

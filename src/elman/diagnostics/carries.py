@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elman.errors import UserError
-from elman.gradients import Carry, Full, Randomized, Sliding, Truncated
+from elman.gradients import Carry, Full, Polynomial, Randomized, Sliding, Truncated
 from elman.language_model import LanguageModel
 
 
@@ -35,6 +35,20 @@ class CarryScore:
     """mean time of one forward and backward pass"""
     steps_kept: int
     """longest stretch of states that a gradient crosses, so must be kept"""
+
+    @property
+    def name(self) -> str:
+        """The carry in words."""
+        carry = self.carry
+        if isinstance(carry, Truncated):
+            return f"truncated, window {carry.window}"
+        if isinstance(carry, Sliding):
+            return f"sliding, {carry.steps} every {carry.every}"
+        if isinstance(carry, Randomized):
+            if isinstance(carry.keep, Polynomial):
+                return f"randomised, polynomial, mean {carry.keep.mean:g}"
+            return f"randomised, keep {carry.keep:.3g}"
+        return "full"
 
 
 def carries(window: int, seed: int = 0) -> list[Carry]:

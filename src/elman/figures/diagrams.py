@@ -46,13 +46,13 @@ def unrolled(model: LanguageModel, batch: int = 32) -> Figure:
 
 @torch.no_grad()
 def character_model(
-    model: LanguageModel, ids: Sequence[int], tokens: Sequence[str], top: int = 3
+    model: LanguageModel, ids: Sequence[int], tokens: Sequence[Any], top: int = 3
 ) -> Figure:
     """Input, prediction and target at every step of a short text ("machine" in the notes).
 
     `tokens` names every id of the vocabulary. Under each step: its likeliest next tokens.
     """
-    text = torch.as_tensor(ids)
+    text = torch.as_tensor(ids, dtype=torch.int64)
     logits, _ = model.eval()(text[None, :-1])
     odds = torch.softmax(logits[0], -1)
     with house():
@@ -102,7 +102,7 @@ class GraphGradients:
 
 def graph_gradients(model: LanguageModel, ids: Sequence[int]) -> GraphGradients:
     """Give every step its own copy of the weights, W^(t), and ask autograd for each edge."""
-    text = torch.as_tensor(ids)
+    text = torch.as_tensor(ids, dtype=torch.int64)
     recurrence: Any = model.recurrence
     names = ("weight_ih_l0", "weight_hh_l0")
     steps = len(text) - 1
@@ -228,8 +228,8 @@ def _arrow(
     )
 
 
-def _shown(token: str) -> str:
-    return {" ": "␣", "\n": "↵", "\t": "⇥"}.get(token, token).replace("$", r"\$")
+def _shown(token: Any) -> str:
+    return {" ": "␣", "\n": "↵", "\t": "⇥"}.get(str(token), str(token)).replace("$", r"\$")
 
 
 def _number(value: float) -> str:

@@ -177,7 +177,7 @@ def carries(scores: Sequence[CarryScore], text: Sequence[str]) -> Figure:
                 fontsize=8,
                 family="monospace",
             )
-        axes.set_yticks(range(len(scores)), [_name(s) for s in scores], fontsize=8)
+        axes.set_yticks(range(len(scores)), [s.name for s in scores], fontsize=8)
         axes.set(xlim=(0, steps + 0.45 * steps), ylim=(len(scores) - 0.4, -0.6), xticks=[])
         axes.set_title("What each carry lets the gradient cross")
         axes.grid(visible=False)
@@ -195,19 +195,6 @@ def _stretches(score: CarryScore, steps: int) -> list[tuple[int, int]]:
     xi = carry.weights(steps).reshape(steps, -1)[:, 0].numpy()
     edges = [0, *np.flatnonzero(xi == 0).tolist(), steps]
     return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
-
-
-def _name(score: CarryScore) -> str:
-    carry = score.carry
-    if isinstance(carry, Truncated):
-        return f"truncated, window {carry.window}"
-    if isinstance(carry, Sliding):
-        return f"sliding, {carry.steps} every {carry.every}"
-    if isinstance(carry, Randomized):
-        if isinstance(carry.keep, float):
-            return f"randomised, keep {carry.keep:.3g}"
-        return "randomised, polynomial"
-    return "full"
 
 
 def _visible(token: str) -> str:
