@@ -272,15 +272,13 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
-def test_torch_compile_takes_a_module_whole(make, compiler):
-    eager = make()
+@pytest.mark.parametrize("case", ["both ways", "carry and memory"])
+def test_torch_compile_takes_a_module_whole(case, compiler):
+    eager = COMPILED[case]()
     whole = compiler(copy.deepcopy(eager), fullgraph=True, backend="aot_eager")
     for steps in (7, 9):
         xs = torch.randn(steps, 3, 4, **DOUBLE)
         same(outputs(whole, xs), outputs(eager, xs))
-    ids = torch.randint(4, (7, 3))
-    same(outputs(whole, ids), outputs(eager, ids))
     with torch.no_grad():
         same([whole(xs)[0]], [eager(xs)[0]])
 
@@ -309,8 +307,8 @@ def test_copies_of_a_module_share_compiled_code_but_not_their_draws():
 def test_the_default_compiler_gives_the_same_numbers(make, compiler):
     eager = make()
     whole = compiler(copy.deepcopy(eager), fullgraph=True)
-    xs = torch.randn(7, 3, 4, **DOUBLE)
-    same(outputs(whole, xs), outputs(eager, xs))
+    for xs in (torch.randn(7, 3, 4, **DOUBLE), torch.randint(4, (7, 3))):
+        same(outputs(whole, xs), outputs(eager, xs))
 
 
 @pytest.mark.parametrize("memory", [Stored(), Checkpointed(every=3)], ids=repr)
@@ -321,6 +319,45 @@ def test_the_operator_keeps_pytorchs_rules_for_operators(memory):
     torch.library.opcheck(
         compiled.recurrence, (*x, *module._plain(), module._how, True), raise_exception=True
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("kernel", ["reference", "auto"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_gives_the_cpus_numbers(kind, bidirectional, kernel, monkeypatch):
+    ours, _ = pair(kind, 2, bidirectional=bidirectional)
+    ids, lengths = torch.randint(4, (6, 3)), torch.tensor([6, 4, 3])
+    xs = torch.randn(6, 3, 4, **DOUBLE)
+    carries = [Full(), Truncated(2), Sliding(2, 3), Randomized(0.5, seed=1, per_row=True)]
+    for carry in carries:
+        for memory in (Stored(), Checkpointed(every=2)):
+            ours.memory = memory
+            for given in (xs, ids, pack_padded_sequence(xs, lengths)):
+                monkeypatch.setenv("ELMAN_KERNELS", "reference")
+                ours.carry = copy.deepcopy(carry)
+                wanted = outputs(ours.cpu(), given)
+                monkeypatch.setenv("ELMAN_KERNELS", kernel)
+                ours.carry = copy.deepcopy(carry)
+                found = [t.cpu() for t in outputs(ours.cuda(), given.to("cuda"))]
+                same(found, [w.cpu() for w in wanted])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_autocast_and_dropout_on_a_gpu_are_repeatable():
+    lstm = nn.LSTM(4, 5, 3, dropout=0.5, memory=Checkpointed(every=2)).cuda()
+    xs = torch.randn(7, 3, 4, device="cuda")
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        with torch.autocast("cuda", dtype=torch.float16):
+            ys, _ = lstm(xs)
+        assert ys.dtype == torch.float16
+        found.append(torch.autograd.grad(ys.float().square().sum(), list(lstm.parameters())))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_explain_says_which_kernel_runs_and_why_not_another(monkeypatch):
@@ -395,7 +432,7 @@ def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
         ),
         (
             lambda: nn.LSTM(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(1, 2, 4),)),
-            r"it must be \(h0, c0\)",
+            r"state of LSTM must be a pair of tensors \(h0, c0\)",
         ),
         (
             lambda: nn.RNN(3, 4, nonlinearity="sine"),

@@ -15,7 +15,15 @@ from torch.utils import _pytree as pytree
 
 from elman.cells import custom
 from elman.errors import UserError
-from elman.gradients import Checkpointed, Full, Randomized, Sliding, Stored, Truncated
+from elman.gradients import (
+    Checkpointed,
+    Full,
+    Randomized,
+    Sliding,
+    Stored,
+    Truncated,
+    backward_through_time,
+)
 from elman.recurrent import Autocast, Recurrent, Walk
 
 BATCH, INPUT, HIDDEN, OUTPUT = 2, 3, 4, 5
@@ -212,7 +220,7 @@ def test_the_budgets_above_really_make_the_memory_recompute():
     cell, xs, first = problem(Nested, 11, 0)
     leaves, structure = pytree.tree_flatten(first)
     for memory, slots in ((Checkpointed(budget=1100), 0), (Checkpointed(budget=1500), 3)):
-        walk = Walk(cell, structure, memory, Autocast.now("cpu"), needs_dxs=True)
+        walk = Walk(cell, structure, Full(), memory, Autocast.now("cpu"), needs_dxs=True)
         plan = memory.plan(len(xs), lambda walk=walk: walk.sizes(xs[0], leaves))
         assert (plan.pieces, plan.slots) == (11, slots)
 
@@ -302,15 +310,16 @@ class Watched(Plain):
         return sum(one() is not None for one in self.made)
 
 
-def test_what_is_kept_follows_the_memory_and_goes_with_the_backward_pass():
+@pytest.mark.parametrize("carry", [Full(), Truncated(7), Sliding(every=3, steps=7)], ids=repr)
+def test_what_is_kept_follows_the_memory_and_goes_with_the_backward_pass(carry):
     cell = Watched()
     xs = torch.randn(20, BATCH, INPUT)
-    total = Recurrent(cell)(xs)[0].sum()
+    total = Recurrent(cell, carry=carry)(xs)[0].sum()
     assert cell.alive() == 20
     total.backward()
     assert cell.alive() == 0, "the graph outlives its backward pass"
     cell.made.clear()
-    total = Recurrent(cell, memory=Checkpointed(every=5))(xs)[0].sum()
+    total = Recurrent(cell, carry=carry, memory=Checkpointed(every=5))(xs)[0].sum()
     assert cell.alive() == 0
     total.backward()
     assert len(cell.made) == 20 + 20, "each step runs once there and once more for the way back"
@@ -318,6 +327,50 @@ def test_what_is_kept_follows_the_memory_and_goes_with_the_backward_pass():
     with torch.no_grad():
         Recurrent(cell)(xs)
     assert cell.alive() == 0
+
+
+# The compiler warns of its own doings where it meets an autograd function, and leaves it alone.
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_it_runs_as_it_is():
+    cell, xs, first = problem(Plain, 4, 0)
+    want = gradients(loss(*Recurrent(cell)(xs, first)), wanted(cell, xs, first))
+    compiled = torch.compile(Recurrent(cell), backend="eager")
+    agree(gradients(loss(*compiled(xs, first)), wanted(cell, xs, first)), want)
+
+
+def piecewise(ys: Tensor, start: int) -> Tensor:
+    t = torch.arange(start + 1, start + 1 + len(ys), dtype=ys.dtype)[:, None, None]
+    return (t * torch.sin(ys + t)).sum()
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=repr)
+@pytest.mark.parametrize("carry", [Full(), Truncated(3), Sliding(every=2, steps=5)], ids=repr)
+def test_the_loss_can_be_taken_piece_by_piece(carry, memory):
+    cell, xs, first = problem(Nested, 11, 0)
+    module = Recurrent(cell, carry=carry, memory=memory)
+    ys, last = module(xs, first)
+    want = gradients(piecewise(ys, 0), wanted(cell, xs, first))
+    total, state = backward_through_time(module, xs, piecewise, first)
+    torch.testing.assert_close(total, piecewise(ys, 0).detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(state, pytree.tree_map(Tensor.detach, last), rtol=0, atol=0)
+    agree({name: x.grad for name, x in wanted(cell, xs, first).items()}, want)
+
+
+def test_piece_by_piece_no_more_is_alive_than_the_memory_keeps():
+    cell = Watched()
+    most = 0
+
+    def watching(ys: Tensor, start: int) -> Tensor:
+        nonlocal most
+        most = max(most, cell.alive())
+        return ys.sum()
+
+    module = Recurrent(cell, batch_first=True, memory=Checkpointed(every=5))
+    backward_through_time(module, torch.randn(BATCH, 40, INPUT), watching)
+    assert most == 5
+    assert cell.get_parameter("h.weight").grad is not None
+    with pytest.raises(UserError, match=r"shape \(2,\); it must return one number"):
+        backward_through_time(module, torch.randn(2, 9, INPUT), lambda ys, start: ys.sum((1, 2)))
 
 
 def test_a_weight_changed_before_the_backward_pass_is_noticed():

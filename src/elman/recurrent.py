@@ -11,7 +11,7 @@ are run again is the memory's choice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from elman.cells import custom
 from elman.cells.custom import Nest
 from elman.errors import UserError
-from elman.gradients.carry import Block, Carry, Full, Sliding, Weighted
+from elman.gradients.carry import Carry, Full, Sliding, Weighted
 from elman.gradients.memory import Memory, Plan, Sizes, Stored, reversed_pieces
 
 FULL, STORED = Full(), Stored()
@@ -66,6 +66,43 @@ class Recurrent(nn.Module):
 
     def forward(self, xs: Tensor, state: Nest = None) -> tuple[Tensor, Nest]:
         """The output of every step, and the last state."""
+        walk, xs, leaves = self._begin(xs, state)
+        ys, *last = _OverTime.apply(walk, len(leaves), xs, *leaves, *walk.params())
+        return self._as_given(ys), pytree.tree_unflatten(last, walk.structure)
+
+    def backward_through_time(
+        self, xs: Tensor, loss: Callable[[Tensor, int], Tensor], state: Nest = None
+    ) -> tuple[Tensor, Nest]:
+        """See `elman.gradients.backward_through_time`; pieces come from the last to the first."""
+        walk, xs, leaves = self._begin(xs, state)
+        total = torch.zeros((), device=xs.device)
+
+        def pull(start: int, outputs: list[Tensor]) -> Tensor | None:
+            nonlocal total
+            ys = torch.stack([o.detach() for o in outputs]).requires_grad_()
+            with torch.enable_grad():
+                value = loss(self._as_given(ys), start)
+            if value.dim() != 0:
+                raise UserError(
+                    f"loss(ys, start) returned a tensor of shape {tuple(value.shape)}; it must "
+                    "return one number",
+                    hint="sum (rather than average) over the piece, so that pieces add up",
+                )
+            if value.requires_grad:
+                value.backward()
+            total = total + value.detach()
+            return ys.grad
+
+        with torch.no_grad():
+            kept = walk.there(xs, leaves, keep=True, outputs=False)
+            found = walk.back(xs, kept, pull, [None] * len(leaves))
+        inputs = zip([xs, *leaves, *walk.params()], found, strict=True)
+        pulled = {x: d for x, d in inputs if d is not None and x.requires_grad}
+        torch.autograd.backward([*pulled], [*pulled.values()])
+        return total, pytree.tree_unflatten(kept.last, walk.structure)
+
+    def _begin(self, xs: Tensor, state: Nest) -> tuple[Walk, Tensor, list[Tensor]]:
+        """What the walk needs, time first, checked."""
         if xs.dim() < 2:
             raise UserError(f"xs of shape {tuple(xs.shape)} must be at least (time, batch)")
         xs = xs.transpose(0, 1) if self.batch_first else xs
@@ -74,13 +111,12 @@ class Recurrent(nn.Module):
         state = custom.first_state(self.cell, xs[0]) if state is None else state
         leaves, structure = pytree.tree_flatten(state)
         _check_state(leaves, xs.shape[1])
-        params = [p for p in self.cell.parameters() if p.requires_grad]
         autocast = Autocast.now(xs.device.type)
-        walk = Walk(self.cell, structure, self.memory, autocast, needs_dxs=xs.requires_grad)
-        ys, *last = _OverTime.apply(walk, self.carry, len(leaves), xs, *leaves, *params)
-        return ys.transpose(0, 1) if self.batch_first else ys, pytree.tree_unflatten(
-            last, structure
-        )
+        walk = Walk(self.cell, structure, self.carry, self.memory, autocast, xs.requires_grad)
+        return walk, xs, leaves
+
+    def _as_given(self, ys: Tensor) -> Tensor:
+        return ys.transpose(0, 1) if self.batch_first else ys
 
     def extra_repr(self) -> str:
         said = [f"batch_first={self.batch_first}"] if self.batch_first else []
@@ -148,6 +184,20 @@ class Link(NamedTuple):
         return each[:n], each[n], each[n + 1 :]
 
 
+class Kept(NamedTuple):
+    """What the way there leaves behind."""
+
+    ys: Tensor | None
+    last: list[Tensor]
+    plan: Plan
+    moments: dict[int, Moment]  # the states that the plan keeps
+    links: list[Link]  # every step, where the plan keeps all; used up by the way back
+
+
+Pull = Callable[[int, list[Tensor]], Sequence[Tensor | None] | Tensor | None]
+"""pull(start, outputs): the loss's direct pull on the outputs of the steps start, start + 1, …"""
+
+
 @final
 @dataclass(frozen=True)
 class Walk:
@@ -155,6 +205,7 @@ class Walk:
 
     cell: nn.Module
     structure: pytree.TreeSpec
+    carry: Carry
     memory: Memory
     autocast: Autocast
     needs_dxs: bool
@@ -172,31 +223,51 @@ class Walk:
         with torch.enable_grad():
             return Link(x, before, *self.step(x, before))
 
-    def there(
-        self, xs: Tensor, leaves: list[Tensor], plan: Plan, keep: bool
-    ) -> tuple[Tensor, list[Tensor], dict[int, Moment], list[Link]]:
-        """ys, the last state, the moments that the plan keeps, and the links if it keeps all."""
+    def params(self) -> list[nn.Parameter]:
+        return [p for p in self.cell.parameters() if p.requires_grad]
+
+    def there(self, xs: Tensor, leaves: list[Tensor], keep: bool, outputs: bool = True) -> Kept:
+        """Over all of time, keeping what the memory says for the way back."""
+        plan = Plan(len(xs), len(xs), 0)
+        if keep:
+            plan = self.memory.plan(len(xs), lambda: self.sizes(xs[0], leaves))
         hold = set(plan.kept()) if keep else set()
-        kept, links, ys, random = {}, [], None, _random(xs.device)
+        moments, links, ys, random = {}, [], None, _random(xs.device)
         for t, x in enumerate(xs):
             piece, into = divmod(t, plan.piece)
             if piece in hold and into == 0:
                 random = _moved(random, xs.device)
-                kept[piece] = Moment([s.clone() for s in leaves], random)
+                moments[piece] = Moment([s.detach().clone() for s in leaves], random)
             if keep and plan.pieces == 1:
                 links.append(self.link(x, leaves))
                 output, leaves = links[-1].output.detach(), links[-1].after
             else:
                 output, leaves = self.step(x, leaves)
-            ys = output.new_empty(len(xs), *output.shape) if ys is None else ys
-            ys[t] = output
-        assert ys is not None
-        return ys, [s.detach().clone() for s in leaves], kept, links
+            if outputs:
+                ys = output.new_empty(len(xs), *output.shape) if ys is None else ys
+                ys[t] = output
+        return Kept(ys, [s.detach().clone() for s in leaves], plan, moments, links)
 
     def back(
-        self, xs: Tensor, plan: Plan, kept: dict[int, Moment], links: list[Link]
-    ) -> Iterator[tuple[int, Link]]:
-        """Every step from the last to the first, run again where it was not kept."""
+        self, xs: Tensor, kept: Kept, pull: Pull, dlast: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The pulls on xs, the first state and the parameters, by the carry."""
+        sums = Sums(self.params(), xs, self.needs_dxs)
+        pieces = self.pieces(xs, kept)
+        if isinstance(self.carry, Sliding):
+            dfirst = _sliding(pieces, sums, pull, dlast, self.carry, len(xs))
+        else:
+            assert isinstance(self.carry, Weighted)
+            xi = None
+            if not isinstance(self.carry, Full):
+                xi = self.carry.weights(len(xs), xs.shape[1]).to(xs.device)
+            dfirst = _weighted(pieces, sums, pull, dlast, xi)
+        kept.links.clear()
+        return [sums.dxs, *dfirst, *sums.found()]
+
+    def pieces(self, xs: Tensor, kept: Kept) -> Iterator[tuple[int, list[Link]]]:
+        """Every piece of time from the last to the first: where it starts, and its links."""
+        plan, links = kept.plan, kept.links
 
         def advance(moment: Moment, piece: int, later: int) -> Moment:
             leaves = moment.leaves
@@ -205,7 +276,7 @@ class Walk:
                     _, leaves = self.step(x, leaves)
                 return Moment([s.clone() for s in leaves], _moved(moment.random, xs.device))
 
-        for piece, moment in reversed_pieces(plan, kept, advance):
+        for piece, moment in reversed_pieces(plan, dict(kept.moments), advance):
             start, stop = plan.bounds(piece)
             if not links:
                 leaves = moment.leaves
@@ -213,8 +284,8 @@ class Walk:
                     for x in xs[start:stop]:
                         links.append(self.link(x, leaves))
                         leaves = links[-1].after
-            for t in reversed(range(start, stop)):
-                yield t, links.pop()
+            yield start, links
+            links.clear()
 
     def sizes(self, x: Tensor, leaves: Sequence[Tensor]) -> Sizes:
         """What a state takes, and what a step keeps for the way back: found by running one."""
@@ -254,19 +325,25 @@ class Sums:
             self.dxs[t] += dx
         return dbefore
 
+    def found(self) -> list[Tensor]:
+        return [d.to(p.dtype) for p, d in zip(self.params, self.dparams, strict=True)]
+
 
 def _weighted(
-    back: Iterator[tuple[int, Link]],
+    pieces: Iterator[tuple[int, list[Link]]],
     sums: Sums,
-    dys: Tensor | None,
+    pull: Pull,
     dstate: list[Tensor | None],
     xi: Tensor | None,
 ) -> list[Tensor | None]:
     """One pass back through all of time; ξ_t multiplies what step t hands to the state before."""
-    for t, link in back:
-        dstate = sums.add(t, link, None if dys is None else dys[t], dstate)
-        if xi is not None:
-            dstate = [None if d is None else _times(xi[t], d) for d in dstate]
+    for start, links in pieces:
+        dys = pull(start, [link.output for link in links])
+        while links:
+            t = start + len(links) - 1
+            dstate = sums.add(t, links.pop(), None if dys is None else dys[t - start], dstate)
+            if xi is not None:
+                dstate = [None if d is None else _times(xi[t], d) for d in dstate]
     return dstate
 
 
@@ -277,29 +354,30 @@ def _times(xi: Tensor, d: Tensor) -> Tensor:
 
 
 def _sliding(
-    back: Iterator[tuple[int, Link]],
+    pieces: Iterator[tuple[int, list[Link]]],
     sums: Sums,
-    dys: Tensor | None,
+    pull: Pull,
     dlast: list[Tensor | None],
-    blocks: Sequence[Block],
+    carry: Sliding,
     steps: int,
 ) -> list[Tensor | None]:
     """One pass per block of losses, the state before its window a constant (h_0 excepted).
 
     The links of one window are held at a time, beside the piece that the memory is running.
     """
-    window: deque[tuple[int, Link]] = deque()
+    back = ((start + i, links[i]) for start, links in pieces for i in reversed(range(len(links))))
+    window: deque[tuple[int, Link]] = deque()  # newest first
     dfirst: list[Tensor | None] = [None] * len(dlast)
-    for block in reversed(blocks):
-        while window and window[0][0] >= block.last:
-            window.popleft()
+    for block in reversed([*carry.blocks(steps)]):
         while not window or window[-1][0] > block.start:
             window.append(next(back))
-            if window[0][0] >= block.last:
-                window.popleft()
+        while window[0][0] >= block.last:
+            window.popleft()
+        losses = [link.output for t, link in window if t >= block.first]
+        dys = pull(block.first, losses[::-1])
         dstate = dlast if block.last == steps else [None] * len(dlast)
         for t, link in window:
-            do = dys[t] if dys is not None and t >= block.first else None
+            do = dys[t - block.first] if dys is not None and t >= block.first else None
             dstate = sums.add(t, link, do, dstate)
         if block.start == 0:
             dfirst = [_sum(a, b) for a, b in zip(dfirst, dstate, strict=True)]
@@ -312,46 +390,38 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 class _OverTime(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, walk: Walk, carry: Carry, n: int, xs: Tensor, *tensors: Tensor) -> Any:
-        leaves, keep = list(tensors[:n]), any(ctx.needs_input_grad)
-        plan = walk.memory.plan(len(xs), lambda: walk.sizes(xs[0], leaves))
-        ys, last, kept, links = walk.there(xs, leaves, plan, keep)
-        ctx.mark_non_differentiable(*(s for s in last if not s.is_floating_point()))
+    def forward(ctx: Any, walk: Walk, n: int, xs: Tensor, *tensors: Tensor) -> Any:
+        keep = any(ctx.needs_input_grad)
+        kept = walk.there(xs, list(tensors[:n]), keep)
+        ctx.mark_non_differentiable(*(s for s in kept.last if not s.is_floating_point()))
         if keep:
-            states = [s for moment in kept.values() for s in moment.leaves]
-            ctx.save_for_backward(xs, *tensors[n:], *states)
-            ctx.walk, ctx.carry, ctx.plan, ctx.n = walk, carry, plan, n
-            ctx.links, ctx.random = links, {piece: m.random for piece, m in kept.items()}
+            states = [s for moment in kept.moments.values() for s in moment.leaves]
+            ctx.save_for_backward(xs, *states, *tensors[n:])
+            ctx.walk, ctx.n = walk, n
+            random = {piece: Moment([], m.random) for piece, m in kept.moments.items()}
+            ctx.kept = kept._replace(ys=None, last=[], moments=random)
             ctx.set_materialize_grads(False)
-        return ys, *last
+        return kept.ys, *kept.last
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, dys: Tensor | None, *dlast: Tensor | None
     ) -> Any:
+        # Read in any case: autograd notices here what has been freed, or changed in place.
         xs, *saved = ctx.saved_tensors
-        n = ctx.n
-        params = saved[: len(saved) - n * len(ctx.random)]
-        states = iter(saved[len(params) :])
-        kept = {
-            piece: Moment([next(states) for _ in range(n)], random)
-            for piece, random in ctx.random.items()
+        states = iter(saved)
+        moments = {
+            piece: Moment([next(states) for _ in range(ctx.n)], moment.random)
+            for piece, moment in ctx.kept.moments.items()
         }
+
+        def pull(start: int, outputs: list[Tensor]) -> Tensor | None:
+            return None if dys is None else dys[start : start + len(outputs)]
+
         # This uses the links up; a second backward (retain_graph=True) runs the steps again.
-        back = ctx.walk.back(xs, ctx.plan, kept, ctx.links)
-        sums = Sums(params, xs, ctx.walk.needs_dxs)
-        if isinstance(ctx.carry, Sliding):
-            blocks = list(ctx.carry.blocks(len(xs)))
-            dfirst = _sliding(back, sums, dys, list(dlast), blocks, len(xs))
-        else:
-            assert isinstance(ctx.carry, Weighted)
-            xi = None
-            if not isinstance(ctx.carry, Full):
-                xi = ctx.carry.weights(len(xs), xs.shape[1]).to(xs.device)
-            dfirst = _weighted(back, sums, dys, list(dlast), xi)
-        dparams = [d.to(p.dtype) for p, d in zip(params, sums.dparams, strict=True)]
-        return None, None, None, sums.dxs, *dfirst, *dparams
+        kept = ctx.kept._replace(moments=moments)
+        return None, None, *ctx.walk.back(xs, kept, pull, list(dlast))
 
 
 class Replay:

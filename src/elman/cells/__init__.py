@@ -11,6 +11,7 @@ and differ in what they make of a_ih and a_hh.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -106,6 +107,7 @@ def add_batch(db: Tensor | None, da: Tensor) -> None:
         db.add_(da.sum(0, dtype=db.dtype))
 
 
+@functools.cache
 def named(name: str) -> Cell:
     """The cell called `tanh`, `relu`, `linear`, `gru` or `lstm`."""
     from elman.cells import elman, gru, linear, lstm
