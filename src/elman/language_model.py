@@ -291,6 +291,8 @@ class LanguageModel(nn.Module):
 
     def recur(self, xs: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
         """Run the recurrence, with W_hh thinned out where there is a mask for it."""
+        if not masks.recurrent:
+            return self.recurrence(xs, state)
         return functional_call(self.recurrence, self._thinned(masks), (xs, state))
 
     def recur_back(

@@ -49,7 +49,9 @@ class Optimisation:
                     f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
                 )
         if not 0 < self.learning_rate < math.inf:
-            raise UserError(f"learning_rate={self.learning_rate} must be positive")
+            raise UserError(
+                f"learning_rate={self.learning_rate} must be positive", hint="0.004 suits adam"
+            )
         if self.clip is not None and not self.clip > 0:
             raise UserError(f"clip={self.clip} must be positive", hint="clip=None never clips")
         for name in ("weight_decay", "warm_up", "plateau_patience"):

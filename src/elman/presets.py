@@ -96,8 +96,9 @@ def expand(preset: str, given: Options) -> Options:
 
 def defaults() -> Options:
     """Every option that there is, in the value it has when nothing is asked."""
-    flat = asdict(Data()) | MODEL | DROPOUT | asdict(Settings())
-    return flat | flat.pop("reading") | flat.pop("optimisation")
+    own = asdict(Settings())
+    reading, optimisation = own.pop("reading"), own.pop("optimisation")
+    return asdict(Data()) | MODEL | DROPOUT | own | reading | optimisation
 
 
 def data(options: Options) -> Data:
@@ -127,8 +128,8 @@ def settings(options: Options, train_ids: Any) -> Settings:
 
 def flat(data: Data, model: dict[str, Any], settings: Settings) -> Options:
     """The options that a stored configuration stands for: `expand` read backwards."""
-    options = asdict(data) | asdict(settings)
-    options |= options.pop("reading") | options.pop("optimisation")
+    own = asdict(settings)
+    options = asdict(data) | own.pop("reading") | own.pop("optimisation") | own
     options |= {f"dropout_{name}": value for name, value in model["dropout"].items()}
     options |= {name: model[name] for name in MODEL if name != "model"}
     options["embedding_size"] = options["embedding_size"] or 0

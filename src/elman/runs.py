@@ -13,6 +13,7 @@ long metrics.jsonl was when it was written, so after a crash both go back to the
 """
 
 import json
+import math
 import os
 import shutil
 import time
@@ -299,18 +300,18 @@ def train(
             yield record
             if stop():
                 break
-        _checkpoint(run, training, log, training.validation_ids is None)
+        _checkpoint(run, training, log, better=False)
 
 
 def _append(log: IO[bytes], record: dict[str, Any]) -> None:
-    log.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+    log.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
     log.flush()
 
 
 def _checkpoint(run: Run, training: Training, log: IO[bytes], better: bool) -> None:
     log.flush()
     os.fsync(log.fileno())
-    if better:
+    if better or math.isinf(training.best):  # never validated: the latest weights are the best
         run.save_best(training)
     run.save_state(training, log.tell())
 
@@ -381,7 +382,12 @@ def _make_room(path: Path, force: bool) -> None:
         )
     for name in existing:
         shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UserError(
+            f"cannot make the folder {path}: {problem.strerror}", hint="name another with --out"
+        ) from problem
 
 
 def _read_json(path: Path) -> Any:

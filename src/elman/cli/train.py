@@ -258,6 +258,11 @@ def _work(
                 failure.message,
                 hint=f"{failure.hint}; from the last checkpoint: {again} --learning-rate …",
             ) from failure
+        except OSError as failure:
+            raise WorkFailed(
+                f"cannot write to {run.path}: {failure.strerror}",
+                hint=f"make room, then elman train --resume {shlex.quote(str(run.path))}",
+            ) from failure
     return caught[0] if caught else ""
 
 
