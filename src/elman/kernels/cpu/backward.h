@@ -128,16 +128,18 @@ struct Backward {
     }
 };
 
-/* db += Σ_t Σ_b da_tb, columns [m, m + LANES): each step by itself, the last step first. */
+constexpr int64_t STRIP = 8 * LANES;
+
+/* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. */
 void add_rows(const Job *job, const real *da, int64_t m, real *db) {
-    int64_t M = gates_of(job->cell) * job->H, n = M - m;
-    vec total = load(db + m, n);
+    int64_t M = gates_of(job->cell) * job->H, n = at_most(M - m, STRIP);
     for (int64_t t = job->T - 1; t >= 0; t--) {
-        vec step = {};
-        for (int64_t b = 0; b < job->B; b++) step += load(da + (t * job->B + b) * M + m, n);
-        total += step;
+        real sums[STRIP] = {};
+        for (int64_t b = 0; b < job->B; b++)
+            for (int64_t i = 0; i < n; i += LANES)
+                store(sums + i, load(sums + i) + load(da + (t * job->B + b) * M + m + i, n - i));
+        for (int64_t i = 0; i < n; i++) db[m + i] += sums[i];
     }
-    store(db + m, total, n);
 }
 
 /* dW_ih += Σ da ⊗ one-hot, rows [m, m + width), turned so that an id names a row of `columns`. */
@@ -185,9 +187,9 @@ bool scatter_all(const Job *job, int64_t threads, const real *da) {
 bool weight_gradients(const Job *job, int64_t threads, const real *da, const real *da_hh) {
     int64_t M = gates_of(job->cell) * job->H;
     real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
-    each(threads, ceil_div(M, LANES), [&](int64_t i) {
-        if (db_ih) add_rows(job, da, i * LANES, db_ih);
-        if (db_hh) add_rows(job, da_hh, i * LANES, db_hh);
+    each(threads, ceil_div(M, STRIP), [&](int64_t i) {
+        if (db_ih) add_rows(job, da, i * STRIP, db_ih);
+        if (db_hh) add_rows(job, da_hh, i * STRIP, db_hh);
     });
     Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H,
                  static_cast<real *>(job->dW_hh)};

@@ -176,13 +176,17 @@ bool project(const Job *job, int64_t threads, const real *bias, real *in, int64_
     int64_t S = job->T * job->B, M = gates_of(job->cell) * job->H, I = job->I;
     const real *xs = static_cast<const real *>(job->xs), *W_ih = static_cast<const real *>(job->W_ih);
 #ifndef HALF
-    if (S <= FEW) {
+    if (job->B <= FEW) { /* decided by the batch alone, so that pieces of time agree to the last bit */
         Buffer<real> x(S * padded(I));
         if (!x.ok()) return false;
-        for (int64_t s = 0; s < S; s++) pack_row(xs + s * I, I, x.data + s * padded(I));
-        dots_of(S, x.data, padded(I), W_ih, I, M, in, stride);
-        for (int64_t s = 0; s < S; s++)
-            for (int64_t m = 0; m < M; m++) in[s * stride + m] += bias[m];
+        int64_t fours = ceil_div(S, FEW);
+        each(threads, fours, [&](int64_t i) {
+            int64_t first = i * FEW, rows = at_most(FEW, S - first);
+            for (int64_t s = first; s < first + rows; s++) pack_row(xs + s * I, I, x.data + s * padded(I));
+            dots_of(rows, x.data + first * padded(I), padded(I), W_ih, I, M, in + first * stride, stride);
+            for (int64_t s = first; s < first + rows; s++)
+                for (int64_t m = 0; m < M; m++) in[s * stride + m] += bias[m];
+        });
         return true;
     }
 #endif

@@ -93,7 +93,7 @@ INLINE vec vtanh(vec x) {
 
 /* σ(x) = (1 or E) / (1 + E), E = e^{-|x|}; where E is below the normal numbers it is 0. */
 INLINE vec vsigmoid(vec x) {
-    const vec tiny = splat(DOUBLE ? real(708) : real(87)), a = magnitude(x);
+    const vec tiny = splat(DOUBLE ? real(708.3964185) : real(87.33654)), a = magnitude(x);
     vec power, p = expm1_reduced(-(a > tiny ? tiny : a), power);
     vec e = power * p + power;
     e = a > tiny ? vec{} : e;
