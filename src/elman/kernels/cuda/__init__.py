@@ -22,7 +22,7 @@ from elman.kernels.cuda import driver
 from elman.kernels.cuda.plan import CELLS, CLUSTERS, GATES, WARPS, Machine, Plan, cheapest
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # FP16, BF16, TF32 of ptx.cuh
-KEPT = {"gru": 4, "lstm": 4}  # blocks of gate values kept per step
+KEPT = {"gru": 5, "lstm": 4}  # blocks of values kept per step
 ONE_HOT_LIMIT = 1024  # tokens; beyond it, one-hot rows cost more than sorting
 
 

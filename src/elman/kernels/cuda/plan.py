@@ -18,6 +18,11 @@ WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
 CLUSTERS = range(1, 17)
 
+# Microseconds per step: always; per tile of one warp; more if it lies in shared memory; per value a
+# thread reads from device memory; per partial sum it reads; per delivery it makes; per KB that arrives.
+GATHER_PRICES = (0.26, 0.0156, 0.0042, 0.0092, 0.0047, 0.0186, 0.0191)
+SCATTER_PRICES = (0.79, 0.0057, 0.0129, 0.0071, 0.0064, 0.0, 0.0303)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -88,28 +93,41 @@ class Plan:
         return 16 + vectors + sums + 512 * WARPS * self.shared_tiles + self._ring_bytes
 
     @property
-    def _ring_bytes(self) -> int:
-        """What each thread reads from device memory, some steps ahead."""
-        kept = 4 if GATES[self.cell] > 1 else 0
-        fields = GATES[self.cell] if self.forward else 2 + kept
+    def _items(self) -> tuple[int, int, int]:
+        """Bytes of an item, items of a thread, units of an item."""
         wide = 4 if self.rows * self.units > 2 * self.threads else 2
-        items = -(-self.rows * self.units // (wide * self.threads))
-        return 4 * fields * items * self.threads * wide * self.element
+        return wide * self.element, -(-self.rows * self.units // (wide * self.threads)), wide
+
+    @property
+    def _fields(self) -> int:
+        """Values a thread reads from device memory per unit and step."""
+        gates = GATES[self.cell]
+        return gates if self.forward else 2 if gates == 1 else 6
+
+    @property
+    def _ring_bytes(self) -> int:
+        """Room for those of four steps."""
+        item_bytes, items, _ = self._items
+        return 4 * self._fields * items * self.threads * item_bytes
 
     @property
     def microseconds(self) -> float:
-        """Of one step, roughly: arithmetic, shared-memory traffic, exchange."""
+        """Of one step, as measured on an H200 over some two hundred plans (within 7% rms)."""
         row_tiles = self.rows // 8
-        multiply = self.m_tiles * self.k_tiles * WARPS * row_tiles / 4 * 8
-        again = 1 if self.gathers else -(-self.m_tiles // 2)
-        fragments = WARPS * self.k_tiles * row_tiles * 2 * again
-        weights = WARPS * self.shared_tiles * 4
-        sums = self.rows * self.m / 32 * (2 * self.warps_k if self.gathers else 1)
-        exchange = 0.0
-        if self.cluster > 1:
-            inbound = self.rows * self.hidden * (self.element if self.gathers else 4)
-            exchange = 900 + 60 * self.cluster + 0.04 * inbound
-        return (300 + max(multiply, fragments + weights) + sums + exchange) / 1980
+        _, items, wide = self._items
+        inbound = self.rows * self.hidden * (self.element if self.gathers else 4) / 1024
+        apart = self.cluster > 1
+        work = (
+            1,
+            self.m_tiles * self.k_tiles * row_tiles,
+            self.shared_tiles,
+            items * wide * self._fields,
+            items * wide * (self.warps_k * GATES[self.cell] if self.gathers else self.cluster),
+            items * self.cluster if apart and self.gathers else 0,
+            inbound if apart else 0,
+        )
+        prices = GATHER_PRICES if self.gathers else SCATTER_PRICES
+        return sum(amount * price for amount, price in zip(work, prices, strict=True))
 
     def groups(self, batch: int) -> int:
         return -(-batch // self.rows)
@@ -161,7 +179,8 @@ def fitting(
     for cluster, rows in itertools.product(CLUSTERS, (8, 16)):
         if machine.clusters.get(cluster, 0) > 0:
             for plan in _cuts(cell, direction, size, element, cluster, rows):
-                crowded = plan.gathers and plan.m_tiles * rows > 128  # sums kept in registers
+                # sums kept in registers, and the length of one, no further than was measured
+                crowded = plan.gathers and (plan.m_tiles * rows > 128 or plan.k_tiles > 32)
                 if not crowded and plan.shared_bytes <= machine.shared_bytes:
                     yield plan
 
