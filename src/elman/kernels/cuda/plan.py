@@ -1,8 +1,8 @@
 """How one direction of one layer is spread over the GPU.
 
-The hidden units are cut into `cluster` slices, one per SM, and each SM's share of the recurrent matrix
-into tiles of 16 rows by 32 bytes over its warps; the batch is cut into groups of `rows`. Every way that
-fits is priced with a small model of the machine, and the cheapest taken.
+The hidden units are cut into `cluster` slices, one per SM, and each SM's share of the recurrent
+matrix into tiles of 16 rows by 32 bytes over its warps; the batch is cut into groups of `rows`.
+Every way that fits is priced with a small model of the machine, and the cheapest taken.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
 CLUSTERS = range(1, 17)
 
-# Microseconds per step: always; per tile of one warp; more if it lies in shared memory; per value a
-# thread reads from device memory; per partial sum it reads; per delivery it makes; per KB that arrives.
+# Microseconds per step: always; per tile of one warp; more if it lies in shared memory; per value
+# a thread reads from device memory; per partial sum; per delivery; per KB that arrives.
 GATHER_PRICES = (0.26, 0.0156, 0.0042, 0.0092, 0.0047, 0.0186, 0.0191)
 SCATTER_PRICES = (0.79, 0.0057, 0.0129, 0.0071, 0.0064, 0.0, 0.0303)
 
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def gathers(self) -> bool:
-        """gather.cuh: every SM has the whole vector. Else scatter.cuh: every SM has all the sums."""
+        """gather.cuh: every SM has the whole vector. Else scatter.cuh: it has all the sums."""
         return self.forward or GATES[self.cell] == 1
 
     @property
@@ -172,9 +172,7 @@ def cheapest(
     return min(fitting(cell, direction, size, element, machine), key=price, default=None)
 
 
-def fitting(
-    cell: str, direction: str, size: int, element: int, machine: Machine
-) -> Iterator[Plan]:
+def fitting(cell: str, direction: str, size: int, element: int, machine: Machine) -> Iterator[Plan]:
     """Every plan that this machine can hold."""
     for cluster, rows in itertools.product(CLUSTERS, (8, 16)):
         if machine.clusters.get(cluster, 0) > 0:
@@ -191,7 +189,9 @@ def _cuts(
     for warps_k in (1, 2, 4, 8):
         plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k)
         gates, step = (GATES[cell], 16 * WARPS // warps_k) if plan.gathers else (1, 16)
-        units = next(u for u in itertools.count(8, 8) if u * cluster >= size and u * gates % step == 0)
+        units = next(
+            u for u in itertools.count(8, 8) if u * cluster >= size and u * gates % step == 0
+        )
         yield replace(plan, units=units)
         if not plan.gathers:
             return
