@@ -151,10 +151,14 @@ def _plan(cell: str, direction: str, w: Layer, batch: int) -> Plan | None:
     return cheapest(cell, direction, w.hidden_size, element, batch, here)
 
 
+def compiled(plan: Plan, dtype: int) -> bytes:
+    """The machine code of a plan for the current device."""
+    return driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), _architecture())
+
+
 @functools.lru_cache(maxsize=1024)
 def _function(plan: Plan, dtype: int, device: int) -> driver.Function:
-    cubin = driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), _architecture())
-    return driver.Function(cubin, plan.direction, plan.shared_bytes)
+    return driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
 
 
 def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: object) -> None:

@@ -86,9 +86,9 @@ class Plan:
         summed = self.warps_k * self.k_tiles * 32
         if self.gathers:
             vectors = 2 * self.rows * (max(summed, self.hidden * self.element) + 16)
-            sums = 4 * self.warps_k * self.rows * (self.m + 4)
+            sums = 4 * 2 * self.warps_k * self.rows * (self.m + 4)
         else:
-            vectors = self.rows * (summed + 16)
+            vectors = 2 * self.rows * (summed + 16)
             sums = 4 * 2 * self.cluster * self.rows * (self.units + 4)
         return 16 + vectors + sums + 512 * WARPS * self.shared_tiles + self._ring_bytes
 
