@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path[:] = [p for p in sys.path if Path(p) != Path(__file__).parent]  # torch has a `cuda` to find
+sys.path.remove(str(Path(__file__).resolve().parent))  # torch wants another `cuda` than this file
 
 import torch
 from torch import Tensor
@@ -165,7 +165,8 @@ class _CompiledRNN(torch.nn.Module):
         shares = torch.nn.functional.linear(xs, self.cell.weight_ih, bias)
         h, hs = xs.new_zeros(xs.shape[1], shares.shape[-1]), []
         for a in shares.unbind(0):
-            hs.append(h := self.step(a, h))
+            h = self.step(a, h)
+            hs += [h]
         return torch.stack(hs), h
 
 
@@ -202,7 +203,7 @@ def jax_scan(shape: tuple[str, int, int, int], seconds: float) -> Iterable[Resul
 
 
 def table(results: list[Result], what: str) -> str:
-    """One row per shape: each contender's best µs per step, and elman's bf16 against the best peer."""
+    """A row per shape: each contender's best, and elman's bf16 against the best peer."""
     columns = sorted({(r.contender, r.dtype) for r in results})
     lines = [f"{what}, µs per step (the better of eager and graph)"]
     heads = [f"{c} {d}" for c, d in columns] + ["best peer / elman bf16"]

@@ -28,9 +28,9 @@ MACHINE = Machine({1: 132, 2: 66, 4: 30, 8: 15, 16: 7}, 232448)
 def present() -> Iterator[None]:
     """Let CPU tensors of any dtype pass for jobs of the CUDA kernel."""
     with (
-        mock.patch.object(cuda, "machine", lambda device: MACHINE),
+        mock.patch.object(cuda, "machine", return_value=MACHINE),
         mock.patch.object(cuda, "_launch", launch),
-        mock.patch.object(torch.cuda, "device", lambda device: contextlib.nullcontext()),
+        mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext()),
     ):
         yield
 
@@ -65,22 +65,29 @@ def _forward(cell, W_hh, xs, ids, b_n, lengths, hs, cs, gates, steps, batch) -> 
         _KEPT[gates.data_ptr()] = w, shares, kept
 
 
-_KEPT: dict[int, tuple[Layer, Tensor, Tensor | None]] = {}
+_KEPT: dict[int, tuple[Layer, Tensor, Any]] = {}
 
 
 def _backward(cell, W_hh, hs, cs, gates, dhs, dh, dc, xi, xi_step, xi_row, lengths, *out) -> None:
     das, dh_first, dc_first, steps, batch = out
-    w, shares, kept = _KEPT.get(gates.data_ptr() if gates is not None else 0, (None, None, None))
-    if w is None:
-        w = _identity(cell, W_hh, None)
-        shares = hs.new_zeros(steps, batch, len(W_hh))
+    bare = (_identity(cell, W_hh, None), hs.new_zeros(steps, batch, len(W_hh)), hs)
+    w, shares, kept = bare if gates is None else _KEPT[gates.data_ptr()]
     if xi is not None:
         xi = torch.as_strided(xi, (steps, batch), (xi_step, xi_row))
     dxs = torch.empty_like(shares)
-    dw = Layer(*(torch.zeros_like(p) for p in w[:4]))
+    dw = w.map(torch.zeros_like)
     dstate = (dh,) if dc is None else (dh, dc)
     first = through_time.backward(
-        cells.named(cell), w, shares, Trace(hs, cs, kept), dhs, dstate, xi, lengths, dxs, dw
+        cells.named(cell),
+        w,
+        shares,
+        Trace(hs, cs, None if gates is None else kept),
+        dhs,
+        dstate,
+        xi,
+        lengths,
+        dxs,
+        dw,
     )
     dh_first.copy_(first[0])
     if dc_first is not None:

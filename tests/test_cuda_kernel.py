@@ -1,16 +1,14 @@
 """The CUDA kernel: its plans and its arrays anywhere, its arithmetic where there is a GPU."""
 
-import paper_gpu
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import paper_gpu
 from elman.errors import WorkFailed
-from elman.kernels import cuda, reference
+from elman.kernels import cuda, fused, reference
 from elman.kernels.cuda import check, driver, plan
-
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
 cells = st.sampled_from(sorted(plan.GATES))
 jobs = st.builds(
@@ -47,13 +45,22 @@ def test_pieces_add_into_gradients_already_found(job):
         trace = cuda.KERNEL.forward(job.cell, m.w, m.xs, m.state, m.lengths)
         rest = (trace, m.dhs, m.dstate, m.xi, m.lengths)
         _, once, _ = cuda.KERNEL.backward(job.cell, m.w, m.xs, *rest)
-        total = m.w.map(torch.zeros_like)
-        for _ in range(2):
-            _, twice, _ = cuda.KERNEL.backward(job.cell, m.w, m.xs, *rest, into=total)
-    assert all(a is b for a, b in zip(twice, total, strict=True))
-    for one, two in zip(once, twice, strict=True):
+        total = once.map(torch.clone)
+        _, fresh, _ = cuda.KERNEL.backward(job.cell, m.w, m.xs, *rest)
+        _, twice, _ = cuda.KERNEL.backward(job.cell, m.w, m.xs, *rest, into=fresh)
+    assert all(a is b for a, b in zip(twice, fresh, strict=True))
+    for one, two in zip(total, twice, strict=True):
         if one is not None:
-            torch.testing.assert_close(two, 2 * one.to(two.dtype), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(two, 2 * one, rtol=1e-5, atol=1e-5)
+
+
+@given(job=jobs.filter(lambda job: job.cell not in ("gru", "lstm")))  # whose cells are CUDA's alone
+def test_torchs_cells_step_by_step_are_the_reference(job):
+    m = check.material(job)
+    found, exact = (check.answers(k, job, m) for k in (fused.KERNEL, reference.KERNEL))
+    assert found.keys() == exact.keys()
+    for name, x in exact.items():
+        torch.testing.assert_close(found[name], x, msg=name)
 
 
 @given(cell=cells, size=st.integers(1, 512), batch=st.integers(1, 600))
@@ -73,7 +80,9 @@ def test_a_matrix_too_large_for_a_cluster_has_no_plan():
 
 def test_a_gpu_without_clusters_runs_what_fits_one_sm():
     old = plan.Machine({1: 108}, 166912)
-    assert plan.cheapest("tanh", "forward", 256, 2, 64, old).cluster == 1
+    chosen = plan.cheapest("tanh", "forward", 256, 2, 64, old)
+    assert chosen is not None
+    assert chosen.cluster == 1
     assert plan.cheapest("tanh", "forward", 1024, 2, 64, old) is None
 
 
@@ -92,6 +101,13 @@ def test_tensors_on_a_cpu_are_refused():
 def test_a_missing_driver_is_named():
     with pytest.raises((WorkFailed, OSError, AssertionError, RuntimeError)):
         driver.call("cuInit", 0)
+
+
+@pytest.mark.parametrize("job", check.jobs(20, 4, (1, 7, 33)), ids=repr)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_torchs_cells_step_by_step_are_the_reference(job):
+    assert check.faults(job, fused.KERNEL) == []
 
 
 @pytest.mark.parametrize("job", check.jobs(40, 3, (1, 7, 33, 64, 100, 256, 300, 512)), ids=repr)

@@ -18,12 +18,12 @@ from torch import Tensor
 from elman.cells import Layer, State
 from elman.errors import UserError
 from elman.gradients.through_time import Trace
+from elman.kernels import products
 from elman.kernels.cuda import driver
 from elman.kernels.cuda.plan import CELLS, CLUSTERS, GATES, WARPS, Machine, Plan, cheapest
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # FP16, BF16, TF32 of ptx.cuh
-KEPT = {"gru": 4, "lstm": 4}  # blocks of gate values kept per step
-ONE_HOT_LIMIT = 1024  # tokens; beyond it, one-hot rows cost more than sorting
+KEPT = {"gru": 5, "lstm": 4}  # blocks of values kept per step
 
 
 @final
@@ -53,14 +53,16 @@ class Cuda:
         cs = _track(state[1], steps) if cell == "lstm" else None
         gates = self.empty_gates(cell, w, xs, state) if needs_gates else None
         with torch.cuda.device(xs.device), _tf32_products(xs):
-            inputs, ids = _input_share(cell, w, xs)
+            inputs, ids = products.input_share(cell, w, xs)
             _launch(
                 _plan(cell, "forward", w, batch),
                 batch,
                 w.W_hh.contiguous(),
                 inputs,
                 ids,
-                w.b_hh[2 * w.hidden_size :].float() if cell == "gru" and w.b_hh is not None else None,
+                w.b_hh[2 * w.hidden_size :].float()
+                if cell == "gru" and w.b_hh is not None
+                else None,
                 _integers(lengths),
                 hs,
                 cs,
@@ -86,13 +88,9 @@ class Cuda:
         with torch.cuda.device(xs.device), _tf32_products(xs):
             das, dstate = _carry_back(cell, w, xs, trace, dhs, dstate, xi, lengths)
             das_ih, das_hh = _shares(cell, das)
-            found = Layer(
-                _outer(das_ih, xs, w.W_ih.shape[1]),
-                _outer_hidden(das_hh, trace.hs[:-1]),
-                *_bias_pulls(cell, w, das),
-            )
+            found = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh)
             dxs = das_ih @ w.W_ih if needs_dxs and xs.is_floating_point() else None
-        return dxs, found if into is None else _add(into, found), dstate
+        return dxs, products.add(into, found), dstate
 
 
 def _refusal_of_job(cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
@@ -106,7 +104,7 @@ def _refusal_of_job(cell: str, w: Layer, xs: Tensor, state: State) -> str | None
         return f"{w.W_hh.dtype} is none of float16, bfloat16, float32"
     if xs.is_floating_point() and xs.dtype != w.W_hh.dtype:
         return f"inputs are {xs.dtype} but weights {w.W_hh.dtype}"
-    if w.W_hh.dtype == torch.float32 and torch.backends.cudnn.rnn.fp32_precision != "tf32":
+    if w.W_hh.dtype == torch.float32 and not _tf32_allowed():
         return "float32 runs in TF32, which torch.backends.cudnn.rnn.fp32_precision forbids"
     if 0 in xs.shape[:2]:
         return "there is nothing to run"
@@ -130,7 +128,7 @@ def _refusal_of_device(cell: str, w: Layer, xs: Tensor) -> str | None:
 
 @functools.cache
 def machine(device: int) -> Machine:
-    """What the GPU holds at once: asked of the driver, so a share of a GPU (MIG, MPS) counts too."""
+    """What the GPU holds at once, asked of the driver: a share of a GPU (MIG, MPS) counts too."""
     properties = torch.cuda.get_device_properties(device)
     shared_bytes = properties.shared_memory_per_block_optin
     if (properties.major, properties.minor) < (9, 0):
@@ -153,10 +151,14 @@ def _plan(cell: str, direction: str, w: Layer, batch: int) -> Plan | None:
     return cheapest(cell, direction, w.hidden_size, element, batch, here)
 
 
+def compiled(plan: Plan, dtype: int) -> bytes:
+    """The machine code of a plan for the current device."""
+    return driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), _architecture())
+
+
 @functools.lru_cache(maxsize=1024)
 def _function(plan: Plan, dtype: int, device: int) -> driver.Function:
-    cubin = driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), _architecture())
-    return driver.Function(cubin, plan.direction, plan.shared_bytes)
+    return driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
 
 
 def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: object) -> None:
@@ -171,22 +173,6 @@ def _track(first: Tensor, steps: int) -> Tensor:
     track = first.new_empty(steps + 1, *first.shape)
     track[0] = first
     return track
-
-
-def _input_share(cell: str, w: Layer, xs: Tensor) -> tuple[Tensor, Tensor | None]:
-    """x_t W_ihᵀ + b for all t at once, or (ids) the table of W_ih's columns to look them up in.
-
-    b is b_ih + b_hh, except that a gru's n gate adds its b_hh inside the product with r.
-    """
-    bias = w.b_ih
-    if w.b_ih is not None and w.b_hh is not None:
-        inside = w.hidden_size if cell == "gru" else 0
-        outside = len(w.b_hh) - inside
-        bias = torch.cat([w.b_ih[:outside] + w.b_hh[:outside], w.b_ih[outside:]])
-    if xs.is_floating_point():
-        return torch.nn.functional.linear(xs, w.W_ih, bias).contiguous(), None
-    table = w.W_ih.T if bias is None else w.W_ih.T + bias
-    return table.contiguous(), _integers(xs)
 
 
 def _integers(x: Tensor | None) -> Tensor | None:
@@ -245,49 +231,9 @@ def _shares(cell: str, das: Tensor) -> tuple[Tensor, list[Tensor]]:
     return das[..., : 3 * hidden], [das[..., : 2 * hidden], das[..., 3 * hidden :]]
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """aᵀ b over all steps and rows, half precision summed and returned in float32."""
-    a, b = a.flatten(0, 1), b.flatten(0, 1)
-    if a.dtype in (torch.float16, torch.bfloat16):
-        return torch.mm(a.T, b, out_dtype=torch.float32)
-    return a.T @ b
-
-
-def _total(das: Tensor) -> Tensor:
-    """Σ over all steps and rows, likewise."""
-    return das.sum((0, 1), dtype=torch.promote_types(das.dtype, torch.float32))
-
-
-def _outer(das: Tensor, xs: Tensor, inputs: int) -> Tensor:
-    """dW_ih = Σ_t da_tᵀ x_t; ids are one-hot rows."""
-    if xs.is_floating_point():
-        return _product(das, xs)
-    if inputs <= ONE_HOT_LIMIT:
-        return _product(das, torch.nn.functional.one_hot(xs.long(), inputs).to(das.dtype))
-    rows = das.flatten(0, 1).float()
-    ids = xs.long().flatten()
-    return torch.ops.aten.embedding_dense_backward(rows, ids, inputs, -1, False).T
-
-
-def _bias_pulls(cell: str, w: Layer, das: Tensor) -> list[Tensor | None]:
-    """db_ih and db_hh, from one sum."""
-    if w.b_ih is None:
-        return [None, None]
-    total = _total(das)
-    db_ih, db_hh = _shares(cell, total)
-    return [db_ih, torch.cat(db_hh)]
-
-
-def _outer_hidden(das: list[Tensor], hs: Tensor) -> Tensor:
-    """dW_hh = Σ_t da_tᵀ h_{t-1}."""
-    return torch.cat([_product(piece, hs) for piece in das])
-
-
-def _add(into: Layer, found: Layer) -> Layer:
-    for total, more in zip(into, found, strict=True):
-        if total is not None and more is not None:
-            total.add_(more)
-    return into
+def _tf32_allowed() -> bool:
+    """torch's switch for recurrent layers, as cuDNN obeys it."""
+    return torch.backends.cudnn.rnn.fp32_precision == "tf32"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@
 //
 //     tanh   da = dh (1 - h²)          relu   da = dh where h > 0          linear   da = dh
 //     gru    dn = dh (1 - z) (1 - n²),  dr = dn u r (1 - r),  dz = dh (h' - n) z (1 - z),  du = dn r
-//            with u = W_n h' + b_n; stored as dr dz dn du, since n sees u only through r
+//            with u = W_n h' + b_n; stored as dr dz dn du, since n sees u only through r; the forward
+//            pass has kept r, z, (1 - z) (1 - n²), u r (1 - r) and (h' - n) z (1 - z)
 //     lstm   dc += dh o (1 - tanh² c);  di df dg do;  dc' = dc f
 //
 // A row that has ended hands its gradient on untouched. Cells with one gate broadcast da, cells with
@@ -21,9 +22,9 @@
 
 constexpr int STORED_DA = CELL == LSTM || CELL == GRU ? 4 : 1;
 
-// What step t left behind, by place in the ring: the loss's direct pull; h_t, of a gru h_{t-1}, of an
-// lstm c_{t-1}; the gates.
-enum { DIRECT, BEFORE, FIRST_GATE, FIELDS = FIRST_GATE + KEPT };
+// What step t left behind, by place in the ring: the loss's direct pull; the gates; h_t, or of an lstm
+// c_{t-1} (a gru has all it needs in the gates).
+enum { DIRECT, FIRST_GATE, STATE = FIRST_GATE + KEPT, FIELDS = STATE + (CELL == GRU ? 0 : 1) };
 
 typedef Ring<FIELDS, RING_AT> Past;
 static_assert(RING_AT + Past::SIZE_IN_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
@@ -33,7 +34,7 @@ DEVICE float scale(float d, float xi) { return xi == 0.0f ? 0.0f : xi * d; }
 
 // From dh (complete) to da; `pass` is what dh hands back beside W' da, dc what it hands to c_{t-1}.
 DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values& pass, Values& dc, const Values& c, Values (&da)[STORED_DA]) {
-    const Values &h = past[BEFORE], &c_before = past[BEFORE];
+    const Values &h = past[STATE % FIELDS], &c_before = past[STATE % FIELDS];
     const Values* gate = &past[FIRST_GATE];
 #pragma unroll
     for (int v = 0; v < WIDE; v++) {
@@ -42,13 +43,12 @@ DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values
         if constexpr (CELL == RELU) da[0][v] = h[v] > 0.0f ? dh[v] : 0.0f;
         if constexpr (CELL == LINEAR) da[0][v] = dh[v];
         if constexpr (CELL == GRU) {
-            const float r = gate[0][v], z = gate[1][v], n = gate[2][v], u = gate[3][v];
-            const float dn = dh[v] * (1.0f - z) * (1.0f - n * n);
-            da[0][v] = dn * u * r * (1.0f - r);
-            da[1][v] = dh[v] * (h[v] - n) * z * (1.0f - z);
+            const float dn = dh[v] * gate[2][v];
+            da[0][v] = dn * gate[3][v];
+            da[1][v] = dh[v] * gate[4][v];
             da[2][v] = dn;
-            da[3][v] = dn * r;
-            pass[v] = scale(dh[v] * z, xi);
+            da[3][v] = dn * gate[0][v];
+            pass[v] = scale(dh[v] * gate[1][v], xi);
         }
         if constexpr (CELL == LSTM) {
             const float i = gate[0][v], f = gate[1][v], g = gate[2][v], o = gate[3][v], squashed = hyperbolic_tangent(c[v]);
@@ -80,7 +80,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
                 const Item it = item(q, group, rank, batch);
                 const i64 now = (i64)t * batch + it.batch_row;
                 Past::fetch(done, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
-                Past::fetch(done, BEFORE, q, CELL == LSTM ? cs : hs, it.in(KEPT ? now : now + batch), it.real);
+                if constexpr (STATE < FIELDS) Past::fetch(done, STATE, q, CELL == LSTM ? cs : hs, it.in(CELL == LSTM ? now : now + batch), it.real);
 #pragma unroll
                 for (int g = 0; g < KEPT; g++) Past::fetch(done, FIRST_GATE + g, q, gates, it.in(now, KEPT, g), it.real);
             }
@@ -137,7 +137,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
             }
             if constexpr (CELL == LSTM)
 #pragma unroll
-                for (int v = 0; v < WIDE; v++) c[q][v] = past[BEFORE][v];
+                for (int v = 0; v < WIDE; v++) c[q][v] = past[STATE][v];
             Stored stored[STORED_DA];
 #pragma unroll
             for (int g = 0; g < STORED_DA; g++) stored[g] = pack(da[g]);

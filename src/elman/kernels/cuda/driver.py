@@ -89,9 +89,7 @@ class Function:
         """How many clusters of this kernel the device can hold at once."""
         count = ctypes.c_int()
         config = configuration(cluster, cluster, threads, self.shared_bytes)
-        call(
-            "cuOccupancyMaxActiveClusters", ctypes.byref(count), self.handle, ctypes.byref(config)
-        )
+        call("cuOccupancyMaxActiveClusters", ctypes.byref(count), self.handle, ctypes.byref(config))
         return count.value
 
 

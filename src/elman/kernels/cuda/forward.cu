@@ -13,7 +13,7 @@ typedef Ring<GATES, RING_AT> Inputs;
 static_assert(RING_AT + Inputs::SIZE_IN_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
 
 // New h (and c) of one item from a = W h and x; `kept` is what the backward pass will ask for.
-DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values& b_n, Values& h, Values& c, Values (&kept)[4]) {
+DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values& b_n, Values& h, Values& c, Values (&kept)[5]) {
 #pragma unroll
     for (int v = 0; v < WIDE; v++) {
         if constexpr (CELL == TANH) h[v] = hyperbolic_tangent(a[0][v] + x[0][v]);
@@ -22,8 +22,9 @@ DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values
         if constexpr (CELL == GRU) {
             const float r = sigmoid(a[0][v] + x[0][v]), z = sigmoid(a[1][v] + x[1][v]), u = a[2][v] + b_n[v];
             const float n = hyperbolic_tangent(x[2][v] + r * u);
+            kept[0][v] = r, kept[1][v] = z;  // and three derivatives, which rounded gates would not give as well
+            kept[2][v] = (1.0f - z) * (1.0f - n * n), kept[3][v] = u * r * (1.0f - r), kept[4][v] = (h[v] - n) * z * (1.0f - z);
             h[v] = n + z * (h[v] - n);
-            kept[0][v] = r, kept[1][v] = z, kept[2][v] = n, kept[3][v] = u;
         }
         if constexpr (CELL == LSTM) {
             const float i = sigmoid(a[0][v] + x[0][v]), f = sigmoid(a[1][v] + x[1][v]);
@@ -95,7 +96,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
         for (int q = 0; q < ITEMS; q++) {
             const Item it = item(q, group, rank, batch);
             if (!it.owned) continue;
-            Values a[GATES], x[GATES], kept[4] = {}, h_new, c_new;
+            Values a[GATES], x[GATES], kept[5] = {}, h_new, c_new;
 #pragma unroll
             for (int g = 0; g < GATES; g++) {
                 sum(a[g], it, g, t);

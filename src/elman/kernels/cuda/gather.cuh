@@ -16,18 +16,18 @@ constexpr u32 EXPECTED = ROWS * HIDDEN * BYTES;
 static_assert(M % (16 * WARPS_M) == 0, "rows divide over the warps");
 static_assert(!TRANSPOSED || GATES == 1, "one value per unit is broadcast");
 
-// ---- the shared memory of a block: two vectors, the warps' partial sums, tiles of W, then the ring --------
+// ---- the shared memory of a block: two vectors, twice the warps' partial sums, tiles of W, then the ring ---
 
 constexpr int SUMMED = WARPS_K * K_TILES * 32;  // bytes of the vector that the warps read between them
 constexpr int PITCH = (SUMMED > HIDDEN * BYTES ? SUMMED : HIDDEN * BYTES) + 16;  // an odd number of 16 bytes: ldmatrix meets no bank twice
 constexpr int PARTIAL_PITCH = M + 4;                                             // floats; likewise for the stores of mma's result
 constexpr int VECTORS_AT = 16;
 constexpr int PARTIALS_AT = VECTORS_AT + 2 * ROWS * PITCH;
-constexpr int WEIGHTS_AT = PARTIALS_AT + WARPS_K * ROWS * PARTIAL_PITCH * 4;
+constexpr int WEIGHTS_AT = PARTIALS_AT + 2 * WARPS_K * ROWS * PARTIAL_PITCH * 4;
 constexpr int RING_AT = WEIGHTS_AT + WARPS * SHARED_TILES * 512;
 
 DEVICE char* vector(int buffer, int row) { return shared + VECTORS_AT + (buffer * ROWS + row) * PITCH; }
-DEVICE float* partials(int slice, int row) { return (float*)(shared + PARTIALS_AT) + (slice * ROWS + row) * PARTIAL_PITCH; }
+DEVICE float* partials(int buffer, int slice, int row) { return (float*)(shared + PARTIALS_AT) + ((buffer * WARPS_K + slice) * ROWS + row) * PARTIAL_PITCH; }
 DEVICE uint4* shared_tiles() { return (uint4*)(shared + WEIGHTS_AT) + threadIdx.x / 32 * SHARED_TILES * 32 + threadIdx.x % 32; }
 
 // The word with columns k (and k + 1) of row m: unit m % UNITS of gate m / UNITS, or of W' unit m.
@@ -46,7 +46,7 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
     });
 }
 
-// partials(slice, row)[m] = the warp's share of Σ_k W[m, k] vector[row, k].
+// partials(buffer, slice, row)[m] = the warp's share of Σ_k W[m, k] vector[row, k].
 DEVICE void multiply(const Matrix& A, int buffer) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp / WARPS_K * M_TILES * 16, slice = warp % WARPS_K;
     const u32 from = shared_address(vector(buffer, lane % 8)) + slice * K_TILES * 32 + lane / 8 * 16;
@@ -75,7 +75,7 @@ DEVICE void multiply(const Matrix& A, int buffer) {
                 float sum = d[0][r][m][i];
 #pragma unroll
                 for (int c = 1; c < CHAINS; c++) sum += d[c][r][m][i];
-                partials(slice, r * 8 + lane % 4 * 2 + i % 2)[m0 + 16 * m + lane / 4 + 8 * (i / 2)] = sum;
+                partials(buffer, slice, r * 8 + lane % 4 * 2 + i % 2)[m0 + 16 * m + lane / 4 + 8 * (i / 2)] = sum;
             }
 }
 
@@ -94,7 +94,7 @@ DEVICE void collect(const Matrix& A, int use) {
 }
 
 // W times the vector, for one gate of an item.
-DEVICE void sum(Values& a, const Item& it, int gate, int use) { gather(a, partials(0, it.row) + gate * UNITS + it.unit, WARPS_K, ROWS * PARTIAL_PITCH); }
+DEVICE void sum(Values& a, const Item& it, int gate, int use) { gather(a, partials(use % 2, 0, it.row) + gate * UNITS + it.unit, WARPS_K, ROWS * PARTIAL_PITCH); }
 
 // Gives new values of an item to step `use`.
 DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) {

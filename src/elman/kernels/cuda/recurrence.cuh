@@ -22,7 +22,7 @@
 #define LINEAR 4
 
 constexpr int GATES = CELL == LSTM ? 4 : CELL == GRU ? 3 : 1;
-constexpr int KEPT = CELL == LSTM || CELL == GRU ? 4 : 0;  // gate values stored for the backward pass
+constexpr int KEPT = CELL == LSTM ? 4 : CELL == GRU ? 5 : 0;  // values per unit and step stored for the backward pass
 constexpr int UNITS = HIDDEN / CLUSTER;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROW_TILES = ROWS / 8;

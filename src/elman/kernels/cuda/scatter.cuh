@@ -16,16 +16,16 @@ constexpr u32 EXPECTED = CLUSTER * ROWS * UNITS * 4;
 
 static_assert(UNITS % 16 == 0, "a tile of units has one owner");
 
-// ---- the shared memory of a block: da of its gates, two inboxes of shares, tiles of W, then the ring -------
+// ---- the shared memory of a block: twice da of its gates, two inboxes of shares, tiles of W, then the ring -
 
 constexpr int PITCH = K_TILES * 32 + 16;
 constexpr int SHARE_PITCH = UNITS + 4;  // floats
-constexpr int VECTOR_AT = 16;
-constexpr int INBOXES_AT = VECTOR_AT + ROWS * PITCH;
+constexpr int VECTORS_AT = 16;
+constexpr int INBOXES_AT = VECTORS_AT + 2 * ROWS * PITCH;
 constexpr int WEIGHTS_AT = INBOXES_AT + 2 * CLUSTER * ROWS * SHARE_PITCH * 4;
 constexpr int RING_AT = WEIGHTS_AT + WARPS * SHARED_TILES * 512;
 
-DEVICE char* vector(int row) { return shared + VECTOR_AT + row * PITCH; }
+DEVICE char* vector(int buffer, int row) { return shared + VECTORS_AT + (buffer * ROWS + row) * PITCH; }
 DEVICE float* share(int buffer, int from, int row) { return (float*)(shared + INBOXES_AT) + ((buffer * CLUSTER + from) * ROWS + row) * SHARE_PITCH; }
 DEVICE uint4* shared_tiles() { return (uint4*)(shared + WEIGHTS_AT) + threadIdx.x / 32 * SHARED_TILES * 32 + threadIdx.x % 32; }
 
@@ -67,7 +67,7 @@ DEVICE void scatter(const float (&d)[4], int tile, int row_tile, int buffer, int
 
 DEVICE void multiply_and_scatter(const Matrix& A, int use, int rank) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const u32 from = shared_address(vector(lane % 8)) + lane / 8 * 16;
+    const u32 from = shared_address(vector(use % 2, lane % 8)) + lane / 8 * 16;
 #pragma unroll
     for (int m = 0; m < M_TILES; m += 2) {  // two tiles at a time keep the tensor cores busy
         float d[2][CHAINS][ROW_TILES][4] = {};
@@ -105,7 +105,7 @@ DEVICE void multiply_and_scatter(const Matrix& A, int use, int rank) {
 // ---- a step, in the words of backward.cu ----------------------------------------------------------------
 
 DEVICE void open_exchange() {
-    clear(vector(0), ROWS * PITCH);
+    clear(vector(0, 0), 2 * ROWS * PITCH);
     open_mailboxes(EXPECTED);
 }
 
@@ -119,7 +119,7 @@ DEVICE void sum(Values& dh, const Item& it, int gate, int use) { gather(dh, shar
 DEVICE void hand_on(Stored da, const Item& it, int gate, int use, int rank) {
 #pragma unroll
     for (int w = 0; w < Stored::WORDS; w++) da.word[w] = operand(da.word[w]);
-    store_words(vector(it.row) + (gate * UNITS + it.unit) * BYTES, da.word);
+    store_words(vector(use % 2, it.row) + (gate * UNITS + it.unit) * BYTES, da.word);
 }
 
 // After the items of all threads.
