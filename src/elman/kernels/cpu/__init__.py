@@ -8,6 +8,7 @@ in pairs and summed in float32, where the processor has the instruction.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import final, overload
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from elman.gradients.through_time import Trace
 from elman.kernels import Layer, State
 from elman.kernels.cpu import library
-from elman.kernels.cpu.library import CELLS, DOUBLE, FASTEST, FLOAT, GIVEN, HALF, Job
+from elman.kernels.cpu.library import CELLS, DOUBLE, FASTEST, FLOAT, GIVEN, HALF, Head, Job
 
 _KINDS = {torch.float32: FLOAT, torch.float64: DOUBLE, torch.bfloat16: HALF}
 
@@ -111,6 +112,59 @@ class Cpu:
         if dstate[0].dtype != real:
             befores = tuple(d.to(dstate[0].dtype) for d in befores)
         return None if dxs is None else dxs.to(xs.dtype), dw, befores
+
+    def heads(self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None) -> bool:
+        """Whether the output layer of `elman.output` runs here."""
+        dtypes = {t.dtype for t in (hs, W_hq, b_q) if t is not None}
+        fits = dtypes in ({torch.float32}, {torch.float64})
+        return self.library is not None and hs.device.type == "cpu" and fits
+
+    def head_forward(
+        self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor
+    ) -> tuple[float, Tensor]:
+        """The mean nats, and their pull on the logits."""
+        nats = ctypes.c_double()
+        dlogits = torch.empty(*hs.shape[:-1], len(W_hq), dtype=hs.dtype)
+        targets = plain(targets, torch.int64)
+        given = (hs.contiguous(), W_hq.contiguous(), b_q, targets, dlogits)
+        status = self._run_head("elman_head_forward", given, nats)
+        if status == library.BAD_ID:
+            low, high = int(targets.min()), int(targets.max())
+            raise IndexError(f"targets from {low} to {high} index {len(W_hq)} outputs")
+        return nats.value, dlogits
+
+    def head_backward(
+        self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, dlogits: Tensor, needs_dhs: bool
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """The pulls on hs, W_hq and b_q."""
+        dhs = torch.empty(hs.shape, dtype=hs.dtype) if needs_dhs else None
+        dW_hq = torch.zeros(W_hq.shape, dtype=hs.dtype)
+        db_q = None if b_q is None else torch.zeros_like(b_q)
+        given = (hs.contiguous(), W_hq.contiguous(), b_q, None, dlogits)
+        self._run_head("elman_head_backward", given, None, (dhs, dW_hq, db_q))
+        return dhs, dW_hq, db_q
+
+    def _run_head(
+        self,
+        function: str,
+        given: Sequence[Tensor | None],
+        nats: ctypes.c_double | None,
+        found: Sequence[Tensor | None] = (),
+    ) -> int:
+        hs, W_hq = given[0], given[1]
+        assert hs is not None
+        assert W_hq is not None
+        rows = hs.numel() // hs.shape[-1]
+        batch = next(b for b in range(min(rows, 64), 0, -1) if rows % b == 0)
+        sizes = (rows // batch, batch, hs.shape[-1], len(W_hq), torch.get_num_threads())
+        pointers = [None if t is None else t.data_ptr() for t in given]
+        results = [None if t is None else t.data_ptr() for t in found]
+        where = None if nats is None else ctypes.addressof(nats)
+        head = Head(*sizes, *pointers, where, *results)
+        status = getattr(self.library, function)(head, _KINDS[hs.dtype], self.level)
+        if status == library.NO_MEMORY:
+            raise MemoryError("the cpu kernel found no memory for its workspace")
+        return status
 
     def _run(
         self,

@@ -2,6 +2,7 @@
  * large product over all steps. */
 #pragma once
 #include "forward.h"
+#include <atomic>
 
 namespace {
 
@@ -131,13 +132,13 @@ struct Backward {
 constexpr int64_t STRIP = 8 * LANES;
 
 /* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. */
-void add_rows(const Job *job, const real *da, int64_t m, real *db) {
-    int64_t M = gates_of(job->cell) * job->H, n = at_most(M - m, STRIP);
-    for (int64_t t = job->T - 1; t >= 0; t--) {
+void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, real *db) {
+    int64_t n = at_most(M - m, STRIP);
+    for (int64_t t = T - 1; t >= 0; t--) {
         real sums[STRIP] = {};
-        for (int64_t b = 0; b < job->B; b++)
+        for (int64_t b = 0; b < B; b++)
             for (int64_t i = 0; i < n; i += LANES)
-                store(sums + i, load(sums + i) + load(da + (t * job->B + b) * M + m + i, n - i));
+                store(sums + i, load(sums + i) + load(da + (t * B + b) * M + m + i, n - i));
         for (int64_t i = 0; i < n; i++) db[m + i] += sums[i];
     }
 }
@@ -161,14 +162,21 @@ void scatter(const Job *job, const real *da, int64_t m, int64_t width, real *col
         for (int64_t i = 0; i < width; i++) dW[i * I + v] = columns[v * width + i];
 }
 
+/* Threads split the rows of dW or, where there are few of those, its columns. */
 bool add_outer(const Outer &outer, int64_t threads) {
-    int64_t tasks = at_most(threads, outer.M);
-    Buffer<operand> a(tasks * outer.a_size()), x(tasks * outer.x_size());
-    if (!a.ok() || !x.ok()) return false;
+    bool by_rows = outer.M >= 4 * threads * Outer::R;
+    int64_t size = by_rows ? outer.M : ceil_div(outer.N, 2 * LANES), tasks = at_most(threads, size);
+    std::atomic<bool> ok{true};
     each(threads, tasks, [&](int64_t i) {
-        outer.run(outer.M * i / tasks, outer.M * (i + 1) / tasks, a.data + i * outer.a_size(), x.data + i * outer.x_size());
+        int64_t first = size * i / tasks, last = size * (i + 1) / tasks;
+        Outer part = by_rows ? outer : outer.columns(first * 2 * LANES, at_most(outer.N, last * 2 * LANES));
+        Buffer<operand> a(part.a_size()), x(part.x_size());
+        if (a.ok() && x.ok())
+            part.run(by_rows ? first : 0, by_rows ? last : outer.M, a.data, x.data);
+        else
+            ok = false;
     });
-    return true;
+    return ok;
 }
 
 /* Every id's row of `columns` in the second-level cache, if the vocabulary allows. */
@@ -188,12 +196,13 @@ bool weight_gradients(const Job *job, int64_t threads, const real *da, const rea
     int64_t M = gates_of(job->cell) * job->H;
     real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
     each(threads, ceil_div(M, STRIP), [&](int64_t i) {
-        if (db_ih) add_rows(job, da, i * STRIP, db_ih);
-        if (db_hh) add_rows(job, da_hh, i * STRIP, db_hh);
+        if (db_ih) add_rows(job->T, job->B, M, da, i * STRIP, db_ih);
+        if (db_hh) add_rows(job->T, job->B, M, da_hh, i * STRIP, db_hh);
     });
-    Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H,
+    Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H, job->H,
                  static_cast<real *>(job->dW_hh)};
-    Outer input{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, static_cast<real *>(job->dW_ih)};
+    Outer input{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
+                static_cast<real *>(job->dW_ih)};
     return add_outer(hidden, threads) && (job->ids ? scatter_all(job, threads, da) : add_outer(input, threads));
 }
 

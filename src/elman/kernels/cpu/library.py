@@ -14,6 +14,7 @@ NO_MEMORY, BAD_ID = 1, 2
 
 _GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths h_0 c_0 hs cs gates dhs dh_T dc_T xi"
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
+_HEAD = "hs W b targets dlogits nats dhs dW db"
 GIVEN = len(_GIVEN.split())
 
 
@@ -28,6 +29,15 @@ class Job(ctypes.Structure):
     ]
 
 
+class Head(ctypes.Structure):
+    """`struct Head` of job.h: the output layer and its loss."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("T", "B", "H", "V", "threads")),
+        *((name, ctypes.c_void_p) for name in _HEAD.split()),
+    ]
+
+
 def path() -> Path | None:
     """Where the build put the kernel; None where it built none."""
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
@@ -39,6 +49,9 @@ def load(file: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file))
     for run in (library.elman_forward, library.elman_backward):
         run.argtypes = [ctypes.POINTER(Job), ctypes.c_int, ctypes.c_int]
+        run.restype = ctypes.c_int
+    for run in (library.elman_head_forward, library.elman_head_backward):
+        run.argtypes = [ctypes.POINTER(Head), ctypes.c_int, ctypes.c_int]
         run.restype = ctypes.c_int
     for squash in (library.elman_tanh, library.elman_sigmoid):
         squash.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_int] * 2]

@@ -217,7 +217,7 @@ struct Product {
     }
 };
 
-/* dW (M, N) += Σ_t Σ_b A_tb ⊗ X_tb, rows [first, last) of dW.
+/* dW (M, N) += Σ_t Σ_b A_tb ⊗ X_tb.
  *
  * Each step of time is summed by itself and then added, the last step first: about as accurate as
  * autograd's own order, and independent of how time was cut into pieces. */
@@ -226,30 +226,31 @@ struct Outer {
     const real *A;
     int64_t M;
     const real *X;
-    int64_t N;
+    int64_t N, ld; /* columns taken, and columns there are */
     real *dW;
 
     static constexpr int R = SUMS / 4, C = 2; /* half the registers hold the running totals */
     int64_t pairs() const { return ceil_div(B, PAIR); }
-    int64_t columns() const { return ceil_div(N, C * LANES) * C * LANES; }
+    int64_t width() const { return ceil_div(N, C * LANES) * C * LANES; }
+    Outer columns(int64_t from, int64_t to) const { return {T, B, A, M, X + from, to - from, ld, dW + from}; }
     int64_t chunk() const { /* steps of time whose packed X stays in the second-level cache */
-        int64_t bytes = pairs() * columns() * PAIR * int64_t(sizeof(operand));
+        int64_t bytes = pairs() * width() * PAIR * int64_t(sizeof(operand));
         int64_t steps = (384 << 10) / bytes;
         return steps < 1 ? 1 : at_most(steps, T);
     }
-    int64_t x_size() const { return chunk() * pairs() * columns() * PAIR; }
+    int64_t x_size() const { return chunk() * pairs() * width() * PAIR; }
     int64_t a_size() const { return chunk() * pairs() * R * PAIR; }
 
     /* X of steps [t0, t0 + steps), latest first, as panels [column block][step][pair][vector]. */
     void pack_x(int64_t t0, int64_t steps, operand *out) const {
-        int64_t width = C * PANEL, panel = steps * pairs() * width;
+        int64_t step = C * PANEL, panel = steps * pairs() * step;
         for (int64_t s = 0; s < steps; s++)
-            for (int64_t b = 0; b < B; b += PAIR, out += width) {
-                const real *x = X + ((t0 + steps - 1 - s) * B + b) * N;
-                for (int64_t n = 0; n < columns(); n += LANES) {
+            for (int64_t b = 0; b < B; b += PAIR, out += step) {
+                const real *x = X + ((t0 + steps - 1 - s) * B + b) * ld;
+                for (int64_t n = 0; n < width(); n += LANES) {
                     vec rows[PAIR];
                     FLATTEN for (int i = 0; i < PAIR; i++)
-                        rows[i] = n < N && b + i < B ? load(x + i * N + n, N - n) : vec{};
+                        rows[i] = n < N && b + i < B ? load(x + i * ld + n, N - n) : vec{};
                     store_rows(out + n / (C * LANES) * panel + n / LANES % C * PANEL, rows);
                 }
             }
@@ -291,9 +292,9 @@ struct Outer {
     void add_part(int64_t steps, const operand *a, const operand *x, int64_t rows, int64_t n, real *c) const {
         alignas(64) real whole[R * C * LANES] = {};
         size_t bytes = size_t(at_most(N - n, C * LANES)) * sizeof(real);
-        for (int64_t r = 0; r < rows; r++) memcpy(whole + r * C * LANES, c + r * N, bytes);
+        for (int64_t r = 0; r < rows; r++) memcpy(whole + r * C * LANES, c + r * ld, bytes);
         add(steps, pairs(), a, x, whole);
-        for (int64_t r = 0; r < rows; r++) memcpy(c + r * N, whole + r * C * LANES, bytes);
+        for (int64_t r = 0; r < rows; r++) memcpy(c + r * ld, whole + r * C * LANES, bytes);
     }
     void run(int64_t first, int64_t last, operand *a, operand *x) const {
         for (int64_t stop = T; stop > 0; stop -= chunk()) {
@@ -303,7 +304,7 @@ struct Outer {
                 int64_t rows = at_most(R, last - m);
                 pack_a(t0, steps, m, rows, a);
                 for (int64_t n = 0; n < N; n += C * LANES)
-                    add_part(steps, a, x + n / LANES * steps * pairs() * PANEL, rows, n, dW + m * N + n);
+                    add_part(steps, a, x + n / LANES * steps * pairs() * PANEL, rows, n, dW + m * ld + n);
             }
         }
     }

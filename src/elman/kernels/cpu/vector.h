@@ -91,12 +91,16 @@ INLINE vec vtanh(vec x) {
     return with_sign_of(e / (e + real(2)), x);
 }
 
-/* σ(x) = (1 or E) / (1 + E), E = e^{-|x|}; where E is below the normal numbers it is 0. */
-INLINE vec vsigmoid(vec x) {
-    const vec tiny = splat(DOUBLE ? real(708.3964185) : real(87.33654)), a = magnitude(x);
+/* e^{-a} for a ≥ 0; 0 where it is below the normal numbers. */
+INLINE vec exp_minus(vec a) {
+    const vec tiny = splat(DOUBLE ? real(708.3964185) : real(87.33654));
     vec power, p = expm1_reduced(-(a > tiny ? tiny : a), power);
-    vec e = power * p + power;
-    e = a > tiny ? vec{} : e;
+    return a > tiny ? vec{} : power * p + power;
+}
+
+/* σ(x) = (1 or E) / (1 + E), E = e^{-|x|}. */
+INLINE vec vsigmoid(vec x) {
+    vec e = exp_minus(magnitude(x));
     return (x < 0 ? e : splat(1)) / (e + real(1));
 }
 
