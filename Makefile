@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.c
 
 demo: setup
 	$(BIN)/elman train python-reference --out runs/demo --force
-	$(BIN)/elman evaluate runs/demo
+	$(BIN)/elman evaluate runs/demo --mix kneser-ney:7
 	$(BIN)/elman generate runs/demo --prompt "The " --length 500 --temperature 0.8
 
 test: setup

@@ -44,6 +44,7 @@ def test_evaluate_scores_what_was_held_out_like_the_training_did(tiny_run, capsy
     for name in ("tokens", "nats_per_token", "perplexity", "bits_per_char"):
         assert found[name] == pytest.approx(result[name], rel=1e-6)
     assert found["unknown_tokens"] == 0
+    assert (found["source"], found["split"]) == (str(path.parent / "book.txt"), "validation")
     assert list(found["baselines"]) == ["uniform", "unigram", "kneser-ney:5", "kneser-ney:7"]
 
 
@@ -70,6 +71,7 @@ def test_evaluate_reads_another_text_or_stdin_and_counts_what_is_unknown(
     monkeypatch.setattr(sys, "stdin", stdin)
     (piped,) = records(capsys, "evaluate", path, "-")
     assert other["unknown_tokens"] == piped["unknown_tokens"] == 3
+    assert (piped["source"], piped["split"]) == ("-", "all")
     assert other["tokens"] == len(text) - 1
     assert {k: v for k, v in other.items() if k != "source"} == {
         k: v for k, v in piped.items() if k != "source"

@@ -51,7 +51,9 @@ def evaluate(
         opened.load_model(pick(device), weights), opened.vocab, ids, train=train, mix=mix or ()
     )
     if as_json:
-        emit({"run": str(run), "source": what, **found.json()})
+        where = {"source": source or opened.config.data.source}
+        where["split"] = "validation" if source is None else "all"
+        emit({"run": str(run), **where, **found.json()})
         return
     typer.echo(_table(opened, found, what))
     note(f"next: elman generate {shlex.quote(str(run))}")
