@@ -29,6 +29,10 @@ def test_json_holds_scores_beside_baselines_and_the_steps_ahead(capsys):
 def test_a_saved_forecaster_continues_from_new_data(capsys, tmp_path):
     folder, table = tmp_path / "run", tmp_path / "new.csv"
     answer(capsys, "airline", "--model", "linear", "--tau", "12", "--out", str(folder))
+    written = (folder / "report.html").read_text()
+    assert written.count("<svg") == 1
+    assert "Error by horizon" in written
+    assert f"elman forecast NEW.csv --run {folder}" in written
     values = np.arange(100, 130)
     table.write_text("passengers\n" + "\n".join(map(str, values)) + "\n")
     said = answer(capsys, str(table), "--run", str(folder), "--steps", "3")

@@ -77,7 +77,8 @@ def forecast(
     answer = fit_and_measure(given, maker, steps, validation, test, level, backtest, figure, out)
     report(answer, as_json=json)
     if out is not None:
-        note(f"saved {out}; next: elman forecast NEW.csv --run {out} --steps {steps}")
+        note(f"saved {out}; to read in a browser: {answer['report']}")
+        note(f"next: elman forecast NEW.csv --run {out} --steps {steps}")
 
 
 def check_requests(
@@ -150,6 +151,9 @@ def fit_and_measure(
     out: Path | None,
 ) -> dict[str, Any]:
     """Fit on the training parts, calibrate on the validation parts, measure on the test parts."""
+    from elman import forecast_report
+    from elman.figures import save as save_figure
+    from elman.figures.forecast import overview
     from elman.forecasting import calibrate
     from elman.forecasting.baselines import baselines
     from elman.forecasting.evaluation import split
@@ -177,10 +181,13 @@ def fit_and_measure(
         "backtest": _backtests(maker, given, backtest, steps, season),
         "forecast": {s.name: look_ahead(fitted, s, steps) for s in given},
     }
+    if figure is not None or out is not None:
+        picture = overview(given[0].name, given[0].values, model, parts[0].test, scores, intervals)
     if figure is not None:
-        answer["figure"] = str(draw(figure, given[0], parts[0], model, scores, fitted))
+        answer["figure"] = str(save_figure(picture, figure))
     if out is not None:
         answer["run"] = str(save(fitted, out))
+        answer["report"] = str(forecast_report.write(out, given[0].name, answer, picture))
     return answer
 
 
@@ -243,16 +250,6 @@ def look_ahead(fitted: Fitted, given: Series, steps: int) -> dict[str, Any]:
     }
 
 
-def draw(
-    figure: Path, given: Series, part: Parts, model: Forecaster, scores: Any, fitted: Fitted
-) -> Path:
-    from elman.figures import save
-    from elman.figures.forecast import overview
-
-    picture = overview(given.name, given.values, model, part.test, scores, fitted.intervals)
-    return save(picture, figure)
-
-
 def report(answer: dict[str, Any], *, as_json: bool) -> None:
     """Print what was found: a table for a person, one object for a program."""
     if as_json:
@@ -273,9 +270,11 @@ def report(answer: dict[str, Any], *, as_json: bool) -> None:
 
 
 def print_scores(answer: dict[str, Any]) -> None:
+    from elman.forecast_report import shown_horizons
+
     scores = answer["scores"]
     steps = len(next(iter(scores.values()))["rmse"])
-    horizons = sorted({k for k in (1, 4, 16, 64) if k <= steps} | {steps})
+    horizons = shown_horizons(steps)
     print("\nheld-out RMSE by steps ahead")
     print(f"{'':16}" + "".join(f"{k:>10}" for k in horizons))
     for name, score in scores.items():
