@@ -21,7 +21,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/elman datasets
+	$(BIN)/elman train --preset quick --out runs/demo --force
+	$(BIN)/elman evaluate runs/demo
+	$(BIN)/elman generate runs/demo --prompt "The " --length 400 --seed 0
+	@echo "report: runs/demo/report.html"
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow"
