@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from elman import tokens
 from elman.errors import UserError
 
-ANY_TEXT = st.text(st.characters(codec=None))  # lone surrogates included
-FEW_LETTERS = st.text("ab é\n文😀\u0301\u2003\x1c", max_size=60)  # many ties, many kinds of space
+LONE = "\ud83d\ude00\udc80"  # surrogates, the first two of which must not become one emoji
+FEW_LETTERS = st.text(
+    "ab é\n文😀\u0301\u2003\x1c" + LONE, max_size=60
+)  # many ties, many kinds of space
 
 
 def test_words_and_characters_are_the_notes():
@@ -32,7 +34,7 @@ def test_text_at_the_byte_level_is_its_utf8(text):
 
 @pytest.mark.parametrize("level", tokens.LEVELS)
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
-@given(text=ANY_TEXT | FEW_LETTERS)
+@given(text=st.text() | FEW_LETTERS)
 def test_counting_a_text_is_counting_its_tokens_in_the_same_order(level, chunk, text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "_CHUNK", chunk)

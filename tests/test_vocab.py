@@ -13,9 +13,9 @@ from elman import Vocab, corpus, tokens
 from elman.errors import MissingSource, OutOfRange, UserError
 from elman.vocab import learn
 
-ANY_TEXT = st.text(st.characters(codec=None))  # lone surrogates included
-FEW_LETTERS = st.text("ab é\n文😀\u0301\u2003\x1c", max_size=60)
-TEXTS = ANY_TEXT | FEW_LETTERS
+LONE = "\ud83d\ude00\udc80"  # surrogates, the first two of which must not become one emoji
+FEW_LETTERS = st.text("ab é\n文😀\u0301\u2003\x1c" + LONE, max_size=60)
+TEXTS = st.text() | FEW_LETTERS
 OPTIONS = st.fixed_dictionaries(
     {
         "min_freq": st.integers(0, 4),
@@ -148,7 +148,7 @@ def test_a_saved_vocabulary_comes_back_whole(tmp_path_factory, level, text, data
     assert loaded.encode(text).tolist() == vocab.encode(text).tolist()
 
 
-@given(st.lists(st.text(st.characters(codec=None), min_size=1), min_size=1))
+@given(st.lists(st.text(min_size=1) | st.text(LONE + '"\\\n', min_size=1), min_size=1))
 def test_any_token_survives_the_file(tmp_path_factory, words):
     path = tmp_path_factory.mktemp("vocab") / "vocab.json"
     vocab = Vocab(words, level="word")
