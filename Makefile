@@ -8,11 +8,13 @@ ifneq ($(wildcard ../shared/data),)
 export ELMAN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test test-slow check format lint types bench wheel clean
+KERNEL := src/elman/kernels/cpu
+
+.PHONY: setup demo test test-slow check format lint types bench sanitize wheel clean
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: elman needs Python 3.11 or newer, $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -48,8 +50,16 @@ types: setup
 bench: setup
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
+# The native kernel under AddressSanitizer and UBSan, then under ThreadSanitizer.
+sanitize:
+	mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=address,undefined -fno-sanitize-recover=all -o build/sanitize tests/sanitize.cpp $(KERNEL)/*.cpp -ldl -lpthread
+	build/sanitize
+	$(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=thread -o build/sanitize-threads tests/sanitize.cpp $(KERNEL)/*.cpp -ldl -lpthread
+	build/sanitize-threads
+
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) dist build src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build $(KERNEL)/*.so src/*.egg-info .pytest_cache .ruff_cache .hypothesis

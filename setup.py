@@ -14,7 +14,7 @@ kernel = Extension(
     depends=sorted(glob(f"{HOME}/*.h")),
     extra_compile_args=[
         *("-std=c++17", "-O3", "-ffp-contract=fast", "-fvisibility=hidden"),
-        *("-fno-exceptions", "-fno-rtti", "-g0"),
+        *("-fno-exceptions", "-fno-rtti", "-g0", "-Wno-maybe-uninitialized"),
     ],
     language="c++",
     optional=True,

@@ -121,6 +121,8 @@ class Randomized(Carry):
             object.__setattr__(self, "keep", self.keep.tolist())
         if not isinstance(self.keep, (int, float, Polynomial)):
             object.__setattr__(self, "keep", tuple(self.keep))
+        if not self._probabilities() and not isinstance(self.keep, Polynomial):
+            raise UserError("keep is empty", hint="give one probability per step, or one for all")
         for p in self._probabilities():
             if not 0 < p <= 1:
                 raise UserError(
@@ -212,7 +214,8 @@ class Sliding(Carry):
 
     Not one ξ but one pass per block of losses, the state before the window taken as constant, so
     every loss reaches back at least steps - every + 1 steps. every=1 is the notes' sum stopped
-    after τ = `steps` terms; every=steps is Truncated(window=steps).
+    after τ = `steps` terms; every=steps is Truncated(window=steps) over whole windows. With rows of
+    different lengths the blocks are the same moments for all of them.
     """
 
     every: int

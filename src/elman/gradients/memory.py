@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, final
 
@@ -115,9 +115,8 @@ class Checkpointed(Memory):
     def _fitting(self, steps: int, size: Sizes, strands: int) -> list[Plan]:
         """Every plan worth comparing that fits the budget: piece lengths in a geometric series."""
         assert self.budget is not None
-        room = (
-            self.budget // strands - 2 * size.state
-        )  # the first state, and the one being advanced
+        # beside the first state and the one being advanced
+        room = self.budget // strands - 2 * size.state
         longest = min(steps, room // size.step)
         if longest < 1:
             each = f" in each of {strands} directed layers" if strands > 1 else ""
@@ -177,7 +176,7 @@ def split(pieces: int, slots: int) -> int:
 
 
 def reversed_pieces(
-    plan: Plan, kept: dict[int, S], advance: Callable[[S, int, int], S]
+    plan: Plan, kept: MutableMapping[int, S], advance: Callable[[S, int, int], S]
 ) -> Iterator[tuple[int, S]]:
     """Every piece from the last to the first, each with the state it starts from.
 

@@ -1,22 +1,25 @@
 """The CPU kernel: the whole recurrence in one native call each way.
 
 The C++ beside this file runs a layer over a piece of time without coming back to Python: the input
-product (or the lookup of ids), then the steps, threads splitting the batch; backwards the same, then
-each weight gradient as one large product. float32 and float64; weights in bfloat16, multiplied in
-pairs and summed in float32, where the processor has the instruction.
+product (or the lookup of ids), then the steps, threads splitting the batch; backwards the same,
+then each weight gradient as one large product. float32 and float64; weights in bfloat16, multiplied
+in pairs and summed in float32, where the processor has the instruction.
 """
 
 from __future__ import annotations
 
-from typing import final
+import ctypes
+from collections.abc import Sequence
+from typing import final, overload
 
 import torch
 from torch import Tensor
 
+from elman import kernels
 from elman.gradients.through_time import Trace
 from elman.kernels import Layer, State
 from elman.kernels.cpu import library
-from elman.kernels.cpu.library import DOUBLE, FASTEST, FLOAT, HALF, Job
+from elman.kernels.cpu.library import CELLS, DOUBLE, FASTEST, FLOAT, GIVEN, HALF, Head, Job
 
 _KINDS = {torch.float32: FLOAT, torch.float64: DOUBLE, torch.bfloat16: HALF}
 
@@ -66,17 +69,16 @@ class Cpu:
         needs_gates: bool = True,
     ) -> Trace:
         real = _real(w)
+        shape = (xs.shape[0] + 1, *state[0].shape)
+        h_0, c_0 = plain(state[0], real), plain(_memory(state), real)
+        hs = torch.empty(shape, dtype=real)
+        cs = None if c_0 is None else torch.empty(shape, dtype=real)
         gates = self.empty_gates(cell, w, xs, state) if needs_gates else None
-        steps, batch = xs.shape[:2]
-        tracks = [s.new_empty(steps + 1, batch, s.shape[1], dtype=real) for s in state]
-        inputs = _Inputs(cell, w, xs, lengths, real)
-        befores = [plain(s, real) for s in state]
-        job = inputs.job(
-            h_0=befores[0], c_0=_second(befores), hs=tracks[0], cs=_second(tracks), gates=gates
-        )
-        self._run("elman_forward", job, w, xs)
-        hs, cs = tracks[0].to(state[0].dtype), _second(tracks)
-        return Trace(hs, None if cs is None else cs.to(state[1].dtype), gates)
+        read = _read(w, xs, lengths, real)
+        self._run("elman_forward", cell, w, xs, (*read, h_0, c_0, hs, cs, gates))
+        if state[0].dtype == real:
+            return Trace(hs, cs, gates)
+        return Trace(hs.to(state[0].dtype), None if cs is None else cs.to(state[1].dtype), gates)
 
     def backward(
         self,
@@ -92,29 +94,100 @@ class Cpu:
         into: Layer | None = None,
     ) -> tuple[Tensor | None, Layer, State]:
         real = _real(w)
-        dw = zeros_like(w, real) if into is None else into
+        dw = w.zeros() if into is None else into
+        sums = [plain(d, real) for d in dw[:4]]
         wanted = needs_dxs and xs.is_floating_point()
         dxs = torch.empty(xs.shape, dtype=real) if wanted else None
-        inputs = _Inputs(cell, w, xs, lengths, real)
-        hs, pulls = plain(trace.hs, real), [plain(d, real) for d in dstate]
-        cs, gates = _optional(trace.cs, real), _optional(trace.gates, real)
-        dhs, xi = _optional(dhs, real), _optional(xi, real)
-        befores = [torch.empty_like(d) for d in pulls]
-        sums = [None if d is None else plain(d, real) for d in dw]
-        job = inputs.job(
-            **dict(hs=hs, cs=cs, gates=gates, dhs=dhs, xi=xi, dxs=dxs),
-            **dict(dh_T=pulls[0], dc_T=_second(pulls), dh_0=befores[0], dc_0=_second(befores)),
-            **dict(dW_ih=sums[0], dW_hh=sums[1], db_ih=sums[2], db_hh=sums[3]),
-        )
-        job.xi_per_row = xi is not None and xi.dim() == 2
-        self._run("elman_backward", job, w, xs)
-        for d, total in zip(dw, sums, strict=True):
+        dh_T, dc_T = plain(dstate[0], real), plain(_memory(dstate), real)
+        dh_0, dc_0 = torch.empty_like(dh_T), None if dc_T is None else torch.empty_like(dc_T)
+        kept = (None, None, *(plain(t, real) for t in trace))
+        pulls = (plain(dhs, real), dh_T, dc_T, xi := plain(xi, real))
+        found = (dxs, *sums, dh_0, dc_0)
+        read = _read(w, xs, lengths, real)
+        rows = xi is not None and xi.dim() == 2
+        self._run("elman_backward", cell, w, xs, (*read, *kept, *pulls), rows, found)
+        for d, total in zip(dw, sums, strict=False):
             if d is not None and total is not None and d is not total:
                 d.copy_(total)
-        dbefore = tuple(d.to(given.dtype) for d, given in zip(befores, dstate, strict=True))
-        return None if dxs is None else dxs.to(xs.dtype), dw, dbefore
+        befores = (dh_0,) if dc_0 is None else (dh_0, dc_0)
+        if dstate[0].dtype != real:
+            befores = tuple(d.to(dstate[0].dtype) for d in befores)
+        return None if dxs is None else dxs.to(xs.dtype), dw, befores
 
-    def _run(self, function: str, job: Job, w: Layer, xs: Tensor) -> None:
+    def steps(self, job: kernels.Job) -> Steps:
+        """The same layers, one step at a time."""
+        return Steps(self, job)
+
+    def heads(self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None) -> bool:
+        """Whether the output layer of `elman.output` runs here."""
+        dtypes = {t.dtype for t in (hs, W_hq, b_q) if t is not None}
+        fits = dtypes in ({torch.float32}, {torch.float64})
+        return self.library is not None and hs.device.type == "cpu" and fits
+
+    def head_forward(
+        self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor
+    ) -> tuple[float, Tensor]:
+        """The mean nats, and their pull on the logits."""
+        nats = ctypes.c_double()
+        dlogits = torch.empty(*hs.shape[:-1], len(W_hq), dtype=hs.dtype)
+        targets = plain(targets, torch.int64)
+        given = (hs.contiguous(), W_hq.contiguous(), b_q, targets, dlogits)
+        status = self._run_head("elman_head_forward", given, nats)
+        if status == library.BAD_ID:
+            low, high = int(targets.min()), int(targets.max())
+            raise IndexError(f"targets from {low} to {high} index {len(W_hq)} outputs")
+        return nats.value, dlogits
+
+    def head_backward(
+        self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, dlogits: Tensor, needs_dhs: bool
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """The pulls on hs, W_hq and b_q."""
+        dhs = torch.empty(hs.shape, dtype=hs.dtype) if needs_dhs else None
+        dW_hq = torch.zeros(W_hq.shape, dtype=hs.dtype)
+        db_q = None if b_q is None else torch.zeros_like(b_q)
+        given = (hs.contiguous(), W_hq.contiguous(), b_q, None, dlogits)
+        self._run_head("elman_head_backward", given, None, (dhs, dW_hq, db_q))
+        return dhs, dW_hq, db_q
+
+    def _run_head(
+        self,
+        function: str,
+        given: Sequence[Tensor | None],
+        nats: ctypes.c_double | None,
+        found: Sequence[Tensor | None] = (),
+    ) -> int:
+        hs, W_hq = given[0], given[1]
+        assert hs is not None
+        assert W_hq is not None
+        rows = hs.numel() // hs.shape[-1]
+        batch = next(b for b in range(min(rows, 64), 0, -1) if rows % b == 0)
+        sizes = (rows // batch, batch, hs.shape[-1], len(W_hq), torch.get_num_threads())
+        pointers = [None if t is None else t.data_ptr() for t in given]
+        results = [None if t is None else t.data_ptr() for t in found]
+        where = None if nats is None else ctypes.addressof(nats)
+        head = Head(*sizes, *pointers, where, *results)
+        status = getattr(self.library, function)(head, _KINDS[hs.dtype], self.level)
+        if status == library.NO_MEMORY:
+            raise MemoryError("the cpu kernel found no memory for its workspace")
+        return status
+
+    def _run(
+        self,
+        function: str,
+        cell: str,
+        w: Layer,
+        xs: Tensor,
+        given: Sequence[Tensor | None],
+        xi_per_row: bool = False,
+        found: Sequence[Tensor | None] = (),
+    ) -> None:
+        """Call the library; the tensors stay alive in the caller's hands while it runs."""
+        steps, batch = xs.shape[:2]
+        sizes = (CELLS.index(cell), steps, batch, w.W_ih.shape[1], w.W_hh.shape[1])
+        pointers = [None if t is None else t.data_ptr() for t in given]
+        pointers += [None] * (GIVEN - len(pointers))
+        results = [None if t is None else t.data_ptr() for t in found]
+        job = Job(*sizes, torch.get_num_threads(), *pointers, xi_per_row, *results)
         status = getattr(self.library, function)(job, _KINDS[w.W_hh.dtype], self.level)
         if status == library.BAD_ID:
             low, high = int(xs.min()), int(xs.max())
@@ -123,55 +196,76 @@ class Cpu:
             raise MemoryError("the cpu kernel found no memory for its workspace")
 
 
-class _Inputs:
-    """What forward and backward are both handed, kept alive while the kernel reads it."""
+@final
+class Steps:
+    """Layers that go one step at a time: memory and jobs are made once (see `elman.stepping`)."""
 
-    def __init__(
-        self, cell: str, w: Layer, xs: Tensor, lengths: Tensor | None, real: torch.dtype
-    ) -> None:
-        floating = xs.is_floating_point()
-        self.sizes = dict(
-            cell=library.CELLS.index(cell),
-            **dict(T=xs.shape[0], B=xs.shape[1], I=w.W_ih.shape[1], H=w.W_hh.shape[1]),
-            threads=torch.get_num_threads(),
-        )
-        self.tensors = dict(
-            W_ih=plain(w.W_ih, real),
-            W_hh=plain(w.W_hh, real),
-            b_ih=_optional(w.b_ih, real),
-            b_hh=_optional(w.b_hh, real),
-            xs=plain(xs, real) if floating else None,
-            ids=None if floating else plain(xs, torch.int64),
-            lengths=_optional(lengths, torch.int64),
-        )
+    def __init__(self, kernel: Cpu, job: kernels.Job) -> None:
+        assert kernel.library is not None
+        self.run = kernel.library.elman_forward
+        self.how = (_KINDS[job.layers[0].W_hh.dtype], kernel.level)
+        self.size, rows = job.layers[0].W_ih.shape[1], job.states[0][0].shape[0]
+        self.ids = torch.zeros(rows, dtype=torch.int64)
+        self.tracks, self.jobs, self.alive = [], [], []
+        below: Tensor | None = None
+        for w, state in zip(job.layers, job.states, strict=True):
+            real = _real(w)
+            h, c = (*(torch.stack([s, s]).to(real) for s in state), None)[:2]
+            assert h is not None
+            given = (below, self.ids if below is None else None, *(plain(p, real) for p in w[:4]))
+            sizes = (CELLS.index(job.cell), 1, rows, w.W_ih.shape[1], w.W_hh.shape[1])
+            before = (h[1], None if c is None else c[1])
+            pointers = [
+                None if t is None else t.data_ptr() for t in (*given, None, *before, h, c, None)
+            ]
+            self.jobs.append(Job(*sizes, torch.get_num_threads(), *pointers))
+            self.tracks.append((h,) if c is None else (h, c))
+            self.alive.append(given)
+            below = h[1]
+        self.h = below
 
-    def job(self, **tensors: Tensor | None) -> Job:
-        self.tensors.update(tensors)
-        pointers = {k: t.data_ptr() for k, t in self.tensors.items() if t is not None}
-        return Job(**self.sizes, **pointers)
+    def __call__(self, ids: Tensor) -> Tensor:
+        """h (rows, hidden) of the last layer after reading ids (rows,); overwritten by the next."""
+        self.ids.copy_(ids)
+        for job in self.jobs:
+            if self.run(job, *self.how):
+                raise IndexError(f"ids {ids.tolist()} index {self.size} inputs")
+        assert self.h is not None
+        return self.h
+
+    def states(self) -> list[State]:
+        """The state of every layer."""
+        return [tuple(t[1] for t in track) for track in self.tracks]
 
 
-def plain(t: Tensor, dtype: torch.dtype) -> Tensor:
+def _read(
+    w: Layer, xs: Tensor, lengths: Tensor | None, real: torch.dtype
+) -> tuple[Tensor | None, ...]:
+    """What both ways read, in the order of `Job`: xs, ids, weights, lengths."""
+    floating = xs.is_floating_point()
+    inputs = (plain(xs, real), None) if floating else (None, plain(xs, torch.int64))
+    return (*inputs, *(plain(p, real) for p in w[:4]), plain(lengths, torch.int64))
+
+
+@overload
+def plain(t: Tensor, dtype: torch.dtype) -> Tensor: ...
+@overload
+def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None: ...
+def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Row-major, of the kernel's type; itself where it already is."""
+    if t is None or (t.dtype == dtype and t.is_contiguous()):
+        return t
     return t.to(dtype).contiguous()
 
 
-def zeros_like(w: Layer, dtype: torch.dtype) -> Layer:
-    """Where weight gradients are summed."""
-    return Layer(*(None if p is None else torch.zeros(p.shape, dtype=dtype) for p in w))
-
-
-def _optional(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if t is None else plain(t, dtype)
-
-
-def _second(tensors: list[Tensor]) -> Tensor | None:
-    return tensors[1] if len(tensors) > 1 else None
+def _memory(state: State) -> Tensor | None:
+    """An lstm's c."""
+    return state[1] if len(state) > 1 else None
 
 
 def _real(w: Layer) -> torch.dtype:
     """What states and sums are held in: float32 for bfloat16 weights."""
-    return torch.promote_types(w.W_hh.dtype, torch.float32)
+    return torch.float64 if w.W_hh.dtype == torch.float64 else torch.float32
 
 
 def _other_dtypes(w: Layer, xs: Tensor, state: State) -> str | None:

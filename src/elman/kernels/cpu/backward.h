@@ -2,6 +2,7 @@
  * large product over all steps. */
 #pragma once
 #include "forward.h"
+#include <atomic>
 
 namespace {
 
@@ -128,58 +129,81 @@ struct Backward {
     }
 };
 
-/* dW_ih += Σ da ⊗ one-hot: rows [m, m + LANES) of dW_ih, turned so that an id names a vector. */
-void scatter(const Job *job, const real *da, int64_t m, real *columns) {
-    int64_t M = gates_of(job->cell) * job->H, I = job->I, n = at_most(M - m, LANES);
-    real *dW = static_cast<real *>(job->dW_ih) + m * I, *db = static_cast<real *>(job->db_ih);
-    for (int64_t v = 0; v < I; v++)
-        for (int64_t i = 0; i < LANES; i++) columns[v * LANES + i] = i < n ? dW[i * I + v] : real(0);
-    vec total = db ? load(db + m, n) : vec{};
-    for (int64_t t = job->T - 1; t >= 0; t--) {
-        vec step = {};
-        for (int64_t b = 0; b < job->B; b++) {
-            int64_t s = t * job->B + b;
-            vec d = load(da + s * M + m, n);
-            if (job->lengths && t >= job->lengths[b]) continue;
-            real *column = columns + job->ids[s] * LANES;
-            store(column, load(column) + d);
-            step += d;
-        }
-        total += step;
+constexpr int64_t STRIP = 8 * LANES;
+
+/* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. */
+void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, real *db) {
+    int64_t n = at_most(M - m, STRIP);
+    for (int64_t t = T - 1; t >= 0; t--) {
+        real sums[STRIP] = {};
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t i = 0; i < n; i += LANES)
+                store(sums + i, load(sums + i) + load(da + (t * B + b) * M + m + i, n - i));
+        for (int64_t i = 0; i < n; i++) db[m + i] += sums[i];
     }
-    if (db) store(db + m, total, n);
-    for (int64_t v = 0; v < I; v++)
-        for (int64_t i = 0; i < n; i++) dW[i * I + v] = columns[v * LANES + i];
 }
 
+/* dW_ih += Σ da ⊗ one-hot, rows [m, m + width), turned so that an id names a row of `columns`. */
+void scatter(const Job *job, const real *da, int64_t m, int64_t width, real *columns) {
+    int64_t M = gates_of(job->cell) * job->H, I = job->I;
+    real *dW = static_cast<real *>(job->dW_ih) + m * I;
+    for (int64_t v = 0; v < I; v++)
+        for (int64_t i = 0; i < width; i++) columns[v * width + i] = dW[i * I + v];
+    for (int64_t t = job->T - 1; t >= 0; t--)
+        for (int64_t b = 0; b < job->B; b++) {
+            if (job->lengths && t >= job->lengths[b]) continue;
+            int64_t s = t * job->B + b;
+            const real *d = da + s * M + m;
+            real *column = columns + job->ids[s] * width;
+            for (int64_t i = 0; i < width; i += LANES)
+                store(column + i, load(column + i, width - i) + load(d + i, width - i), width - i);
+        }
+    for (int64_t v = 0; v < I; v++)
+        for (int64_t i = 0; i < width; i++) dW[i * I + v] = columns[v * width + i];
+}
+
+/* Threads split the rows of dW or, where there are few of those, its columns. */
 bool add_outer(const Outer &outer, int64_t threads) {
-    int64_t tasks = at_most(threads, outer.M);
-    Buffer<operand> a(tasks * outer.a_size()), x(tasks * outer.x_size());
-    if (!a.ok() || !x.ok()) return false;
+    bool by_rows = outer.M >= 4 * threads * Outer::R;
+    int64_t size = by_rows ? outer.M : ceil_div(outer.N, 2 * LANES), tasks = at_most(threads, size);
+    std::atomic<bool> ok{true};
     each(threads, tasks, [&](int64_t i) {
-        outer.run(outer.M * i / tasks, outer.M * (i + 1) / tasks, a.data + i * outer.a_size(), x.data + i * outer.x_size());
+        int64_t first = size * i / tasks, last = size * (i + 1) / tasks;
+        Outer part = by_rows ? outer : outer.columns(first * 2 * LANES, at_most(outer.N, last * 2 * LANES));
+        Buffer<operand> a(part.a_size()), x(part.x_size());
+        if (a.ok() && x.ok())
+            part.run(by_rows ? first : 0, by_rows ? last : outer.M, a.data, x.data);
+        else
+            ok = false;
+    });
+    return ok;
+}
+
+/* Every id's row of `columns` in the second-level cache, if the vocabulary allows. */
+bool scatter_all(const Job *job, int64_t threads, const real *da) {
+    int64_t M = gates_of(job->cell) * job->H, share = ceil_div(ceil_div(M, threads), LANES) * LANES;
+    int64_t fitting = (256 << 10) / int64_t(sizeof(real)) / job->I / LANES * LANES;
+    int64_t width = at_most(share, fitting < LANES ? LANES : fitting), tasks = ceil_div(M, width);
+    Buffer<real> columns(tasks * job->I * width);
+    if (!columns.ok()) return false;
+    each(threads, tasks, [&](int64_t i) {
+        scatter(job, da, i * width, at_most(width, M - i * width), columns.data + i * job->I * width);
     });
     return true;
 }
 
 bool weight_gradients(const Job *job, int64_t threads, const real *da, const real *da_hh) {
     int64_t M = gates_of(job->cell) * job->H;
-    Outer hidden{job->T, job->B, da_hh, M, M, static_cast<const real *>(job->hs), job->H,
-                 static_cast<real *>(job->dW_hh), static_cast<real *>(job->db_hh)};
-    if (!add_outer(hidden, threads)) return false;
-    if (!job->ids) {
-        Outer input{job->T, job->B, da, M, M, static_cast<const real *>(job->xs), job->I,
-                    static_cast<real *>(job->dW_ih), static_cast<real *>(job->db_ih)};
-        return add_outer(input, threads);
-    }
-    int64_t blocks = ceil_div(M, LANES), tasks = at_most(threads, blocks);
-    Buffer<real> columns(tasks * job->I * LANES);
-    if (!columns.ok()) return false;
-    each(threads, tasks, [&](int64_t i) {
-        for (int64_t k = blocks * i / tasks; k < blocks * (i + 1) / tasks; k++)
-            scatter(job, da, k * LANES, columns.data + i * job->I * LANES);
+    real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
+    each(threads, ceil_div(M, STRIP), [&](int64_t i) {
+        if (db_ih) add_rows(job->T, job->B, M, da, i * STRIP, db_ih);
+        if (db_hh) add_rows(job->T, job->B, M, da_hh, i * STRIP, db_hh);
     });
-    return true;
+    Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H, job->H,
+                 static_cast<real *>(job->dW_hh)};
+    Outer input{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
+                static_cast<real *>(job->dW_ih)};
+    return add_outer(hidden, threads) && (job->ids ? scatter_all(job, threads, da) : add_outer(input, threads));
 }
 
 /* dxs = da W_ih. */

@@ -163,18 +163,30 @@ void look_up(const Job *job, int64_t threads, const int64_t *ids, int64_t rows, 
     });
 }
 
+/* `turned` holds LANES · padded(K) operands for each thread. */
+void pack_all(Layout at, int64_t threads, const real *W, int64_t K, operand *panels, operand *turned) {
+    each(threads, threads, [&](int64_t i) {
+        for (int64_t p = at.panels() * i / threads; p < at.panels() * (i + 1) / threads; p++)
+            pack_transposed(at, p, W, K, panels, turned + i * LANES * padded(K));
+    });
+}
+
 /* in = xs W_ihᵀ + bias, into rows of `stride`. */
 bool project(const Job *job, int64_t threads, const real *bias, real *in, int64_t stride) {
     int64_t S = job->T * job->B, M = gates_of(job->cell) * job->H, I = job->I;
     const real *xs = static_cast<const real *>(job->xs), *W_ih = static_cast<const real *>(job->W_ih);
 #ifndef HALF
-    if (S <= FEW) {
+    if (job->B <= FEW) { /* decided by the batch alone, so that pieces of time agree to the last bit */
         Buffer<real> x(S * padded(I));
         if (!x.ok()) return false;
-        for (int64_t s = 0; s < S; s++) pack_row(xs + s * I, I, x.data + s * padded(I));
-        dots_of(S, x.data, padded(I), W_ih, I, M, in, stride);
-        for (int64_t s = 0; s < S; s++)
-            for (int64_t m = 0; m < M; m++) in[s * stride + m] += bias[m];
+        int64_t fours = ceil_div(S, FEW);
+        each(threads, fours, [&](int64_t i) {
+            int64_t first = i * FEW, rows = at_most(FEW, S - first);
+            for (int64_t s = first; s < first + rows; s++) pack_row(xs + s * I, I, x.data + s * padded(I));
+            dots_of(rows, x.data + first * padded(I), padded(I), W_ih, I, M, in + first * stride, stride);
+            for (int64_t s = first; s < first + rows; s++)
+                for (int64_t m = 0; m < M; m++) in[s * stride + m] += bias[m];
+        });
         return true;
     }
 #endif
@@ -182,9 +194,10 @@ bool project(const Job *job, int64_t threads, const real *bias, real *in, int64_
     Buffer<operand> panels(at.size(I));
     Product product{xs, I, panels.data, bias, in, M, stride};
     int64_t tasks = threads * 4;
+    static_assert(Product::ROWS_AT_ONCE >= LANES, "the scratch of a product also turns its weights");
     Buffer<operand> scratch(tasks * product.scratch());
     if (!panels.ok() || !scratch.ok()) return false;
-    each(threads, at.panels(), [&](int64_t p) { pack_transposed(at, p, W_ih, I, panels.data); });
+    pack_all(at, threads, W_ih, I, panels.data, scratch.data);
     each(threads, tasks, [&](int64_t i) {
         product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
     });
@@ -200,12 +213,12 @@ int forward(const Job *job) {
         for (int64_t s = 0; s < S; s++)
             if (job->ids[s] < 0 || job->ids[s] >= job->I) return BAD_ID;
 
-    Buffer<operand> panels(few ? 0 : at.size(H));
+    Buffer<operand> panels(few ? 0 : at.size(H)), turned(few ? 0 : threads * LANES * padded(H));
     Buffer<real> bias(M), looked(job->ids ? (table ? job->I : S) * M : 0);
     Buffer<real> unwanted(!job->ids && gated && !job->gates ? S * 4 * H : 0);
     int64_t blocks = blocks_of(job), state = block_rows(job) * padded(H);
     Buffer<operand> states(2 * blocks * state);
-    if (!panels.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok()) return NO_MEMORY;
+    if (!panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok()) return NO_MEMORY;
 
     real *hs = static_cast<real *>(job->hs), *gates = static_cast<real *>(job->gates);
     memcpy(hs, job->h_0, size_t(job->B * H) * sizeof(real));
@@ -213,9 +226,7 @@ int forward(const Job *job) {
     memset(states.data, 0, size_t(2 * blocks * state) * sizeof(operand));
     add_biases(job, bias.data);
     if (panels.data)
-        each(threads, at.panels(), [&](int64_t p) {
-            pack_transposed(at, p, static_cast<const real *>(job->W_hh), H, panels.data);
-        });
+        pack_all(at, threads, static_cast<const real *>(job->W_hh), H, panels.data, turned.data);
     /* Projected inputs wait where the results of the same step will overwrite them. */
     real *in = job->ids ? looked.data : !gated ? hs + job->B * H : gates ? gates : unwanted.data;
     int64_t stride = job->ids || !gated ? M : 4 * H;

@@ -33,6 +33,18 @@ struct Job {
     void *dh_0, *dc_0; /* (B, H) */
 };
 
+/* The output layer and its loss: o = h Wᵀ + b, the mean of -log softmax(o)[target]. */
+struct Head {
+    int64_t T, B, H, V, threads; /* S = T·B rows */
+    const void *hs;              /* (S, H) */
+    const void *W, *b;           /* (V, H), (V) */
+    const int64_t *targets;      /* (S) */
+    void *dlogits;               /* (S, V): (softmax(o) - one-hot) / S; forward writes, backward reads */
+    double *nats;                /* one number, forward */
+    void *dhs;                   /* (S, H), backward; null: not wanted */
+    void *dW, *db;               /* (V, H), (V): added to, backward */
+};
+
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 
 /* One compiled variant of recurrence.h. */
@@ -40,6 +52,8 @@ struct Variant {
     const char *name;
     int (*forward)(const Job *);
     int (*backward)(const Job *);
+    int (*head_forward)(const Head *);
+    int (*head_backward)(const Head *);
     void (*tanh)(const void *x, void *y, int64_t n);
     void (*sigmoid)(const void *x, void *y, int64_t n);
 };

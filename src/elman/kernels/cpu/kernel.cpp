@@ -78,6 +78,8 @@ void parallel(int64_t threads, int64_t tasks, void (*task)(void *, int64_t), voi
 
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }
 PUBLIC int elman_backward(const Job *job, int kind, int level) { return variant(kind, level)->backward(job); }
+PUBLIC int elman_head_forward(const Head *head, int kind, int level) { return variant(kind, level)->head_forward(head); }
+PUBLIC int elman_head_backward(const Head *head, int kind, int level) { return variant(kind, level)->head_backward(head); }
 PUBLIC void elman_tanh(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->tanh(x, y, n); }
 PUBLIC void elman_sigmoid(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->sigmoid(x, y, n); }
 

@@ -1,4 +1,4 @@
-"""The compiled kernel: where it lies, the job it is handed, and which processor it was built for."""
+"""The compiled kernel: where it lies, and the job it is handed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,29 @@ FLOAT, DOUBLE, HALF = 0, 1, 2
 PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
 NO_MEMORY, BAD_ID = 1, 2
 
-_POINTERS = "xs ids W_ih W_hh b_ih b_hh lengths h_0 c_0 hs cs gates dhs dh_T dc_T xi"
-_GRADIENTS = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
+_GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths h_0 c_0 hs cs gates dhs dh_T dc_T xi"
+_FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
+_HEAD = "hs W b targets dlogits nats dhs dW db"
+GIVEN = len(_GIVEN.split())
 
 
 class Job(ctypes.Structure):
     """`struct Job` of job.h: one layer, one direction, a piece of time."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_int64) for name in ("cell", "T", "B", "I", "H", "threads")),
-        *((name, ctypes.c_void_p) for name in _POINTERS.split()),
+        *((name, ctypes.c_void_p) for name in _GIVEN.split()),
         ("xi_per_row", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in _GRADIENTS.split()),
+        *((name, ctypes.c_void_p) for name in _FOUND.split()),
+    ]
+
+
+class Head(ctypes.Structure):
+    """`struct Head` of job.h: the output layer and its loss."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("T", "B", "H", "V", "threads")),
+        *((name, ctypes.c_void_p) for name in _HEAD.split()),
     ]
 
 
@@ -38,6 +49,9 @@ def load(file: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file))
     for run in (library.elman_forward, library.elman_backward):
         run.argtypes = [ctypes.POINTER(Job), ctypes.c_int, ctypes.c_int]
+        run.restype = ctypes.c_int
+    for run in (library.elman_head_forward, library.elman_head_backward):
+        run.argtypes = [ctypes.POINTER(Head), ctypes.c_int, ctypes.c_int]
         run.restype = ctypes.c_int
     for squash in (library.elman_tanh, library.elman_sigmoid):
         squash.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_int] * 2]

@@ -12,6 +12,8 @@
 
 namespace {
 
+typedef word word_bits __attribute__((may_alias)); /* a lane of operands */
+
 /* Memory for one call; `ok()` is false where there was none. */
 template <class T> struct Buffer {
     T *data = nullptr;
@@ -28,7 +30,6 @@ template <class T> struct Buffer {
 #ifdef HALF
 using operand = uint16_t;
 constexpr int PAIR = 2; /* steps of k that one multiply takes */
-typedef uint32_t pair_bits __attribute__((may_alias));
 
 INLINE operand to_operand(real x) { /* round to nearest even; NaN stays quiet NaN */
     uint32_t u;
@@ -44,9 +45,15 @@ INLINE void store_operand(operand *p, vec v, int64_t n) {
     __m256bh half = _mm512_cvtneps_pbh((__m512)v);
     memcpy(p, &half, sizeof half);
 }
+/* Row k and row k + 1 of a matrix, lane by lane side by side. */
+INLINE void store_rows(operand *p, const vec (&rows)[PAIR]) {
+    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)rows[0]));
+    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)rows[1]));
+    _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
 INLINE __m512bh load_operands(const operand *p) { return (__m512bh)_mm512_loadu_si512(p); }
 INLINE __m512bh broadcast(const operand *p) {
-    return (__m512bh)_mm512_set1_epi32(int(*reinterpret_cast<const pair_bits *>(p)));
+    return (__m512bh)_mm512_set1_epi32(int(*reinterpret_cast<const word_bits *>(p)));
 }
 INLINE vec multiply_add(__m512bh a, __m512bh b, vec sum) {
     return (vec)_mm512_dpbf16_ps((__m512)sum, a, b);
@@ -56,6 +63,7 @@ using operand = real;
 constexpr int PAIR = 1;
 INLINE operand to_operand(real x) { return x; }
 INLINE void store_operand(operand *p, vec v, int64_t n) { store(p, v, n); }
+INLINE void store_rows(operand *p, const vec (&rows)[PAIR]) { store(p, rows[0]); }
 INLINE vec load_operands(const operand *p) { return load(p); }
 INLINE real broadcast(const operand *p) { return *p; }
 INLINE vec multiply_add(real a, vec b, vec sum) { return sum + b * a; }
@@ -103,6 +111,11 @@ template <class F> INLINE void groups(int64_t n, int64_t most, F &&visit) {
     for (int64_t g = 0; g < count; g++) visit(n * g / count, n * (g + 1) / count);
 }
 
+/* One row of reals as operands, with zeros up to a whole number of vectors. */
+INLINE void pack_row(const real *from, int64_t n, operand *to) {
+    for (int64_t k = 0; k < n; k += LANES) store_operand(to + k, load(from + k, n - k), LANES);
+}
+
 /* Panels of W for x ↦ x Wᵀ. Panel p holds, for one block of units, a vector per gate (or, where
  * there is one gate, two neighbouring blocks): everything one tile needs to finish those units. */
 struct Layout {
@@ -115,30 +128,33 @@ struct Layout {
     int64_t size(int64_t k) const { return panels() * vectors() * ceil_div(k, PAIR) * PANEL; }
 };
 
-void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *out) {
-    int64_t k_steps = ceil_div(K, PAIR), width = at.vectors() * PANEL;
+/* `rows` holds LANES rows of K operands while they are turned. */
+void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *out, operand *rows) {
+    int64_t k_steps = ceil_div(K, PAIR), ld = padded(K), width = at.vectors() * PANEL;
     out += p * width * k_steps;
     for (int c = 0; c < at.vectors(); c++) {
         int64_t unit = at.unit(p, c), n = at_most(at.units - unit, LANES);
-        const real *w = W + (at.gate(c) * at.units + unit) * K;
-        for (int64_t k = 0; k < k_steps * PAIR; k++) {
-            operand *to = out + k / PAIR * width + c * PANEL + k % PAIR;
+        for (int64_t i = 0; i < LANES; i++)
+            if (i < n)
+                pack_row(W + ((at.gate(c) * at.units + unit) + i) * K, K, rows + i * ld);
+            else
+                memset(rows + i * ld, 0, size_t(ld) * sizeof(operand));
+        for (int64_t k = 0; k < k_steps; k++)
             for (int64_t i = 0; i < LANES; i++)
-                to[i * PAIR] = i < n && k < K ? to_operand(w[i * K + k]) : operand(0);
-        }
+                memcpy(out + k * width + c * PANEL + i * PAIR, rows + i * ld + k * PAIR, PAIR * sizeof(operand));
     }
 }
 
 /* Panels of W for y ↦ y W: two vectors of columns each. */
 void pack_straight(int64_t p, const real *W, int64_t K, int64_t N, operand *out) {
-    int64_t k_steps = ceil_div(K, PAIR);
-    out += p * 2 * PANEL * k_steps;
-    for (int64_t k = 0; k < k_steps * PAIR; k++)
+    out += p * 2 * PANEL * ceil_div(K, PAIR);
+    for (int64_t k = 0; k < K; k += PAIR, out += 2 * PANEL)
         for (int c = 0; c < 2; c++) {
-            operand *to = out + k / PAIR * 2 * PANEL + c * PANEL + k % PAIR;
-            int64_t column = (2 * p + c) * LANES, n = k < K ? at_most(N - column, LANES) : 0;
-            for (int64_t i = 0; i < LANES; i++)
-                to[i * PAIR] = i < n ? to_operand(W[k * N + column + i]) : operand(0);
+            int64_t column = (2 * p + c) * LANES, n = N - column;
+            vec rows[PAIR];
+            FLATTEN for (int i = 0; i < PAIR; i++)
+                rows[i] = n > 0 && k + i < K ? load(W + (k + i) * N + column, n) : vec{};
+            store_rows(out + c * PANEL, rows);
         }
 }
 
@@ -167,11 +183,6 @@ INLINE void dots_of(int64_t rows, const real *h, int64_t ld, const real *W, int6
     dots<4>(h, ld, W, K, n, out, row);
 }
 #endif
-
-/* One row of reals as operands, with zeros up to a whole number of vectors. */
-INLINE void pack_row(const real *from, int64_t n, operand *to) {
-    for (int64_t k = 0; k < n; k += LANES) store_operand(to + k, load(from + k, n - k), LANES);
-}
 
 /* Y (S, N) = X (S, K) · panels + bias, rows [first, last). `scratch` holds ROWS_AT_ONCE rows of X. */
 struct Product {
@@ -206,95 +217,95 @@ struct Product {
     }
 };
 
-/* dW (M, N) += Σ_t Σ_b A_tb ⊗ B_tb for rows [first, last) of dW, and db += Σ_t Σ_b A_tb.
+/* dW (M, N) += Σ_t Σ_b A_tb ⊗ X_tb.
  *
  * Each step of time is summed by itself and then added, the last step first: about as accurate as
  * autograd's own order, and independent of how time was cut into pieces. */
 struct Outer {
     int64_t T, B;
     const real *A;
-    int64_t M, a_stride;
+    int64_t M;
     const real *X;
-    int64_t N;
-    real *dW, *db;
+    int64_t N, ld; /* columns taken, and columns there are */
+    real *dW;
 
     static constexpr int R = SUMS / 4, C = 2; /* half the registers hold the running totals */
     int64_t pairs() const { return ceil_div(B, PAIR); }
+    int64_t width() const { return ceil_div(N, C * LANES) * C * LANES; }
+    Outer columns(int64_t from, int64_t to) const { return {T, B, A, M, X + from, to - from, ld, dW + from}; }
     int64_t chunk() const { /* steps of time whose packed X stays in the second-level cache */
-        int64_t bytes = pairs() * ceil_div(N, C * LANES) * C * PANEL * int64_t(sizeof(operand));
+        int64_t bytes = pairs() * width() * PAIR * int64_t(sizeof(operand));
         int64_t steps = (384 << 10) / bytes;
         return steps < 1 ? 1 : at_most(steps, T);
     }
-    int64_t x_size() const { return chunk() * pairs() * ceil_div(N, C * LANES) * C * PANEL; }
+    int64_t x_size() const { return chunk() * pairs() * width() * PAIR; }
     int64_t a_size() const { return chunk() * pairs() * R * PAIR; }
 
     /* X of steps [t0, t0 + steps), latest first, as panels [column block][step][pair][vector]. */
     void pack_x(int64_t t0, int64_t steps, operand *out) const {
-        int64_t width = C * PANEL, rows = steps * pairs();
+        int64_t step = C * PANEL, panel = steps * pairs() * step;
         for (int64_t s = 0; s < steps; s++)
-            for (int64_t b = 0; b < pairs() * PAIR; b++) {
-                const real *x = X + ((t0 + steps - 1 - s) * B + b) * N;
-                operand *to = out + (s * pairs() + b / PAIR) * width + b % PAIR;
-                for (int64_t n = 0; n < ceil_div(N, C * LANES) * C * LANES; n += LANES) {
-                    vec v = b < B ? load(x + n, N - n) : vec{};
-                    put(to + n / (C * LANES) * rows * width + n / LANES % C * PANEL, v);
+            for (int64_t b = 0; b < B; b += PAIR, out += step) {
+                const real *x = X + ((t0 + steps - 1 - s) * B + b) * ld;
+                for (int64_t n = 0; n < width(); n += LANES) {
+                    vec rows[PAIR];
+                    FLATTEN for (int i = 0; i < PAIR; i++)
+                        rows[i] = n < N && b + i < B ? load(x + i * ld + n, N - n) : vec{};
+                    store_rows(out + n / (C * LANES) * panel + n / LANES % C * PANEL, rows);
                 }
             }
     }
-    static INLINE void put(operand *to, vec v) {
-        if constexpr (PAIR == 1)
-            store_operand(to, v, LANES);
-        else
-            for (int i = 0; i < LANES; i++) to[i * PAIR] = to_operand(v[i]);
-    }
-    /* Columns [m, m + rows) of A, as [step][pair][column]; adds their sums to db. */
+    /* Columns [m, m + rows) of A, as [step][pair][column]. */
     void pack_a(int64_t t0, int64_t steps, int64_t m, int64_t rows, operand *out) const {
-        for (int64_t s = 0; s < steps; s++) {
-            real total[R] = {};
-            for (int64_t b = 0; b < pairs() * PAIR; b++) {
-                const real *a = A + ((t0 + steps - 1 - s) * B + b) * a_stride + m;
-                operand *to = out + (s * pairs() + b / PAIR) * R * PAIR + b % PAIR;
-                FLATTEN for (int r = 0; r < R; r++) {
-                    real x = r < rows && b < B ? a[r] : real(0);
-                    to[r * PAIR] = to_operand(x);
-                    total[r] += x;
-                }
+        for (int64_t s = 0; s < steps; s++)
+            for (int64_t b = 0; b < B; b += PAIR, out += R * PAIR) {
+                const real *a = A + ((t0 + steps - 1 - s) * B + b) * M + m;
+                if (PAIR == 1 && rows == R)
+                    memcpy(out, a, R * sizeof(real));
+                else
+                    for (int i = 0; i < PAIR; i++) FLATTEN for (int r = 0; r < R; r++)
+                        out[r * PAIR + i] = to_operand(r < rows && b + i < B ? a[i * M + r] : real(0));
             }
-            if (db)
-                for (int64_t r = 0; r < rows; r++) db[m + r] += total[r];
-        }
     }
-    void add(int64_t steps, int64_t m, int64_t rows, int64_t n, const operand *a, const operand *x) const {
+    /* whole[r][·] += Σ_s Σ_b a[s][b][r] x[s][b][·], each step summed by itself. */
+    static void add(int64_t steps, int64_t pairs, const operand *a, const operand *x, real *whole) {
         vec totals[R][C];
-        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++)
-            totals[r][c] = r < rows ? load(dW + (m + r) * N + n + c * LANES, left(n, c)) : vec{};
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
+            totals[r][j] = load(whole + (r * C + j) * LANES);
         for (int64_t s = 0; s < steps; s++) {
             vec sums[R][C];
-            FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) sums[r][c] = vec{};
-            for (int64_t b = 0; b < pairs(); b++, a += R * PAIR, x += C * PANEL)
+            FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++) sums[r][j] = vec{};
+            for (int64_t b = 0; b < pairs; b++, a += R * PAIR, x += C * PANEL) {
+                decltype(load_operands(x)) columns[C];
+                FLATTEN for (int j = 0; j < C; j++) columns[j] = load_operands(x + j * PANEL);
                 FLATTEN for (int r = 0; r < R; r++) {
                     auto y = broadcast(a + r * PAIR);
-                    FLATTEN for (int c = 0; c < C; c++)
-                        sums[r][c] = multiply_add(y, load_operands(x + c * PANEL), sums[r][c]);
+                    FLATTEN for (int j = 0; j < C; j++) sums[r][j] = multiply_add(y, columns[j], sums[r][j]);
                 }
-            FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) totals[r][c] += sums[r][c];
+            }
+            FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++) totals[r][j] += sums[r][j];
         }
-        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++)
-            if (r < rows) store(dW + (m + r) * N + n + c * LANES, totals[r][c], left(n, c));
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
+            store(whole + (r * C + j) * LANES, totals[r][j]);
     }
-    int64_t left(int64_t n, int c) const {
-        int64_t k = N - n - c * LANES;
-        return k < 0 ? 0 : k;
+    /* The same for the part of a tile that lies inside dW, from column n of row c. */
+    void add_part(int64_t steps, const operand *a, const operand *x, int64_t rows, int64_t n, real *c) const {
+        alignas(64) real whole[R * C * LANES] = {};
+        size_t bytes = size_t(at_most(N - n, C * LANES)) * sizeof(real);
+        for (int64_t r = 0; r < rows; r++) memcpy(whole + r * C * LANES, c + r * ld, bytes);
+        add(steps, pairs(), a, x, whole);
+        for (int64_t r = 0; r < rows; r++) memcpy(c + r * ld, whole + r * C * LANES, bytes);
     }
     void run(int64_t first, int64_t last, operand *a, operand *x) const {
         for (int64_t stop = T; stop > 0; stop -= chunk()) {
-            int64_t steps = at_most(chunk(), stop), t0 = stop - steps, rows = steps * pairs();
+            int64_t steps = at_most(chunk(), stop), t0 = stop - steps;
             pack_x(t0, steps, x);
-            groups(last - first, R, [&](int64_t lo, int64_t hi) {
-                pack_a(t0, steps, first + lo, hi - lo, a);
+            for (int64_t m = first; m < last; m += R) {
+                int64_t rows = at_most(R, last - m);
+                pack_a(t0, steps, m, rows, a);
                 for (int64_t n = 0; n < N; n += C * LANES)
-                    add(steps, first + lo, hi - lo, n, a, x + n / (C * LANES) * rows * C * PANEL);
-            });
+                    add_part(steps, a, x + n / LANES * steps * pairs() * PANEL, rows, n, dW + m * ld + n);
+            }
         }
     }
 };

@@ -1,6 +1,6 @@
 /* One variant of the kernel: every function compiled for REAL with vectors of VECTOR_BYTES. */
 #pragma once
-#include "backward.h"
+#include "head.h"
 
 namespace {
 
@@ -16,4 +16,4 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 } // namespace
 
 extern const Variant VARIANT;
-const Variant VARIANT = {NAME, forward, backward, squash<true>, squash<false>};
+const Variant VARIANT = {NAME, forward, backward, head_forward, head_backward, squash<true>, squash<false>};

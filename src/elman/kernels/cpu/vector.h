@@ -24,29 +24,36 @@ typedef word bits __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)
 
 INLINE vec splat(real x) { return x - vec{}; }
 
+__attribute__((noinline)) void load_some(const real *p, int64_t n, real *lanes) {
+    for (int64_t i = 0; i < LANES; i++) lanes[i] = i < n ? p[i] : real(0);
+}
+__attribute__((noinline)) void store_some(real *p, int64_t n, const real *lanes) {
+    for (int64_t i = 0; i < n; i++) p[i] = lanes[i];
+}
+
 /* The first n lanes (n ≥ LANES: all of them); the others are 0. */
 INLINE vec load(const real *p, int64_t n = LANES) {
-    vec v = {};
-    if (__builtin_expect(n >= LANES, 1)) return *reinterpret_cast<const vec *>(p);
-    for (int64_t i = 0; i < n; i++) v[i] = p[i];
-    return v;
+    real lanes[LANES];
+    if (__builtin_expect(n < LANES, 0)) {
+        load_some(p, n, lanes);
+        p = lanes;
+    }
+    return *reinterpret_cast<const vec *>(p);
 }
 
 INLINE void store(real *p, vec v, int64_t n = LANES) {
-    if (__builtin_expect(n >= LANES, 1)) {
-        *reinterpret_cast<vec *>(p) = v;
-        return;
-    }
-    for (int64_t i = 0; i < n; i++) p[i] = v[i];
+    real lanes[LANES];
+    bool some = __builtin_expect(n < LANES, 0);
+    *reinterpret_cast<vec *>(some ? lanes : p) = v;
+    if (some) store_some(p, n, lanes);
 }
 
 INLINE real sum(vec v) {
-    real s[LANES], total = 0;
+    real s[LANES];
     memcpy(s, &v, sizeof v);
-    for (int w = LANES / 2; w > 0; w /= 2)
-        for (int i = 0; i < w; i++) s[i] += s[i + w];
-    total = s[0];
-    return total;
+    FLATTEN for (int width = LANES / 2; width > 0; width /= 2)
+        FLATTEN for (int i = 0; i < width; i++) s[i] += s[i + width];
+    return s[0];
 }
 
 INLINE vec magnitude(vec x) { return (vec)((bits)x & ~(bits)splat(real(-0.0))); }
@@ -84,12 +91,16 @@ INLINE vec vtanh(vec x) {
     return with_sign_of(e / (e + real(2)), x);
 }
 
-/* σ(x) = (1 or E) / (1 + E), E = e^{-|x|}; where E is below the normal numbers it is 0. */
-INLINE vec vsigmoid(vec x) {
-    const vec tiny = splat(DOUBLE ? real(708) : real(87)), a = magnitude(x);
+/* e^{-a} for a ≥ 0; 0 where it is below the normal numbers. */
+INLINE vec exp_minus(vec a) {
+    const vec tiny = splat(DOUBLE ? real(708.3964185) : real(87.33654));
     vec power, p = expm1_reduced(-(a > tiny ? tiny : a), power);
-    vec e = power * p + power;
-    e = a > tiny ? vec{} : e;
+    return a > tiny ? vec{} : power * p + power;
+}
+
+/* σ(x) = (1 or E) / (1 + E), E = e^{-|x|}. */
+INLINE vec vsigmoid(vec x) {
+    vec e = exp_minus(magnitude(x));
     return (x < 0 ? e : splat(1)) / (e + real(1));
 }
 

@@ -1,0 +1,395 @@
+"""The CPU kernel: the reference's results to rounding, on any processor, from any thread."""
+
+import math
+import os
+import resource
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elman import kernels, nn
+from elman.cells import Layer
+from elman.errors import UserError
+from elman.kernels import cpu, reference
+from elman.kernels.cpu import KERNEL, Cpu, library
+
+pytestmark = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
+
+CELLS = library.CELLS
+LEVELS = [library.PORTABLE, library.AVX2, library.AVX512]
+SMOOTH = [cell for cell in CELLS if cell != "relu"]  # no kink for a rounding to fall across
+
+
+class Problem:
+    """A job in float64, with gradients that are still alive when they reach the first step."""
+
+    def __init__(self, cell, T, B, I, H, ids, bias, lengths, xi, seed):  # noqa: E741
+        random = torch.Generator().manual_seed(seed)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+        def ints(high, *shape):
+            return torch.randint(high, shape, generator=random)
+
+        gates = {"gru": 3, "lstm": 4}.get(cell, 1)
+        b = (normal(gates * H) / 2, normal(gates * H) / 2) if bias else (None, None)
+        self.cell = cell
+        self.w = Layer(normal(gates * H, I) / I**0.5, normal(gates * H, H) / H**0.5, *b)
+        self.xs = ints(I, T, B) if ids else normal(T, B, I)
+        self.state = tuple(normal(B, H) / 2 for _ in range(2 if cell == "lstm" else 1))
+        self.lengths = ints(T + 1, B) if lengths else None
+        self.dhs = normal(T, B, H)
+        self.dstate = tuple(normal(B, H) for _ in self.state)
+        shape = {"none": None, "time": (T,), "rows": (T, B)}[xi]
+        self.xi = None if shape is None else ints(3, *shape).double() * 0.7
+
+    def cast(self, dtype, weights=None):
+        """The same problem, rounded; weights may be rounded more."""
+
+        def to(t, dtype=dtype):
+            return t.to(dtype) if t is not None and t.is_floating_point() else t
+
+        other = object.__new__(Problem)
+        other.cell, other.lengths = self.cell, self.lengths
+        other.w = Layer(*(to(p, weights or dtype) for p in self.w))
+        other.xs, other.dhs, other.xi = to(self.xs), to(self.dhs), to(self.xi)
+        other.state, other.dstate = tuple(map(to, self.state)), tuple(map(to, self.dstate))
+        return other
+
+    def there(self, kernel, needs_gates=True):
+        args = (self.cell, self.w, self.xs, self.state, self.lengths, needs_gates)
+        return kernel.forward(*args)
+
+    def back(self, kernel, trace):
+        args = (self.dhs, self.dstate, self.xi, self.lengths)
+        return kernel.backward(self.cell, self.w, self.xs, trace, *args)
+
+    def everything(self, kernel):
+        """hs, cs, dxs, dw, dstate_0: all that comes out, absent ones left out."""
+        trace = self.there(kernel)
+        dxs, dw, dstate = self.back(kernel, trace)
+        return [t for t in (trace.hs, trace.cs, dxs, *dw, *dstate) if t is not None]
+
+
+@st.composite
+def problems(draw, cells=CELLS):
+    size = st.integers(1, 40)
+    rows = st.sampled_from([1, 2, 3, 4, 5, 13, 70])
+    return Problem(
+        cell=draw(st.sampled_from(cells)),
+        T=draw(st.integers(1, 6)),
+        B=draw(rows),
+        I=draw(size),
+        H=draw(size),
+        ids=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        lengths=draw(st.booleans()),
+        xi=draw(st.sampled_from(["none", "time", "rows"])),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+def distance(found, exact):
+    """‖found - exact‖ / ‖exact‖."""
+    return float((found.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-30))
+
+
+def errors(kernel, problem):
+    """The relative error of everything that comes out, against float64 on the same numbers."""
+    exact = problem.cast(torch.float64).everything(reference.KERNEL)
+    found = problem.everything(kernel)
+    return torch.tensor([distance(f, e) for f, e in zip(found, exact, strict=True)])
+
+
+def bits(tensors):
+    return [t.numpy().tobytes() for t in tensors]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@given(problem=problems())
+@settings(max_examples=40)
+def test_float64_results_are_the_references(level, problem):
+    exact = problem.everything(reference.KERNEL)
+    found = problem.everything(Cpu(level))
+    assert [f.shape for f in found] == [e.shape for e in exact]
+    for f, e in zip(found, exact, strict=True):
+        assert distance(f, e) < 1e-14
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@given(problem=problems(SMOOTH))
+@settings(max_examples=40)
+def test_float32_results_are_the_references_to_rounding(level, problem):
+    """One number may be luckier in torch; the next test holds whole tensors to torch's error."""
+    rounded = problem.cast(torch.float32)
+    ours, torchs = errors(Cpu(level), rounded), errors(reference.KERNEL, rounded)
+    assert (ours < 4 * torchs + 1e-6).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("cell", SMOOTH)
+def test_float32_is_as_close_to_float64_as_torch_is(cell, level):
+    """On average over seeds and outputs; the linear cell grows, so it is given fewer steps."""
+    steps = 20 if cell == "linear" else 100
+    ratios = []
+    for seed in range(4):
+        problem = Problem(cell, steps, 32, 20, 64, False, True, False, "none", seed)
+        rounded = problem.cast(torch.float32)
+        ratios.append(errors(Cpu(level), rounded) / errors(reference.KERNEL, rounded))
+    # Measured 0.99 to 1.06, the most in the portable variant, which does not fuse x y + z.
+    assert torch.cat(ratios).log().mean().exp() < 1.1
+
+
+needs_bfloat16 = pytest.mark.skipif(
+    KERNEL.library is None or KERNEL.variant(library.HALF) is None, reason="no bfloat16 products"
+)
+
+
+@needs_bfloat16
+@given(problem=problems(SMOOTH))
+@settings(max_examples=40)
+def test_bfloat16_weights_are_read_right_in_every_shape(problem):
+    """bfloat16 keeps 8 bits, 0.004 a factor; single numbers may cancel, so the bound is wide."""
+    assert errors(KERNEL, problem.cast(torch.float32, weights=torch.bfloat16)).max() < 0.1
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("cell", SMOOTH)
+def test_bfloat16_weights_cost_the_rounding_of_operands_only(cell):
+    problem = Problem(cell, 20, 32, 20, 64, False, True, False, "none", 0)
+    rounded = problem.cast(torch.float32, weights=torch.bfloat16)
+    assert errors(KERNEL, rounded).max() < 0.01
+    assert {t.dtype for t in rounded.everything(KERNEL)} == {torch.float32}
+
+
+@given(problem=problems(), threads=st.integers(2, 5))
+@settings(max_examples=40)
+def test_the_same_bits_every_time_on_any_number_of_threads(problem, threads):
+    problem, before = problem.cast(torch.float32), torch.get_num_threads()
+    once = bits(problem.everything(KERNEL))
+    try:
+        torch.set_num_threads(threads)
+        assert bits(problem.everything(KERNEL)) == once
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(problem=problems(), data=st.data())
+@settings(max_examples=40)
+def test_cutting_time_into_pieces_changes_no_bit(problem, data):
+    whole = problem.cast(torch.float32)
+    cut = data.draw(st.integers(1, len(whole.xs)))
+    kernel, steps = KERNEL, len(whole.xs)
+    trace = whole.there(kernel)
+    dxs, dw, dstate = whole.back(kernel, trace)
+    found, state = None, whole.dstate
+    for start, stop in [(cut, steps), (0, cut)] if cut < steps else [(0, steps)]:
+        lengths = None if whole.lengths is None else (whole.lengths - start).clamp(0, stop - start)
+        xi = None if whole.xi is None else whole.xi[start:stop]
+        piece = whole.xs[start:stop]
+        again = kernel.forward(whole.cell, whole.w, piece, trace.state(start), lengths)
+        assert torch.equal(again.hs, trace.hs[start : stop + 1])
+        part = (piece, trace.between(start, stop), whole.dhs[start:stop], state, xi, lengths)
+        dpiece, found, state = kernel.backward(whole.cell, whole.w, *part, True, found)
+        assert dxs is None or torch.equal(dpiece, dxs[start:stop])
+    assert all(torch.equal(a, b) for a, b in zip(state, dstate, strict=True))
+    for a, b in zip(found, dw, strict=True):
+        assert a is b or torch.equal(a, b)
+
+
+@given(problem=problems())
+@settings(max_examples=20)
+def test_strides_do_not_matter(problem):
+    def turned(t):
+        return None if t is None else t.transpose(0, -1).contiguous().transpose(0, -1)
+
+    plain = bits(problem.everything(KERNEL))
+    problem.xs, problem.dhs, problem.xi = map(turned, (problem.xs, problem.dhs, problem.xi))
+    problem.state, problem.dstate = (tuple(map(turned, s)) for s in (problem.state, problem.dstate))
+    problem.w = Layer(*map(turned, problem.w))
+    assert bits(problem.everything(KERNEL)) == plain
+
+
+def test_without_gates_the_states_are_the_same():
+    for cell in CELLS:
+        for ids in (False, True):
+            problem = Problem(cell, 5, 6, 7, 19, ids, True, True, "none", 1)
+            assert torch.equal(problem.there(KERNEL, False).hs, problem.there(KERNEL).hs)
+            assert problem.there(KERNEL, False).gates is None
+
+
+def test_a_cut_stops_even_a_gradient_that_has_overflowed():
+    problem = Problem("linear", 4, 6, 3, 8, False, True, False, "time", 0)
+    problem.xi = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    problem.dhs[3] = math.inf
+    dxs, _, (dh_0,) = problem.back(KERNEL, problem.there(KERNEL))
+    assert dh_0.isfinite().all()
+    assert dxs[0].isfinite().all()
+    assert not dxs[1].isfinite().all()
+
+
+def squashed(name, x, level):
+    y = torch.empty_like(x)
+    kind = {torch.float32: library.FLOAT, torch.float64: library.DOUBLE}[x.dtype]
+    getattr(KERNEL.library, f"elman_{name}")(x.data_ptr(), y.data_ptr(), x.numel(), kind, level)
+    return y
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["tanh", "sigmoid"])
+def test_tanh_and_sigmoid_of_every_kind_of_float32_are_within_three_ulp(name, level):
+    """Every 4,001st of all bit patterns: both signs, every exponent, ±inf and NaN."""
+    x = torch.arange(-(2**31), 2**31, 4001).to(torch.int32).view(torch.float32)
+    x = torch.cat([x, torch.tensor([math.inf, -math.inf, 0.0, -0.0])])
+    y, exact = squashed(name, x, level), getattr(torch, name)(x.double())
+    assert torch.equal(y.isnan(), x.isnan())
+    normal = exact.abs() >= 2**-126
+    ulp = torch.nextafter(exact.abs().float(), torch.tensor(2.0)).double() - exact.abs().float()
+    error = (y - exact).abs()
+    assert (error[normal] / ulp[normal]).max() < 3
+    small = ~normal & ~x.isnan()
+    assert (error[small] <= 2**-126).all()
+    zeros = squashed(name, torch.tensor([0.0, -0.0]), level)
+    assert torch.equal(zeros.signbit(), torch.tensor([False, name == "tanh"]))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["tanh", "sigmoid"])
+def test_tanh_and_sigmoid_of_float64_are_within_four_ulp_of_torchs(name, level):
+    x = torch.linspace(-745, 745, 20_001, dtype=torch.float64)
+    x = torch.cat([x, x / 37, x / 7e3, x / 1e9, torch.tensor([math.inf, -math.inf, math.nan])])
+    y, torchs = squashed(name, x, level), getattr(torch, name)(x)
+    assert torch.equal(y.isnan(), x.isnan())
+    normal = torchs.abs() >= 2.3e-308
+    assert ((y - torchs).abs()[normal] / torchs.abs()[normal]).max() < 4 * 2**-52
+    assert (y[~normal & ~x.isnan()].abs() < 2.3e-308).all()
+
+
+def test_calls_from_many_threads_do_not_meet():
+    problems = [Problem(c, 9, 24, 5, 33, False, True, True, "rows", 7) for c in CELLS]
+    alone = [bits(p.everything(KERNEL)) for p in problems]
+    same = []
+
+    def work(i):
+        same.extend(bits(problems[i].everything(KERNEL)) == alone[i] for _ in range(20))
+
+    threads = [threading.Thread(target=work, args=(i % len(CELLS),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same == [True] * 160
+
+
+def leaks(calls):
+    """How much the process grows over so many calls each way, in bytes."""
+    problem = Problem("gru", 3, 5, 8, 24, True, True, False, "none", 0)
+    for _ in range(200):
+        problem.everything(KERNEL)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(calls // 2):
+        problem.everything(KERNEL)
+    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def test_thousands_of_calls_leave_nothing_behind():
+    assert leaks(4_000) < 4_000 * 100  # one call works in 40 kB
+
+
+@pytest.mark.slow
+def test_a_million_calls_leave_nothing_behind():
+    assert leaks(1_000_000) < 4 << 20
+
+
+def test_ids_outside_the_input_are_refused_before_anything_is_read():
+    problem = Problem("tanh", 3, 2, 5, 4, True, True, False, "none", 0)
+    for bad in (-1, 5, 2**40):
+        problem.xs[1, 1] = bad
+        with pytest.raises(IndexError, match=f"{bad}.* 5 inputs"):
+            problem.there(KERNEL)
+    with pytest.raises(UserError, match="between 0 and"):
+        nn.RNN(5, 4)(problem.xs)
+
+
+def test_it_says_why_it_refuses(monkeypatch):
+    x = torch.zeros(3, 2, 8)
+    assert kernels.explain(nn.GRU(8, 8), x).runs == "cpu"
+    projected = kernels.explain(nn.LSTM(8, 8, proj_size=4), x)
+    assert projected.runs == "reference"
+    assert "proj_size" in projected.reasons["cpu"]
+    half = kernels.explain(nn.GRU(8, 8, dtype=torch.float16), x.half())
+    assert "float16" in half.reasons["cpu"]
+    monkeypatch.setattr(KERNEL, "library", None)
+    absent = kernels.explain(nn.GRU(8, 8), x)
+    assert absent.runs == "reference"
+    assert "compiler" in absent.reasons["cpu"]
+    monkeypatch.setenv("ELMAN_KERNELS", "cpu")
+    with pytest.raises(UserError, match="compiler"):
+        kernels.explain(nn.GRU(8, 8), x)
+
+
+def test_the_reference_can_be_forced(monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert kernels.explain(nn.GRU(8, 8), torch.zeros(3, 2, 8)).runs == "reference"
+
+
+def test_older_processors_get_their_own_variant():
+    names = [Cpu(level).variant() for level in LEVELS]
+    assert names[0] == "portable"
+    assert names == sorted(names, key=["portable", "avx2", "avx512"].index)
+
+
+@pytest.mark.parametrize("module", [nn.RNN, nn.GRU, nn.LSTM])
+def test_modules_agree_with_torchs_through_layers_directions_and_packing(module):
+    torch.manual_seed(0)
+    options = {"num_layers": 2, "bidirectional": True, "dtype": torch.float64}
+    ours = module(6, 10, **options)
+    theirs = getattr(torch.nn, module.__name__)(6, 10, **options)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(7, 5, 6, dtype=torch.float64)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        x, torch.tensor([7, 2, 5, 1, 7]), enforce_sorted=False
+    )
+    assert kernels.explain(ours, x).runs == "cpu"
+    for rnn in (ours, theirs):
+        out, _ = rnn(packed)
+        out.data.pow(2).sum().backward()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_compiled_modules_run_on_it():
+    torch.manual_seed(0)
+    rnn, x = nn.GRU(4, 6), torch.randn(5, 3, 4)
+    compiled = torch.compile(rnn, backend="aot_eager", fullgraph=True)
+    grads = []
+    for run in (rnn, compiled):
+        rnn.zero_grad()
+        run(x)[0].pow(2).sum().backward()
+        grads.append([p.grad.clone() for p in rnn.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_a_forked_process_can_use_it():
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    script = (
+        "import os, torch; from elman import nn; torch.set_num_threads(2);"
+        "rnn = nn.RNN(8, 64); x = torch.zeros(9, 40, 8); rnn(x); pid = os.fork();"
+        "torch.set_num_threads(1); rnn(x);"
+        "os._exit(0) if pid == 0 else os._exit(os.waitpid(pid, 0)[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_where_the_library_was_not_built_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    assert library.path() is None
+    assert cpu.Cpu().library is None

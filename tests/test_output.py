@@ -1,0 +1,95 @@
+"""The fused output layer: `linear` and `cross_entropy`, to rounding."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy, linear
+
+from elman.errors import UserError
+from elman.output import linear_cross_entropy
+
+
+@st.composite
+def problems(draw, dtype=torch.float64):
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    shape = draw(st.sampled_from([(1,), (7,), (5, 3), (35, 32), (67, 2), (2, 3, 4)]))
+    H, V = draw(st.integers(1, 70)), draw(st.sampled_from([1, 2, 15, 28, 33, 100]))
+
+    def normal(*size):
+        return torch.randn(*size, generator=random, dtype=dtype).requires_grad_()
+
+    b_q = normal(V) if draw(st.booleans()) else None
+    return normal(*shape, H), normal(V, H), b_q, torch.randint(V, shape, generator=random)
+
+
+def torchs(hs, W_hq, b_q, targets):
+    return cross_entropy(linear(hs, W_hq, b_q).flatten(0, -2), targets.flatten())
+
+
+def gradients(loss, hs, W_hq, b_q, scale):
+    wanted = [t for t in (hs, W_hq, b_q) if t is not None]
+    return torch.autograd.grad(loss, wanted, torch.tensor(scale, dtype=loss.dtype))
+
+
+@given(problem=problems(), scale=st.sampled_from([1.0, -0.3]))
+@settings(max_examples=60)
+def test_loss_and_gradients_are_those_of_torch(problem, scale):
+    *inputs, _ = problem
+    ours, theirs = linear_cross_entropy(*problem), torchs(*problem)
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+    for a, b in zip(
+        gradients(ours, *inputs, scale), gradients(theirs, *inputs, scale), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_float32_is_as_close_to_float64_as_torch_is():
+    torch.manual_seed(0)
+    exact = [torch.randn(35, 32, 64), torch.randn(28, 64), torch.randn(28)]
+    targets = torch.randint(28, (35, 32))
+    wide = [t.double().requires_grad_() for t in exact]
+    narrow = [t.clone().requires_grad_() for t in exact]
+    truth = gradients(torchs(*wide, targets), *wide, 1.0)
+    ours = gradients(linear_cross_entropy(*narrow, targets), *narrow, 1.0)
+    theirs = gradients(torchs(*narrow, targets), *narrow, 1.0)
+    for o, t, e in zip(ours, theirs, truth, strict=True):
+        assert (o - e).norm() < 1.2 * (t - e).norm()
+
+
+def test_extreme_logits_stay_finite_and_nan_is_seen():
+    hs, targets = torch.eye(3), torch.tensor([0, 1, 2])
+    W_hq = torch.tensor([[1e4, -1e4, 0.0], [0.0, 1e4, -1e4], [-1e4, 0.0, 1e4]])
+    torch.testing.assert_close(
+        linear_cross_entropy(hs, W_hq, None, targets), torchs(hs, W_hq, None, targets)
+    )
+    torch.testing.assert_close(
+        linear_cross_entropy(hs, -W_hq, None, targets), torchs(hs, -W_hq, None, targets)
+    )
+    W_hq[1, 1] = torch.nan
+    assert linear_cross_entropy(hs, W_hq, None, targets).isnan()
+
+
+def test_its_gradient_can_be_differentiated_again():
+    torch.manual_seed(0)
+    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((4, 3), (5, 3), 5)]
+    targets = torch.tensor([0, 4, 2, 2])
+    assert torch.autograd.gradgradcheck(lambda *t: linear_cross_entropy(*t, targets), inputs)
+
+
+def test_compiled_and_autocast_calls_are_torchs_own():
+    torch.manual_seed(0)
+    hs, W_hq, targets = torch.randn(6, 3), torch.randn(5, 3), torch.randint(5, (6,))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(
+            linear_cross_entropy(hs, W_hq, None, targets), torchs(hs, W_hq, None, targets)
+        )
+    compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(hs, W_hq, None, targets), torchs(hs, W_hq, None, targets))
+
+
+def test_wrong_targets_are_refused():
+    with pytest.raises(UserError, match="no targets"):
+        linear_cross_entropy(torch.zeros(3, 4), torch.zeros(5, 4), None, torch.zeros(2).long())
+    with pytest.raises(IndexError, match="7"):
+        linear_cross_entropy(torch.zeros(1, 4), torch.zeros(5, 4), None, torch.tensor([7]))
