@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.device import pick
 from elman.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def evaluate(
     Every token after the first is predicted once, with the state carried through the whole text.
     """
     from elman import evaluation
-    from elman.cli.device import pick
     from elman.runs import Run
 
     opened = Run.open(run)
