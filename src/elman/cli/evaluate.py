@@ -56,6 +56,8 @@ def evaluate(
         emit({"run": str(run), **where, **found.json()})
         return
     typer.echo(_table(opened, found, what))
+    if found.unknown and opened.vocab.level == "word":
+        note("note: bits/char counts an unknown word as one character, so it flatters every row")
     note(f"next: elman generate {shlex.quote(str(run))}")
 
 
