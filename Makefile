@@ -23,10 +23,9 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.c
 	@touch $@
 
 demo: setup
-	$(BIN)/elman train --preset quick --out runs/demo --force
-	$(BIN)/elman evaluate runs/demo
-	$(BIN)/elman generate runs/demo --prompt "The " --length 400 --seed 0
-	@echo "report: runs/demo/report.html"
+	$(BIN)/elman train python-reference --out runs/demo --force
+	$(BIN)/elman evaluate runs/demo --mix kneser-ney:7
+	$(BIN)/elman generate runs/demo --prompt "The " --length 500 --temperature 0.8
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow"

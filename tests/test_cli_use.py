@@ -44,6 +44,7 @@ def test_evaluate_scores_what_was_held_out_like_the_training_did(tiny_run, capsy
     for name in ("tokens", "nats_per_token", "perplexity", "bits_per_char"):
         assert found[name] == pytest.approx(result[name], rel=1e-6)
     assert found["unknown_tokens"] == 0
+    assert (found["source"], found["split"]) == (str(path.parent / "book.txt"), "validation")
     assert list(found["baselines"]) == ["uniform", "unigram", "kneser-ney:5", "kneser-ney:7"]
 
 
@@ -70,10 +71,19 @@ def test_evaluate_reads_another_text_or_stdin_and_counts_what_is_unknown(
     monkeypatch.setattr(sys, "stdin", stdin)
     (piped,) = records(capsys, "evaluate", path, "-")
     assert other["unknown_tokens"] == piped["unknown_tokens"] == 3
+    assert (piped["source"], piped["split"]) == ("-", "all")
     assert other["tokens"] == len(text) - 1
     assert {k: v for k, v in other.items() if k != "source"} == {
         k: v for k, v in piped.items() if k != "source"
     }
+
+
+def test_evaluate_warns_of_bits_per_char_where_words_are_unknown(tiny_run, capsys, tmp_path):
+    (tmp_path / "other.txt").write_text("the zebra slept")
+    said = spoken(capsys, "evaluate", tiny_run(level="word"), tmp_path / "other.txt")
+    assert "2 words predicted, 1 of them unknown" in said.out
+    assert "unknown word as one character" in said.err
+    assert "flatters" not in spoken(capsys, "evaluate", tiny_run()).err
 
 
 def test_evaluate_without_baselines_counts_nothing(tiny_run, capsys):
@@ -282,3 +292,16 @@ def test_the_perplexity_of_a_uniform_model_is_its_vocabulary(tiny_run, capsys):
     uniform = found["baselines"]["uniform"]
     assert uniform["perplexity"] == pytest.approx(len(Run.open(path).vocab))
     assert uniform["nats_per_token"] == pytest.approx(math.log(len(Run.open(path).vocab)))
+
+
+# ---------------------------------------------------------------------- report
+
+
+def test_report_is_written_again_and_named(tiny_run, capsys):
+    path = tiny_run()
+    before = (path / "report.html").read_bytes()
+    (path / "report.html").unlink()
+    assert spoken(capsys, "report", path).out == f"{path / 'report.html'}\n"
+    assert (path / "report.html").read_bytes() == before
+    (found,) = records(capsys, "report", path)
+    assert found == {"run": str(path), "report": str(path / "report.html")}

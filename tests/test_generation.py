@@ -12,6 +12,7 @@ from torch import nn
 from elman import generation
 from elman.errors import UserError, WorkFailed
 from elman.generation import Sampling, beam_search, generate, generate_batch
+from elman.language_model import CELLS, LanguageModel
 
 V = 5
 
@@ -145,6 +146,40 @@ def test_each_row_of_a_batch_is_what_its_own_seed_writes_alone(prompts, seed):
         for ids, s in zip(prompts, seeds, strict=True)
     ]
     assert [list(row) for row in zip(*columns, strict=True)] == alone
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_cell_writes_what_reading_the_whole_text_again_would(cell, layers):
+    torch.manual_seed(1)
+    model = LanguageModel(6, cell=cell, hidden_size=5, layers=layers, context=3).double()
+    for p in model.parameters():
+        p.data *= 4
+    prompts, draw = [[1, 2, 3, 4], [5]], Sampling(exclude=())
+    columns = list(generate_batch(model, prompts, 10, seeds=[3, 4], exclude=()))
+    for prompt, seed, row in zip(prompts, (3, 4), zip(*columns, strict=True), strict=True):
+        generator, text = torch.Generator().manual_seed(seed), list(prompt)
+        for token in row:
+            with torch.no_grad():
+                logits, _ = model.eval()(torch.tensor([text]))
+            expected = generation._draw(draw.probabilities(logits[:, -1]), [generator])
+            assert token == int(expected)
+            text.append(token)
+    (best,) = beam_search(model, prompts[0], 6, 1, exclude=())
+    assert best.log_probability == pytest.approx(log_probability(model, prompts[0], best.ids))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_writes_the_same_text():
+    torch.manual_seed(0)
+    model = LanguageModel(30, cell="lstm", hidden_size=32, embedding_size=8)
+    prompts = [[1, 2, 3], [4], []]
+    here = list(generate_batch(model, prompts, 60))
+    found = beam_search(model, [1, 2], 10, 4)
+    model.cuda()
+    assert list(generate_batch(model, prompts, 60)) == here
+    assert [c.ids for c in beam_search(model, [1, 2], 10, 4)] == [c.ids for c in found]
 
 
 def test_many_samples_of_one_prompt_read_it_once():

@@ -199,8 +199,7 @@ def _samples(story: Story) -> list[str]:
     scores = {record["step"]: record["perplexity"] for record in story.validations}
     parts = [
         "<h2>What it wrote along the way</h2>",
-        '<p class="soft">From nothing but a line break, at temperature 1, every time with the '
-        "same seed.</p>",
+        '<p class="soft">From nothing, at temperature 0.8, every time with the same seed.</p>',
     ]
     for index in spaced(len(story.samples), SAMPLES):
         sample = story.samples[index]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from elman import __version__
-from elman.cli import datasets, evaluate, generate, ngram, statistics, train
+from elman.cli import datasets, evaluate, generate, ngram, report, statistics, train
 from elman.cli.console import complain
 from elman.errors import UserError, WorkFailed
 
@@ -47,6 +47,7 @@ app.command("statistics")(statistics.statistics)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("report")(report.report)
 
 
 def main(arguments: list[str] | None = None) -> None:
