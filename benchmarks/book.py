@@ -141,7 +141,8 @@ def train_on(training: Training, work: Path, unit: dict[str, Any]) -> float:
             numbers |= {"unit": unit, "seconds": before + saved - began}
             checkpoints.write(path, "unit", tensors, numbers)
             print(
-                f"{cell} {unit['seed']}: {record.progress:4.0%}, {record.nats:.3f} nats", flush=True
+                f"{cell} {unit['seed']}: {training.progress:4.0%}, {record.nats:.3f} nats",
+                flush=True,
             )
     path.unlink(missing_ok=True)
     return before + time.monotonic() - began

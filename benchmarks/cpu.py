@@ -24,6 +24,8 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import elman.nn
 from elman.kernels import cpu
+from elman.output import linear_cross_entropy
+from elman.stepping import Stepper
 
 VOCAB = 28
 MODULES = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
@@ -72,6 +74,8 @@ class Model(torch.nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         hs, _ = self.rnn(self.reads(x))
+        if self.reads is same:
+            return linear_cross_entropy(hs, self.out.weight, self.out.bias, y)
         return cross_entropy(self.out(hs).flatten(0, 1), y.flatten())
 
 
@@ -206,17 +210,22 @@ def recurrence_only(shape: Shape, home: object, backwards: bool) -> Callable[[],
 def writer(shape: Shape, home: object) -> Callable[[], object]:
     """The likeliest token, read back in, 35 times over: one text, one token at a time."""
     rnn, out = getattr(home, MODULES[shape.cell])(VOCAB, shape.H), torch.nn.Linear(shape.H, VOCAB)
-    reads = same if home is elman.nn else one_hots
+    rnn.eval()
 
     @torch.no_grad()
-    def run() -> None:
-        os.environ["ELMAN_KERNELS"] = "auto"
+    def theirs() -> None:
         x, h = torch.zeros(1, 1, dtype=torch.int64), None
         for _ in range(shape.T):
-            ys, h = rnn(reads(x), h)
+            ys, h = rnn(one_hots(x), h)
             x = out(ys).argmax(-1)
 
-    return run
+    def ours() -> None:
+        os.environ["ELMAN_KERNELS"] = "auto"
+        step, x = Stepper(rnn, out), torch.zeros(1, dtype=torch.int64)
+        for _ in range(shape.T):
+            x = step(x).argmax(-1)
+
+    return ours if home is elman.nn else theirs
 
 
 def large_product(shape: Shape) -> Callable[[], object]:

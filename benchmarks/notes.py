@@ -67,8 +67,8 @@ class Concise(nn.Module):
         self.linear = nn.Linear(hidden, vocab_size)
 
     def forward(self, X: Tensor, H: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        Y, H = self.rnn(F.one_hot(X.T, self.vocab_size).float(), H)
-        return self.linear(Y).transpose(0, 1), H
+        Y, H_T = self.rnn(F.one_hot(X.T, self.vocab_size).float(), H)
+        return self.linear(Y).transpose(0, 1), H_T
 
 
 def batches(ids: Tensor, sampling: str, chance: random.Random) -> Iterator[tuple[Tensor, Tensor]]:

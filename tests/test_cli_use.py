@@ -78,6 +78,14 @@ def test_evaluate_reads_another_text_or_stdin_and_counts_what_is_unknown(
     }
 
 
+def test_evaluate_warns_of_bits_per_char_where_words_are_unknown(tiny_run, capsys, tmp_path):
+    (tmp_path / "other.txt").write_text("the zebra slept")
+    said = spoken(capsys, "evaluate", tiny_run(level="word"), tmp_path / "other.txt")
+    assert "2 words predicted, 1 of them unknown" in said.out
+    assert "unknown word as one character" in said.err
+    assert "flatters" not in spoken(capsys, "evaluate", tiny_run()).err
+
+
 def test_evaluate_without_baselines_counts_nothing(tiny_run, capsys):
     (found,) = records(capsys, "evaluate", tiny_run(), "--no-baselines")
     assert found["baselines"] == {}

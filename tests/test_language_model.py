@@ -168,6 +168,8 @@ def test_the_input_mask_is_the_same_at_every_step(ids):
     model = build({"embedding_size": 5}, dropout=Dropout(inputs=0.5))
     masks = model.draw_masks(BATCH)
     xs = model.inputs(ids.T, masks)
+    assert model.embedding is not None
+    assert masks.inputs is not None
     torch.testing.assert_close(xs, model.embedding(ids.T) * masks.inputs, rtol=0, atol=0)
     assert set(masks.inputs.unique().tolist()) == {0.0, 2.0}
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -83,10 +84,10 @@ def test_a_truncated_training_is_the_loop_of_the_notes(cell, sampling):
             loss = total / y.numel()
             oracle.zero_grad()
             loss.backward()
-            norm = math.sqrt(sum(p.grad.square().sum().item() for p in oracle.parameters()))
+            norm = math.sqrt(sum(g.square().sum().item() for g in gradients(oracle).values()))
             with torch.no_grad():
-                for p in oracle.parameters():
-                    p -= min(1, 0.1 / norm) * p.grad
+                for name, g in gradients(oracle).items():
+                    oracle.get_parameter(name).sub_(min(1, 0.1 / norm) * g)
             state.carry(after)
             losses.append((loss.item(), norm))
     assert len(records) == len(losses)
@@ -108,7 +109,8 @@ def pass_gradient(model, reading):
 
 
 def lane(reading):
-    x, y = (getattr(segments.one_pass(IDS, reading, seed=0, epoch=0).lanes, n) for n in "xy")
+    lanes = cast("Any", segments.one_pass(IDS, reading, seed=0, epoch=0)).lanes
+    x, y = lanes.x, lanes.y
     return torch.from_numpy(x.astype("i8")), torch.from_numpy(y.astype("i8"))
 
 
@@ -211,7 +213,7 @@ def test_accumulating_is_the_mean_of_the_gradients():
         (total / (3 * 8) / 3).backward()
         losses += total.item()
     assert record.nats == pytest.approx(losses / (3 * 3 * 8))
-    expected = {n: p.detach() - p.grad for n, p in oracle.named_parameters()}
+    expected = {n: oracle.get_parameter(n).detach() - g for n, g in gradients(oracle).items()}
     agree(dict(model.named_parameters()), expected)
 
 
@@ -272,8 +274,13 @@ def test_weight_decay_pulls_on_matrices_alone():
         assert torch.equal(p, q) == ("bias" in name), name
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("carry", ["truncated", "sliding", "randomized", "polynomial"])
+LEARNS = [
+    *(("sgd", "truncated"), ("adam", "truncated"), ("adamw", "truncated")),
+    *(("adamw", "sliding"), ("adamw", "randomized"), ("adamw", "polynomial")),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "carry"), LEARNS)
 def test_it_learns(optimizer, carry):
     ids = np.tile(np.arange(VOCAB, dtype=np.uint8), 100)
     rate = 1.0 if optimizer == "sgd" else 0.02
@@ -377,12 +384,12 @@ RESUMED = {
 def test_a_training_saved_at_any_record_goes_on_to_the_last_bit(options, reading, how):
     def start():
         return training(
-            build(**options).float(), reading, how, epochs=3, validate_every=5, accumulate=2
+            build(**options).float(), reading, how, epochs=2, validate_every=5, accumulate=2
         )
 
     unbroken = start()
     records = [without_clock(r) for r in unbroken.records()]
-    for stop in {1, 2, 5, 6, 7, len(records) // 2, len(records) - 1} & set(range(len(records))):
+    for stop in {1, 5, 6, len(records) - 1} & set(range(len(records))):
         first = start()
         for _, _ in zip(range(stop), first.records(), strict=False):
             pass

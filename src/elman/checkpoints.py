@@ -58,5 +58,5 @@ def _crc32(tensors: dict[str, Tensor]) -> int:
     for name in sorted(tensors):
         tensor = tensors[name]
         total = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
-        total = zlib.crc32(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), total)
+        total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), total)
     return total

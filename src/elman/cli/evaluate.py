@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.device import pick
 from elman.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def evaluate(
     Every token after the first is predicted once, with the state carried through the whole text.
     """
     from elman import evaluation
-    from elman.cli.device import pick
     from elman.runs import Run
 
     opened = Run.open(run)
@@ -56,6 +56,8 @@ def evaluate(
         emit({"run": str(run), **where, **found.json()})
         return
     typer.echo(_table(opened, found, what))
+    if found.unknown and opened.vocab.level == "word":
+        note("note: bits/char counts an unknown word as one character, so it flatters every row")
     note(f"next: elman generate {shlex.quote(str(run))}")
 
 

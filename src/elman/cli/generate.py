@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.device import pick
 from elman.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def generate(
     Without a prompt it begins as after a line break. Several samples use seeds from --seed up.
     """
     from elman import generation
-    from elman.cli.device import pick
     from elman.runs import Run
 
     opened = Run.open(run)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note, progress
+from elman.cli.device import pick
 from elman.errors import UserError, WorkFailed
 
 if TYPE_CHECKING:
@@ -113,11 +114,11 @@ def train(
     if "memory" in given:
         given["memory"] = _bytes(given["memory"])
     if resume is None:
-        run, training = _begin(preset, given, out, force, _device(device))
+        run, training = _begin(preset, given, out, force, pick(device))
     elif out is not None or force:
         raise UserError("--resume continues in its own folder", hint="leave out --out and --force")
     else:
-        run, training = _continue(resume, given, None if device == "auto" else _device(device))
+        run, training = _continue(resume, given, None if device == "auto" else pick(device))
     every = {"every_steps": checkpoint_every, "every_seconds": checkpoint_seconds}
     stopped = _work(run, training, every, as_json, tensorboard)
     if stopped:
@@ -180,16 +181,6 @@ def _continue(path: Path, given: dict[str, Any], device: str | None) -> tuple["R
         run.save_config(config)
     note(f"continuing {run.path} at step {training.step}")
     return run, training
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"unknown device {name!r}", hint="one of auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: PyTorch finds no GPU here", hint="--device cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def _bytes(text: str) -> int:

@@ -15,6 +15,7 @@ from typing import final, overload
 import torch
 from torch import Tensor
 
+from elman import kernels
 from elman.gradients.through_time import Trace
 from elman.kernels import Layer, State
 from elman.kernels.cpu import library
@@ -113,6 +114,10 @@ class Cpu:
             befores = tuple(d.to(dstate[0].dtype) for d in befores)
         return None if dxs is None else dxs.to(xs.dtype), dw, befores
 
+    def steps(self, job: kernels.Job) -> Steps:
+        """The same layers, one step at a time."""
+        return Steps(self, job)
+
     def heads(self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None) -> bool:
         """Whether the output layer of `elman.output` runs here."""
         dtypes = {t.dtype for t in (hs, W_hq, b_q) if t is not None}
@@ -189,6 +194,48 @@ class Cpu:
             raise IndexError(f"ids from {low} to {high} index {w.W_ih.shape[1]} inputs")
         if status == library.NO_MEMORY:
             raise MemoryError("the cpu kernel found no memory for its workspace")
+
+
+@final
+class Steps:
+    """Layers that go one step at a time: memory and jobs are made once (see `elman.stepping`)."""
+
+    def __init__(self, kernel: Cpu, job: kernels.Job) -> None:
+        assert kernel.library is not None
+        self.run = kernel.library.elman_forward
+        self.how = (_KINDS[job.layers[0].W_hh.dtype], kernel.level)
+        self.size, rows = job.layers[0].W_ih.shape[1], job.states[0][0].shape[0]
+        self.ids = torch.zeros(rows, dtype=torch.int64)
+        self.tracks, self.jobs, self.alive = [], [], []
+        below: Tensor | None = None
+        for w, state in zip(job.layers, job.states, strict=True):
+            real = _real(w)
+            h, c = (*(torch.stack([s, s]).to(real) for s in state), None)[:2]
+            assert h is not None
+            given = (below, self.ids if below is None else None, *(plain(p, real) for p in w[:4]))
+            sizes = (CELLS.index(job.cell), 1, rows, w.W_ih.shape[1], w.W_hh.shape[1])
+            before = (h[1], None if c is None else c[1])
+            pointers = [
+                None if t is None else t.data_ptr() for t in (*given, None, *before, h, c, None)
+            ]
+            self.jobs.append(Job(*sizes, torch.get_num_threads(), *pointers))
+            self.tracks.append((h,) if c is None else (h, c))
+            self.alive.append(given)
+            below = h[1]
+        self.h = below
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """h (rows, hidden) of the last layer after reading ids (rows,); overwritten by the next."""
+        self.ids.copy_(ids)
+        for job in self.jobs:
+            if self.run(job, *self.how):
+                raise IndexError(f"ids {ids.tolist()} index {self.size} inputs")
+        assert self.h is not None
+        return self.h
+
+    def states(self) -> list[State]:
+        """The state of every layer."""
+        return [tuple(t[1] for t in track) for track in self.tracks]
 
 
 def _read(

@@ -1,0 +1,44 @@
+"""A stepper says what the module would have said, one token at a time."""
+
+import pytest
+import torch
+
+from elman import nn
+from elman.stepping import Stepper
+
+
+@pytest.mark.parametrize("module", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("rows", [1, 3, 9])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "batch_first": True}, {"bias": False}])
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_steps_are_the_modules_own(module, rows, options, kernel, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", kernel)
+    torch.manual_seed(0)
+    rnn, out = module(7, 19, dtype=torch.float64, **options).eval(), torch.nn.Linear(19, 5).double()
+    ids = torch.randint(7, (6, rows))
+    turned = ids.T if rnn.batch_first else ids
+    _, start = rnn(turned[:, :1] if rnn.batch_first else turned[:1])
+    start = tuple(s.detach() for s in start) if isinstance(start, tuple) else start.detach()
+    hs, last = rnn(turned, start)
+    logits = out(hs).transpose(0, 1) if rnn.batch_first else out(hs)
+    step = Stepper(rnn, out, start, rows)
+    for t in range(6):
+        torch.testing.assert_close(step(ids[t]), logits[t], rtol=1e-12, atol=1e-12)
+    pairs = zip(step.state, last, strict=True) if module is nn.LSTM else [(step.state, last)]
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_stepper_reads_the_weights_as_they_are_now():
+    rnn, out = nn.RNN(7, 8).eval(), torch.nn.Linear(8, 5)
+    step = Stepper(rnn, out)
+    with torch.no_grad():
+        for p in (*rnn.parameters(), *out.parameters()):
+            p.zero_()
+    assert torch.equal(step(torch.tensor([2])), torch.zeros(1, 5))
+
+
+def test_ids_outside_the_input_are_refused():
+    step = Stepper(nn.RNN(7, 8).eval(), torch.nn.Linear(8, 5))
+    with pytest.raises(IndexError, match="7 inputs"):
+        step(torch.tensor([7]))
