@@ -1,10 +1,16 @@
 """The command line: verbs, versions, refusals."""
 
+import json
 import subprocess
 import sys
 
+import pytest
+
+import elman
 from elman import __version__
-from elman.cli import run
+from elman.cli import run, source
+from elman.cli.console import emit, progress
+from elman.cli.source import read_bytes, read_text
 
 
 def test_version_is_printed(capsys):
@@ -24,3 +30,60 @@ def test_help_does_not_wait_for_torch():
         "import sys; from elman.cli import run; run(['--help']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_datasets_are_listed_by_name_for_people(capsys):
+    assert run(["datasets"]) == 0
+    said = capsys.readouterr().out
+    for name in ("python-reference", "time-machine", "tiny-shakespeare", "sine", "sunspots"):
+        assert f"\n{name} " in "\n" + said
+
+
+def test_datasets_are_listed_for_programs_with_where_they_lie(capsys, tmp_path, monkeypatch):
+    (tmp_path / "timemachine.txt").write_text("here")
+    monkeypatch.setenv("ELMAN_DATA", str(tmp_path))
+    assert run(["datasets", "--json"]) == 0
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["datasets"]}
+    assert listed["time-machine"]["path"] == str(tmp_path / "timemachine.txt")
+    assert listed["time-machine"]["sha1"].startswith("090b5e7e")
+    assert listed["python-reference"] == {
+        "name": "python-reference",
+        "kind": "text",
+        "about": listed["python-reference"]["about"],
+        "path": None,
+        "url": None,
+        "sha1": None,
+    }
+    assert listed["airline"]["kind"] == "series"
+
+
+def test_json_holds_any_text_even_what_has_no_utf8(capsys):
+    emit({"token": "文 \ud800 \n"})
+    said = capsys.readouterr().out
+    assert said.encode("utf-8")
+    assert "文" in said
+    assert json.loads(said) == {"token": "文 \ud800 \n"}
+
+
+def test_a_source_is_read_for_a_verb_as_the_library_reads_it(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("café".encode("latin-1"))
+    assert read_text(str(path), "latin-1") == read_text(str(path), errors="replace")[:-1] + "é"
+    assert read_bytes(str(path)) == b"caf\xe9"
+
+
+def test_modules_and_classes_are_found_under_elman_without_an_import_of_their_own():
+    code = "import elman; elman.corpus.load, elman.tokens.tokenize, elman.Vocab, elman.cli.main"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'gradient_descent'"):
+        elman.gradient_descent  # noqa: B018  # pyright: ignore
+
+
+def test_a_download_shows_one_bar_that_fills():
+    with progress() as bar:
+        show = source._shown(bar, "new")
+        assert bar.tasks == []
+        for done in (3, 7):
+            show(done, 7)
+        (task,) = bar.tasks
+        assert (task.completed, task.total) == (7, 7)

@@ -4,6 +4,7 @@ Modules are imported when first touched, so `import elman` costs nothing but its
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -18,9 +19,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'elman' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if importlib.util.find_spec(f"elman.{name}"):  # elman.corpus, without an import of its own
+        return importlib.import_module(f"elman.{name}")
+    raise AttributeError(f"module 'elman' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -25,6 +25,10 @@ class MissingSource(UserError, FileNotFoundError):
     """A file, folder or run that is not there."""
 
 
+class OutOfRange(UserError, IndexError):
+    """An index that points outside what it indexes."""
+
+
 class WorkFailed(RuntimeError):
     """Work that was asked for rightly and went wrong on the way."""
 

@@ -14,7 +14,9 @@ def complain(message: str, hint: str = "") -> None:
 
 def emit(record: dict[str, Any]) -> None:
     """Print one JSON object on one line of stdout, at once."""
-    print(json.dumps(record, ensure_ascii=False), flush=True)
+    line = json.dumps(record, ensure_ascii=False)
+    # A lone surrogate has no UTF-8; its backslash escape is what JSON writes for it.
+    print(line.encode("utf-8", "backslashreplace").decode("utf-8"), flush=True)
 
 
 def note(message: str) -> None:

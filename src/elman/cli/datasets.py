@@ -1,5 +1,46 @@
 """`elman datasets`: what can be loaded by name, and where it comes from."""
 
+from typing import TYPE_CHECKING, Annotated
 
-def datasets() -> None:
+import typer
+
+from elman.cli.console import emit
+
+if TYPE_CHECKING:
+    from elman.datasets import Dataset
+
+
+def datasets(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """List what can be loaded by name, and where from."""
+    from elman.datasets import DATASETS
+
+    rows = [_row(dataset) for dataset in DATASETS.values()]
+    if json:
+        emit({"datasets": rows})
+        return
+    for row in rows:
+        typer.echo(f"{row['name']:<18}{row['kind']:<8}{row['about']}\n{'':26}{_where(row)}")
+
+
+def _row(dataset: "Dataset") -> dict[str, str | None]:
+    """One dataset: where its file lies now, if it has one and it is here, and where to get it."""
+    from elman.datasets import found
+
+    download = dataset.download
+    path = found(download) if download else None
+    return {
+        "name": dataset.name,
+        "kind": dataset.kind,
+        "about": dataset.about,
+        "path": str(path) if path else None,
+        "url": download.url if download else None,
+        "sha1": download.sha1 if download else None,
+    }
+
+
+def _where(row: dict[str, str | None]) -> str:
+    if row["url"] is None:
+        return "always here"
+    return f"here: {row['path']}" if row["path"] else f"downloaded when first used: {row['url']}"

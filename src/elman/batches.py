@@ -1,0 +1,263 @@
+"""From ids to mini-batches of windows: which row continues which, and where we are.
+
+Two ways to cut a long text into windows of `window` steps. `streams` reads it as parallel lanes, so
+that a hidden state carried from one window meets the tokens that follow it; `shuffled` deals the
+windows out in random order. Both return an object that can be iterated, saved and restored:
+
+- `for x, y in batches` goes on from the position, so a loop that was left early continues where it
+  stopped; after the last batch the position returns to the start and the next `for` reads the text
+  again (`shuffled` in the same order: a new order is a new object with another seed).
+- `state()` is a small dictionary fit for JSON; `restore(state)`, on an object made the same way
+  over the same text, continues with exactly the batches that would have come next.
+
+With `world_size` above 1 each rank reads its share of every batch: `batch // world_size`
+consecutive rows. The position is the same on all ranks, so one saved state serves them all.
+"""
+
+import abc
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from elman.errors import OutOfRange, UserError
+
+Ids = Sequence[int] | NDArray[Any] | Tensor
+"""One-dimensional integers: a list, an array, a memory map, a tensor on any device."""
+
+
+def streams(
+    ids: Ids, *, batch: int, window: int, offset: int = 0, rank: int = 0, world_size: int = 1
+) -> "Streams":
+    """Read one long text as `batch` parallel lanes, `window` steps at a time.
+
+    Row b of each window continues row b of the window before, so a hidden state carried across
+    windows always meets the tokens that follow it. The first `offset` tokens are skipped; the notes
+    draw it at random from 0 to `window` for each pass. Of an int64 tensor the windows are views.
+
+    >>> for x, y in streams(torch.arange(13), batch=2, window=3):
+    ...     print(x.tolist(), y.tolist())
+    [[0, 1, 2], [6, 7, 8]] [[1, 2, 3], [7, 8, 9]]
+    [[3, 4, 5], [9, 10, 11]] [[4, 5, 6], [10, 11, 12]]
+    """
+    return Streams(ids, batch, window, offset, rank, world_size)
+
+
+def shuffled(
+    ids: Ids,
+    *,
+    batch: int,
+    window: int,
+    offset: int = 0,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+) -> "Shuffled":
+    """Cut the text into windows after `offset` tokens and deal them out in random order.
+
+    Every window comes at most once per pass. The windows that do not fill a last batch are left
+    out: fewer than `batch` of them, and with each seed others.
+
+    >>> batches = shuffled(torch.arange(13), batch=2, window=3, seed=1)
+    >>> sorted(row for x, _ in batches for row in x.tolist())
+    [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    """
+    return Shuffled(ids, batch, window, offset, seed, rank, world_size)
+
+
+class Batches(abc.ABC):
+    """Mini-batches (x, y) of shape (rows, window), int64, y one step ahead, and a position."""
+
+    seed: int | None = None
+
+    def __init__(
+        self, ids: Ids, batch: int, window: int, offset: int, rank: int, world_size: int
+    ) -> None:
+        self.ids = _as_flat_integers(ids)
+        _check_shape(batch, window, offset)
+        _check_rank(batch, rank, world_size)
+        self.batch, self.window, self.offset = batch, window, offset
+        rows = batch // world_size
+        self.rows = slice(rank * rows, (rank + 1) * rows)
+        self.position = 0
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many batches one pass has."""
+
+    @abc.abstractmethod
+    def _windows(self, position: int) -> tuple[Any, Any]:
+        """The batch at `position`, still of the type of `ids`."""
+
+    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
+        """The batch at `position`, wherever the reading stands."""
+        if not 0 <= position < len(self):
+            raise OutOfRange(
+                f"there is no batch {position} in a pass of {len(self)}",
+                hint=f"batches run from 0 to {len(self) - 1}",
+            )
+        x, y = self._windows(position)
+        return _int64(x), _int64(y)
+
+    def _made_with(self) -> dict[str, Any]:
+        """What a saved position depends on; not the ranks, which share it."""
+        return {
+            "sampling": type(self).__name__.lower(),
+            "tokens": len(self.ids),
+            "batch": self.batch,
+            "window": self.window,
+            "offset": self.offset,
+            "seed": self.seed,
+        }
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while self.position < len(self):
+            x, y = self[self.position]
+            self.position += 1  # before the yield: a state saved now continues after this batch
+            yield x, y
+        self.position = 0
+
+    def state(self) -> dict[str, Any]:
+        """The position, and what it is a position in: plain values, fit for JSON."""
+        return {"position": self.position, **self._made_with()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a position that `state` gave."""
+        position = state.get("position")
+        for name, mine in self._made_with().items():
+            theirs = state.get(name)
+            if theirs != mine:
+                raise UserError(
+                    f"the saved position belongs to {name}={theirs!r}, not {name}={mine!r}",
+                    hint="restore into batches made the same way, over the same text",
+                )
+        if not isinstance(position, int) or not 0 <= position <= len(self):
+            raise UserError(
+                f"position {position!r} must be an integer from 0 to {len(self)}",
+                hint="pass what state() returned",
+            )
+        self.position = position
+
+
+@final
+class Streams(Batches):
+    """Sequential partitioning; made by `streams`."""
+
+    def __init__(
+        self, ids: Ids, batch: int, window: int, offset: int, rank: int, world_size: int
+    ) -> None:
+        super().__init__(ids, batch, window, offset, rank, world_size)
+        lane = max(len(self.ids) - offset - 1, 0) // batch
+        if lane < window:
+            raise UserError(
+                f"{_tokens(self.ids, offset)} over batch={batch} lanes leave {lane} steps per lane "
+                f"(the last token is only a label), fewer than window={window}",
+                hint=_enough(batch, window, offset),
+            )
+        self.x = self.ids[offset : offset + batch * lane].reshape(batch, lane)
+        self.y = self.ids[offset + 1 : offset + 1 + batch * lane].reshape(batch, lane)
+
+    def __len__(self) -> int:
+        return self.x.shape[1] // self.window
+
+    def _windows(self, position: int) -> tuple[Any, Any]:
+        steps = slice(position * self.window, (position + 1) * self.window)
+        return self.x[self.rows, steps], self.y[self.rows, steps]
+
+
+@final
+class Shuffled(Batches):
+    """Random sampling; made by `shuffled`."""
+
+    def __init__(
+        self, ids: Ids, batch: int, window: int, offset: int, seed: int, rank: int, world_size: int
+    ) -> None:
+        super().__init__(ids, batch, window, offset, rank, world_size)
+        if seed < 0:
+            raise UserError(f"seed={seed} must be 0 or more", hint="any whole number will do")
+        windows = max(len(self.ids) - offset - 1, 0) // window
+        if windows < batch:
+            raise UserError(
+                f"{_tokens(self.ids, offset)} make {windows} windows of {window} steps "
+                f"(the last token is only a label), fewer than batch={batch}",
+                hint=_enough(batch, window, offset),
+            )
+        self.seed = seed
+        self.x = self.ids[offset : offset + windows * window].reshape(windows, window)
+        self.y = self.ids[offset + 1 : offset + 1 + windows * window].reshape(windows, window)
+        self.order = np.random.default_rng(seed).permutation(windows)
+
+    def __len__(self) -> int:
+        return len(self.order) // self.batch
+
+    def _windows(self, position: int) -> tuple[Any, Any]:
+        chosen = self.order[position * self.batch : (position + 1) * self.batch][self.rows]
+        if isinstance(self.x, Tensor):
+            chosen = torch.from_numpy(chosen).to(self.x.device)
+        return self.x[chosen], self.y[chosen]
+
+
+def _as_flat_integers(ids: Ids) -> Any:
+    """A 1-D tensor as it is, anything else as a 1-D array over the same memory."""
+    try:
+        flat = ids if isinstance(ids, Tensor) else np.asarray(ids)
+    except ValueError as ragged:
+        raise UserError(
+            "ids must be one flat list, not lines of different lengths",
+            hint="vocab.encode(lines) joins the lines of a text",
+        ) from ragged
+    if isinstance(flat, Tensor):
+        whole = not (flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.bool)
+    else:
+        whole = flat.dtype.kind in "iu" or flat.size == 0
+    if flat.ndim != 1 or not whole:
+        raise UserError(
+            f"ids must be one-dimensional integers, not {flat.ndim}-dimensional {flat.dtype}",
+            hint="vocab.encode(text) makes them",
+        )
+    return flat
+
+
+def _int64(window: Any) -> Tensor:
+    if isinstance(window, Tensor):
+        return window.long()
+    return torch.from_numpy(window.astype(np.int64, order="C"))
+
+
+def _check_shape(batch: int, window: int, offset: int) -> None:
+    for name, value in (("batch", batch), ("window", window)):
+        if value < 1:
+            raise UserError(f"{name}={value} must be at least 1", hint=f"try {name}=32")
+    if not 0 <= offset <= window:
+        raise UserError(
+            f"offset={offset} must be from 0 to window={window}",
+            hint="it only shifts where windows begin; corpus.split or a slice skips more text",
+        )
+
+
+def _check_rank(batch: int, rank: int, world_size: int) -> None:
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise UserError(
+            f"rank={rank} must be from 0 to world_size - 1, and world_size={world_size} at least 1",
+            hint="rank=0, world_size=1 is a single process",
+        )
+    if batch % world_size:
+        raise UserError(
+            f"batch={batch} rows cannot be shared equally by world_size={world_size} ranks",
+            hint=f"try batch={batch + world_size - batch % world_size}",
+        )
+
+
+def _tokens(ids: Any, offset: int) -> str:
+    return f"{len(ids)} tokens" + (f" after offset={offset}" if offset else "")
+
+
+def _enough(batch: int, window: int, offset: int) -> str:
+    needed = offset + batch * window + 1
+    return (
+        f"offset + batch × window + 1 = {needed} tokens are enough: "
+        "use more text, a smaller batch or a smaller window"
+    )

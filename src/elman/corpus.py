@@ -1,0 +1,202 @@
+"""Text by name, path or stdin; the notes' cleaning; splits.
+
+A source is the name of a dataset (`elman datasets` lists them), a file, a `.gz` of one, a folder
+(its `.txt` and `.txt.gz` files, subfolders included, in sorted order) or `-` for stdin. A name wins
+over a file of the same name: write `./name` for the file.
+"""
+
+import codecs
+import gzip
+import io
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elman.datasets import DATASETS, Progress, named, path_of
+from elman.errors import MissingSource, UserError
+
+ERRORS = ("strict", "replace", "ignore")
+"""What to do about bytes that are not text: refuse, put U+FFFD, or leave them out."""
+
+
+def load(
+    source: str | Path,
+    *,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    progress: Progress | None = None,
+) -> str:
+    r"""The text of a source, exactly as it is: no cleaning, and `\r\n` stays `\r\n`.
+
+    A byte-order mark at the start is not part of the text and is dropped. The files of a folder
+    follow one another, with a line end between them where a file does not end in one.
+
+    >>> load("python-reference")[:22]
+    'The "assert" statement'
+    """
+    _check_encoding(encoding, errors)
+    pieces = [_decode(data, where, encoding, errors) for where, data in _pieces(source, progress)]
+    return "".join([p if p.endswith("\n") else p + "\n" for p in pieces[:-1]] + pieces[-1:])
+
+
+def load_bytes(source: str | Path, *, progress: Progress | None = None) -> bytes:
+    """The bytes of a source, whatever they are: for the byte level, where any file will do."""
+    pieces = [data for _, data in _pieces(source, progress)]
+    return b"".join([p if p.endswith(b"\n") else p + b"\n" for p in pieces[:-1]] + pieces[-1:])
+
+
+def letters(text: str) -> list[str]:
+    r"""The notes' cleaning: each line in lower-case letters a to z, all else become single spaces.
+
+    >>> letters("The Time Machine, by H. G. Wells [1898]\n\nI\r\n")
+    ['the time machine by h g wells', '', 'i']
+    """
+    return [
+        re.sub("[^A-Za-z]+", " ", line).strip().lower() for line in io.StringIO(text, newline=None)
+    ]
+
+
+class Split(NamedTuple):
+    """Three stretches of one text, in the order in which they are read."""
+
+    train: Any
+    validation: Any
+    test: Any
+
+
+def split(text: Any, validation: float = 0.1, test: float = 0.0) -> Split:
+    """Cut a text, or its ids, into train, validation and test, in that order and without shuffling.
+
+    Of n tokens the last round(n · test) are the test, the round(n · validation) before them the
+    validation, and the rest, at the front, for training. The three joined are the whole; arrays and
+    tensors are cut without copying.
+
+    >>> split("abcdefghij", validation=0.2, test=0.1)
+    Split(train='abcdefg', validation='hi', test='j')
+    """
+    total = len(text)
+    sizes = [_share(total, "validation", validation), _share(total, "test", test)]
+    if sum(sizes) >= total:
+        raise UserError(
+            f"validation={validation} and test={test} leave nothing of {total} tokens to train on",
+            hint="their sum must be below 1; try validation=0.1, test=0.1",
+        )
+    first, second = total - sum(sizes), total - sizes[1]
+    return Split(text[:first], text[first:second], text[second:])
+
+
+def _share(total: int, name: str, fraction: float) -> int:
+    if not 0 <= fraction < 1:
+        raise UserError(f"{name}={fraction} must be at least 0 and below 1", hint=f"try {name}=0.1")
+    size = round(total * fraction)
+    if fraction > 0 and size == 0:
+        raise UserError(
+            f"{name}={fraction} of {total} tokens is nothing",
+            hint=f"use more text, or {name}=0 for none",
+        )
+    return size
+
+
+def _pieces(source: str | Path, progress: Progress | None) -> Iterator[tuple[str, bytes]]:
+    """Each file of the source: what to call it, and its bytes."""
+    if source == "-":
+        yield _not_empty("stdin", sys.stdin.buffer.read())
+    elif isinstance(source, str) and source in DATASETS:
+        yield _dataset(source, progress)
+    else:
+        path = Path(source).expanduser()
+        if not path.exists():
+            named(str(source), "text")
+            raise MissingSource(f"there is no file {source}", hint="elman datasets lists names")
+        for file in _texts_in(path) if path.is_dir() else [path]:
+            yield _not_empty(str(file), _read(file))
+
+
+def _dataset(name: str, progress: Progress | None) -> tuple[str, bytes]:
+    download = named(name, "text").download
+    if download is None:
+        assert name == "python-reference"
+        return name, _python_reference().encode("utf-8")
+    return name, path_of(download, progress).read_bytes()
+
+
+def _python_reference() -> str:
+    """Every topic of Python's own help, in the order of their names."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as missing:
+        raise MissingSource(
+            "this Python comes without pydoc_data, its language reference",
+            hint="some systems keep it in a package of its own; or give the path of any text",
+        ) from missing
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def _texts_in(folder: Path) -> list[Path]:
+    files = [file for file in folder.rglob("*") if file.name.endswith((".txt", ".txt.gz"))]
+    if not files:
+        raise MissingSource(
+            f"the folder {folder} holds no .txt or .txt.gz file",
+            hint="name a single file, or pipe others in: cat FILES | elman … -",
+        )
+    return sorted(files)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
+        raise UserError(
+            f"{path} is not a whole gzip file: {problem}", hint="gzip -t FILE checks one"
+        ) from problem
+    except OSError as problem:
+        raise UserError(
+            f"cannot read {path}: {problem.strerror}", hint="check its permissions"
+        ) from problem
+
+
+def _not_empty(where: str, data: bytes) -> tuple[str, bytes]:
+    if not data:
+        raise UserError(
+            f"{where} is empty", hint="a model needs some text; elman datasets lists some"
+        )
+    return where, data
+
+
+def _check_encoding(encoding: str, errors: str) -> None:
+    if errors not in ERRORS:
+        raise UserError(f"unknown errors={errors!r}", hint=f"choose from {', '.join(ERRORS)}")
+    try:
+        "a".encode(encoding)
+    except LookupError as unknown:
+        raise UserError(
+            f"unknown encoding {encoding!r}", hint="try utf-8, latin-1, utf-16 or gb18030"
+        ) from unknown
+
+
+def _decode(data: bytes, where: str, encoding: str, errors: str) -> str:
+    try:
+        text = data.decode(encoding, errors)
+    except UnicodeDecodeError as problem:
+        if b"\0" in data:
+            raise _binary(where, data) from problem
+        raise UserError(
+            f"{where} is not {encoding}: byte {data[problem.start]:#04x} at offset {problem.start}",
+            hint="name its encoding (latin-1, gb18030, …), or let errors be replace or ignore; "
+            "the byte level reads any file",
+        ) from problem
+    if "\0" in text:
+        raise _binary(where, data)
+    return text.removeprefix("\ufeff")
+
+
+def _binary(where: str, data: bytes) -> UserError:
+    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return UserError(
+        f"{where} is a binary file: it holds NUL bytes, the first at offset {data.index(0)}",
+        hint="it looks like encoding=utf-16" if utf16 else "the byte level reads any file",
+    )

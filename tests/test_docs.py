@@ -1,0 +1,67 @@
+"""Every Python block of README.md and docs/ runs, page by page, and prints what it says.
+
+The blocks of a page share one namespace and run in order in an empty folder. A block written as a
+session (`>>>`) is checked like a doctest. A block opened with "```python no-run" is left alone.
+"""
+
+import doctest
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+BLOCK = re.compile(r"^```python *(?P<options>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    line: int
+    code: str
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks to run, each with the number of its first line in the page."""
+    return [
+        Block(page.count("\n", 0, found.start("code")) + 1, found["code"])
+        for found in BLOCK.finditer(page)
+        if "no-run" not in found["options"].split()
+    ]
+
+
+def run(block: Block, page: str, namespace: dict[str, Any]) -> None:
+    if block.code.lstrip().startswith(">>>"):
+        session = doctest.DocTestParser().get_doctest(
+            block.code, namespace, page, page, block.line - 1
+        )
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        said: list[str] = []
+        outcome = runner.run(session, out=said.append, clear_globs=False)
+        assert outcome.failed == 0, "".join(said)
+        namespace.update(session.globs)
+    else:  # blank lines in front, so that a traceback points into the page
+        exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page.read_text(encoding="utf-8")):
+        run(block, str(page), namespace)
+
+
+def test_blocks_are_found_run_checked_and_left_alone():
+    page = (
+        "# a\n```python\nx = 1\n```\n```python no-run\nx = 1 / 0\n```\n```python\n>>> x\n1\n```\n"
+    )
+    found = blocks(page)
+    assert found == [Block(3, "x = 1\n"), Block(9, ">>> x\n1\n")]
+    namespace: dict[str, Any] = {}
+    for block in found:
+        run(block, "page", namespace)
+    with pytest.raises(AssertionError, match="Expected"):
+        run(Block(1, ">>> x\n2\n"), "page", namespace)
+    with pytest.raises(ZeroDivisionError):
+        run(Block(1, "x / 0\n"), "page", namespace)
