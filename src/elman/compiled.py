@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.gradients.carry import Carry
+from elman.gradients.carry import Carry, Randomized
 from elman.gradients.memory import Memory
 from elman.kernels import Empty
 from elman.operator import Inputs, Recipe, backward, forward, restack, unstack
 
 _REGISTERED: list[tuple[Carry, Memory]] = []
-_NUMBERS: dict[tuple[int, int], int] = {}
+_NUMBERS: dict[tuple[Any, Memory], int] = {}
 
 
 def register(carry: Carry, memory: Memory) -> int:
     """The number by which the operator knows this carry and this memory; they are kept for good."""
-    key = (id(carry), id(memory))
+    key = (id(carry) if isinstance(carry, Randomized) else carry, memory)
     if key not in _NUMBERS:
         _REGISTERED.append((carry, memory))
         _NUMBERS[key] = len(_REGISTERED) - 1
@@ -54,7 +54,8 @@ def recurrence(
 ) -> list[Tensor]:
     """[ys, h, (c), and what is kept for the way back], sharing no memory."""
     recipe = _recipe(cell, bias, projected, directions, dropout, how)
-    ys, last, kept = forward(recipe, Inputs(xs, stacked, weights, lengths, seed), keep)
+    x = Inputs(xs, stacked, weights, lengths, seed)
+    ys, last, kept = forward(recipe, x, recipe.stack(x), keep)
     return [ys.clone() if kept else ys.contiguous(), *last, *kept]
 
 
@@ -92,7 +93,7 @@ def recurrence_backward(
     recipe = _recipe(cell, bias, projected, directions, dropout, how)
     x = Inputs(xs, stacked, weights, lengths, seed)
     dlast = [dh, dc][: len(stacked)]
-    dxs, dstacked, dws = backward(recipe, x, list(kept), dys, dlast, needs_dxs)
+    dxs, dstacked, dws = backward(recipe.stack(x), x, list(kept), dys, dlast, needs_dxs)
     return [*dstacked, *dws, *([] if dxs is None else [dxs])]
 
 
@@ -119,7 +120,8 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> Any:
     if torch.is_grad_enabled():
         x = Inputs(xs, stacked, weights, lengths, seed)
         dlast = [dh, dc][: ctx.n]
-        dxs, dstacked, dws = backward(_recipe(*ctx.plain), x, kept, dys, dlast, needs_dxs)
+        stack = _recipe(*ctx.plain).stack(x)
+        dxs, dstacked, dws = backward(stack, x, kept, dys, dlast, needs_dxs)
         found = [*dstacked, *dws, dxs]
     else:
         found = recurrence_backward(

@@ -27,8 +27,9 @@ from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job
 from elman.operator import Inputs, Recipe, recurrence
 from elman.piecewise import Loss
+from elman.recurrent import Recurrent
 
-__all__ = ["GRU", "LSTM", "RNN"]
+__all__ = ["GRU", "LSTM", "RNN", "Recurrent"]
 
 FULL, STORED = Full(), Stored()
 
@@ -64,10 +65,11 @@ class _Module(torch.nn.RNNBase):
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
         xs, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
-        if state is not None and input.sorted_indices is not None:
-            state = [s.index_select(1, input.sorted_indices) for s in state]
         self._check_input(xs, batched=True, time=0)
-        ys, last = self._recur(xs, self._checked_state(xs, state), lengths)
+        first = self._checked_state(xs, state)
+        if input.sorted_indices is not None:
+            first = [s.index_select(1, input.sorted_indices) for s in first]
+        ys, last = self._recur(xs, first, lengths)
         packed = pack_padded_sequence(ys, lengths)
         if input.unsorted_indices is not None:
             last = tuple(s.index_select(1, input.unsorted_indices) for s in last)
@@ -201,8 +203,9 @@ class _Module(torch.nn.RNNBase):
         dtype, device = self._parameter_dtype(), xs.device
         if state is None:
             return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
-        if len(state) != len(sizes):
-            raise UserError(f"the initial state has {len(state)} tensors; it must be (h0, c0)")
+        if len(state) != len(sizes) or not all(isinstance(s, Tensor) for s in state):
+            rule = "a pair of tensors (h0, c0)" if self.cell == "lstm" else "one tensor h0"
+            raise UserError(f"the initial state of {type(self).__name__} must be {rule}")
         for name, s, n in zip(("h0", "c0"), state, sizes, strict=False):
             rule = (places, rows, n) if batched else (places, n)
             given = s.shape if batched else (s.shape[0], *s.shape[2:])

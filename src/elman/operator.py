@@ -19,7 +19,7 @@ from elman.cells import Layer
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Sliding
 from elman.gradients.memory import Memory, Stored
-from elman.kernels import Job
+from elman.kernels import Job, Kernel
 from elman.kernels.bare import Bare
 from elman.sliding import slide
 from elman.stack import Pulls, Stack
@@ -61,14 +61,14 @@ class Recipe:
             return keep, True
         return keep and isinstance(self.memory, Stored), False
 
-    def stack(self, x: Inputs) -> Stack:
-        """The stack that these inputs run through."""
-        job = self.job(x)
+    def stack(self, x: Inputs, kernel: Kernel | None = None) -> Stack:
+        """The stack that these inputs run through, on the kernel that takes them."""
+        kernel = kernels.select(self.job(x)) if kernel is None else kernel
         return Stack(
             self.cell,
-            job.layers,
+            self.layers(x.weights),
             self.directions,
-            [kernels.select(job)] * self.directions,
+            [kernel] * self.directions,
             self.carry,
             self.memory,
             None if x.seed is None else Dropout(self.dropout, int(x.seed)),
@@ -123,10 +123,11 @@ class _Eager(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         x = Inputs(xs, tensors[:n], tensors[n:], lengths, seed)
-        ys, last, kept = forward(recipe, x, keep)
+        stack = recipe.stack(x)
+        ys, last, kept = forward(recipe, x, stack, keep)
         if keep:
             ctx.save_for_backward(lengths, seed, xs, *tensors, *kept)
-            ctx.recipe, ctx.n, ctx.m = recipe, n, len(tensors)
+            ctx.recipe, ctx.kernel, ctx.n, ctx.m = recipe, stack.kernels[0], n, len(tensors)
             ctx.set_materialize_grads(False)
         return ys, *last
 
@@ -134,24 +135,23 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         lengths, seed, xs, *rest = ctx.saved_tensors
         x = Inputs(xs, rest[: ctx.n], rest[ctx.n : ctx.m], lengths, seed)
-        dys, *dlast = grads
+        stack, (dys, *dlast) = ctx.recipe.stack(x, ctx.kernel), grads
         needs_dxs = ctx.needs_input_grad[4]
-        dxs, dstacked, dws = backward(ctx.recipe, x, rest[ctx.m :], dys, dlast, needs_dxs)
+        dxs, dstacked, dws = backward(stack, x, rest[ctx.m :], dys, dlast, needs_dxs)
         return None, None, None, None, dxs, *dstacked, *dws
 
 
 def forward(
-    recipe: Recipe, x: Inputs, keep: bool
+    recipe: Recipe, x: Inputs, stack: Stack, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
     """ys, the last states, and what is kept for the way back."""
     _check_ids(x)
-    stack = recipe.stack(x)
     ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept
 
 
 def backward(
-    recipe: Recipe,
+    stack: Stack,
     x: Inputs,
     kept: list[Tensor],
     dys: Tensor | None,
@@ -160,8 +160,7 @@ def backward(
 ) -> tuple[Tensor | None, tuple[Tensor, ...], list[Tensor]]:
     """The pulls on xs, on the first states (stacked) and on the weights (flat)."""
     pulls = [torch.zeros_like(s) if d is None else d for s, d in zip(x.stacked, dlast, strict=True)]
-    stack, states = recipe.stack(x), unstack(x.stacked)
-    found = _reversed(stack, x.xs, states, kept, dys, unstack(pulls), needs_dxs)
+    found = _reversed(stack, x.xs, unstack(x.stacked), kept, dys, unstack(pulls), needs_dxs)
     return found.dxs, restack(found.dstates), weight_pulls(found, x)
 
 

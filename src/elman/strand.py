@@ -8,6 +8,7 @@ pieces its time is cut.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -77,7 +78,7 @@ class Strand:
     ) -> list[Trace]:
         """Every layer's trace over the piece, from their states at its start."""
         inputs, traces, lengths = xs[start:stop], [], self._lengths(start, stop)
-        with torch.autocast(xs.device.type, enabled=False):  # whoever calls has cast already
+        with _uncast(xs):
             for i, (w, state) in enumerate(zip(self.layers, states, strict=True)):
                 trace = self.kernel.forward(self.cell, w, inputs, state, lengths, needs_gates)
                 traces.append(trace)
@@ -101,7 +102,7 @@ class Strand:
         lengths = self._lengths(start, stop)
         for i in reversed(range(len(self.layers))):
             inputs = xs[start:stop] if i == 0 else self._read(traces[i - 1], i - 1, start)
-            with torch.autocast(xs.device.type, enabled=False):
+            with _uncast(xs):
                 dys, _, dstates[i] = self.kernel.backward(
                     self.cell,
                     self.layers[i],
@@ -155,7 +156,8 @@ class Strand:
         gates = self.kernel.empty_gates(self.cell, w, one, state)
         kept = sum(s.nbytes for s in state) + (0 if gates is None else gates.nbytes)
         pulls = state[0].nbytes + (one.nbytes if one.is_floating_point() else 0)
-        return kept + pulls
+        masked = 2 * one.nbytes if layer > 0 and self.dropout is not None else 0
+        return kept + pulls + masked
 
     def _trace(self, kept: list[Tensor]) -> Trace:
         hs, *rest = kept
@@ -181,15 +183,16 @@ def run(
         traces = strand.forward(xs, states, 0, plan.steps, needs_gates=keep and gates)
         kept = [t for trace in traces for t in trace if t is not None] if keep else []
         return traces[-1].hs[1:], [trace.state(plan.steps) for trace in traces], kept
-    hold, held, ys = set(plan.kept()) if keep else (), [], []
+    hold, held = set(plan.kept()) if keep else (), []
+    ys = states[-1][0].new_empty(plan.steps, *states[-1][0].shape)
     for piece in range(plan.pieces):
         if piece in hold:
             held.append(_flat(states))
         start, stop = plan.bounds(piece)
         traces = strand.forward(xs, states, start, stop, needs_gates=False)
-        ys.append(traces[-1].hs[1:])
+        ys[start:stop] = traces[-1].hs[1:]
         states = [_copied(trace.state(stop - start)) for trace in traces]
-    return torch.cat(ys), states, [torch.stack(s) for s in zip(*held, strict=True)]
+    return ys, states, [torch.stack(s) for s in zip(*held, strict=True)]
 
 
 def run_back(
@@ -221,6 +224,13 @@ def run_back(
         if dxs is not None and piece_dxs is not None:
             dxs[start:stop] = piece_dxs
     return dxs, dstates
+
+
+def _uncast(xs: Tensor) -> AbstractContextManager[object]:
+    """Autocast off: whoever calls has cast already."""
+    if torch.is_autocast_enabled(xs.device.type):
+        return torch.autocast(xs.device.type, enabled=False)
+    return nullcontext()
 
 
 def _copied(state: State) -> State:

@@ -11,6 +11,7 @@ and differ in what they make of a_ih and a_hh.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -86,14 +87,14 @@ def read(W_ih: Tensor, x: Tensor, b_ih: Tensor | None) -> Tensor:
     """x W_ihᵀ + b_ih; an integer x is the column it names: a one-hot row, looked up."""
     if x.is_floating_point():
         return torch.nn.functional.linear(x, W_ih, b_ih)
-    column = torch.nn.functional.embedding(x, W_ih.T)
-    return column if b_ih is None else column + b_ih
+    columns = W_ih.index_select(1, x).T
+    return columns if b_ih is None else columns + b_ih
 
 
 def add_outer(dW: Tensor, da: Tensor, x: Tensor) -> None:
     """dW += daᵀ x, summed over the batch; an integer x adds into the columns it names."""
     if not x.is_floating_point():
-        dW.index_add_(1, x, da.T.to(dW.dtype))
+        dW.T.index_put_((x,), da.to(dW.dtype), accumulate=True)
     elif dW.dtype == da.dtype:
         dW.addmm_(da.T, x)
     else:  # half-precision steps, summed in float32
@@ -106,6 +107,7 @@ def add_batch(db: Tensor | None, da: Tensor) -> None:
         db.add_(da.sum(0, dtype=db.dtype))
 
 
+@functools.cache
 def named(name: str) -> Cell:
     """The cell called `tanh`, `relu`, `linear`, `gru` or `lstm`."""
     from elman.cells import elman, gru, linear, lstm

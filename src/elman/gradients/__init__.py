@@ -1,9 +1,11 @@
 """Gradients through time: what flows (carry), what is kept (memory), and the one recurrence.
 
-See `docs/gradients.md` for a guide.
+See `docs/gradients.md` for a guide and `docs/equations.md` for the equations behind it.
 """
 
+from elman.gradients import equations
 from elman.gradients.carry import Carry, Full, Polynomial, Randomized, Sliding, Truncated
+from elman.gradients.forward_accumulation import forward_accumulation
 from elman.gradients.memory import Checkpointed, Memory, Stored
 from elman.gradients.through_time import backward_through_time
 
@@ -18,4 +20,6 @@ __all__ = [
     "Stored",
     "Truncated",
     "backward_through_time",
+    "equations",
+    "forward_accumulation",
 ]

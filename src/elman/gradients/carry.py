@@ -107,6 +107,8 @@ class Randomized(Carry):
             object.__setattr__(self, "keep", self.keep.tolist())
         if not isinstance(self.keep, (int, float, Polynomial)):
             object.__setattr__(self, "keep", tuple(self.keep))
+        if not self._probabilities() and not isinstance(self.keep, Polynomial):
+            raise UserError("keep is empty", hint="give one probability per step, or one for all")
         for p in self._probabilities():
             if not 0 < p <= 1:
                 raise UserError(
@@ -170,12 +172,13 @@ class Randomized(Carry):
 def _polynomial(law: Polynomial, steps: int, random: np.random.Generator) -> np.ndarray:
     """ξ for one row: distances between cuts by inverting their distribution, then 1/π between."""
     keep = law.keep(steps)
-    survival = np.cumprod(keep)  # P(distance > l), l = 1 … steps
-    since = np.arange(steps)  # steps since the last cut, the start of the sequence counting as one
+    ended = -np.cumprod(keep)  # -P(distance > l), l = 1 … steps, which rises
+    last = np.zeros(steps, dtype=np.int64)  # the last cut; the start of the sequence counts as one
     cut = 0
     while cut < steps:
-        since[cut:] = np.arange(steps - cut)
-        cut += 1 + int(np.searchsorted(-survival, -random.random(), side="left"))
+        last[cut] = cut
+        cut += 1 + int(np.searchsorted(ended, -random.random(), side="left"))
+    since = np.arange(steps) - np.maximum.accumulate(last)
     xi = np.zeros(steps)
     xi[since > 0] = 1 / keep[since[since > 0] - 1]
     return xi
@@ -197,7 +200,8 @@ class Sliding(Carry):
 
     Not one ξ but one pass per block of losses, the state before the window taken as constant, so
     every loss reaches back at least steps - every + 1 steps. every=1 is the notes' sum stopped
-    after τ = `steps` terms; every=steps is Truncated(window=steps).
+    after τ = `steps` terms; every=steps is Truncated(window=steps) over whole windows. With rows of
+    different lengths the blocks are the same moments for all of them.
     """
 
     every: int

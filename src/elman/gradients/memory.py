@@ -115,9 +115,8 @@ class Checkpointed(Memory):
     def _fitting(self, steps: int, size: Sizes, strands: int) -> list[Plan]:
         """Every plan worth comparing that fits the budget: piece lengths in a geometric series."""
         assert self.budget is not None
-        room = (
-            self.budget // strands - 2 * size.state
-        )  # the first state, and the one being advanced
+        # beside the first state and the one being advanced
+        room = self.budget // strands - 2 * size.state
         longest = min(steps, room // size.step)
         if longest < 1:
             each = f" in each of {strands} directed layers" if strands > 1 else ""

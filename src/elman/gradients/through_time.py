@@ -83,6 +83,7 @@ def backward(
     pieces changes no bit of the result; fills `dxs`; returns the pull on the state before the
     piece. `xi[t]` multiplies what step t hands back (None: 1 everywhere).
     """
+    weights = xi.tolist() if xi is not None and xi.dim() == 1 else xi
     for t in reversed(range(len(xs))):
         if dhs is not None:
             dstate = (dstate[0] + dhs[t], *dstate[1:])
@@ -94,18 +95,20 @@ def backward(
         )
         if dxs is not None:
             torch.mm(da, w.W_ih, out=dxs[t])
-        if xi is not None:
-            before = tuple(scale(d, xi[t]) for d in before)
+        if weights is not None:
+            before = tuple(scale(d, weights[t]) for d in before)
         if held is not None:
             before = tuple(torch.where(held, d, b) for d, b in zip(dstate, before, strict=True))
         dstate = before
     return dstate
 
 
-def scale(d: Tensor, xi: Tensor) -> Tensor:
+def scale(d: Tensor, xi: float | Tensor) -> Tensor:
     """ξ d, for one ξ or one per row; a cut (ξ = 0) gives 0 even where d has overflowed."""
-    xi = xi if xi.dim() == 0 else xi[:, None]
-    return torch.where(xi == 0, 0, xi * d)
+    if isinstance(xi, Tensor):
+        xi = xi[:, None]
+        return torch.where(xi == 0, 0, xi * d)
+    return d if xi == 1 else torch.zeros_like(d) if xi == 0 else xi * d
 
 
 def backward_through_time(

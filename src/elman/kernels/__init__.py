@@ -9,6 +9,7 @@ variable ELMAN_KERNELS (`auto` or a kernel's name) names one, and nothing is sub
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Sequence
@@ -30,7 +31,10 @@ FASTEST_FIRST = ("cuda", "cpu", "fused", "reference")
 
 
 class Kernel(Protocol):
-    """One layer, one direction, a piece of time. Tensors in: any strides; out: as documented."""
+    """One layer, one direction, a piece of time of at least one step and one row.
+
+    Tensors come with any strides, and may be views of one another.
+    """
 
     name: str
 
@@ -176,12 +180,15 @@ def _choose(job: Job) -> tuple[Kernel, dict[str, str]]:
 
 
 def _refusal(kernel: Kernel, job: Job) -> str | None:
+    if job.inputs[0].shape[1] == 0 and kernel.name != "reference":
+        return "the batch is empty"  # so that no other kernel need think of it
     for layer in zip(job.layers, job.inputs, job.states, strict=True):
         if reason := kernel.refuses(job.cell, *layer):
             return reason
     return None
 
 
+@functools.cache
 def _load(name: str) -> Kernel | None:
     """The kernel in `elman.kernels.NAME`; None where that part was not built."""
     home = f"{__name__}.{name}"

@@ -19,7 +19,7 @@ class _ScaleGradient(torch.autograd.Function):
     """h forwards; ξ dh backwards, differentiably."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, xi: Tensor) -> Tensor:
+    def forward(ctx: Any, h: Tensor, xi: float | Tensor) -> Tensor:
         ctx.xi = xi
         return h.view_as(h)
 
@@ -35,7 +35,7 @@ class Bare:
     name = "bare"
 
     def __init__(self, xi: Tensor | None) -> None:
-        self.xi = xi
+        self.xi = xi.tolist() if xi is not None and xi.dim() == 1 else xi
 
     def forward(
         self,

@@ -1,0 +1,95 @@
+"""One step of each cell: forwards as `torch.nn` has it, backwards as autograd finds it."""
+
+import pytest
+import torch
+
+from elman import cells
+from elman.cells import Layer
+
+BATCH, INPUT, HIDDEN, PROJECTION = 3, 4, 5, 2
+CELLS = ["tanh", "relu", "linear", "gru", "lstm", "projected"]
+
+
+def example(name, *, bias=True, ids=False):
+    torch.manual_seed(1)
+    cell = cells.named("lstm" if name == "projected" else name)
+    real = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
+    width = PROJECTION if name == "projected" else HIDDEN
+    rows = cell.gates * HIDDEN
+    b_ih, b_hh = (real(rows), real(rows)) if bias else (None, None)
+    W_hr = real(PROJECTION, HIDDEN) if name == "projected" else None
+    w = Layer(real(rows, INPUT), real(rows, width), b_ih, b_hh, W_hr)
+    x = torch.tensor([2, 0, 2]) if ids else real(BATCH, INPUT)
+    state = (real(BATCH, width),)
+    state += (real(BATCH, HIDDEN),) if cell is cells.named("lstm") else ()
+    return cell, w, x, state
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("tanh", torch.nn.RNNCell(INPUT, HIDDEN)),
+        ("relu", torch.nn.RNNCell(INPUT, HIDDEN, nonlinearity="relu")),
+        ("gru", torch.nn.GRUCell(INPUT, HIDDEN)),
+        ("lstm", torch.nn.LSTMCell(INPUT, HIDDEN)),
+    ],
+)
+def test_a_step_is_pytorchs_step(name, module):
+    cell, _, x, state = example(name)
+    module = module.double()
+    w = Layer(module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
+    after, _ = cell.step(w, x, state)
+    wanted = module(x, state if name == "lstm" else state[0])
+    for a, b in zip(after, wanted if name == "lstm" else (wanted,), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_linear_cell_is_its_own_pre_activation():
+    cell, w, x, state = example("linear", bias=False)
+    after, _ = cell.step(w, x, state)
+    torch.testing.assert_close(after[0], x @ w.W_ih.T + state[0] @ w.W_hh.T)
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_step_back_is_autograds(name, bias, ids):
+    cell, w, x, state = example(name, bias=bias, ids=ids)
+    after, gates = cell.step(w, x, state)
+    pulls = tuple(torch.randn_like(a) for a in after)
+    weights = [p for p in w if p is not None]
+    into = [*state, *weights, *([] if ids else [x])]
+    wanted = torch.autograd.grad(after, into, pulls)
+    with torch.no_grad():
+        dw = w.zeros()
+        da, before = cell.step_backward(w, x, state, after, gates, pulls, dw)
+        found = [*before, *(p for p in dw if p is not None), *([] if ids else [da @ w.W_ih])]
+    for f, g in zip(found, wanted, strict=True):
+        torch.testing.assert_close(f, g, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_weight_gradients_are_added_to_what_is_there(name):
+    cell, w, x, state = example(name)
+    with torch.no_grad():
+        after, gates = cell.step(w, x, state)
+        once, twice = w.zeros(), w.zeros()
+        for dw in (once, twice, twice):
+            cell.step_backward(w, x, state, after, gates, after, dw)
+    for a, b in zip(once, twice, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(2 * a, b)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_an_id_is_a_one_hot_row(name):
+    cell, w, x, state = example(name, ids=True)
+    hot = torch.nn.functional.one_hot(x, INPUT).double()
+    for a, b in zip(cell.step(w, x, state)[0], cell.step(w, hot, state)[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
+def test_half_precision_gradients_are_summed_in_float32():
+    w = Layer(torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16))
+    assert {p.dtype for p in w.zeros() if p is not None} == {torch.float32}
