@@ -15,7 +15,6 @@ constexpr u32 EXPECTED = ROWS * HIDDEN * BYTES;
 
 static_assert(M % (16 * WARPS_M) == 0, "rows divide over the warps");
 static_assert(!TRANSPOSED || GATES == 1, "one value per unit is broadcast");
-static_assert(ITEMS_IN_ALL % 32 == 0, "whole warps own items, so that lanes can work together");
 
 // ---- the shared memory of a block: two vectors, twice the warps' partial sums, tiles of W, then the ring ---
 
@@ -97,22 +96,12 @@ DEVICE void collect(const Matrix& A, int use) {
 // W times the vector, for one gate of an item.
 DEVICE void sum(Values& a, const Item& it, int gate, int use) { gather(a, partials(use % 2, 0, it.row) + gate * UNITS + it.unit, WARPS_K, ROWS * PARTIAL_PITCH); }
 
-// Gives new values of an item to step `use`. Deliveries cost by their number, so LANES neighbours put
-// their words together to 16 bytes and each delivers them to every LANES-th block.
+// Gives new values of an item to step `use`.
 DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) {
-    constexpr int WORDS = Stored::WORDS, LANES = CLUSTER == 1 ? 1 : 4 / WORDS;
-    const int lane = threadIdx.x % LANES;
-    u32 together[WORDS * LANES];
 #pragma unroll
-    for (int w = 0; w < WORDS; w++) {
-        const u32 word = operand(values.word[w]);
+    for (int w = 0; w < Stored::WORDS; w++) values.word[w] = operand(values.word[w]);
 #pragma unroll
-        for (int l = 0; l < LANES; l++) together[l * WORDS + w] = LANES == 1 ? word : __shfl_sync(~0u, word, l, LANES);
-    }
-    char* place = vector(use % 2, it.row) + (it.layer_unit - lane * WIDE) * BYTES;
-#pragma unroll
-    for (int i = 0; i < CLUSTER; i += LANES)
-        if (CLUSTER % LANES == 0 || i + lane < CLUSTER) send(place, together, use % 2, (rank + i + lane) % CLUSTER);
+    for (int i = 0; i < CLUSTER; i++) send(vector(use % 2, it.row) + it.layer_unit * BYTES, values.word, use % 2, (rank + i) % CLUSTER);
 }
 
 // After the items of all threads.

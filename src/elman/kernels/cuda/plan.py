@@ -190,13 +190,7 @@ def _cuts(
         plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k)
         gates, step = (GATES[cell], 16 * WARPS // warps_k) if plan.gathers else (1, 16)
         enough = itertools.count(-(-size // (8 * cluster)) * 8, 8)
-        units = next(u for u in enough if u * gates % step == 0 and _whole_warps(rows * u))
+        units = next(u for u in enough if u * gates % step == 0)
         yield replace(plan, units=units)
         if not plan.gathers:
             return
-
-
-def _whole_warps(values: int) -> bool:
-    """Whether the warps that own an SM's values own them with all their lanes."""
-    wide = 4 if values > 2 * 32 * WARPS else 2
-    return values % (32 * wide) == 0
