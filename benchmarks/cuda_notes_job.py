@@ -130,6 +130,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), nargs="*")
     parser.add_argument("--json", type=Path, help="write every figure here")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA GPU here: nothing to measure")
+        return
     epochs = 50 if options.quick else options.epochs
     precisions = options.precision or ["float32", "bfloat16"]
     results = [

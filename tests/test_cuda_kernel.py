@@ -69,6 +69,12 @@ def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, b
         chosen = plan.cheapest(cell, direction, size, 2, batch, paper_gpu.MACHINE)
         assert chosen is not None
         assert chosen.hidden >= size
+        assert chosen.m % 16 == 0
+        assert chosen.m_tiles * plan.WARPS * 16 >= chosen.m * chosen.warps_k
+        if chosen.gathers:  # else a tile of units has one owner
+            assert chosen.m_tiles * plan.WARPS * 16 == chosen.m * chosen.warps_k
+        else:
+            assert chosen.units % 16 == 0
         assert chosen.groups(batch) * chosen.rows >= batch
         assert chosen.shared_bytes <= paper_gpu.MACHINE.shared_bytes
         assert chosen.register_tiles <= plan.REGISTER_TILES

@@ -82,6 +82,8 @@ class Fused:
     ) -> tuple[Tensor | None, Layer, State]:
         das_ih = trace.hs.new_empty(*xs.shape[:2], len(w.W_hh))
         das_hh = torch.empty_like(das_ih) if cell == "gru" else das_ih
+        if xi is not None and xi.dim() == 1:
+            xi = xi[:, None].expand(xs.shape[:2])  # one for each row: asking a GPU for one waits
         for t in reversed(range(len(xs))):
             if dhs is not None:
                 dstate = (dstate[0] + dhs[t], *dstate[1:])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from elman.cells import Layer
 
+HALF = (torch.float16, torch.bfloat16)
 ONE_HOT_LIMIT = 1024  # tokens; beyond it, one-hot rows cost more than sorting
 
 
@@ -37,13 +38,17 @@ def weight_pulls(w: Layer, xs: Tensor, hs: Tensor, das_ih: Tensor, das_hh: list[
     precision is summed, and returned, in float32.
     """
     dW_ih = _outer(das_ih, xs, w.W_ih.shape[1])
-    dW_hh = torch.cat([_product(block, hs) for block in das_hh])
+    dW_hh = _rows([_product(block, hs) for block in das_hh])
     if w.b_ih is None:
         return Layer(dW_ih, dW_hh)
     db_ih = _total(das_ih)
-    same = len(das_hh) == 1 and das_hh[0] is das_ih
-    db_hh = db_ih.clone() if same else torch.cat([_total(block) for block in das_hh])
+    same = das_hh[0] is das_ih
+    db_hh = db_ih.clone() if same else _rows([_total(block) for block in das_hh])
     return Layer(dW_ih, dW_hh, db_ih, db_hh)
+
+
+def _rows(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def add(into: Layer | None, found: Layer) -> Layer:
@@ -59,13 +64,13 @@ def add(into: Layer | None, found: Layer) -> Layer:
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """aᵀ b over all steps and rows."""
     a, b = a.flatten(0, 1), b.flatten(0, 1)
-    if a.is_cuda and a.dtype in (torch.float16, torch.bfloat16):
+    if a.is_cuda and a.dtype in HALF:
         return torch.mm(a.T, b, out_dtype=torch.float32)
     return a.T @ b
 
 
 def _total(das: Tensor) -> Tensor:
-    return das.sum((0, 1), dtype=torch.promote_types(das.dtype, torch.float32))
+    return das.sum((0, 1), dtype=torch.float32 if das.dtype in HALF else None)
 
 
 def _outer(das: Tensor, xs: Tensor, inputs: int) -> Tensor:
@@ -74,7 +79,6 @@ def _outer(das: Tensor, xs: Tensor, inputs: int) -> Tensor:
         return _product(das, xs)
     if inputs <= ONE_HOT_LIMIT:
         return _product(das, torch.nn.functional.one_hot(xs.long(), inputs).to(das.dtype))
-    rows = das.flatten(0, 1)
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    ids = xs.long().flatten()
+    rows, ids = das.flatten(0, 1), xs.long().flatten()
+    rows = rows.float() if rows.dtype in HALF else rows
     return torch.ops.aten.embedding_dense_backward(rows, ids, inputs, -1, False).T

@@ -189,9 +189,8 @@ def _cuts(
     for warps_k in (1, 2, 4, 8):
         plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k)
         gates, step = (GATES[cell], 16 * WARPS // warps_k) if plan.gathers else (1, 16)
-        units = next(
-            u for u in itertools.count(8, 8) if u * cluster >= size and u * gates % step == 0
-        )
+        enough = itertools.count(-(-size // (8 * cluster)) * 8, 8)
+        units = next(u for u in enough if u * gates % step == 0)
         yield replace(plan, units=units)
         if not plan.gathers:
             return

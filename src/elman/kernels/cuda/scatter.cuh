@@ -51,18 +51,25 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
     });
 }
 
-// Sends one tile of shares. mma leaves a thread two rows of one unit; neighbours swap one each, so
-// that it has two units of one row.
+// Sends one tile of shares. mma leaves a thread two rows of each of two units; by two swaps with its
+// neighbours it comes to have four units of one row, one delivery of 16 bytes.
 DEVICE void scatter(const float (&d)[4], int tile, int row_tile, int buffer, int rank) {
-    const int lane = threadIdx.x % 32, odd = lane / 4 % 2, to = tile / (UNITS / 16), unit = tile % (UNITS / 16) * 16 + lane / 4 - odd;
-    const int row = row_tile * 8 + lane % 4 * 2 + odd;
+    const int lane = threadIdx.x % 32, odd = lane / 4 % 2, upper = lane / 8 % 2;
+    float pair[2][2];  // of the lower and the upper eight units: two units of row 2 (lane % 4) + odd
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float even_row = d[2 * half], odd_row = d[2 * half + 1];
         const float swapped = __shfl_xor_sync(~0u, odd ? even_row : odd_row, 4);
-        const u32 pair[2] = {__float_as_uint(odd ? swapped : even_row), __float_as_uint(odd ? odd_row : swapped)};
-        send(share(buffer, rank, row) + unit + 8 * half, pair, buffer, to);
+        pair[half][0] = odd ? swapped : even_row, pair[half][1] = odd ? odd_row : swapped;
     }
+    u32 four[4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float swapped = __shfl_xor_sync(~0u, upper ? pair[0][i] : pair[1][i], 8);
+        four[i] = __float_as_uint(upper ? swapped : pair[0][i]), four[2 + i] = __float_as_uint(upper ? pair[1][i] : swapped);
+    }
+    const int unit = tile % (UNITS / 16) * 16 + 8 * upper + lane / 16 * 4;
+    send(share(buffer, rank, row_tile * 8 + lane % 4 * 2 + odd) + unit, four, buffer, tile / (UNITS / 16));
 }
 
 DEVICE void multiply_and_scatter(const Matrix& A, int use, int rank) {

@@ -1,13 +1,14 @@
 """Recurrent layers on one GPU: elman against cuDNN, a compiled loop and JAX, µs per time step.
 
-    python benchmarks/cuda.py                  # every shape of the table in docs/cuda.md
-    python benchmarks/cuda.py --quick          # two shapes
-    python benchmarks/cuda.py --compile --jax  # the slow-to-compile peers too, where installed
-    python benchmarks/cuda.py --json benchmarks/results/cuda-h200.json
+    python benchmarks/cuda_kernels.py                  # every shape of the table in docs/cuda.md
+    python benchmarks/cuda_kernels.py --quick          # two shapes
+    python benchmarks/cuda_kernels.py --compile --jax  # the slow-to-compile peers too
+    python benchmarks/cuda_kernels.py --json benchmarks/results/cuda-h200.json
 
 Needs torch alone. Times are medians of whole calls through the public modules: forward alone (no
 gradient), and forward and backward with gradients of inputs, weights and first state, eager and as
 one CUDA graph. The job of the notes (500 epochs of 10,000 characters) is in cuda_notes_job.py.
+(Not cuda.py: that would hide NVIDIA's own `cuda` from every script in this folder.)
 """
 
 from __future__ import annotations
@@ -17,14 +18,11 @@ import datetime
 import json
 import statistics
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-sys.path.remove(str(Path(__file__).resolve().parent))  # torch wants another `cuda` than this file
 
 import torch
 from torch import Tensor
@@ -244,6 +242,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure here")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "RNN module weights")  # torch never flattens bf16 for cuDNN
+    if not torch.cuda.is_available():
+        print("no CUDA GPU here: nothing to measure")
+        return
     shapes = SHAPES[1:4:2] if options.quick else SHAPES
     results: list[Result] = []
     for shape in shapes:
