@@ -19,11 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from elman import checkpoints, metrics, presets, splits
+from elman import checkpoints, evaluation, metrics, presets, splits
 from elman.files import write_text
 from elman.language_model import LanguageModel
+from elman.mixture import Network
 from elman.training import Training
 
 HERE = Path(__file__).parent
@@ -51,14 +53,20 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "time-machine": {
         "elman": COMMON
         | {
-            "hidden_size": 512,
+            "hidden_size": 384,
             "epochs": 40,
-            "learning_rate": 2e-3,
+            "learning_rate": 6e-3,
             "dropout_outputs": 0.3,
-            "dropout_recurrent": 0.1,
+            "dropout_recurrent": 0.05,
         },
         "gru": COMMON | {"hidden_size": 384, "epochs": 40},
-        "lstm": COMMON | {"hidden_size": 384, "epochs": 40},
+        "lstm": COMMON
+        | {
+            "hidden_size": 512,
+            "epochs": 60,
+            "dropout_outputs": 0.5,
+            "dropout_recurrent": 0.4,
+        },
     },
     "tiny-shakespeare": {
         "lstm": COMMON | {"hidden_size": 768, "epochs": 25, "window": 100, "learning_rate": 3e-3},
@@ -112,8 +120,11 @@ def run(unit: dict[str, Any], device: str, work: Path) -> dict[str, Any]:
     seconds = train_on(training, work, unit)
     with training.average.applied():
         score = metrics.evaluate(model, held_out)
+        mixture = mixed(model, train, held_out, len(parts.vocab))
     return {
         "nats": score.nats_per_token,
+        "mixed_nats": mixture.score.nats_per_token,
+        "mixed_weights": mixture.weights,
         "bits": score.bits_per_token,
         "tokens": score.tokens,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -122,6 +133,13 @@ def run(unit: dict[str, Any], device: str, work: Path) -> dict[str, Any]:
         if device == "cuda"
         else f"{torch.get_num_threads()} CPU threads",
     }
+
+
+def mixed(model: LanguageModel, train: Any, held_out: Any, vocab_size: int) -> evaluation.Mixed:
+    """The model and Kneser–Ney of order 7 together; each half is weighted by fitting the other."""
+    counting = evaluation.kneser_ney(train, vocab_size, 7)
+    log_p = [m.score(held_out)[1:] for m in (Network(model), counting)]
+    return evaluation.mixed(np.stack(log_p), ("model", "kneser-ney:7"))
 
 
 def train_on(training: Training, work: Path, unit: dict[str, Any]) -> float:
