@@ -74,7 +74,8 @@ class Problem:
         torch.manual_seed(0)
         self.rnn = RNN(1, sizes.hidden, bias=False, dtype=torch.float64)
         self.readout = torch.nn.Linear(sizes.hidden, 1, dtype=torch.float64)
-        torch.nn.init.orthogonal_(self.rnn.weight_hh_l0)
+        self.W_hh = self.rnn.get_parameter("weight_hh_l0")
+        torch.nn.init.orthogonal_(self.W_hh)
         self.xs = torch.randn(sizes.steps, sizes.batch, 1, dtype=torch.float64) / 4
         self.targets = torch.cat([torch.zeros_like(self.xs[: sizes.lag]), self.xs[: -sizes.lag]])
 
@@ -85,12 +86,12 @@ class Problem:
     def gradient(self, carry: Carry) -> Tensor:
         """The recurrent weights' gradient under a carry, as one vector."""
         self.rnn.carry = carry
-        (dW_hh,) = torch.autograd.grad(self.loss(), [self.rnn.weight_hh_l0])
+        (dW_hh,) = torch.autograd.grad(self.loss(), [self.W_hh])
         return dW_hh.flatten()
 
 
 def measure(problem: Problem, carry: Carry, full: Tensor, draws: int, cost: float) -> Row:
-    """Bias, noise and direction of a carry, from running sums."""
+    """Bias, noise and direction of a carry, over its draws."""
     count = draws if isinstance(carry, Randomized) else 1
     found = torch.stack([problem.gradient(carry) for _ in range(count)])
     mean = found.mean(0)

@@ -209,7 +209,8 @@ def test_a_long_sequence_stays_within_its_budget():
 
 
 @pytest.mark.slow
-def test_a_million_steps_stay_within_sixty_four_megabytes():
-    grown, nats = growth(1_000_000, 64 << 20)
-    assert grown <= (64 << 20) + (16 << 20)
+@pytest.mark.parametrize("megabytes", [64, 4])
+def test_a_million_steps_stay_within_their_budget(megabytes):
+    grown, nats = growth(1_000_000, megabytes << 20)
+    assert grown <= (megabytes + 16) << 20
     assert 2 < nats < 4

@@ -1,7 +1,6 @@
 """A cell of one's own with every carry and memory, against autograd through a bare loop."""
 
 import copy
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -130,7 +129,7 @@ def problem(build: Callable[[], nn.Module], steps: int, seed: int):
 
 def loss(ys: Tensor, last: Any) -> Tensor:
     """Every output and the last state pull, each differently, late ones harder."""
-    t = torch.arange(1, len(ys) + 1, dtype=ys.dtype)[:, None, None]
+    t = torch.arange(1, len(ys) + 1, dtype=ys.dtype, device=ys.device)[:, None, None]
     pulls = [torch.sin(s).sum() for s in pytree.tree_leaves(last) if s.is_floating_point()]
     return (t * torch.sin(ys + t)).sum() + 3 * sum(pulls)
 
@@ -267,6 +266,20 @@ def test_random_numbers_repeat_when_a_step_is_run_again(memory):
     agree(got, gradients(want, wanted(cell, xs, first)))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("memory", [Stored(), Checkpointed(every=3)], ids=repr)
+def test_random_numbers_repeat_on_the_gpu_too(memory):
+    cell, xs, first = problem(Noisy, 11, 0)
+    cell, xs = cell.cuda(), xs.detach().cuda().requires_grad_()
+    first = first.detach().cuda().requires_grad_()
+    torch.manual_seed(7)
+    got = gradients(loss(*Recurrent(cell, memory=memory)(xs, first)), wanted(cell, xs, first))
+    torch.manual_seed(7)
+    want = gradients(loss(*bare(cell, xs, first, uncut)), wanted(cell, xs, first))
+    agree(got, want)
+
+
 @pytest.mark.parametrize("memory", [Stored(), Checkpointed(every=4)], ids=repr)
 def test_a_second_backward_over_a_retained_graph_gives_the_same(memory):
     cell, xs, first = problem(Noisy, 9, 0)
@@ -306,7 +319,7 @@ class Watched(Plain):
         return after
 
     def alive(self) -> int:
-        gc.collect()
+        """Counted without a garbage collection: what is let go of is gone at once."""
         return sum(one() is not None for one in self.made)
 
 

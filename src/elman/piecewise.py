@@ -17,7 +17,7 @@ from elman.gradients.through_time import Trace
 from elman.operator import Inputs, Recipe, restack, unstack, weight_pulls
 from elman.sliding import edges
 from elman.stack import Pulls, Stack
-from elman.strand import States, Strand
+from elman.strand import Shelf, States, Strand
 
 Loss = Callable[[Tensor, int], Tensor]
 """From a piece of the outputs, time first, and the step it starts at, to a number."""
@@ -34,6 +34,7 @@ def backward_through_time(
     with torch.no_grad():
         last = run(stack, stack.levels()[0][0], x.xs, states, total)
     found = [pulls.dxs, *restack(pulls.dstates), *weight_pulls(pulls, x)]
+    assert total.value is not None
     return total.value, restack(last), found
 
 
@@ -42,7 +43,7 @@ class Total:
 
     def __init__(self, pulls: Pulls, loss: Loss) -> None:
         self.pulls, self.loss = pulls, loss
-        self.value = torch.zeros(())
+        self.value: Tensor | None = None
 
     def pull(self, ys: Tensor, start: int) -> Tensor:
         """Take the loss of a piece of outputs; what it pulls on them."""
@@ -57,7 +58,9 @@ class Total:
                 )
             if value.requires_grad:
                 value.backward()
-        self.value = self.value.to(value.device) + value.detach()
+        self.value = (
+            value.detach().clone() if self.value is None else self.value.add_(value.detach())
+        )
         return torch.zeros_like(ys) if ys.grad is None else ys.grad
 
     def add(
@@ -84,7 +87,7 @@ class Total:
 def _carried(stack: Stack, strand: Strand, xs: Tensor, states: States, total: Total) -> States:
     """There keeping what the memory keeps; back piece by piece, last to first."""
     plan = strand.plan(xs, states, stack.memory)
-    hold, held = set(plan.kept()), {}
+    hold, held = set(plan.kept()), Shelf(states, plan.slots + 1)
     for piece in range(plan.pieces):
         if piece in hold:
             held[piece] = states

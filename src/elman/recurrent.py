@@ -276,7 +276,7 @@ class Walk:
                     _, leaves = self.step(x, leaves)
                 return Moment([s.clone() for s in leaves], _moved(moment.random, xs.device))
 
-        for piece, moment in reversed_pieces(plan, dict(kept.moments), advance):
+        for piece, moment in reversed_pieces(plan, kept.moments, advance):
             start, stop = plan.bounds(piece)
             if not links:
                 leaves = moment.leaves

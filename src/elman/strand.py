@@ -7,7 +7,8 @@ pieces its time is cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import final
@@ -121,8 +122,13 @@ class Strand:
 
     def advance(self, xs: Tensor, states: States, start: int, stop: int) -> States:
         """The states at `stop` from those at `start`, nothing else kept."""
+        return self.run_on(xs, states, start, stop)[1]
+
+    def run_on(self, xs: Tensor, states: States, start: int, stop: int) -> tuple[Tensor, States]:
+        """What the last layer writes over the piece, and the states at its end."""
         traces = self.forward(xs, states, start, stop, needs_gates=False)
-        return [_copied(trace.state(stop - start)) for trace in traces]
+        after = [tuple(s.clone() for s in trace.state(stop - start)) for trace in traces]
+        return traces[-1].hs[1:], after
 
     def plan(self, xs: Tensor, states: States, memory: Memory) -> Plan:
         """How the memory cuts this strand's time."""
@@ -138,7 +144,7 @@ class Strand:
         return [self._trace(kept[i : i + each]) for i in range(0, len(kept), each)]
 
     def reversed_pieces(
-        self, plan: Plan, xs: Tensor, held: dict[int, States]
+        self, plan: Plan, xs: Tensor, held: MutableMapping[int, States]
     ) -> Iterator[tuple[int, States]]:
         """Pieces from the last to the first, each with the states it starts from."""
 
@@ -183,16 +189,16 @@ def run(
         traces = strand.forward(xs, states, 0, plan.steps, needs_gates=keep and gates)
         kept = [t for trace in traces for t in trace if t is not None] if keep else []
         return traces[-1].hs[1:], [trace.state(plan.steps) for trace in traces], kept
-    hold, held = set(plan.kept()) if keep else (), []
+    rows = {piece: row for row, piece in enumerate(plan.kept())} if keep else {}
+    kept = [s.new_empty(len(rows), *s.shape) for s in _flat(states)] if keep else []
     ys = states[-1][0].new_empty(plan.steps, *states[-1][0].shape)
     for piece in range(plan.pieces):
-        if piece in hold:
-            held.append(_flat(states))
+        if piece in rows:
+            for k, s in zip(kept, _flat(states), strict=True):
+                k[rows[piece]] = s
         start, stop = plan.bounds(piece)
-        traces = strand.forward(xs, states, start, stop, needs_gates=False)
-        ys[start:stop] = traces[-1].hs[1:]
-        states = [_copied(trace.state(stop - start)) for trace in traces]
-    return ys, states, [torch.stack(s) for s in zip(*held, strict=True)]
+        ys[start:stop], states = strand.run_on(xs, states, start, stop)
+    return ys, states, kept
 
 
 def run_back(
@@ -213,7 +219,8 @@ def run_back(
         traces = strand.traces(kept)
         return strand.backward(xs, traces, dys, dstates, xi, 0, plan.steps, needs_dxs, dws)
     dxs = torch.empty_like(xs) if needs_dxs and xs.is_floating_point() else None
-    held = {p: _paired([k[i] for k in kept], states) for i, p in enumerate(plan.kept())}
+    first = {p: _paired([k[i] for k in kept], states) for i, p in enumerate(plan.kept())}
+    held = Shelf(states, plan.slots, first)
     for piece, before in strand.reversed_pieces(plan, xs, held):
         start, stop = plan.bounds(piece)
         traces = strand.forward(xs, before, start, stop)
@@ -226,16 +233,48 @@ def run_back(
     return dxs, dstates
 
 
+@final
+class Shelf(MutableMapping[int, States]):
+    """Kept states by piece, copied into room that is taken once.
+
+    Kept one by one they would lie scattered over the heap, each above the room left by the trace
+    that it was taken from, and pin it: in a million steps several times the budget.
+    """
+
+    def __init__(self, like: States, rows: int, first: dict[int, States] | None = None) -> None:
+        self.like, self.free = like, list(range(rows))
+        self.first, self.row = dict(first or {}), {}
+
+    @functools.cached_property
+    def room(self) -> list[Tensor]:
+        return [s.new_empty(len(self.free), *s.shape) for s in _flat(self.like)]
+
+    def __setitem__(self, piece: int, states: States) -> None:
+        room, self.row[piece] = self.room, self.free.pop()
+        for r, s in zip(room, _flat(states), strict=True):
+            r[self.row[piece]] = s
+
+    def __getitem__(self, piece: int) -> States:
+        if piece in self.first:
+            return self.first[piece]
+        return _paired([r[self.row[piece]] for r in self.room], self.like)
+
+    def __delitem__(self, piece: int) -> None:
+        if self.first.pop(piece, None) is None:
+            self.free.append(self.row.pop(piece))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([*self.first, *self.row])
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.row)
+
+
 def _uncast(xs: Tensor) -> AbstractContextManager[object]:
     """Autocast off: whoever calls has cast already."""
     if torch.is_autocast_enabled(xs.device.type):
         return torch.autocast(xs.device.type, enabled=False)
     return nullcontext()
-
-
-def _copied(state: State) -> State:
-    """A state that does not hold on to the trace it is part of."""
-    return tuple(s.clone() for s in state)
 
 
 def _flat(states: States) -> list[Tensor]:

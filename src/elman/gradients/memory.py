@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, final
 
@@ -176,7 +176,7 @@ def split(pieces: int, slots: int) -> int:
 
 
 def reversed_pieces(
-    plan: Plan, kept: dict[int, S], advance: Callable[[S, int, int], S]
+    plan: Plan, kept: MutableMapping[int, S], advance: Callable[[S, int, int], S]
 ) -> Iterator[tuple[int, S]]:
     """Every piece from the last to the first, each with the state it starts from.
 
