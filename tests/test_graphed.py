@@ -41,7 +41,7 @@ def test_a_replayed_update_is_the_update_and_capturing_it_changes_nothing(moment
     for graphed in (False, True):
         model, optimizer, update = training(momentum)
         h = torch.zeros(1, 3, 16, device="cuda")
-        _, h = update(windows[0], h)  # an optimizer makes its state at the first step
+        loss, h = update(windows[0], h)  # an optimizer makes its state at the first step
         if graphed:
             update = Graphed(update, (windows[1], h), changes=tensors_of(model, optimizer))
         for x in windows[1:]:
