@@ -8,7 +8,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from elman import kernels
 from elman.kernels.cpu import KERNEL, Steps
@@ -33,6 +32,7 @@ class Stepper:
         self, rnn: RNN | GRU | LSTM, out: torch.nn.Linear, state: Any = None, rows: int = 1
     ) -> None:
         self.rnn, self.out, self._state = rnn, out, state
+        self._W_hq, self._b_q = out.weight.detach(), None if out.bias is None else out.bias.detach()
         x = torch.zeros(*((rows, 1) if rnn.batch_first else (1, rows)), dtype=torch.int64)
         self._steps = None if rnn.bidirectional or rnn.training else self._native(x, state)
 
@@ -43,14 +43,15 @@ class Stepper:
         job = self.rnn.job(x, state)
         return KERNEL.steps(job) if kernels.select(job) is KERNEL else None
 
-    @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
         """The logits (rows, outputs) after reading one id per row."""
         if self._steps is not None:
-            return linear(self._steps(ids), self.out.weight, self.out.bias)
+            self._steps(ids)
+            return self._steps.logits(self._W_hq, self._b_q)
         time = 1 if self.rnn.batch_first else 0
-        hs, self._state = self.rnn(ids.unsqueeze(time), self._state)
-        return self.out(hs).squeeze(time)
+        with torch.no_grad():
+            hs, self._state = self.rnn(ids.unsqueeze(time), self._state)
+            return self.out(hs).squeeze(time)
 
     @property
     def state(self) -> Any:

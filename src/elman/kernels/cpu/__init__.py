@@ -21,6 +21,7 @@ from elman.kernels import Layer, State
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import CELLS, DOUBLE, FASTEST, FLOAT, GIVEN, HALF, Head, Job
 
+FEW = 4  # rows that are not worth packing the weights for
 _KINDS = {torch.float32: FLOAT, torch.float64: DOUBLE, torch.bfloat16: HALF}
 
 
@@ -202,7 +203,7 @@ class Steps:
 
     def __init__(self, kernel: Cpu, job: kernels.Job) -> None:
         assert kernel.library is not None
-        self.run = kernel.library.elman_forward
+        self.run, self.linear = kernel.library.elman_forward, kernel.library.elman_linear
         self.how = (_KINDS[job.layers[0].W_hh.dtype], kernel.level)
         self.size, rows = job.layers[0].W_ih.shape[1], job.states[0][0].shape[0]
         self.ids = torch.zeros(rows, dtype=torch.int64)
@@ -232,6 +233,17 @@ class Steps:
                 raise IndexError(f"ids {ids.tolist()} index {self.size} inputs")
         assert self.h is not None
         return self.h
+
+    def logits(self, W_hq: Tensor, b_q: Tensor | None) -> Tensor:
+        """h W_hqᵀ + b_q (rows, outputs)."""
+        assert self.h is not None
+        rows, outputs = len(self.h), len(W_hq)
+        if rows > FEW or not W_hq.is_contiguous() or W_hq.dtype != self.h.dtype:
+            return torch.nn.functional.linear(self.h, W_hq, b_q)
+        y = torch.empty(rows, outputs, dtype=W_hq.dtype)
+        pointers = (self.h.data_ptr(), W_hq.data_ptr(), None if b_q is None else b_q.data_ptr())
+        self.linear(*pointers, y.data_ptr(), rows, W_hq.shape[1], outputs, *self.how)
+        return y
 
     def states(self) -> list[State]:
         """The state of every layer."""

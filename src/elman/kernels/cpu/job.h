@@ -54,6 +54,7 @@ struct Variant {
     int (*backward)(const Job *);
     int (*head_forward)(const Head *);
     int (*head_backward)(const Head *);
+    void (*linear)(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N);
     void (*tanh)(const void *x, void *y, int64_t n);
     void (*sigmoid)(const void *x, void *y, int64_t n);
 };

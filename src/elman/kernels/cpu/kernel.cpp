@@ -80,6 +80,13 @@ PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(k
 PUBLIC int elman_backward(const Job *job, int kind, int level) { return variant(kind, level)->backward(job); }
 PUBLIC int elman_head_forward(const Head *head, int kind, int level) { return variant(kind, level)->head_forward(head); }
 PUBLIC int elman_head_backward(const Head *head, int kind, int level) { return variant(kind, level)->head_backward(head); }
+
+/* y (rows, N) = x (rows, K) Wᵀ + b for a few rows, in float or double. */
+PUBLIC void elman_linear(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N,
+                         int kind, int level) {
+    variant(kind, level)->linear(x, W, b, y, rows, K, N);
+}
+
 PUBLIC void elman_tanh(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->tanh(x, y, n); }
 PUBLIC void elman_sigmoid(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->sigmoid(x, y, n); }
 

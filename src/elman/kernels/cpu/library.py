@@ -53,6 +53,12 @@ def load(file: Path) -> ctypes.CDLL:
     for run in (library.elman_head_forward, library.elman_head_backward):
         run.argtypes = [ctypes.POINTER(Head), ctypes.c_int, ctypes.c_int]
         run.restype = ctypes.c_int
+    library.elman_linear.argtypes = [
+        *[ctypes.c_void_p] * 4,
+        *[ctypes.c_int64] * 3,
+        *[ctypes.c_int] * 2,
+    ]
+    library.elman_linear.restype = None
     for squash in (library.elman_tanh, library.elman_sigmoid):
         squash.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_int] * 2]
         squash.restype = None

@@ -160,16 +160,23 @@ void pack_straight(int64_t p, const real *W, int64_t K, int64_t N, operand *out)
 
 #ifndef HALF
 /* The same sums for a few rows without packing: each row of W is read once, where it lies. */
-template <int R> void dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
-    for (int64_t i = 0; i < n; i += 4) {
-        vec sums[4][R] = {};
-        const real *w[4];
-        FLATTEN for (int j = 0; j < 4; j++) w[j] = W + at_most(i + j, n - 1) * K;
-        for (int64_t k = 0; k < K; k += LANES) FLATTEN for (int j = 0; j < 4; j++) {
-            vec x = load(w[j] + k, K - k);
+template <int R, bool PADDED = true> /* whether rows of h reach to whole vectors */
+void dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
+    constexpr int N = 4;
+    int64_t whole = K / LANES * LANES;
+    for (int64_t i = 0; i < n; i += N) {
+        vec sums[N][R] = {};
+        const real *w[N];
+        FLATTEN for (int j = 0; j < N; j++) w[j] = W + at_most(i + j, n - 1) * K;
+        for (int64_t k = 0; k < whole; k += LANES) FLATTEN for (int j = 0; j < N; j++) {
+            vec x = load(w[j] + k);
             FLATTEN for (int r = 0; r < R; r++) sums[j][r] += x * load(h + r * ld + k);
         }
-        FLATTEN for (int j = 0; j < 4; j++) FLATTEN for (int r = 0; r < R; r++)
+        if (whole < K) FLATTEN for (int j = 0; j < N; j++) {
+            vec x = load(w[j] + whole, K - whole);
+            FLATTEN for (int r = 0; r < R; r++) sums[j][r] += x * load(h + r * ld + whole, PADDED ? LANES : K - whole);
+        }
+        FLATTEN for (int j = 0; j < N; j++) FLATTEN for (int r = 0; r < R; r++)
             if (i + j < n) out[r * row + i + j] = sum(sums[j][r]);
     }
 }

@@ -48,13 +48,21 @@ INLINE void store(real *p, vec v, int64_t n = LANES) {
     if (some) store_some(p, n, lanes);
 }
 
-INLINE real sum(vec v) {
-    real s[LANES];
-    memcpy(s, &v, sizeof v);
-    FLATTEN for (int width = LANES / 2; width > 0; width /= 2)
-        FLATTEN for (int i = 0; i < width; i++) s[i] += s[i + width];
-    return s[0];
+template <int N> struct Lanes {
+    typedef real type __attribute__((vector_size(N * sizeof(real))));
+};
+
+/* The sum of N lanes: halves are added until two numbers are left. */
+template <int N> INLINE real sum_lanes(typename Lanes<N>::type v) {
+    if constexpr (N == 2) {
+        return v[0] + v[1];
+    } else {
+        typename Lanes<N / 2>::type half[2];
+        memcpy(half, &v, sizeof v);
+        return sum_lanes<N / 2>(half[0] + half[1]);
+    }
 }
+INLINE real sum(vec v) { return sum_lanes<LANES>(v); }
 
 INLINE vec magnitude(vec x) { return (vec)((bits)x & ~(bits)splat(real(-0.0))); }
 INLINE vec with_sign_of(vec x, vec sign) { return (vec)((bits)x | ((bits)sign & (bits)splat(real(-0.0)))); }
