@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,13 +182,14 @@ def fit_and_measure(
         "backtest": _backtests(maker, given, backtest, steps, season),
         "forecast": {s.name: look_ahead(fitted, s, steps) for s in given},
     }
-    if figure is not None or out is not None:
-        picture = overview(given[0].name, given[0].values, model, parts[0].test, scores, intervals)
+    picture = functools.partial(
+        overview, given[0].name, given[0].values, model, parts[0].test, scores, intervals
+    )
     if figure is not None:
-        answer["figure"] = str(save_figure(picture, figure))
+        answer["figure"] = str(save_figure(picture(), figure))
     if out is not None:
         answer["run"] = str(save(fitted, out))
-        answer["report"] = str(forecast_report.write(out, given[0].name, answer, picture))
+        answer["report"] = str(forecast_report.write(out, given[0].name, answer, picture()))
     return answer
 
 
