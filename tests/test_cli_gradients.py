@@ -12,7 +12,7 @@ from elman.figures import gradients as pictures
 from elman.language_model import LanguageModel
 
 TINY = ["--hidden-size", "6", "--epochs", "1", "--max-tokens", "3000", "--window", "8"]
-TINY += ["--batch-size", "4"]
+TINY += ["--batch-size", "4", "--diagnose", "20"]
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,14 @@ def test_another_text_can_be_read(trained, capsys, tmp_path):
     text.write_text("a class is a statement about names " * 3)
     assert run(["gradients", str(trained), str(text), "--lags", "5", "--draws", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 104
+
+
+def test_training_looks_at_the_gradient_and_the_report_shows_it(trained):
+    records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    looks = [r for r in records if r["kind"] == "diagnosis"]
+    assert [r["step"] for r in looks] == list(range(20, looks[-1]["step"] + 1, 20))
+    assert all(0 < r["window_keeps"] <= 1 for r in looks)
+    assert "How far back the gradient reaches" in (trained / "report.html").read_text()
 
 
 def test_refusals(trained, capsys, tmp_path):

@@ -13,7 +13,7 @@ from elman import diagnostics as d
 from elman.diagnostics.carries import carries
 from elman.errors import UserError
 from elman.gradients import Full, Randomized, Sliding, Truncated
-from elman.language_model import LanguageModel
+from elman.language_model import Dropout, LanguageModel
 from elman.nn import GRU, LSTM, RNN
 
 CELLS = ["elman", "gru", "lstm"]
@@ -259,6 +259,20 @@ def test_carries_are_compared_with_the_exact_gradient():
 
 def test_the_list_of_carries_grows_with_the_window():
     assert [repr(c) for c in carries(1)][:2] == [repr(Full()), repr(Truncated(1))]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_glance_sees_what_by_lag_sees_and_changes_nothing(cell):
+    model = alive(cell, dropout=Dropout(outputs=0.5)).train()
+    model(IDS[None])  # so that it has a generator of its own
+    torch_before, own_before = torch.get_rng_state(), model.noise.state_dict()["cpu"]
+    found = d.glance(model, IDS, window=6)
+    full = d.by_lag(d.Passage.read(model, IDS), len(IDS) - 2)
+    assert (found.half_within, found.window_keeps) == (full.horizon(0.5), full.kept(6))
+    assert torch.equal(torch.get_rng_state(), torch_before)
+    assert torch.equal(model.noise.state_dict()["cpu"], own_before)
+    assert model.training
+    assert d.glance(LanguageModel(7, cell="mlp"), IDS, 6) is None
 
 
 def test_clipping_counts_the_norms_above_the_threshold():

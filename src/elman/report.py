@@ -28,6 +28,7 @@ class Story(NamedTuple):
     updates: list[Record]
     validations: list[Record]
     samples: list[Record]
+    diagnoses: list[Record]
     result: Record | None  # the score of the best weights, once the training has ended
 
     @classmethod
@@ -41,6 +42,7 @@ class Story(NamedTuple):
             by_kind.get("update", []),
             by_kind.get("validation", []),
             by_kind.get("sample", []),
+            by_kind.get("diagnosis", []),
             results[-1] if results else None,
         )
 
@@ -68,6 +70,7 @@ def render(run: Run, story: Story, baselines: dict[str, Score], trained_on: int)
         *_scores(story, baselines),
         "<h2>Gradients</h2>",
         page.figure(_norms(story, config), "gradients", _norm_words(story, config)),
+        *_horizons(story, config),
         *_samples(story),
         "<h2>Settings</h2>",
         page.settings(_settings(config)),
@@ -187,6 +190,21 @@ def _norm_words(story: Story, config: Config) -> str:
         f"The length of the gradient at each update, before it is clipped to θ = {clip:g}: "
         f"g ← min(1, θ/‖g‖) g. {share:.0%} of the updates were clipped."
     )
+
+
+def _horizons(story: Story, config: Config) -> list[str]:
+    """How far back the gradient reached, where the training looked."""
+    if not story.diagnoses:
+        return []
+    last, window = story.diagnoses[-1], config.training.reading.window
+    words = (
+        "How many steps back half, and 90 %, of the gradient lies, measured on a short passage. "
+        f"At the end half lay within {last['half_within']} steps and 90 % within "
+        f"{last['ninety_within']}; a window of {window} keeps {last['window_keeps']:.0%} of it, "
+        f"and {last['saturation']:.1%} of the states were saturated."
+    )
+    half, ninety = (_curve(story.diagnoses, f"{part}_within") for part in ("half", "ninety"))
+    return [page.figure(figures.horizons(half, ninety), "horizons", words)]
 
 
 # ---------------------------------------------------------------------- samples

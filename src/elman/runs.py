@@ -17,7 +17,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -277,11 +277,11 @@ def train(
     every_steps: int = 0,
     every_seconds: float = 30.0,
     stop: Callable[[], bool] = lambda: False,
-    remark: Callable[[Record], dict[str, Any] | None] = lambda record: None,
+    remarks: Callable[[Record], Iterable[dict[str, Any]]] = lambda record: (),
 ) -> Iterator[Record]:
     """Train to the end, or until `stop()`, keeping the folder in step; yields every record.
 
-    What `remark` says of a record, such as a sample of the model's writing, is kept after it.
+    The `remarks` on a record, such as a sample of the model's writing, are kept after it.
 
     A checkpoint is written every so many updates, every so many seconds, with each better
     validation, when stopped and at the end.
@@ -290,8 +290,8 @@ def train(
     with open(run.path / "metrics.jsonl", "ab") as log:
         for record in training.records():
             _append(log, record.json())
-            if remarked := remark(record):
-                _append(log, remarked)
+            for remark in remarks(record):
+                _append(log, remark)
             better = isinstance(record, Validation) and record.improved
             late = every_seconds > 0 and time.monotonic() - saved_at >= every_seconds
             if better or late or (every_steps and training.step % every_steps == 0):

@@ -46,6 +46,9 @@ def train(
     checkpoint_seconds: Annotated[
         float, _option("Seconds between checkpoints [30]; 0: never", Where, min=0)
     ] = 30.0,
+    diagnose: Annotated[
+        int, _option("Updates between looks at the gradient [500]; 0: never", Where, min=0)
+    ] = 500,
     tensorboard: Annotated[bool, _option("Log for TensorBoard too", Where)] = False,
     as_json: Annotated[bool, _option("One JSON record per line", Where, "--json")] = False,
     level: Annotated[str | None, _option("char, word or byte", Text)] = None,
@@ -109,7 +112,7 @@ def train(
 ) -> int | None:
     """Train a language model on a text, or continue a run with --resume RUN."""
     beside = {"preset", "resume", "out", "force", "device", "checkpoint_every"}
-    beside |= {"checkpoint_seconds", "tensorboard", "as_json"}
+    beside |= {"checkpoint_seconds", "diagnose", "tensorboard", "as_json"}
     given = {k: v for k, v in locals().items() if k not in beside | {"beside"} and v is not None}
     if "memory" in given:
         given["memory"] = _bytes(given["memory"])
@@ -120,7 +123,7 @@ def train(
     else:
         run, training = _continue(resume, given, None if device == "auto" else pick(device))
     every = {"every_steps": checkpoint_every, "every_seconds": checkpoint_seconds}
-    stopped = _work(run, training, every, as_json, tensorboard)
+    stopped = _work(run, training, every, diagnose, as_json, tensorboard)
     if stopped:
         note(f"stopped by {stopped}; saved at step {training.step}")
         note(f"continue with: elman train --resume {shlex.quote(str(run.path))}")
@@ -230,15 +233,24 @@ def _gentle_signals() -> Iterator[list[str]]:
 
 
 def _work(
-    run: "Run", training: "Training", every: dict[str, Any], as_json: bool, tensorboard: bool
+    run: "Run",
+    training: "Training",
+    every: dict[str, Any],
+    diagnose: int,
+    as_json: bool,
+    tensorboard: bool,
 ) -> str:
     """Train to the end; returns the name of what stopped it, if anything did."""
     from elman import runs
 
     with _gentle_signals() as caught, _display(training) as show, _board(run, tensorboard) as log:
         try:
-            stop = {"stop": lambda: bool(caught), "remark": _sampler(run, training)}
-            for record in runs.train(run, training, **stop, **every):
+            look, sample = _onlooker(training, diagnose), _sampler(run, training)
+            also = {
+                "stop": lambda: bool(caught),
+                "remarks": lambda record: filter(None, (look(record), sample(record))),
+            }
+            for record in runs.train(run, training, **also, **every):
                 show(record)
                 log(record)
                 if as_json:
@@ -255,6 +267,23 @@ def _work(
                 hint=f"make room, then elman train --resume {shlex.quote(str(run.path))}",
             ) from failure
     return caught[0] if caught else ""
+
+
+def _onlooker(training: "Training", every: int) -> Callable[["Record"], dict[str, Any] | None]:
+    """After every so many updates, how far back the gradient reaches (`diagnostics.glance`)."""
+    from elman.diagnostics import glance
+    from elman.training import Update
+
+    held_out = training.validation_ids
+    ids = training.train_ids if held_out is None else held_out
+
+    def look(record: "Record") -> dict[str, Any] | None:
+        if not every or not isinstance(record, Update) or record.step % every:
+            return None
+        found = glance(training.model, ids, training.settings.reading.window)
+        return None if found is None else found.json(record.step)
+
+    return look
 
 
 def _sampler(run: "Run", training: "Training") -> Callable[["Record"], dict[str, Any] | None]:

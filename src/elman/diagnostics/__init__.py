@@ -8,6 +8,7 @@ dataclasses of arrays, which `elman.figures.gradients` draws and `elman gradient
 from elman.diagnostics.attribution import Attribution, attribute
 from elman.diagnostics.carries import CarryScore, compare_carries
 from elman.diagnostics.clipping import Clipping, clipping
+from elman.diagnostics.glance import Glance, glance
 from elman.diagnostics.jacobians import (
     SingularValues,
     jacobian,
@@ -24,6 +25,7 @@ __all__ = [
     "ByLag",
     "CarryScore",
     "Clipping",
+    "Glance",
     "Passage",
     "SingularValues",
     "Units",
@@ -31,6 +33,7 @@ __all__ = [
     "by_lag",
     "clipping",
     "compare_carries",
+    "glance",
     "jacobian",
     "lyapunov_exponents",
     "singular_values",

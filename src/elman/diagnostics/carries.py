@@ -1,6 +1,5 @@
 """The same gradient by every carry, measured against the exact one."""
 
-import copy
 import itertools
 import time
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from elman.diagnostics.passage import exact_copy
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Polynomial, Randomized, Sliding, Truncated
 from elman.language_model import LanguageModel
@@ -103,7 +103,7 @@ def _score(
 
 def _gradient(model: LanguageModel, ids: Tensor, carry: Carry) -> tuple[Tensor, float]:
     """The gradient of the recurrence's parameters as one vector, and how long it took."""
-    exact: Any = copy.deepcopy(model).cpu().double().eval()
+    exact: Any = exact_copy(model)
     exact.recurrence.carry = carry
     start = time.perf_counter()
     logits, _ = exact(ids[None, :-1])

@@ -50,7 +50,7 @@ class Passage:
                 f"ids of shape {tuple(ids.shape)} hold no step to diagnose",
                 hint="a flat text of at least two tokens",
             )
-        exact = copy.deepcopy(model).cpu().double().eval()
+        exact = exact_copy(model)
         with torch.no_grad():
             xs = exact.inputs(ids[:-1, None], Masks(None, None, {}))
         passage = cls.run(exact.recurrence, xs)
@@ -131,3 +131,11 @@ class Passage:
             S = self.states[at].requires_grad_()
             (pulled,) = torch.autograd.grad(self.step(at, S), S, G)
         return pulled
+
+
+def exact_copy(model: LanguageModel) -> LanguageModel:
+    """The model in float64 on the CPU, in eval mode, no generator of the original touched."""
+    with torch.random.fork_rng(devices=[]):
+        copied = LanguageModel.from_config(model.config).double()
+    copied.load_state_dict({name: p.cpu().double() for name, p in model.state_dict().items()})
+    return copied.eval()

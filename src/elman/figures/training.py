@@ -92,6 +92,27 @@ def gradient_norms(norms: Curve, clip: float | None) -> Figure:
     return figure
 
 
+def horizons(half: Curve, ninety: Curve) -> Figure:
+    """How many steps back half, and 90 %, of the gradient lies, over a training."""
+    with house():
+        figure, axes = _axes("How far back the gradient reaches", "steps")
+        axes.set_yscale("linear")
+        for curve, name, colour, dash in (
+            (half, "half", COLOURS[0], "-"),
+            (ninety, "90 %", COLOURS[1], "--"),
+        ):
+            axes.plot(curve.steps, curve.values, color=colour, linestyle=dash, marker="o")
+            axes.annotate(
+                f"{name} within {curve.values[-1]:g}",
+                (1.02, curve.values[-1]),
+                xycoords=("axes fraction", "data"),
+                color=colour,
+                va="center",
+            )
+        axes.set_ylim(bottom=0)
+    return figure
+
+
 def clipped_share(norms: Curve, clip: float) -> float:
     """The share of updates whose gradient was longer than `clip`.
 
