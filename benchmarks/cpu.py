@@ -1,11 +1,12 @@
 """The whole training step of the notes' model on a CPU, against every peer, in one run.
 
-    python benchmarks/cpu.py [--quick] [--json FILE] [--only WORD]
+    python benchmarks/cpu.py [--quick] [--busy] [--json FILE] [--only WORD]
 
 Contestants take turns, a few steps each, for several rounds; the table gives the median of the
 rounds with their spread, as tokens per second and as a multiple of the best peer. The floor is what
 the step's multiply-adds would take at the rate of one large float32 product, which takes its turn
-like everybody else.
+like everybody else. `--busy` is for a machine with other work: one thread, and processor time
+instead of the clock on the wall.
 """
 
 from __future__ import annotations
@@ -269,15 +270,19 @@ def tried(name: str, make: Callable[[], Callable[[], object]]) -> Callable[[], o
 
 
 def measure(
-    runs: dict[str, Callable[[], object]], tokens: int, rounds: int, seconds: float
+    runs: dict[str, Callable[[], object]],
+    tokens: int,
+    rounds: int,
+    seconds: float,
+    clock: Callable[[], float],
 ) -> dict[str, list[float]]:
     """Tokens per second of every contestant in every round."""
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             run()  # the caches and threads are the contestant's own again
-            start, steps = time.perf_counter(), 0
-            while (taken := time.perf_counter() - start) < seconds:
+            start, steps = clock(), 0
+            while (taken := clock() - start) < seconds:
                 run()
                 steps += 1
             rates[name].append(steps * tokens / taken)
@@ -307,14 +312,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one size, fewer peers and rounds")
     parser.add_argument("--json", metavar="FILE", help="write every round here as well")
     parser.add_argument("--only", metavar="WORD", default="", help="jobs whose title has WORD")
+    parser.add_argument("--busy", action="store_true", help="one thread, in processor time")
     options = parser.parse_args()
+    if options.busy:
+        torch.set_num_threads(1)
+    clock = time.process_time if options.busy else time.perf_counter
     rounds, seconds = (5, 0.1) if options.quick else (9, 0.25)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {cpu.KERNEL.variant()}")
+    how = "processor time" if options.busy else "wall clock"
+    threads, variant = torch.get_num_threads(), cpu.KERNEL.variant()
+    print(f"torch {torch.__version__}, {threads} threads, {variant}, {how}")
     found = []
 
     def run(title: str, make: Callable[[], dict[str, Callable[[], object]]], tokens: int) -> None:
         if options.only in title:
-            found.append(report(title, measure(make(), tokens, rounds, seconds)))
+            found.append(report(title, measure(make(), tokens, rounds, seconds, clock)))
 
     for shape in jobs(options.quick):
         tokens = shape.B * shape.T
