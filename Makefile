@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # The notes' texts, where they lie beside the checkout; tests that need them skip without.
 ifneq ($(wildcard ../shared/data),)
@@ -17,13 +18,14 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: elman needs Python 3.11 or newer, $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracles]' \
-		|| echo "note: some test oracles could not be installed; tests that need them will skip"
+	@$(INSTALL) -e '.[dev,oracles]' \
+		|| { echo "note: some test oracles could not be installed; their tests will skip"; $(INSTALL) -e '.[dev]'; }
 	@touch $@
 
 demo: setup
-	$(BIN)/elman datasets
+	$(BIN)/elman train python-reference --out runs/demo --force
+	$(BIN)/elman evaluate runs/demo --mix kneser-ney:7
+	$(BIN)/elman generate runs/demo --prompt "The " --length 500 --temperature 0.8
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow"

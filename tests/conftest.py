@@ -1,6 +1,10 @@
 """What every test shares: a quiet hypothesis, and The Time Machine where it can be found."""
 
+import io
 import os
+import random
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -18,3 +22,36 @@ def time_machine_file() -> Path:
         if path.exists():
             return path
     pytest.skip("timemachine.txt is in no folder of ELMAN_DATA")
+
+
+def small_text() -> str:
+    """Some lines a model can learn something from, with accents and with markup in them."""
+    choose = random.Random(0).choice
+    subjects = ("the naïve cat", "a dog", "<script>alert(1)</script>", "the time & the traveller")
+    verbs, places = ("sat", "slept", "ran", "read"), ("on the mat", "in a café", "by the sea")
+    return "".join(f"{choose(subjects)} {choose(verbs)} {choose(places)}.\n" for _ in range(120))
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Give the folder of a run trained for a second, made once for each set of options."""
+    from elman.cli import run
+
+    made: dict[tuple[str, ...], Path] = {}
+
+    def trained(*options: str, level: str = "char") -> Path:
+        options = options if level == "char" else ("--level", level, *options)
+        if options not in made:
+            folder = tmp_path_factory.mktemp("tiny")
+            (folder / "book.txt").write_text(small_text(), encoding="utf-8")
+            size = "--hidden-size 24 --embedding-size 8 --batch-size 4 --window 20 --epochs 2"
+            words = ["train", str(folder / "book.txt"), "--out", str(folder / "run")]
+            words += [*size.split(), "--learning-rate", "0.02", "--validate-every", "25"]
+            quiet = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
+            with quiet[0], quiet[1], pytest.MonkeyPatch.context() as patch:
+                patch.setattr("sys.argv", ["elman", *words, *options])  # the run remembers them
+                assert run() == 0
+            made[options] = folder / "run"
+        return made[options]
+
+    return trained

@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from elman.language_model import LanguageModel as LanguageModel
+    from elman.markov import MarkovChain as MarkovChain
+    from elman.ngram import NgramModel as NgramModel
     from elman.vocab import Vocab as Vocab
 
 _HOMES = {
+    "LanguageModel": "elman.language_model",
+    "MarkovChain": "elman.markov",
+    "NgramModel": "elman.ngram",
     "Vocab": "elman.vocab",
 }
 """Public classes and the module each lives in."""

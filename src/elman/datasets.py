@@ -16,8 +16,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, final
 
-import platformdirs
-
 from elman.errors import MissingSource, UserError
 from elman.files import atomic
 
@@ -124,6 +122,8 @@ def folders() -> Iterator[Path]:
 
 def cache_folder() -> Path:
     """Where downloads are kept."""
+    import platformdirs  # here, so that texts found elsewhere need no more than numpy
+
     return platformdirs.user_cache_path("elman")
 
 

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from elman import __version__
-from elman.cli import datasets
+from elman.cli import (
+    datasets,
+    evaluate,
+    forecast,
+    generate,
+    gradients,
+    ngram,
+    report,
+    statistics,
+    train,
+)
 from elman.cli.console import complain
 from elman.errors import UserError, WorkFailed
 
@@ -41,6 +51,14 @@ def options(
     """Options that belong to no verb."""
 
 
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("generate")(generate.generate)
+app.command("report")(report.report)
+app.command("gradients")(gradients.gradients)
+app.command("ngram")(ngram.ngram)
+app.command("statistics")(statistics.statistics)
+app.command("forecast")(forecast.forecast)
 app.command("datasets")(datasets.datasets)
 
 

@@ -48,14 +48,19 @@ def house() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, path: Path | str) -> Path:
-    """Write a figure as SVG, PNG or PDF, by the ending of `path`; same figure, same bytes."""
-    path = Path(path)
+def check_format(path: Path) -> None:
+    """Refuse, before any work, a name that no figure can be written to."""
     if path.suffix.lower() not in FORMATS:
         raise UserError(
             f"cannot draw to {str(path)!r}: a figure ends in {', '.join(FORMATS)}",
             hint=f"--figure {path.stem or 'figure'}.svg",
         )
+
+
+def save(figure: Figure, path: Path | str) -> Path:
+    """Write a figure as SVG, PNG or PDF, by the ending of `path`; same figure, same bytes."""
+    path = Path(path)
+    check_format(path)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     with house(), atomic(path) as draft:
         figure.savefig(

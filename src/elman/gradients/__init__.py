@@ -4,7 +4,7 @@ See `docs/gradients.md` for a guide and `docs/equations.md` for the equations be
 """
 
 from elman.gradients import equations
-from elman.gradients.carry import Carry, Full, Polynomial, Randomized, Sliding, Truncated
+from elman.gradients.carry import Carry, Full, Given, Polynomial, Randomized, Sliding, Truncated
 from elman.gradients.forward_accumulation import forward_accumulation
 from elman.gradients.memory import Checkpointed, Memory, Stored
 from elman.gradients.through_time import backward_through_time
@@ -13,6 +13,7 @@ __all__ = [
     "Carry",
     "Checkpointed",
     "Full",
+    "Given",
     "Memory",
     "Polynomial",
     "Randomized",

@@ -63,6 +63,20 @@ class Truncated(Carry):
         return xi
 
 
+@final
+@dataclass(frozen=True)
+class Given(Carry):
+    """Exactly these ξ_1 … ξ_T, for a sequence of as many steps: whoever knows them may say them."""
+
+    xi: tuple[float, ...]
+
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """ξ_1 … ξ_T, of shape (steps,)."""
+        if steps != len(self.xi):
+            raise UserError(f"{len(self.xi)} weights were given for a sequence of {steps} steps")
+        return torch.tensor(self.xi, dtype=torch.float64)
+
+
 class Polynomial(NamedTuple):
     """The keep-probability of `Randomized.polynomial`, l steps after the last cut.
 
@@ -229,5 +243,5 @@ class Sliding(Carry):
             yield Block(first, last, max(0, last - self.steps), stop)
 
 
-Weighted = Full | Truncated | Randomized
+Weighted = Full | Truncated | Given | Randomized
 """The carries that are one ξ; `Sliding` is one pass per block."""

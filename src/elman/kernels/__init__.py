@@ -1,10 +1,10 @@
 """Kernels: the recurrence of `elman.gradients.through_time`, fast; and which one runs.
 
-A kernel runs one layer in one direction over a piece of time, forwards and back. There are three:
-`cuda` (compiled at first use), `cpu` (C) and `reference` (plain PyTorch, any dtype and device). The
-first that does not refuse the job runs it; `explain` says which, and why not the faster ones. The
-environment variable ELMAN_KERNELS (`auto`, `cuda`, `cpu`, `reference`) names one instead, and then
-nothing else is substituted for it.
+A kernel runs one layer in one direction over a piece of time, forwards and back. There are four:
+`cuda` (compiled at first use), `cpu` (C), `fused` (torch's fused cells step by step, for what
+`cuda` refuses on a GPU) and `reference` (plain PyTorch, any dtype and device). The first that does
+not refuse the job runs it; `explain` says which, and why not the faster ones. The environment
+variable ELMAN_KERNELS (`auto` or a kernel's name) names one, and nothing is substituted for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Empty", "Explanation", "Job", "Kernel", "Layer", "State", "Trace", "explain", "select"]
 
-FASTEST_FIRST = ("cuda", "cpu", "reference")
+FASTEST_FIRST = ("cuda", "cpu", "fused", "reference")
 
 
 class Kernel(Protocol):

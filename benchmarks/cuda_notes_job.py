@@ -1,0 +1,156 @@
+"""The notes' whole job on a GPU: 500 epochs of the first 10,000 characters of The Time Machine.
+
+    ELMAN_DATA=folder python benchmarks/cuda_notes_job.py [--epochs 500] [--precision float32]
+
+One layer of 256 tanh units over one-hot characters, batch 32, windows of 35 read in sequence from a
+random offset each epoch, SGD with learning rate 1, gradients clipped at norm 1: the concise code of
+the notes, run three ways: with torch.nn (cuDNN) as the notes do, with elman.nn in the same eager
+loop, and with elman.nn as one CUDA graph per update. Needs torch alone, and the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import elman.nn
+from elman.graphed import Graphed, tensors_of
+
+BATCH, WINDOW, HIDDEN, TOKENS = 32, 35, 256, 10_000
+
+
+def characters() -> tuple[Tensor, int]:
+    """The notes' ids: letters only, lower case, commonest first, <unk> 0."""
+    folders = os.environ.get("ELMAN_DATA", "").split(os.pathsep)
+    path = next((p for f in folders if (p := Path(f) / "timemachine.txt").exists()), None)
+    if path is None:
+        raise SystemExit("error: timemachine.txt is in no folder of ELMAN_DATA")
+    lines = re.sub("[^A-Za-z\n]+", " ", path.read_text(encoding="utf-8")).lower().split("\n")
+    text = "".join(line.strip() for line in lines)
+    order = [c for c, _ in Counter(text).most_common()]
+    ids = {c: i + 1 for i, c in enumerate(order)}
+    return torch.tensor([ids[c] for c in text[:TOKENS]], device="cuda"), len(ids) + 1
+
+
+def windows(ids: Tensor, offset: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sequential partitioning, time first."""
+    lane = (len(ids) - offset - 1) // BATCH
+    x = ids[offset : offset + BATCH * lane].view(BATCH, lane).T
+    y = ids[offset + 1 : offset + 1 + BATCH * lane].view(BATCH, lane).T
+    for start in range(0, lane // WINDOW * WINDOW, WINDOW):
+        yield x[start : start + WINDOW], y[start : start + WINDOW]
+
+
+class Model(nn.Module):
+    """One-hot characters → recurrence → output."""
+
+    def __init__(self, rnn: nn.Module, size: int, one_hot: bool) -> None:
+        super().__init__()
+        self.rnn, self.size, self.one_hot = rnn, size, one_hot
+        self.output = nn.Linear(HIDDEN, size, device="cuda")
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        xs = nn.functional.one_hot(x, self.size).float() if self.one_hot else x
+        hs, h = self.rnn(xs, h)
+        return self.output(hs), h
+
+
+def build(contender: str, size: int) -> Model:
+    torch.manual_seed(0)
+    home = torch.nn if contender == "torch.nn" else elman.nn
+    return Model(home.RNN(size, HIDDEN, device="cuda"), size, one_hot=home is torch.nn)
+
+
+def train(contender: str, epochs: int, precision: str) -> dict[str, float | str]:
+    ids, size = characters()
+    model = build(contender, size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    h = torch.zeros(1, BATCH, HIDDEN, device="cuda")
+    half = precision == "bfloat16"
+
+    def update(x: Tensor, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            logits, h = model(x, h)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), y.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach(), h.detach().float()
+
+    chance = random.Random(0)
+    step = update
+    first = next(windows(ids, 0))
+    for _ in range(3):  # kernels compiled and libraries loaded before the clock starts
+        update(*first, h)
+    model.load_state_dict(build(contender, size).state_dict())
+    start_capture = time.perf_counter()
+    if contender == "elman.nn, graph":
+        step = Graphed(update, (*first, h), changes=tensors_of(model, optimizer))
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    perplexity = math.nan
+    for epoch in range(epochs):
+        state, total, count = h, torch.zeros((), device="cuda"), 0
+        for x, y in windows(ids, chance.randrange(WINDOW)):
+            loss, state = step(x, y, state)
+            total += loss
+            count += 1
+        if epoch % 50 == 49 or epoch == epochs - 1:
+            perplexity = math.exp(total.item() / count)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    updates = epochs * sum(1 for _ in windows(ids, 0))
+    return {
+        "contender": contender,
+        "precision": precision,
+        "seconds": seconds,
+        "capture_seconds": begin - start_capture,
+        "us_per_update": seconds / updates * 1e6,
+        "tokens_per_s": updates * BATCH * WINDOW / seconds,
+        "perplexity": perplexity,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=500)
+    parser.add_argument("--quick", action="store_true", help="50 epochs")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), nargs="*")
+    parser.add_argument("--json", type=Path, help="write every figure here")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA GPU here: nothing to measure")
+        return
+    epochs = 50 if options.quick else options.epochs
+    precisions = options.precision or ["float32", "bfloat16"]
+    results = [
+        train(contender, epochs, precision)
+        for precision in precisions
+        for contender in ("torch.nn", "elman.nn", "elman.nn, graph")
+        if not (contender == "torch.nn" and precision == "bfloat16")
+    ]
+    print("| contender | precision | seconds | µs per update | tokens/s | perplexity |")
+    print("|---|---|---|---|---|---|")
+    for r in results:
+        print(
+            f"| {r['contender']} | {r['precision']} | {r['seconds']:.2f} | "
+            f"{r['us_per_update']:.0f} | {r['tokens_per_s']:,.0f} | {r['perplexity']:.2f} |"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""`elman evaluate`: how well a run predicts a text, beside what counting does."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elman.cli.console import emit, note
+from elman.cli.device import pick
+from elman.errors import UserError
+
+if TYPE_CHECKING:
+    from elman.evaluation import Evaluation
+    from elman.runs import Run
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="Text to score: name, file, folder or -  [default: what the run held out]",
+            show_default=False,
+        ),
+    ] = None,
+    baselines: Annotated[
+        bool, typer.Option(help="Score counting models of the training text, too")
+    ] = True,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
+    ] = None,
+    weights: Annotated[str, typer.Option(help="best (by validation) or last")] = "best",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
+) -> None:
+    """Score a text with a trained model: nats, perplexity, bits per character.
+
+    Every token after the first is predicted once, with the state carried through the whole text.
+    """
+    from elman import evaluation
+    from elman.runs import Run
+
+    opened = Run.open(run)
+    if mix and not baselines:
+        raise UserError("--mix counts the training text, too", hint="leave out --no-baselines")
+    ids, train, what = _texts(opened, source, baselines)
+    found = evaluation.evaluate(
+        opened.load_model(pick(device), weights), opened.vocab, ids, train=train, mix=mix or ()
+    )
+    if as_json:
+        where = {"source": source or opened.config.data.source}
+        where["split"] = "validation" if source is None else "all"
+        emit({"run": str(run), **where, **found.json()})
+        return
+    typer.echo(_table(opened, found, what))
+    if found.unknown and opened.vocab.level == "word":
+        note("note: bits/char counts an unknown word as one character, so it flatters every row")
+    note(f"next: elman generate {shlex.quote(str(run))}")
+
+
+def _texts(run: "Run", source: str | None, baselines: bool) -> tuple:
+    """What to score, what the baselines count (None: no baselines), and what to call the first."""
+    from elman import evaluation, splits
+
+    if source is not None:
+        ids = evaluation.encode(run, splits.read(run.config.data, source))
+        what = "stdin" if source == "-" else source
+        return ids, run.splits().train if baselines else None, what
+    parts = run.splits()
+    if len(parts.validation) < 2:
+        raise UserError(
+            "this run held nothing out: there is no text it has not trained on",
+            hint=f"elman evaluate {run.path} OTHER.txt",
+        )
+    what = f"{run.config.data.source}, the {run.config.data.validation:.0%} held out"
+    return parts.validation, parts.train if baselines else None, what
+
+
+def _table(run: "Run", found: "Evaluation", what: str) -> str:
+    """The scores for people, worst first, the model marked."""
+    from elman.evaluation import title
+
+    level = run.vocab.level
+    unknown = f"{found.unknown:,} of them unknown" if found.unknown else "none of them unknown"
+    rows = [(title(name), score) for name, score in found.baselines.items()]
+    rows.append((f"this run: {run.config.model['cell']}", found.model))
+    if found.mixture is not None:
+        rows.append(("mixture " + _share(found.mixture.weights), found.mixture.score))
+    rows.sort(key=lambda row: -row[1].nats_per_token)
+    width = max(len(name) for name, _ in rows)
+    lines = [
+        f"{what}: {found.model.tokens:,} {level}s predicted, {unknown}",
+        "",
+        f"{'':{width}}  nats/{level}  perplexity  bits/char",
+    ]
+    for name, score in rows:
+        mark = " ←" if score is found.model else ""
+        lines.append(
+            f"{name:{width}}  {score.nats_per_token:{5 + len(level)}.4f}  {score.perplexity:10,.3f}"
+            f"  {score.bits_per_char(found.characters):9.4f}{mark}"
+        )
+    return "\n".join(lines)
+
+
+def _share(weights: Mapping[str, float]) -> str:
+    """
+    >>> _share({"model": 0.75, "kneser-ney:7": 0.25})
+    '75 % model + 25 % kneser-ney:7'
+    """
+    return " + ".join(f"{weight:.0%} {name}".replace("%", " %") for name, weight in weights.items())

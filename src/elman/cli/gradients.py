@@ -1,0 +1,191 @@
+"""`elman gradients`: where the gradient of a trained model goes, in words, numbers and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elman.cli.console import emit, note
+
+if TYPE_CHECKING:
+    from elman.diagnostics import ByLag, CarryScore, Clipping, Units
+    from elman.language_model import LanguageModel
+    from elman.runs import Run
+
+
+def gradients(
+    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    source: Annotated[
+        str | None, typer.Argument(help="Text to read (default: the run's held-out part)")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=8, help="Tokens of the text to read")] = 400,
+    lags: Annotated[int, typer.Option(min=1, help="How many steps back to follow")] = 100,
+    draws: Annotated[int, typer.Option(min=2, help="Draws of each randomised carry")] = 20,
+    figure: Annotated[Path | None, typer.Option(help="Draw every picture into this folder")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
+) -> None:
+    """See the gradient: how far back it reaches, which units are stuck, what a window cuts off."""
+    from elman import diagnostics as d
+    from elman.runs import Run
+
+    opened = Run.open(run)
+    model = opened.load_model()
+    ids = passage_ids(opened, source, steps)
+    passage = d.Passage.read(model, ids)
+    lags = min(lags, len(passage) - 1)
+    window = opened.config.training.reading.window
+    found = {
+        "by_lag": d.by_lag(passage, lags),
+        "units": d.units(passage),
+        "exponents": d.lyapunov_exponents(d.Passage.read(model, ids[:101]), 1),
+        "radius": d.spectral_radius(passage),
+        "carries": d.compare_carries(model, ids, min(window, (len(ids) - 1) // 2), draws),
+        "clipping": norms(opened),
+    }
+    answer = summary(found, window, len(passage))
+    if figure is not None:
+        answer["figures"] = draw(figure, opened, model, ids, found, window)
+    if json:
+        emit(answer)
+        return
+    print(answer["verdict"])
+    print_numbers(found, window)
+    if figure is not None:
+        note(f"drew {len(answer['figures'])} figures into {figure}")
+
+
+def passage_ids(opened: Run, source: str | None, steps: int) -> Any:
+    """The first `steps` tokens of the given text, or of the run's held-out part."""
+    from elman import evaluation, splits
+    from elman.errors import UserError
+
+    if source is None:
+        parts = opened.splits()
+        ids = parts.validation if len(parts.validation) else parts.train
+    else:
+        ids = evaluation.encode(opened, splits.read(opened.config.data, source))
+    if len(ids) < 9:
+        raise UserError(
+            f"{len(ids)} tokens are too few to see a gradient through time",
+            hint="a text of at least 9 tokens",
+        )
+    return ids[:steps]
+
+
+def norms(opened: Run) -> Clipping | None:
+    """How the run's gradient norms stood to its clipping threshold."""
+    from elman.diagnostics import clipping
+
+    recorded = [r["gradient_norm"] for r in opened.metrics() if "gradient_norm" in r]
+    return clipping(recorded, opened.config.training.optimisation.clip) if recorded else None
+
+
+def verdict(by_lag: ByLag, units: Units, exponent: float, window: int) -> str:
+    """The short answer, in words."""
+    if exponent > 0.01:
+        flow = f"exploding: yes, small changes grow by {exponent:.2f} a step"
+    elif by_lag.decay < -1:
+        flow = (
+            f"vanishing: the gradient falls by a factor of {2.718281828**-by_lag.decay:.1f} a step"
+        )
+    else:
+        flow = "exploding: no"
+    return (
+        f"half of the gradient lies within {by_lag.horizon(0.5)} steps, 90 % within "
+        f"{by_lag.horizon(0.9)}; a window of {window} keeps {by_lag.kept(window):.0%}; "
+        f"{units.saturated} of {units.total} units are saturated, {units.dead} never move; {flow}. "
+        f"A window of {by_lag.recommend()} would keep 90 %: --window {by_lag.recommend()}"
+    )
+
+
+def summary(found: dict[str, Any], window: int, steps: int) -> dict[str, Any]:
+    """Everything that was measured, as JSON."""
+    by_lag, units = found["by_lag"], found["units"]
+    exponent = float(found["exponents"][0])
+    return {
+        "verdict": verdict(by_lag, units, exponent, window),
+        "steps": steps,
+        "window": window,
+        "mean_norm_by_lag": by_lag.mean.tolist(),
+        "decay_per_step": by_lag.decay if by_lag.decay > float("-inf") else None,
+        "half_within": by_lag.horizon(0.5),
+        "ninety_within": by_lag.horizon(0.9),
+        "window_keeps": by_lag.kept(window),
+        "recommended_window": by_lag.recommend(),
+        "units": units.total,
+        "saturated_units": units.saturated,
+        "dead_units": units.dead,
+        "gate_openness": [
+            {gate: float(v.mean()) for gate, v in layer.items()} for layer in units.openness
+        ],
+        "largest_lyapunov_exponent": exponent,
+        "spectral_radius": found["radius"],
+        "carries": [carry_record(score) for score in found["carries"]],
+        "clipping": vars(found["clipping"]) if found["clipping"] else None,
+    }
+
+
+def carry_record(score: CarryScore) -> dict[str, Any]:
+    return {**vars(score), "carry": score.name}
+
+
+def print_numbers(found: dict[str, Any], window: int) -> None:
+    """The numbers behind the verdict."""
+    by_lag, units = found["by_lag"], found["units"]
+    print("\nlag      mean ‖∂L/∂h‖   share so far")
+    for k in sorted({0, 1, 2, 5, 10, 20, window, len(by_lag.share) - 1}):
+        if k < len(by_lag.share):
+            print(f"{k:>3} {by_lag.mean[k]:18.3e} {by_lag.share[k]:14.1%}")
+    for i, layer in enumerate(units.openness):
+        if layer:
+            said = ", ".join(f"{gate} {v.mean():.2f}" for gate, v in layer.items())
+            print(f"\nlayer {i + 1} gates, mean opening: {said}")
+    print(
+        f"\nlargest Lyapunov exponent {found['exponents'][0]:+.3f} per step; "
+        f"spectral radius of W_hh {', '.join(f'{r:.2f}' for r in found['radius'])}"
+    )
+    print(f"\n{'carry':36}{'cosine':>8}{'norm':>7}{'bias':>7}{'noise':>7}{'steps kept':>12}")
+    for s in found["carries"]:
+        print(
+            f"{s.name:36}{s.cosine:8.4f}{s.norm_ratio:7.2f}{s.bias:7.3f}{s.deviation:7.3f}"
+            f"{s.steps_kept:12}"
+        )
+    clip = found["clipping"]
+    if clip:
+        print(
+            f"\ngradient norms of the training: median {clip.median:.3g}, 90 % below "
+            f"{clip.ninety:.3g}, largest {clip.largest:.3g}; clipped {clip.clipped:.0%} of updates"
+        )
+
+
+def draw(
+    folder: Path, opened: Run, model: LanguageModel, ids: Any, found: dict[str, Any], window: int
+) -> list[str]:
+    """Every picture, as SVG files in a folder."""
+    from elman import diagnostics as d
+    from elman.figures import diagrams, save
+    from elman.figures import gradients as pictures
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = [str(opened.vocab.to_tokens(int(i))) for i in ids[:60]]
+    short = d.Passage.read(model, ids[:60])
+    drawn = {
+        "lags": pictures.lags(found["by_lag"], window),
+        "units": pictures.units(d.units(short), tokens[:-1]),
+        "directions": pictures.directions(d.singular_values(short, _lags(len(short)))),
+        "tokens": pictures.attribution(
+            d.attribute(model, ids[:40]), tokens[:39][: len(ids) - 1], tokens[min(39, len(ids) - 1)]
+        ),
+        "carries": pictures.carries(found["carries"], tokens),
+        "unrolled": diagrams.unrolled(model, opened.config.training.reading.batch_size),
+        "next-token": diagrams.character_model(model, ids[:8], opened.vocab.idx_to_token),
+    }
+    if model.shape.layers == 1:
+        drawn["graph"] = diagrams.graph(model, ids[:4])
+    return [str(save(figure, folder / f"{name}.svg")) for name, figure in drawn.items()]
+
+
+def _lags(steps: int) -> tuple[int, ...]:
+    return tuple(k for k in (1, 2, 4, 8, 16, 32) if k <= steps)

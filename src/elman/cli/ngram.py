@@ -1,0 +1,160 @@
+"""`elman ngram`: what counting can do, in the units in which networks are measured."""
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elman.cli.console import emit, note
+from elman.cli.source import Encoding, Errors, Source, read_bytes, read_text
+from elman.errors import UserError
+
+if TYPE_CHECKING:
+    from elman.ngram import NgramModel
+    from elman.splits import Splits
+
+
+def ngram(
+    source: Source = "python-reference",
+    order: Annotated[
+        str, typer.Option(help="How many tokens make an n-gram; 1-8 fits each of them")
+    ] = "5",
+    smoothing: Annotated[str, typer.Option(help="kneser-ney or laplace")] = "kneser-ney",
+    epsilon: Annotated[
+        str | None, typer.Option(help="Laplace's ε [1], or one for each order: 1,0.5,0.1")
+    ] = None,
+    chain: Annotated[
+        bool, typer.Option("--chain", help="Laplace: back off to the order below, not the unigram")
+    ] = False,
+    level: Annotated[str, typer.Option(help="char, word or byte")] = "char",
+    clean: Annotated[str, typer.Option(help="letters (as the notes), or none")] = "none",
+    validation: Annotated[float, typer.Option(help="Part held out, at the end")] = 0.1,
+    min_freq: Annotated[int, typer.Option(min=0, help="Rarer tokens are <unk>")] = 0,
+    arpa: Annotated[Path | None, typer.Option(help="Write the model as an ARPA file")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the model for NgramModel.load")] = None,
+    generate: Annotated[int, typer.Option(min=0, help="Tokens of text to write")] = 0,
+    prompt: Annotated[str, typer.Option(help="Text that the written text continues")] = "",
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text")] = 0,
+    encoding: Encoding = "utf-8",
+    errors: Errors = "strict",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Fit n-gram models to the first part of a text and score the rest.
+
+    Every token of the held-out part is predicted from the tokens before it.
+    """
+    from elman.ngram import NgramModel
+    from elman.splits import Data, prepare
+
+    orders = _orders(order)
+    if len(orders) > 1 and (arpa or out or generate):
+        raise UserError(
+            f"--order {order} fits {len(orders)} models, and only one can be written",
+            hint=f"--order {orders[-1]}",
+        )
+    data = Data(source, level, clean, min_freq=min_freq, validation=validation)
+    raw = level == "byte" and clean == "none"
+    splits = prepare(data, read_bytes(source) if raw else read_text(source, encoding, errors))
+    weights = _epsilon(epsilon, orders[-1])
+
+    def fit(k: int) -> NgramModel:
+        eps = weights and weights[:k]
+        return NgramModel.fit(splits.train, k, smoothing, eps, chain=chain, vocab=splits.vocab)
+
+    *lower, highest = orders
+    rows = [_score(fit(k), splits) for k in lower]
+    model = fit(highest)
+    rows.append(_score(model, splits))
+    record = {"source": source, "level": level, "smoothing": smoothing, "models": rows}
+    record |= {"train_tokens": len(splits.train), "vocabulary": len(splits.vocab)}
+    if generate:
+        start = splits.vocab.encode(prompt.encode() if level == "byte" else prompt)
+        ids = splits.vocab[
+            model.generate(generate, prompt=start, temperature=temperature, seed=seed)
+        ]
+        record["text"] = splits.vocab.decode([*start, *ids])
+    if json:
+        emit(record | {"models": [_finite(row) for row in rows]})
+    else:
+        _print(record)
+    _write(model, arpa, out)
+
+
+def _orders(order: str) -> list[int]:
+    """5, or 1-8."""
+    first, _, last = order.partition("-")
+    if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
+        raise UserError(f"--order {order} must be a number or a range of them", hint="--order 1-8")
+    return list(range(int(first), int(last or first) + 1))
+
+
+def _epsilon(epsilon: str | None, order: int) -> list[float] | None:
+    """One number for each of so many orders, or one for all of them."""
+    if epsilon is None:
+        return None
+    try:
+        values = [float(value) for value in epsilon.split(",")]
+    except ValueError:
+        raise UserError(
+            f"--epsilon {epsilon} must be numbers with commas between them", hint="--epsilon 1,0.5"
+        ) from None
+    if len(values) not in (1, order):
+        raise UserError(
+            f"--epsilon {epsilon} must be one number, or one for each of {order} orders",
+            hint="--epsilon 1",
+        )
+    return values * order if len(values) == 1 else values
+
+
+def _score(model: "NgramModel", splits: "Splits") -> dict[str, Any]:
+    """How the model does on the held-out part, which continues the training part."""
+    row: dict[str, Any] = {"order": model.order, "ngrams": len(model.table.keys[-1]) - 1}
+    tokens = len(splits.validation)
+    if tokens == 0:
+        return row | {"tokens": 0}
+    context = splits.train[len(splits.train) - model.order + 1 :]
+    nats = -model.log_probability(splits.validation, context) / tokens
+    row |= {"tokens": tokens, "nats_per_token": nats, "perplexity": math.exp(nats)}
+    characters = _characters(splits)
+    return row | {"bits_per_char": nats * tokens / math.log(2) / characters}
+
+
+def _characters(splits: "Splits") -> int:
+    """How many characters the held-out tokens stand for; a word counts with the space before it."""
+    if splits.vocab.level == "char":
+        return len(splits.validation)
+    return len(splits.vocab.decode(splits.validation)) + (splits.vocab.level == "word")
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: an unsmoothed model's is written as a word."""
+    return {key: "Infinity" if value == math.inf else value for key, value in row.items()}
+
+
+def _print(record: dict[str, Any]) -> None:
+    rows = record["models"]
+    typer.echo(
+        f"{record['smoothing']} on {record['train_tokens']:,} tokens of {record['source']}, "
+        f"{record['vocabulary']:,} different; {rows[0]['tokens']:,} held out"
+    )
+    typer.echo(f"{'order':>5}  {'n-grams':>12}  {'nats':>8}  {'perplexity':>10}  {'bits/char':>9}")
+    for row in rows:
+        line = f"{row['order']:>5}  {row['ngrams']:>12,}"
+        if row["tokens"]:
+            line += f"  {row['nats_per_token']:>8.4f}  {row['perplexity']:>10.3f}"
+            line += f"  {row['bits_per_char']:>9.4f}"
+        typer.echo(line)
+    if "text" in record:
+        typer.echo(f"\n{record['text']}")
+
+
+def _write(model: "NgramModel", arpa: Path | None, out: Path | None) -> None:
+    if arpa is not None:
+        model.to_arpa(arpa)
+        note(f"wrote {shlex.quote(str(arpa))}, which KenLM and SRILM read")
+    if out is not None:
+        model.save(out)
+        note(f"wrote {shlex.quote(str(out))}, which NgramModel.load reads")

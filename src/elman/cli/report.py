@@ -1,0 +1,25 @@
+"""`elman report`: write the page that tells how a run went."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elman.cli.console import emit, note
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
+) -> None:
+    """Write RUN/report.html: curves, samples, settings, commands; of a stopped run, too."""
+    from elman import report
+    from elman.runs import Run
+
+    path = report.write(Run.open(run))
+    if as_json:
+        emit({"run": str(run), "report": str(path)})
+        return
+    typer.echo(str(path))
+    note(f"next: open it in a browser, or elman generate {shlex.quote(str(run))}")

@@ -1,0 +1,122 @@
+"""`elman statistics`: which tokens, pairs and triples are frequent, and how Zipf's law fits."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elman.cli.console import emit, note
+from elman.cli.source import Encoding, Errors, Source, read_bytes, read_text
+
+if TYPE_CHECKING:
+    from elman.statistics import Frequencies, StopWords, Zipf
+
+    Row = tuple[Frequencies, Zipf | None, Zipf | None]
+
+
+def statistics(
+    source: Source = "python-reference",
+    level: Annotated[str, typer.Option(help="word, char or byte")] = "word",
+    clean: Annotated[str, typer.Option(help="letters (as the notes), or none")] = "none",
+    n: Annotated[int, typer.Option("--n", min=1, help="Longest runs of tokens to count")] = 3,
+    top: Annotated[int, typer.Option(min=0, help="How many of the most frequent to show")] = 10,
+    share: Annotated[
+        float, typer.Option(help="Stop words are the head that makes up this part of the text")
+    ] = 1 / 3,
+    first: Annotated[int | None, typer.Option(help="Fit Zipf's law from this rank [10]")] = None,
+    last: Annotated[
+        int | None, typer.Option(help="… to this rank [the last that occurs five times]")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw to FILE.svg, .png or .pdf")] = None,
+    encoding: Encoding = "utf-8",
+    errors: Errors = "strict",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count tokens and runs of tokens, and fit Zipf's law to each."""
+    from elman import statistics as stats
+    from elman.splits import Data, prepare
+
+    data = Data(source, level, clean, validation=0.0)
+    raw = level == "byte" and clean == "none"
+    text = read_bytes(source) if raw else read_text(source, encoding, errors)
+    ids, _, vocab, _ = prepare(data, text)
+    found = [stats.frequencies(ids, k, vocab) for k in range(1, n + 1)]
+    rows = [_row(frequencies, first, last) for frequencies in found]
+    head = stats.stop_words(found[0], share)
+    if figure is not None:
+        _draw(rows, level, figure)
+    if json:
+        record = {"source": source, "level": level, "tokens": found[0].total}
+        emit(record | {"runs": [_record(row, top) for row in rows], "stop_words": head._asdict()})
+    else:
+        _print(rows, head, top)
+    if figure is not None:
+        note(f"wrote {figure}")
+
+
+def _row(frequencies: "Frequencies", first: int | None, last: int | None) -> "Row":
+    """The two fits; none where nothing was asked for and the text is too short for them."""
+    from elman.errors import UserError
+    from elman.statistics import zipf_least_squares, zipf_maximum_likelihood
+
+    try:
+        line = zipf_least_squares(frequencies.counts, first, last)
+    except UserError:
+        if first is not None or last is not None:
+            raise
+        return frequencies, None, None
+    return frequencies, line, zipf_maximum_likelihood(frequencies.counts, first, last)
+
+
+def _record(row: "Row", top: int) -> dict[str, Any]:
+    frequencies, line, likely = row
+    return {
+        "n": frequencies.n,
+        "total": frequencies.total,
+        "types": frequencies.types,
+        "hapaxes": frequencies.hapaxes,
+        "most_common": [[list(gram), count] for gram, count in frequencies.most_common(top)],
+        "zipf": None
+        if line is None or likely is None
+        else {
+            "first": line.first,
+            "last": line.last,
+            "least_squares": {"alpha": line.alpha, "c": line.c, "r2": line.r2},
+            "maximum_likelihood": {"alpha": likely.alpha, "c": likely.c, "error": likely.error},
+        },
+    }
+
+
+def _print(rows: list["Row"], head: "StopWords", top: int) -> None:
+    for frequencies, line, likely in rows:
+        name = {1: "tokens", 2: "pairs", 3: "triples"}.get(
+            frequencies.n, f"runs of {frequencies.n}"
+        )
+        typer.echo(
+            f"{name}: {frequencies.total:,} in all, {frequencies.types:,} different, "
+            f"{frequencies.hapaxes:,} of them only once"
+        )
+        if line is not None and likely is not None:
+            typer.echo(
+                f"  Zipf, ranks {line.first} to {line.last:,}: α = {line.alpha:.3f} by least "
+                f"squares (r² {line.r2:.3f}), {likely.alpha:.3f} ± {likely.error:.3f} by maximum "
+                "likelihood"
+            )
+        for gram, count in frequencies.most_common(top):
+            typer.echo(f"  {count:>9,}  {_shown(gram)}")
+    words = " ".join(_shown((word,)) for word in head.words)
+    typer.echo(f"stop words, the {len(head.words)} that make up {head.share:.0%} of it: {words}")
+
+
+def _shown(gram: tuple[Any, ...]) -> str:
+    """Tokens with a space between them; those that are not visible as Python writes them."""
+    words = [str(token) for token in gram]
+    return " ".join(word if word.isprintable() and word.strip() else repr(word) for word in words)
+
+
+def _draw(rows: list["Row"], level: str, path: Path) -> None:
+    from elman.figures import save
+    from elman.figures.zipf import zipf
+
+    names = {"char": "character"}
+    save(zipf([(found, line) for found, line, _ in rows], names.get(level, level)), path)

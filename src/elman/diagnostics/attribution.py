@@ -1,0 +1,69 @@
+"""Which past tokens a prediction depends on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from elman.errors import UserError
+from elman.language_model import LanguageModel, Masks
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """What each token x_1 … x_t did for log P(x_{t+1} | x_1 … x_t), in nats."""
+
+    log_probability: float
+    gradient: Array
+    """gradient × input: ∂log P/∂x_s · x_s (one-hot or embedding)"""
+    left_out: Array
+    """exact: log P with all tokens, less log P without token s"""
+
+
+def attribute(model: LanguageModel, ids: Any) -> Attribution:
+    """Explain the prediction of the last token of `ids` by those before it."""
+    ids = torch.as_tensor(ids, dtype=torch.int64)
+    if model.cell == "mlp":
+        raise UserError(
+            f"a model with cell={model.cell!r} carries nothing through time",
+            hint="explain a run of --model elman, gru or lstm",
+        )
+    if ids.dim() != 1 or len(ids) < 2:
+        raise UserError(
+            f"ids of shape {tuple(ids.shape)} leave nothing to explain the last token by",
+            hint="a flat text of at least two tokens",
+        )
+    past, target = ids[:-1], int(ids[-1])
+    none, was_training = Masks(None, None, {}), model.training
+    model.eval()
+    try:
+        xs = model.inputs(past[:, None], none)
+        if not xs.is_floating_point():
+            xs = F.one_hot(xs, model.vocab_size).to(model.bias_q.dtype)
+        xs = xs.detach().requires_grad_()
+        hs, _ = model.recur(xs, None, none)
+        said = F.log_softmax(model.project(hs[-1], none), -1)[0, target]
+        (pull,) = torch.autograd.grad(said, xs)
+        without = _without_each(model, past, target)
+    finally:
+        model.train(was_training)
+    gradient = (pull * xs.detach()).sum(-1)[:, 0]
+    return Attribution(said.item(), gradient.double().numpy(), said.item() - without)
+
+
+@torch.no_grad()
+def _without_each(model: LanguageModel, past: torch.Tensor, target: int) -> Array:
+    """log P(target) of every text with one token taken out, all in one batch."""
+    steps = len(past)
+    if steps == 1:  # nothing is left: the state before any text says nothing, so say uniform
+        return np.array([-np.log(model.vocab_size)])
+    others = (
+        torch.arange(steps - 1) + (torch.arange(steps - 1) >= torch.arange(steps)[:, None]).long()
+    )
+    logits, _ = model(past[others])
+    return F.log_softmax(logits[:, -1], -1)[:, target].double().numpy()

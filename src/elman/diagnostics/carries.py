@@ -1,0 +1,123 @@
+"""The same gradient by every carry, measured against the exact one."""
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from elman.diagnostics.passage import exact_copy
+from elman.errors import UserError
+from elman.gradients import Carry, Full, Polynomial, Randomized, Sliding, Truncated
+from elman.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class CarryScore:
+    """One carry against the full gradient g of the recurrent weights.
+
+    With draws g_1 … g_n (one for a carry without chance) of mean ḡ:
+    """
+
+    carry: Carry
+    cosine: float
+    """mean of cos(g_i, g)"""
+    norm_ratio: float
+    """mean of ‖g_i‖ / ‖g‖"""
+    bias: float
+    """‖ḡ - g‖ / ‖g‖: for a randomised carry it shrinks as 1/√draws"""
+    deviation: float
+    """√(mean ‖g_i - ḡ‖²) / ‖g‖"""
+    seconds: float
+    """mean time of one forward and backward pass"""
+    steps_kept: int
+    """longest stretch of states that a gradient crosses, so must be kept"""
+
+    @property
+    def name(self) -> str:
+        """The carry in words."""
+        carry = self.carry
+        if isinstance(carry, Truncated):
+            return f"truncated, window {carry.window}"
+        if isinstance(carry, Sliding):
+            return f"sliding, {carry.steps} every {carry.every}"
+        if isinstance(carry, Randomized):
+            if isinstance(carry.keep, Polynomial):
+                return f"randomised, polynomial, mean {carry.keep.mean:g}"
+            return f"randomised, keep {carry.keep:.3g}"
+        return "full"
+
+
+def carries(window: int, seed: int = 0) -> list[Carry]:
+    """A representative list around one window: exact, truncated, sliding, randomised."""
+    half, double = max(window // 2, 1), 2 * window
+    keep = 1 - 1 / window if window > 1 else 0.5
+    return [
+        Full(),
+        Truncated(half),
+        Truncated(window),
+        Truncated(double),
+        Sliding(every=half, steps=window),
+        Randomized(keep=keep, seed=seed),
+        Randomized(keep=1 - 1 / (4 * window), seed=seed),
+        Randomized.polynomial(mean=max(window, 2), seed=seed),
+    ]
+
+
+def compare_carries(
+    model: LanguageModel, ids: Any, window: int, draws: int = 30, seed: int = 0
+) -> list[CarryScore]:
+    """The gradient of the mean loss over `ids` by each of `carries(window)`, in float64."""
+    ids = torch.as_tensor(ids, dtype=torch.int64)
+    if model.cell == "mlp":
+        raise UserError(f"a model with cell={model.cell!r} carries nothing through time")
+    if len(ids) <= 2 * window:
+        raise UserError(
+            f"{len(ids)} tokens are too few to compare windows up to {2 * window}",
+            hint="a longer text, or a smaller window",
+        )
+    exact = _gradient(model, ids, Full())[0]
+    return [_score(model, ids, carry, exact, draws) for carry in carries(window, seed)]
+
+
+def _score(
+    model: LanguageModel, ids: Tensor, carry: Carry, exact: Tensor, draws: int
+) -> CarryScore:
+    times = draws if isinstance(carry, Randomized) else 1
+    found = [_gradient(model, ids, carry) for _ in range(times)]
+    g = torch.stack([gradient for gradient, _ in found])
+    size, mean = exact.norm(), g.mean(0)
+    return CarryScore(
+        carry=carry,
+        cosine=float(F.cosine_similarity(g, exact[None], dim=1).mean()),
+        norm_ratio=float((g.norm(dim=1) / size).mean()),
+        bias=float((mean - exact).norm() / size),
+        deviation=float((g - mean).square().sum(1).mean().sqrt() / size),
+        seconds=sum(seconds for _, seconds in found) / times,
+        steps_kept=_steps_kept(carry, len(ids) - 1),
+    )
+
+
+def _gradient(model: LanguageModel, ids: Tensor, carry: Carry) -> tuple[Tensor, float]:
+    """The gradient of the recurrence's parameters as one vector, and how long it took."""
+    exact: Any = exact_copy(model)
+    exact.recurrence.carry = carry
+    start = time.perf_counter()
+    logits, _ = exact(ids[None, :-1])
+    F.cross_entropy(logits[0], ids[1:]).backward()
+    seconds = time.perf_counter() - start
+    return torch.cat(
+        [p.grad.flatten() for p in exact.recurrence.parameters() if p.grad is not None]
+    ), seconds
+
+
+def _steps_kept(carry: Carry, steps: int) -> int:
+    if isinstance(carry, Sliding):
+        return min(carry.steps, steps)
+    assert isinstance(carry, Full | Truncated | Randomized)
+    cut = torch.nonzero(carry.weights(steps).reshape(steps, -1)[:, 0] == 0)[:, 0].tolist()
+    edges = [0, *cut, steps]
+    return max(b - a for a, b in itertools.pairwise(edges))

@@ -1,0 +1,141 @@
+"""A model that has read something: its states at every step, and the pull of every loss.
+
+The carried state of all layers is one row, S_t = (h¹_t, [c¹_t], h²_t, …), so that one Jacobian
+∂S_t/∂S_{t-1} tells all that flows through time, whatever the cell and however deep the stack.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from elman import cells
+from elman.cells import Layer, State
+from elman.errors import UserError
+from elman.kernels.reference import KERNEL
+from elman.language_model import LanguageModel, Masks
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """T steps of a recurrent stack in float64, batch of one."""
+
+    cell: str
+    layers: list[Layer]
+    xs: Tensor
+    """(T, input), or (T,) ids"""
+    states: Tensor
+    """S_0 … S_T: (T+1, N)"""
+    gates: list[Tensor | None]
+    """of each layer, as the cell keeps them: (T, ·)"""
+    pulls: Tensor
+    """∂L_t/∂h_t of the top layer, each loss on its own: (T, hidden)"""
+    nats: Tensor
+    """L_t: (T,)"""
+
+    @classmethod
+    def read(cls, model: LanguageModel, ids: Any) -> "Passage":
+        """Let a language model read ids; its losses are L_t = -log P(x_{t+1} | x_1 … x_t)."""
+        ids = torch.as_tensor(ids, dtype=torch.int64)
+        if model.cell == "mlp":
+            raise UserError(
+                f"a model with cell={model.cell!r} carries nothing through time",
+                hint="diagnose a run of --model elman, gru or lstm",
+            )
+        if ids.dim() != 1 or len(ids) < 2:
+            raise UserError(
+                f"ids of shape {tuple(ids.shape)} hold no step to diagnose",
+                hint="a flat text of at least two tokens",
+            )
+        exact = exact_copy(model)
+        with torch.no_grad():
+            xs = exact.inputs(ids[:-1, None], Masks(None, None, {}))
+        passage = cls.run(exact.recurrence, xs)
+        logits = exact.project(passage.top_states(), Masks(None, None, {})).detach()
+        nats = F.cross_entropy(logits, ids[1:], reduction="none")
+        error = torch.softmax(logits, -1)
+        error[torch.arange(len(error)), ids[1:]] -= 1  # ∇_o L = ŷ - 1
+        return cls(**{**vars(passage), "pulls": error @ exact.output_weight.detach(), "nats": nats})
+
+    @classmethod
+    def run(cls, module: Any, xs: Tensor, pulls: Tensor | None = None) -> "Passage":
+        """Run an `elman.nn` module over xs, (T, 1, input) or (T, 1) ids, from a zero state.
+
+        `pulls` is ∂L_t/∂h_t of the top layer, (T, hidden); without it every loss is taken to pull
+        with the same unit vector.
+        """
+        if getattr(module, "bidirectional", False):
+            raise UserError(
+                "a bidirectional module has no one direction through time",
+                hint="diagnose its forward direction as a module of its own",
+            )
+        module = copy.deepcopy(module).cpu().double()
+        xs = xs.double() if xs.is_floating_point() else xs
+        job = module.job(xs.transpose(0, 1) if module.batch_first else xs)
+        layers = [w.map(Tensor.detach) for w in job.layers]
+        states, gates, x = [], [], xs
+        for w, state in zip(layers, job.states, strict=True):
+            trace = KERNEL.forward(job.cell, w, x, state)
+            x = trace.hs[1:]
+            states += [trace.hs[:, 0]] + ([] if trace.cs is None else [trace.cs[:, 0]])
+            gates.append(None if trace.gates is None else trace.gates[:, 0])
+        if pulls is None:
+            size = x.shape[-1]
+            pulls = torch.full((len(xs), size), size**-0.5, dtype=torch.float64)
+        rows, nats = torch.cat(states, -1), torch.zeros(len(xs), dtype=torch.float64)
+        return cls(job.cell, layers, xs[:, 0], rows, gates, pulls, nats)
+
+    def __len__(self) -> int:
+        return len(self.xs)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The widths of the parts of S_t."""
+        per_layer = [
+            [w.W_hh.shape[1], w.hidden_size] if self.cell == "lstm" else [w.hidden_size]
+            for w in self.layers
+        ]
+        return [size for sizes in per_layer for size in sizes]
+
+    def parts(self, S: Tensor) -> list[State]:
+        """S as one state per layer."""
+        pieces, each = S.split(self.sizes, -1), 2 if self.cell == "lstm" else 1
+        return [tuple(pieces[i : i + each]) for i in range(0, len(pieces), each)]
+
+    def top_states(self) -> Tensor:
+        """h_1 … h_T of the top layer."""
+        return self.parts(self.states[1:])[-1][0]
+
+    def on_state(self, pulls: Tensor) -> Tensor:
+        """A pull on the top layer's h as a pull on S: zero elsewhere."""
+        whole = pulls.new_zeros(*pulls.shape[:-1], sum(self.sizes))
+        start = sum(self.sizes[: -2 if self.cell == "lstm" else -1])
+        whole[..., start : start + pulls.shape[-1]] = pulls
+        return whole
+
+    def step(self, at: Tensor, S: Tensor) -> Tensor:
+        """S_{t+1} from S_t = S for each t in `at`: rows are different moments, side by side."""
+        x, after = self.xs[at], []
+        for w, state in zip(self.layers, self.parts(S), strict=True):
+            state, _ = cells.named(self.cell).step(w, x, state)
+            x = state[0]
+            after += state
+        return torch.cat(after, -1)
+
+    def pull_back(self, at: Tensor, G: Tensor) -> Tensor:
+        """(∂S_{t+1}/∂S_t)ᵀ G for each t in `at`, one batched vector–Jacobian product."""
+        with torch.enable_grad():
+            S = self.states[at].requires_grad_()
+            (pulled,) = torch.autograd.grad(self.step(at, S), S, G)
+        return pulled
+
+
+def exact_copy(model: LanguageModel) -> LanguageModel:
+    """The model in float64 on the CPU, in eval mode, no generator of the original touched."""
+    with torch.random.fork_rng(devices=[]):
+        copied = LanguageModel.from_config(model.config).double()
+    copied.load_state_dict({name: p.cpu().double() for name, p in model.state_dict().items()})
+    return copied.eval()

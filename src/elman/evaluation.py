@@ -1,0 +1,177 @@
+"""How well a run predicts a text, beside what guessing and counting do on the same tokens.
+
+    uniform        every token of the vocabulary alike:       p = 1 / |V|
+    unigram        as often as in the training text:          p = (count + 1) / (n + |V|)
+    kneser-ney:k   from the k - 1 tokens before, by counting the training text (`elman.ngram`)
+
+All of them, like the model, predict every token of the text after its first, once, and none is
+told anything but the training text. A mixture of the model with counting models needs weights, too:
+each half of the text is mixed with the weights that fit the other half best, so that no token has a
+say in how it is itself predicted.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman import metrics, splits
+from elman.errors import UserError
+from elman.language_model import LanguageModel
+from elman.metrics import Score
+from elman.mixture import Network, fit_weights
+from elman.ngram import NgramModel
+from elman.runs import Run
+from elman.vocab import Vocab
+
+Ids = NDArray[Any]
+
+ORDERS = {"char": (5, 7), "byte": (5, 7), "word": (2, 3)}
+"""How far the counting baselines look, by level: near their best and cheap."""
+
+
+class Mixed(NamedTuple):
+    """The score of a mixture, and each part's weight in it, averaged over the text."""
+
+    score: Score
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one model and its rivals over the same predicted tokens."""
+
+    model: Score
+    baselines: Mapping[str, Score]
+    mixture: Mixed | None
+    characters: int  # of text, that the predicted tokens stand for
+    unknown: int  # tokens of the text that are not in the vocabulary
+
+    def json(self) -> dict[str, Any]:
+        """`{"tokens", "nats_per_token", "perplexity", "bits_per_char"}`, for each baseline too."""
+        mixture = None
+        if self.mixture is not None:
+            mixture = {**self.row(self.mixture.score), "weights": dict(self.mixture.weights)}
+        return {
+            **self.row(self.model),
+            "characters": self.characters,
+            "unknown_tokens": self.unknown,
+            "baselines": {name: self.row(score) for name, score in self.baselines.items()},
+            "mixture": mixture,
+        }
+
+    def row(self, score: Score) -> dict[str, Any]:
+        """The four numbers of one score; null stands for a perplexity beyond all numbers."""
+        numbers = {
+            "tokens": score.tokens,
+            "nats_per_token": score.nats_per_token,
+            "perplexity": score.perplexity,
+            "bits_per_char": score.bits_per_char(self.characters),
+        }
+        return {name: n if math.isfinite(n) else None for name, n in numbers.items()}
+
+
+def evaluate(
+    model: LanguageModel,
+    vocab: Vocab,
+    ids: Ids,
+    *,
+    train: Ids | None = None,
+    mix: Sequence[str] = (),
+) -> Evaluation:
+    """Score `ids` with the model and, where `train` is given, with baselines that counted it.
+
+    `mix` names counting models, such as "kneser-ney:7", to be mixed with the model.
+    """
+    orders = [order_of(name) for name in mix]
+    if mix and train is None:
+        raise UserError("a counting model needs the training text", hint="train=run.splits().train")
+    score = metrics.evaluate(model, ids)
+    rivals = {} if train is None else baselines(train, ids, vocab)
+    mixture = None
+    if mix and train is not None:
+        counted = [kneser_ney(train, len(vocab), order) for order in orders]
+        log_p = np.stack([m.score(np.asarray(ids))[1:] for m in (Network(model), *counted)])
+        mixture = mixed(log_p, ("model", *mix))
+    unread = unknown(vocab, ids)
+    return Evaluation(score, rivals, mixture, metrics.characters(vocab, ids), unread)
+
+
+def mixed(log_p: NDArray[np.float64], names: Sequence[str]) -> Mixed:
+    """Mix models, given log P of each token by each, (models, tokens), without looking ahead.
+
+    >>> mixed(np.log([[0.5, 0.5], [0.1, 0.1]]), ("good", "bad")).weights
+    {'good': 1.0, 'bad': 0.0}
+    """
+    tokens = log_p.shape[1]
+    halves = np.arange(tokens) < tokens // 2
+    total, share = 0.0, np.zeros(len(names))
+    for here in (halves, ~halves):
+        weights = fit_weights(log_p[:, ~here])
+        best = log_p[:, here].max(axis=0)
+        total += float((best + np.log(weights @ np.exp(log_p[:, here] - best))).sum())
+        share += weights * here.mean()
+    return Mixed(Score(tokens, -total), dict(zip(names, share.round(6).tolist(), strict=True)))
+
+
+def order_of(name: str) -> int:
+    """The order in "kneser-ney:7"; anything else is refused."""
+    found = re.fullmatch(r"kneser-ney:([1-9]\d?)", name)
+    if found is None:
+        raise UserError(f"cannot mix with {name!r}", hint="kneser-ney:7, or another order than 7")
+    return int(found[1])
+
+
+def encode(run: Run, text: str | bytes) -> Ids:
+    """Any text as the run's ids, cleaned the way its own text was."""
+    return run.vocab.encode(splits.tokens_of(run.config.data, text))
+
+
+def unknown(vocab: Vocab, ids: Ids) -> int:
+    """How many tokens read as `<unk>`; never any at the byte level."""
+    return 0 if vocab.unk is None else int(np.count_nonzero(np.asarray(ids) == vocab.unk))
+
+
+def baselines(train: Ids, ids: Ids, vocab: Vocab) -> dict[str, Score]:
+    """Every baseline's score on `ids`, having counted `train`; weakest first."""
+    size = len(vocab)
+    scores = {"uniform": uniform(ids, size), "unigram": unigram(train, ids, size)}
+    for order in ORDERS[vocab.level]:
+        if len(train) > order:
+            scores[f"kneser-ney:{order}"] = counting(kneser_ney(train, size, order), ids)
+    return scores
+
+
+def title(name: str) -> str:
+    """A baseline's name for people.
+
+    >>> title("kneser-ney:5")
+    'Kneser–Ney order 5'
+    """
+    return name.replace("kneser-ney:", "Kneser–Ney order ")
+
+
+def uniform(ids: Ids, size: int) -> Score:
+    """Every token alike: the perplexity is the size of the vocabulary."""
+    return Score(len(ids) - 1, (len(ids) - 1) * math.log(size))
+
+
+def unigram(train: Ids, ids: Ids, size: int) -> Score:
+    """p = (count + 1) / (n + |V|): each token as often as in the training text, none impossible."""
+    counts = np.bincount(np.asarray(train), minlength=size) + 1
+    nats = math.log(counts.sum()) - np.log(counts)
+    return Score(len(ids) - 1, float(nats[np.asarray(ids)[1:]].sum()))
+
+
+def kneser_ney(train: Ids, size: int, order: int) -> NgramModel:
+    """The counting model of the training text that other models have to beat."""
+    return NgramModel.fit(train, order=order, smoothing="kneser-ney", vocab_size=size)
+
+
+def counting(model: NgramModel, ids: Ids) -> Score:
+    """What a counting model makes of every token after the first."""
+    return Score(len(ids) - 1, -float(model.score(np.asarray(ids))[1:].sum()))

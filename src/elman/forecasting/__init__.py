@@ -1,0 +1,34 @@
+"""Forecasting: autoregressive models, latent autoregressive models, and what they must beat.
+
+Every model has one interface: `fit(values)`, then `predict(history, steps)`.
+
+>>> import numpy as np
+>>> from elman.forecasting import Linear
+>>> x = np.sin(0.1 * np.arange(200))[:, None]
+>>> Linear(tau=2).fit(x).predict(x[:150], steps=3).round(3)[:, 0].tolist()
+[0.65, 0.571, 0.486]
+>>> x[150:153, 0].round(3).tolist()
+[0.65, 0.571, 0.486]
+"""
+
+from elman.forecasting.base import Forecaster, features
+from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
+from elman.forecasting.differenced import Differenced
+from elman.forecasting.intervals import Intervals, calibrate
+from elman.forecasting.linear import Linear
+from elman.forecasting.networks import Recurrent, Window
+
+__all__ = [
+    "Differenced",
+    "Drift",
+    "Forecaster",
+    "Intervals",
+    "Last",
+    "Linear",
+    "Mean",
+    "Recurrent",
+    "Seasonal",
+    "Window",
+    "calibrate",
+    "features",
+]

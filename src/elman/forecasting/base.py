@@ -1,0 +1,145 @@
+"""What every forecaster promises, and the windows of the past it sees.
+
+A forecaster reads the `lags` newest values before an origin and nothing else, so it cannot see the
+future: every forecast is a function of one window x_{t-lags+1} … x_t.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
+
+from elman.errors import UserError
+
+Values = NDArray[np.float64]
+"""(steps, columns)"""
+
+Windows = NDArray[np.float64]
+"""(origins, lags, columns)"""
+
+Paths = NDArray[np.float64]
+"""(origins, steps, columns)"""
+
+
+State = dict[str, NDArray[np.float64]]
+
+
+class Forecaster(abc.ABC):
+    """x̂_{t+1}, x̂_{t+2}, … from x_{t-lags+1}, …, x_t."""
+
+    @property
+    @abc.abstractmethod
+    def lags(self) -> int:
+        """How many past values one forecast reads."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the model has a distribution to `sample` from."""
+        return False
+
+    @abc.abstractmethod
+    def _fit(self, series: list[Values]) -> None:
+        """Learn from whole series, each longer than `lags`."""
+
+    @abc.abstractmethod
+    def roll(self, windows: Windows, steps: int) -> Paths:
+        """The next `steps` values after each window."""
+
+    def sample(
+        self, windows: Windows, steps: int, samples: int, seed: int = 0
+    ) -> NDArray[np.float64]:
+        """Possible futures, shape (samples, origins, steps, columns), for models that have them."""
+        del windows, steps, samples, seed
+        raise UserError(
+            f"{type(self).__name__} gives one path, not a distribution",
+            hint="a Window or Recurrent with gaussian=True can be sampled",
+        )
+
+    @abc.abstractmethod
+    def state(self) -> State:
+        """What was learned, as named arrays."""
+
+    @abc.abstractmethod
+    def restore(self, state: State) -> None:
+        """Take back what `state` gave."""
+
+    def fit(self, values: ArrayLike | Sequence[ArrayLike]) -> Self:
+        """Learn from one series, shape (steps,) or (steps, columns), or from a list of them."""
+        several = isinstance(values, list) and len(values) > 0 and np.ndim(values[0]) > 0
+        series = [as_values(v) for v in cast(list[Any], values if several else [values])]
+        for v in series:
+            if len(v) <= self.lags:
+                raise UserError(
+                    f"a series of {len(v)} steps is too short for {type(self).__name__}, which "
+                    f"reads {self.lags} values to predict the next",
+                    hint=f"at least {self.lags + 1} steps, or a smaller tau or window",
+                )
+        self._fit(series)
+        return self
+
+    def predict(self, history: ArrayLike, steps: int) -> Values:
+        """x̂_{T+1} … x̂_{T+steps} after a history x_1 … x_T, by feeding predictions back."""
+        history = as_values(history)
+        return self.forecasts(history, [len(history)], steps)[0]
+
+    def forecasts(self, values: Values, origins: Sequence[int], steps: int) -> Paths:
+        """x̂_{o+1} … x̂_{o+steps} for each origin o, from values[:o] alone."""
+        if steps < 1:
+            raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
+        return self.roll(windows_before(values, origins, self.lags), steps)
+
+
+def as_values(series: ArrayLike) -> Values:
+    """A series as (steps, columns) of finite float64."""
+    values = np.asarray(series, dtype=np.float64)
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2:
+        raise UserError(
+            f"a series of shape {values.shape} is neither (steps,) nor (steps, columns)",
+            hint="pass a list of arrays for several series",
+        )
+    gaps = np.argwhere(~np.isfinite(values))
+    if len(gaps):
+        t, column = gaps[0]
+        raise UserError(
+            f"step {t}, column {column} is {values[t, column]}: a series must be finite numbers",
+            hint="fill gaps first; series.load(…, missing='interpolate') draws straight lines",
+        )
+    return values
+
+
+def windows_before(values: Values, origins: Sequence[int], lags: int) -> Windows:
+    """The `lags` values just before each origin."""
+    at = np.asarray(origins)
+    if len(at) and (at.min() < lags or at.max() > len(values)):
+        wrong = at[(at < lags) | (at > len(values))][0]
+        raise UserError(
+            f"no forecast from origin {wrong}: it needs {lags} values before it, "
+            f"and the series has {len(values)}",
+            hint=f"origins from {lags} to {len(values)}, or a model that reads less",
+        )
+    return _all_windows(values, lags)[at - lags]
+
+
+def _all_windows(values: Values, width: int) -> Windows:
+    return sliding_window_view(values, width, axis=0).transpose(0, 2, 1)
+
+
+def features(values: Values, tau: int, steps: int = 1) -> tuple[Windows, Paths]:
+    """Feature–label pairs of 8.1: x_{t-τ+1} … x_t and the x_{t+1} … x_{t+steps} that follow. Views.
+
+    >>> x, y = features(np.arange(6.0)[:, None], tau=4)
+    >>> x[..., 0].tolist(), y[..., 0].tolist()
+    ([[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]], [[4.0], [5.0]])
+    """
+    if len(values) < tau + steps:
+        raise UserError(
+            f"a series of {len(values)} steps is too short for tau={tau} and {steps} steps ahead",
+            hint=f"at least {tau + steps} steps, or a smaller tau or horizon",
+        )
+    pairs = _all_windows(values, tau + steps)
+    return pairs[:, :tau], pairs[:, tau:]

@@ -1,0 +1,336 @@
+"""Writing text: read a prompt, then draw one token after another from the model's own guesses.
+
+    p_t ∝ exp(o_t / temperature) on the tokens that are allowed,   x_{t+1} ~ p_t
+
+The hidden state is carried, so each token costs one step of the model however long the text
+already is. Any model will do that maps ids (B, T) and a state to logits (B, T, V) and the next
+state, where a state is None or a nest of tensors whose last dimension but one is the batch.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from elman.errors import UserError, WorkFailed
+from elman.metrics import evaluating
+from elman.vocab import Vocab
+
+Ids: TypeAlias = Any
+"""One-dimensional integers: a tensor, an array or a list."""
+
+State: TypeAlias = Any
+
+Scores: TypeAlias = Tensor
+"""One number for each token of the vocabulary, a row for each text: (rows, vocabulary)."""
+
+UNK = 0
+"""The id of `<unk>` in every `Vocab`: what a model should not write unless asked."""
+
+FIRST = 1
+"""The id that follows `<unk>`: without reserved tokens, a `Vocab`'s most frequent token."""
+
+PIECE = 1024
+"""Prompts are read in pieces of this many tokens, so that a long one needs no more memory."""
+
+
+@final
+@dataclass(frozen=True)
+class Sampling:
+    """Which tokens may follow, and how likely each is.
+
+    The rules apply in this order: `exclude` is never written; `temperature` divides the logits
+    (below 1 bolder, above 1 more various, 0 always the likeliest token); `top_k` keeps the k
+    likeliest tokens; `top_p` keeps the fewest likeliest tokens that hold at least p of the
+    probability the rules before it left. Among equals the lower id comes first.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    exclude: Sequence[int] = (UNK,)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(
+                f"temperature={self.temperature} must be a number from 0 up",
+                hint="0 takes the likeliest token, 1 the model's own probabilities",
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k={self.top_k} must be at least 1", hint="1 is greedy")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(
+                f"top_p={self.top_p} must be above 0 and at most 1", hint="1 keeps every token"
+            )
+
+    def probabilities(self, logits: Scores) -> Scores:
+        """The distribution the next token is drawn from, in float64.
+
+        >>> Sampling(top_k=2, exclude=()).probabilities(torch.tensor([[0.0, 0.0, -1.0]]))
+        tensor([[0.5000, 0.5000, 0.0000]], dtype=torch.float64)
+        """
+        scores, order = allowed(logits, self.exclude).sort(dim=-1, descending=True, stable=True)
+        if self.temperature == 0:
+            p = torch.zeros_like(scores)
+            p[..., 0] = 1
+        else:
+            p = ((scores - scores[..., :1]) / self.temperature).softmax(-1)
+        if self.top_k is not None:
+            p[..., self.top_k :] = 0
+            p /= p.sum(-1, keepdim=True)
+        if self.top_p is not None and self.top_p < 1:
+            p[p.cumsum(-1) - p >= self.top_p] = 0
+        return torch.zeros_like(p).scatter(-1, order, p / p.sum(-1, keepdim=True))
+
+
+class Continuation(NamedTuple):
+    """A text found by beam search and how probable the model finds it, in natural logarithm."""
+
+    ids: list[int]
+    log_probability: float
+
+
+def generate(
+    model: nn.Module,
+    prompt_ids: Ids,
+    length: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    exclude: Sequence[int] = (UNK,),
+    start: int = FIRST,
+) -> Iterator[int]:
+    """Read `prompt_ids`, then write `length` tokens, yielding each as soon as it is drawn.
+
+    The same seed gives the same tokens. An empty prompt reads the token `start` instead (by
+    default the most frequent token of a `Vocab`: in a text of characters, the space). The
+    prompt is not repeated in what is yielded. `Sampling` explains the other choices.
+    """
+    columns = generate_batch(
+        model,
+        [prompt_ids],
+        length,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seeds=[seed],
+        exclude=exclude,
+        start=start,
+    )
+    return (token for (token,) in columns)
+
+
+def generate_batch(
+    model: nn.Module,
+    prompts: Sequence[Ids],
+    length: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seeds: Sequence[int] | None = None,
+    exclude: Sequence[int] = (UNK,),
+    start: int = FIRST,
+) -> Iterator[list[int]]:
+    """Continue several prompts at once, yielding one token for each at every step.
+
+    Row b is what `generate(model, prompts[b], length, seed=seeds[b])` writes (seeds are 0, 1, 2, …
+    unless given). The two do the same arithmetic in a different order, so they can only part
+    where a draw falls within a rounding error of the edge between two tokens.
+    """
+    sampling = Sampling(temperature, top_k, top_p, exclude)
+    seeds = range(len(prompts)) if seeds is None else seeds
+    if len(seeds) != len(prompts):
+        raise UserError(f"{len(seeds)} seeds for {len(prompts)} prompts", hint="one seed per row")
+    texts = [_prompt(ids, start) for ids in prompts]
+    _check_length(length)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return _write(model, texts, length, sampling, generators)
+
+
+def beam_search(
+    model: nn.Module,
+    prompt_ids: Ids,
+    length: int,
+    width: int,
+    *,
+    exclude: Sequence[int] = (UNK,),
+    start: int = FIRST,
+) -> list[Continuation]:
+    """The most probable continuations of `length` tokens that a beam of `width` finds, best first.
+
+        log p(y | x) = Σ_t log p(y_t | x, y_1 … y_{t-1})
+
+    At each step every text kept so far is continued by every token, and the `width` most probable
+    results are kept. A beam of |V|^(length - 1) misses nothing. Excluded tokens are not written,
+    and their probability is not handed to the others: the scores are the model's own.
+    """
+    if width < 1:
+        raise UserError(f"width={width} must be at least 1", hint="1 is greedy")
+    _check_length(length)
+    text = _prompt(prompt_ids, start)
+    if length == 0:
+        return [Continuation([], 0.0)]
+    with evaluating(model):
+        return _search(model, text, length, width, exclude)
+
+
+def specimen(model: nn.Module, vocab: Vocab, length: int = 240) -> str:
+    """A short text from nothing, always with the same seed, to see what a model can do by now."""
+    choices = {"exclude": unwritten(vocab), "start": opening(vocab)}
+    return vocab.decode(list(generate(model, [], length, temperature=0.8, seed=1, **choices)))
+
+
+def unwritten(vocab: Vocab) -> tuple[int, ...]:
+    """What to `exclude` so that no `<unk>` and no reserved token is written; nothing for bytes."""
+    return () if vocab.unk is None else tuple(range(1 + len(vocab.reserved_tokens)))
+
+
+def opening(vocab: Vocab) -> int:
+    """What an empty prompt should `start` from: a line break, else the most frequent token."""
+    for line_break in ("\n", ord("\n")):
+        if line_break in vocab:
+            return vocab[line_break]
+    special = unwritten(vocab)
+    by_frequency = (vocab[token] for token, _ in vocab.token_freqs)
+    return next((i for i in by_frequency if i not in special), UNK)
+
+
+def allowed(logits: Scores, exclude: Sequence[int]) -> Scores:
+    """The logits in float64 on the CPU, -∞ for the tokens that must not be written."""
+    scores = logits.detach().to("cpu", torch.float64, copy=True)
+    size = scores.shape[-1]
+    if outside := [i for i in exclude if not 0 <= i < size]:
+        raise UserError(
+            f"exclude={outside} names no token of a vocabulary of {size}", hint=f"0 to {size - 1}"
+        )
+    if len(set(exclude)) == size:
+        raise UserError("every token of the vocabulary is excluded", hint="leave at least one")
+    scores[..., list(exclude)] = -math.inf
+    if not scores.amax(-1).isfinite().all():  # NaN wins every maximum
+        raise WorkFailed(
+            "the model's scores are not numbers one can draw from (NaN or infinite)",
+            hint="its training diverged: train again with a smaller learning rate",
+        )
+    return scores
+
+
+def _write(
+    model: nn.Module,
+    prompts: list[tuple[int, ...]],
+    length: int,
+    sampling: Sampling,
+    generators: list[torch.Generator],
+) -> Iterator[list[int]]:
+    if length == 0 or not prompts:
+        return
+    with evaluating(model):
+        logits, state = _read_all(model, prompts)
+    for remaining in reversed(range(length)):
+        tokens = _draw(sampling.probabilities(logits), generators)
+        yield tokens.tolist()
+        if remaining:
+            with evaluating(model):
+                logits, state = _read(model, tokens[:, None], state)
+
+
+def _draw(p: Scores, generators: list[torch.Generator]) -> Tensor:
+    """One token per row, by the inverse of the cumulative distribution: one number per draw."""
+    u = torch.stack([torch.rand(1, dtype=torch.float64, generator=g) for g in generators])
+    cumulative = p.cumsum(-1)
+    cumulative /= cumulative[:, -1:].clone()  # ends at exactly 1, which u never reaches
+    return torch.searchsorted(cumulative, u, right=True).squeeze(1)
+
+
+def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor, State]:
+    """Read each distinct prompt once; the last logits and the state, one row per prompt."""
+    distinct = list(dict.fromkeys(prompts))
+    readings = [_read(model, torch.tensor([text]), None) for text in distinct]
+    rows = torch.tensor([distinct.index(text) for text in prompts])
+    logits = torch.cat([logits for logits, _ in readings])
+    return logits[rows.to(logits.device)], _rows(_join([state for _, state in readings]), rows)
+
+
+def _read(model: nn.Module, ids: Tensor, state: State) -> tuple[Tensor, State]:
+    """The logits after the last of `ids`, and the state there."""
+    logits = torch.empty(0)
+    for piece in ids.to(_device(model)).split(PIECE, dim=1):
+        logits, state = model(piece, state)
+    return logits[:, -1], state
+
+
+def _search(
+    model: nn.Module, text: tuple[int, ...], length: int, width: int, exclude: Sequence[int]
+) -> list[Continuation]:
+    logits, state = _read(model, torch.tensor([text]), None)
+    scores = torch.zeros(1, dtype=torch.float64)
+    steps: list[tuple[Tensor, Tensor]] = []  # which text each new one continues, and with what
+    for remaining in reversed(range(length)):
+        log_p = logits.to("cpu", torch.float64).log_softmax(-1)
+        log_p[allowed(logits, exclude).isneginf()] = -math.inf
+        scores, best = (scores[:, None] + log_p).flatten().sort(descending=True, stable=True)
+        kept = min(width, int(scores.isfinite().sum()))
+        scores, best = scores[:kept], best[:kept]
+        rows, tokens = best // log_p.shape[1], best % log_p.shape[1]
+        steps.append((rows, tokens))
+        if remaining:
+            logits, state = _read(model, tokens[:, None], _rows(state, rows))
+    return [
+        Continuation(_trace(steps, row), float(score)) for row, score in enumerate(scores.tolist())
+    ]
+
+
+def _trace(steps: list[tuple[Tensor, Tensor]], row: int) -> list[int]:
+    """Follow one text of the last beam back to the prompt."""
+    ids = []
+    for rows, tokens in reversed(steps):
+        ids.append(int(tokens[row]))
+        row = int(rows[row])
+    return ids[::-1]
+
+
+def _join(states: Sequence[State]) -> State:
+    """Several states of one row as one state of several rows."""
+    return _over(lambda *tensors: torch.cat(tensors, dim=-2), *states)
+
+
+def _rows(state: State, rows: Tensor) -> State:
+    """The chosen rows of a state, in the order given, as often as they are named."""
+    return _over(lambda tensor: tensor.index_select(-2, rows.to(tensor.device)), state)
+
+
+def _over(function: Callable[..., Tensor], *states: State) -> State:
+    """Apply `function` to the tensors that lie in the same place of each state."""
+    first = states[0]
+    if first is None:
+        return None
+    if isinstance(first, Tensor):
+        return function(*states)
+    if isinstance(first, Mapping):
+        return {key: _over(function, *(state[key] for state in states)) for key in first}
+    parts = [_over(function, *part) for part in zip(*states, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _prompt(ids: Ids, start: int) -> tuple[int, ...]:
+    text = torch.as_tensor(ids)
+    if text.numel() and (text.ndim != 1 or text.is_floating_point()):
+        raise UserError(
+            f"a prompt is a line of token ids, not {text.dtype} of shape {tuple(text.shape)}",
+            hint="vocab.encode(tokens) makes one",
+        )
+    return tuple(text.tolist()) or (start,)
+
+
+def _check_length(length: int) -> None:
+    if length < 0:
+        raise UserError(f"length={length} must be at least 0", hint="length=200 writes 200 tokens")

@@ -1,0 +1,88 @@
+"""One update of a training as one CUDA graph: launched once, not kernel by kernel.
+
+A small model on a GPU spends its time in Python and in launches: at the notes' sizes an update is
+some sixty kernels of a few microseconds. Captured once and replayed, they follow each other without
+a gap. What is captured must be the same every time: shapes, and every number that is not in a
+tensor (a learning rate that changes lives in a tensor, `optimizer.param_groups[0]["lr"]`).
+
+    def update(x, y, h):                       # ids and state in, what to report and the state out
+        optimizer.zero_grad(set_to_none=True)
+        logits, h = model(x, h)
+        loss = cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss.backward()
+        norm = clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach(), norm, h.detach()
+
+    update = Graphed(update, (x, y, h), changes=tensors_of(model, optimizer))
+    for x, y in windows:
+        loss, norm, h = update(x, y, h)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from elman.errors import UserError
+
+Update = Callable[..., tuple[Tensor, ...]]
+
+
+@final
+class Graphed:
+    """`update(*inputs)`, captured at construction; calling it copies the inputs in and replays.
+
+    `update` is run three times before the capture, as CUDA asks, and `changes` (weights, optimizer
+    state) are then put back, so constructing leaves a training where it was. The results are the
+    same tensors at every call, overwritten by the next: clone what must last.
+    """
+
+    def __init__(
+        self, update: Update, inputs: Sequence[Tensor], *, changes: Sequence[Tensor]
+    ) -> None:
+        off = [x.device.type for x in inputs if not x.is_cuda]
+        if off:
+            raise UserError(
+                f"an input is on {off[0]}, and only work on a CUDA GPU can be captured",
+                hint="move model and inputs there, or call the update itself",
+            )
+        self.inputs = [x.detach().clone() for x in inputs]
+        self.graph = torch.cuda.CUDAGraph()
+        before = [t.detach().clone() for t in changes]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                update(*self.inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self.graph):
+            self.results = update(*self.inputs)
+        with torch.no_grad():
+            for tensor, value in zip(changes, before, strict=True):
+                tensor.copy_(value)
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            if given.shape != mine.shape or given.dtype != mine.dtype:
+                raise UserError(
+                    f"an input is {tuple(given.shape)} {given.dtype}, but the graph was captured "
+                    f"for {tuple(mine.shape)} {mine.dtype}",
+                    hint="run windows of another shape with the update itself",
+                )
+            if given is not mine:
+                mine.copy_(given, non_blocking=True)
+        self.graph.replay()
+        return self.results
+
+
+def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All that an update changes: parameters, buffers, and the optimizer's state as it is now.
+
+    An optimizer that makes its state at the first step (Adam, momentum) must have made one.
+    """
+    state = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    return [*model.parameters(), *model.buffers(), *state]

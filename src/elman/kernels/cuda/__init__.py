@@ -1,0 +1,250 @@
+"""The CUDA kernel: a whole sequence in one launch, the recurrent matrix never leaving the SMs.
+
+Before the loop over time, the input's share of every gate is one large matrix product (or, for a
+token model, a table looked up inside the loop). After it, so are the gradients of weights, biases
+and inputs. The loop itself, forward.cu and backward.cu, is compiled for the shape when first met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+
+from elman.cells import Layer, State
+from elman.errors import UserError
+from elman.gradients.through_time import Trace
+from elman.kernels import products
+from elman.kernels.cuda import driver
+from elman.kernels.cuda.plan import CELLS, CLUSTERS, GATES, WARPS, Machine, Plan, cheapest
+
+DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # FP16, BF16, TF32 of ptx.cuh
+KEPT = {"gru": 5, "lstm": 4}  # blocks of values kept per step
+
+
+@final
+class Cuda:
+    """Persistent kernels: elman (tanh, relu, linear), gru and lstm in fp16, bf16 and TF32."""
+
+    name = "cuda"
+
+    def refuses(self, cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+        return _refusal_of_job(cell, w, xs, state) or _refusal_of_device(cell, w, xs)
+
+    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+        width = KEPT.get(cell, 0) * w.hidden_size
+        return state[0].new_empty(*xs.shape[:2], width) if width else None
+
+    def forward(
+        self,
+        cell: str,
+        w: Layer,
+        xs: Tensor,
+        state: State,
+        lengths: Tensor | None = None,
+        needs_gates: bool = True,
+    ) -> Trace:
+        steps, batch = xs.shape[:2]
+        hs = _track(state[0], steps)
+        cs = _track(state[1], steps) if cell == "lstm" else None
+        gates = self.empty_gates(cell, w, xs, state) if needs_gates else None
+        with torch.cuda.device(xs.device), _tf32_products(xs):
+            inputs, ids = products.input_share(cell, w, xs)
+            _launch(
+                _plan(cell, "forward", w, batch),
+                batch,
+                w.W_hh.contiguous(),
+                inputs,
+                ids,
+                w.b_hh[2 * w.hidden_size :].float()
+                if cell == "gru" and w.b_hh is not None
+                else None,
+                _integers(lengths),
+                hs,
+                cs,
+                gates,
+                steps,
+                batch,
+            )
+        return Trace(hs, cs, gates)
+
+    def backward(
+        self,
+        cell: str,
+        w: Layer,
+        xs: Tensor,
+        trace: Trace,
+        dhs: Tensor | None,
+        dstate: State,
+        xi: Tensor | None,
+        lengths: Tensor | None = None,
+        needs_dxs: bool = True,
+        into: Layer | None = None,
+    ) -> tuple[Tensor | None, Layer, State]:
+        with torch.cuda.device(xs.device), _tf32_products(xs):
+            das, dstate = _carry_back(cell, w, xs, trace, dhs, dstate, xi, lengths)
+            das_ih, das_hh = _shares(cell, das)
+            found = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh)
+            dxs = das_ih @ w.W_ih if needs_dxs and xs.is_floating_point() else None
+        return dxs, products.add(into, found), dstate
+
+
+def _refusal_of_job(cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+    if not xs.is_cuda:
+        return f"the tensors are on {xs.device.type}, not on a CUDA GPU"
+    if cell not in CELLS:
+        return f"it has no {cell} cell"
+    if w.W_hr is not None:
+        return "it does not project (proj_size)"
+    if w.W_hh.dtype not in DTYPES:
+        return f"{w.W_hh.dtype} is none of float16, bfloat16, float32"
+    if xs.is_floating_point() and xs.dtype != w.W_hh.dtype:
+        return f"inputs are {xs.dtype} but weights {w.W_hh.dtype}"
+    if w.W_hh.dtype == torch.float32 and not _tf32_allowed():
+        return "float32 runs in TF32, which torch.backends.cudnn.rnn.fp32_precision forbids"
+    if 0 in xs.shape[:2]:
+        return "there is nothing to run"
+    return None
+
+
+def _refusal_of_device(cell: str, w: Layer, xs: Tensor) -> str | None:
+    if torch.version.cuda is None:
+        return "this torch was built for another kind of GPU"
+    if torch.cuda.get_device_capability(xs.device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    try:
+        machine(xs.device.index or 0)
+    except UserError as missing:
+        return missing.message
+    for direction in ("forward", "backward"):
+        if _plan(cell, direction, w, xs.shape[1]) is None:
+            return f"{w.hidden_size} hidden units of {w.W_hh.dtype} fit no cluster of SMs"
+    return None
+
+
+@functools.cache
+def machine(device: int) -> Machine:
+    """What the GPU holds at once, asked of the driver: a share of a GPU (MIG, MPS) counts too."""
+    properties = torch.cuda.get_device_properties(device)
+    shared_bytes = properties.shared_memory_per_block_optin
+    if (properties.major, properties.minor) < (9, 0):
+        return Machine({1: properties.multi_processor_count}, shared_bytes)
+    with torch.cuda.device(device):
+        probe = driver.Function(
+            driver.compiled("probe.cu", {}, _architecture()), "probe", shared_bytes
+        )
+        held = {c: probe.active_clusters(c, 32 * WARPS) for c in CLUSTERS if c > 1}
+    return Machine({1: properties.multi_processor_count, **held}, shared_bytes)
+
+
+def _architecture() -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+def _plan(cell: str, direction: str, w: Layer, batch: int) -> Plan | None:
+    element = w.W_hh.element_size()
+    here = machine(w.W_hh.device.index or 0)
+    return cheapest(cell, direction, w.hidden_size, element, batch, here)
+
+
+def compiled(plan: Plan, dtype: int) -> bytes:
+    """The machine code of a plan for the current device."""
+    return driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), _architecture())
+
+
+@functools.lru_cache(maxsize=1024)
+def _function(plan: Plan, dtype: int, device: int) -> driver.Function:
+    return driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
+
+
+def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: object) -> None:
+    assert plan is not None, "refuses() lets only jobs with a plan pass"
+    function = _function(plan, DTYPES[W_hh.dtype], torch.cuda.current_device())
+    blocks = plan.groups(batch) * plan.cluster
+    function.launch(blocks, plan.cluster, plan.threads, W_hh, *arguments)
+
+
+def _track(first: Tensor, steps: int) -> Tensor:
+    """An empty (T+1, B, hidden) track with its first row filled in."""
+    track = first.new_empty(steps + 1, *first.shape)
+    track[0] = first
+    return track
+
+
+def _integers(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.to(torch.int64).contiguous()
+
+
+def _carry_back(
+    cell: str,
+    w: Layer,
+    xs: Tensor,
+    trace: Trace,
+    dhs: Tensor | None,
+    dstate: State,
+    xi: Tensor | None,
+    lengths: Tensor | None,
+) -> tuple[Tensor, State]:
+    """da (T, B, blocks · hidden) and the pull on the state before the piece."""
+    steps, batch = xs.shape[:2]
+    blocks = 4 if cell == "gru" else GATES[cell]
+    das = trace.hs.new_empty(steps, batch, blocks * w.hidden_size)
+    dh = torch.empty_like(trace.hs[0], memory_format=torch.contiguous_format)
+    lstm = trace.cs is not None
+    dc = torch.empty_like(dh) if lstm else None
+    weights = None if xi is None else xi.float()
+    _launch(
+        _plan(cell, "backward", w, batch),
+        batch,
+        w.W_hh.contiguous(),
+        trace.hs.contiguous(),
+        None if trace.cs is None else trace.cs.contiguous(),
+        None if trace.gates is None else trace.gates.contiguous(),
+        None if dhs is None else dhs.to(das.dtype).contiguous(),
+        dstate[0].to(das.dtype).contiguous(),
+        dstate[1].to(das.dtype).contiguous() if lstm else None,
+        weights,
+        0 if weights is None else weights.stride(0),
+        0 if weights is None or weights.dim() == 1 else weights.stride(1),
+        _integers(lengths),
+        das,
+        dh,
+        dc,
+        steps,
+        batch,
+    )
+    return das, (dh,) if dc is None else (dh, dc)
+
+
+def _shares(cell: str, das: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """da as W_ih and as W_hh meet it (the latter in pieces): different for a gru's n gate alone.
+
+    A gru keeps (dr, dz, dn, du): W_ih's rows are pulled by dr dz dn, W_hh's by dr dz du.
+    """
+    if cell != "gru":
+        return das, [das]
+    hidden = das.shape[-1] // 4
+    return das[..., : 3 * hidden], [das[..., : 2 * hidden], das[..., 3 * hidden :]]
+
+
+def _tf32_allowed() -> bool:
+    """torch's switch for recurrent layers, as cuDNN obeys it."""
+    return torch.backends.cudnn.rnn.fp32_precision == "tf32"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextlib.contextmanager
+def _tf32_products(xs: Tensor) -> Iterator[None]:
+    """Large products of a float32 layer in TF32, as its loop: the switch of RNNs covers both."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+KERNEL = Cuda()

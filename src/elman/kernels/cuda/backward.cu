@@ -1,0 +1,153 @@
+// The gradient of one layer carried back through time, one launch.
+//
+//     dh_t = dhs_t + ξ_{t+1} (∂h_{t+1}/∂h_t)' dh_{t+1}
+//
+// and da_t, the gradient of every gate's pre-activation, stored for all t: the gradients of weights,
+// biases and inputs are single matrix products with it afterwards.
+//
+//     tanh   da = dh (1 - h²)          relu   da = dh where h > 0          linear   da = dh
+//     gru    dn = dh (1 - z) (1 - n²),  dr = dn u r (1 - r),  dz = dh (h' - n) z (1 - z),  du = dn r
+//            with u = W_n h' + b_n; stored as dr dz dn du, since n sees u only through r; the forward
+//            pass has kept r, z, (1 - z) (1 - n²), u r (1 - r) and (h' - n) z (1 - z)
+//     lstm   dc += dh o (1 - tanh² c);  di df dg do;  dc' = dc f
+//
+// A row that has ended hands its gradient on untouched. Cells with one gate broadcast da, cells with
+// more scatter shares of dh, whichever is less.
+#define TRANSPOSED 1
+#if CELL == 2 || CELL == 3
+#include "scatter.cuh"
+#else
+#include "gather.cuh"
+#endif
+
+constexpr int STORED_DA = CELL == LSTM || CELL == GRU ? 4 : 1;
+
+// What step t left behind, by place in the ring: the loss's direct pull; the gates; h_t, or of an lstm
+// c_{t-1} (a gru has all it needs in the gates).
+enum { DIRECT, FIRST_GATE, STATE = FIRST_GATE + KEPT, FIELDS = STATE + (CELL == GRU ? 0 : 1) };
+
+typedef Ring<FIELDS, RING_AT> Past;
+static_assert(RING_AT + Past::SIZE_IN_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
+
+// ξ d; a cut (ξ = 0) gives 0 even where d has overflowed.
+DEVICE float scale(float d, float xi) { return xi == 0.0f ? 0.0f : xi * d; }
+
+// From dh (complete) to da; `pass` is what dh hands back beside W' da, dc what it hands to c_{t-1}.
+DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values& pass, Values& dc, const Values& c, Values (&da)[STORED_DA]) {
+    const Values &h = past[STATE % FIELDS], &c_before = past[STATE % FIELDS];
+    const Values* gate = &past[FIRST_GATE];
+#pragma unroll
+    for (int v = 0; v < WIDE; v++) {
+        pass[v] = 0.0f;
+        if constexpr (CELL == TANH) da[0][v] = dh[v] * (1.0f - h[v] * h[v]);
+        if constexpr (CELL == RELU) da[0][v] = h[v] > 0.0f ? dh[v] : 0.0f;
+        if constexpr (CELL == LINEAR) da[0][v] = dh[v];
+        if constexpr (CELL == GRU) {
+            const float dn = dh[v] * gate[2][v];
+            da[0][v] = dn * gate[3][v];
+            da[1][v] = dh[v] * gate[4][v];
+            da[2][v] = dn;
+            da[3][v] = dn * gate[0][v];
+            pass[v] = scale(dh[v] * gate[1][v], xi);
+        }
+        if constexpr (CELL == LSTM) {
+            const float i = gate[0][v], f = gate[1][v], g = gate[2][v], o = gate[3][v], squashed = hyperbolic_tangent(c[v]);
+            const float dc_now = dc[v] + dh[v] * o * (1.0f - squashed * squashed);
+            da[0][v] = dc_now * g * i * (1.0f - i);
+            da[1][v] = dc_now * c_before[v] * f * (1.0f - f);
+            da[2][v] = dc_now * i * (1.0f - g * g);
+            da[3][v] = dh[v] * squashed * o * (1.0f - o);
+            dc[v] = scale(dc_now * f, xi);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+backward(const void* W, const void* hs, const void* cs, const void* gates, const void* dhs, const void* dh_last, const void* dc_last,
+         const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, void* dh_first, void* dc_first, int steps, int batch) {
+    const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
+
+    Values pass[ITEMS], dc[ITEMS], c[ITEMS];
+    float weight_of_sum[ITEMS], weight_next[ITEMS];  // ξ of the step just done, which W' da is weighted with, and of the next
+    int length[ITEMS];
+
+    auto weight_at = [&](const Item& it, int t) { return xi && it.real > 0 && t >= 0 ? xi[(i64)t * xi_step + (i64)it.batch_row * xi_row] : 1.0f; };
+    auto fetch = [&](int done) {
+        const int t = steps - 1 - done;
+        if (t >= 0)
+#pragma unroll
+            for (int q = 0; q < ITEMS; q++) {
+                const Item it = item(q, group, rank, batch);
+                const i64 now = (i64)t * batch + it.batch_row;
+                Past::fetch(done, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
+                if constexpr (STATE < FIELDS) Past::fetch(done, STATE, q, CELL == LSTM ? cs : hs, it.in(CELL == LSTM ? now : now + batch), it.real);
+#pragma unroll
+                for (int g = 0; g < KEPT; g++) Past::fetch(done, FIRST_GATE + g, q, gates, it.in(now, KEPT, g), it.real);
+            }
+        mark_copies();
+    };
+
+    for (int done = 0; done < AHEAD; done++) fetch(done);
+#pragma unroll
+    for (int q = 0; q < ITEMS; q++) {
+        const Item it = item(q, group, rank, batch);
+        unpack(load<WIDE>(dh_last, it.in(it.batch_row), it.real), pass[q]);
+        if constexpr (CELL == LSTM) {
+            unpack(load<WIDE>(dc_last, it.in(it.batch_row), it.real), dc[q]);
+            unpack(load<WIDE>(cs, it.in((i64)steps * batch + it.batch_row), it.real), c[q]);
+        }
+        length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
+        weight_of_sum[q] = 0.0f;
+        weight_next[q] = weight_at(it, steps - 1);
+    }
+    Matrix A;
+    load_matrix(A, W, rank);
+    open_exchange();
+    __syncthreads();
+
+    for (int done = 0; done <= steps; done++) {
+        const int t = steps - 1 - done;
+        fetch(done + AHEAD);
+        if (done > 0) collect(A, done);
+        copied<AHEAD>();
+#pragma unroll
+        for (int q = 0; q < ITEMS; q++) {
+            const Item it = item(q, group, rank, batch);
+            if (!it.owned) continue;
+            Values dh = {}, past[FIELDS], da[STORED_DA] = {};
+            if (done > 0) sum(dh, it, 0, done);
+#pragma unroll
+            for (int v = 0; v < WIDE; v++) dh[v] = scale(dh[v], weight_of_sum[q]) + pass[q][v];
+            if (done == steps) {
+                store(dh_first, it.in(it.batch_row), pack(dh), it.real);
+                if constexpr (CELL == LSTM) store(dc_first, it.in(it.batch_row), pack(dc[q]), it.real);
+                continue;
+            }
+#pragma unroll
+            for (int f = 0; f < FIELDS; f++) Past::take(past[f], done, f, q);
+            weight_of_sum[q] = weight_next[q];
+            weight_next[q] = weight_at(it, t - 1);
+#pragma unroll
+            for (int v = 0; v < WIDE; v++) dh[v] += past[DIRECT][v];
+            if (t < length[q]) {
+                act(past, weight_of_sum[q], dh, pass[q], dc[q], c[q], da);
+            } else {
+#pragma unroll
+                for (int v = 0; v < WIDE; v++) pass[q][v] = dh[v];
+            }
+            if constexpr (CELL == LSTM)
+#pragma unroll
+                for (int v = 0; v < WIDE; v++) c[q][v] = past[STATE][v];
+            Stored stored[STORED_DA];
+#pragma unroll
+            for (int g = 0; g < STORED_DA; g++) stored[g] = pack(da[g]);
+#pragma unroll
+            for (int g = 0; g < GATES; g++) hand_on(stored[CELL == GRU && g == 2 ? 3 : g], it, g, done + 1, rank);  // W_hh' meets du where W_ih' meets dn
+#pragma unroll
+            for (int g = 0; g < STORED_DA; g++) store(das, it.in((i64)t * batch + it.batch_row, STORED_DA, g), stored[g], it.real);
+        }
+        if (done == steps) break;
+        conclude(A, done + 1, rank);
+    }
+    leave();
+}

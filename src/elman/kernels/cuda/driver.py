@@ -1,0 +1,223 @@
+"""NVRTC and the CUDA driver through ctypes: compile once, keep on disk, launch.
+
+NVRTC comes with every CUDA build of torch, so no compiler is needed on the user's machine. A kernel
+is compiled for the GPU at hand the first time its shape is met (under a second) and kept in the
+cache folder under a hash of its source, its options and the versions of compiler and driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from elman import files
+from elman.errors import UserError, WorkFailed
+
+SOURCES = Path(__file__).parent
+MAX_DYNAMIC_SHARED_SIZE, NON_PORTABLE_CLUSTER_SIZE = 8, 14  # CUfunction_attribute
+CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute, of which only the cluster's shape is used."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("cluster", ctypes.c_uint * 3),
+        ("unused", ctypes.c_char * 52),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+def configuration(
+    blocks: int, cluster: int, threads: int, shared_bytes: int, stream: int = 0
+) -> LaunchConfig:
+    """A one-dimensional grid of `blocks`, in clusters of `cluster`."""
+    attribute = LaunchAttribute(id=CLUSTER_DIMENSION, cluster=(cluster, 1, 1))
+    return LaunchConfig(
+        (blocks, 1, 1),
+        (threads, 1, 1),
+        shared_bytes,
+        stream,
+        ctypes.pointer(attribute),
+        1 if cluster > 1 else 0,  # no attribute on GPUs that have no clusters
+    )
+
+
+class Function:
+    """One compiled kernel on one device."""
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+        module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        call("cuModuleLoadData", ctypes.byref(module), cubin)
+        call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
+        call("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
+        if torch.cuda.get_device_capability() >= (9, 0):
+            call("cuFuncSetAttribute", handle, NON_PORTABLE_CLUSTER_SIZE, 1)
+        self.handle = handle
+        self.shared_bytes = shared_bytes
+
+    def launch(self, blocks: int, cluster: int, threads: int, *arguments: object) -> None:
+        """Queue the kernel on the current stream. Arguments: tensors, ints, None (no array)."""
+        stream = torch.cuda.current_stream().cuda_stream
+        config = configuration(blocks, cluster, threads, self.shared_bytes, stream)
+        values = [_argument(a) for a in arguments]
+        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        call("cuLaunchKernelEx", ctypes.byref(config), self.handle, addresses, None)
+
+    def active_clusters(self, cluster: int, threads: int) -> int:
+        """How many clusters of this kernel the device can hold at once."""
+        count = ctypes.c_int()
+        config = configuration(cluster, cluster, threads, self.shared_bytes)
+        call("cuOccupancyMaxActiveClusters", ctypes.byref(count), self.handle, ctypes.byref(config))
+        return count.value
+
+
+def _argument(value: object) -> ctypes.c_void_p | ctypes.c_int:
+    if isinstance(value, torch.Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_void_p(None)
+
+
+def call(name: str, *arguments: object) -> None:
+    """One driver call, in the context torch uses on the current device."""
+    _enter_context(torch.cuda.current_device())
+    status = getattr(_driver(), name)(*arguments)
+    if status:
+        raise WorkFailed(f"{name} failed: {_reason(status)}")
+
+
+def _reason(status: int) -> str:
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(status, ctypes.byref(text))
+    return (text.value or b"unknown").decode() + f" (CUDA error {status})"
+
+
+def _enter_context(device: int) -> None:
+    """Backward passes run in threads of torch's own, which may not have met the GPU yet."""
+    driver, context = _driver(), ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    if not context.value:
+        torch.cuda.init()
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        driver.cuCtxSetCurrent(context)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    """The NVRTC of torch's CUDA version: already loaded, on the path, or among torch's wheels."""
+    major = (torch.version.cuda or "0").split(".")[0]
+    name = f"nvrtc64_{major}0_0.dll" if sys.platform == "win32" else f"libnvrtc.so.{major}"
+    beside_torch = Path(torch.__file__).parents[1]
+    found = [*beside_torch.glob(f"nvidia/*/lib/{name}"), *beside_torch.glob(f"torch/lib/{name}")]
+    for candidate in [name, *map(str, found)]:
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    raise UserError(
+        f"{name} was not found, so CUDA kernels cannot be compiled",
+        hint=f"pip install nvidia-cuda-nvrtc for CUDA {major}, or ELMAN_KERNELS=reference",
+    )
+
+
+def compiled(source: str, defines: Mapping[str, int], architecture: str) -> bytes:
+    """The machine code of `source` with these macros, from the cache or freshly compiled."""
+    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+    options += [f"--define-macro={name}={value}" for name, value in sorted(defines.items())]
+    path = cache_folder() / f"{Path(source).stem}-{_fingerprint(source, options)}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    cubin = _compile(source, options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.atomic(path) as draft:
+        draft.write_bytes(cubin)
+    return cubin
+
+
+def cache_folder() -> Path:
+    """ELMAN_CACHE, or the user's cache folder."""
+    if named := os.environ.get("ELMAN_CACHE"):
+        return Path(named) / "cuda"
+    try:
+        import platformdirs
+    except ModuleNotFoundError:  # machines with torch alone
+        return Path.home() / ".cache" / "elman" / "cuda"
+    return platformdirs.user_cache_path("elman") / "cuda"
+
+
+def _headers() -> dict[str, str]:
+    return {p.name: p.read_text(encoding="utf-8") for p in sorted(SOURCES.glob("*.cuh"))}
+
+
+def _fingerprint(source: str, options: Sequence[str]) -> str:
+    text = [(SOURCES / source).read_text(encoding="utf-8"), *_headers().values(), *options]
+    text += [str(_compiler_version()), str(_driver_version())]
+    return hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
+
+
+def _compiler_version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _driver_version() -> int:
+    version = ctypes.c_int()
+    _driver().cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+def _compile(source: str, options: Sequence[str]) -> bytes:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    headers = _headers()
+    strings = ctypes.c_char_p * len(headers)
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program),
+        (SOURCES / source).read_text(encoding="utf-8").encode(),
+        source.encode(),
+        len(headers),
+        strings(*(text.encode() for text in headers.values())),
+        strings(*(name.encode() for name in headers)),
+    )
+    flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    status = nvrtc.nvrtcCompileProgram(program, len(options), flags)
+    if status:
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        raise WorkFailed(f"NVRTC could not compile {source}: {log.decode()}")
+    cubin = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return cubin
+
+
+def _text(size_of, get, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    get(program, buffer)
+    return buffer.raw

@@ -1,0 +1,123 @@
+// h_1 … h_T of one layer, one launch.
+//
+//     tanh, relu   h = f(x + W h), and linear, without f
+//     gru          r, z = σ(x + W h);  n = tanh(x_n + r (W_n h + b_n));  h = (1 - z) n + z h
+//     lstm         i, f, o = σ(x + W h);  g = tanh(x + W h);  c = f c + i g;  h = o tanh(c)
+//
+// where x is the input's share, W_ih x_t + b, computed beforehand for all t in one matrix product, or
+// a table whose row ids[t, b] is looked up here.
+#define TRANSPOSED 0
+#include "gather.cuh"
+
+typedef Ring<GATES, RING_AT> Inputs;
+static_assert(RING_AT + Inputs::SIZE_IN_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
+
+// New h (and c) of one item from a = W h and x; `kept` is what the backward pass will ask for.
+DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values& b_n, Values& h, Values& c, Values (&kept)[5]) {
+#pragma unroll
+    for (int v = 0; v < WIDE; v++) {
+        if constexpr (CELL == TANH) h[v] = hyperbolic_tangent(a[0][v] + x[0][v]);
+        if constexpr (CELL == RELU) h[v] = fmaxf(a[0][v] + x[0][v], 0.0f);
+        if constexpr (CELL == LINEAR) h[v] = a[0][v] + x[0][v];
+        if constexpr (CELL == GRU) {
+            const float r = sigmoid(a[0][v] + x[0][v]), z = sigmoid(a[1][v] + x[1][v]), u = a[2][v] + b_n[v];
+            const float n = hyperbolic_tangent(x[2][v] + r * u);
+            kept[0][v] = r, kept[1][v] = z;  // and three derivatives, which rounded gates would not give as well
+            kept[2][v] = (1.0f - z) * (1.0f - n * n), kept[3][v] = u * r * (1.0f - r), kept[4][v] = (h[v] - n) * z * (1.0f - z);
+            h[v] = n + z * (h[v] - n);
+        }
+        if constexpr (CELL == LSTM) {
+            const float i = sigmoid(a[0][v] + x[0][v]), f = sigmoid(a[1][v] + x[1][v]);
+            const float g = hyperbolic_tangent(a[2][v] + x[2][v]), o = sigmoid(a[3][v] + x[3][v]);
+            c[v] = f * c[v] + i * g;
+            h[v] = o * hyperbolic_tangent(c[v]);
+            kept[0][v] = i, kept[1][v] = f, kept[2][v] = g, kept[3][v] = o;
+        }
+    }
+}
+
+// Every block reads the whole of h_0 itself.
+DEVICE void load_first_vector(const void* hs, int group, int batch) {
+    constexpr int PER_ROW = HIDDEN / WIDE;
+    for (int i = threadIdx.x; i < ROWS * PER_ROW; i += THREADS) {
+        const int row = i / PER_ROW, b = group * ROWS + row, unit = i % PER_ROW * WIDE;
+        Stored h = load<WIDE>(hs, (i64)b * SIZE + unit, b < batch ? max(0, min(WIDE, SIZE - unit)) : 0);
+#pragma unroll
+        for (int j = 0; j < Stored::WORDS; j++) h.word[j] = operand(h.word[j]);
+        store_words(vector(0, row) + unit * BYTES, h.word);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, void* hs, void* cs, void* gates, int steps, int batch) {
+    const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
+
+    Values h[ITEMS], c[ITEMS], b_n[ITEMS];
+    int length[ITEMS], row[ITEMS];  // row: of `xs`, with the next input to fetch
+
+    // x_t lies in row ids[t, b] of the table, or in row (t, b) of the array.
+    auto input_row = [&](const Item& it, int t) {
+        const int place = t * batch + it.batch_row;
+        return ids && it.real > 0 && t < steps ? (int)ids[place] : place;
+    };
+    auto fetch = [&](int t) {
+#pragma unroll
+        for (int q = 0; q < ITEMS; q++) {
+            const Item it = item(q, group, rank, batch);
+            if (t < steps)
+#pragma unroll
+                for (int g = 0; g < GATES; g++) Inputs::fetch(t, g, q, xs, it.in(row[q], GATES, g), it.real);
+            row[q] = input_row(it, t + 1);
+        }
+        mark_copies();
+    };
+
+#pragma unroll
+    for (int q = 0; q < ITEMS; q++) {
+        const Item it = item(q, group, rank, batch);
+        unpack(load<WIDE>(hs, it.in(it.batch_row), it.real), h[q]);
+        if constexpr (CELL == LSTM) unpack(load<WIDE>(cs, it.in(it.batch_row), it.real), c[q]);
+        if constexpr (CELL == GRU) load_floats(b_n[q], b_hn, it.layer_unit, b_hn ? it.real : 0);
+        length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
+        row[q] = input_row(it, 0);
+    }
+    for (int t = 0; t < AHEAD; t++) fetch(t);
+    Matrix A;
+    load_matrix(A, W, rank);
+    open_exchange();
+    load_first_vector(hs, group, batch);
+    __syncthreads();
+
+    for (int t = 0; t < steps; t++) {
+        fetch(t + AHEAD);
+        collect(A, t);
+        copied<AHEAD>();
+#pragma unroll
+        for (int q = 0; q < ITEMS; q++) {
+            const Item it = item(q, group, rank, batch);
+            if (!it.owned) continue;
+            Values a[GATES], x[GATES], kept[5] = {}, h_new, c_new;
+#pragma unroll
+            for (int g = 0; g < GATES; g++) {
+                sum(a[g], it, g, t);
+                Inputs::take(x[g], t, g, q);
+            }
+#pragma unroll
+            for (int v = 0; v < WIDE; v++) h_new[v] = h[q][v], c_new[v] = c[q][v];
+            if (t < length[q]) act(a, x, b_n[q], h_new, c_new, kept);
+            const Stored stored = pack(h_new);
+            if (t + 1 < steps) hand_on(stored, it, 0, t + 1, rank);
+            unpack(stored, h[q]);  // what was stored; c alone stays in fp32 from step to step
+#pragma unroll
+            for (int v = 0; v < WIDE; v++) c[q][v] = c_new[v];
+            const i64 now = (i64)t * batch + it.batch_row;
+            store(hs, it.in(now + batch), stored, it.real);
+            if constexpr (CELL == LSTM) store(cs, it.in(now + batch), pack(c[q]), it.real);
+#pragma unroll
+            for (int g = 0; g < KEPT; g++)
+                if (gates) store(gates, it.in(now, KEPT, g), pack(kept[g]), it.real);
+        }
+        conclude(A, t + 1, rank);
+    }
+    leave();
+}

@@ -1,0 +1,182 @@
+// What both directions of every cell share: how a layer is cut over blocks, warps and threads, and how
+// blocks pass values on.
+//
+// A group of CLUSTER blocks owns ROWS rows of the batch and never speaks to another group. Block
+// `rank` owns UNITS of the hidden units; it keeps the rows of the recurrent matrix that make their gates
+// in registers (what does not fit, in shared memory) for the whole sequence, and computes their state,
+// and the gradients of their gates, in fp32.
+//
+//     forward    a = W h needs every unit of h: each block broadcasts its units' new h to the group
+//     backward   dh = W' da sums over every gate: each block sends its share of dh to the units' owners
+//
+// What is sent lands in one of two buffers of the receiver, in turn. A block that has received all of
+// one step knows that every warp of its group has finished reading the step before, so the exchange
+// itself is the only synchronisation between blocks.
+#pragma once
+#include "ptx.cuh"
+
+#define TANH 0
+#define RELU 1
+#define GRU 2
+#define LSTM 3
+#define LINEAR 4
+
+constexpr int GATES = CELL == LSTM ? 4 : CELL == GRU ? 3 : 1;
+constexpr int KEPT = CELL == LSTM ? 4 : CELL == GRU ? 5 : 0;  // values per unit and step stored for the backward pass
+constexpr int UNITS = HIDDEN / CLUSTER;
+constexpr int THREADS = 32 * WARPS;
+constexpr int ROW_TILES = ROWS / 8;
+
+static_assert(HIDDEN % CLUSTER == 0 && HIDDEN >= SIZE, "units divide over the blocks");
+
+extern __shared__ __align__(16) char shared[];
+
+// ---- the recurrent matrix -------------------------------------------------------------------------
+
+// W_hh[gate, i, j] as stored; 0 where it is padding.
+DEVICE u32 weight(const char* W, int gate, int i, int j) {
+    if (SIZE < HIDDEN && (i >= SIZE || j >= SIZE)) return 0;
+    const char* at = W + ((i64)(gate * SIZE + i) * SIZE + j) * BYTES;
+    return DTYPE == TF32 ? *(const u32*)at : *(const unsigned short*)at;
+}
+
+// The fragments of one tile of 16 rows by 32 bytes whose word at (row, column) is word(row, column).
+template <class Word>
+DEVICE void load_tile(u32 (&a)[4], int lane, Word word) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)  // rows 0 and 8, first and second half of the 32 bytes
+        a[i] = operand(word(lane / 4 + 8 * (i % 2), (16 * (i / 2) + 4 * (lane % 4)) / BYTES));
+}
+
+// The tiles of one warp: the first REGISTER_TILES in registers, the rest in shared memory from `place`.
+struct Matrix {
+    u32 tile[REGISTER_TILES][4];
+
+    __device__ __forceinline__ void read(u32 (&a)[4], int i, const uint4* place) const {
+        if (i < REGISTER_TILES) {
+#pragma unroll
+            for (int w = 0; w < 4; w++) a[w] = tile[i < REGISTER_TILES ? i : 0][w];
+        } else {
+            const uint4 word = place[(i - REGISTER_TILES) * 32];
+            a[0] = word.x, a[1] = word.y, a[2] = word.z, a[3] = word.w;
+        }
+    }
+
+    // load(a, i) fetches tile i of `count`.
+    template <class Load>
+    __device__ __forceinline__ void fill(int count, uint4* place, Load load) {
+#pragma unroll
+        for (int i = 0; i < REGISTER_TILES; i++) load(tile[i], i);
+        for (int i = REGISTER_TILES; i < count; i++) {
+            u32 a[4];
+            load(a, i);
+            place[(i - REGISTER_TILES) * 32] = make_uint4(a[0], a[1], a[2], a[3]);
+        }
+    }
+};
+
+// ---- the units a thread owns ----------------------------------------------------------------------
+
+// Each thread owns ITEMS items, an item being WIDE consecutive units of one row.
+constexpr int WIDE = ROWS * UNITS > 2 * THREADS ? 4 : 2;
+constexpr int ITEMS_IN_ALL = ROWS * UNITS / WIDE;
+constexpr int ITEMS = (ITEMS_IN_ALL + THREADS - 1) / THREADS;
+
+typedef float Values[WIDE];
+typedef Packed<WIDE> Stored;
+
+struct Item {
+    bool owned;
+    int row, unit;              // inside this block
+    int batch_row, layer_unit;  // in the arrays
+    int real;                   // how many of its units are not padding; 0 for a row beyond the batch
+
+    // The element of an array (…, blocks, SIZE) where the item lies, in block `block` of row `row`.
+    __device__ __forceinline__ i64 in(i64 row, int blocks = 1, int block = 0) const { return (row * blocks + block) * SIZE + layer_unit; }
+};
+
+DEVICE Item item(int q, int group, int rank, int batch) {
+    const int i = q * THREADS + threadIdx.x;
+    Item it;
+    it.owned = ITEMS_IN_ALL % THREADS == 0 || i < ITEMS_IN_ALL;
+    it.row = i / (UNITS / WIDE);
+    it.unit = i % (UNITS / WIDE) * WIDE;
+    it.batch_row = group * ROWS + it.row;
+    it.layer_unit = rank * UNITS + it.unit;
+    it.real = !it.owned || it.batch_row >= batch ? 0 : SIZE == HIDDEN ? WIDE : max(0, min(WIDE, SIZE - it.layer_unit));
+    return it;
+}
+
+// The sum of `count` arrays of floats in shared memory, `stride` floats apart, always in the same order.
+DEVICE void gather(Values& sum, const float* from, int count, int stride) {
+#pragma unroll
+    for (int s = 0; s < count; s++) {
+        u32 w[WIDE];
+        load_words(w, from + s * stride);
+#pragma unroll
+        for (int v = 0; v < WIDE; v++) sum[v] = s ? sum[v] + __uint_as_float(w[v]) : __uint_as_float(w[v]);
+    }
+}
+
+// ---- what a thread reads from global memory, fetched ahead into a ring ---------------------------------
+
+constexpr int AHEAD = 3;  // steps: latency of device memory, some 0.7 us, over that of a fast step
+
+template <int FIELDS, int AT>
+struct Ring {
+    static constexpr int SIZE_IN_BYTES = (AHEAD + 1) * FIELDS * ITEMS * THREADS * WIDE * BYTES;
+
+    static __device__ __forceinline__ char* place(int step, int field, int q) {
+        return shared + AT + (((step % (AHEAD + 1) * FIELDS + field) * ITEMS + q) * THREADS + threadIdx.x) * (WIDE * BYTES);
+    }
+    static __device__ __forceinline__ void fetch(int step, int field, int q, const void* base, i64 element, int real) {
+        if constexpr (WHOLE<WIDE>) start_copy<WIDE * BYTES>(place(step, field, q), (const char*)base + (real ? element * BYTES : 0), real > 0);
+        else store_words(place(step, field, q), load<WIDE>(base, element, real).word);
+    }
+    static __device__ __forceinline__ void take(Values& x, int step, int field, int q) {
+        Stored p;
+        load_words(p.word, place(step, field, q));
+        unpack(p, x);
+    }
+};
+
+// ---- between blocks -------------------------------------------------------------------------------
+
+// Two mailboxes at the start of shared memory, one for each buffer.
+DEVICE u32 mailbox(int buffer) { return shared_address(shared) + 8 * buffer; }
+
+DEVICE void open_mailboxes(u32 bytes) {
+    if constexpr (CLUSTER > 1) {
+        if (threadIdx.x == 0) {
+            mailbox_open(mailbox(0)), mailbox_open(mailbox(1));
+            mailboxes_visible();
+            mailbox_expect(mailbox(0), bytes), mailbox_expect(mailbox(1), bytes);
+        }
+        cluster_barrier();
+    }
+}
+
+// Waits for what step `use` (counted from 1) reads, `bytes` in all from the whole group.
+DEVICE void receive(int use, u32 bytes) {
+    if constexpr (CLUSTER > 1) {
+        mailbox_wait(mailbox(use % 2), (use - 1) / 2 % 2);
+        if (threadIdx.x == 0) mailbox_expect(mailbox(use % 2), bytes);
+    }
+}
+
+// Writes words to `place` in the shared memory of block `to`.
+template <int WORDS>
+DEVICE void send(void* place, const u32 (&w)[WORDS], int buffer, int to) {
+    if constexpr (CLUSTER == 1) store_words(place, w);
+    else deliver(in_block(shared_address(place), to), w, in_block(mailbox(buffer), to));
+}
+
+// No block may leave while another can still write into its shared memory.
+DEVICE void leave() {
+    if constexpr (CLUSTER > 1) cluster_barrier();
+}
+
+DEVICE void clear(void* from, int bytes) {
+    for (int i = threadIdx.x; i < bytes / 16; i += THREADS) ((uint4*)from)[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+}

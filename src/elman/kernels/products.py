@@ -1,0 +1,84 @@
+"""What lies outside the loop over time, in single products over all steps and rows.
+
+Before it, the input's share of every gate; after it, from da_t, the gradient of every gate's
+pre-activation, the gradients of weights and biases. Used by the kernels whose loop leaves them out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from elman.cells import Layer
+
+HALF = (torch.float16, torch.bfloat16)
+ONE_HOT_LIMIT = 1024  # tokens; beyond it, one-hot rows cost more than sorting
+
+
+def input_share(cell: str, w: Layer, xs: Tensor) -> tuple[Tensor, Tensor | None]:
+    """x_t W_ihᵀ + b for all t, None; or, for ids, the table of W_ih's columns, and the ids.
+
+    b is b_ih + b_hh, except that a gru's n gate adds its b_hh inside the product with r.
+    """
+    bias = w.b_ih
+    if w.b_ih is not None and w.b_hh is not None:
+        bias = w.b_ih + w.b_hh
+        if cell == "gru":
+            bias[2 * w.hidden_size :] = w.b_ih[2 * w.hidden_size :]
+    if xs.is_floating_point():
+        return torch.nn.functional.linear(xs, w.W_ih, bias).contiguous(), None
+    table = w.W_ih.T if bias is None else w.W_ih.T + bias
+    return table.contiguous(), xs.to(torch.int64).contiguous()
+
+
+def weight_pulls(w: Layer, xs: Tensor, hs: Tensor, das_ih: Tensor, das_hh: list[Tensor]) -> Layer:
+    """dW_ih = Σ_t da_tᵀ x_t, dW_hh = Σ_t da_tᵀ h_{t-1}, db = Σ_t da_t; hs is h_0 … h_{T-1}.
+
+    `das_hh` is da as W_hh meets it, in blocks of its rows: not `das_ih` for a gru's n gate. Half
+    precision is summed, and returned, in float32.
+    """
+    dW_ih = _outer(das_ih, xs, w.W_ih.shape[1])
+    dW_hh = _rows([_product(block, hs) for block in das_hh])
+    if w.b_ih is None:
+        return Layer(dW_ih, dW_hh)
+    db_ih = _total(das_ih)
+    same = das_hh[0] is das_ih
+    db_hh = db_ih.clone() if same else _rows([_total(block) for block in das_hh])
+    return Layer(dW_ih, dW_hh, db_ih, db_hh)
+
+
+def _rows(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def add(into: Layer | None, found: Layer) -> Layer:
+    """`found`, or `into` with `found` added in place."""
+    if into is None:
+        return found
+    for total, more in zip(into, found, strict=True):
+        if total is not None and more is not None:
+            total.add_(more)
+    return into
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀ b over all steps and rows."""
+    a, b = a.flatten(0, 1), b.flatten(0, 1)
+    if a.is_cuda and a.dtype in HALF:
+        return torch.mm(a.T, b, out_dtype=torch.float32)
+    return a.T @ b
+
+
+def _total(das: Tensor) -> Tensor:
+    return das.sum((0, 1), dtype=torch.float32 if das.dtype in HALF else None)
+
+
+def _outer(das: Tensor, xs: Tensor, inputs: int) -> Tensor:
+    """Σ_t da_tᵀ x_t; ids are one-hot rows."""
+    if xs.is_floating_point():
+        return _product(das, xs)
+    if inputs <= ONE_HOT_LIMIT:
+        return _product(das, torch.nn.functional.one_hot(xs.long(), inputs).to(das.dtype))
+    rows, ids = das.flatten(0, 1), xs.long().flatten()
+    rows = rows.float() if rows.dtype in HALF else rows
+    return torch.ops.aten.embedding_dense_backward(rows, ids, inputs, -1, False).T

@@ -1,0 +1,417 @@
+"""The language model of the notes: token → recurrence → the odds of every next token.
+
+    h_t = cell(x_t, h_{t-1})          x_t: the one-hot row of token t, or its learned embedding
+    o_t = h_t W_hqᵀ + b_q             softmax(o_t)_v = P(x_{t+1} = v | x_1 … x_t)
+
+A one-hot row times a matrix is a row of that matrix, so it is looked up and never multiplied.
+`cell="mlp"` is the model without a hidden state (Bengio et al., 2003): h_t sees the last `context`
+tokens and nothing else. It answers the same calls, so everything that trains, measures or samples
+one of these models does so for all of them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from elman.errors import UserError
+from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
+from elman.nn import GRU, LSTM, RNN
+
+State = Tensor | tuple[Tensor, Tensor] | None
+CELLS = ("elman", "gru", "lstm", "mlp")
+INITS = ("default", "notes")
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """What is hidden from the model while it trains; each number is a probability in [0, 1).
+
+    tokens:     an input token is read as `<unk>` (id 0), drawn for each token
+    inputs:     a component of the embedding is zero, one mask per row for all steps
+    layers:     a component between two layers is zero, drawn for each step, as in torch.nn
+    outputs:    a component of h_t is zero on its way to the output, one mask per row for all steps
+    recurrent:  an entry of W_hh is zero, one mask per window (DropConnect)
+
+    Gal and Ghahramani (2016) for the masks that hold through time, Merity et al. (2018) for W_hh.
+    """
+
+    tokens: float = 0.0
+    inputs: float = 0.0
+    layers: float = 0.0
+    outputs: float = 0.0
+    recurrent: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, probability in asdict(self).items():
+            if not 0 <= probability < 1:
+                raise UserError(
+                    f"dropout of {name} {probability} must be at least 0 and less than 1",
+                    hint="it is the probability of hiding; 0 hides nothing",
+                )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a language model is made of; checked when built, stored with every run."""
+
+    vocab_size: int
+    cell: str
+    hidden_size: int
+    layers: int
+    embedding_size: int | None
+    tied: bool
+    context: int
+    dropout: Dropout
+    init: str
+
+    def __post_init__(self) -> None:
+        for name, known in (("cell", CELLS), ("init", INITS)):
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
+                )
+        for name in ("vocab_size", "hidden_size", "layers", "context", "embedding_size"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise UserError(f"{name}={size} must be at least 1")
+        if self.tied and self.embedding_size != self.hidden_size:
+            raise UserError(
+                f"tied weights need embedding_size equal to hidden_size={self.hidden_size}, not "
+                f"{self.embedding_size}: the embedding is used again as the output layer",
+                hint=f"embedding_size={self.hidden_size}, or tied=False",
+            )
+        self._check_dropout()
+
+    def _check_dropout(self) -> None:
+        mlp = self.cell == "mlp"
+        reasons = {
+            "inputs": "a one-hot input has no components" if self.embedding_size is None else "",
+            "layers": "nothing lies between layers of one" if self.layers == 1 or mlp else "",
+            "recurrent": "an mlp has no W_hh" if mlp else "",
+        }
+        for name, reason in reasons.items():
+            if reason and getattr(self.dropout, name):
+                raise UserError(
+                    f"dropout of {name} {getattr(self.dropout, name)} hides nothing: {reason}",
+                    hint="dropout of tokens and outputs suits every model",
+                )
+
+
+class Masks(NamedTuple):
+    """One draw of the masks that hold for a whole window."""
+
+    inputs: Tensor | None  # (batch, embedding)
+    outputs: Tensor | None  # (batch, hidden)
+    recurrent: dict[str, Tensor]  # by parameter name, each of that parameter's shape
+
+
+class Noise:
+    """Random numbers that can be saved: one generator per kind of device, from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.generators: dict[str, torch.Generator] = {}
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """The generator of this device."""
+        if device.type not in self.generators:
+            self.generators[device.type] = torch.Generator(device).manual_seed(self.seed)
+        return self.generators[device.type]
+
+    def keep(self, shape: tuple[int, ...], drop: float, like: Tensor) -> Tensor:
+        """A mask of 0 (with probability `drop`) and 1/(1-drop), so that its mean is 1."""
+        mask = torch.empty(shape, device=like.device, dtype=like.dtype)
+        return mask.bernoulli_(1 - drop, generator=self.on(like.device)).div_(1 - drop)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every generator's state, by kind of device."""
+        return {device: g.get_state() for device, g in self.generators.items()}
+
+    def load_state_dict(self, states: dict[str, Tensor]) -> None:
+        """Continue exactly where `state_dict` was taken; a device absent here is left out."""
+        for device, state in states.items():
+            if device == "cpu" or torch.cuda.is_available():
+                self.on(torch.device(device)).set_state(state.cpu())
+
+
+class LanguageModel(nn.Module):
+    """The odds of the next token, for every position of a batch of token ids.
+
+    >>> _ = torch.manual_seed(0)
+    >>> model = LanguageModel(28, cell="gru", hidden_size=16)
+    >>> logits, state = model(torch.zeros(2, 5, dtype=torch.int64))
+    >>> logits.shape, state.shape
+    (torch.Size([2, 5, 28]), torch.Size([1, 2, 16]))
+
+    The state has PyTorch's shape: (layers, batch, hidden), a pair of them for an lstm; for an mlp
+    it is the last `context` ids, (batch, context). `None` is the state before any text.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        cell: str = "elman",
+        hidden_size: int = 256,
+        layers: int = 1,
+        embedding_size: int | None = None,
+        tied: bool = False,
+        context: int = 8,
+        dropout: Dropout | None = None,
+        init: str = "default",
+        bidirectional: bool = False,
+        carry: Carry | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__()
+        dropout = dropout or Dropout()
+        self.shape = Shape(
+            vocab_size, cell, hidden_size, layers, embedding_size, tied, context, dropout, init
+        )
+        if bidirectional:
+            raise UserError(
+                "a language model cannot be bidirectional: read backwards, the text before a "
+                "position contains the very token that is to be predicted",
+                hint="elman.nn has bidirectional layers for tasks where the whole text is known",
+            )
+        self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
+        self.recurrence: Any = None
+        self.noise = Noise(int(torch.randint(2**62, ())))
+        start = 1 if cell == "mlp" else 0  # a window may begin before the text does: one more row
+        self.embedding = (
+            nn.Embedding(vocab_size + start, embedding_size) if embedding_size else None
+        )
+        if cell == "mlp":
+            self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
+        else:
+            self.recurrence = _recurrence(
+                cell,
+                embedding_size or vocab_size,
+                hidden_size,
+                layers,
+                dropout.layers,
+                carry,
+                memory,
+            )
+        if not tied:
+            self.weight_hq = nn.Parameter(torch.empty(vocab_size, hidden_size))
+        self.bias_q = nn.Parameter(torch.empty(vocab_size))
+        self._initialise()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments that build this model again, as JSON can hold them."""
+        return asdict(self.shape)
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], carry: Carry | None = None, memory: Memory | None = None
+    ) -> "LanguageModel":
+        """Build the model that `config` describes, with fresh weights."""
+        dropout = Dropout(**config["dropout"])
+        return cls(**{**config, "dropout": dropout}, carry=carry, memory=memory)
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """`default`: as torch.nn. `notes`: every weight N(0, 0.01), biases zero and one per cell.
+
+        PyTorch's cells add two biases where the notes have one; with `notes` the second is held at
+        zero, so that a step of gradient descent is the step of the notes.
+        """
+        bound = 1 / math.sqrt(self.hidden_size)
+        if not self.shape.tied:
+            self.weight_hq.uniform_(-bound, bound)
+        self.bias_q.uniform_(-bound, bound)
+        if self.shape.tied and self.embedding is not None:
+            self.embedding.weight.mul_(bound)
+        if self.shape.init == "notes":
+            for name, parameter in self.named_parameters():
+                if "bias" in name:
+                    parameter.zero_().requires_grad_("bias_hh" not in name)
+                else:
+                    parameter.normal_(0, 0.01)
+
+    def draw_masks(self, batch: int) -> Masks:
+        """Draw the masks of one window; pass them to several calls to treat those as one window."""
+        drop, like = self.shape.dropout, self.bias_q
+        inputs = outputs = None
+        if drop.inputs:
+            inputs = self.noise.keep(
+                (batch, cast(int, self.shape.embedding_size)), drop.inputs, like
+            )
+        if drop.outputs:
+            outputs = self.noise.keep((batch, self.hidden_size), drop.outputs, like)
+        recurrent = {}
+        if drop.recurrent:
+            for name, W_hh in self.recurrence.named_parameters():
+                if name.startswith("weight_hh"):
+                    recurrent[name] = self.noise.keep(tuple(W_hh.shape), drop.recurrent, like)
+        return Masks(inputs, outputs, recurrent)
+
+    def hide_tokens(self, ids: Tensor) -> Tensor:
+        """Read each token as `<unk>` with probability `dropout.tokens`."""
+        if not self.shape.dropout.tokens:
+            return ids
+        kept = self.noise.keep(tuple(ids.shape), self.shape.dropout.tokens, self.bias_q)
+        return torch.where(kept > 0, ids, 0)
+
+    def forward(
+        self, ids: Tensor, state: State = None, masks: Masks | None = None
+    ) -> tuple[Tensor, State]:
+        """Logits (batch, time, vocabulary) of the token after each id, and the state at the end.
+
+        In training mode the masks of `dropout` are drawn afresh for each call, unless given.
+        """
+        self._check_ids(ids)
+        if masks is None:
+            masks = self.draw_masks(len(ids)) if self.training else Masks(None, None, {})
+        if self.training:
+            ids = self.hide_tokens(ids)
+        hs, state = self.states(ids, state, masks)
+        return self.project(hs, masks).transpose(0, 1), state
+
+    def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
+        """h_1 … h_T, time first, and the state after the last step."""
+        if self.cell == "mlp":
+            return self.window(ids, self.embedding, cast("Tensor | None", state), masks.inputs)
+        return self.recur(self.inputs(ids.T, masks), state, masks)
+
+    def inputs(self, ids: Tensor, masks: Masks) -> Tensor:
+        """What the recurrence reads, time first: the ids themselves (one-hot), or embeddings."""
+        if self.embedding is None:
+            return ids
+        xs = self.embedding(ids)
+        return xs if masks.inputs is None else xs * masks.inputs
+
+    def recur(self, xs: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
+        """Run the recurrence, with W_hh thinned out where there is a mask for it."""
+        if not masks.recurrent:
+            return self.recurrence(xs, state)
+        return functional_call(self.recurrence, self._thinned(masks), (xs, state))
+
+    def recur_back(
+        self, xs: Tensor, state: State, masks: Masks, loss: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, State]:
+        """Run the recurrence and carry its losses back: `gradients.backward_through_time`."""
+        thinned = {f"rnn.{name}": W_hh for name, W_hh in self._thinned(masks).items()}
+        return functional_call(_Back(self.recurrence), thinned, (xs, loss, state))
+
+    def _thinned(self, masks: Masks) -> dict[str, Tensor]:
+        return {n: self.recurrence.get_parameter(n) * mask for n, mask in masks.recurrent.items()}
+
+    def project(self, hs: Tensor, masks: Masks) -> Tensor:
+        """o_t = h_t W_hqᵀ + b_q, time first like `hs`."""
+        if masks.outputs is not None:
+            hs = hs * masks.outputs
+        return F.linear(hs, self.output_weight, self.bias_q)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """W_hq: of its own, or the embedding's (tied)."""
+        if self.embedding is not None and self.shape.tied:
+            return self.embedding.weight[: self.vocab_size]
+        return self.weight_hq
+
+    def _check_ids(self, ids: Tensor) -> None:
+        if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype == torch.bool:
+            raise UserError(
+                f"ids of shape {tuple(ids.shape)} and type {ids.dtype} must be integers of shape "
+                "(batch, time)",
+                hint="one text is ids[None, :]",
+            )
+        if ids.device.type == "cpu" and ids.numel():
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.vocab_size:
+                raise UserError(
+                    f"token ids {low} to {high} must lie in 0 to {self.vocab_size - 1}",
+                    hint="encode the text with the vocabulary the model was built for",
+                )
+
+
+class Window(nn.Module):
+    """The body of the model without hidden state: h_t = tanh(Σ_k W_k x_{t-k} + b), k < context.
+
+    Before the text begins, x is the row after the last of the vocabulary, learned like any other.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context: int,
+        embedding_size: int | None,
+        hidden_size: int,
+        layers: int,
+    ) -> None:
+        super().__init__()
+        self.start, self.context = vocab_size, context
+        inputs = context * (embedding_size or vocab_size + 1)
+        self.weight_xh = nn.Parameter(torch.empty(inputs, hidden_size))
+        self.bias_h = nn.Parameter(torch.empty(hidden_size))
+        bound = 1 / math.sqrt(context * (embedding_size or 1))
+        nn.init.uniform_(self.weight_xh, -bound, bound)
+        nn.init.uniform_(self.bias_h, -bound, bound)
+        self.deeper = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(layers - 1))
+
+    def forward(
+        self,
+        ids: Tensor,
+        embedding: nn.Embedding | None,
+        before: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """(time, batch, hidden), and the last `context` ids, (batch, context)."""
+        if before is None:
+            before = ids.new_full((len(ids), self.context), self.start)
+        read = torch.cat([before, ids], dim=1)
+        windows = read[:, 1:].unfold(1, self.context, 1).transpose(0, 1)  # (T, B, context)
+        h = torch.tanh(self._sum(windows, embedding, mask) + self.bias_h)
+        for layer in self.deeper:
+            h = torch.tanh(layer(h))
+        return h, read[:, read.shape[1] - self.context :]
+
+    def _sum(self, windows: Tensor, embedding: nn.Embedding | None, mask: Tensor | None) -> Tensor:
+        if embedding is None:  # one-hot: the sum of one row of each W_k
+            rows = windows + torch.arange(self.context, device=windows.device) * (self.start + 1)
+            summed = F.embedding_bag(rows.flatten(0, 1), self.weight_xh, mode="sum")
+            return summed.view(*windows.shape[:2], -1)
+        xs = embedding(windows)
+        if mask is not None:
+            xs = xs * mask[:, None]
+        return xs.flatten(2) @ self.weight_xh
+
+
+class _Back(nn.Module):
+    """`backward_through_time` in the shape of a call, for `functional_call`."""
+
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, xs: Tensor, loss: Callable[[Tensor, int], Tensor], state: State) -> Any:
+        return backward_through_time(self.rnn, xs, loss, state)
+
+
+def _recurrence(
+    cell: str,
+    input_size: int,
+    hidden_size: int,
+    layers: int,
+    dropout: float,
+    carry: Carry | None,
+    memory: Memory | None,
+) -> nn.Module:
+    module = {"elman": RNN, "gru": GRU, "lstm": LSTM}[cell]
+    return module(
+        input_size,
+        hidden_size,
+        num_layers=layers,
+        dropout=dropout,
+        carry=carry or Full(),
+        memory=memory or Stored(),
+    )

@@ -1,0 +1,152 @@
+"""How good a model is: nats, perplexity and bits, over a whole held-out text.
+
+nats per token  =  -1/n Σ_t log P(x_t | x_1 … x_{t-1})
+perplexity      =  exp(nats per token), the geometric mean of the number of choices left
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from elman.errors import UserError
+from elman.language_model import LanguageModel, State
+from elman.vocab import Vocab
+
+Ids = Tensor | np.ndarray
+
+
+def perplexity(nats: float) -> float:
+    """exp of the mean negative log-likelihood: 1 for a perfect model, |V| for a uniform one.
+
+    >>> perplexity(0.0), round(perplexity(math.log(28))), perplexity(math.inf)
+    (1.0, 28, inf)
+    """
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Score:
+    """The total negative log-likelihood of a text, in nats, and over how many predicted tokens.
+
+    >>> score = Score(tokens=4, nats=4 * math.log(2))
+    >>> score.perplexity, score.bits_per_token, score.bits_per_char(characters=8)
+    (2.0, 1.0, 0.5)
+    """
+
+    tokens: int
+    nats: float
+
+    @property
+    def nats_per_token(self) -> float:
+        """The mean over predicted tokens."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean."""
+        return perplexity(self.nats_per_token)
+
+    @property
+    def bits_per_token(self) -> float:
+        """The mean in bits: what an ideal compressor would spend on a token."""
+        return self.nats_per_token / math.log(2)
+
+    def bits_per_char(self, characters: int) -> float:
+        """The total in bits over the characters that the predicted tokens stand for."""
+        return self.nats / math.log(2) / characters
+
+
+def characters(vocab: Vocab, ids: Any) -> int:
+    """How many characters of text the predicted tokens, all after the first, stand for.
+
+    A word counts with the space before it, a byte as its share of the text it decodes to. What
+    `<unk>` stood for is not known: it counts as one character, never as its own spelling.
+    """
+    if vocab.level == "char":
+        return len(ids) - 1
+    if vocab.level == "byte":
+        return len(vocab.decode(ids[1:]))
+    special = 1 + len(vocab.reserved_tokens)
+    lengths = np.array([1 if i < special else 1 + len(word) for i, word in enumerate(vocab)])
+    return int(lengths[np.asarray(ids)[1:]].sum())
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Without dropout and without gradients; every part's mode is put back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def evaluate(
+    model: LanguageModel, ids: Ids, *, lanes: int = 1, warm_up: int = 256, piece: int = 1024
+) -> Score:
+    """Score every token of a text after its first, each exactly once, with the state carried on.
+
+    With one lane this is the definition: the text is read from its first token to its last and the
+    state is never reset. More lanes read as many stretches of the text side by side, which is
+    faster; each but the first reads the `warm_up` tokens before its stretch to reach its state, so
+    the score differs from the definition by what a model remembers for longer than that.
+    `piece` steps are held in memory at a time and change nothing.
+    """
+    ids = torch.as_tensor(np.asarray(ids) if not isinstance(ids, Tensor) else ids)
+    if ids.dim() != 1 or len(ids) < 2:
+        raise UserError(
+            f"a text of shape {tuple(ids.shape)} has nothing to predict",
+            hint="evaluate a one-dimensional text of at least two tokens",
+        )
+    predictions = len(ids) - 1
+    if lanes < 2 or predictions < 2 * lanes * warm_up:
+        lanes, warm_up = 1, 0
+    rows, scored = _rows(predictions, lanes, warm_up)
+    device = next(model.parameters()).device
+    with evaluating(model):
+        total, state = 0.0, None
+        for start in range(0, rows.shape[1], piece):
+            at, counts = rows[:, start : start + piece], scored[:, start : start + piece]
+            nats, state = token_nats(model, ids[at].to(device), ids[at + 1].to(device), state)
+            total += float(nats.cpu().double()[counts].sum())
+    return Score(predictions, total)
+
+
+def token_nats(
+    model: LanguageModel, x: Tensor, y: Tensor, state: State = None
+) -> tuple[Tensor, State]:
+    """-log P of each y, shape (batch, time), and the state after the last x."""
+    logits, state = model(x.long(), state)
+    nats = F.cross_entropy(widened(logits).flatten(0, 1), y.long().flatten(), reduction="none")
+    return nats.view(y.shape), state
+
+
+def widened(logits: Tensor) -> Tensor:
+    """At least float32, in which a softmax over a vocabulary is exact enough."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def _rows(predictions: int, lanes: int, warm_up: int) -> tuple[Tensor, Tensor]:
+    """Positions (lanes, steps) of the inputs, and which of them are scored.
+
+    Row b starts at b·stride and has warm_up + stride steps; row 0 scores them all, every other row
+    the last stride of them: together each prediction once.
+    """
+    stride = math.ceil((predictions - warm_up) / lanes)
+    steps = torch.arange(warm_up + stride)
+    rows = torch.arange(lanes)[:, None] * stride + steps
+    scored = (rows < predictions) & ((steps >= warm_up) | (torch.arange(lanes) == 0)[:, None])
+    return rows.clamp(max=predictions - 1), scored

@@ -1,0 +1,263 @@
+"""`NgramModel`: fit, score, generate, save."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman.errors import MissingSource, UserError
+from elman.files import atomic
+from elman.ngram.backoff import BackoffTable, Floats, State
+from elman.ngram.counts import Ints, count
+from elman.ngram.smoothing import kneser_ney, laplace
+from elman.sequence_model import SequenceModel, encode, is_token, pieces_of, vocabulary_of
+from elman.vocab import Vocab
+
+SMOOTHINGS = ("kneser-ney", "laplace")
+_FORMAT = "elman n-gram model, version 1"
+
+
+@final
+class NgramModel(SequenceModel[State]):
+    """Predicts each token from the `order - 1` before it, by counting.
+
+    >>> model = NgramModel.fit("abracadabra", order=2, smoothing="laplace", epsilon=0)
+    >>> model.probability("b", "a")                      # a is followed by b, c, d, b
+    0.5
+    >>> model.perplexity("abc")
+    inf
+    """
+
+    def __init__(
+        self, table: BackoffTable, vocab: Vocab | None, *, boundaries: bool, about: str = ""
+    ) -> None:
+        self.table = table
+        self.vocab = vocab
+        self.boundaries = boundaries
+        self.vocab_size = table.base - 1  # all but the mark of beginning
+        self.end = table.base - 2 if boundaries else None
+        self.about = about
+
+    @property
+    def order(self) -> int:
+        return self.table.order
+
+    def __repr__(self) -> str:
+        grams = ", ".join(f"{len(keys):,}" for keys in self.table.keys)
+        return f"<NgramModel of order {self.order}, {self.about}: {grams} k-grams>"
+
+    @classmethod
+    def fit(
+        cls,
+        sequence: Any,
+        order: int = 3,
+        smoothing: str = "kneser-ney",
+        epsilon: float | Sequence[float] | None = None,
+        *,
+        chain: bool = False,
+        boundaries: bool = False,
+        vocab: Vocab | None = None,
+        vocab_size: int | None = None,
+    ) -> Self:
+        """Count a text: a `str`, `bytes`, a list (of lists) of tokens, or an array of ids.
+
+        `epsilon` (one number, or one for each order; 1 if not given) and `chain` belong to Laplace
+        smoothing. With `boundaries` each list of a list of lists is a sentence whose beginning is
+        known and whose end is predicted; without, they are read as one text.
+        """
+        weights = _check_options(order, smoothing, epsilon, chain)
+        vocab, size = vocabulary_of(sequence, vocab, vocab_size)
+        base = size + 1 + boundaries
+        ids, starts = _marked(sequence, vocab, size, boundaries)
+        _check_length(len(ids) - 1, order, boundaries)
+        counts = count(ids, order, base, starts)
+        if weights is None:
+            return cls(
+                kneser_ney(counts, sentences=boundaries),
+                vocab,
+                boundaries=boundaries,
+                about="Kneser–Ney",
+            )
+        table = laplace(counts, weights, chain=chain)
+        about = f"Laplace with ε = {', '.join(f'{e:g}' for e in weights)}"
+        return cls(table, vocab, boundaries=boundaries, about=about)
+
+    def probability(self, token: Any, context: Any = ()) -> float:
+        """P(token | context); only the last order-1 tokens of the context matter.
+
+        Models with sentence boundaries also know the tokens "</s>" and, in a context, "<s>".
+        """
+        ids = [self._id(t) for t in [*_tokens(context), token]]
+        return float(np.exp(self.table.score(np.array(ids))[-1]))
+
+    def _id(self, token: Any) -> int:
+        if self.boundaries and token in ("<s>", "</s>"):
+            return self.table.base - 1 if token == "<s>" else self.table.base - 2
+        return int(self.encode([token])[0])
+
+    # The questions every sequence model answers
+
+    def score(self, ids: Ints) -> Floats:
+        return self.table.score(ids)
+
+    def start(self) -> State:
+        return (self.table.base - 1,)[: self.order - 1] if self.boundaries else ()
+
+    def read(self, state: State, ids: Ints) -> State:
+        for token in ids[-(self.order - 1) :] if len(ids) >= self.order > 1 else ids:
+            state = self.table.advance(state, int(token))
+        return state
+
+    def predict(self, state: State) -> Floats:
+        return self.table.next(state)
+
+    def log_probabilities(self, sequence: Any, context: Any = ()) -> Floats:
+        """log P of each token, in nats; with boundaries, also of the end of each sentence."""
+        if not self.boundaries:
+            return super().log_probabilities(sequence, context)
+        if len(context):
+            raise UserError("a sentence has no context before its beginning", hint="context=()")
+        ids, starts = _marked(sequence, self.vocab, self.table.base - 2, boundaries=True)
+        assert starts is not None
+        return self.table.score(ids, starts)[~starts]
+
+    # Files
+
+    def to_arpa(self, path: Path | str) -> None:
+        """Write the model in the format that KenLM, SRILM and others read (docs/counting.md)."""
+        from elman.ngram.arpa import write
+
+        write(self, path)
+
+    @classmethod
+    def from_arpa(cls, path: Path | str, vocab: Vocab | None = None) -> Self:
+        """Read an ARPA file; with `vocab` its words get the ids they have there."""
+        from elman.ngram.arpa import read
+
+        table, words, boundaries = read(path, vocab)
+        return cls(table, words, boundaries=boundaries, about="read from an ARPA file")
+
+    def save(self, path: Path | str) -> None:
+        """Write everything into one safetensors file, atomically."""
+        from safetensors.numpy import save_file
+
+        tensors = {f"keys.{k}": keys for k, keys in enumerate(self.table.keys, 1)}
+        tensors |= {f"log_p.{k}": p for k, p in enumerate(self.table.log_p, 1)}
+        tensors |= {f"log_backoff.{k}": w for k, w in enumerate(self.table.log_backoff, 1)}
+        about = {"about": self.about, "base": self.table.base, "boundaries": self.boundaries}
+        about |= {"order": self.order, "to_unigram": self.table.to_unigram}
+        about |= {"vocab": None if self.vocab is None else _vocab_record(self.vocab)}
+        with atomic(path) as draft:
+            save_file(tensors, draft, {"format": _FORMAT, "model": json.dumps(about)})
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read what `save` wrote; refuse anything else."""
+        from safetensors import SafetensorError, safe_open
+
+        if not Path(path).is_file():
+            raise MissingSource(f"there is no file {path}", hint="NgramModel.save writes one")
+        try:
+            with safe_open(path, "np") as file:
+                about = _about(file.metadata())
+                table = _table(file, about)
+            vocab = None if about["vocab"] is None else _vocab_from(about["vocab"])
+        except (SafetensorError, KeyError, TypeError, ValueError) as problem:
+            raise UserError(
+                f"{path} is not an n-gram model that elman wrote: {problem}",
+                hint="NgramModel.from_arpa reads ARPA files",
+            ) from problem
+        return cls(table, vocab, boundaries=about["boundaries"], about=about["about"])
+
+
+def _check_options(
+    order: int, smoothing: str, epsilon: float | Sequence[float] | None, chain: bool
+) -> tuple[float, ...] | None:
+    """One ε for each order, or None for Kneser–Ney, which estimates its discounts."""
+    if order < 1:
+        raise UserError(f"order={order} must be at least 1", hint="order=1 counts single tokens")
+    if smoothing not in SMOOTHINGS:
+        raise UserError(f"unknown smoothing {smoothing!r}", hint=f"one of {', '.join(SMOOTHINGS)}")
+    if smoothing == "kneser-ney":
+        if epsilon is not None or chain:
+            raise UserError(
+                "epsilon and chain belong to Laplace smoothing, not to Kneser–Ney",
+                hint='smoothing="laplace"',
+            )
+        return None
+    weights = np.atleast_1d(np.asarray(1.0 if epsilon is None else epsilon, np.float64))
+    weights = np.repeat(weights, order) if weights.shape == (1,) else weights
+    if weights.shape != (order,) or not (weights >= 0).all():
+        raise UserError(
+            f"epsilon={epsilon} must be 0 or more: one number, or one for each of {order} orders",
+            hint="epsilon=1",
+        )
+    return tuple(weights.tolist())
+
+
+def _check_length(length: int, order: int, boundaries: bool) -> None:
+    if length == 0:
+        raise UserError("there is nothing to count: the text is empty", hint="give it some tokens")
+    if order > length and not boundaries:
+        raise UserError(
+            f"order={order} is longer than the text of {length} tokens", hint=f"order={length}"
+        )
+
+
+def _marked(
+    sequence: Any, vocab: Vocab | None, size: int, boundaries: bool
+) -> tuple[Ints, NDArray[np.bool_] | None]:
+    """The ids with a mark of beginning before them; or, with `boundaries`, a mark before and an
+    end after each sentence, and where those marks are."""
+    dtype = np.min_scalar_type(size + boundaries)
+    begin, end = np.array([size + boundaries], dtype), np.array([size], dtype)
+    if not boundaries:
+        return np.concatenate([begin, encode(sequence, vocab, size).astype(dtype)]), None
+    pieces = [encode(piece, vocab, size).astype(dtype) for piece in pieces_of(sequence)]
+    ids = np.concatenate([part for piece in pieces for part in (begin, piece, end)])
+    return ids, ids == begin[0]
+
+
+def _tokens(context: Any) -> list[Any]:
+    """A context as a list: a single token is one of its own, a text its characters."""
+    return list(context) if not is_token(context) or isinstance(context, str) else [context]
+
+
+def _vocab_record(vocab: Vocab) -> dict[str, Any]:
+    return {
+        "level": vocab.level,
+        "min_freq": vocab.min_freq,
+        "reserved_tokens": vocab.reserved_tokens,
+        "token_freqs": vocab.token_freqs,
+    }
+
+
+def _vocab_from(record: dict[str, Any]) -> Vocab:
+    counts = dict(record["token_freqs"])
+    return Vocab(counts, record["min_freq"], record["reserved_tokens"], level=record["level"])
+
+
+def _about(metadata: dict[str, str] | None) -> dict[str, Any]:
+    if metadata is None or metadata.get("format") != _FORMAT:
+        raise ValueError(f"its header does not say {_FORMAT!r}")
+    return json.loads(metadata["model"])
+
+
+def _table(file: Any, about: dict[str, Any]) -> BackoffTable:
+    """The arrays of a file, checked to fit together, so that no lookup can leave them."""
+    orders = range(1, int(about["order"]) + 1)
+    keys, log_p, weights = (
+        tuple(file.get_tensor(f"{name}.{k}") for k in ks)
+        for name, ks in (("keys", orders), ("log_p", orders), ("log_backoff", orders[:-1]))
+    )
+    sizes = [len(k) for k in keys]
+    fits = sizes[0] == about["base"]
+    fits &= all(len(p) == size for p, size in zip(log_p, sizes, strict=True))
+    fits &= all(len(w) == size + 1 for w, size in zip(weights, sizes, strict=False))
+    fits &= all(k.dtype == np.int64 and (np.diff(k) > 0).all() and k[:1] >= 0 for k in keys)
+    if not fits:
+        raise ValueError("its arrays do not fit together")
+    return BackoffTable(about["base"], keys, log_p, weights, about["to_unigram"])

@@ -1,0 +1,449 @@
+"""Training a language model: a loop that yields a record after every update and validation.
+
+    for record in Training(model, train_ids, validation_ids, Settings()).records():
+        ...
+
+Nothing here prints or touches a file. Between two records the whole of a training is in its
+`state_dict()`: weights, optimizer, averages, carried state, position, every random generator. Load
+it into a fresh `Training` of the same settings and the records that follow are the same to the last
+bit (on the same device with the same number of threads).
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from elman import metrics
+from elman.carried_state import CarriedState
+from elman.errors import UserError, WorkFailed
+from elman.gradients import Checkpointed, Given
+from elman.language_model import LanguageModel, Masks, State
+from elman.optimisation import (
+    Average,
+    Optimisation,
+    build_optimizer,
+    clip_gradients,
+    learning_rate,
+)
+from elman.segments import Pass, Reading, Segment, one_pass
+
+__all__ = [
+    "CarriedState",
+    "Optimisation",
+    "Reading",
+    "Settings",
+    "Training",
+    "Update",
+    "Validation",
+]
+
+PRECISIONS = ("float32", "bfloat16")
+VALIDATION_LANES = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole training: how to read, how to update, for how long."""
+
+    epochs: int = 10
+    accumulate: int = 1
+    validate_every: int = 0
+    patience: int = 0
+    precision: str = "float32"
+    seed: int = 0
+    reading: Reading = field(default_factory=Reading)
+    optimisation: Optimisation = field(default_factory=Optimisation)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.accumulate < 1:
+            raise UserError(
+                f"epochs={self.epochs} and accumulate={self.accumulate} must be at least 1"
+            )
+        for name in ("validate_every", "patience", "seed"):
+            if getattr(self, name) < 0:
+                raise UserError(
+                    f"{name}={getattr(self, name)} must not be negative", hint="0 is allowed"
+                )
+        if self.precision not in PRECISIONS:
+            raise UserError(
+                f"unknown precision {self.precision!r}", hint=f"one of {', '.join(PRECISIONS)}"
+            )
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update did; `nats` is the mean over the tokens it read, dropout included."""
+
+    step: int
+    epoch: int
+    nats: float
+    perplexity: float
+    gradient_norm: float  # before clipping
+    learning_rate: float
+    tokens: int
+    tokens_per_second: float
+    progress: float  # of the whole training, 0 to 1
+
+    def json(self) -> dict[str, Any]:
+        """The record as it stands in metrics.jsonl."""
+        return {"kind": "update", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The score of the held-out text, read in parallel lanes (see `metrics.evaluate`)."""
+
+    step: int
+    epoch: int
+    nats: float
+    perplexity: float
+    improved: bool
+
+    def json(self) -> dict[str, Any]:
+        """The record as it stands in metrics.jsonl."""
+        return {"kind": "validation", **asdict(self)}
+
+
+Record = Update | Validation
+
+
+class Training:
+    """The state of one training, and the loop that moves it on."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        train_ids: Any,
+        validation_ids: Any | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.model, self.settings = model, settings or Settings()
+        self.train_ids, self.validation_ids = train_ids, validation_ids
+        self.device = next(model.parameters()).device
+        how = self.settings.optimisation
+        self._check_model()
+        if self.settings.reading.memory:
+            model.recurrence.memory = Checkpointed(budget=self.settings.reading.memory)
+        self.optimizer = build_optimizer(model, how)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.average = Average(model, how)
+        self.carried = CarriedState()
+        self.chance = _global_generators(self.device, self.settings.seed)
+        self.step = self.epoch = self.index = 0
+        self.validated_at = -1
+        self.best, self.best_step, self.worse = math.inf, 0, 0
+        self.plateau, self.plateau_worse = 1.0, 0
+        self._clock = time.perf_counter()
+        self._reads: tuple[int, Pass] = (0, self._one_pass(0))  # too little text is refused here
+
+    def _check_model(self) -> None:
+        reading = self.settings.reading
+        if self.model.cell == "mlp" and (reading.carry != "truncated" or reading.memory):
+            raise UserError(
+                f"carry={reading.carry} memory={reading.memory} with an mlp: it has no state "
+                "to carry a gradient through time, nor to keep",
+                hint="carry=truncated memory=0, or cell=elman, gru or lstm",
+            )
+        if self.validation_ids is not None and len(self.validation_ids) < 2:
+            raise UserError(
+                f"{len(self.validation_ids)} held-out tokens leave nothing to predict",
+                hint="a larger part for validation, or none",
+            )
+
+    # ------------------------------------------------------------------ the loop
+
+    def records(self) -> Iterator[Record]:
+        """Train to the end, yielding after every update and validation.
+
+        Leave it at any record and call it again, or save and load in between: it goes on.
+        """
+        self._clock = time.perf_counter()
+        while True:
+            if self._validation_is_due():
+                yield self.validate()
+            elif self.finished:
+                return
+            else:
+                yield self.update()
+
+    @property
+    def finished(self) -> bool:
+        """All passes made, or `patience` validations in a row without a better one."""
+        patience = self.settings.patience
+        return self.epoch >= self.settings.epochs or (patience > 0 and self.worse >= patience)
+
+    @property
+    def progress(self) -> float:
+        """The part of all passes that has been read, 0 to 1."""
+        if self.epoch >= self.settings.epochs:
+            return 1.0
+        return (self.epoch + self.index / len(self._pass())) / self.settings.epochs
+
+    def _validation_is_due(self) -> bool:
+        if self.validation_ids is None or self.validated_at == self.step or self.step == 0:
+            return False
+        every = self.settings.validate_every
+        return self.finished or (every > 0 and self.step % every == 0)
+
+    def update(self) -> Update:
+        """Read the next segments, carry their losses back, and move the weights once."""
+        reads, epoch = self._pass(), self.epoch
+        indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
+        rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
+        self.optimizer.zero_grad()
+        nats, tokens = 0.0, 0
+        with self._pinned_chance():
+            for index in indices:
+                segment = reads[index]
+                nats += self._read(segment, share=1 / len(indices))
+                tokens += len(segment.y) * segment.scored
+        norm = clip_gradients(self.parameters, self.settings.optimisation.clip)
+        if not (math.isfinite(nats) and math.isfinite(norm)):
+            raise self._diagnosis(nats, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self._advance(indices.stop, len(reads))
+        self.average.update(self.progress)
+        return Update(
+            step=self.step,
+            epoch=epoch,
+            nats=nats / tokens,
+            perplexity=metrics.perplexity(nats / tokens),
+            gradient_norm=norm,
+            learning_rate=rate,
+            tokens=tokens,
+            tokens_per_second=tokens / self._lap(),
+            progress=self.progress,
+        )
+
+    def validate(self) -> Validation:
+        """Score the held-out text with the averaged weights, where weights are averaged."""
+        assert self.validation_ids is not None
+        with self.average.applied():
+            score = metrics.evaluate(self.model, self.validation_ids, lanes=VALIDATION_LANES)
+        nats = score.nats_per_token
+        improved = nats < self.best
+        how = self.settings.optimisation
+        self.worse = 0 if improved else self.worse + 1
+        self.plateau_worse = 0 if improved else self.plateau_worse + 1
+        if improved:
+            self.best, self.best_step = nats, self.step
+        elif self.plateau_worse > how.plateau_patience:
+            self.plateau, self.plateau_worse = self.plateau * how.plateau_factor, 0
+        self.validated_at = self.step
+        self._lap()
+        return Validation(self.step, self.epoch, nats, metrics.perplexity(nats), improved)
+
+    def _lap(self) -> float:
+        now, before = time.perf_counter(), self._clock
+        self._clock = now
+        return max(now - before, 1e-9)
+
+    # ------------------------------------------------------------------ reading
+
+    def _one_pass(self, epoch: int) -> Pass:
+        return one_pass(self.train_ids, self.settings.reading, seed=self.settings.seed, epoch=epoch)
+
+    def _pass(self) -> Pass:
+        if self._reads[0] != self.epoch:
+            self._reads = (self.epoch, self._one_pass(self.epoch))
+        return self._reads[1]
+
+    def _advance(self, index: int, length: int) -> None:
+        self.step += 1
+        self.index = index
+        if index == length:
+            self.epoch, self.index = self.epoch + 1, 0
+
+    def _read(self, segment: Segment, share: float) -> float:
+        """Forward and backward through one segment; returns the sum of its losses in nats."""
+        self.model.train()
+        x, y = segment.x.to(self.device), segment.y.to(self.device)
+        state = None if segment.fresh else self.carried.value
+        masks = self.model.draw_masks(len(x))
+        self._latest = (x, state, masks)
+        scale = share / (len(x) * segment.divisor)
+        if self.settings.reading.carry == "full":
+            return self._read_lane(x, y, masks, scale)
+        with torch.autocast(self.device.type, torch.bfloat16, self._narrow):
+            logits, after = self._run(x, state, masks, segment)
+        self.carried.carry(after)
+        loss = _sum_nats(logits[:, logits.shape[1] - segment.scored :], y[:, -segment.scored :])
+        (loss * scale).backward()
+        return loss.item()
+
+    def _read_lane(self, x: Tensor, y: Tensor, masks: Masks, scale: float) -> float:
+        """Forward and backward through whole lanes, the losses taken piece by piece."""
+
+        def loss(hs: Tensor, start: int) -> Tensor:
+            logits = self.model.project(hs, masks).transpose(0, 1)
+            return _sum_nats(logits, y[:, start : start + len(hs)]) * scale
+
+        xs = self.model.inputs(self.model.hide_tokens(x).T, masks)
+        with torch.autocast(self.device.type, torch.bfloat16, self._narrow):
+            total, _ = self.model.recur_back(xs, None, masks, loss)
+        return total.item() / scale
+
+    @property
+    def _narrow(self) -> bool:
+        return self.settings.precision == "bfloat16"
+
+    def _run(self, x: Tensor, state: State, masks: Masks, segment: Segment) -> tuple[Tensor, State]:
+        """Logits of the segment, and the state where the next segment starts."""
+        if segment.advance == x.shape[1]:
+            with self._carrying(segment.xi):
+                return self.model(x, state, masks)
+        if segment.advance == 0:  # a sliding window that still reaches back to the text's start
+            return self.model(x, state, masks)[0], state
+        early, middle = self.model(x[:, : segment.advance], state, masks)
+        late, _ = self.model(x[:, segment.advance :], middle, masks)
+        return torch.cat([early, late], dim=1), middle
+
+    @contextmanager
+    def _carrying(self, xi: Tensor | None) -> Iterator[None]:
+        """Lend the recurrence the weights ξ for what is run inside this block."""
+        if xi is None:
+            yield
+            return
+        before, self.model.recurrence.carry = self.model.recurrence.carry, Given(tuple(xi.tolist()))
+        try:
+            yield
+        finally:
+            self.model.recurrence.carry = before
+
+    # ------------------------------------------------------------------ chance
+
+    @contextmanager
+    def _pinned_chance(self) -> Iterator[None]:
+        """Dropout between layers draws from PyTorch's global generators: lend it our own states."""
+        if not self.model.shape.dropout.layers:
+            yield
+            return
+        cuda = self.device.type == "cuda"
+        with torch.random.fork_rng([self.device] if cuda else []):
+            torch.set_rng_state(self.chance["cpu"])
+            if cuda:
+                torch.cuda.set_rng_state(self.chance["cuda"], self.device)
+            yield
+            self.chance = {"cpu": torch.get_rng_state()}
+            if cuda:
+                self.chance["cuda"] = torch.cuda.get_rng_state(self.device)
+
+    # ------------------------------------------------------------------ what went wrong
+
+    def _diagnosis(self, nats: float, norm: float) -> WorkFailed:
+        what = f"the loss became {nats}" if not math.isfinite(nats) else f"‖gradient‖ became {norm}"
+        how = self.settings.optimisation
+        tries = [f"a smaller learning rate than {how.learning_rate:g}"]
+        if how.clip is None or how.clip > 1:
+            tries.append("clipping to norm 1")
+        if self._narrow:
+            tries.append("float32 instead of bfloat16")
+        return WorkFailed(
+            f"{what} at step {self.step + 1}; it began in {self._first_broken_tensor()}",
+            hint="try " + " or ".join(tries),
+        )
+
+    def _first_broken_tensor(self) -> str:
+        """The first tensor of the update, in the order they are computed, that is not finite."""
+        x, state, masks = self._latest
+        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, self._narrow):
+            hs, _ = self.model.states(x, state, masks)
+            logits = self.model.project(hs, masks)
+        named = [(f"the parameter {n}", p) for n, p in self.model.named_parameters()]
+        named += [("the carried state", t) for t in CarriedState(state).state_dict().values()]
+        named += [("the hidden states h_t", hs), ("the logits o_t", logits)]
+        named += [
+            (f"the gradient of {n}", p.grad)
+            for n, p in reversed(list(self.model.named_parameters()))
+            if p.grad is not None
+        ]
+        broken = [name for name, tensor in named if not bool(torch.isfinite(tensor).all())]
+        return broken[0] if broken else "the sum of the losses"
+
+    # ------------------------------------------------------------------ saving
+
+    NUMBERS = (
+        "step",
+        "epoch",
+        "index",
+        "validated_at",
+        "best",
+        "best_step",
+        "worse",
+        "plateau",
+        "plateau_worse",
+    )
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that the rest of the training depends on: tensors by name, and plain numbers."""
+        tensors = {f"weights/{n}": p.detach() for n, p in self.model.named_parameters()}
+        names = {id(p): n for n, p in self.model.named_parameters()}
+        for parameter, values in self.optimizer.state.items():
+            for key, value in values.items():
+                tensors[f"optimizer/{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
+        for w, a in zip(self.average.weights, self.average.averages, strict=False):
+            tensors[f"average/{names[id(w)]}"] = a
+        tensors |= {f"carried/{n}": t for n, t in self.carried.state_dict().items()}
+        tensors |= {f"noise/{n}": t for n, t in self.model.noise.state_dict().items()}
+        tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
+        numbers = {name: getattr(self, name) for name in self.NUMBERS}
+        return tensors, numbers | {"averaged": self.average.count, "noise": self.model.noise.seed}
+
+    def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken, on this training's device."""
+        parts = _by_first_name(tensors)
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(parts["weights"][name])
+            for w, a in zip(self.average.weights, self.average.averages, strict=False):
+                name = next(n for n, p in parameters.items() if p is w)
+                a.copy_(parts["average"][name])
+        self._load_optimizer(parts.get("optimizer", {}), parameters)
+        self.carried.load_state_dict(parts.get("carried", {}))
+        self.carried.to(self.device)
+        for name in self.NUMBERS:
+            setattr(self, name, numbers[name])
+        self.average.count = numbers["averaged"]
+        self.model.noise.seed = numbers["noise"]
+        self.model.noise.load_state_dict(parts.get("noise", {}))
+        self.chance |= parts.get("chance", {})
+
+    def _load_optimizer(self, saved: dict[str, Tensor], parameters: dict[str, Any]) -> None:
+        self.optimizer.state.clear()
+        for name, value in saved.items():
+            owner, key = name.rsplit("/", 1)
+            parameter = parameters[owner]
+            self.optimizer.state[parameter][key] = value.to(self.device).clone()
+
+
+def _sum_nats(logits: Tensor, y: Tensor) -> Tensor:
+    """Σ -log P(y), over logits (batch, time, vocabulary) that lie time first in memory."""
+    flat = logits.transpose(0, 1).flatten(0, 1)
+    return F.cross_entropy(metrics.widened(flat), y.T.flatten(), reduction="sum")
+
+
+def _global_generators(device: torch.device, seed: int) -> dict[str, Tensor]:
+    """Fresh states for PyTorch's global generators, from our seed and not from theirs."""
+    states = {"cpu": torch.Generator().manual_seed(seed).get_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.Generator(device).manual_seed(seed).get_state()
+    return states
+
+
+def _by_first_name(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """`{"a/b/c": t}` → `{"a": {"b/c": t}}`."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        first, rest = name.split("/", 1)
+        parts.setdefault(first, {})[rest] = tensor
+    return parts

@@ -1,0 +1,86 @@
+"""Kill real trainings at random moments, resume them, and print what became of them as JSON.
+
+A script, not a test: it forks after importing torch, which a test process had better not do.
+`test_runs.py` runs it: `python killed_runs.py FOLDER KILLS SEED`.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from elman import generation, report
+from elman.cli import run
+
+# Short samples and no report, so that the time goes into training and its checkpoints.
+_specimen = generation.specimen
+generation.specimen = lambda model, vocab, *_: _specimen(model, vocab, length=10)
+report.write = lambda run: run.path / "report.html"
+
+OPTIONS = """
+    --model lstm --layers 2 --hidden-size 6 --embedding-size 4 --batch-size 4 --window 8
+    --epochs 6 --validate-every 11 --checkpoint-every 3 --checkpoint-seconds 0 --validation 0.2
+    --dropout-tokens 0.1 --dropout-inputs 0.1 --dropout-layers 0.1 --dropout-outputs 0.2
+    --dropout-recurrent 0.2 --optimizer adamw --weight-decay 0.1 --schedule cosine --average ema
+    --device cpu
+"""
+
+
+def start(arguments: list[str]) -> int:
+    """Run one command in a child of its own, in silence."""
+    child = os.fork()
+    if child == 0:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        os._exit(run(arguments))
+    return child
+
+
+def finish(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed(text: Path, out: Path, seconds: float, chance: random.Random) -> int:
+    """Train with interruptions until it is done; returns how often it was killed."""
+    kills = 0
+    while True:
+        whole = (out / "config.json").exists()
+        begin = ["train", str(text), "--out", str(out), "--force", *OPTIONS.split()]
+        child = start(["train", "--resume", str(out)] if whole else begin)
+        time.sleep(chance.uniform(0, seconds / 8))
+        os.kill(child, signal.SIGKILL)
+        status = finish(child)
+        if status == 0:
+            return kills
+        assert status == -signal.SIGKILL, status
+        kills += 1
+
+
+def main(folder: Path, wanted: int, seed: int) -> None:
+    torch.set_num_threads(1)
+    chance = random.Random(seed)
+    text = folder / "text.txt"
+    text.write_text("".join(chance.choices("abcde \n", k=900)))
+    assert (
+        run(["train", str(text), "--out", str(folder / "first"), *OPTIONS.split()]) == 0
+    )  # imports all
+    began = time.monotonic()
+    assert (
+        finish(start(["train", str(text), "--out", str(folder / "unbroken"), *OPTIONS.split()]))
+        == 0
+    )
+    seconds = time.monotonic() - began
+    kills: list[int] = []
+    while sum(kills) < wanted:
+        kills.append(killed(text, folder / f"broken-{len(kills)}", seconds, chance))
+    print(json.dumps({"kills": kills, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

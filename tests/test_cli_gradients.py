@@ -1,0 +1,132 @@
+"""`elman gradients`: a verdict, numbers, pictures, refusals; and the pictures themselves."""
+
+import json
+
+import pytest
+import torch
+
+from elman import diagnostics as d
+from elman.cli import run
+from elman.figures import diagrams
+from elman.figures import gradients as pictures
+from elman.language_model import LanguageModel
+
+TINY = ["--hidden-size", "6", "--epochs", "1", "--max-tokens", "3000", "--window", "8"]
+TINY += ["--batch-size", "4", "--diagnose", "20"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "gru"
+    assert run(["train", "--model", "gru", "--out", str(folder), *TINY]) == 0
+    return folder
+
+
+def test_verdict_first_then_numbers(trained, capsys):
+    assert run(["gradients", str(trained), "--steps", "60", "--lags", "10", "--draws", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("half of the gradient lies within ")
+    assert "a window of 8 keeps " in said
+    assert "largest Lyapunov exponent" in said
+    assert "truncated, window 8" in said
+
+
+def test_json_and_every_picture(trained, capsys, tmp_path):
+    pictured = ["--figure", str(tmp_path / "figures"), "--json"]
+    asked = ["gradients", str(trained), "--steps", "60", "--lags", "10", "--draws", "2", *pictured]
+    assert run(asked) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert len(said["mean_norm_by_lag"]) == 11
+    assert said["units"] == 6
+    assert len(said["figures"]) == 8
+    assert all(p.read_text().rstrip().endswith("</svg>") for p in (tmp_path / "figures").iterdir())
+
+
+def test_another_text_can_be_read(trained, capsys, tmp_path):
+    text = tmp_path / "other.txt"
+    text.write_text("a class is a statement about names " * 3)
+    assert run(["gradients", str(trained), str(text), "--lags", "5", "--draws", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 104
+
+
+def test_training_looks_at_the_gradient_and_the_report_shows_it(trained):
+    records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    looks = [r for r in records if r["kind"] == "diagnosis"]
+    assert [r["step"] for r in looks] == list(range(20, looks[-1]["step"] + 1, 20))
+    assert all(0 < r["window_keeps"] <= 1 for r in looks)
+    assert "How far back the gradient reaches" in (trained / "report.html").read_text()
+
+
+def test_refusals(trained, capsys, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("abc")
+    for asked, message in (
+        ([str(tmp_path / "nowhere")], "is not a run folder"),
+        ([str(trained), str(short)], "3 tokens are too few"),
+        ([str(trained), "--lags", "0"], "--lags"),
+    ):
+        assert run(["gradients", *asked]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_model_without_a_state_has_nothing_to_show(capsys, tmp_path):
+    folder = tmp_path / "mlp"
+    assert run(["train", "--model", "mlp", "--out", str(folder), *TINY]) == 0
+    capsys.readouterr()
+    assert run(["gradients", str(folder)]) == 2
+    assert "'mlp' carries nothing through time" in capsys.readouterr().err
+
+
+# The pictures
+
+
+def model(cell="elman", layers=1):
+    torch.manual_seed(0)
+    return LanguageModel(7, cell=cell, hidden_size=5, layers=layers)
+
+
+def labels(figure):
+    return [t.get_text() for axes in figure.axes for t in axes.texts]
+
+
+def test_lags_mark_the_horizons_and_the_window():
+    passage = d.Passage.read(model(), torch.arange(40) % 7)
+    found = d.by_lag(passage, 10)
+    said = labels(pictures.lags(found, window=4))
+    assert f"50% within {found.horizon(0.5)}" in said
+    assert f"window 4 keeps {found.kept(4):.0%}" in said
+
+
+def test_carries_draw_one_row_each_over_the_text():
+    ids = torch.arange(31) % 7
+    scores = d.compare_carries(model(), ids, window=5, draws=2)
+    figure = pictures.carries(scores, list("abcdefghij klmnopqrs"))
+    ticks = [t.get_text() for t in figure.axes[0].get_yticklabels()]
+    assert ticks == [s.name for s in scores]
+    bars = len(figure.axes[0].patches)
+    assert bars >= 1 + 10 + 4 + 2 + 1  # full, windows of 2, 5 and 10, sliding; then the random ones
+
+
+def test_graph_shows_the_gradient_of_every_copy_of_the_weights():
+    network = model().double()
+    ids = [1, 2, 3, 4]
+    found = diagrams.graph_gradients(network, ids)
+    logits, _ = network(torch.tensor([ids[:-1]]))
+    torch.nn.functional.cross_entropy(logits[0], torch.tensor(ids[1:])).backward()
+    assert len(found.state_to_state) == 2
+    # The steps read different tokens, so they pull on different columns: norms add in squares.
+    total = float(network.recurrence.weight_ih_l0.grad.square().sum())
+    assert sum(n**2 for n in found.weights["weight_ih_l0"]) == pytest.approx(total)
+    assert found.weights["weight_hh_l0"][0] == 0  # h_0 = 0 hands W_hh nothing
+    drawn = labels(diagrams.graph(network, ids))
+    assert f"{found.state_to_state[0]:.2g}" in drawn
+
+
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_diagrams_show_shapes_and_predictions(cell):
+    shapes = labels(diagrams.unrolled(model(cell), batch=9))
+    assert any("9 × 7" in s for s in shapes)
+    assert any("1 × 9 × 5" in s for s in shapes)
+    said = labels(diagrams.character_model(model(cell), [1, 2, 3], list("abcdefg")))
+    assert {"b", "c", "d"} <= set(said)
+    assert sum(s.startswith(("a ", "b ", "c ", "d ", "e ", "f ", "g ")) for s in said) == 6

@@ -1,0 +1,213 @@
+"""`elman train`: options, presets, progress, refusals, and stopping without losing anything."""
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from elman import generation, presets, report
+from elman.cli import run
+from elman.runs import Run
+from elman.training import Settings
+
+TEXT = "the time traveller for so it will be convenient to speak of him " * 15
+SMALL = [
+    *("--model", "gru", "--hidden-size", "6", "--embedding-size", "0", "--batch-size", "4"),
+    *("--window", "8", "--epochs", "2", "--device", "cpu"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quick_report(request, monkeypatch):
+    """Report and samples have tests of their own; here, only the test that asks waits for them."""
+    if "report" not in request.node.name:
+        monkeypatch.setattr(report, "write", lambda run: run.path / "report.html")
+        monkeypatch.setattr(generation, "specimen", lambda model, vocab: "a sample")
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def train(text, out, *more):
+    return run(["train", str(text), "--out", str(out), *SMALL, *more])
+
+
+def test_a_run_is_trained_scored_named_and_gets_a_report(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run") == 0
+    said = capsys.readouterr()
+    assert "held out, 95 tokens:" in said.out
+    assert f"elman generate {tmp_path / 'run'}" in said.out
+    assert "preset quick: --model gru" in said.err
+    assert "--learning-rate 0.004" in said.err, "what the preset expands to is printed"
+    assert (tmp_path / "run" / "report.html").exists()
+    assert "sample" in {r["kind"] for r in Run.open(tmp_path / "run").metrics()}
+
+
+def test_json_is_one_object_per_line(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run", "--json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["kind"] for line in lines} == {"update", "validation", "result"}
+    assert lines[-1]["run"] == str(tmp_path / "run")
+    update = next(line for line in lines if line["kind"] == "update")
+    assert {"step", "epoch", "nats", "perplexity", "gradient_norm"} <= update.keys()
+    assert {"tokens_per_second", "learning_rate"} <= update.keys()
+
+
+OPTIONS = {
+    "elman, one-hot, notes": "--model elman --init notes --optimizer sgd --learning-rate 1",
+    "mlp": "--model mlp --context 3",
+    "words": "--level word --batch-size 2 --window 4",
+    "bytes": "--level byte",
+    "letters": "--clean letters --max-tokens 500",
+    "random": "--sampling random",
+    "full": "--carry full --memory 64K",
+    "sliding": "--carry sliding --history 5",
+    "randomized": "--carry randomized",
+    "polynomial": "--carry polynomial",
+    "dropout": "--dropout-tokens 0.1 --dropout-outputs 0.2 --dropout-recurrent 0.2",
+    "tied": "--embedding-size 6 --tied",
+    "averages": "--average asgd --weight-decay 0.1 --schedule plateau --accumulate 2",
+    "bfloat16": "--precision bfloat16",
+    "nothing held out": "--validation 0",
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_every_option_reaches_the_run(options, text, tmp_path):
+    given = options.split()
+    assert train(text, tmp_path / "run", "--validate-every", "20", *given) == 0
+    opened = Run.open(tmp_path / "run")
+    stored = presets.flat(opened.config.data, opened.config.model, opened.config.training)
+    for flag, value in zip(given[::2], given[1::2], strict=False):
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag == "--memory":
+            value = str(64 << 10)
+        if flag.startswith("--") and not value.startswith("--"):
+            assert str(stored[name]) in (value, f"{value}.0"), flag
+    assert opened.load_model() is not None
+
+
+def test_options_and_settings_are_each_others_inverse():
+    ids = list(range(5000))
+    for preset in presets.PRESETS:
+        options = presets.expand(preset, {"validate_every": 3})
+        data, model = presets.data(options), presets.model(options, 28)
+        settings = presets.settings(options, ids)
+        assert isinstance(settings, Settings)
+        assert presets.flat(data, model, settings) == options
+
+
+def test_full_carry_is_checkpointed_unless_said_otherwise():
+    assert presets.expand("quick", {"carry": "full"})["memory"] == 64 << 20
+    assert presets.expand("quick", {"carry": "full", "memory": 0})["memory"] == 0
+
+
+def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert train("-", out) == 0
+    assert run(["train", "--resume", str(out), "--epochs", "3"]) == 0
+    assert Run.open(out).metrics()[-2]["kind"] in ("validation", "sample")
+    assert Run.open(out).config.training.epochs == 3
+
+
+REFUSED = {
+    "unknown preset": (["--preset", "fast"], "quick, best, notes"),
+    "unknown model": (["--model", "transformer"], "elman, gru, lstm, mlp"),
+    "unknown device": (["--device", "tpu"], "auto, cpu, cuda"),
+    "no memory": (["--memory", "lots"], "64M"),
+    "too large a batch": (["--batch-size", "5000"], "more text"),
+    "mlp carries nothing": (["--model", "mlp", "--carry", "full"], "no state"),
+    "rate": (["--learning-rate", "-1"], "must be positive"),
+    "not a number": (["--epochs", "many"], "elman train --help"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals_say_what_to_type_and_write_nothing(options, said, text, tmp_path, capsys):
+    assert train(text, tmp_path / "run", *options) == 2
+    complaint = capsys.readouterr().err
+    assert "error: " in complaint
+    assert "hint: " in complaint
+    assert said in complaint
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_existing_run_is_kept_unless_forced(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run") == 0
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    assert train(text, tmp_path / "run", "--seed", "1") == 2
+    assert "--force" in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    assert train(text, tmp_path / "run", "--seed", "1", "--force") == 0
+    assert Run.open(tmp_path / "run").config.training.seed == 1
+
+
+def test_without_a_name_a_free_folder_is_found(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for expected in ("text-gru", "text-gru-2"):
+        assert run(["train", "text.txt", *SMALL]) == 0
+        assert (tmp_path / "runs" / expected / "model.safetensors").exists()
+
+
+def test_resume_refuses_by_name_what_it_cannot_change(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run") == 0
+    for option, value in (("--hidden-size", "7"), ("--seed", "5"), ("--batch-size", "8")):
+        assert run(["train", "--resume", str(tmp_path / "run"), option, value]) == 2
+        assert f"error: {option} {value} cannot be changed" in capsys.readouterr().err
+    assert run(["train", "--resume", str(tmp_path / "run"), "--hidden-size", "6"]) == 0
+    assert run(["train", "--resume", str(tmp_path / "run"), "--force"]) == 2
+    assert run(["train", "--resume", str(tmp_path / "nowhere")]) == 2
+
+
+def test_resume_of_another_text_is_refused(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run") == 0
+    text.write_text(TEXT + "more")
+    assert run(["train", "--resume", str(tmp_path / "run"), "--epochs", "3"]) == 2
+    assert "has changed" in capsys.readouterr().err
+
+
+def test_a_training_that_explodes_says_so_and_keeps_its_checkpoint(text, tmp_path, capsys):
+    options = ["--optimizer", "sgd", "--learning-rate", "1e38", "--clip", "0", "--init", "notes"]
+    assert train(text, tmp_path / "run", *options, "--validate-every", "1", "--warm-up", "0") == 1
+    said = capsys.readouterr().err
+    assert "it began in" in said
+    assert f"elman train --resume {tmp_path / 'run'} --learning-rate" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_stopping_saves_and_resume_ends_as_if_it_never_stopped(which, text, tmp_path, capsys):
+    assert train(text, tmp_path / "unbroken", "--epochs", "20") == 0
+    out = tmp_path / "stopped"
+
+    def stop_soon():
+        while not (out / "metrics.jsonl").exists():  # opened after the handlers are in place
+            time.sleep(0.001)
+        os.kill(os.getpid(), which)
+
+    stopper = threading.Thread(target=stop_soon)
+    stopper.start()
+    assert train(text, out, "--epochs", "20") == 130
+    stopper.join()
+    assert f"continue with: elman train --resume {out}" in capsys.readouterr().err
+    assert Run.open(out).load_model() is not None, "what there is can be used"
+    assert run(["train", "--resume", str(out)]) == 0
+    models = [(p / "model.safetensors").read_bytes() for p in (tmp_path / "unbroken", out)]
+    assert models[0] == models[1]
+
+
+def test_tensorboard_gets_the_curves(text, tmp_path):
+    pytest.importorskip("tensorboard")
+    assert train(text, tmp_path / "run", "--tensorboard") == 0
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert train(text, tmp_path / "run", "--force") == 0, "its folder is part of the run"

@@ -1,0 +1,307 @@
+"""Using a run from the command line: evaluate and generate."""
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from elman import generation
+from elman.cli import run as elman
+from elman.runs import Run
+
+
+def spoken(capsys, *words):
+    """Run a command that must work; what it said on stdout and on stderr."""
+    assert elman([str(word) for word in words]) == 0
+    return capsys.readouterr()
+
+
+def records(capsys, *words):
+    return [json.loads(line) for line in spoken(capsys, *words, "--json").out.splitlines()]
+
+
+def refused(capsys, *words):
+    assert elman([str(word) for word in words]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert "hint: " in said.err
+    return said.err
+
+
+# ---------------------------------------------------------------------- evaluate
+
+
+def test_evaluate_scores_what_was_held_out_like_the_training_did(tiny_run, capsys):
+    path = tiny_run()
+    result = [r for r in Run.open(path).metrics() if r["kind"] == "result"][-1]
+    (found,) = records(capsys, "evaluate", path)
+    for name in ("tokens", "nats_per_token", "perplexity", "bits_per_char"):
+        assert found[name] == pytest.approx(result[name], rel=1e-6)
+    assert found["unknown_tokens"] == 0
+    assert (found["source"], found["split"]) == (str(path.parent / "book.txt"), "validation")
+    assert list(found["baselines"]) == ["uniform", "unigram", "kneser-ney:5", "kneser-ney:7"]
+
+
+def test_evaluate_shows_a_table_and_names_the_next_command(tiny_run, capsys):
+    path = tiny_run()
+    said = spoken(capsys, "evaluate", path, "--mix", "kneser-ney:3")
+    assert "400 chars predicted, none of them unknown" in said.out
+    lines = said.out.splitlines()
+    nats = [float(line.split()[-3 - line.endswith("←")]) for line in lines[3:]]
+    assert len(nats) == 6
+    assert nats == sorted(nats, reverse=True)
+    assert sum(line.endswith("←") for line in lines) == 1
+    assert any(line.startswith("mixture ") and "kneser-ney:3" in line for line in lines)
+    assert f"next: elman generate {path}" in said.err
+
+
+def test_evaluate_reads_another_text_or_stdin_and_counts_what_is_unknown(
+    tiny_run, capsys, tmp_path, monkeypatch
+):
+    path, text = tiny_run(), "the cat ran 文文!\n"
+    (tmp_path / "other.txt").write_text(text, encoding="utf-8")
+    (other,) = records(capsys, "evaluate", path, tmp_path / "other.txt")
+    stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    (piped,) = records(capsys, "evaluate", path, "-")
+    assert other["unknown_tokens"] == piped["unknown_tokens"] == 3
+    assert (piped["source"], piped["split"]) == ("-", "all")
+    assert other["tokens"] == len(text) - 1
+    assert {k: v for k, v in other.items() if k != "source"} == {
+        k: v for k, v in piped.items() if k != "source"
+    }
+
+
+def test_evaluate_warns_of_bits_per_char_where_words_are_unknown(tiny_run, capsys, tmp_path):
+    (tmp_path / "other.txt").write_text("the zebra slept")
+    said = spoken(capsys, "evaluate", tiny_run(level="word"), tmp_path / "other.txt")
+    assert "2 words predicted, 1 of them unknown" in said.out
+    assert "unknown word as one character" in said.err
+    assert "flatters" not in spoken(capsys, "evaluate", tiny_run()).err
+
+
+def test_evaluate_without_baselines_counts_nothing(tiny_run, capsys):
+    (found,) = records(capsys, "evaluate", tiny_run(), "--no-baselines")
+    assert found["baselines"] == {}
+    assert found["mixture"] is None
+
+
+def test_evaluate_can_take_the_last_weights(tiny_run, capsys):
+    path = tiny_run("--average", "ema", "--average-decay", "0.9")
+    (best,) = records(capsys, "evaluate", path)
+    (last,) = records(capsys, "evaluate", path, "--weights", "last")
+    assert last["nats_per_token"] == pytest.approx(best["nats_per_token"], rel=0.2)
+
+
+def test_evaluate_refuses_what_it_cannot_do(tiny_run, capsys, tmp_path):
+    path = tiny_run()
+    assert "not a run folder" in refused(capsys, "evaluate", tmp_path)
+    assert "unknown weights" in refused(capsys, "evaluate", path, "--weights", "worst")
+    assert "unknown device" in refused(capsys, "evaluate", path, "--device", "tpu")
+    assert "cannot mix" in refused(capsys, "evaluate", path, "--mix", "magic:3")
+    assert "--mix counts" in refused(
+        capsys, "evaluate", path, "--mix", "kneser-ney:3", "--no-baselines"
+    )
+    assert "no file" in refused(capsys, "evaluate", path, tmp_path / "nothing.txt")
+    (tmp_path / "short.txt").write_text("a")
+    assert "nothing to predict" in refused(capsys, "evaluate", path, tmp_path / "short.txt")
+    assert "held nothing out" in refused(capsys, "evaluate", tiny_run("--validation", "0"))
+
+
+# ---------------------------------------------------------------------- generate
+
+
+@pytest.mark.parametrize("level", ["char", "word", "byte"])
+def test_generate_writes_the_prompt_and_as_many_tokens_as_asked(tiny_run, capsys, level):
+    path = tiny_run(level=level)
+    options = ("--prompt", "the naïve", "--length", 40, "--seed", 3)
+    out = spoken(capsys, "generate", path, *options).out
+    (record,) = records(capsys, "generate", path, *options)
+    joint = " " if level == "word" else ""
+    assert out == f"the naïve{joint}{record['text']}\n"
+    assert (record["prompt"], record["tokens"], record["seed"]) == ("the naïve", 40, 3)
+    assert spoken(capsys, "generate", path, *options).out == out
+    assert spoken(capsys, "generate", path, *options[:-1], 4).out != out
+
+
+def test_generate_is_the_library_with_the_runs_vocabulary(tiny_run, capsys):
+    run = Run.open(tiny_run())
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
+    flags = ["--temperature", 0.7, "--top-k", 5, "--top-p", 0.9]
+    (record,) = records(capsys, "generate", run.path, "--length", 30, "--prompt", "a dog", *flags)
+    ids = generation.generate(run.load_model(), run.vocab.encode("a dog"), 30, **options)
+    assert record["text"] == run.vocab.decode(list(ids))
+
+
+def test_an_empty_prompt_begins_like_a_line(tiny_run, capsys):
+    run = Run.open(tiny_run())
+    (record,) = records(capsys, "generate", run.path, "--length", 30)
+    ids = generation.generate(run.load_model(), run.vocab.encode("\n"), 30)
+    assert record["text"] == run.vocab.decode(list(ids))
+    assert record["prompt"] == ""
+
+
+@pytest.mark.parametrize(("level", "start"), [("char", "\n"), ("byte", 10), ("word", "the")])
+def test_each_level_has_an_opening(tiny_run, level, start):
+    vocab = Run.open(tiny_run(level=level)).vocab
+    assert vocab.to_tokens(generation.opening(vocab)) == start
+    assert generation.unwritten(vocab) == (() if level == "byte" else (0,))
+
+
+def test_samples_and_prompts_come_together_and_each_as_if_alone(tiny_run, capsys):
+    path, common = tiny_run(), ("--length", 25, "--seed", 5)
+    together = records(
+        capsys, "generate", path, "--prompt", "a", "--prompt", "the", "--samples", 2, *common
+    )
+    assert [(r["prompt"], r["seed"]) for r in together] == [
+        ("a", 5),
+        ("a", 6),
+        ("the", 5),
+        ("the", 6),
+    ]
+    for record in together:
+        prompt, seed = record["prompt"], record["seed"]
+        words = ("generate", path, "--prompt", prompt, "--length", 25, "--seed", seed)
+        assert records(capsys, *words) == [record]
+    said = spoken(capsys, "generate", path, "--samples", 2, *common).out
+    assert said.startswith("── seed 5 ──\n")
+    assert "\n\n── seed 6 ──\n" in said
+
+
+def test_beam_search_writes_the_most_probable_text_and_json_all_of_them(tiny_run, capsys):
+    path = tiny_run()
+    found = records(capsys, "generate", path, "--prompt", "a ", "--length", 8, "--beam", 4)
+    scores = [record["log_probability"] for record in found]
+    assert len(found) == 4
+    assert scores == sorted(scores, reverse=True)
+    out = spoken(capsys, "generate", path, "--prompt", "a ", "--length", 8, "--beam", 4).out
+    assert out == f"a {found[0]['text']}\n"
+    (greedy,) = records(
+        capsys, "generate", path, "--prompt", "a ", "--length", 8, "--temperature", 0
+    )
+    assert found[0]["log_probability"] >= _log_probability(path, "a ", greedy["text"]) - 1e-4
+
+
+def _log_probability(path, prompt, text):
+    from elman.mixture import Network
+
+    run = Run.open(path)
+    model = Network(run.load_model(), run.vocab)
+    return model.log_probability(text, context=prompt)
+
+
+def test_prompt_characters_outside_the_vocabulary_are_reported(tiny_run, capsys):
+    said = spoken(capsys, "generate", tiny_run(), "--prompt", "a 文 Q文", "--length", 5)
+    assert "read as <unk>: '文' 'Q' (3 of 6 chars)" in said.err
+    assert said.out.startswith("a 文 Q文")
+    words = spoken(
+        capsys, "generate", tiny_run(level="word"), "--prompt", "the zebra", "--length", 5
+    )
+    assert "read as <unk>: 'zebra' (1 of 2 words)" in words.err
+
+
+def test_a_prompt_is_cleaned_like_the_text_of_the_run(tiny_run, capsys):
+    path = tiny_run("--clean", "letters")
+    said = spoken(capsys, "generate", path, "--prompt", "The DOG,", "--length", 5)
+    assert said.out.startswith("the dog")
+    assert "read as 'the dog'" in said.err
+    assert "unk" not in said.err
+
+
+def test_unknown_is_written_only_when_asked(tiny_run, capsys):
+    path = tiny_run("--min-freq", "20", level="word")  # most words are rare: <unk> is common
+    words = ("generate", path, "--length", 200, "--temperature", 1)
+    assert "<unk>" not in spoken(capsys, *words).out
+    assert "<unk>" in spoken(capsys, *words, "--special").out
+
+
+def test_text_streams_as_it_is_drawn(tiny_run, capsys, monkeypatch):
+    path = tiny_run()
+    vocab = Run.open(path).vocab
+
+    def one_by_one(model, ids, length, **choices):
+        for n, token in enumerate(vocab.encode("abc")):
+            assert capsys.readouterr().out.endswith("the" if n == 0 else "abc"[n - 1])
+            yield int(token)
+
+    monkeypatch.setattr(generation, "generate", one_by_one)
+    assert elman(["generate", str(path), "--prompt", "the"]) == 0
+
+
+def test_bytes_are_shown_when_their_character_is_whole():
+    from elman.cli.generate import _pieces
+    from elman.vocab import Vocab
+
+    vocab = Vocab.from_text("é", "byte")
+    pieces = list(_pieces(iter([0x61, 0xC3, 0xA9, 0xC3]), vocab, False))
+    assert pieces == ["a", "", "é", "", "\ufffd"]
+
+
+def test_control_characters_cannot_reach_a_terminal(monkeypatch):
+    from elman.cli.generate import _visible
+
+    assert _visible("\x1b[2J") == "\x1b[2J"  # a file or a pipe gets the text as it is
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert _visible("a\x1b[2J\n\t\x07") == "a␛[2J\n\t␇"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--top-p", 0), "top_p=0.0"),
+        (("--temperature", "nan"), "--temperature"),
+        (("--beam", 2, "--top-k", 3), "--top-k belongs to sampling"),
+        (("--beam", 2, "--temperature", 0.5), "--temperature belongs to sampling"),
+        (("--beam", 2, "--samples", 3), "--samples belongs to sampling"),
+        (("--length", 0), "--length"),
+        (("--weights", "worst"), "unknown weights"),
+    ],
+)
+def test_generate_refuses_what_it_cannot_do(tiny_run, capsys, options, message):
+    assert message in refused(capsys, "generate", tiny_run(), *options)
+
+
+def test_a_folder_that_is_no_run_is_refused(capsys, tmp_path):
+    assert "not a run folder" in refused(capsys, "generate", tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_ctrl_c_ends_cleanly_after_what_was_written(tiny_run):
+    words = [sys.executable, "-m", "elman", "generate", str(tiny_run()), "--length", "10000000"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        rest, said = process.stdout.read(), process.stderr.read()
+        assert process.wait(timeout=60) == 130
+    assert len(first) == 5
+    assert rest.endswith(b"\n")
+    assert said in (b"", b"error: interrupted\n")  # some versions of typer leave nothing to say
+
+
+def test_the_perplexity_of_a_uniform_model_is_its_vocabulary(tiny_run, capsys):
+    path = tiny_run()
+    (found,) = records(capsys, "evaluate", path)
+    uniform = found["baselines"]["uniform"]
+    assert uniform["perplexity"] == pytest.approx(len(Run.open(path).vocab))
+    assert uniform["nats_per_token"] == pytest.approx(math.log(len(Run.open(path).vocab)))
+
+
+# ---------------------------------------------------------------------- report
+
+
+def test_report_is_written_again_and_named(tiny_run, capsys):
+    path = tiny_run()
+    before = (path / "report.html").read_bytes()
+    (path / "report.html").unlink()
+    assert spoken(capsys, "report", path).out == f"{path / 'report.html'}\n"
+    assert (path / "report.html").read_bytes() == before
+    (found,) = records(capsys, "report", path)
+    assert found == {"run": str(path), "report": str(path / "report.html")}

@@ -1,0 +1,117 @@
+"""`elman statistics` and `elman ngram`: what they print, write and refuse."""
+
+import io
+import json
+
+import pytest
+
+from elman import NgramModel
+from elman.cli import run
+
+TEXT = "the cat sat on the mat and the dog sat on the cat\n" * 40
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def ask(capsys, *arguments: str) -> dict:
+    assert run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_statistics_print_runs_and_stop_words(capsys, book):
+    assert run(["statistics", book, "--top", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "tokens: 520 in all, 7 different, 0 of them only once" in said
+    assert "160  the\n" in said
+    assert "80  sat on\n" in said
+    assert "stop words, the 2 that make up 46% of it: the cat" in said
+
+
+def test_statistics_of_the_time_machine_as_json(capsys, time_machine_file, tmp_path):
+    figure = tmp_path / "zipf.svg"
+    asked = ["statistics", str(time_machine_file), "--clean", "letters", "--figure", str(figure)]
+    found = ask(capsys, *asked)
+    assert [row["types"] for row in found["runs"]] == [4579, 20234, 29882]
+    assert found["runs"][1]["most_common"][0] == [["of", "the"], 309]
+    fit = found["runs"][0]["zipf"]
+    assert (fit["first"], fit["last"]) == (10, 824)
+    assert fit["least_squares"]["alpha"] == pytest.approx(1.038, abs=1e-3)
+    assert fit["maximum_likelihood"]["error"] == pytest.approx(0.0058, abs=1e-4)
+    assert figure.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(("level", "types"), [("char", 4), ("word", 3), ("byte", 5)])
+def test_statistics_read_stdin_at_every_level(capsys, monkeypatch, level, types):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("a b a é".encode())))
+    found = ask(capsys, "statistics", "-", "--level", level, "--n", "1")
+    assert found["runs"][0]["types"] == types
+    assert found["runs"][0]["zipf"] is None
+
+
+def test_ngram_scores_the_held_out_part(capsys, time_machine_file):
+    asked = ["ngram", str(time_machine_file), "--clean", "letters", "--order", "3-4"]
+    found = ask(capsys, *asked)
+    nats = [row["nats_per_token"] for row in found["models"]]
+    assert nats == pytest.approx([1.9252, 1.6150], abs=2e-4)
+    assert (found["vocabulary"], found["models"][0]["tokens"]) == (28, 17058)
+    assert run(asked) == 0
+    assert "    4        17,045    1.6150       5.028     2.3300\n" in capsys.readouterr().out
+
+
+def test_ngram_writes_a_model_an_arpa_file_and_text(capsys, book, tmp_path):
+    arpa, out = tmp_path / "m.arpa", tmp_path / "m.safetensors"
+    asked = ["ngram", book, "--level", "word", "--order", "3"]
+    asked += ["--arpa", str(arpa), "--out", str(out)]
+    asked += ["--generate", "5", "--prompt", "the dog", "--temperature", "0"]
+    found = ask(capsys, *asked)
+    assert found["text"] == "the dog sat on the cat sat"
+    loaded, imported = NgramModel.load(out), NgramModel.from_arpa(arpa)
+    assert loaded.perplexity(["the", "cat", "sat"]) == pytest.approx(
+        imported.perplexity(["the", "cat", "sat"]), rel=1e-6
+    )
+    assert ask(capsys, *asked)["text"] == found["text"]
+
+
+def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("ab" * 20 + "ba")
+    asked = ["ngram", str(path), "--order", "2", "--smoothing", "laplace", "--epsilon"]
+    assert ask(capsys, *asked, "0")["models"][0]["perplexity"] == "Infinity"
+    assert ask(capsys, *asked, "1,0.5")["models"][0]["perplexity"] < 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--order", "0"], "order=0 must be at least 1"),
+        (["--order", "8-1"], "--order 8-1 must be a number or a range"),
+        (["--order", "two"], "--order two must be a number or a range"),
+        (["--order", "9999"], "order=9999 is longer than the text"),
+        (["--order", "1-2", "--generate", "9"], "only one can be written"),
+        (["--epsilon", "1"], "belong to Laplace"),
+        (["--smoothing", "laplace", "--epsilon", "x"], "--epsilon x must be numbers"),
+        (["--smoothing", "laplace", "--epsilon", "1,2"], "one for each of 5 orders"),
+        (["--smoothing", "none"], "unknown smoothing 'none'"),
+        (["--level", "verse"], "unknown level 'verse'"),
+        (["--clean", "soap"], "unknown clean 'soap'"),
+    ],
+)
+def test_a_bad_request_exits_with_two(capsys, book, arguments, said):
+    assert run(["ngram", book, *arguments]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "hint: " in err
+
+
+def test_statistics_refuse_what_cannot_be(capsys, book):
+    assert run(["statistics", book, "--first", "9", "--last", "3"]) == 2
+    assert "not 9 to 3" in capsys.readouterr().err
+    assert run(["statistics", book, "--figure", "zipf.bmp"]) == 2
+    assert "zipf.svg" in capsys.readouterr().err
+    assert run(["statistics", "no-such-book"]) == 2
+    assert "error: " in capsys.readouterr().err

@@ -1,0 +1,312 @@
+"""Diagnostics: each quantity against its brute-force definition, and known answers."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from elman import diagnostics as d
+from elman.diagnostics.carries import carries
+from elman.errors import UserError
+from elman.gradients import Full, Randomized, Sliding, Truncated
+from elman.language_model import Dropout, LanguageModel
+from elman.nn import GRU, LSTM, RNN
+
+CELLS = ["elman", "gru", "lstm"]
+IDS = torch.randint(0, 7, (24,), generator=torch.Generator().manual_seed(3))
+
+
+def alive(cell, layers=2, **options):
+    """A small model in float64 whose gradients do not vanish: orthogonal recurrent blocks."""
+    torch.manual_seed(0)
+    model = LanguageModel(7, cell=cell, hidden_size=5, layers=layers, **options).double()
+    for name, p in model.recurrence.named_parameters():
+        if name.startswith("weight_hh"):
+            for block in p.data.split(5):
+                torch.nn.init.orthogonal_(block)
+    return model
+
+
+def bare_loop(model, ids):
+    """Losses L_t and the joint states S_0 … S_T, as leaves of one autograd graph."""
+    rnn = model.recurrence
+    pair = model.cell == "lstm"
+    zero = torch.zeros(rnn.num_layers, 1, 5, dtype=torch.float64)
+    joint = torch.cat([zero, zero], -1) if pair else zero
+    states, losses = [joint.requires_grad_()], []
+    for x, y in itertools.pairwise(ids):
+        before = tuple(s.contiguous() for s in states[-1].chunk(2, -1)) if pair else states[-1]
+        _, after = rnn(x.view(1, 1), before)
+        after = torch.cat(after, -1) if pair else after
+        states.append(after)
+        top = after[-1, 0, :5]  # the loss sees the joint state, so that S_t is what it depends on
+        logits = F.linear(top, model.output_weight, model.bias_q)
+        losses.append(-torch.log_softmax(logits, -1)[y])
+    return losses, states
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("embedding_size", [None, 3])
+def test_by_lag_is_the_norm_of_autograds_gradient(cell, embedding_size):
+    model, lags = alive(cell, embedding_size=embedding_size), 6
+    if embedding_size:
+        assert model.embedding is not None
+        xs = model.embedding(IDS[:-1, None])
+        plain = d.Passage.run(model.recurrence, xs.detach())
+        assert len(d.by_lag(plain, lags).norms) == len(IDS) - 1 - lags
+    measured = d.by_lag(d.Passage.read(model, IDS), lags)
+    if embedding_size:
+        return
+    losses, states = bare_loop(model, IDS)
+    for i, t in enumerate(range(lags, len(losses))):
+        wanted = [states[t + 1 - k] for k in range(lags + 1)]
+        grads = torch.autograd.grad(losses[t], wanted, retain_graph=True)
+        norms = [float(g.norm()) for g in grads]
+        assert min(norms) > 1e-6  # alive
+        np.testing.assert_allclose(measured.norms[i], norms, rtol=1e-9)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_passage_losses_and_states_are_the_models(cell):
+    model = alive(cell)
+    passage = d.Passage.read(model, IDS)
+    logits, _ = model.eval()(IDS[None, :-1])
+    nats = F.cross_entropy(logits[0], IDS[1:], reduction="none")
+    torch.testing.assert_close(passage.nats, nats.detach())
+    _, states = bare_loop(model, IDS)
+    last = states[-1][:, 0].flatten()
+    torch.testing.assert_close(passage.states[-1], last.detach())
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_total_gradient_by_step_and_unit_is_autograds(cell):
+    model = alive(cell)
+    measured = d.units(d.Passage.read(model, IDS)).gradient
+    losses, states = bare_loop(model, IDS)
+    grads = torch.autograd.grad(torch.stack(losses).sum(), states[1:])
+    np.testing.assert_allclose(measured, torch.stack(grads)[:, :, 0].flatten(1).abs(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_jacobian_is_the_derivative_of_one_step(cell):
+    passage = d.Passage.read(alive(cell), IDS)
+    S = passage.states[4]
+    expected = torch.autograd.functional.jacobian(
+        lambda s: passage.step(torch.tensor([4]), s[None])[0], S
+    )
+    torch.testing.assert_close(d.jacobian(passage, 4), expected)
+    torch.testing.assert_close(passage.step(torch.tensor([4]), S[None])[0], passage.states[5])
+
+
+# Known answers
+
+
+def linear(W, steps=60):
+    rnn: Any = RNN(2, len(W), nonlinearity="linear", bias=False, dtype=torch.float64)
+    rnn.weight_hh_l0.data[:] = torch.as_tensor(W)
+    return d.Passage.run(rnn, torch.randn(steps, 1, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [0.8, 1.0, 1.1])
+def test_decay_of_a_scaled_orthogonal_linear_network_is_log_of_the_scale(scale):
+    Q = torch.nn.init.orthogonal_(torch.empty(4, 4, dtype=torch.float64))
+    found = d.by_lag(linear(scale * Q), lags=20)
+    assert found.decay == pytest.approx(math.log(scale), abs=1e-9)
+
+
+def test_lyapunov_exponents_of_a_linear_network_are_log_eigenvalues():
+    torch.manual_seed(1)
+    V = torch.randn(4, 4, dtype=torch.float64)
+    W = V @ torch.diag(torch.tensor([1.2, 0.9, 0.5, 0.1], dtype=torch.float64)) @ V.inverse()
+    found = d.lyapunov_exponents(linear(W, steps=1000))
+    np.testing.assert_allclose(found, np.log([1.2, 0.9, 0.5, 0.1]), atol=0.01)
+    np.testing.assert_allclose(d.lyapunov_exponents(linear(W, 1000), 1), [math.log(1.2)], atol=0.01)
+
+
+def test_singular_values_of_a_linear_network_are_those_of_the_powers():
+    torch.manual_seed(2)
+    W = torch.randn(3, 3, dtype=torch.float64) * 0.6
+    found = d.singular_values(linear(W), lags=(1, 3, 10), start=5)
+    for k, values in zip(found.lags, found.values, strict=True):
+        np.testing.assert_allclose(
+            values, torch.linalg.svdvals(torch.matrix_power(W, k)), rtol=1e-9
+        )
+    assert d.spectral_radius(linear(W)) == pytest.approx(
+        [float(torch.linalg.eigvals(W).abs().max())]
+    )
+
+
+def test_share_horizon_and_window_by_hand():
+    found = d.ByLag(first=3, norms=np.array([[4.0, 2, 1, 1], [4.0, 2, 1, 1]]))
+    assert found.share.tolist() == [0.5, 0.75, 0.875, 1]
+    assert (found.horizon(0.5), found.horizon(0.9), found.horizon(1)) == (0, 3, 3)
+    assert found.kept(1) == 0.5
+    assert found.kept(2) == 0.625  # losses at its first step see lag 0, at its second lags 0 and 1
+    assert found.kept(6) == pytest.approx((0.5 + 0.75 + 0.875 + 1 + 1 + 1) / 6)
+    assert found.recommend(0.8) == 5  # 4 steps keep 0.78, 5 keep 0.825
+
+
+def test_a_delayed_copy_puts_its_gradient_at_the_delay():
+    torch.manual_seed(0)
+    delay, steps = 4, 600
+    bits = torch.randint(0, 2, (steps,))
+    rnn, head = RNN(2, 16, dtype=torch.float64), torch.nn.Linear(16, 2, dtype=torch.float64)
+    optimiser = torch.optim.Adam([*rnn.parameters(), *head.parameters()], 0.01)
+    xs, target = bits.view(20, 30).T.contiguous(), bits.view(20, 30).T[:-delay]
+    loss = torch.tensor(math.inf)
+    for _ in range(200):
+        hs, _ = rnn(xs)
+        loss = F.cross_entropy(head(hs[delay:]).flatten(0, 1), target.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert loss.item() < 0.05
+    passage = d.Passage.run(rnn, xs[:, :1])
+    inputs = torch.stack([_input_gradient(rnn, head, xs[:, 0], t) for t in range(10, 30)])
+    assert inputs.mean(0).argmax() == delay
+    assert d.by_lag(passage, 8).norms.shape == (22, 9)
+
+
+def _input_gradient(rnn, head, bits, t):
+    """|∂ log-odds of the copied bit at t / ∂x_{t-k}|, k = 0 … 9."""
+    x = F.one_hot(bits, 2).double()[:, None].requires_grad_()
+    said = head(rnn(x)[0][t, 0])
+    (g,) = torch.autograd.grad(said[1] - said[0], x)
+    return (g[:, 0, 1] - g[:, 0, 0]).abs().flip(0)[len(bits) - 1 - t :][:10]
+
+
+# Units and gates
+
+
+@pytest.mark.parametrize(
+    ("module", "gates"), [(GRU, {"reset", "update"}), (LSTM, {"input", "forget", "output"})]
+)
+def test_gate_openness_follows_the_bias(module, gates):
+    rnn: Any = module(2, 3, dtype=torch.float64)
+    rnn.bias_ih_l0.data[:3] = 50.0  # the first gate (reset, input) stands open
+    found = d.units(d.Passage.run(rnn, torch.randn(20, 1, 2, dtype=torch.float64))).openness[0]
+    assert set(found) == gates
+    first = "reset" if module is GRU else "input"
+    assert (found[first] > 0.99).all()
+    assert all((found[g] > 0.05).all() and (found[g] < 0.95).all() for g in gates - {first})
+
+
+def test_saturated_and_dead_units_are_counted():
+    rnn: Any = RNN(2, 4, dtype=torch.float64)
+    with torch.no_grad():
+        rnn.bias_ih_l0[0] = 50.0  # always +1: saturated, and it never moves
+        for w in (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0):
+            w[1] = 0  # always 0: dead
+    found = d.units(d.Passage.run(rnn, torch.randn(50, 1, 2, dtype=torch.float64)))
+    assert (found.saturated, found.dead, found.total) == (1, 2, 4)
+
+
+# Attribution
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("embedding_size", [None, 3])
+def test_attribution_meets_its_definitions(cell, embedding_size):
+    model = alive(cell, embedding_size=embedding_size).eval()
+    found = d.attribute(model, IDS[:9])
+
+    def log_p(past):
+        return float(F.log_softmax(model(past[None])[0][0, -1].detach(), -1)[IDS[8]])
+
+    assert found.log_probability == pytest.approx(log_p(IDS[:8]))
+    for s in range(8):
+        without = torch.cat([IDS[:s], IDS[s + 1 : 8]])
+        assert found.left_out[s] == pytest.approx(log_p(IDS[:8]) - log_p(without))
+    assert found.gradient.shape == (8,)
+    if embedding_size is None:
+        ones = F.one_hot(IDS[:8], 7).double()[:, None]
+        nudged = ones * (1 + 1e-6 * (torch.arange(8) == 5).double()[:, None, None])
+        logits = model.project(model.recurrence(nudged)[0][-1], _no_masks())
+        moved = float(F.log_softmax(logits.detach(), -1)[0, IDS[8]])
+        assert (moved - found.log_probability) / 1e-6 == pytest.approx(found.gradient[5], rel=1e-4)
+
+
+def _no_masks():
+    from elman.language_model import Masks
+
+    return Masks(None, None, {})
+
+
+# Carries
+
+
+def test_carries_are_compared_with_the_exact_gradient():
+    model = alive("elman", layers=1)
+    ids = torch.randint(0, 7, (61,), generator=torch.Generator().manual_seed(0))
+    scores = {str(s.carry): s for s in d.compare_carries(model, ids, window=6, draws=40)}
+    full = scores[str(Full())]
+    assert (full.cosine, full.norm_ratio) == (pytest.approx(1), pytest.approx(1))
+    assert full.bias < 1e-12
+    assert full.deviation == 0
+    assert full.steps_kept == 60
+    assert scores[str(Truncated(6))].bias > 0.05
+    assert scores[str(Truncated(12))].bias < scores[str(Truncated(3))].bias
+    assert (scores[str(Truncated(6))].steps_kept, scores[str(Sliding(3, 6))].steps_kept) == (6, 6)
+    for score in scores.values():
+        if isinstance(score.carry, Randomized):
+            assert score.deviation > 0.01
+            assert score.bias < 4 * score.deviation / math.sqrt(40)  # unbiased up to chance
+
+
+def test_the_list_of_carries_grows_with_the_window():
+    assert [repr(c) for c in carries(1)][:2] == [repr(Full()), repr(Truncated(1))]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_glance_sees_what_by_lag_sees_and_changes_nothing(cell):
+    model = alive(cell, dropout=Dropout(outputs=0.5)).train()
+    model(IDS[None])  # so that it has a generator of its own
+    torch_before, own_before = torch.get_rng_state(), model.noise.state_dict()["cpu"]
+    found = d.glance(model, IDS, window=6)
+    full = d.by_lag(d.Passage.read(model, IDS), len(IDS) - 2)
+    assert (found.half_within, found.window_keeps) == (full.horizon(0.5), full.kept(6))
+    assert torch.equal(torch.get_rng_state(), torch_before)
+    assert torch.equal(model.noise.state_dict()["cpu"], own_before)
+    assert model.training
+    assert d.glance(LanguageModel(7, cell="mlp"), IDS, 6) is None
+
+
+def test_clipping_counts_the_norms_above_the_threshold():
+    found = d.clipping([0.5, 1.0, 1.5, 4.0], threshold=1.0)
+    assert (found.updates, found.clipped, found.largest, found.median) == (4, 0.5, 4.0, 1.25)
+    assert d.clipping([3.0], None).clipped == 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            lambda: d.Passage.read(LanguageModel(7, cell="mlp"), IDS),
+            "'mlp' carries nothing through",
+        ),
+        (lambda: d.attribute(LanguageModel(7, cell="mlp"), IDS), "'mlp' carries nothing through"),
+        (lambda: d.Passage.read(LanguageModel(7), IDS[:1]), "hold no step to diagnose"),
+        (lambda: d.attribute(LanguageModel(7), IDS[:1]), "leave nothing to explain"),
+        (lambda: d.by_lag(d.Passage.read(LanguageModel(7), IDS), 23), "lags=23 .* 23 steps"),
+        (lambda: d.by_lag(d.Passage.read(LanguageModel(7), IDS), 0), "lags=0 must be at least 1"),
+        (lambda: d.singular_values(linear(np.eye(2), 5), (9,)), r"lags \(9,\) from step 0"),
+        (lambda: d.lyapunov_exponents(linear(np.eye(2)), 3), "count=3 must be from 1 to 2"),
+        (lambda: d.compare_carries(LanguageModel(7), IDS, window=20), "24 tokens are too few"),
+        (lambda: d.clipping([], 1.0), "no gradient norms"),
+        (lambda: d.ByLag(0, np.ones((1, 2))).kept(0), "window=0 must be at least 1"),
+        (
+            lambda: d.Passage.run(RNN(2, 3, bidirectional=True), torch.zeros(4, 1, 2)),
+            "no one direction through time",
+        ),
+    ],
+)
+def test_refusals_say_what_and_why(wrong, message):
+    with pytest.raises(UserError, match=message):
+        wrong()

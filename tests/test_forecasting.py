@@ -1,0 +1,303 @@
+"""Forecasting: windows of the past, models, intervals, measures, and no view of the future."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elman import forecasting as f
+from elman import series
+from elman.errors import UserError
+from elman.forecasting import accuracy
+from elman.forecasting.evaluation import backtest, score, split
+from elman.forecasting.saving import Fitted, load, save
+
+SMALL = {"epochs": 2, "hidden": 5}
+MODELS = [
+    f.Last(),
+    f.Seasonal(7),
+    f.Mean(),
+    f.Drift(),
+    f.Linear(3),
+    f.Linear(3, direct=4),
+    f.Window(4, **SMALL),
+    f.Window(4, direct=3, gaussian=True, **SMALL),
+    f.Recurrent("elman", tau=6, **SMALL),
+    f.Recurrent("gru", tau=6, direct=3, **SMALL),
+    f.Recurrent("lstm", tau=6, gaussian=True, num_layers=2, **SMALL),
+    f.Differenced(f.Linear(3)),
+    f.Differenced(f.Recurrent("gru", tau=6, **SMALL), lag=7),
+]
+
+
+def walk(steps=120, columns=2, seed=0):
+    return np.random.default_rng(seed).normal(size=(steps, columns)).cumsum(0)
+
+
+# Windows
+
+
+@given(steps=st.integers(6, 30), tau=st.integers(1, 4), ahead=st.integers(1, 2))
+def test_features_are_the_notes_loop(steps, tau, ahead):
+    x = np.arange(float(steps))
+    features, labels = f.features(x[:, None], tau, ahead)
+    rows = range(steps - tau - ahead + 1)
+    assert features[..., 0].tolist() == [x[i : i + tau].tolist() for i in rows]
+    assert labels[..., 0].tolist() == [x[i + tau : i + tau + ahead].tolist() for i in rows]
+
+
+def test_features_are_views_of_the_series():
+    x = walk()
+    assert all(np.shares_memory(part, x) for part in f.features(x, 4))
+
+
+# Every model
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_no_forecast_depends_on_the_future(model):
+    x, origins, steps = walk(), [30, 50, 70], 5
+    model.fit(x[:90])
+    before = model.forecasts(x, origins, steps)
+    for i, o in enumerate(origins):
+        changed = x.copy()
+        changed[o:] = 1e6
+        np.testing.assert_array_equal(model.forecasts(changed, origins, steps)[i], before[i])
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_predict_is_the_forecast_from_the_end_of_the_history(model):
+    x = walk()
+    model.fit([x[:60], x[60:]])
+    path = model.predict(x[:80], 9)
+    assert path.shape == (9, 2)
+    np.testing.assert_allclose(path, model.forecasts(x, [40, 80], 9)[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_units_are_undone_a_scaled_series_gives_a_scaled_forecast(model):
+    x = walk()
+    plain = model.fit(x).predict(x, 4)
+    scaled = model.fit(1000 * x + 7).predict(1000 * x + 7, 4)
+    np.testing.assert_allclose(scaled, 1000 * plain + 7, rtol=1e-3, atol=0.5)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_a_saved_forecaster_forecasts_the_same(model, tmp_path):
+    x = walk()
+    intervals = f.calibrate(model.fit(x[:80]), [(x, 80)], 5)
+    fitted = Fitted(model, ("a", "b"), intervals, 7)
+    again = load(save(fitted, tmp_path / "run"))
+    np.testing.assert_array_equal(again.model.predict(x, 5), model.predict(x, 5))
+    np.testing.assert_array_equal(again.intervals.radius, intervals.radius)
+    assert (again.columns, again.season) == (("a", "b"), 7)
+
+
+@pytest.mark.parametrize("make", [f.Window, lambda **o: f.Recurrent("gru", **o)])
+def test_same_seed_same_network_and_the_global_generator_is_left_alone(make):
+    import torch
+
+    x, before = walk(), torch.get_rng_state()
+    one, two, other = (make(seed=s, **SMALL).fit(x).predict(x, 3) for s in (1, 1, 2))
+    np.testing.assert_array_equal(one, two)
+    assert np.abs(one - other).max() > 1e-3
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# What each model is
+
+
+def test_linear_recovers_an_autoregression_exactly():
+    x = np.zeros((60, 2))
+    x[:2] = [[1, 0], [0.5, 2]]
+    A, B = np.array([[0.6, 0.2], [-0.3, 0.5]]), np.array([[-0.4, 0.1], [0.2, -0.3]])
+    for t in range(2, 60):
+        x[t] = x[t - 1] @ A + x[t - 2] @ B + [0.3, -0.1]
+    np.testing.assert_allclose(f.Linear(2).fit(x[:40]).predict(x[:40], 20), x[40:], atol=1e-9)
+    np.testing.assert_allclose(
+        f.Linear(2, direct=5).fit(x[:40]).predict(x[:40], 20), x[40:], atol=1e-9
+    )
+
+
+def test_differences_are_added_up_over_the_right_lag():
+    t = np.arange(40.0)
+    trend_and_season = (3 * t + np.resize([5.0, -1, 0, 8], 40))[:, None]
+    for lag in (1, 4):
+        model = f.Differenced(f.Linear(4), lag).fit(trend_and_season[:30])
+        path = model.predict(trend_and_season[:30], 10)
+        np.testing.assert_allclose(path, trend_and_season[30:], atol=1e-8)
+    yearly = f.Differenced(f.Mean(), 4).fit(trend_and_season[:30])  # every change over 4 is 12
+    np.testing.assert_allclose(yearly.predict(trend_and_season[:30], 10), trend_and_season[30:])
+
+
+def test_sampled_changes_add_up_to_growing_spread():
+    x = np.random.default_rng(0).normal(size=(1500, 1)).cumsum(0)
+    model = f.Differenced(f.Window(2, gaussian=True, epochs=10)).fit(x)
+    spread = model.sample(x[None, -model.lags :], 16, 400).std((0, 1))[:, 0]
+    assert spread[[0, 3, 15]] == pytest.approx([1, 2, 4], rel=0.25)  # √k of a random walk
+
+
+def test_baselines_are_what_their_names_say():
+    x = np.array([1.0, 5, 3, 2, 6, 4])[:, None]
+    assert f.Last().fit(x).predict(x, 2)[:, 0].tolist() == [4, 4]
+    assert f.Seasonal(3).fit(x).predict(x, 5)[:, 0].tolist() == [2, 6, 4, 2, 6]
+    assert f.Mean().fit(x).predict(x[:2], 2)[:, 0].tolist() == [3.5, 3.5]
+    assert f.Drift().fit(x).predict(x, 2)[:, 0] == pytest.approx([4.6, 5.2])
+
+
+def test_the_notes_window_model_predicts_one_step_and_decays_over_many():
+    x = series.sine(seed=0).values
+    model = f.Window(tau=4, hidden=10, epochs=5, learning_rate=0.01).fit(x[:604])
+    one = model.forecasts(x, range(604, 1000), 1)[:, 0]
+    many = model.predict(x[:604], 396)
+    assert np.sqrt(np.square(one - x[604:]).mean()) < 0.3  # the noise alone is 0.2
+    assert np.ptp(many[200:]) < 0.2  # settles to a constant
+    assert np.sqrt(np.square(many - x[604:]).mean()) > 0.5  # and misses the wave
+
+
+def test_a_column_that_reveals_the_target_step_gives_no_gain():
+    noise = np.random.default_rng(0).normal(size=(400, 1))
+    revealed = np.concatenate([noise, noise], axis=1)  # column 2 at step t is column 1 at step t
+    parts = [split(revealed)]
+    chance = score(f.Mean().fit(parts[0].train), parts, 2).rmse
+    for model in (f.Linear(4), f.Window(4), f.Recurrent("gru", tau=8, epochs=5)):
+        error = score(model.fit(parts[0].train), parts, 2).rmse
+        assert (error > 0.97 * chance).all()  # white noise cannot be predicted
+
+
+# Intervals and distributions
+
+
+def test_conformal_intervals_cover_as_often_as_they_say():
+    x = np.random.default_rng(1).normal(size=(4000, 1))
+    model = f.Mean().fit(x[:1000])
+    intervals = f.calibrate(model, [(x[:2500], 1000)], 3, level=0.8)
+    covered = score(model, [split(x, 0.375, 0.375)], 3, intervals=intervals).coverage
+    np.testing.assert_allclose(covered, 0.8, atol=0.04)  # five standard errors
+
+
+def test_conformal_radius_is_the_right_order_statistic():
+    x = np.array([0.0, 0, 0, 0, 3, 1, 2, 4])[:, None]
+    model = f.Mean().fit(x[:4])
+    # Residuals 3 1 2 4: rank ⌈5·0.6⌉ = 3 of 4; at horizon 2 only 1 2 4 are known: rank ⌈4·0.6⌉ = 3.
+    assert f.calibrate(model, [(x, 4)], 2, level=0.6).radius[:, 0].tolist() == [3, 4]
+
+
+def test_too_few_residuals_give_an_infinite_interval():
+    x = walk(20, 1)
+    radius = f.calibrate(f.Last().fit(x), [(x, 15)], 2, level=0.9).radius
+    assert np.isinf(radius).all()
+
+
+def test_gaussian_samples_spread_as_the_noise_does():
+    x = 3 * np.random.default_rng(0).normal(size=(2000, 1))
+    model = f.Window(2, hidden=8, gaussian=True, epochs=20).fit(x)
+    drawn = model.sample(x[None, :2].repeat(5, 0), steps=4, samples=500)
+    assert drawn.shape == (500, 5, 4, 1)
+    assert drawn.std() == pytest.approx(3, rel=0.1)
+    np.testing.assert_array_equal(drawn, model.sample(x[None, :2].repeat(5, 0), 4, 500))
+
+
+def test_crps_of_samples_meets_its_definition():
+    rng = np.random.default_rng(0)
+    samples, truth = rng.normal(size=(6, 4, 3, 2)), rng.normal(size=(4, 3, 2))
+    pairs = [np.abs(samples[i] - samples[j]) for i in range(6) for j in range(6) if i != j]
+    expected = np.abs(samples - truth).mean(0) - 0.5 * np.mean(pairs, axis=0)
+    np.testing.assert_allclose(accuracy.crps(truth, samples), expected.mean((0, 2)))
+    np.testing.assert_allclose(accuracy.crps(truth, samples[:1]), accuracy.mae(truth, samples[0]))
+
+
+# Measures
+
+
+def test_measures_by_hand():
+    truth, forecast = np.array([[[2.0], [4]], [[0], [0]]]), np.array([[[1.0], [4]], [[3], [0]]])
+    assert accuracy.rmse(truth, forecast).tolist() == [np.sqrt(5), 0]
+    assert accuracy.mae(truth, forecast).tolist() == [2, 0]
+    assert accuracy.smape(truth, forecast) == pytest.approx([(2 / 3 + 2) / 2, 0])
+    training = [np.array([[0.0], [1], [0], [3]])]  # naive steps 1 1 3; of lag two 0 2
+    assert accuracy.mase(truth, forecast, training) == pytest.approx([2 / (5 / 3), 0])
+    assert accuracy.mase(truth, forecast, training, season=2) == pytest.approx([2, 0])
+    assert accuracy.coverage(truth, forecast - 1, forecast + 1).tolist() == [0.5, 1]
+    assert accuracy.width(forecast - 1, forecast + 1).tolist() == [2, 2]
+
+
+def test_errors_that_follow_the_notes_recursion_give_back_its_constant():
+    errors = [0.3]
+    for _ in range(20):
+        errors.append(0.3 + 0.7 * errors[-1])
+    fitted = accuracy.growth(np.array(errors))
+    assert fitted.factor == pytest.approx(0.7)
+    np.testing.assert_allclose(fitted.predicted, errors)
+
+
+def test_backtest_refits_on_the_past_of_each_origin_only():
+    seen = []
+
+    class Spy:
+        def fit(self, values):
+            seen.append(len(values))
+            self.end = len(values)
+            return self
+
+        def predict(self, history, steps):
+            assert len(history) == self.end
+            return history[-1:].repeat(steps, 0)
+
+    scores = backtest(Spy, np.arange(20.0)[:, None], folds=3, steps=4)
+    assert seen == [8, 12, 16]
+    assert scores.mae.tolist() == [1, 2, 3, 4]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: f.Window(tau=0), "tau=0 must be at least 1"),
+        (lambda: f.Window(direct=0), "direct=0 must be at least 1"),
+        (lambda: f.Window(learning_rate=-1), "learning_rate=-1 must be positive"),
+        (
+            lambda: f.Recurrent("transformer"),
+            "cell='transformer' is unknown; one of elman, gru, lstm",
+        ),
+        (lambda: f.Differenced(f.Last(), 0), "lag=0 must be at least 1"),
+        (lambda: f.Seasonal(0), "season=0 must be at least 1"),
+        (lambda: f.Linear(5).fit([1.0, 2, 3]), "3 steps is too short for Linear, which reads 5"),
+        (
+            lambda: f.Linear(2, direct=9).fit(walk(10)),
+            "10 steps is too short for tau=2 and 9 steps",
+        ),
+        (lambda: f.Last().fit([1.0, np.nan, 3]), "step 1, column 0 is nan"),
+        (lambda: f.Last().fit(np.zeros((2, 3, 4))), r"shape \(2, 3, 4\)"),
+        (lambda: f.Last().fit(walk()).predict(walk(), 0), "steps=0 must be at least 1"),
+        (
+            lambda: f.Linear(5).fit(walk()).predict(walk(3), 1),
+            "origin 3: it needs 5 values before it",
+        ),
+        (lambda: f.Last().sample(np.zeros((1, 1, 1)), 1, 1), "Last gives one path"),
+        (lambda: f.calibrate(f.Last(), [], 1, level=1.5), "level=1.5 must lie between 0 and 1"),
+        (lambda: split(walk(), 0.6, 0.5), "leave some to train on"),
+        (lambda: score(f.Last(), [split(walk(20))], 9), "test part has 4 steps, not enough for 9"),
+        (lambda: backtest(f.Last, walk(10), 5, 2), "5 folds of 2 steps need 12 values"),
+        (
+            lambda: accuracy.mase(np.ones((1, 1, 1)), np.ones((1, 1, 1)), [np.ones((9, 1))]),
+            "training part is constant",
+        ),
+    ],
+)
+def test_bad_requests_are_refused_by_name(wrong, message):
+    with pytest.raises(UserError, match=message):
+        wrong()
+
+
+@pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x80\x04pickle"])
+def test_a_damaged_forecaster_is_refused(tmp_path, spoil, content):
+    x = walk()
+    model = f.Linear(3).fit(x)
+    folder = save(Fitted(model, ("a", "b"), f.calibrate(model, [(x, 50)], 2)), tmp_path / "run")
+    (folder / spoil).write_bytes(content)
+    with pytest.raises(UserError, match="does not hold a whole forecaster"):
+        load(folder)

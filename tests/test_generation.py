@@ -1,0 +1,294 @@
+"""Generation: what may follow, what does follow, and at what cost."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from elman import generation
+from elman.errors import UserError, WorkFailed
+from elman.generation import Sampling, beam_search, generate, generate_batch
+from elman.language_model import CELLS, LanguageModel
+
+V = 5
+
+
+class Tiny(nn.Module):
+    """An LSTM language model with opinions, which counts the tokens it is given to read."""
+
+    def __init__(self, vocabulary: int = V, seed: int = 0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 4)
+        self.lstm = nn.LSTM(4, 6, batch_first=True)
+        self.dropout = nn.Dropout(0.5)
+        self.output = nn.Linear(6, vocabulary)
+        generator = torch.Generator().manual_seed(seed)
+        for p in self.parameters():
+            p.data.normal_(0, 1.5, generator=generator)
+        self.double()
+        self.read = 0
+
+    def forward(self, ids, state=None):
+        self.read += ids.shape[1]
+        hs, state = self.lstm(self.embedding(ids), state)
+        return self.output(self.dropout(hs)), state
+
+
+def log_probability(model, prompt, ids):
+    """log p(ids | prompt), from one pass over the whole text."""
+    with torch.no_grad():
+        logits, _ = model.eval()(torch.tensor([[*prompt, *ids]]))
+    log_p = logits[0].log_softmax(-1)
+    return sum(float(log_p[len(prompt) + t - 1, token]) for t, token in enumerate(ids))
+
+
+logit_rows = st.lists(st.floats(-8, 8), min_size=2, max_size=9).map(lambda row: torch.tensor([row]))
+
+
+@given(logits=logit_rows, temperature=st.floats(0.05, 20))
+def test_temperature_divides_the_logits(logits, temperature):
+    p = Sampling(temperature, exclude=()).probabilities(logits)
+    torch.testing.assert_close(p, (logits.double() / temperature).softmax(-1))
+
+
+@given(logits=logit_rows)
+def test_temperature_zero_is_certain_of_the_likeliest_and_lowest_id(logits):
+    p = Sampling(0, exclude=()).probabilities(logits)[0]
+    row = logits[0].tolist()
+    assert p.tolist() == [float(i == row.index(max(row))) for i in range(len(row))]
+
+
+@given(logits=logit_rows, k=st.integers(1, 12), p=st.floats(0.01, 1))
+def test_top_k_then_top_p_keep_what_counting_by_hand_keeps(logits, k, p):
+    plain = logits[0].double().softmax(-1).tolist()
+    likeliest = sorted(range(len(plain)), key=lambda i: -float(logits[0, i]))[:k]
+    left = sum(plain[i] for i in likeliest)
+    mass = [sum(plain[i] for i in likeliest[:n]) / left for n in range(len(likeliest))]
+    if any(abs(m - p) < 1e-9 for m in mass):
+        return  # on the very edge, where rounding decides
+    kept = [i for i, before in zip(likeliest, mass, strict=True) if before < p]
+    total = sum(plain[i] for i in kept)
+    expected = [plain[i] / total if i in kept else 0.0 for i in range(len(plain))]
+    actual = Sampling(top_k=k, top_p=p, exclude=()).probabilities(logits)[0]
+    assert actual.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_excluded_tokens_have_no_probability_and_the_rest_share_it():
+    p = Sampling(exclude=(0, 2)).probabilities(torch.tensor([[9.0, 1.0, 9.0, 1.0]]))
+    assert p.tolist() == [[0.0, 0.5, 0.0, 0.5]]
+
+
+def test_draws_follow_the_probabilities():
+    logits = torch.tensor([[0.0, 1.0, 2.0, 0.5]])
+    sampling = Sampling(temperature=0.8, exclude=(0,))
+    p = sampling.probabilities(logits)
+    generators = [torch.Generator().manual_seed(3)]
+    n = 4000
+    counts = torch.zeros(4, dtype=torch.float64)
+    for _ in range(n):
+        counts[generation._draw(p, generators)] += 1
+    assert counts[0] == 0
+    deviation = (p[0] * (1 - p[0]) / n).sqrt()
+    assert ((counts / n - p[0]).abs() <= 4 * deviation).all()
+
+
+def test_not_even_the_smallest_draw_falls_on_an_excluded_token(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.zeros(*size, dtype=torch.float64))
+    assert list(generate(Tiny(), [1], 3)) == [1, 1, 1]
+
+
+def test_the_same_seed_writes_the_same_text_and_another_seed_another():
+    model = Tiny()
+    first, again, other = (list(generate(model, [1, 2], 40, seed=seed)) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+def test_greedy_takes_the_likeliest_token_of_the_whole_text_every_time():
+    model, text = Tiny(), [2, 4]
+    for token in generate(model, [2, 4], 20, temperature=0, exclude=()):
+        with torch.no_grad():
+            assert token == int(model.eval()(torch.tensor([text]))[0][0, -1].argmax())
+        text.append(token)
+
+
+def test_each_token_is_read_once_however_long_the_text():
+    model = Tiny()
+    assert len(list(generate(model, [1, 2, 3], 50))) == 50
+    assert model.read == 3 + 49  # the last token is written, not read
+
+
+def test_a_long_prompt_is_read_in_pieces_to_the_same_effect(monkeypatch):
+    whole = list(generate(Tiny(), [1, 2, 3, 4] * 5, 20))
+    monkeypatch.setattr(generation, "PIECE", 3)
+    assert list(generate(Tiny(), [1, 2, 3, 4] * 5, 20)) == whole
+
+
+def test_tokens_come_as_they_are_drawn():
+    model = Tiny()
+    stream = generate(model, [1, 2, 3], 1000)
+    next(stream)
+    assert model.read == 3
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(0, V - 1), max_size=4), min_size=1, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_each_row_of_a_batch_is_what_its_own_seed_writes_alone(prompts, seed):
+    model, seeds = Tiny(), [seed + 3 * row for row in range(len(prompts))]
+    columns = list(generate_batch(model, prompts, 12, seeds=seeds, top_k=3))
+    alone = [
+        list(generate(model, ids, 12, seed=s, top_k=3))
+        for ids, s in zip(prompts, seeds, strict=True)
+    ]
+    assert [list(row) for row in zip(*columns, strict=True)] == alone
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_cell_writes_what_reading_the_whole_text_again_would(cell, layers):
+    torch.manual_seed(1)
+    model = LanguageModel(6, cell=cell, hidden_size=5, layers=layers, context=3).double()
+    for p in model.parameters():
+        p.data *= 4
+    prompts, draw = [[1, 2, 3, 4], [5]], Sampling(exclude=())
+    columns = list(generate_batch(model, prompts, 10, seeds=[3, 4], exclude=()))
+    for prompt, seed, row in zip(prompts, (3, 4), zip(*columns, strict=True), strict=True):
+        generator, text = torch.Generator().manual_seed(seed), list(prompt)
+        for token in row:
+            with torch.no_grad():
+                logits, _ = model.eval()(torch.tensor([text]))
+            expected = generation._draw(draw.probabilities(logits[:, -1]), [generator])
+            assert token == int(expected)
+            text.append(token)
+    (best,) = beam_search(model, prompts[0], 6, 1, exclude=())
+    assert best.log_probability == pytest.approx(log_probability(model, prompts[0], best.ids))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_writes_the_same_text():
+    torch.manual_seed(0)
+    model = LanguageModel(30, cell="lstm", hidden_size=32, embedding_size=8)
+    prompts = [[1, 2, 3], [4], []]
+    here = list(generate_batch(model, prompts, 60))
+    found = beam_search(model, [1, 2], 10, 4)
+    model.cuda()
+    assert list(generate_batch(model, prompts, 60)) == here
+    assert [c.ids for c in beam_search(model, [1, 2], 10, 4)] == [c.ids for c in found]
+
+
+def test_many_samples_of_one_prompt_read_it_once():
+    model = Tiny()
+    samples = list(zip(*generate_batch(model, [[1, 2, 3]] * 6, 8), strict=True))
+    assert model.read == 3 + 7
+    assert len(set(samples)) > 1
+
+
+def test_unknown_and_reserved_tokens_are_written_only_when_asked():
+    model = Tiny()
+    model.output.bias.data[:2] = 20.0  # the model wants nothing else
+    assert set(generate(model, [2], 50, exclude=())) == {0, 1}
+    assert set(generate(model, [2], 50)) == {1}
+    assert set(generate(model, [2], 50, exclude=(0, 1))) <= {2, 3, 4}
+
+
+def test_an_empty_prompt_reads_the_start_token_instead():
+    model = Tiny()
+    assert list(generate(model, [], 20)) == list(generate(model, [1], 20))
+    assert list(generate(model, [], 20, start=4)) == list(generate(model, [4], 20))
+    assert beam_search(model, [], 3, 2, start=4) == beam_search(model, [4], 3, 2)
+
+
+def test_the_model_keeps_its_mode_and_dropout_is_off_while_it_writes():
+    model = Tiny().train()
+    model.dropout.eval()
+    modes = [module.training for module in model.modules()]
+    noisy = Tiny().train()
+    assert list(generate(noisy, [1], 30)) == list(generate(Tiny().eval(), [1], 30))
+    assert all(module.training for module in noisy.modules())
+    next(generate(model, [1], 5))
+    assert [module.training for module in model.modules()] == modes
+
+
+@given(seed=st.integers(0, 100), length=st.integers(1, 4))
+def test_a_beam_wide_enough_finds_what_trying_everything_finds(seed, length):
+    model = Tiny(vocabulary=4, seed=seed)
+    everything = itertools.product(range(1, 4), repeat=length)
+    scored = sorted((log_probability(model, [2, 1], ids), ids) for ids in everything)[::-1]
+    found = beam_search(model, [2, 1], length, width=3**length)
+    assert len(found) == 3**length
+    assert [c.log_probability for c in found] == pytest.approx([s for s, _ in scored], abs=1e-9)
+    assert tuple(found[0].ids) == scored[0][1]
+
+
+@given(seed=st.integers(0, 50), width=st.integers(1, 5))
+def test_beam_scores_are_the_models_own_log_probabilities_best_first(seed, width):
+    model = Tiny(seed=seed)
+    found = beam_search(model, [1, 3], 6, width)
+    scores = [c.log_probability for c in found]
+    assert len(found) == width
+    assert scores == sorted(scores, reverse=True)
+    assert scores == pytest.approx([log_probability(model, [1, 3], c.ids) for c in found])
+    assert len({tuple(c.ids) for c in found}) == width
+
+
+def test_a_beam_of_one_is_greedy_and_a_narrow_beam_prunes_like_the_definition():
+    model = Tiny(seed=3)
+    (only,) = beam_search(model, [1], 10, 1)
+    assert only.ids == list(generate(model, [1], 10, temperature=0))
+    kept: list[tuple[int, ...]] = [()]
+    for _ in range(5):
+        longer = [(*ids, token) for ids in kept for token in range(1, V)]
+        kept = sorted(longer, key=lambda ids: -log_probability(model, [1], ids))[:3]
+    assert [tuple(c.ids) for c in beam_search(model, [1], 5, 3)] == kept
+
+
+def test_states_of_any_nesting_follow_their_rows():
+    def state(*rows):
+        h = torch.tensor([[[row] for row in rows]])  # (layers, batch, hidden)
+        return {"a": (h, [h * 10, None]), "b": h[0] * 100}
+
+    joined = generation._join([state(1), state(2), state(3)])
+    picked = generation._rows(joined, torch.tensor([2, 0, 0]))
+    assert str(picked) == str(state(3, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"temperature": -0.1}, "temperature=-0.1"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.1}, "top_p=1.1"),
+        ({"length": -1}, "length=-1"),
+        ({"prompt_ids": [[1, 2]]}, "line of token ids"),
+        ({"prompt_ids": [0.5]}, "line of token ids"),
+    ],
+)
+def test_impossible_requests_are_refused_at_the_call(choices, message):
+    with pytest.raises(UserError, match=message.replace("[", r"\[")):
+        generate(Tiny(), **{"prompt_ids": [1], "length": 5, **choices})
+
+
+def test_more_refusals():
+    with pytest.raises(UserError, match="2 seeds for 1 prompts"):
+        generate_batch(Tiny(), [[1]], 5, seeds=[1, 2])
+    with pytest.raises(UserError, match="width=0"):
+        beam_search(Tiny(), [1], 5, 0)
+    with pytest.raises(UserError, match=r"exclude=\[9\] names no token of a vocabulary of 5"):
+        next(generate(Tiny(), [1], 5, exclude=(9,)))
+    with pytest.raises(UserError, match="every token"):
+        next(generate(Tiny(), [1], 5, exclude=range(V)))
+
+
+def test_a_model_that_has_diverged_is_reported_not_sampled():
+    model = Tiny()
+    model.output.bias.data[3] = math.nan
+    with pytest.raises(WorkFailed, match="NaN or infinite"):
+        next(generate(model, [1], 5))

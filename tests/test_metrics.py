@@ -1,0 +1,116 @@
+"""Perplexity, and what it is taken over: every token after the first, exactly once."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from elman import LanguageModel, Vocab, metrics
+from elman.errors import UserError
+from elman.metrics import Score, evaluate, perplexity
+
+
+class Scripted(nn.Module):
+    """Always the same logits; counts what it is shown."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(logits))
+        self.read = []
+
+    def forward(self, ids, state=None):
+        self.read.append(ids.clone())
+        return self.logits.expand(*ids.shape, -1), state
+
+
+def test_perplexity_is_1_for_a_perfect_model():
+    sure = Scripted([0.0, 1000.0, 0.0])
+    assert evaluate(sure, torch.ones(50, dtype=torch.int64)).perplexity == 1
+
+
+def test_perplexity_is_infinite_for_a_zero_probability():
+    never = Scripted([0.0, -math.inf, 0.0])
+    assert evaluate(never, torch.tensor([0, 2, 1, 0])).perplexity == math.inf
+    assert perplexity(1e6) == math.inf
+
+
+def test_perplexity_is_the_size_of_the_vocabulary_for_a_uniform_model():
+    uniform = Scripted([0.5] * 28)
+    found = evaluate(uniform, torch.arange(28).repeat(5))
+    assert found.perplexity == pytest.approx(28, rel=1e-6)
+    assert found.bits_per_token == pytest.approx(math.log2(28), rel=1e-6)
+    assert found.tokens == 28 * 5 - 1
+
+
+def by_definition(model, ids):
+    """One step at a time, in float64."""
+    total, state = 0.0, None
+    with torch.no_grad():
+        for now, following in itertools.pairwise(ids):
+            logits, state = model(now.view(1, 1), state)
+            total -= logits.double().log_softmax(-1)[0, 0, following].item()
+    return total
+
+
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm", "mlp"])
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_evaluation_is_the_definition_whatever_the_piece(cell, piece):
+    torch.manual_seed(0)
+    model = LanguageModel(11, cell=cell, hidden_size=6).double().train()
+    ids = torch.randint(11, (60,))
+    found = evaluate(model, ids, piece=piece)
+    assert found.tokens == 59
+    assert found.nats == pytest.approx(by_definition(model, ids), rel=1e-12)
+    assert model.training, "the mode is put back"
+
+
+@given(predictions=st.integers(2, 400), lanes=st.integers(1, 9), warm_up=st.integers(0, 40))
+def test_lanes_score_every_prediction_exactly_once(predictions, lanes, warm_up):
+    if predictions < 2 * lanes * warm_up:
+        return
+    rows, scored = metrics._rows(predictions, lanes, warm_up)
+    assert sorted(rows[scored].tolist()) == list(range(predictions))
+    assert (rows[:, 1:] - rows[:, :-1] <= 1).all(), "each lane reads on without a gap"
+    for row in range(1, lanes):
+        if scored[row].any():
+            assert int(scored[row].nonzero()[0]) == warm_up
+
+
+def test_lanes_agree_with_the_definition_for_a_model_of_short_memory():
+    torch.manual_seed(0)
+    model = LanguageModel(11, cell="mlp", context=4, hidden_size=6).double()
+    ids = torch.randint(11, (500,))
+    side_by_side = evaluate(model, ids, lanes=5, warm_up=8)
+    assert side_by_side.nats == pytest.approx(evaluate(model, ids).nats, rel=1e-12)
+
+
+def test_any_one_dimensional_integers_will_do():
+    torch.manual_seed(0)
+    model = LanguageModel(11, hidden_size=6)
+    ids = np.arange(11, dtype=np.uint8)
+    assert evaluate(model, ids) == evaluate(model, torch.arange(11))
+
+
+def test_characters_behind_tokens():
+    assert metrics.characters(Vocab("abc"), [1, 2, 3]) == 2
+    words = Vocab(["the", "time", "machine"])
+    assert metrics.characters(words, words.encode("the time machine")) == len(" time machine")
+    assert metrics.characters(Vocab([97], level="byte"), list("né".encode())) == 1
+
+
+def test_scores_in_their_units():
+    score = Score(tokens=10, nats=10 * math.log(8))
+    assert score.perplexity == pytest.approx(8)
+    assert score.bits_per_token == pytest.approx(3)
+    assert score.bits_per_char(60) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([1]), torch.zeros(2, 2, dtype=torch.int64)])
+def test_a_text_with_nothing_to_predict_is_refused(ids):
+    with pytest.raises(UserError, match="nothing to predict"):
+        evaluate(LanguageModel(3, hidden_size=2), ids)

@@ -1,0 +1,346 @@
+"""Run folders: whole files, exact resume after any crash, clear refusals of anything damaged."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from elman import checkpoints, presets, runs, splits
+from elman.errors import MissingSource, UserError
+from elman.runs import Config, Run
+from elman.training import Update, Validation
+
+TEXT = "the time traveller for so it will be convenient to speak of him " * 12
+
+
+def options(source, **given):
+    small = {"model": "gru", "hidden_size": 6, "batch_size": 4, "window": 8, "epochs": 2}
+    return presets.expand("quick", small | {"embedding_size": 0, "source": str(source)} | given)
+
+
+def begin(folder: Path, text: str = TEXT, **given):
+    """A run folder with its training, not yet trained."""
+    source = folder / "text.txt"
+    source.write_text(text)
+    chosen = options(source, **given)
+    data = presets.data(chosen)
+    parts = splits.prepare(data, splits.read(data))
+    config = Config(
+        data=data,
+        model=presets.model(chosen, len(parts.vocab)),
+        training=presets.settings(chosen, parts.train),
+        sha256=parts.sha256,
+    )
+    run = Run.create(folder / "run", config, parts.vocab)
+    return run, runs.fresh_training(config, parts, "cpu")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    run, training = begin(tmp_path_factory.mktemp("template"))
+    list(runs.train(run, training))
+    runs.conclude(run, training)
+    return run.path
+
+
+@pytest.fixture
+def trained(template, tmp_path):
+    """A finished run to read, or to damage."""
+    return Run.open(shutil.copytree(template, tmp_path / template.name))
+
+
+# ---------------------------------------------------------------------- what is in a folder
+
+
+def test_a_run_holds_what_it_promises(trained):
+    names = {p.name for p in trained.path.iterdir()}
+    assert names == {
+        "config.json",
+        "vocab.json",
+        "model.safetensors",
+        "state.safetensors",
+        "metrics.jsonl",
+        "README.md",
+    }
+    kinds = [r["kind"] for r in trained.metrics()]
+    assert set(kinds) == {"update", "validation", "result"}
+    assert kinds[-1] == "result"
+    card = (trained.path / "README.md").read_text()
+    assert f"perplexity {trained.metrics()[-1]['perplexity']:.3f}" in card
+    assert "elman train --resume" in card
+
+
+def test_the_configuration_comes_back_as_it_was(trained):
+    again = Config.from_json(json.loads(json.dumps(trained.config.json())), Path("config.json"))
+    assert again == trained.config
+
+
+def test_the_best_weights_score_what_was_recorded(trained):
+    validations = [r for r in trained.metrics() if r["kind"] == "validation"]
+    best = min(r["nats"] for r in validations)
+    found = trained.metrics()[-1]
+    score = runs.metrics.evaluate(trained.load_model(), trained.splits().validation)
+    assert score.nats_per_token == found["nats_per_token"]
+    assert score.nats_per_token == pytest.approx(best, rel=1e-6), "too short for lanes: the same"
+
+
+def test_best_and_last_weights_differ_when_the_last_are_worse(tmp_path):
+    run, training = begin(tmp_path)
+    for record in runs.train(run, training):
+        if isinstance(record, Validation):
+            training.best = 0.0  # nothing after the first is better
+    best, last = run.load_model(which="best"), run.load_model(which="last")
+    assert not torch.equal(best.bias_q, last.bias_q)
+    assert torch.equal(last.bias_q, training.model.bias_q)
+
+
+def test_averaged_weights_are_what_is_used(tmp_path):
+    run, training = begin(tmp_path, average="ema")
+    list(runs.train(run, training))
+    with training.average.applied():
+        assert torch.equal(run.load_model(which="last").bias_q, training.model.bias_q)
+    assert not torch.equal(run.load_model(which="last").bias_q, training.model.bias_q)
+
+
+def test_splits_come_back_exactly(trained):
+    data = trained.config.data
+    expected = splits.prepare(data, splits.read(data))
+    found = trained.splits()
+    assert found.vocab == expected.vocab
+    assert (found.train == expected.train).all()
+    assert (found.validation == expected.validation).all()
+    text = trained.vocab.decode(found.train) + trained.vocab.decode(found.validation)
+    assert text == TEXT
+    assert len(found.validation) == round(0.1 * len(TEXT))
+
+
+def test_words_bytes_and_letters_split_by_tokens():
+    words = splits.prepare(presets.data(options("x", level="word", max_tokens=20)), TEXT)
+    assert len(words.train) + len(words.validation) == 20
+    assert words.vocab.decode(words.train).startswith("the time traveller")
+    raw = splits.prepare(presets.data(options("x", level="byte")), b"\x00\xff" * 50)
+    assert raw.vocab.decode_bytes(raw.train) == b"\x00\xff" * 45
+    letters = presets.data(options("x", clean="letters"))
+    assert letters.level == "char"
+    found = splits.prepare(letters, "The Time, 1898!\nMachine " * 5)
+    assert found.vocab.decode(found.train).startswith("the timemachine the")
+
+
+def test_what_only_the_held_out_text_has_is_unknown():
+    found = splits.prepare(presets.data(options("x")), "a" * 90 + "b" * 10)
+    assert found.validation.tolist() == [0] * 10
+
+
+def test_a_changed_text_is_reported(tmp_path):
+    run, _ = begin(tmp_path)
+    Path(run.config.data.source).write_text(TEXT + "!")
+    with pytest.raises(UserError, match=r"has changed since this run was made"):
+        run.splits()
+
+
+def test_a_piped_text_is_kept_in_the_run(tmp_path):
+    run, _ = begin(tmp_path)
+    data = replace(run.config.data, source="-")
+    piped = Run.create(tmp_path / "piped", replace(run.config, data=data), run.vocab, source=TEXT)
+    assert (piped.splits().train == run.splits().train).all()
+
+
+# ---------------------------------------------------------------------- exact resume
+
+
+def comparable(path: Path):
+    """All of a run that may not depend on when it was interrupted: no clocks."""
+    tensors, numbers = checkpoints.read(path / "state.safetensors", "state")
+    records = Run.open(path).metrics()
+    for record in records:
+        record.pop("tokens_per_second", None)
+    numbers.pop("metrics_bytes")
+    state = {name: t.numpy().tobytes() for name, t in tensors.items()}
+    return (path / "model.safetensors").read_bytes(), state, numbers, records
+
+
+def test_a_run_killed_at_random_moments_ends_as_if_it_never_was(tmp_path):
+    script = Path(__file__).with_name("killed_runs.py")
+    command = [sys.executable, str(script), str(tmp_path), "20", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    kills = json.loads(done.stdout.splitlines()[-1])["kills"]
+    assert sum(kills) >= 20
+    unbroken = comparable(tmp_path / "unbroken")
+    assert unbroken == comparable(tmp_path / "first")
+    for number in range(len(kills)):
+        for found, expected in zip(
+            comparable(tmp_path / f"broken-{number}"), unbroken, strict=True
+        ):
+            assert found == expected
+
+
+def test_a_stopped_run_goes_on_where_it_stopped(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    run, training = begin(tmp_path / "one")
+    steps = [r.step for r in runs.train(run, training) if isinstance(r, Update)]
+    broken, training = begin(tmp_path / "two")
+    list(runs.train(broken, training, stop=lambda: training.step == 5))
+    again = runs.fresh_training(broken.config, broken.splits(), "cpu")
+    broken.resume(again)
+    assert again.step == training.step
+    rest = [r.step for r in runs.train(broken, again) if isinstance(r, Update)]
+    assert rest == steps[training.step :]
+    assert comparable(run.path) == comparable(broken.path)
+
+
+def test_resume_cuts_metrics_back_to_the_checkpoint(tmp_path):
+    run, training = begin(tmp_path)
+    list(runs.train(run, training))
+    path = run.path / "metrics.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(before + b'{"kind": "update", "step": 999}\n{"kind": "upd')
+    run.resume(runs.fresh_training(run.config, run.splits(), "cpu"))
+    assert path.read_bytes() == before
+
+
+def test_before_the_first_checkpoint_a_resume_begins_again(tmp_path):
+    run, training = begin(tmp_path)
+    (run.path / "metrics.jsonl").write_text('{"kind": "update", "step": 1}\n')
+    (run.path / ".state.safetensors.1.partial").write_text("half")
+    run.resume(training)
+    assert training.step == 0
+    assert run.metrics() == []
+    assert not list(run.path.glob(".*"))
+
+
+# ---------------------------------------------------------------------- damage
+
+
+DAMAGE = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "overwritten": lambda data: b"not a checkpoint at all " * 20,
+    "one bit flipped": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    "pickled": lambda data: b"\x80\x04cos\nsystem\n(S'touch owned'\ntR.",
+}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors"])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_checkpoint_is_refused(trained, name, damage, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = trained.path / name
+    path.write_bytes(damage(path.read_bytes()))
+    which = "best" if name.startswith("model") else "last"
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        trained.load_model(which=which)
+    if which == "last":
+        with pytest.raises(UserError, match="is damaged"):
+            trained.resume(runs.fresh_training(trained.config, trained.splits(), "cpu"))
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_foreign_checkpoint_is_refused(trained):
+    save_file({"weight": torch.zeros(3)}, trained.path / "model.safetensors")
+    with pytest.raises(UserError, match="not an elman model"):
+        trained.load_model()
+    checkpoints.write(trained.path / "model.safetensors", "model", {"weight": torch.zeros(3)}, {})
+    with pytest.raises(UserError, match="do not fit"):
+        trained.load_model()
+    tensors, numbers = checkpoints.read(trained.path / "state.safetensors", "state")
+    del tensors["weights/bias_q"]
+    checkpoints.write(trained.path / "state.safetensors", "state", tensors, numbers)
+    with pytest.raises(UserError, match="does not fit"):
+        trained.resume(runs.fresh_training(trained.config, trained.splits(), "cpu"))
+
+
+CONFIGS = {
+    "not json": "{",
+    "a list": "[]",
+    "empty": "",
+    "another format": '{"format": 99}',
+    "no training": '{"format": 1, "data": {}, "model": {}}',
+}
+
+
+@pytest.mark.parametrize("text", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_damaged_configuration_is_refused(trained, text):
+    (trained.path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json"):
+        Run.open(trained.path)
+
+
+def test_a_configuration_with_other_contents_is_refused(trained):
+    record = trained.config.json()
+    for change in (
+        {"model": {"cell": "gru"}},
+        {"model": record["model"] | {"cell": "transformer"}},
+    ):
+        (trained.path / "config.json").write_text(json.dumps(record | change))
+        with pytest.raises(UserError):
+            Run.open(trained.path).load_model()
+
+
+def test_damaged_metrics_and_vocabulary_are_refused(trained):
+    path = trained.path / "metrics.jsonl"
+    path.write_bytes(b"nonsense\n" + path.read_bytes())
+    with pytest.raises(UserError, match="line 1"):
+        trained.metrics()
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="fewer than"):
+        trained.resume(runs.fresh_training(trained.config, trained.splits(), "cpu"))
+    (trained.path / "vocab.json").write_text("{}")
+    with pytest.raises(UserError, match=r"vocab\.json"):
+        Run.open(trained.path)
+
+
+def test_missing_parts_are_named(trained, tmp_path):
+    with pytest.raises(MissingSource, match="not a run folder"):
+        Run.open(tmp_path / "nowhere")
+    os.remove(trained.path / "model.safetensors")
+    with pytest.raises(MissingSource, match=r"model\.safetensors"):
+        trained.load_model()
+    with pytest.raises(UserError, match="best or last"):
+        trained.load_model(which="first")
+
+
+# ---------------------------------------------------------------------- overwriting
+
+
+def test_a_run_is_never_overwritten_unasked(trained):
+    config, vocab = trained.config, trained.vocab
+    with pytest.raises(UserError, match=r"is a run already.*--force"):
+        Run.create(trained.path, config, vocab)
+    assert Run.open(trained.path).metrics()
+    fresh = Run.create(trained.path, config, vocab, force=True)
+    assert fresh.metrics() == []
+    assert not (fresh.path / "model.safetensors").exists()
+
+
+def test_a_folder_with_other_things_is_never_overwritten(trained, tmp_path):
+    (trained.path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"thesis\.txt"):
+        Run.create(trained.path, trained.config, trained.vocab, force=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="no folder"):
+        Run.create(tmp_path / "file", trained.config, trained.vocab, force=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+def test_runs_move_between_cpu_and_cuda(trained):
+    ids = torch.from_numpy(trained.splits().validation.astype("i8"))[None]
+    there, here = trained.load_model("cuda"), trained.load_model("cpu")
+    found = there(ids.cuda())[0].cpu()
+    torch.testing.assert_close(found, here(ids)[0], rtol=1e-3, atol=1e-3)
+    longer = replace(trained.config, training=replace(trained.config.training, epochs=3))
+    training = runs.fresh_training(longer, trained.splits(), "cuda")
+    trained.resume(training)
+    list(runs.train(trained, training))
+    back = runs.fresh_training(longer, trained.splits(), "cpu")
+    trained.resume(back)
+    assert back.finished

@@ -1,0 +1,97 @@
+"""Which stretch of text each update reads."""
+
+import itertools
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elman.errors import UserError
+from elman.segments import Reading, one_pass
+
+IDS = np.arange(1000)
+
+
+def readings():
+    return st.builds(
+        lambda batch_size, window, carry, history: Reading(
+            batch_size=batch_size,
+            window=window,
+            carry=carry,
+            history=history if carry == "sliding" else 0,
+        ),
+        st.integers(1, 5),
+        st.integers(2, 40),
+        st.sampled_from(["truncated", "sliding", "randomized", "polynomial", "full"]),
+        st.integers(1, 50),
+    )
+
+
+@given(how=readings(), seed=st.integers(0, 99), epoch=st.integers(0, 3))
+def test_lanes_are_read_in_order_and_every_loss_counts_once(how, seed, epoch):
+    segments = one_pass(IDS, how, seed=seed, epoch=epoch)
+    scored, start = [], None
+    for segment in (segments[i] for i in range(len(segments))):
+        assert torch.equal(segment.y, segment.x + 1)
+        first = segment.x[0, 0].item()
+        assert segment.fresh == (start is None)
+        assert start is None or first == start, "it starts where the one before said"
+        start = first + segment.advance
+        assert 0 < segment.scored <= segment.x.shape[1]
+        assert segment.x.shape[1] - segment.scored <= how.history
+        scored += segment.x[0, -segment.scored :].tolist()
+    assert scored == list(range(scored[0], scored[0] + len(scored)))
+    assert scored[0] <= how.window, "the pass starts at a random offset"
+
+
+@given(seed=st.integers(0, 20))
+def test_a_pass_is_a_pure_function_of_seed_and_epoch(seed):
+    for how in (Reading(2, 9, carry="randomized"), Reading(2, 9, sampling="random")):
+        first, again = (one_pass(IDS, how, seed=seed, epoch=1) for _ in range(2))
+        assert len(first) == len(again)
+        assert all(torch.equal(first[i].x, again[i].x) for i in reversed(range(len(first))))
+
+
+def test_passes_start_at_different_offsets():
+    how = Reading(batch_size=2, window=35)
+    starts = {one_pass(IDS, how, seed=0, epoch=e)[0].x[0, 0].item() for e in range(200)}
+    assert starts == set(range(36)), "as in the notes, 0 to window"
+
+
+def test_random_sampling_starts_every_window_afresh():
+    segments = one_pass(IDS, Reading(sampling="random", batch_size=4, window=7), seed=0, epoch=0)
+    assert all(segments[i].fresh for i in range(len(segments)))
+
+
+@pytest.mark.parametrize("carry", ["randomized", "polynomial"])
+def test_random_segments_are_a_window_long_on_average(carry):
+    long = np.zeros(500_000, dtype=np.int8)
+    how = Reading(batch_size=1, window=20, carry=carry)
+    segments = cast("Any", one_pass(long, how, seed=0, epoch=0))
+    assert 500_000 / len(segments) == pytest.approx(20, rel=0.03)
+    lengths = {b - a for a, b in itertools.pairwise(segments.edges)}
+    assert len(lengths) > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"carry": "none"}, "truncated, sliding"),
+        ({"sampling": "shuffled"}, "sequential, random"),
+        ({"carry": "full", "sampling": "random"}, "no past"),
+        ({"carry": "sliding"}, "history=0 with carry=sliding"),
+        ({"history": 3}, "history=3 with carry=truncated"),
+        ({"carry": "randomized", "window": 1}, "at least 2"),
+    ],
+)
+def test_refusals(options, said):
+    with pytest.raises(UserError, match=said):
+        Reading(**options)
+
+
+def test_too_little_text_is_refused():
+    with pytest.raises(UserError, match="10 tokens"):
+        one_pass(np.arange(10), Reading(), seed=0, epoch=0)

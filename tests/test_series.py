@@ -1,0 +1,102 @@
+"""Numbers through time: named series, tables, gaps, refusals."""
+
+import io
+
+import numpy as np
+import pytest
+
+from elman import series
+from elman.errors import MissingSource, UserError
+
+
+def table(tmp_path, text, name="table.csv"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_sine_is_the_notes_curve_plus_noise_from_a_seed():
+    x, again, other = (series.sine(seed=s).values[:, 0] for s in (0, 0, 1))
+    noise = x - np.sin(0.01 * np.arange(1, 1001))
+    np.testing.assert_array_equal(x, again)
+    assert np.abs(x - other).max() > 0.1
+    assert (
+        abs(noise.std() - 0.2) < 0.02
+    )  # 4 standard errors of a standard deviation over 1000 draws
+    assert abs(noise.mean()) < 0.026  # likewise of a mean
+
+
+def test_named_series_have_the_lengths_and_totals_of_their_sources():
+    [sunspots], [airline] = series.load("sunspots"), series.load("airline")
+    assert (len(sunspots), sunspots.times[0], sunspots.times[-1]) == (309, "1700", "2008")
+    assert (len(airline), airline.times[0], airline.times[-1]) == (144, "1949-01", "1960-12")
+    assert airline.values.sum() == 40363
+    assert (sunspots.season, airline.season) == (11, 12)
+
+
+def test_columns_are_found_chosen_and_ordered_by_time(tmp_path):
+    path = table(tmp_path, "day,city,a,b\n3,x,30,3\n1,x,10,1\n10,x,100,10\n")
+    [both] = series.load(path, time="day")
+    assert both.columns == ("a", "b")
+    assert both.values.tolist() == [[10, 1], [30, 3], [100, 10]]  # 10 after 3: numbers, not text
+    [only] = series.load(path, time="day", column=["b"])
+    assert only.values.tolist() == [[1], [3], [10]]
+
+
+def test_groups_become_series_of_their_own(tmp_path):
+    path = table(tmp_path, "city,x\nparis,1\nrome,7\nparis,2\nrome,8\n")
+    found = {s.name: s.values[:, 0].tolist() for s in series.load(path, group="city")}
+    assert found == {"paris": [1, 2], "rome": [7, 8]}
+
+
+def test_stdin_is_read_as_csv(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\n1\n2\n"))
+    [read] = series.load("-")
+    assert (read.name, read.values.tolist()) == ("stdin", [[1], [2]])
+
+
+def test_parquet_reads_like_csv(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow reads Parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow reads Parquet")
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"day": [2, 1], "x": [20.5, 10.25]}), path)
+    [read] = series.load(str(path), time="day")
+    assert read.values.tolist() == [[10.25], [20.5]]
+
+
+def test_gaps_are_named_by_line_or_bridged_when_asked(tmp_path):
+    path = table(tmp_path, "x\n1\n\n3\nnone\ninf\n9\n".replace("\n\n", '\n""\n'))
+    with pytest.raises(UserError, match=r"'x'.*line 3 \(''\), line 5 \('none'\), line 6 \('inf'\)"):
+        series.load(path)
+    [bridged] = series.load(path, missing="interpolate")
+    assert bridged.values[:, 0].tolist() == [1, 2, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("x,y\n1,2\n", {"column": ["z"]}, r"--column 'z' is not a column; the columns are x, y"),
+        ("x,y\n1,2\n", {"time": "when"}, r"--time 'when' is not a column"),
+        ("x,y\n1,2\n", {"group": "who"}, r"--group 'who' is not a column"),
+        ("t,x\n1,2\n1,3\n", {"time": "t"}, r"lines 2 and 3 have the same t '1'"),
+        ("x,y\n1\n", {}, r"line 2: the row does not have the 2 cells"),
+        ("x\n", {}, r"no rows of data"),
+        ("", {}, r"no rows of data"),
+        ("x\nred\nblue\n", {}, r"no column holds numbers among x"),
+    ],
+)
+def test_bad_tables_are_refused_with_what_is_wrong(tmp_path, text, options, message):
+    with pytest.raises(UserError, match=message):
+        series.load(table(tmp_path, text), **options)
+
+
+def test_unknown_source_lists_the_known_ones():
+    with pytest.raises(MissingSource, match="sine, sunspots, airline"):
+        series.load("moonspots")
+
+
+def test_bytes_that_are_not_text_are_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"x\n1\n\xff\n")
+    with pytest.raises(UserError, match="not UTF-8 text"):
+        series.load(str(path))
