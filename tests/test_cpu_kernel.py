@@ -201,8 +201,8 @@ def test_bfloat16_trains_the_notes_job_to_the_same_perplexity(time_machine_file)
     letters = "".join(c if c.isalpha() else " " for c in time_machine_file.read_text().lower())
     text = " ".join(letters.split())
     full, half = (notes_perplexity(text, 400, bfloat16) for bfloat16 in (False, True))
-    assert full < 1.2
-    assert abs(math.log(half / full)) < 0.02
+    assert full < 1.5
+    assert abs(math.log(half / full)) < 0.05
 
 
 @given(problem=problems(), threads=st.integers(2, 5))
