@@ -17,11 +17,6 @@ import torch
 from elman import generation, report
 from elman.cli import run
 
-# Short samples and no report, so that the time goes into training and its checkpoints.
-_specimen = generation.specimen
-generation.specimen = lambda model, vocab, *_: _specimen(model, vocab, length=10)
-report.write = lambda run: run.path / "report.html"
-
 OPTIONS = """
     --model lstm --layers 2 --hidden-size 6 --embedding-size 4 --batch-size 4 --window 8
     --epochs 6 --validate-every 11 --checkpoint-every 3 --checkpoint-seconds 0 --validation 0.2
@@ -62,8 +57,20 @@ def killed(text: Path, out: Path, seconds: float, chance: random.Random) -> int:
         kills += 1
 
 
+def spare_the_trimmings() -> None:
+    """Short samples and no report, so that the time goes into training and its checkpoints.
+
+    Called by the script alone: pytest imports this file to look for doctests.
+    """
+    specimen = generation.specimen
+    generation.specimen = lambda model, vocab, *_: specimen(model, vocab, length=10)
+    report.write = lambda run: run.path / "report.html"
+
+
 def main(folder: Path, wanted: int, seed: int) -> None:
+    """Train once without interruption and often with; say how often each was killed."""
     torch.set_num_threads(1)
+    spare_the_trimmings()
     chance = random.Random(seed)
     text = folder / "text.txt"
     text.write_text("".join(chance.choices("abcde \n", k=900)))
