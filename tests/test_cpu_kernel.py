@@ -128,10 +128,14 @@ def test_float64_results_are_the_references(level, problem):
 @given(problem=problems(SMOOTH))
 @settings(max_examples=40)
 def test_float32_results_are_the_references_to_rounding(level, problem):
-    """One number may be luckier in torch; the next test holds whole tensors to torch's error."""
+    """One number may be luckier in torch; the next test holds whole tensors to torch's error.
+
+    With one hidden unit a weight's gradient is one sum over up to 70 rows of terms near 1, each
+    right to a few ulp (6e-8), which may cancel to a tenth: 1.5e-6 was met, 5e-6 is the bound.
+    """
     rounded = problem.cast(torch.float32)
     ours, torchs = errors(Cpu(level), rounded), errors(reference.KERNEL, rounded)
-    assert (ours < 4 * torchs + 1e-6).all()
+    assert (ours < 4 * torchs + 5e-6).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)
