@@ -211,3 +211,13 @@ def test_tensorboard_gets_the_curves(text, tmp_path):
     assert train(text, tmp_path / "run", "--tensorboard") == 0
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     assert train(text, tmp_path / "run", "--force") == 0, "its folder is part of the run"
+
+
+def test_bytes_that_are_not_text_are_refused_or_replaced_as_asked(tmp_path, capsys):
+    source = tmp_path / "latin.txt"
+    source.write_bytes(TEXT.encode() + b"caf\xe9 " * 20)
+    assert train(source, tmp_path / "run") == 2
+    assert f"at offset {len(TEXT) + 3}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert train(source, tmp_path / "run", "--errors", "replace") == 0
+    assert Run.open(tmp_path / "run").config.data.errors == "replace"

@@ -30,6 +30,7 @@ class Data:
     min_freq: int = 0
     validation: float = 0.1
     encoding: str = "utf-8"
+    errors: str = "strict"
 
     def __post_init__(self) -> None:
         check_level(self.level)
@@ -61,7 +62,7 @@ def read(data: Data, source: str | Path | None = None) -> str | bytes:
     where = source or data.source
     if data.level == "byte" and data.clean == "none":
         return corpus.load_bytes(where)
-    return corpus.load(where, encoding=data.encoding)
+    return corpus.load(where, encoding=data.encoding, errors=data.errors)
 
 
 def fingerprint(text: str | bytes) -> str:

@@ -57,6 +57,9 @@ def train(
     min_freq: Annotated[int | None, _option("Rarer tokens are <unk>", Text, min=0)] = None,
     validation: Annotated[float | None, _option("Part held out, at the end [0.1]", Text)] = None,
     encoding: Annotated[str | None, _option("Of the text [utf-8]", Text)] = None,
+    errors: Annotated[
+        str | None, _option("Bytes that are not text: strict, replace or ignore [strict]", Text)
+    ] = None,
     model: Annotated[str | None, _option("elman, gru, lstm or mlp", Model)] = None,
     hidden_size: Annotated[int | None, _option("Units of a layer", Model, min=1)] = None,
     layers: Annotated[int | None, _option("Layers", Model, min=1)] = None,
