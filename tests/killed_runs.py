@@ -42,19 +42,31 @@ def finish(child: int) -> int:
 
 
 def killed(text: Path, out: Path, seconds: float, chance: random.Random) -> int:
-    """Train with interruptions until it is done; returns how often it was killed."""
-    kills = 0
+    """Train with interruptions until it is done; returns how often it was killed.
+
+    Where a process was killed before it got anywhere, the next may live half as long again, so that
+    the training comes to its end however slowly a process starts.
+    """
+    kills, longest = 0, seconds / 8
     while True:
-        whole = (out / "config.json").exists()
+        before = saved(out)
         begin = ["train", str(text), "--out", str(out), "--force", *OPTIONS.split()]
+        whole = (out / "config.json").exists()
         child = start(["train", "--resume", str(out)] if whole else begin)
-        time.sleep(chance.uniform(0, seconds / 8))
+        time.sleep(chance.uniform(0, longest))
         os.kill(child, signal.SIGKILL)
         status = finish(child)
         if status == 0:
             return kills
         assert status == -signal.SIGKILL, status
         kills += 1
+        longest *= 1.0 if saved(out) != before else 1.5
+
+
+def saved(out: Path) -> int:
+    """When the training last saved its state; 0 where it has not yet."""
+    state = out / "state.safetensors"
+    return state.stat().st_mtime_ns if state.exists() else 0
 
 
 def spare_the_trimmings() -> None:
