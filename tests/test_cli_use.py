@@ -1,5 +1,6 @@
 """Using a run from the command line: evaluate and generate."""
 
+import functools
 import io
 import json
 import math
@@ -274,13 +275,18 @@ def test_a_folder_that_is_no_run_is_refused(capsys, tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_ctrl_c_ends_cleanly_after_what_was_written(tiny_run):
     words = [sys.executable, "-m", "elman", "generate", str(tiny_run()), "--length", "10000000"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # A shell's background job ignores Ctrl-C, and so would its children: give it its meaning back.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(words, preexec_fn=heed, **pipes) as process:
         assert process.stdout is not None
-        assert process.stderr is not None
         first = process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        rest, said = process.stdout.read(), process.stderr.read()
-        assert process.wait(timeout=60) == 130
+        try:
+            rest, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
     assert len(first) == 5
     assert rest.endswith(b"\n")
     assert said in (b"", b"error: interrupted\n")  # some versions of typer leave nothing to say
