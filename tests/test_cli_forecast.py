@@ -84,3 +84,9 @@ def test_an_existing_folder_is_not_overwritten(capsys, tmp_path):
     assert run(["forecast", "airline", "--model", "last", "--out", str(tmp_path)]) == 2
     assert "exists already" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_to_is_an_error_without_a_traceback(capsys, tmp_path):
+    nowhere = tmp_path / "missing" / "a.svg"
+    assert run(["forecast", "airline", "--model", "last", "--figure", str(nowhere)]) == 1
+    assert "No such file or directory" in capsys.readouterr().err

@@ -91,4 +91,10 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `| head` does
         sys.stderr.close()
         return 0
+    except OSError as failure:  # a full disk, a folder that is missing or not ours
+        where = f"{failure.filename}: " if failure.filename else ""
+        complain(
+            f"{where}{failure.strerror or failure}", "check that the place exists and is yours"
+        )
+        return 1
     return status if isinstance(status, int) else 0
