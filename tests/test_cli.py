@@ -1,6 +1,7 @@
 """The command line: verbs, versions, refusals."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -87,3 +88,20 @@ def test_a_download_shows_one_bar_that_fills():
             show(done, 7)
         (task,) = bar.tasks
         assert (task.completed, task.total) == (7, 7)
+
+
+def test_a_broken_pipe_is_no_failure_to_speak_of():
+    """Where typer leaves it to us, and where it shows only when the last of the text is flushed."""
+    code = (
+        "import sys; from elman import cli\n"
+        "def app(*args, **options): {}\n"
+        "cli.app = app; cli.main()"
+    )
+    buffered = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for body in ("print('x' * 10)", "raise BrokenPipeError", "print('x' * 10**6, flush=True)"):
+        words = [sys.executable, "-c", code.format(body)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(words, env=buffered, **pipes) as process:
+            process.stdout.close()
+            said = process.stderr.read()
+        assert (process.returncode, said) == (1, b"")

@@ -264,6 +264,8 @@ def _work(
                 failure.message,
                 hint=f"{failure.hint}; from the last checkpoint: {again} --learning-rate …",
             ) from failure
+        except BrokenPipeError:  # whoever read our output has left; the folder is well
+            raise
         except OSError as failure:
             raise WorkFailed(
                 f"cannot write to {run.path}: {failure.strerror}",
