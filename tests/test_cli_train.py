@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -104,6 +105,32 @@ def test_options_and_settings_are_each_others_inverse():
         settings = presets.settings(options, ids)
         assert isinstance(settings, Settings)
         assert presets.flat(data, model, settings) == options
+
+
+@pytest.mark.parametrize(
+    ("epochs", "held_out", "expected"),
+    [(30, 1000, 20), (30, 20_000, 13), (2, 1000, 18), (2, 3000, 6), (1, 40_000, 1), (3, 0, 20)],
+)
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_validations_are_at_most_twenty_and_at_most_a_tenth_of_the_time(
+    epochs, held_out, expected, accumulate
+):
+    ids, updates = list(range(45_000)), math.ceil(87 / accumulate)
+    given = {"epochs": epochs, "batch_size": 8, "window": 64, "accumulate": accumulate}
+    settings = presets.settings(presets.expand("quick", given), ids, held_out)
+    assert settings.validate_every == math.ceil(updates * epochs / expected)
+    times = updates * epochs // settings.validate_every
+    assert times * held_out * 0.5 <= 0.1 * len(ids) * epochs or times == 1
+
+
+def test_a_short_training_is_not_validated_after_every_update(text, tmp_path):
+    assert train(text, tmp_path / "run") == 0
+    records = Run.open(tmp_path / "run").metrics()
+    updates = sum(r["kind"] == "update" for r in records)
+    steps = [r["step"] for r in records if r["kind"] == "validation"]
+    assert updates >= 26
+    assert len(steps) <= 4
+    assert steps[-1] == updates, "the end is always validated"
 
 
 def test_full_carry_is_checkpointed_unless_said_otherwise():

@@ -105,7 +105,7 @@ def train(
         int | None, _option("after so many validations without a better one [2]", Updates, min=0)
     ] = None,
     validate_every: Annotated[
-        int | None, _option("Updates; 0: about twenty times in all", Updates, min=0)
+        int | None, _option("Updates; 0: twenty times, or a tenth of the time", Updates, min=0)
     ] = None,
     patience: Annotated[
         int | None,
@@ -154,7 +154,7 @@ def _begin(
     config = runs.Config(
         data=data,
         model=presets.model(options, len(parts.vocab)),
-        training=presets.settings(options, parts.train),
+        training=presets.settings(options, parts.train, len(parts.validation)),
         sha256=parts.sha256,
         device=device,
         threads=torch.get_num_threads(),
