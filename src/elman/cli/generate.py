@@ -80,7 +80,7 @@ def _read(run: Any, text: str) -> tuple[Any, str]:
     shown = str(splits.cleaned(run.config.data, text))
     ids = evaluation.encode(run, text)
     if unknown := evaluation.unknown(run.vocab, ids):
-        tokens = splits.tokens_of(run.config.data, text)
+        tokens = shown.split() if run.vocab.level == "word" else shown
         strange = dict.fromkeys(t for t in tokens if t not in run.vocab)
         names = " ".join(repr(token) for token in strange)
         share = f"{unknown} of {len(ids)} {run.vocab.level}s"
