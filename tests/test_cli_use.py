@@ -268,6 +268,11 @@ def test_generate_refuses_what_it_cannot_do(tiny_run, capsys, options, message):
     assert message in refused(capsys, "generate", tiny_run(), *options)
 
 
+def test_greedy_writing_promises_no_other_text(tiny_run, capsys):
+    assert "--seed 1 something else" in spoken(capsys, "generate", tiny_run()).err
+    assert spoken(capsys, "generate", tiny_run(), "--temperature", 0).err == ""
+
+
 def test_a_folder_that_is_no_run_is_refused(capsys, tmp_path):
     assert "not a run folder" in refused(capsys, "generate", tmp_path / "nowhere")
 

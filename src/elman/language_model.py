@@ -178,11 +178,7 @@ class LanguageModel(nn.Module):
             vocab_size, cell, hidden_size, layers, embedding_size, tied, context, dropout, init
         )
         if bidirectional:
-            raise UserError(
-                "a language model cannot be bidirectional: read backwards, the text before a "
-                "position contains the very token that is to be predicted",
-                hint="elman.nn has bidirectional layers for tasks where the whole text is known",
-            )
+            raise both_ways()
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
         self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, ())))
@@ -406,6 +402,15 @@ class Window(nn.Module):
         if mask is not None:
             xs = xs * mask[:, None]
         return xs.flatten(2) @ self.weight_xh
+
+
+def both_ways() -> UserError:
+    """Why a language model reads in one direction only."""
+    return UserError(
+        "a language model cannot be bidirectional: read backwards, the text before a position "
+        "contains the very token that is to be predicted",
+        hint="elman.nn has bidirectional layers for tasks where the whole text is known",
+    )
 
 
 class _Back(nn.Module):

@@ -96,6 +96,8 @@ def expand(preset: str, given: Options) -> Options:
     options = defaults() | PRESETS[preset] | given
     if options["carry"] == "full" and "memory" not in given:
         options["memory"] = CHECKPOINTED
+    if options["carry"] == "sliding" and "history" not in given:
+        options["history"] = options["window"]
     return options
 
 
@@ -158,7 +160,7 @@ def changed(stored: Options, given: Options) -> Options:
     different = {name: value for name, value in given.items() if stored[name] != value}
     for name, value in different.items():
         if name not in CHANGEABLE:
-            flag = "--" + name.replace("_", "-")
+            flag = "SOURCE" if name == "source" else "--" + name.replace("_", "-")
             raise UserError(
                 f"{flag} {value} cannot be changed by a resume: this run has {stored[name]}",
                 hint=f"leave {flag} out, or train a new run; a resume may change "

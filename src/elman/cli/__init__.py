@@ -93,6 +93,14 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `| head` does: nothing to say
         _silence(sys.stdout)
         return 1
+    except (MemoryError, RuntimeError) as failure:
+        if not _out_of_memory(failure):
+            raise
+        complain(
+            "there is not enough memory for this",
+            "a smaller --hidden-size, --batch-size or --window; --memory 64M keeps fewer states",
+        )
+        return 1
     except OSError as failure:  # a full disk, a folder that is missing or not ours
         where = f"{failure.filename}: " if failure.filename else ""
         complain(
@@ -100,6 +108,12 @@ def run(arguments: list[str] | None = None) -> int:
         )
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _out_of_memory(failure: Exception) -> bool:
+    """Whether this is Python, PyTorch on the CPU or CUDA saying so."""
+    named = type(failure).__name__ in ("MemoryError", "OutOfMemoryError")
+    return named or "allocate memory" in str(failure)
 
 
 def _silence(stream: IO[str]) -> None:

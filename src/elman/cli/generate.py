@@ -69,7 +69,7 @@ def generate(
         _write_json(texts, opened.vocab)
     else:
         _write_text(texts if beam is None else texts[::beam], opened.vocab)
-    if beam is None and not as_json:
+    if beam is None and not as_json and temperature > 0:
         note(f"next: --seed {seed} writes this again, --seed {seed + samples} something else")
 
 
