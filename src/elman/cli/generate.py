@@ -169,9 +169,9 @@ def _pieces(tokens: Iterator[int], vocab: "Vocab", continues: bool) -> Iterator[
         if vocab.level == "byte":
             yield decoder.decode(vocab.decode_bytes([token]))
         elif vocab.level == "word" and (number or continues):
-            yield " " + vocab.decode([token])
+            yield " " + vocab.idx_to_token[token]
         else:
-            yield vocab.decode([token])
+            yield vocab.idx_to_token[token]
     yield decoder.decode(b"", final=True)
 
 
