@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
 
 import elman
 from elman import __version__
-from elman.cli import run, source
+from elman.cli import app, run, source
 from elman.cli.console import emit, progress
 from elman.cli.source import read_bytes, read_text
 
@@ -105,3 +107,16 @@ def test_a_broken_pipe_is_no_failure_to_speak_of():
             process.stdout.close()
             said = process.stderr.read()
         assert (process.returncode, said) == (1, b"")
+
+
+def test_no_help_is_taken_for_markup():
+    """rich would read `[quick]` as a style and leave it out."""
+    command: Any = typer.main.get_command(app)
+    said = [
+        (name, parameter.name, parameter.help or "")
+        for name, verb in command.commands.items()
+        for parameter in verb.params
+        if hasattr(parameter, "help")
+    ]
+    assert len(said) > 60
+    assert [where for *where, text in said if "[" in text] == []

@@ -28,18 +28,21 @@ def _option(help: str, panel: str, *names: str, **limits: Any) -> Any:
 def train(
     source: Annotated[
         str | None,
-        typer.Argument(help="Name, file, folder or - [python-reference]", show_default=False),
+        typer.Argument(
+            help="Name, file, folder or - (default: python-reference)", show_default=False
+        ),
     ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
-            help="quick, best, or notes: a name for many options below [quick]", show_default=False
+            help="quick, best, or notes: a name for many options below (default: quick)",
+            show_default=False,
         ),
     ] = None,
     resume: Annotated[
         Path | None, _option("Continue this run, exactly where it was", Where)
     ] = None,
-    out: Annotated[Path | None, _option("Run folder to write [runs/NAME]", Where)] = None,
+    out: Annotated[Path | None, _option("Run folder to write (default: runs/NAME)", Where)] = None,
     force: Annotated[bool, _option("Overwrite the run folder", Where)] = False,
     device: Annotated[str, _option("auto, cpu or cuda", Where)] = "auto",
     seed: Annotated[int | None, _option("Same seed, same model", Where, min=0)] = None,
@@ -47,10 +50,10 @@ def train(
         int, _option("Updates between checkpoints; 0: by time only", Where, min=0)
     ] = 0,
     checkpoint_seconds: Annotated[
-        float, _option("Seconds between checkpoints [30]; 0: never", Where, min=0)
+        float, _option("Seconds between checkpoints (30); 0: never", Where, min=0)
     ] = 30.0,
     diagnose: Annotated[
-        int, _option("Updates between looks at the gradient [500]; 0: never", Where, min=0)
+        int, _option("Updates between looks at the gradient (500); 0: never", Where, min=0)
     ] = 500,
     tensorboard: Annotated[bool, _option("Log for TensorBoard too", Where)] = False,
     as_json: Annotated[bool, _option("One JSON record per line", Where, "--json")] = False,
@@ -58,10 +61,11 @@ def train(
     clean: Annotated[str | None, _option("letters (as the notes), or none", Text)] = None,
     max_tokens: Annotated[int | None, _option("Use the first so many; 0: all", Text, min=0)] = None,
     min_freq: Annotated[int | None, _option("Rarer tokens are <unk>", Text, min=0)] = None,
-    validation: Annotated[float | None, _option("Part held out, at the end [0.1]", Text)] = None,
-    encoding: Annotated[str | None, _option("Of the text [utf-8]", Text)] = None,
+    validation: Annotated[float | None, _option("Part held out, at the end (0.1)", Text)] = None,
+    encoding: Annotated[str | None, _option("Of the text (default: utf-8)", Text)] = None,
     errors: Annotated[
-        str | None, _option("Bytes that are not text: strict, replace or ignore [strict]", Text)
+        str | None,
+        _option("Bytes that are not text: strict, replace or ignore (default: strict)", Text),
     ] = None,
     model: Annotated[str | None, _option("elman, gru, lstm or mlp", Model)] = None,
     hidden_size: Annotated[int | None, _option("Units of a layer", Model, min=1)] = None,
@@ -86,7 +90,7 @@ def train(
     ] = None,
     history: Annotated[
         int | None,
-        _option("Steps read again before each window (sliding) [--window]", Reading, min=0),
+        _option("Sliding: steps read again before a window (default: as many)", Reading, min=0),
     ] = None,
     memory: Annotated[
         str | None, _option("stored, or a budget: 64M keeps few states, recomputes", Reading)
@@ -101,13 +105,13 @@ def train(
     warm_up: Annotated[int | None, _option("Updates to full learning rate", Updates, min=0)] = None,
     accumulate: Annotated[int | None, _option("Segments per update", Updates, min=1)] = None,
     average: Annotated[str | None, _option("none, ema or asgd", Updates)] = None,
-    average_decay: Annotated[float | None, _option("Of ema [0.999]", Updates)] = None,
+    average_decay: Annotated[float | None, _option("Of ema (0.999)", Updates)] = None,
     average_start: Annotated[
-        float | None, _option("Of asgd: when, as part of the training [0.5]", Updates)
+        float | None, _option("Of asgd: when, as part of the training (0.5)", Updates)
     ] = None,
-    plateau_factor: Annotated[float | None, _option("Learning rate × this [0.5]", Updates)] = None,
+    plateau_factor: Annotated[float | None, _option("Learning rate × this (0.5)", Updates)] = None,
     plateau_patience: Annotated[
-        int | None, _option("after so many validations without a better one [2]", Updates, min=0)
+        int | None, _option("after so many validations without a better one (2)", Updates, min=0)
     ] = None,
     validate_every: Annotated[
         int | None, _option("Updates; 0: twenty times, or a tenth of the time", Updates, min=0)
