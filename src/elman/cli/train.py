@@ -123,15 +123,7 @@ def train(
     precision: Annotated[str | None, _option("float32, or bfloat16 autocast", Updates)] = None,
 ) -> int | None:
     """Train a language model on a text, or continue a run with --resume RUN."""
-    beside = {"preset", "resume", "out", "force", "device", "checkpoint_every"}
-    beside |= {"checkpoint_seconds", "diagnose", "tensorboard", "as_json", "bidirectional"}
-    given = {k: v for k, v in locals().items() if k not in beside | {"beside"} and v is not None}
-    if "memory" in given:
-        given["memory"] = _bytes(given["memory"])
-    if bidirectional:
-        from elman.language_model import both_ways
-
-        raise both_ways()
+    given = _given(locals())
     board = _board_kind() if tensorboard else None
     if resume is None:
         run, training = _begin(preset or "quick", given, out, force, pick(device))
@@ -149,6 +141,18 @@ def train(
 
 
 # ---------------------------------------------------------------------- before
+
+
+def _given(typed: dict[str, Any]) -> dict[str, Any]:
+    """Of all that `train` takes, the options of text, model and training that were typed."""
+    from elman import language_model, presets
+
+    if typed["bidirectional"]:
+        raise language_model.both_ways()
+    given = {name: typed[name] for name in presets.defaults() if typed[name] is not None}
+    if "memory" in given:
+        given["memory"] = _bytes(given["memory"])
+    return given
 
 
 def _begin(
