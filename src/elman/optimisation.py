@@ -98,15 +98,6 @@ def clip_gradients(parameters: list[nn.Parameter], theta: float | None) -> float
     return norm
 
 
-def scale_gradients(parameters: list[nn.Parameter], theta: float | None) -> Tensor:
-    """`clip_gradients` on tensors alone: nobody waits for the norm, which a GPU may still owe."""
-    norm = gradient_norm(parameters)
-    if theta is not None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_mul_(gradients, (theta / norm).clamp(max=1.0))
-    return norm
-
-
 def learning_rate(how: Optimisation, step: int, progress: float, plateau: float) -> float:
     """η for the update after `step` updates, `progress` of the whole training done.
 

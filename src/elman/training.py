@@ -143,7 +143,8 @@ class Training:
         self.best, self.best_step, self.worse = math.inf, 0, 0
         self.plateau, self.plateau_worse = 1.0, 0
         self._clock = time.perf_counter()
-        self._reads: tuple[int, Pass] = (0, self._one_pass(0))  # too little text is refused here
+        self._passes = {0: self._one_pass(0)}  # too little text is refused here
+        self._ahead: tuple[tuple[Pass, int], Segment] | None = None
         self._whole = self._whole_update()
 
     def _check_model(self) -> None:
@@ -222,7 +223,7 @@ class Training:
         """Read the next segments, carry their losses back, and move the weights once."""
         reads, epoch = self._pass(), self.epoch
         indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
-        segments = [reads[index] for index in indices]
+        segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
         if self._whole is not None:
             nats, norm = self._update_whole(self._whole, segments[0], rate)
@@ -262,8 +263,10 @@ class Training:
         x, y, masks = self._prepared(segment)
         whole.start_from(None if segment.fresh else self.carried.value)
         self._latest = (x, whole.state, masks)
-        nats, norm = whole(x, y, masks, rate)
+        told = whole(x, y, masks, rate)
         self.carried.value = whole.state
+        self._look_ahead()
+        nats, norm = told.tolist()
         self._check_finite(nats, norm)
         return nats * y.numel(), norm
 
@@ -295,10 +298,12 @@ class Training:
     def _one_pass(self, epoch: int) -> Pass:
         return one_pass(self.train_ids, self.settings.reading, seed=self.settings.seed, epoch=epoch)
 
-    def _pass(self) -> Pass:
-        if self._reads[0] != self.epoch:
-            self._reads = (self.epoch, self._one_pass(self.epoch))
-        return self._reads[1]
+    def _pass(self, epoch: int | None = None) -> Pass:
+        epoch = self.epoch if epoch is None else epoch
+        if epoch not in self._passes:
+            self._passes = {e: p for e, p in self._passes.items() if e == self.epoch}
+            self._passes[epoch] = self._one_pass(epoch)
+        return self._passes[epoch]
 
     def _advance(self, index: int, length: int) -> None:
         self.step += 1
@@ -306,9 +311,21 @@ class Training:
         if index == length:
             self.epoch, self.index = self.epoch + 1, 0
 
+    def _segment(self, reads: Pass, index: int) -> Segment:
+        ahead, self._ahead = self._ahead, None
+        return ahead[1] if ahead is not None and ahead[0] == (reads, index) else reads[index]
+
+    def _look_ahead(self) -> None:
+        """Cut out what the next update reads, while the GPU is busy with this one."""
+        reads, index = self._pass(), self.index + 1
+        if index == len(reads):
+            reads, index = self._pass(self.epoch + 1), 0
+        self._ahead = ((reads, index), reads[index])
+
     def _prepared(self, segment: Segment) -> tuple[Tensor, Tensor, Masks]:
         """Ids on the device, some of them hidden, and the masks of this window."""
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         x, y = segment.x.to(self.device), segment.y.to(self.device)
         masks = self.model.draw_masks(len(x))
         return self.model.hide_tokens(x), y, masks

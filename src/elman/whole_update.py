@@ -18,7 +18,7 @@ from elman.carried_state import CarriedState
 from elman.gradients import Full, Stored
 from elman.graphed import Graphed, tensors_of
 from elman.language_model import LanguageModel, Masks, State
-from elman.optimisation import scale_gradients
+from elman.optimisation import gradient_norm
 
 Loss = Callable[[Tensor, Tensor, State, Masks], tuple[Tensor, State]]
 """The mean nats of y (batch, time) after x, and the state at the end."""
@@ -70,7 +70,8 @@ class WholeUpdate:
             elif given[i] is not held:
                 held.copy_(given[i])
 
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> tuple[float, float]:
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Tensor:
+        """The update, launched; its result is (nats, ‖g‖), overwritten by the next."""
         inputs = [x, y, *self._flat(masks)]
         if rate != self._rate:
             self._rate = rate
@@ -78,9 +79,7 @@ class WholeUpdate:
         if self._graph is None and self.capture and self.calls > 0:
             self._graph = self._captured(inputs)
         self.calls += 1
-        results = (self._graph or self._update)(*inputs)
-        nats, norm = results[0].tolist()
-        return nats, norm
+        return (self._graph or self._update)(*inputs)[0]
 
     def _captured(self, inputs: Sequence[Tensor]) -> Graphed:
         for group in self.optimizer.param_groups:
@@ -95,15 +94,21 @@ class WholeUpdate:
         self.optimizer.zero_grad()
         loss, after = self.loss(x, y, self.state, self._masks(flat))
         loss.backward()
-        norm = scale_gradients(self.parameters, self.clip)
-        loss = loss.detach()
-        broken = ~torch.isfinite(loss + norm)
-        # torch's own way to skip a step without asking the GPU first, made for loss scaling
-        setattr(self.optimizer, "found_inf", broken.float())  # noqa: B010
+        told = torch.stack([loss.detach(), gradient_norm(self.parameters)])
+        broken = (told.sum() * 0).ne(0)  # 0 · ∞ and 0 · NaN are NaN, which is not 0
+        self._tell_optimizer(broken, told[1])
         self.optimizer.step()
-        for held, tensor in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
-            held.copy_(torch.where(broken, held, tensor.detach()))
-        return (torch.stack([loss, norm]),)
+        for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
+            torch.where(broken, held, new.detach(), out=held)
+        return (told,)
+
+    def _tell_optimizer(self, broken: Tensor, norm: Tensor) -> None:
+        """To divide g by max(1, ‖g‖/θ), or to do nothing: by the two numbers that torch's fused
+        optimizers look for, made for losses that were scaled."""
+        optimizer: Any = self.optimizer
+        optimizer.found_inf = broken.float()
+        if self.clip is not None:
+            optimizer.grad_scale = (norm / self.clip).clamp(min=1.0)
 
     def _flat(self, masks: Masks) -> list[Tensor]:
         self._shape = (masks.inputs is not None, masks.outputs is not None, [*masks.recurrent])
