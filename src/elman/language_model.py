@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
 from elman.nn import GRU, LSTM, RNN
+from elman.output import linear_cross_entropy
 from elman.stepping import Stepper
 
 State = Tensor | tuple[Tensor, Tensor] | None
@@ -306,9 +307,13 @@ class LanguageModel(nn.Module):
 
     def project(self, hs: Tensor, masks: Masks) -> Tensor:
         """o_t = h_t W_hqᵀ + b_q, time first like `hs`."""
-        if masks.outputs is not None:
-            hs = hs * masks.outputs
+        hs = hs if masks.outputs is None else hs * masks.outputs
         return F.linear(hs, self.output_weight, self.bias_q)
+
+    def mean_nats(self, hs: Tensor, targets: Tensor, masks: Masks) -> Tensor:
+        """The mean of -log softmax(o_t)[target_t], both time first: the loss, logits unseen."""
+        hs = hs if masks.outputs is None else hs * masks.outputs
+        return linear_cross_entropy(hs, self.output_weight, self.bias_q, targets)
 
     def stepper(self, state: State = None, rows: int = 1) -> Stepper | None:
         """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
