@@ -221,7 +221,7 @@ def opening(vocab: Vocab) -> int:
 
 def allowed(logits: Tensor, exclude: Sequence[int]) -> Scores:
     """The logits in float64, -∞ for the tokens that must not be written."""
-    scores = logits.detach().cpu().double().numpy(force=True).copy()
+    scores = logits.detach().to("cpu", torch.float64, copy=True).numpy()
     size = scores.shape[-1]
     if outside := [i for i in exclude if not 0 <= i < size]:
         raise UserError(
