@@ -48,7 +48,7 @@ types: setup
 
 # Short versions of what finishes here; without --quick each takes minutes, book.py and notes.py hours.
 bench: setup
-	for name in text counting carries forecasting cpu; do $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
+	for name in text counting carries forecasting cpu generation; do $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
 	$(BIN)/python benchmarks/glance.py
 
 # The native kernel under AddressSanitizer and UBSan, then under ThreadSanitizer.
