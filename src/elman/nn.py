@@ -94,12 +94,11 @@ class _Module(torch.nn.RNNBase):
         device, dtype = xs.device.type, weights[0].dtype
         if torch.is_autocast_enabled(device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
-        xs = xs.to(dtype) if xs.is_floating_point() else xs.long()
         drops = self.training and self.dropout > 0 and self.num_layers > 1
         return Inputs(
-            xs,
-            [s.to(dtype) for s in state],
-            [w.to(dtype) for w in weights],
+            _as(dtype if xs.is_floating_point() else torch.int64, xs),
+            [_as(dtype, s) for s in state],
+            [_as(dtype, w) for w in weights],
             None if lengths is None else lengths.to(xs.device),
             torch.randint(2**62, ()) if drops else None,
         )
@@ -222,6 +221,10 @@ class _Module(torch.nn.RNNBase):
         said = super().extra_repr()
         said += "" if self.carry == Full() else f", carry={self.carry}"
         return said + ("" if self.memory == Stored() else f", memory={self.memory}")
+
+
+def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
+    return t if t.dtype == dtype else t.to(dtype)
 
 
 def _checked(name: str, value: Any, kind: type, examples: str) -> Any:

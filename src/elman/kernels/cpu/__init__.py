@@ -9,6 +9,7 @@ in pairs and summed in float32, where the processor has the instruction.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import final, overload
 
@@ -95,7 +96,7 @@ class Cpu:
         into: Layer | None = None,
     ) -> tuple[Tensor | None, Layer, State]:
         real = _real(w)
-        dw = w.zeros() if into is None else into
+        dw = w.map(lambda p: torch.empty(p.shape, dtype=real)) if into is None else into
         sums = [plain(d, real) for d in dw[:4]]
         wanted = needs_dxs and xs.is_floating_point()
         dxs = torch.empty(xs.shape, dtype=real) if wanted else None
@@ -106,7 +107,8 @@ class Cpu:
         found = (dxs, *sums, dh_0, dc_0)
         read = _read(w, xs, lengths, real)
         rows = xi is not None and xi.dim() == 2
-        self._run("elman_backward", cell, w, xs, (*read, *kept, *pulls), rows, found)
+        how = (rows, into is None)
+        self._run("elman_backward", cell, w, xs, (*read, *kept, *pulls), how, found)
         for d, total in zip(dw, sums, strict=False):
             if d is not None and total is not None and d is not total:
                 d.copy_(total)
@@ -125,52 +127,50 @@ class Cpu:
         fits = dtypes in ({torch.float32}, {torch.float64})
         return self.library is not None and hs.device.type == "cpu" and fits
 
-    def head_forward(
-        self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor
-    ) -> tuple[float, Tensor]:
-        """The mean nats, and their pull on the logits."""
-        nats = ctypes.c_double()
-        dlogits = torch.empty(*hs.shape[:-1], len(W_hq), dtype=hs.dtype)
-        targets = plain(targets, torch.int64)
-        given = (hs.contiguous(), W_hq.contiguous(), b_q, targets, dlogits)
-        status = self._run_head("elman_head_forward", given, nats)
+    def head(
+        self,
+        hs: Tensor,
+        W_hq: Tensor,
+        b_q: Tensor | None,
+        targets: Tensor,
+        needs: tuple[bool, bool] = (False, False),
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The mean nats, and their pulls on hs (if the first is needed), W_hq and b_q."""
+        assert self.library is not None
+        dtype = hs.dtype
+        nats = torch.empty((), dtype=dtype)
+        given = [hs.contiguous(), W_hq.contiguous(), b_q, plain(targets, torch.int64)]
+        dhs = torch.empty(hs.shape, dtype=dtype) if needs[0] else None
+        dW_hq = torch.empty(W_hq.shape, dtype=dtype) if needs[1] else None
+        db_q = torch.empty(b_q.shape, dtype=dtype) if needs[1] and b_q is not None else None
+        rows, batch = targets.numel(), _batch(targets.numel())
+        head = Head(
+            *(rows // batch, batch, hs.shape[-1], len(W_hq), torch.get_num_threads()),
+            *map(_pointer, (*given, nats, dhs, dW_hq, db_q)),
+        )
+        status = self.library.elman_head(head, _KINDS[dtype], self.level)
         if status == library.BAD_ID:
             low, high = int(targets.min()), int(targets.max())
             raise IndexError(f"targets from {low} to {high} index {len(W_hq)} outputs")
-        return nats.value, dlogits
+        _check_memory(status)
+        return nats, [dhs, dW_hq, db_q]
 
-    def head_backward(
-        self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, dlogits: Tensor, needs_dhs: bool
-    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """The pulls on hs, W_hq and b_q."""
-        dhs = torch.empty(hs.shape, dtype=hs.dtype) if needs_dhs else None
-        dW_hq = torch.zeros(W_hq.shape, dtype=hs.dtype)
-        db_q = None if b_q is None else torch.zeros_like(b_q)
-        given = (hs.contiguous(), W_hq.contiguous(), b_q, None, dlogits)
-        self._run_head("elman_head_backward", given, None, (dhs, dW_hq, db_q))
-        return dhs, dW_hq, db_q
-
-    def _run_head(
-        self,
-        function: str,
-        given: Sequence[Tensor | None],
-        nats: ctypes.c_double | None,
-        found: Sequence[Tensor | None] = (),
-    ) -> int:
-        hs, W_hq = given[0], given[1]
-        assert hs is not None
-        assert W_hq is not None
-        rows = hs.numel() // hs.shape[-1]
-        batch = next(b for b in range(min(rows, 64), 0, -1) if rows % b == 0)
-        sizes = (rows // batch, batch, hs.shape[-1], len(W_hq), torch.get_num_threads())
-        pointers = [None if t is None else t.data_ptr() for t in given]
-        results = [None if t is None else t.data_ptr() for t in found]
-        where = None if nats is None else ctypes.addressof(nats)
-        head = Head(*sizes, *pointers, where, *results)
-        status = getattr(self.library, function)(head, _KINDS[hs.dtype], self.level)
-        if status == library.NO_MEMORY:
-            raise MemoryError("the cpu kernel found no memory for its workspace")
-        return status
+    def clip(self, gradients: Sequence[Tensor], theta: float) -> float | None:
+        """g ← min(1, θ/‖g‖) g in place, all together; returns ‖g‖. None: not for this kernel."""
+        kind = _KINDS.get(gradients[0].dtype) if gradients else None
+        if self.library is None or kind not in (FLOAT, DOUBLE):
+            return None
+        for g in gradients:
+            same = g.dtype == gradients[0].dtype and g.device.type == "cpu"
+            if not (same and g.layout == torch.strided and g.is_contiguous()):
+                return None
+        n = len(gradients)
+        arrays = (ctypes.c_void_p * n)(*[g.data_ptr() for g in gradients])
+        sizes = (ctypes.c_int64 * n)(*[g.numel() for g in gradients])
+        threads = torch.get_num_threads()
+        norm = self.library.elman_clip(arrays, sizes, n, theta, threads, kind, self.level)
+        _check_memory(library.NO_MEMORY if norm < 0 else library.OK)
+        return norm
 
     def _run(
         self,
@@ -179,22 +179,20 @@ class Cpu:
         w: Layer,
         xs: Tensor,
         given: Sequence[Tensor | None],
-        xi_per_row: bool = False,
+        how: tuple[bool, bool] = (False, True),
         found: Sequence[Tensor | None] = (),
     ) -> None:
         """Call the library; the tensors stay alive in the caller's hands while it runs."""
         steps, batch = xs.shape[:2]
         sizes = (CELLS.index(cell), steps, batch, w.W_ih.shape[1], w.W_hh.shape[1])
-        pointers = [None if t is None else t.data_ptr() for t in given]
-        pointers += [None] * (GIVEN - len(pointers))
-        results = [None if t is None else t.data_ptr() for t in found]
-        job = Job(*sizes, torch.get_num_threads(), *pointers, xi_per_row, *results)
+        pointers = [*map(_pointer, given), *[None] * (GIVEN - len(given))]
+        results = map(_pointer, found)
+        job = Job(*sizes, torch.get_num_threads(), *pointers, *how, *results)
         status = getattr(self.library, function)(job, _KINDS[w.W_hh.dtype], self.level)
         if status == library.BAD_ID:
             low, high = int(xs.min()), int(xs.max())
             raise IndexError(f"ids from {low} to {high} index {w.W_ih.shape[1]} inputs")
-        if status == library.NO_MEMORY:
-            raise MemoryError("the cpu kernel found no memory for its workspace")
+        _check_memory(status)
 
 
 @final
@@ -268,6 +266,21 @@ def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if t is None or (t.dtype == dtype and t.is_contiguous()):
         return t
     return t.to(dtype).contiguous()
+
+
+def _pointer(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
+
+
+def _check_memory(status: int) -> None:
+    if status == library.NO_MEMORY:
+        raise MemoryError("the cpu kernel found no memory for its workspace")
+
+
+@functools.cache
+def _batch(rows: int) -> int:
+    """Rows that are summed together before they are added to the others: a divisor near 64."""
+    return next(b for b in range(min(rows, 64), 0, -1) if rows % b == 0)
 
 
 def _memory(state: State) -> Tensor | None:

@@ -3,6 +3,7 @@
 #pragma once
 #include "forward.h"
 #include <atomic>
+#include <initializer_list>
 
 namespace {
 
@@ -131,15 +132,23 @@ struct Backward {
 
 constexpr int64_t STRIP = 8 * LANES;
 
-/* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. */
-void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, real *db) {
+/* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. The sums are
+ * also added to `twin`, where there is one. */
+void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, bool fresh, real *db, real *twin = nullptr) {
     int64_t n = at_most(M - m, STRIP);
+    if (fresh) memset(db + m, 0, size_t(n) * sizeof(real));
+    if (fresh && twin) memset(twin + m, 0, size_t(n) * sizeof(real));
     for (int64_t t = T - 1; t >= 0; t--) {
-        real sums[STRIP] = {};
-        for (int64_t b = 0; b < B; b++)
-            for (int64_t i = 0; i < n; i += LANES)
-                store(sums + i, load(sums + i) + load(da + (t * B + b) * M + m + i, n - i));
-        for (int64_t i = 0; i < n; i++) db[m + i] += sums[i];
+        vec sums[STRIP / LANES] = {};
+        const real *row = da + t * B * M + m;
+        for (int64_t b = 0; b < B; b++, row += M)
+            FLATTEN for (int i = 0; i < STRIP / LANES; i++)
+                if (i * LANES < n) sums[i] += load(row + i * LANES, n - i * LANES);
+        for (real *to : {db, twin})
+            for (int i = 0; to && i * LANES < n; i++) {
+                real *d = to + m + i * LANES;
+                store(d, load(d, n - i * LANES) + sums[i], n - i * LANES);
+            }
     }
 }
 
@@ -147,7 +156,8 @@ void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, real *
 void scatter(const Job *job, const real *da, int64_t m, int64_t width, real *columns) {
     int64_t M = gates_of(job->cell) * job->H, I = job->I;
     real *dW = static_cast<real *>(job->dW_ih) + m * I;
-    for (int64_t v = 0; v < I; v++)
+    if (job->fresh) memset(columns, 0, size_t(I * width) * sizeof(real));
+    for (int64_t v = 0; !job->fresh && v < I; v++)
         for (int64_t i = 0; i < width; i++) columns[v * width + i] = dW[i * I + v];
     for (int64_t t = job->T - 1; t >= 0; t--)
         for (int64_t b = 0; b < job->B; b++) {
@@ -195,14 +205,15 @@ bool scatter_all(const Job *job, int64_t threads, const real *da) {
 bool weight_gradients(const Job *job, int64_t threads, const real *da, const real *da_hh) {
     int64_t M = gates_of(job->cell) * job->H;
     real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
-    each(threads, ceil_div(M, STRIP), [&](int64_t i) {
-        if (db_ih) add_rows(job->T, job->B, M, da, i * STRIP, db_ih);
-        if (db_hh) add_rows(job->T, job->B, M, da_hh, i * STRIP, db_hh);
+    bool fresh = job->fresh, same = da == da_hh;
+    if (db_ih && db_hh) each(threads, ceil_div(M, STRIP), [&](int64_t i) {
+        add_rows(job->T, job->B, M, da, i * STRIP, fresh, db_ih, same ? db_hh : nullptr);
+        if (!same) add_rows(job->T, job->B, M, da_hh, i * STRIP, fresh, db_hh);
     });
     Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H, job->H,
-                 static_cast<real *>(job->dW_hh)};
+                 static_cast<real *>(job->dW_hh), fresh};
     Outer input{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
-                static_cast<real *>(job->dW_ih)};
+                static_cast<real *>(job->dW_ih), fresh};
     return add_outer(hidden, threads) && (job->ids ? scatter_all(job, threads, da) : add_outer(input, threads));
 }
 

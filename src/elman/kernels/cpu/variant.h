@@ -1,5 +1,6 @@
 /* One variant of the kernel: every function compiled for REAL with vectors of VECTOR_BYTES. */
 #pragma once
+#include "clip.h"
 #include "head.h"
 
 namespace {
@@ -29,4 +30,5 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 } // namespace
 
 extern const Variant VARIANT;
-const Variant VARIANT = {NAME, forward, backward, head_forward, head_backward, few_linear, squash<true>, squash<false>};
+const Variant VARIANT = {NAME,  forward,        backward, head,         few_linear,
+                         sum_of_squares, scale, squash<true>, squash<false>};
