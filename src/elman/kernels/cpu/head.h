@@ -49,10 +49,16 @@ struct HeadRows {
 bool head_weights(const Head *head, const real *d) {
     int64_t V = head->V, H = head->H;
     real *db = static_cast<real *>(head->db);
-    if (db)
-        each(head->threads, ceil_div(V, STRIP), [&](int64_t i) { add_rows(head->T, head->B, V, d, i * STRIP, true, db); });
-    Outer outer{head->T, head->B, d, V, static_cast<const real *>(head->hs), H, H, static_cast<real *>(head->dW), true};
-    return add_outer(outer, head->threads);
+    OuterTasks outer{{head->T, head->B, d, V, static_cast<const real *>(head->hs), H, H, static_cast<real *>(head->dW), true},
+                     head->threads};
+    std::atomic<bool> ok{true};
+    each(head->threads, outer.tasks + (db ? ceil_div(V, STRIP) : 0), [&](int64_t i) {
+        if (i >= outer.tasks)
+            add_rows(head->T, head->B, V, d, (i - outer.tasks) * STRIP, true, db);
+        else if (!outer.run(i))
+            ok = false;
+    });
+    return ok;
 }
 
 int head(const Head *head) {

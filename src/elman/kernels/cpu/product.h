@@ -275,23 +275,28 @@ struct Outer {
                 }
             }
     }
-    /* Columns [m, m + rows) of A, as [tile][step][pair][column]. */
+    /* Columns [m, m + rows) of A, as [tile][step][pair][column]; rows < GROUP·R only at the end. */
     void pack_a(int64_t t0, int64_t steps, int64_t m, int64_t rows, operand *out) const {
-        int64_t tile = steps * pairs() * R * PAIR;
+        int64_t tile = steps * pairs() * R * PAIR, tiles = ceil_div(rows, R);
+        alignas(64) operand line[(GROUP * R + LANES) * PAIR] = {};
         for (int64_t s = 0; s < steps; s++)
             for (int64_t b = 0; b < B; b += PAIR, out += R * PAIR) {
                 const real *a = A + ((t0 + steps - 1 - s) * B + b) * M + m;
-                for (int64_t g = 0; g * R < rows; g++)
-                    pack_tile(a + g * R, at_most(rows - g * R, R), b + 1 < B, out + g * tile);
+                const operand *from = pairs_of(a, rows, b + 1 < B, line);
+                for (int64_t g = 0; g < tiles; g++) memcpy(out + g * tile, from + g * R * PAIR, R * PAIR * sizeof(operand));
             }
     }
-    INLINE void pack_tile(const real *a, int64_t rows, bool paired, operand *out) const {
-        if (PAIR == 1 && rows == R) {
-            memcpy(out, a, R * sizeof(real));
-            return;
+    /* The columns of one pair of rows side by side, with zeros past the last: in `line`, or where they lie. */
+    INLINE const operand *pairs_of(const real *a, int64_t rows, bool paired, operand *line) const {
+#ifndef HALF
+        if (rows == GROUP * R) return a;
+#endif
+        for (int64_t r = 0; r < rows; r += LANES) {
+            vec two[PAIR];
+            FLATTEN for (int i = 0; i < PAIR; i++) two[i] = i == 0 || paired ? load(a + i * M + r, rows - r) : vec{};
+            store_rows(line + r * PAIR, two);
         }
-        for (int i = 0; i < PAIR; i++) FLATTEN for (int r = 0; r < R; r++)
-            out[r * PAIR + i] = to_operand(r < rows && (i == 0 || paired) ? a[i * M + r] : real(0));
+        return line;
     }
     /* dW[r][·] += Σ_s Σ_b a[s][b][r] x[s][b][·], each step summed by itself; `row` steps dW by r. */
     static void add(int64_t steps, int64_t pairs, const operand *a, const operand *x, bool fresh, real *dW, int64_t row) {
