@@ -213,7 +213,7 @@ def recurrence_only(shape: Shape, home: object, backwards: bool) -> Callable[[],
 
 
 def writer(shape: Shape, home: object) -> Callable[[], object]:
-    """The likeliest token, read back in, 35 times over: one text, one token at a time."""
+    """The likeliest token, read back in, T times over: one text, one token at a time."""
     rnn, out = getattr(home, MODULES[shape.cell])(VOCAB, shape.H), torch.nn.Linear(shape.H, VOCAB)
     rnn.eval()
 
@@ -344,7 +344,7 @@ def main() -> None:
                 tokens,
             )
     for cell in MODULES:
-        shape = Shape(cell, 1, 35, 256)
+        shape = Shape(cell, 1, 256, 256)
         run(
             f"generation {shape}",
             lambda s=shape: {

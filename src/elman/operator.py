@@ -172,7 +172,7 @@ class _Layer(torch.autograd.Function):
         keep = any(ctx.needs_input_grad)
         w, state = recipe.layer(tensors[n:]), tuple([s[0] for s in tensors[:n]])
         ctx.kernel = kernels.select(Job(recipe.cell, [w], [xs], [state]))
-        with _naming_bad_ids(xs, w), uncast(xs):
+        with _careful(xs, w):
             trace = ctx.kernel.forward(recipe.cell, w, xs, state, lengths, keep)
         if keep:
             ctx.save_for_backward(lengths, xs, *tensors, *trace)
@@ -207,7 +207,7 @@ def forward(
     recipe: Recipe, x: Inputs, stack: Stack, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
     """ys, the last states, and what is kept for the way back."""
-    with _naming_bad_ids(x.xs, stack.layers[0]):
+    with _careful(x.xs, stack.layers[0]):
         ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept
 
@@ -300,20 +300,26 @@ def _flat(tensors: Sequence[Sequence[Tensor | None]]) -> list[Tensor]:
     return [t for some in tensors for t in some if t is not None]
 
 
-class _naming_bad_ids:  # noqa: N801
-    """Ids must be columns of W_ih; on a GPU the check waits for nobody.
+class _careful:  # noqa: N801
+    """Where a kernel runs: autocast off, and ids that are no columns of W_ih named in words.
 
-    On a CPU the kernels look at every id by themselves: only what they refuse is looked at again.
+    On a CPU the kernels look at every id by themselves, so only ids that they refused are looked at
+    again; elsewhere all are, by a check that on a GPU waits for nobody.
     """
 
     def __init__(self, xs: Tensor, w: Layer) -> None:
         self.xs, self.size = xs, w.W_ih.shape[1]
+        self.cast = torch.is_autocast_enabled(xs.device.type) and uncast(xs)
 
     def __enter__(self) -> None:
         if not self.xs.is_cpu:
             self._check()
+        if self.cast:
+            self.cast.__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if self.cast:
+            self.cast.__exit__(kind, *rest)
         if kind is not None and issubclass(kind, IndexError):
             self._check()
 

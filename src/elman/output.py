@@ -3,9 +3,9 @@
     o_t = h_t W_hqᵀ + b_q,   loss = mean_t of -log softmax(o_t)[target_t]
     do_t = softmax(o_t) - one-hot(target_t)          (the notes' ŷ - 1)
 
-On a CPU in float32 or float64 this is native code; elsewhere, under autocast or inside
-`torch.compile` it is `torch.nn.functional`'s `linear` and `cross_entropy`: the same numbers to
-rounding.
+On a CPU in float32 or float64 this is native code, and under autocast where the states are already
+bfloat16; elsewhere or inside `torch.compile` it is `torch.nn.functional`'s `linear` and
+`cross_entropy`: the same numbers to rounding.
 """
 
 from typing import Any
@@ -28,7 +28,8 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
     if hs.shape[:-1] != targets.shape or not targets.numel():
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
     native = KERNEL.heads(hs, W_hq, b_q) and not torch.compiler.is_compiling()
-    if not native or torch.is_autocast_enabled(hs.device.type):
+    cast = torch.is_autocast_enabled(hs.device.type)
+    if not native or cast != (hs.dtype == torch.bfloat16):
         return _plain(hs, W_hq, b_q, targets)
     return _Fused.apply(hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
 
@@ -62,7 +63,7 @@ def _plain_gradient(
     hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor, grad: Tensor, graph: bool
 ) -> list[Tensor | None]:
     """grad · (dhs, dW_hq, db_q) by autograd; a graph is left behind if asked for."""
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(hs.device.type, hs.dtype, hs.dtype != W_hq.dtype):
         own = [
             t if t is None or graph else t.detach().requires_grad_(t.requires_grad)
             for t in (hs, W_hq, b_q)

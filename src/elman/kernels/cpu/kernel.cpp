@@ -168,10 +168,15 @@ PUBLIC double elman_clip(void *const *arrays, const int64_t *sizes, int64_t coun
     return norm;
 }
 
-/* y (rows, N) = x (rows, K) Wᵀ + b for a few rows, in float or double. */
-PUBLIC void elman_linear(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N,
-                         int kind, int level) {
-    variant(kind, level)->linear(x, W, b, y, rows, K, N);
+/* One step of layers that read one another, then the output layer of V rows: y = h Wᵀ + b (float or double). */
+PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level) {
+    const Variant *v = variant(kind, level);
+    for (int64_t i = 0; i < count; i++)
+        if (int status = v->forward(&layers[i])) return status;
+    const Job &last = layers[count - 1];
+    const char *h_1 = static_cast<const char *>(last.hs) + last.B * last.H * (kind == DOUBLE ? 8 : 4);
+    v->linear(h_1, W, b, y, last.B, last.H, V);
+    return OK;
 }
 
 PUBLIC void elman_tanh(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->tanh(x, y, n); }

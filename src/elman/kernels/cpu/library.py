@@ -61,12 +61,14 @@ def load(file: Path) -> ctypes.CDLL:
         *[ctypes.c_int] * 2,
     ]
     library.elman_clip.restype = ctypes.c_double
-    library.elman_linear.argtypes = [
-        *[ctypes.c_void_p] * 4,
-        *[ctypes.c_int64] * 3,
+    library.elman_step.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        *[ctypes.c_void_p] * 3,
+        ctypes.c_int64,
         *[ctypes.c_int] * 2,
     ]
-    library.elman_linear.restype = None
+    library.elman_step.restype = ctypes.c_int
     for squash in (library.elman_tanh, library.elman_sigmoid):
         squash.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_int] * 2]
         squash.restype = None

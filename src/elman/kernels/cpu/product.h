@@ -182,11 +182,12 @@ void dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *
 
 constexpr int64_t FEW = 4;
 
+template <bool PADDED = true>
 INLINE void dots_of(int64_t rows, const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
-    if (rows == 1) return dots<1>(h, ld, W, K, n, out, row);
-    if (rows == 2) return dots<2>(h, ld, W, K, n, out, row);
-    if (rows == 3) return dots<3>(h, ld, W, K, n, out, row);
-    dots<4>(h, ld, W, K, n, out, row);
+    if (rows == 1) return dots<1, PADDED>(h, ld, W, K, n, out, row);
+    if (rows == 2) return dots<2, PADDED>(h, ld, W, K, n, out, row);
+    if (rows == 3) return dots<3, PADDED>(h, ld, W, K, n, out, row);
+    dots<4, PADDED>(h, ld, W, K, n, out, row);
 }
 #endif
 
