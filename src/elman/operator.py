@@ -309,17 +309,15 @@ class _careful:  # noqa: N801
 
     def __init__(self, xs: Tensor, w: Layer) -> None:
         self.xs, self.size = xs, w.W_ih.shape[1]
-        self.cast = torch.is_autocast_enabled(xs.device.type) and uncast(xs)
+        self.cast = uncast(xs)
 
     def __enter__(self) -> None:
         if not self.xs.is_cpu:
             self._check()
-        if self.cast:
-            self.cast.__enter__()
+        self.cast.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        if self.cast:
-            self.cast.__exit__(kind, *rest)
+        self.cast.__exit__(kind, *rest)
         if kind is not None and issubclass(kind, IndexError):
             self._check()
 

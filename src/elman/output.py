@@ -52,7 +52,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         found, again = ctx.found, torch.is_grad_enabled()  # create_graph=True: leave a graph behind
         if again or found is None:
-            return *_plain_gradient(*ctx.saved_tensors, grads[0], again), None
+            return *_plain_gradient(ctx.saved_tensors, grads[0], again), None
         ctx.found, scale = None, grads[0].item()
         if scale != 1:
             found = [None if d is None else d.mul_(scale) for d in found]
@@ -60,15 +60,17 @@ class _Fused(torch.autograd.Function):
 
 
 def _plain_gradient(
-    hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor, grad: Tensor, graph: bool
+    saved: tuple[Tensor, Tensor, Tensor | None, Tensor], grad: Tensor, graph: bool
 ) -> list[Tensor | None]:
     """grad · (dhs, dW_hq, db_q) by autograd; a graph is left behind if asked for."""
+    hs, W_hq, b_q, targets = saved
+
+    def own(t: Tensor) -> Tensor:
+        return t if graph else t.detach().requires_grad_(t.requires_grad)
+
     with torch.enable_grad(), torch.autocast(hs.device.type, hs.dtype, hs.dtype != W_hq.dtype):
-        own = [
-            t if t is None or graph else t.detach().requires_grad_(t.requires_grad)
-            for t in (hs, W_hq, b_q)
-        ]
-        wanted = [t for t in own if t is not None and t.requires_grad]
-        nats = _plain(own[0], own[1], own[2], targets)
+        inputs = (own(hs), own(W_hq), None if b_q is None else own(b_q))
+        wanted = [t for t in inputs if t is not None and t.requires_grad]
+        nats = _plain(*inputs, targets)
     found = iter(torch.autograd.grad(nats, wanted, grad, create_graph=graph))
-    return [next(found) if t is not None and t.requires_grad else None for t in own]
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]

@@ -96,7 +96,7 @@ class Cpu:
     ) -> tuple[Tensor | None, Layer, State]:
         real = _real(w)
         if into is None:
-            dw = Layer(*[p if p is None else torch.empty(p.shape, dtype=real) for p in w])
+            dw = w.map(lambda p: torch.empty(p.shape, dtype=real))
             sums = dw[:4]
         else:
             dw, sums = into, [plain(d, real) for d in into[:4]]

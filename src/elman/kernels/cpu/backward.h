@@ -20,11 +20,12 @@ struct Backward {
     bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
     real carry(int64_t t, int64_t b) const { return !xi ? real(1) : job->xi_per_row ? xi[t * B + b] : xi[t]; }
 
-    /* One row: from dh (and dc) to da; leaves in dh what goes back without passing W_hh. */
+    /* One row: from dh + dhs (and dc) to da; leaves in dh what goes back without passing W_hh. */
     template <int CELL> void row(int64_t s, real keep, real *dh, real *dc, operand *y) const {
         for (int64_t u = 0; u < H; u += LANES) {
             int64_t n = H - u;
             vec d = load(dh + u, n);
+            if (dhs) d += load(dhs + s * H + u, n);
             if constexpr (CELL == GRU || CELL == LSTM)
                 gated<CELL>(s, u, n, keep, d, dh, dc, y);
             else {
@@ -78,7 +79,9 @@ struct Backward {
         }
     }
     /* A held step: its pull passes by it, its weights get nothing. */
-    void pass(int64_t s, operand *y) const {
+    void pass(int64_t s, real *dh, operand *y) const {
+        for (int64_t u = 0; dhs && u < H; u += LANES)
+            store(dh + u, load(dh + u, H - u) + load(dhs + s * H + u, H - u), H - u);
         memset(da + s * M, 0, size_t(M) * sizeof(real));
         memset(da_hh + s * M, 0, size_t(M) * sizeof(real));
         memset(y, 0, size_t(M) * sizeof(operand));
@@ -112,11 +115,8 @@ struct Backward {
             int64_t active = 0;
             for (int64_t r = 0; r < rows; r++) {
                 int64_t s = t * B + b0 + r;
-                if (dhs)
-                    for (int64_t u = 0; u < H; u += LANES)
-                        store(dh + r * H + u, load(dh + r * H + u, H - u) + load(dhs + s * H + u, H - u), H - u);
                 if (held(t, b0 + r)) {
-                    pass(s, y + r * y_row);
+                    pass(s, dh + r * H, y + r * y_row);
                 } else {
                     row_of_cell(s, carry(t, b0 + r), dh + r * H, dc ? dc + r * H : nullptr, y + r * y_row);
                     active = r + 1;
