@@ -189,11 +189,11 @@ def _carry_back(
     xi: Tensor | None,
     lengths: Tensor | None,
 ) -> tuple[Tensor, State]:
-    """da (T, B, blocks · hidden) and the pull on the state before the piece."""
+    """da (T, B, blocks · hidden) and, in float32, the pull on the state before the piece."""
     steps, batch = xs.shape[:2]
     blocks = 4 if cell == "gru" else GATES[cell]
     das = trace.hs.new_empty(steps, batch, blocks * w.hidden_size)
-    dh = torch.empty_like(trace.hs[0], memory_format=torch.contiguous_format)
+    dh = trace.hs.new_empty(trace.hs.shape[1:], dtype=torch.float32)
     lstm = trace.cs is not None
     dc = torch.empty_like(dh) if lstm else None
     weights = None if xi is None else xi.float()
@@ -205,8 +205,8 @@ def _carry_back(
         None if trace.cs is None else trace.cs.contiguous(),
         None if trace.gates is None else trace.gates.contiguous(),
         None if dhs is None else dhs.to(das.dtype).contiguous(),
-        dstate[0].to(das.dtype).contiguous(),
-        dstate[1].to(das.dtype).contiguous() if lstm else None,
+        dstate[0].float().contiguous(),
+        dstate[1].float().contiguous() if lstm else None,
         weights,
         0 if weights is None else weights.stride(0),
         0 if weights is None or weights.dim() == 1 else weights.stride(1),

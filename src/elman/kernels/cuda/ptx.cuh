@@ -137,6 +137,17 @@ DEVICE void load_floats(float (&x)[N], const float* base, i64 element, int real)
     for (int i = 0; i < N; i++) x[i] = WHOLE<N> ? __uint_as_float(w[i]) : i < real ? base[element + i] : 0.0f;
 }
 
+template <int N>
+DEVICE void store_floats(float* base, i64 element, const float (&x)[N], int real) {
+    u32 w[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) w[i] = __float_as_uint(x[i]);
+    if (WHOLE<N> && real > 0) store_words(base + element, w);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (!WHOLE<N> && i < real) base[element + i] = x[i];
+}
+
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
 // Starts a copy of BYTES_ bytes from global to shared memory, or of zeros; `copied` waits for all but the
