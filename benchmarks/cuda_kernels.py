@@ -45,7 +45,12 @@ SHAPES = [
     ("lstm", 64, 1024, 512),
     ("lstm", 16, 1024, 768),
 ]
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,  # TF32 switched off
+}
 CLASSES = {"tanh": "RNN", "gru": "GRU", "lstm": "LSTM"}
 FLASHRNN = [("tanh", 256), ("tanh", 512), ("lstm", 256)]  # each takes nvcc a minute or two
 Shape = tuple[str, int, int, int]
@@ -138,6 +143,7 @@ def measure(shape: Shape, contender: tuple[str, Make, str], seconds: float) -> I
     cell, batch, steps, hidden = shape
     name, make, dtype = contender
     torch.manual_seed(0)
+    torch.backends.cudnn.rnn.fp32_precision = "ieee" if dtype == "fp32" else "tf32"  # pyright: ignore[reportAttributeAccessIssue]
     rnn = make(cell, hidden, DTYPES[dtype])
     how = {"device": "cuda", "dtype": DTYPES[dtype]}
     xs = torch.randn(steps, batch, hidden, **how).requires_grad_()

@@ -153,7 +153,7 @@ small_jobs = check.jobs(12, 5, (1, 3, 16))
 @pytest.mark.parametrize("array", ["hs", "dxs", "W_ih", "W_hh"])
 def test_the_check_passes_what_is_right_and_finds_what_is_wrong(array):
     seen = 0
-    for job in (replace(job, dtype=torch.float32, ids=False) for job in small_jobs):
+    for job in (replace(job, dtype=torch.float32, tf32=True, ids=False) for job in small_jobs):
         m = check.material(job)
         if all(x.norm() > 0 for x in check.answers(reference.KERNEL, job, m).values()):
             assert check.faults(job, Wrong(array, lambda x: x), "cpu") == []
@@ -171,7 +171,9 @@ def test_the_check_finds_what_differs_from_run_to_run():
 
 def test_errors_are_compared_over_many_jobs_not_one_by_one():
     def verdict(dtype, ours, theirs):
-        return check.Verdict(replace(small_jobs[0], dtype=dtype), {"hs": ours}, {}, theirs, [])
+        return check.Verdict(
+            replace(small_jobs[0], dtype=dtype, tf32=True), {"hs": ours}, {}, theirs, []
+        )
 
     near = {"hs": 1e-3}
     for over, worse in (((1.3, 0.8, 1.2, 0.7), False), ((1.09, 1.1, 1.11, 1.1), True)):

@@ -20,11 +20,13 @@ than three standard errors of that mean. Needs torch alone.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -34,11 +36,12 @@ from torch import Tensor
 from elman.cells import Layer, State
 from elman.gradients.through_time import Trace
 from elman.kernels import Kernel, fused, reference
-from elman.kernels.cuda import DTYPES, KERNEL, compiled, machine
+from elman.kernels.cuda import KERNEL, arithmetic, compiled, machine
 from elman.kernels.cuda.plan import GATES, cheapest
 
 ROUNDOFF = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-10}
 """u: half the distance from 1 to the next number; of TF32 the whole, as products may cut."""
+ROUNDOFF_OF_THREE = 2**-22  # float32 without TF32: the three products keep 22 bits of an operand
 CERTAIN = 3.0  # standard errors beyond which a mean is no chance
 
 
@@ -56,7 +59,33 @@ class Job:
     bias: bool = True
     lengths: bool = False
     xi: int = 0  # 0: none, 1: (T,), 2: (T, B)
+    tf32: bool = True  # whether torch's switch allows float32 layers TF32
     seed: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Float32 without TF32."""
+        return self.dtype == torch.float32 and not self.tf32
+
+    @property
+    def roundoff(self) -> float:
+        """Of an operand; and of a sum of n products in float32, √n 2⁻²⁴ (Higham and Mary 2019)."""
+        operand = ROUNDOFF_OF_THREE if self.plain else ROUNDOFF[self.dtype]
+        return math.hypot(operand, self.size**0.5 * 2**-24)
+
+    @property
+    def arithmetic(self) -> str:
+        return str(self.dtype)[6:] + (" without TF32" if self.plain else "")
+
+    @contextlib.contextmanager
+    def switched(self) -> Iterator[None]:
+        """torch's switch as the job wants it."""
+        rnn = torch.backends.cudnn.rnn
+        before, rnn.fp32_precision = rnn.fp32_precision, "tf32" if self.tf32 else "ieee"  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            rnn.fp32_precision = before  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Job]:
@@ -74,6 +103,7 @@ def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Job]:
             bias=chance.random() < 0.8,
             lengths=chance.random() < 0.3,
             xi=chance.choice((0, 0, 1, 2)),
+            tf32=chance.random() < 0.5,
             seed=i,
         )
         for i in range(count)
@@ -254,7 +284,9 @@ def peer_answers(job: Job, m: Material) -> Answers:
             p.copy_(value)
     xs = m.xs.detach().requires_grad_()
     state = [s.detach()[None].requires_grad_() for s in m.state]
-    ys, last = rnn(xs, tuple(state) if len(state) > 1 else state[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights")  # torch never flattens bf16
+        ys, last = rnn(xs, tuple(state) if len(state) > 1 else state[0])
     last = last if isinstance(last, tuple) else (last,)
     torch.autograd.backward([ys, *last], [m.dhs, *(d[None] for d in m.dstate)])
     names = [n for n, x in zip(Layer._fields, m.w, strict=True) if x is not None]
@@ -307,7 +339,9 @@ def judged(job: Job, kernel: Kernel, device: str, peer: bool = False) -> Verdict
     desk = device if job.size >= 64 else "cpu"  # where float64 is faster
     wide = material(job).to(torch.float64, desk)
     m = wide.to(job.dtype, device)
-    first, second = answers(kernel, job, m), answers(kernel, job, m)
+    with job.switched():
+        first, second = answers(kernel, job, m), answers(kernel, job, m)
+        theirs = peer_answers(job, m) if peer else {}
 
     def exactly(found: Answers) -> Answers:
         return answers(reference.KERNEL, job, wide, _place(job, found))
@@ -316,9 +350,8 @@ def judged(job: Job, kernel: Kernel, device: str, peer: bool = False) -> Verdict
     for draw in range(
         max(8, 64 // job.size)
     ):  # the largest of a few is no measure of a single unit
-        shaken = answers(Shaken(ROUNDOFF[job.dtype], draw, desk), job, wide, _place(job, first))
+        shaken = answers(Shaken(job.roundoff, draw, desk), job, wide, _place(job, first))
         limits = {n: max(limits[n], e) for n, e in errors(shaken, exact).items()}
-    theirs = peer_answers(job, m) if peer else {}
     return Verdict(
         job,
         errors(first, exact),
@@ -333,18 +366,18 @@ def _place(job: Job, found: Answers) -> Tensor | None:
     return found["hs"].detach() if job.cell == "relu" else None
 
 
-Ratios = dict[tuple[str, torch.dtype, str], list[float]]
-"""log(our error / cuDNN's), job by job, for each cell, dtype and array."""
+Ratios = dict[tuple[str, str, str], list[float]]
+"""log(our error / cuDNN's), job by job, for each cell, arithmetic and array."""
 
 
 def ratios(verdicts: Iterable[Verdict]) -> Ratios:
-    """Jobs that cuDNN ran in full float32 (it does small layers) do not count."""
+    """Jobs that cuDNN ran without the TF32 that it was allowed (small layers) do not count."""
     found: Ratios = {}
     for v in verdicts:
-        if v.job.dtype == torch.float32 and min(v.theirs.values()) < 1e-5:
+        if v.job.dtype == torch.float32 and v.job.tf32 and min(v.theirs.values()) < 1e-5:
             continue
         for name, e in v.theirs.items():
-            logs = found.setdefault((v.job.cell, v.job.dtype, name), [])
+            logs = found.setdefault((v.job.cell, v.job.arithmetic, name), [])
             logs.append(math.log(v.ours[name] / e))
     return found
 
@@ -357,10 +390,10 @@ def worse(logs: list[float]) -> bool:
 def peer_jobs(seeds: int) -> list[Job]:
     """Jobs that cuDNN runs too, enough of each cell and dtype for a mean."""
     return [
-        Job(cell, dtype, 13, 37, size, size, seed=seed)
+        Job(cell, dtype, 13, 37, size, size, tf32=tf32, seed=seed)
         for cell in GATES
         if cell != "linear"
-        for dtype in ROUNDOFF
+        for dtype, tf32 in [*((dtype, True) for dtype in ROUNDOFF), (torch.float32, False)]
         for size in (64, 256, 512)
         for seed in range(seeds)
     ]
@@ -369,12 +402,13 @@ def peer_jobs(seeds: int) -> list[Job]:
 def compile_ahead(todo: list[Job]) -> None:
     """Compile what the jobs will need, on all cores."""
     here = machine(torch.cuda.current_device())
-    needed = {
-        (plan, DTYPES[job.dtype])
-        for job in todo
-        for way in ("forward", "backward")
-        if (plan := cheapest(job.cell, way, job.size, job.dtype.itemsize, job.batch, here))
-    }
+    needed = set()
+    for job in todo:
+        with job.switched():
+            code = arithmetic(job.dtype)
+        for way in ("forward", "backward"):
+            plan = cheapest(job.cell, way, job.size, job.dtype.itemsize, job.batch, here)
+            needed |= {(plan, code)} if plan else set()
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda need: compiled(*need), needed):
             pass
@@ -404,14 +438,14 @@ def check_against_cudnn(seeds: int = 6) -> int:
     compile_ahead(todo)
     found, bad = ratios(judged(job, KERNEL, "cuda", peer=True) for job in todo), 0
     print("our error / cuDNN's, geometric means")
-    for cell, dtype in dict.fromkeys(key[:2] for key in found):
+    for cell, kind in dict.fromkeys(key[:2] for key in found):
         said = []
-        for (c, d, name), logs in found.items():
-            if (c, d) == (cell, dtype):
+        for (c, k, name), logs in found.items():
+            if (c, k) == (cell, kind):
                 bad += worse(logs)
                 ratio = math.exp(statistics.mean(logs))
                 said.append(f"{name} {ratio:.2f}{' TOO LARGE' if worse(logs) else ''}")
-        print(f"  {cell} {str(dtype)[6:]}: {', '.join(said)}", flush=True)
+        print(f"  {cell} {kind}: {', '.join(said)}", flush=True)
     return bad
 
 
