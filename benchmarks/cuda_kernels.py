@@ -52,8 +52,9 @@ DTYPES = {
     "fp32": torch.float32,  # TF32 switched off
 }
 CLASSES = {"tanh": "RNN", "gru": "GRU", "lstm": "LSTM"}
-FLASHRNN = [("tanh", 256), ("tanh", 512), ("lstm", 256)]  # each takes nvcc a minute or two
+FLASHRNN = [SHAPES[0], SHAPES[1], SHAPES[5]]  # each takes nvcc a minute or two
 Shape = tuple[str, int, int, int]
+Floors = dict[Shape, dict[str, float]]
 Make = Callable[[str, int, torch.dtype], torch.nn.Module]
 
 
@@ -71,6 +72,10 @@ class Result:
     what: str  # forward, or forward+backward
     us_per_step: float
     tokens_per_s: float
+
+
+def name_of(shape: Shape) -> str:
+    return " ".join(map(str, shape))
 
 
 def modules_of(home: object) -> Make:
@@ -128,15 +133,13 @@ def milliseconds(call: Callable[[], object], seconds: float, wall: bool = False)
     return statistics.median(times)
 
 
-def contenders(options: argparse.Namespace, shape: Shape) -> Iterable[tuple[str, Make, str]]:
+def contenders(options: argparse.Namespace) -> Iterable[tuple[str, Make, str]]:
     for name in DTYPES:
         yield "cuDNN", modules_of(torch.nn), name
     for name in DTYPES:
         yield "elman", modules_of(elman.nn), name
     if options.compile:
         yield "compiled loop", CompiledLoop, "bf16"
-    if options.flashrnn and (shape[0], shape[3]) in FLASHRNN:
-        yield "FlashRNN", FlashRNN, "bf16"
 
 
 def measure(shape: Shape, contender: tuple[str, Make, str], seconds: float) -> Iterable[Result]:
@@ -153,24 +156,35 @@ def measure(shape: Shape, contender: tuple[str, Make, str], seconds: float) -> I
         return
     for what in ("forward", "forward+backward"):
         call = work(rnn, xs, dys, what == "forward+backward")
-        for mode in ("eager", "graph"):
+        for mode in ("eager", "graph") if name != "FlashRNN" else ("eager",):  # never captured
             ms = milliseconds(call if mode == "eager" else graphed(call), seconds)
             us, rate = ms * 1000 / steps, batch * steps / ms * 1000
             yield Result(*shape, name, dtype, mode, what, us, rate)
 
 
-def every_result(options: argparse.Namespace, shape: Shape) -> Iterable[Result]:
-    """All contenders on a shape; a peer that fails says so and is left out."""
-    for contender in contenders(options, shape):
-        try:
-            yield from measure(shape, contender, options.seconds)
-        except Exception as failed:
-            if contender[0] == "elman":
-                raise
-            reason = str(failed).strip().splitlines() or [repr(failed)]
-            print(f"  {contender[0]} {contender[2]} {shape}: {reason[-1]}", flush=True)
-    if options.jax:
-        yield from measure_jax(shape, options.seconds)
+def attempted(peer: str, results: Iterable[Result]) -> list[Result]:
+    """The results; a peer that fails says so and has none."""
+    try:
+        return list(results)
+    except Exception as failed:
+        reason = str(failed).strip().splitlines() or [repr(failed)]
+        print(f"  {peer}: {reason[-1]}", flush=True)
+        return []
+
+
+def every_result(options: argparse.Namespace, shapes: list[Shape]) -> Iterable[list[Result]]:
+    """Shape by shape; FlashRNN, which may leave the GPU in a bad state, last."""
+    for shape in shapes:
+        for one in contenders(options):
+            found = measure(shape, one, options.seconds)
+            name = f"{one[0]} {one[2]} {name_of(shape)}"
+            yield list(found) if one[0] == "elman" else attempted(name, found)
+        if options.jax:
+            yield attempted(f"JAX {name_of(shape)}", measure_jax(shape, options.seconds))
+    for shape in FLASHRNN if options.flashrnn else []:
+        if shape in shapes:
+            found = measure(shape, ("FlashRNN", FlashRNN, "bf16"), options.seconds)
+            yield attempted(f"FlashRNN {name_of(shape)}", found)
 
 
 def measure_jax(shape: Shape, seconds: float) -> Iterable[Result]:
@@ -192,7 +206,7 @@ def best_times(results: list[Result], shape: Shape, what: str) -> dict[tuple[str
     return best
 
 
-def table(results: list[Result], floor: dict[Shape, dict[str, float]], what: str) -> str:
+def table(results: list[Result], floor: Floors, what: str) -> str:
     """A row per shape: each contender's best, and elman's bf16 against best peer and floor."""
     columns = list(dict.fromkeys((r.contender, r.dtype) for r in results))
     heads = [f"{c} {d}" for c, d in columns]
@@ -206,7 +220,7 @@ def table(results: list[Result], floor: dict[Shape, dict[str, float]], what: str
         peer = min(us for (name, _), us in best.items() if name != "elman")
         cells += [f"{peer / ours:.2f}×", f"{shape[1] / ours * 1e6:,.0f}"]
         cells += [f"{under:.2f}", f"{under / ours:.0%}"]
-        lines.append(f"| {' '.join(map(str, shape))} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name_of(shape)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -227,7 +241,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also a torch.compile'd loop")
     parser.add_argument("--jax", action="store_true", help="also jax.lax.scan")
     parser.add_argument("--flashrnn", action="store_true", help="also FlashRNN (tanh, lstm 256)")
-    parser.add_argument("--cells", nargs="+", choices=list(CLASSES), default=list(CLASSES))
+    parser.add_argument("--only", default="", help='shapes with this in their name: "gru 64"')
     parser.add_argument("--seconds", type=float, default=0.2, help="per timing")
     parser.add_argument("--commit", default=commit(), help="recorded in the JSON")
     parser.add_argument("--json", type=Path, help="write every figure here")
@@ -236,28 +250,31 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("no CUDA GPU here: nothing to measure")
         return
-    shapes = [s for s in SHAPES if s[0] in options.cells]
-    shapes = shapes[1:4:2] if options.quick else shapes
-    results: list[Result] = []
-    floor: dict[Shape, dict[str, float]] = {}
+    shapes = SHAPES[1:4:2] if options.quick else SHAPES
+    shapes = [s for s in shapes if options.only in name_of(s)]
     timer = functools.partial(milliseconds, seconds=options.seconds)
-    for shape in shapes:
-        floor[shape] = floors(shape, timer)
-        results += every_result(options, shape)
+    floor = {shape: floors(shape, timer) for shape in shapes}
+    results: list[Result] = []
+    for found in every_result(options, shapes):
+        results += found
+        if options.json:
+            write(options, results, floor)
     for what in ("forward", "forward+backward"):
         print(table(results, floor, what), end="\n\n", flush=True)
-    if options.json:
-        record = {
-            "date": datetime.date.today().isoformat(),
-            "commit": options.commit,
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "cudnn": torch.backends.cudnn.version(),
-            "floors_us_per_step": {" ".join(map(str, s)): us for s, us in floor.items()},
-            "results": [asdict(r) for r in results],
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def write(options: argparse.Namespace, results: list[Result], floor: Floors) -> None:
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "commit": options.commit,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "floors_us_per_step": {name_of(shape): us for shape, us in floor.items()},
+        "results": [asdict(r) for r in results],
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

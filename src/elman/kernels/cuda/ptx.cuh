@@ -69,14 +69,13 @@ DEVICE void unpack(const Packed<N>& p, float (&x)[N]) {
     }
 }
 
-DEVICE u32 to_tf32(u32 word) {
+// What multiply_add reads: TF32 rounded (not cut) to its 11 bits, all else as it is.
+DEVICE u32 operand(u32 word) {
+    if constexpr (DTYPE != TF32) return word;
     u32 rounded;
-    asm volatile("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(word)));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(word)));
     return rounded;
 }
-
-// What multiply_add reads: TF32 rounded (not cut) to its 11 bits, all else as it is.
-DEVICE u32 operand(u32 word) { return DTYPE == TF32 ? to_tf32(word) : word; }
 
 // ---- memory -------------------------------------------------------------------------------------
 
@@ -178,8 +177,11 @@ DEVICE void load_fragments(u32 (&b)[4], u32 address) {
 
 DEVICE void multiply_add_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { MMA("m16n8k8.row.col.f32.tf32.tf32.f32"); }
 
-// What rounding to TF32 leaves over, itself rounded: high and low have 22 bits between them.
-DEVICE u32 low_part(u32 word, u32 high) { return to_tf32(__float_as_uint(__uint_as_float(word) - __uint_as_float(high))); }
+// x = high + low, 11 bits each (Veltkamp's splitting): all but the last of x's 24.
+DEVICE void split(u32 word, u32& high, u32& low) {
+    const float x = __uint_as_float(word), far = __fmul_rn(x, 8193.0f), near = __fsub_rn(far, __fsub_rn(far, x));
+    high = __float_as_uint(near), low = __float_as_uint(__fsub_rn(x, near)) & 0xffffe000u;
+}
 
 // d += a b for one tile: (16 units) x (32 bytes of the sum) times (32 bytes of the sum) x (8 rows). FP32 is
 // three products in TF32, (high + low) (high + low) without low low.
@@ -190,11 +192,16 @@ DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     if constexpr (DTYPE == FP32) {
         u32 high[4], low[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) high[i] = to_tf32(a[i]), low[i] = low_part(a[i], high[i]);
-        const u32 h0 = to_tf32(b0), h1 = to_tf32(b1);
-        multiply_add_tf32(d, low, h0, h1);
-        multiply_add_tf32(d, high, low_part(b0, h0), low_part(b1, h1));
-        multiply_add_tf32(d, high, h0, h1);
+        for (int i = 0; i < 4; i++) {
+            u32 word = a[i];
+            asm volatile("" : "+r"(word));  // split anew each step: both halves of all weights would fit no registers
+            split(word, high[i], low[i]);
+        }
+        u32 high0, high1, low0, low1;
+        split(b0, high0, low0), split(b1, high1, low1);
+        multiply_add_tf32(d, low, high0, high1);
+        multiply_add_tf32(d, high, low0, low1);
+        multiply_add_tf32(d, high, high0, high1);
     }
 }
 #undef MMA
