@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import itertools
 import json
 import statistics
 import subprocess
@@ -133,15 +134,6 @@ def milliseconds(call: Callable[[], object], seconds: float, wall: bool = False)
     return statistics.median(times)
 
 
-def contenders(options: argparse.Namespace) -> Iterable[tuple[str, Make, str]]:
-    for name in DTYPES:
-        yield "cuDNN", modules_of(torch.nn), name
-    for name in DTYPES:
-        yield "elman", modules_of(elman.nn), name
-    if options.compile:
-        yield "compiled loop", CompiledLoop, "bf16"
-
-
 def measure(shape: Shape, contender: tuple[str, Make, str], seconds: float) -> Iterable[Result]:
     cell, batch, steps, hidden = shape
     name, make, dtype = contender
@@ -173,14 +165,15 @@ def attempted(peer: str, results: Iterable[Result]) -> list[Result]:
 
 
 def every_result(options: argparse.Namespace, shapes: list[Shape]) -> Iterable[list[Result]]:
-    """Shape by shape; FlashRNN, which may leave the GPU in a bad state, last."""
-    for shape in shapes:
-        for one in contenders(options):
-            found = measure(shape, one, options.seconds)
-            name = f"{one[0]} {one[2]} {name_of(shape)}"
-            yield list(found) if one[0] == "elman" else attempted(name, found)
-        if options.jax:
-            yield attempted(f"JAX {name_of(shape)}", measure_jax(shape, options.seconds))
+    """cuDNN and elman; then peers that compile for long; FlashRNN, which may spoil the GPU, last."""
+    for shape, dtype in itertools.product(shapes, DTYPES):
+        yield list(measure(shape, ("cuDNN", modules_of(torch.nn), dtype), options.seconds))
+        yield list(measure(shape, ("elman", modules_of(elman.nn), dtype), options.seconds))
+    for shape in shapes if options.compile else []:
+        found = measure(shape, ("compiled loop", CompiledLoop, "bf16"), options.seconds)
+        yield attempted(f"compiled loop {name_of(shape)}", found)
+    for shape in shapes if options.jax else []:
+        yield attempted(f"JAX {name_of(shape)}", measure_jax(shape, options.seconds))
     for shape in FLASHRNN if options.flashrnn else []:
         if shape in shapes:
             found = measure(shape, ("FlashRNN", FlashRNN, "bf16"), options.seconds)
@@ -206,9 +199,14 @@ def best_times(results: list[Result], shape: Shape, what: str) -> dict[tuple[str
     return best
 
 
+def _column(contender: tuple[str, str]) -> tuple[bool, str, int]:
+    name, dtype = contender
+    return name == "elman", name, list(DTYPES).index(dtype)
+
+
 def table(results: list[Result], floor: Floors, what: str) -> str:
     """A row per shape: each contender's best, and elman's bf16 against best peer and floor."""
-    columns = list(dict.fromkeys((r.contender, r.dtype) for r in results))
+    columns = sorted(dict.fromkeys((r.contender, r.dtype) for r in results), key=_column)
     heads = [f"{c} {d}" for c, d in columns]
     heads += ["best peer / elman bf16", "elman bf16, tokens/s", "floor", "floor / elman bf16"]
     lines = [f"{what}, µs per step (the better of eager and graph)"]

@@ -49,6 +49,7 @@ class CompiledLoop(torch.nn.Module):
         cells = {"tanh": torch.nn.RNNCell, "gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}
         self.p = cells[cell](hidden, hidden, device="cuda", dtype=dtype)
         self.cell = cell
+        torch._dynamo.reset()  # else a second shape is compiled for all shapes, which is slower
         self.step = torch.compile(self._step)
 
     def _step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
