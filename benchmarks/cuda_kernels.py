@@ -165,7 +165,7 @@ def attempted(peer: str, results: Iterable[Result]) -> list[Result]:
 
 
 def every_result(options: argparse.Namespace, shapes: list[Shape]) -> Iterable[list[Result]]:
-    """cuDNN and elman; then peers that compile for long; FlashRNN, which may spoil the GPU, last."""
+    """cuDNN and elman; then what compiles for long; last FlashRNN, which may spoil the GPU."""
     for shape, dtype in itertools.product(shapes, DTYPES):
         yield list(measure(shape, ("cuDNN", modules_of(torch.nn), dtype), options.seconds))
         yield list(measure(shape, ("elman", modules_of(elman.nn), dtype), options.seconds))
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also a torch.compile'd loop")
     parser.add_argument("--jax", action="store_true", help="also jax.lax.scan")
     parser.add_argument("--flashrnn", action="store_true", help="also FlashRNN (tanh, lstm 256)")
-    parser.add_argument("--only", default="", help='shapes with this in their name: "gru 64"')
+    parser.add_argument("--only", nargs="+", default=[""], help="shapes named so: lstm 'gru 64'")
     parser.add_argument("--seconds", type=float, default=0.2, help="per timing")
     parser.add_argument("--commit", default=commit(), help="recorded in the JSON")
     parser.add_argument("--json", type=Path, help="write every figure here")
@@ -249,7 +249,7 @@ def main() -> None:
         print("no CUDA GPU here: nothing to measure")
         return
     shapes = SHAPES[1:4:2] if options.quick else SHAPES
-    shapes = [s for s in shapes if options.only in name_of(s)]
+    shapes = [s for s in shapes if any(part in name_of(s) for part in options.only)]
     timer = functools.partial(milliseconds, seconds=options.seconds)
     floor = {shape: floors(shape, timer) for shape in shapes}
     results: list[Result] = []
@@ -262,15 +262,21 @@ def main() -> None:
 
 
 def write(options: argparse.Namespace, results: list[Result], floor: Floors) -> None:
-    record = {
-        "date": datetime.date.today().isoformat(),
-        "commit": options.commit,
+    """Put the shapes measured into the file, in place of what it had about them."""
+    record = json.loads(options.json.read_text("utf-8")) if options.json.exists() else {}
+    record |= {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
-        "floors_us_per_step": {name_of(shape): us for shape, us in floor.items()},
-        "results": [asdict(r) for r in results],
     }
+    for shape, under in floor.items():
+        own = [asdict(r) for r in results if (r.cell, r.batch, r.steps, r.hidden) == shape]
+        record.setdefault("shapes", {})[name_of(shape)] = {
+            "date": datetime.date.today().isoformat(),
+            "commit": options.commit,
+            "floor_us_per_step": under,
+            "results": own,
+        }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
