@@ -1,15 +1,15 @@
-"""The floor under a recurrent layer on this GPU, measured, for cuda_kernels.py.
+"""The floor under a recurrent layer on this GPU, measured, for cuda_kernels.py. µs per step:
 
-    forward            P  + T e        + P S/s
-    forward+backward   4P + T (e + e') + P S/s + P S/s'
+    forward            P  + e      + r
+    forward+backward   4P + e + e' + r + r'
 
-P      one large product, X W_ihᵀ over all T steps and B rows, by torch in bf16; a forward pass
-       needs one, a backward pass three more (dX, dW_ih, dW_hh).
-e      the shortest step that a group of SMs can take, whatever it computes (cuda_floor.cu): wait
-       for the vector, read it, one `mma`, one barrier, one tanh, one delivery to every SM of the
-       group; the group as large as in elman's plan for the forward pass (e': the backward pass).
-P S/s  the recurrent products, which have as many operations as X W_ihᵀ, at the speed of that, but
-       on the s SMs that the plan occupies of the GPU's S.
+P    one large product, X W_ihᵀ over all T steps and B rows, by torch in bf16; a forward pass needs
+     one, a backward pass three more (dX, dW_ih, dW_hh).
+e    the shortest step that a group of SMs can take, whatever it computes (cuda_floor.cu): wait for
+     the vector, read it, one `mma`, one barrier, one tanh, one delivery to every SM of the group;
+     the group as large as in elman's plan for the forward pass (e': the backward pass).
+r    the recurrent product's 2 B gates H² operations at the speed of the fastest large product of
+     the run, on those SMs of the GPU that the plan occupies (r': the backward pass).
 
 Nothing overlaps, so this is the floor of one design (weights stay in SMs, groups of rows), not of
 every conceivable one: large products could run beside the loop on SMs that it leaves idle.
@@ -29,29 +29,51 @@ from elman.kernels.cuda.plan import GATES, Plan, cheapest
 SOURCE = Path(__file__).with_name("cuda_floor.cu")
 THREADS = 256
 SHARED_BYTES = 16 + 2 * 8 * 256 + 2 * THREADS * 4  # mailboxes, two vectors, twice the sums
+Shape = tuple[str, int, int, int]
+"""Cell, batch, steps, hidden units."""
 Timer = Callable[[Callable[[], object]], float]
 """The milliseconds of a call."""
 
 
-def floors(shape: tuple[str, int, int, int], milliseconds: Timer) -> dict[str, float]:
-    """µs per step of a forward pass, and of forward and backward, in bf16."""
-    cell, batch, steps, hidden = shape
-    product = milliseconds(large_product(shape)) * 1000 / steps
-    one_way = []
-    for direction in ("forward", "backward"):
-        plan = cheapest(cell, direction, hidden, 2, batch, machine(0))
-        assert plan is not None, f"no plan for {shape}"
-        one_way.append(shortest_step(plan.cluster, milliseconds) + product / used(plan, batch))
-    return {"forward": product + one_way[0], "forward+backward": 4 * product + sum(one_way)}
+def floors(shapes: list[Shape], milliseconds: Timer) -> dict[Shape, dict[str, float]]:
+    """The floors of each shape in bf16, and what they are made of."""
+    product = {s: milliseconds(large_product(s)) * 1000 / s[2] for s in shapes}
+    speed = max(operations(s) / product[s] for s in shapes)
+    found = {}
+    for shape in shapes:
+        there, back = (one_way(shape, way, speed, milliseconds) for way in ("forward", "backward"))
+        found[shape] = {
+            "forward": product[shape] + sum(there),
+            "forward+backward": 4 * product[shape] + sum(there) + sum(back),
+            "large product": product[shape],
+            "shortest step": there[0],
+            "shortest step back": back[0],
+            "recurrent product": there[1],
+            "recurrent product back": back[1],
+        }
+    return found
 
 
-def large_product(shape: tuple[str, int, int, int]) -> Callable[[], object]:
+def one_way(shape: Shape, direction: str, speed: float, milliseconds: Timer) -> tuple[float, float]:
+    """e and r of one direction."""
+    cell, batch, _, hidden = shape
+    plan = cheapest(cell, direction, hidden, 2, batch, machine(0))
+    assert plan is not None, f"no plan for {shape}"
+    e = shortest_step(plan.cluster, milliseconds)
+    return e, operations(shape) / (speed * used(plan, batch))
+
+
+def operations(shape: Shape) -> int:
+    """Of one step's recurrent product, and (the input being as wide as the state) of X W_ihᵀ."""
+    cell, batch, _, hidden = shape
+    return 2 * batch * GATES[cell] * hidden**2
+
+
+def large_product(shape: Shape) -> Callable[[], object]:
     cell, batch, steps, hidden = shape
     make = {"device": "cuda", "dtype": torch.bfloat16}
-    xs, W_ih = (
-        torch.randn(steps * batch, hidden, **make),
-        torch.randn(GATES[cell] * hidden, hidden, **make),
-    )
+    xs = torch.randn(steps * batch, hidden, **make)
+    W_ih = torch.randn(GATES[cell] * hidden, hidden, **make)
     return lambda: torch.nn.functional.linear(xs, W_ih)
 
 
@@ -69,6 +91,5 @@ def shortest_step(cluster: int, milliseconds: Timer, steps: int = 4096) -> float
     cubin = driver.compiled(str(SOURCE), defines, architecture)
     function = driver.Function(cubin, "floor_of_step", SHARED_BYTES)
     out = torch.zeros(cluster, device="cuda")
-    return (
-        milliseconds(lambda: function.launch(cluster, cluster, THREADS, out, steps)) * 1000 / steps
-    )
+    ms = milliseconds(lambda: function.launch(cluster, cluster, THREADS, out, steps))
+    return ms * 1000 / steps

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 import elman.nn
-from cuda_floor import floors
+from cuda_floor import Shape, floors
 from cuda_peers import CompiledLoop, FlashRNN, jax_calls
 from elman.kernels import explain
 
@@ -54,7 +54,6 @@ DTYPES = {
 }
 CLASSES = {"tanh": "RNN", "gru": "GRU", "lstm": "LSTM"}
 FLASHRNN = [SHAPES[0], SHAPES[1], SHAPES[5]]  # each takes nvcc a minute or two
-Shape = tuple[str, int, int, int]
 Floors = dict[Shape, dict[str, float]]
 Make = Callable[[str, int, torch.dtype], torch.nn.Module]
 
@@ -251,7 +250,7 @@ def main() -> None:
     shapes = SHAPES[1:4:2] if options.quick else SHAPES
     shapes = [s for s in shapes if any(part in name_of(s) for part in options.only)]
     timer = functools.partial(milliseconds, seconds=options.seconds)
-    floor = {shape: floors(shape, timer) for shape in shapes}
+    floor = floors(shapes, timer)
     results: list[Result] = []
     for found in every_result(options, shapes):
         results += found
