@@ -4,8 +4,9 @@
 
 One layer of 256 tanh units over one-hot characters, batch 32, windows of 35 read in sequence from a
 random offset each epoch, SGD with learning rate 1, gradients clipped at norm 1: the concise code of
-the notes, run three ways: with torch.nn (cuDNN) as the notes do, with elman.nn in the same eager
-loop, and with elman.nn as one CUDA graph per update. Needs torch alone, and the text.
+the notes, run four ways: with torch.nn (cuDNN) as the notes do, with elman.nn in the same eager
+loop, with elman.nn as one CUDA graph per update in that loop, and by elman's trainer, which makes
+such a graph by itself and yields a record of every update. Needs torch and numpy, and the text.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import torch
 from torch import Tensor, nn
 
 import elman.nn
+from elman import LanguageModel
 from elman.graphed import Graphed, tensors_of
+from elman.training import Optimisation, Reading, Settings, Training
 
 BATCH, WINDOW, HIDDEN, TOKENS = 32, 35, 256, 10_000
 
@@ -72,7 +75,51 @@ def build(contender: str, size: int) -> Model:
     return Model(home.RNN(size, HIDDEN, device="cuda"), size, one_hot=home is torch.nn)
 
 
+def train_with_trainer(epochs: int, precision: str) -> dict[str, float | str]:
+    ids, size = characters()
+    settings = Settings(
+        epochs=epochs,
+        precision=precision,
+        reading=Reading(BATCH, WINDOW),
+        optimisation=Optimisation(optimizer="sgd", learning_rate=1.0, clip=1.0),
+    )
+    for seconds_matter in (False, True):  # kernels compiled and libraries loaded, then the clock
+        torch.manual_seed(0)
+        model = LanguageModel(size, cell="elman", hidden_size=HIDDEN).to("cuda")
+        training = Training(model, ids, None, settings)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        last: list[float] = []
+        for record in training.records():
+            last = [*last[-7:], record.nats]
+            if record.step == 10 and not seconds_matter:
+                break
+    torch.cuda.synchronize()
+    return figures(
+        "elman.training",
+        precision,
+        time.perf_counter() - begin,
+        training.step,
+        sum(last) / len(last),
+    )
+
+
+def figures(
+    contender: str, precision: str, seconds: float, updates: int, nats: float
+) -> dict[str, float | str]:
+    return {
+        "contender": contender,
+        "precision": precision,
+        "seconds": seconds,
+        "us_per_update": seconds / updates * 1e6,
+        "tokens_per_s": updates * BATCH * WINDOW / seconds,
+        "perplexity": math.exp(nats),
+    }
+
+
 def train(contender: str, epochs: int, precision: str) -> dict[str, float | str]:
+    if contender == "elman.training":
+        return train_with_trainer(epochs, precision)
     ids, size = characters()
     model = build(contender, size)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
@@ -95,12 +142,11 @@ def train(contender: str, epochs: int, precision: str) -> dict[str, float | str]
     for _ in range(3):  # kernels compiled and libraries loaded before the clock starts
         update(*first, h)
     model.load_state_dict(build(contender, size).state_dict())
-    start_capture = time.perf_counter()
     if contender == "elman.nn, graph":
         step = Graphed(update, (*first, h), changes=tensors_of(model, optimizer))
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    perplexity = math.nan
+    nats = math.nan
     for epoch in range(epochs):
         state, total, count = h, torch.zeros((), device="cuda"), 0
         for x, y in windows(ids, chance.randrange(WINDOW)):
@@ -108,19 +154,11 @@ def train(contender: str, epochs: int, precision: str) -> dict[str, float | str]
             total += loss
             count += 1
         if epoch % 50 == 49 or epoch == epochs - 1:
-            perplexity = math.exp(total.item() / count)
+            nats = total.item() / count
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     updates = epochs * sum(1 for _ in windows(ids, 0))
-    return {
-        "contender": contender,
-        "precision": precision,
-        "seconds": seconds,
-        "capture_seconds": begin - start_capture,
-        "us_per_update": seconds / updates * 1e6,
-        "tokens_per_s": updates * BATCH * WINDOW / seconds,
-        "perplexity": perplexity,
-    }
+    return figures(contender, precision, seconds, updates, nats)
 
 
 def main() -> None:
@@ -138,7 +176,7 @@ def main() -> None:
     results = [
         train(contender, epochs, precision)
         for precision in precisions
-        for contender in ("torch.nn", "elman.nn", "elman.nn, graph")
+        for contender in ("torch.nn", "elman.nn", "elman.nn, graph", "elman.training")
         if not (contender == "torch.nn" and precision == "bfloat16")
     ]
     print("| contender | precision | seconds | µs per update | tokens/s | perplexity |")

@@ -1,14 +1,16 @@
 """The notes' own runs on The Time Machine, against plain PyTorch versions of the notes' code.
 
-    python benchmarks/notes.py [--quick] [--only "scratch, sequential"] [--seed 0] [--device cpu]
+    python benchmarks/notes.py [--quick] [--only "scratch, sequential"] [--seeds 5] [--device cpu]
 
 First 10,000 letters, 500 epochs, batch 32, window 35, learning rate 1, clipped to norm 1. Training
 perplexity is the mean of the last ten epochs (at this learning rate it oscillates). Held-out
 perplexity, which the notes never show, is that of the 10,000 letters that follow, read once with
-the state carried on. Units that are done are not run again. Needs torch, numpy and safetensors.
+the state carried on. Runs that are done are not done again; the table shows means over seeds, and
+the lowest and highest training perplexity. Needs torch, numpy and safetensors.
 """
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -162,20 +164,23 @@ def run(unit: dict[str, Any], by: str, seed: int, epochs: int, device: str) -> d
     }
 
 
-def show(units: list[dict[str, Any]]) -> None:
-    print(f"{'run':20} {'by':8} {'seed':>4} {'epochs':>6} {'training':>9} {'held out':>9} seconds")
-    for u in units:
-        print(
-            f"{u['run']:20} {u['by']:8} {u['seed']:4} {u['epochs']:6} "
-            f"{u['training_perplexity']:9.3f} {u['held_out_perplexity']:9.2f} {u['seconds']:.0f}"
-        )
+def show(done: list[dict[str, Any]]) -> None:
+    """Means over seeds; training perplexity with its lowest and highest."""
+    print(f"{'run':20} {'by':8} {'epochs':>6} {'seeds':>5} {'training':>24} {'held out':>9}")
+    for run, by, epochs in dict.fromkeys((d["run"], d["by"], d["epochs"]) for d in done):
+        same = [d for d in done if (d["run"], d["by"], d["epochs"]) == (run, by, epochs)]
+        training = [d["training_perplexity"] for d in same]
+        spread = f"{statistics.mean(training):.3f} ({min(training):.3f} to {max(training):.3f})"
+        held_out = statistics.mean(d["held_out_perplexity"] for d in same)
+        print(f"{run:20} {by:8} {epochs:6} {len(same):5} {spread:>24} {held_out:9.2f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=UNITS)
     parser.add_argument("--by", choices=("elman", "pytorch"))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=5, help="0, 1, … up to this many")
+    parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "notes.json")
     parser.add_argument("--quick", action="store_true", help="10 epochs instead of 500")
@@ -184,13 +189,15 @@ def main() -> None:
     epochs = 10 if arguments.quick else EPOCHS
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    for name in [arguments.only] if arguments.only else UNITS:
-        for by in [arguments.by] if arguments.by else ("elman", "pytorch"):
-            unit = {"run": name, "by": by, "seed": arguments.seed, "epochs": epochs}
-            if not any(all(d[k] == v for k, v in unit.items()) for d in done):
-                done.append(unit | run(UNITS[name], by, arguments.seed, epochs, arguments.device))
-                write_text(arguments.out, json.dumps(done, indent=1) + "\n")
-                show(done[-1:])
+    names = [arguments.only] if arguments.only else list(UNITS)
+    sides = [arguments.by] if arguments.by else ["elman", "pytorch"]
+    seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
+    for name, by, seed in itertools.product(names, sides, seeds):
+        unit = {"run": name, "by": by, "seed": seed, "epochs": epochs}
+        if not any(all(d[k] == v for k, v in unit.items()) for d in done):
+            done.append(unit | run(UNITS[name], by, seed, epochs, arguments.device))
+            write_text(arguments.out, json.dumps(done, indent=1) + "\n")
+            show(done[-1:])
     show(done)
     if arguments.json:
         print(json.dumps(done))

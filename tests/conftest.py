@@ -3,11 +3,12 @@
 import io
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 settings.register_profile("elman", deadline=None, print_blob=True)
@@ -24,6 +25,15 @@ def time_machine_file() -> Path:
         if path.exists():
             return path
     pytest.skip("timemachine.txt is in no folder of ELMAN_DATA")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For long tests of small work: on a busy machine threads wait for one another for ages."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def small_text() -> str:

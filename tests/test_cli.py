@@ -1,14 +1,17 @@
 """The command line: verbs, versions, refusals."""
 
 import json
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
 
 import elman
 from elman import __version__
-from elman.cli import run, source
+from elman.cli import app, run, source
 from elman.cli.console import emit, progress
 from elman.cli.source import read_bytes, read_text
 
@@ -87,3 +90,33 @@ def test_a_download_shows_one_bar_that_fills():
             show(done, 7)
         (task,) = bar.tasks
         assert (task.completed, task.total) == (7, 7)
+
+
+def test_a_broken_pipe_is_no_failure_to_speak_of():
+    """Where typer leaves it to us, and where it shows only when the last of the text is flushed."""
+    code = (
+        "import sys; from elman import cli\n"
+        "def app(*args, **options): {}\n"
+        "cli.app = app; cli.main()"
+    )
+    buffered = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for body in ("print('x' * 10)", "raise BrokenPipeError", "print('x' * 10**6, flush=True)"):
+        words = [sys.executable, "-c", code.format(body)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(words, env=buffered, **pipes) as process:
+            process.stdout.close()
+            said = process.stderr.read()
+        assert (process.returncode, said) == (1, b"")
+
+
+def test_no_help_is_taken_for_markup():
+    """rich would read `[quick]` as a style and leave it out."""
+    command: Any = typer.main.get_command(app)
+    said = [
+        (name, parameter.name, parameter.help or "")
+        for name, verb in command.commands.items()
+        for parameter in verb.params
+        if hasattr(parameter, "help")
+    ]
+    assert len(said) > 60
+    assert [where for *where, text in said if "[" in text] == []

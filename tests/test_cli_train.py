@@ -2,7 +2,9 @@
 
 import io
 import json
+import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,7 +27,7 @@ SMALL = [
 @pytest.fixture(autouse=True)
 def _quick_report(request, monkeypatch):
     """Report and samples have tests of their own; here, only the test that asks waits for them."""
-    if "report" not in request.node.name:
+    if "report" not in request.node.name and "explodes" not in request.node.name:
         monkeypatch.setattr(report, "write", lambda run: run.path / "report.html")
         monkeypatch.setattr(generation, "specimen", lambda model, vocab: "a sample")
 
@@ -106,9 +108,41 @@ def test_options_and_settings_are_each_others_inverse():
         assert presets.flat(data, model, settings) == options
 
 
+@pytest.mark.parametrize(
+    ("epochs", "held_out", "expected"),
+    [(30, 1000, 20), (30, 20_000, 13), (2, 1000, 18), (2, 3000, 6), (1, 40_000, 1), (3, 0, 20)],
+)
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_validations_are_at_most_twenty_and_at_most_a_tenth_of_the_time(
+    epochs, held_out, expected, accumulate
+):
+    ids, updates = list(range(45_000)), math.ceil(87 / accumulate)
+    given = {"epochs": epochs, "batch_size": 8, "window": 64, "accumulate": accumulate}
+    settings = presets.settings(presets.expand("quick", given), ids, held_out)
+    assert settings.validate_every == math.ceil(updates * epochs / expected)
+    times = updates * epochs // settings.validate_every
+    assert times * held_out * 0.5 <= 0.1 * len(ids) * epochs or times == 1
+
+
+def test_a_short_training_is_not_validated_after_every_update(text, tmp_path):
+    assert train(text, tmp_path / "run") == 0
+    records = Run.open(tmp_path / "run").metrics()
+    updates = sum(r["kind"] == "update" for r in records)
+    steps = [r["step"] for r in records if r["kind"] == "validation"]
+    assert updates >= 26
+    assert len(steps) <= 4
+    assert steps[-1] == updates, "the end is always validated"
+
+
 def test_full_carry_is_checkpointed_unless_said_otherwise():
     assert presets.expand("quick", {"carry": "full"})["memory"] == 64 << 20
     assert presets.expand("quick", {"carry": "full", "memory": 0})["memory"] == 0
+
+
+def test_sliding_reads_a_window_again_unless_said_otherwise():
+    assert presets.expand("quick", {"carry": "sliding", "window": 9})["history"] == 9
+    assert presets.expand("quick", {"carry": "sliding", "history": 5})["history"] == 5
+    assert presets.expand("quick", {})["history"] == 0
 
 
 def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch):
@@ -129,6 +163,7 @@ REFUSED = {
     "mlp carries nothing": (["--model", "mlp", "--carry", "full"], "no state"),
     "rate": (["--learning-rate", "-1"], "must be positive"),
     "not a number": (["--epochs", "many"], "elman train --help"),
+    "both ways": (["--bidirectional"], "the very token that is to be predicted"),
 }
 
 
@@ -165,8 +200,46 @@ def test_resume_refuses_by_name_what_it_cannot_change(text, tmp_path, capsys):
         assert run(["train", "--resume", str(tmp_path / "run"), option, value]) == 2
         assert f"error: {option} {value} cannot be changed" in capsys.readouterr().err
     assert run(["train", "--resume", str(tmp_path / "run"), "--hidden-size", "6"]) == 0
-    assert run(["train", "--resume", str(tmp_path / "run"), "--force"]) == 2
     assert run(["train", "--resume", str(tmp_path / "nowhere")]) == 2
+    for option in (["--force"], ["--preset", "best"], ["--out", str(tmp_path / "other")]):
+        assert run(["train", "--resume", str(tmp_path / "run"), *option]) == 2
+        assert f"error: {option[0]} belongs to a new run" in capsys.readouterr().err
+
+
+def test_resume_may_name_its_text_again_but_no_other(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train(text, tmp_path / "run") == 0
+    assert run(["train", "text.txt", "--resume", "run"]) == 0
+    (tmp_path / "other.txt").write_text(TEXT)
+    assert run(["train", "other.txt", "--resume", "run"]) == 2
+    assert "error: SOURCE " in capsys.readouterr().err
+
+
+def test_options_are_printed_as_they_are_typed(text, tmp_path, capsys):
+    options = ["--embedding-size", "6", "--tied", "--memory", "stored"]
+    assert train(text, tmp_path / "run", *options) == 0
+    said = next(s for s in capsys.readouterr().err.splitlines() if s.startswith("preset quick: "))
+    assert " --tied" in said
+    assert " --memory stored" in said
+    flags = said.removeprefix("preset quick: ").split()
+    assert run(["train", str(text), "--out", str(tmp_path / "again"), *flags]) == 0
+    first, again = (Run.open(tmp_path / name).config for name in ("run", "again"))
+    assert (first.training, first.model) == (again.training, again.model)
+
+
+def test_without_tensorboard_it_is_named_and_nothing_is_written(
+    text, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert train(text, tmp_path / "run", "--tensorboard") == 2
+    assert "pip install 'elman[tensorboard]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_large_a_model_is_no_traceback(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run", "--hidden-size", "100000000") == 1
+    assert "error: there is not enough memory" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_resume_of_another_text_is_refused(text, tmp_path, capsys):
@@ -176,11 +249,18 @@ def test_resume_of_another_text_is_refused(text, tmp_path, capsys):
     assert "has changed" in capsys.readouterr().err
 
 
-def test_a_training_that_explodes_says_so_and_keeps_its_checkpoint(text, tmp_path, capsys):
+@pytest.mark.parametrize("embedding", ["0", "8"])
+def test_a_training_that_explodes_says_so_and_keeps_its_checkpoint(
+    embedding, text, tmp_path, capsys
+):
     options = ["--optimizer", "sgd", "--learning-rate", "1e38", "--clip", "0", "--init", "notes"]
+    options += ["--embedding-size", embedding]
     assert train(text, tmp_path / "run", *options, "--validate-every", "1", "--warm-up", "0") == 1
     said = capsys.readouterr().err
-    assert "it began in" in said
+    assert "became" in said
+    assert re.search(r"at step [23]; it began in", said), (
+        "not the sample between two updates, which fails too"
+    )
     assert f"elman train --resume {tmp_path / 'run'} --learning-rate" in said
     assert "Traceback" not in said
 

@@ -268,6 +268,11 @@ def test_generate_refuses_what_it_cannot_do(tiny_run, capsys, options, message):
     assert message in refused(capsys, "generate", tiny_run(), *options)
 
 
+def test_greedy_writing_promises_no_other_text(tiny_run, capsys):
+    assert "--seed 1 something else" in spoken(capsys, "generate", tiny_run()).err
+    assert spoken(capsys, "generate", tiny_run(), "--temperature", 0).err == ""
+
+
 def test_a_folder_that_is_no_run_is_refused(capsys, tmp_path):
     assert "not a run folder" in refused(capsys, "generate", tmp_path / "nowhere")
 
@@ -290,6 +295,25 @@ def test_ctrl_c_ends_cleanly_after_what_was_written(tiny_run):
     assert len(first) == 5
     assert rest.endswith(b"\n")
     assert said in (b"", b"error: interrupted\n")  # some versions of typer leave nothing to say
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")
+@pytest.mark.parametrize("words", ["generate RUN --length 100000", "train"])
+def test_a_reader_that_leaves_ends_it_quietly(words, tiny_run, tmp_path):
+    """As `| head` does: exit 1, as Python's own advice has it, and not a word on stderr."""
+    path = tiny_run()
+    train = ["train", str(path.parent / "book.txt"), "--out", str(tmp_path / "run")]
+    train += ["--json", "--hidden-size", "4", "--epochs", "1"]
+    given = train if words == "train" else words.replace("RUN", str(path)).split()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "elman", *given], **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    assert process.returncode == 1
+    hints = ("preset quick: ", "next: ")  # what a command says anyway
+    assert [line for line in said.splitlines() if not line.startswith(hints)] == []
 
 
 def test_the_perplexity_of_a_uniform_model_is_its_vocabulary(tiny_run, capsys):

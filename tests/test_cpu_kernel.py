@@ -201,6 +201,7 @@ def notes_perplexity(text, epochs, bfloat16):
 
 @needs_bfloat16
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_bfloat16_trains_the_notes_job_to_the_same_perplexity(time_machine_file):
     letters = "".join(c if c.isalpha() else " " for c in time_machine_file.read_text().lower())
     text = " ".join(letters.split())
@@ -344,6 +345,7 @@ def test_thousands_of_calls_leave_nothing_behind():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_a_million_calls_leave_nothing_behind():
     assert leaks(1_000_000) < 4 << 20
 

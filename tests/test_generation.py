@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elman import generation
+from elman import generation, language_model
 from elman.errors import UserError, WorkFailed
 from elman.generation import Sampling, beam_search, generate, generate_batch
-from elman.language_model import CELLS, LanguageModel
+from elman.language_model import CELLS, Dropout, LanguageModel
+from elman.metrics import evaluating
 
 V = 5
 
@@ -86,11 +87,12 @@ def test_draws_follow_the_probabilities():
     logits = torch.tensor([[0.0, 1.0, 2.0, 0.5]])
     sampling = Sampling(temperature=0.8, exclude=(0,))
     p = sampling.probabilities(logits)
+    odds = p.numpy()
     generators = [torch.Generator().manual_seed(3)]
     n = 4000
     counts = torch.zeros(4, dtype=torch.float64)
     for _ in range(n):
-        counts[generation._draw(p, generators)] += 1
+        counts[generation._draw(odds, generators)] += 1
     assert counts[0] == 0
     deviation = (p[0] * (1 - p[0]) / n).sqrt()
     assert ((counts / n - p[0]).abs() <= 4 * deviation).all()
@@ -162,11 +164,90 @@ def test_every_cell_writes_what_reading_the_whole_text_again_would(cell, layers)
         for token in row:
             with torch.no_grad():
                 logits, _ = model.eval()(torch.tensor([text]))
-            expected = generation._draw(draw.probabilities(logits[:, -1]), [generator])
-            assert token == int(expected)
+            assert [token] == generation._draw(draw.odds(logits[:, -1]), [generator])
             text.append(token)
     (best,) = beam_search(model, prompts[0], 6, 1, exclude=())
     assert best.log_probability == pytest.approx(log_probability(model, prompts[0], best.ids))
+
+
+class Plain(nn.Module):
+    """A model whose every step goes through the module; it counts them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.calls = model, 0
+
+    def forward(self, ids, state=None):
+        self.calls += 1
+        return self.model(ids, state)
+
+
+SHAPES = {
+    "one-hot": {},
+    "embedding": {"embedding_size": 7},
+    "tied": {"embedding_size": 19, "tied": True},
+    "layers": {"layers": 2, "dropout": Dropout(layers=0.5), "embedding_size": 7},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_the_fast_steps_write_what_the_module_writes(cell, shape, monkeypatch):
+    torch.manual_seed(2)
+    model = LanguageModel(23, cell=cell, hidden_size=19, **shape).double()  # in training mode
+    for p in model.parameters():
+        p.data *= 2
+    ids = torch.randint(23, (3, 9))
+    with evaluating(model):
+        _, state = model(ids[:, :4])
+        step, (rest, last) = model.stepper(state, rows=3), model(ids[:, 4:], state)
+        assert step is not None
+        for t in range(5):
+            torch.testing.assert_close(step(ids[:, 4 + t]), rest[:, t], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(step.state, last, rtol=1e-11, atol=1e-11)
+    for choices in ({}, {"temperature": 0}, {"temperature": 0.7, "top_k": 9, "top_p": 0.9}):
+        expected = list(generate_batch(Plain(model), [[1, 2], [3]], 60, **choices))
+        assert list(generate_batch(model, [[1, 2], [3]], 60, **choices)) == expected
+    plain = Plain(model)
+    expected = list(generate(plain, [1, 2], 30))
+    assert plain.calls == 30
+    calls = []
+    monkeypatch.setattr(LanguageModel, "forward", counted(LanguageModel.forward, calls))
+    assert list(generate(model, [1, 2], 30)) == expected
+    assert len(calls) == 1, "only the prompt goes through the module"
+    assert model.training
+
+
+def counted(function, calls):
+    def call(*args, **options):
+        calls.append(args)
+        return function(*args, **options)
+
+    return call
+
+
+def test_what_steps_no_faster_goes_through_the_module(monkeypatch):
+    large = LanguageModel(50, cell="gru", hidden_size=8, embedding_size=4)
+    monkeypatch.setattr(language_model, "TABLE", 50 * 3 * 8 - 1)
+    assert large.stepper() is None
+    assert LanguageModel(50, cell="mlp", hidden_size=8).stepper() is None
+    assert len(list(generate(large, [1], 20))) == 20
+
+
+class Quiet(LanguageModel):
+    """A model that never says 3."""
+
+    def forward(self, ids, state=None, masks=None):
+        logits, state = super().forward(ids, state, masks)
+        logits[..., 3] = -math.inf
+        return logits, state
+
+
+def test_a_model_that_inherits_writes_its_own_way():
+    torch.manual_seed(0)
+    assert 3 not in set(generate(Quiet(5, hidden_size=8), [1], 200))
+    torch.manual_seed(0)
+    assert 3 in set(generate(LanguageModel(5, hidden_size=8), [1], 200))
 
 
 @pytest.mark.gpu

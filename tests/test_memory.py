@@ -209,6 +209,7 @@ def test_a_long_sequence_stays_within_its_budget():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("megabytes", [64, 4])
 def test_a_million_steps_stay_within_their_budget(megabytes):
     grown, nats = growth(1_000_000, megabytes << 20)

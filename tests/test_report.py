@@ -47,6 +47,21 @@ def test_the_headline_is_the_result(finished, written):
     assert f'<td>uniform</td><td class="number">{math.log(len(finished.vocab)):.4f}' in (written)
 
 
+@pytest.mark.parametrize("looks", [0, 1, 2])
+def test_one_look_at_the_gradient_is_words_and_two_are_a_curve(looks, finished, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(finished.path, copy)
+    look = {"kind": "diagnosis", "half_within": 1, "ninety_within": 5}
+    look |= {"window_keeps": 0.97, "saturation": 0.033}
+    with open(copy / "metrics.jsonl", "a", encoding="utf-8") as log:
+        for number in range(looks):
+            log.write(json.dumps(look | {"step": 500 + number}) + "\n")
+    page = report.write(Run.open(copy)).read_text(encoding="utf-8")
+    said = f"After {499 + looks} updates half lay within 1 step and 90 % within 5 steps"
+    assert (said in page) == (looks > 0)
+    assert ("How far back the gradient reaches" in page) == (looks > 1)
+
+
 def test_samples_show_the_way_and_are_escaped(finished, written):
     samples = [r for r in finished.metrics() if r["kind"] == "sample"]
     assert len(samples) >= 3

@@ -128,7 +128,7 @@ def order_of(name: str) -> int:
 
 def encode(run: Run, text: str | bytes) -> Ids:
     """Any text as the run's ids, cleaned the way its own text was."""
-    return run.vocab.encode(splits.tokens_of(run.config.data, text))
+    return run.vocab.encode(splits.cleaned(run.config.data, text))
 
 
 def unknown(vocab: Vocab, ids: Ids) -> int:

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
+from elman.language_model import LanguageModel
 from elman.metrics import evaluating
 from elman.vocab import Vocab
 
@@ -24,8 +27,11 @@ Ids: TypeAlias = Any
 
 State: TypeAlias = Any
 
-Scores: TypeAlias = Tensor
-"""One number for each token of the vocabulary, a row for each text: (rows, vocabulary)."""
+Scores: TypeAlias = NDArray[np.float64]
+"""One number for each token of the vocabulary, a row for each text: (rows, vocabulary).
+
+In NumPy, because a draw is a dozen operations on a few numbers, and PyTorch takes longer to begin.
+"""
 
 UNK = 0
 """The id of `<unk>` in every `Vocab`: what a model should not write unless asked."""
@@ -66,24 +72,36 @@ class Sampling:
                 f"top_p={self.top_p} must be above 0 and at most 1", hint="1 keeps every token"
             )
 
-    def probabilities(self, logits: Scores) -> Scores:
+    def probabilities(self, logits: Tensor) -> Tensor:
         """The distribution the next token is drawn from, in float64.
 
         >>> Sampling(top_k=2, exclude=()).probabilities(torch.tensor([[0.0, 0.0, -1.0]]))
         tensor([[0.5000, 0.5000, 0.0000]], dtype=torch.float64)
         """
-        scores, order = allowed(logits, self.exclude).sort(dim=-1, descending=True, stable=True)
+        return torch.from_numpy(self.odds(logits))
+
+    def odds(self, logits: Tensor) -> Scores:
+        """The same as an array."""
+        scores = allowed(logits, self.exclude)
+        rows = np.arange(len(scores))[:, None]
         if self.temperature == 0:
-            p = torch.zeros_like(scores)
-            p[..., 0] = 1
-        else:
-            p = ((scores - scores[..., :1]) / self.temperature).softmax(-1)
+            p = np.zeros_like(scores)
+            p[rows, scores.argmax(-1, keepdims=True)] = 1  # of equals, NumPy takes the first
+            return p
+        p = np.exp((scores - scores.max(-1, keepdims=True)) / self.temperature)
+        if self.top_k is not None or self.top_p is not None:
+            order = np.argsort(-scores, axis=-1, kind="stable")
+            p[rows, order] = self._cut(p[rows, order])
+        return p / p.sum(-1, keepdims=True)
+
+    def _cut(self, p: Scores) -> Scores:
+        """What top-k and then top-p leave of odds that fall from left to right."""
         if self.top_k is not None:
-            p[..., self.top_k :] = 0
-            p /= p.sum(-1, keepdim=True)
+            p[:, self.top_k :] = 0
         if self.top_p is not None and self.top_p < 1:
+            p /= p.sum(-1, keepdims=True)
             p[p.cumsum(-1) - p >= self.top_p] = 0
-        return torch.zeros_like(p).scatter(-1, order, p / p.sum(-1, keepdim=True))
+        return p
 
 
 class Continuation(NamedTuple):
@@ -201,9 +219,9 @@ def opening(vocab: Vocab) -> int:
     return next((i for i in by_frequency if i not in special), UNK)
 
 
-def allowed(logits: Scores, exclude: Sequence[int]) -> Scores:
-    """The logits in float64 on the CPU, -∞ for the tokens that must not be written."""
-    scores = logits.detach().to("cpu", torch.float64, copy=True)
+def allowed(logits: Tensor, exclude: Sequence[int]) -> Scores:
+    """The logits in float64, -∞ for the tokens that must not be written."""
+    scores = logits.detach().to("cpu", torch.float64, copy=True).numpy()
     size = scores.shape[-1]
     if outside := [i for i in exclude if not 0 <= i < size]:
         raise UserError(
@@ -212,7 +230,7 @@ def allowed(logits: Scores, exclude: Sequence[int]) -> Scores:
     if len(set(exclude)) == size:
         raise UserError("every token of the vocabulary is excluded", hint="leave at least one")
     scores[..., list(exclude)] = -math.inf
-    if not scores.amax(-1).isfinite().all():  # NaN wins every maximum
+    if not np.isfinite(scores.max(-1)).all():  # NaN wins every maximum
         raise WorkFailed(
             "the model's scores are not numbers one can draw from (NaN or infinite)",
             hint="its training diverged: train again with a smaller learning rate",
@@ -231,20 +249,38 @@ def _write(
         return
     with evaluating(model):
         logits, state = _read_all(model, prompts)
+        step = _stepping(model, state, len(prompts))
     for remaining in reversed(range(length)):
-        tokens = _draw(sampling.probabilities(logits), generators)
-        yield tokens.tolist()
+        tokens = _draw(sampling.odds(logits), generators)
+        yield tokens
         if remaining:
             with evaluating(model):
-                logits, state = _read(model, tokens[:, None], state)
+                logits = step(torch.tensor(tokens))
 
 
-def _draw(p: Scores, generators: list[torch.Generator]) -> Tensor:
+def _draw(p: Scores, generators: list[torch.Generator]) -> list[int]:
     """One token per row, by the inverse of the cumulative distribution: one number per draw."""
-    u = torch.stack([torch.rand(1, dtype=torch.float64, generator=g) for g in generators])
-    cumulative = p.cumsum(-1)
-    cumulative /= cumulative[:, -1:].clone()  # ends at exactly 1, which u never reaches
-    return torch.searchsorted(cumulative, u, right=True).squeeze(1)
+    tokens = []
+    for row, generator in zip(p.cumsum(-1), generators, strict=True):
+        u = torch.rand(1, dtype=torch.float64, generator=generator).item()
+        row /= row[-1]  # ends at exactly 1, which u never reaches
+        tokens.append(int(row.searchsorted(u, side="right")))
+    return tokens
+
+
+def _stepping(model: nn.Module, state: State, rows: int) -> Callable[[Tensor], Tensor]:
+    """Reads one token per row from `state` on, call after call, and returns the logits after it."""
+    if type(model) is LanguageModel:  # what inherits from it may do more in a step
+        stepper = model.stepper(state, rows)
+        if stepper is not None:
+            return stepper
+
+    def step(tokens: Tensor) -> Tensor:
+        nonlocal state
+        logits, state = _read(model, tokens[:, None], state)
+        return logits
+
+    return step
 
 
 def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor, State]:
@@ -272,7 +308,7 @@ def _search(
     steps: list[tuple[Tensor, Tensor]] = []  # which text each new one continues, and with what
     for remaining in reversed(range(length)):
         log_p = logits.to("cpu", torch.float64).log_softmax(-1)
-        log_p[allowed(logits, exclude).isneginf()] = -math.inf
+        log_p[torch.from_numpy(np.isneginf(allowed(logits, exclude)))] = -math.inf
         scores, best = (scores[:, None] + log_p).flatten().sort(descending=True, stable=True)
         kept = min(width, int(scores.isfinite().sum()))
         scores, best = scores[:kept], best[:kept]

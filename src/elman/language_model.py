@@ -22,10 +22,14 @@ from torch.nn import functional as F
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
 from elman.nn import GRU, LSTM, RNN
+from elman.output import linear_cross_entropy
+from elman.stepping import Stepper
 
 State = Tensor | tuple[Tensor, Tensor] | None
 CELLS = ("elman", "gru", "lstm", "mlp")
 INITS = ("default", "notes")
+TABLE = 1 << 22
+"""How many entries E W_ihᵀ may have for a `stepper` to work it out beforehand."""
 
 
 @dataclass(frozen=True)
@@ -175,11 +179,7 @@ class LanguageModel(nn.Module):
             vocab_size, cell, hidden_size, layers, embedding_size, tied, context, dropout, init
         )
         if bidirectional:
-            raise UserError(
-                "a language model cannot be bidirectional: read backwards, the text before a "
-                "position contains the very token that is to be predicted",
-                hint="elman.nn has bidirectional layers for tasks where the whole text is known",
-            )
+            raise both_ways()
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
         self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, ())))
@@ -307,9 +307,32 @@ class LanguageModel(nn.Module):
 
     def project(self, hs: Tensor, masks: Masks) -> Tensor:
         """o_t = h_t W_hqᵀ + b_q, time first like `hs`."""
-        if masks.outputs is not None:
-            hs = hs * masks.outputs
+        hs = hs if masks.outputs is None else hs * masks.outputs
         return F.linear(hs, self.output_weight, self.bias_q)
+
+    def mean_nats(self, hs: Tensor, targets: Tensor, masks: Masks) -> Tensor:
+        """The mean of -log softmax(o_t)[target_t], both time first: the loss, logits unseen."""
+        hs = hs if masks.outputs is None else hs * masks.outputs
+        return linear_cross_entropy(hs, self.output_weight, self.bias_q, targets)
+
+    def stepper(self, state: State = None, rows: int = 1) -> Stepper | None:
+        """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
+
+        An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
+        out here, from the weights as they are now.
+        """
+        if self.cell == "mlp" or self.bias_q.device.type != "cpu":
+            return None
+        rnn, weights = self.recurrence, self.recurrence.state_dict()
+        if self.embedding is not None:
+            W_ih, E = weights["weight_ih_l0"], self.embedding.weight.detach()
+            if len(E) * len(W_ih) > TABLE:
+                return None
+            rnn = type(rnn)(len(E), self.hidden_size, self.shape.layers, device="meta").eval()
+            rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
+        out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
+        out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
+        return Stepper(rnn, out, state, rows)
 
     @property
     def output_weight(self) -> Tensor:
@@ -384,6 +407,15 @@ class Window(nn.Module):
         if mask is not None:
             xs = xs * mask[:, None]
         return xs.flatten(2) @ self.weight_xh
+
+
+def both_ways() -> UserError:
+    """Why a language model reads in one direction only."""
+    return UserError(
+        "a language model cannot be bidirectional: read backwards, the text before a position "
+        "contains the very token that is to be predicted",
+        hint="elman.nn has bidirectional layers for tasks where the whole text is known",
+    )
 
 
 class _Back(nn.Module):

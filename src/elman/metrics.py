@@ -85,7 +85,8 @@ def characters(vocab: Vocab, ids: Any) -> int:
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Without dropout and without gradients; every part's mode is put back afterwards."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    for module in training:
+        module.training = False
     try:
         with torch.inference_mode():
             yield

@@ -223,7 +223,12 @@ def backward(
     """The pulls on xs, on the first states (stacked) and on the weights (flat)."""
     pulls = [torch.zeros_like(s) if d is None else d for s, d in zip(x.stacked, dlast, strict=True)]
     found = _reversed(stack, x.xs, unstack(x.stacked), kept, dys, unstack(pulls), needs_dxs)
-    return found.dxs, restack(found.dstates), weight_pulls(found, x)
+    return found.dxs, state_pulls(found, x), weight_pulls(found, x)
+
+
+def state_pulls(found: Pulls, x: Inputs) -> tuple[Tensor, ...]:
+    """The pulls on the first states, stacked and in their dtype."""
+    return tuple(d.to(s.dtype) for d, s in zip(restack(found.dstates), x.stacked, strict=True))
 
 
 def weight_pulls(found: Pulls, x: Inputs) -> list[Tensor]:

@@ -79,6 +79,11 @@ MODEL: Options = {
 }
 DROPOUT: Options = {f"dropout_{f.name}": f.default for f in fields(Dropout)}
 VALIDATIONS = 20
+"""How often a training is validated, unless that takes too long or something else is asked for."""
+VALIDATION_SHARE = 0.1
+"""The part of the time that validations may take."""
+VALIDATION_COST = 0.5
+"""The time to predict a held-out token as a part of that to learn from one: 0.3 to 0.7 measured."""
 CHECKPOINTED = 64 << 20
 CHANGEABLE = ("epochs", "patience", "learning_rate", "clip")
 """What a training may be continued with in another value, and still be a continuation."""
@@ -91,6 +96,8 @@ def expand(preset: str, given: Options) -> Options:
     options = defaults() | PRESETS[preset] | given
     if options["carry"] == "full" and "memory" not in given:
         options["memory"] = CHECKPOINTED
+    if options["carry"] == "sliding" and "history" not in given:
+        options["history"] = options["window"]
     return options
 
 
@@ -114,16 +121,28 @@ def model(options: Options, vocab_size: int) -> dict[str, Any]:
     return {"vocab_size": vocab_size, "cell": options["model"], **shape, "dropout": dropout}
 
 
-def settings(options: Options, train_ids: Any) -> Settings:
-    """How to train; unless said otherwise, validate about twenty times on the way."""
+def settings(options: Options, train_ids: Any, held_out: int = 0) -> Settings:
+    """How to train, and, unless that is said, how often to stop and predict `held_out` tokens."""
     reading = Reading(**_fields(Reading, options))
     updating: Options = _fields(Optimisation, options) | {"clip": options["clip"] or None}
     own: Options = _fields(Settings, options)
     own |= {"reading": reading, "optimisation": Optimisation(**updating)}
     if not own["validate_every"]:
-        updates = len(one_pass(train_ids, reading, seed=own["seed"], epoch=0)) * own["epochs"]
-        own["validate_every"] = max(1, updates // own["accumulate"] // VALIDATIONS)
+        segments = len(one_pass(train_ids, reading, seed=own["seed"], epoch=0))
+        updates = -(-segments // own["accumulate"]) * own["epochs"]
+        times = validations(len(train_ids) * own["epochs"], held_out)
+        own["validate_every"] = -(-updates // times)
     return Settings(**own)
+
+
+def validations(read: int, held_out: int) -> int:
+    """How often to validate while `read` tokens are read: twenty times, or a tenth of the time.
+
+    >>> validations(read=1_000_000, held_out=1_000), validations(read=54_000, held_out=3_000)
+    (20, 3)
+    """
+    affordable = VALIDATION_SHARE * read / (VALIDATION_COST * max(held_out, 1))
+    return max(1, min(VALIDATIONS, int(affordable)))
 
 
 def flat(data: Data, model: dict[str, Any], settings: Settings) -> Options:
@@ -141,7 +160,7 @@ def changed(stored: Options, given: Options) -> Options:
     different = {name: value for name, value in given.items() if stored[name] != value}
     for name, value in different.items():
         if name not in CHANGEABLE:
-            flag = "--" + name.replace("_", "-")
+            flag = "SOURCE" if name == "source" else "--" + name.replace("_", "-")
             raise UserError(
                 f"{flag} {value} cannot be changed by a resume: this run has {stored[name]}",
                 hint=f"leave {flag} out, or train a new run; a resume may change "

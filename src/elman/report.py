@@ -199,12 +199,19 @@ def _horizons(story: Story, config: Config) -> list[str]:
     last, window = story.diagnoses[-1], config.training.reading.window
     words = (
         "How many steps back half, and 90 %, of the gradient lies, measured on a short passage. "
-        f"At the end half lay within {last['half_within']} steps and 90 % within "
-        f"{last['ninety_within']}; a window of {window} keeps {last['window_keeps']:.0%} of it, "
-        f"and {last['saturation']:.1%} of the states were saturated."
+        f"After {last['step']:,} updates half lay within {_steps(last['half_within'])} and 90 % "
+        f"within {_steps(last['ninety_within'])}; a window of {window} keeps "
+        f"{last['window_keeps']:.0%} of it, and {last['saturation']:.1%} of the states were "
+        "saturated."
     )
+    if len(story.diagnoses) == 1:  # a point is no curve
+        return [f'<p class="soft">{page.text(words)}</p>']
     half, ninety = (_curve(story.diagnoses, f"{part}_within") for part in ("half", "ninety"))
     return [page.figure(figures.horizons(half, ninety), "horizons", words)]
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'' if number == 1 else 's'}"
 
 
 # ---------------------------------------------------------------------- samples

@@ -128,7 +128,12 @@ class Run:
                 hint="elman train writes one; name the folder it named",
             )
         config = Config.from_json(_read_json(path / "config.json"), path / "config.json")
-        return cls(path, config, Vocab.load(path / "vocab.json"))
+        try:
+            vocab = Vocab.load(path / "vocab.json")
+        except UserError as problem:
+            hint = "restore it from a copy, or train the run again"
+            raise type(problem)(problem.message, hint=hint) from problem
+        return cls(path, config, vocab)
 
     def save_config(self, config: Config) -> None:
         """Write config.json, and the model card that repeats it for people."""

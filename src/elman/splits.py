@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from elman import corpus
 from elman.datasets import DATASETS
 from elman.errors import UserError
-from elman.tokens import as_bytes, check_level
-from elman.vocab import Vocab
+from elman.tokens import as_bytes, as_text, byte_chunks, check_level
+from elman.vocab import Vocab, numbered
 
 CLEANINGS = ("letters", "none")
 
@@ -67,7 +69,10 @@ def read(data: Data, source: str | Path | None = None) -> str | bytes:
 
 def fingerprint(text: str | bytes) -> str:
     """SHA-256 of the text as read."""
-    return hashlib.sha256(as_bytes(text)).hexdigest()
+    digest = hashlib.sha256()
+    for piece in byte_chunks(text):
+        digest.update(piece.data)
+    return digest.hexdigest()
 
 
 def cleaned(data: Data, text: str | bytes) -> str | bytes:
@@ -78,26 +83,31 @@ def cleaned(data: Data, text: str | bytes) -> str | bytes:
     return joint.join(corpus.letters(text))
 
 
-def tokens_of(data: Data, text: str | bytes) -> Any:
-    """The text cleaned and cut into tokens, as `Vocab.encode` takes them."""
-    text = cleaned(data, text)
-    if data.level == "byte":
-        return as_bytes(text)
-    return text.split() if data.level == "word" else text
-
-
 def prepare(data: Data, text: str | bytes, vocab: Vocab | None = None) -> Splits:
     """Clean, cut, encode; with the vocabulary given, or that of the training part."""
-    sha256 = fingerprint(text)
-    tokens = tokens_of(data, text)
-    tokens = tokens[: data.max_tokens] if data.max_tokens else tokens
-    train, validation, _ = corpus.split(tokens, validation=data.validation)
-    if vocab is None:
-        vocab = _vocabulary(train, data)
+    sha256, text = fingerprint(text), cleaned(data, text)
+    if vocab is not None:
+        return Splits(*_cut(data, vocab.encode(text)), vocab, sha256)
+    if data.level == "word":
+        return Splits(*_words(data, as_text(text, "word")), sha256)
+    train, validation = _cut(data, as_bytes(text) if data.level == "byte" else text)
+    vocab = Vocab.from_text(train, data.level, data.min_freq)
     return Splits(vocab.encode(train), vocab.encode(validation), vocab, sha256)
 
 
-def _vocabulary(train: Any, data: Data) -> Vocab:
-    if data.level == "word":
-        return Vocab(train, min_freq=data.min_freq, level="word")
-    return Vocab.from_text(train, level=data.level, min_freq=data.min_freq)
+def _cut(data: Data, tokens: Any) -> tuple[Any, Any]:
+    """The first `max_tokens` in two parts; arrays are not copied."""
+    tokens = tokens[: data.max_tokens] if data.max_tokens else tokens
+    train, validation, _ = corpus.split(tokens, validation=data.validation)
+    return train, validation
+
+
+def _words(data: Data, text: str) -> tuple[Any, Any, Vocab]:
+    """Both parts and the vocabulary of the first, with one object per distinct word."""
+    words, order = numbered(text)
+    train, validation = _cut(data, order)
+    # Numbers are given in order of appearance: the words that train lacks are those after its last.
+    counts = dict(zip(words, np.bincount(train).tolist(), strict=False))
+    vocab = Vocab(counts, data.min_freq, level="word")
+    ids = vocab.encode(words)
+    return ids[train], ids[validation], vocab

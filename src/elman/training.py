@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from elman import metrics
 from elman.carried_state import CarriedState
@@ -33,6 +33,7 @@ from elman.optimisation import (
     learning_rate,
 )
 from elman.segments import Pass, Reading, Segment, one_pass
+from elman.whole_update import WholeUpdate, suits
 
 __all__ = [
     "CarriedState",
@@ -46,6 +47,7 @@ __all__ = [
 
 PRECISIONS = ("float32", "bfloat16")
 VALIDATION_LANES = 16
+TOKENS_ON_GPU = 2**27  # 1 GiB of int64
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,8 @@ class Training:
         settings: Settings | None = None,
     ) -> None:
         self.model, self.settings = model, settings or Settings()
-        self.train_ids, self.validation_ids = train_ids, validation_ids
         self.device = next(model.parameters()).device
+        self.train_ids, self.validation_ids = self._checked_ids(train_ids), validation_ids
         how = self.settings.optimisation
         self._check_model()
         if self.settings.reading.memory:
@@ -141,7 +143,9 @@ class Training:
         self.best, self.best_step, self.worse = math.inf, 0, 0
         self.plateau, self.plateau_worse = 1.0, 0
         self._clock = time.perf_counter()
-        self._reads: tuple[int, Pass] = (0, self._one_pass(0))  # too little text is refused here
+        self._passes = {0: self._one_pass(0)}  # too little text is refused here
+        self._ahead: tuple[tuple[Pass, int], Segment] | None = None
+        self._whole = self._whole_update()
 
     def _check_model(self) -> None:
         reading = self.settings.reading
@@ -156,6 +160,29 @@ class Training:
                 f"{len(self.validation_ids)} held-out tokens leave nothing to predict",
                 hint="a larger part for validation, or none",
             )
+
+    def _checked_ids(self, ids: Any) -> Any:
+        """Ids the model knows; beside it on the GPU where they take little of it."""
+        ids = ids if isinstance(ids, Tensor) else np.asarray(ids)
+        if len(ids):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.model.vocab_size:
+                raise UserError(
+                    f"token ids {low} to {high} must lie in 0 to {self.model.vocab_size - 1}",
+                    hint="encode the text with the vocabulary the model was built for",
+                )
+        if self.device.type == "cuda" and len(ids) <= TOKENS_ON_GPU:
+            return torch.as_tensor(ids, dtype=torch.int64, device=self.device)
+        return ids
+
+    def _whole_update(self) -> WholeUpdate | None:
+        """On a GPU, where every update does the same on windows of one shape; see there."""
+        how, reading = self.settings, self.settings.reading
+        same = reading.carry == "truncated" and not reading.memory and how.accumulate == 1
+        if self.device.type != "cuda" or not same or not suits(self.model):
+            return None
+        clip = how.optimisation.clip
+        return WholeUpdate(self.model, self.optimizer, self._read_window, clip, reading.batch_size)
 
     # ------------------------------------------------------------------ the loop
 
@@ -196,20 +223,13 @@ class Training:
         """Read the next segments, carry their losses back, and move the weights once."""
         reads, epoch = self._pass(), self.epoch
         indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
+        segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
-        self.optimizer.zero_grad()
-        nats, tokens = 0.0, 0
-        with self._pinned_chance():
-            for index in indices:
-                segment = reads[index]
-                nats += self._read(segment, share=1 / len(indices))
-                tokens += len(segment.y) * segment.scored
-        norm = clip_gradients(self.parameters, self.settings.optimisation.clip)
-        if not (math.isfinite(nats) and math.isfinite(norm)):
-            raise self._diagnosis(nats, norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        if self._whole is not None:
+            nats, norm = self._update_whole(self._whole, segments[0], rate)
+        else:
+            nats, norm = self._update_piecewise(segments, rate)
+        tokens = sum(len(segment.y) * segment.scored for segment in segments)
         self._advance(indices.stop, len(reads))
         self.average.update(self.progress)
         return Update(
@@ -223,6 +243,32 @@ class Training:
             tokens_per_second=tokens / self._lap(),
             progress=self.progress,
         )
+
+    def _update_piecewise(self, segments: list[Segment], rate: float) -> tuple[float, float]:
+        """Segment after segment, then clip and step; the sum of the losses, and ‖g‖."""
+        self.optimizer.zero_grad()
+        with self._pinned_chance():
+            nats = sum(self._read(segment, share=1 / len(segments)) for segment in segments)
+        norm = clip_gradients(self.parameters, self.settings.optimisation.clip)
+        self._check_finite(nats, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return nats, norm
+
+    def _update_whole(
+        self, whole: WholeUpdate, segment: Segment, rate: float
+    ) -> tuple[float, float]:
+        """The same in one go, on a GPU."""
+        x, y, masks = self._prepared(segment)
+        whole.start_from(None if segment.fresh else self.carried.value)
+        self._latest = (x, whole.state, masks)
+        told = whole(x, y, masks, rate)
+        self.carried.value = whole.state
+        self._look_ahead()
+        nats, norm = told.tolist()
+        self._check_finite(nats, norm)
+        return nats * y.numel(), norm
 
     def validate(self) -> Validation:
         """Score the held-out text with the averaged weights, where weights are averaged."""
@@ -252,10 +298,12 @@ class Training:
     def _one_pass(self, epoch: int) -> Pass:
         return one_pass(self.train_ids, self.settings.reading, seed=self.settings.seed, epoch=epoch)
 
-    def _pass(self) -> Pass:
-        if self._reads[0] != self.epoch:
-            self._reads = (self.epoch, self._one_pass(self.epoch))
-        return self._reads[1]
+    def _pass(self, epoch: int | None = None) -> Pass:
+        epoch = self.epoch if epoch is None else epoch
+        if epoch not in self._passes:
+            self._passes = {e: p for e, p in self._passes.items() if e == self.epoch}
+            self._passes[epoch] = self._one_pass(epoch)
+        return self._passes[epoch]
 
     def _advance(self, index: int, length: int) -> None:
         self.step += 1
@@ -263,49 +311,79 @@ class Training:
         if index == length:
             self.epoch, self.index = self.epoch + 1, 0
 
+    def _segment(self, reads: Pass, index: int) -> Segment:
+        ahead, self._ahead = self._ahead, None
+        return ahead[1] if ahead is not None and ahead[0] == (reads, index) else reads[index]
+
+    def _look_ahead(self) -> None:
+        """Cut out what the next update reads, while the GPU is busy with this one."""
+        reads, index = self._pass(), self.index + 1
+        if index == len(reads):
+            reads, index = self._pass(self.epoch + 1), 0
+        self._ahead = ((reads, index), reads[index])
+
+    def _prepared(self, segment: Segment) -> tuple[Tensor, Tensor, Masks]:
+        """Ids on the device, some of them hidden, and the masks of this window."""
+        if not self.model.training:
+            self.model.train()
+        x, y = segment.x.to(self.device), segment.y.to(self.device)
+        masks = self.model.draw_masks(len(x))
+        return self.model.hide_tokens(x), y, masks
+
     def _read(self, segment: Segment, share: float) -> float:
         """Forward and backward through one segment; returns the sum of its losses in nats."""
-        self.model.train()
-        x, y = segment.x.to(self.device), segment.y.to(self.device)
+        x, y, masks = self._prepared(segment)
         state = None if segment.fresh else self.carried.value
-        masks = self.model.draw_masks(len(x))
         self._latest = (x, state, masks)
-        scale = share / (len(x) * segment.divisor)
         if self.settings.reading.carry == "full":
-            return self._read_lane(x, y, masks, scale)
-        with torch.autocast(self.device.type, torch.bfloat16, self._narrow):
-            logits, after = self._run(x, state, masks, segment)
+            return self._read_lane(x, y, masks, share / (len(x) * segment.divisor))
+        with self._cast():
+            hs, after = self._run(x, state, masks, segment)
+            y = y[:, -segment.scored :]
+            loss = self.model.mean_nats(hs[len(hs) - segment.scored :], y.T, masks)
         self.carried.carry(after)
-        loss = _sum_nats(logits[:, logits.shape[1] - segment.scored :], y[:, -segment.scored :])
-        (loss * scale).backward()
-        return loss.item()
+        weight = share * segment.scored / segment.divisor
+        (loss if weight == 1 else loss * weight).backward()
+        return loss.item() * y.numel()
+
+    def _read_window(
+        self, x: Tensor, y: Tensor, state: State, masks: Masks
+    ) -> tuple[Tensor, State]:
+        """The mean nats of a plain window, and the state after it."""
+        with self._cast():
+            hs, after = self.model.states(x, state, masks)
+            return self.model.mean_nats(hs, y.T, masks), after
 
     def _read_lane(self, x: Tensor, y: Tensor, masks: Masks, scale: float) -> float:
         """Forward and backward through whole lanes, the losses taken piece by piece."""
 
         def loss(hs: Tensor, start: int) -> Tensor:
-            logits = self.model.project(hs, masks).transpose(0, 1)
-            return _sum_nats(logits, y[:, start : start + len(hs)]) * scale
+            piece = y[:, start : start + len(hs)]
+            return self.model.mean_nats(hs, piece.T, masks) * (piece.numel() * scale)
 
-        xs = self.model.inputs(self.model.hide_tokens(x).T, masks)
-        with torch.autocast(self.device.type, torch.bfloat16, self._narrow):
+        xs = self.model.inputs(x.T, masks)
+        with self._cast():
             total, _ = self.model.recur_back(xs, None, masks, loss)
         return total.item() / scale
+
+    def _cast(self) -> torch.autocast:
+        """bfloat16 inside this block, where it was asked for."""
+        return torch.autocast(self.device.type, torch.bfloat16, self._narrow)
 
     @property
     def _narrow(self) -> bool:
         return self.settings.precision == "bfloat16"
 
     def _run(self, x: Tensor, state: State, masks: Masks, segment: Segment) -> tuple[Tensor, State]:
-        """Logits of the segment, and the state where the next segment starts."""
+        """h_t of the segment, time first, and the state where the next segment starts."""
         if segment.advance == x.shape[1]:
             with self._carrying(segment.xi):
-                return self.model(x, state, masks)
+                return self.model.states(x, state, masks)
         if segment.advance == 0:  # a sliding window that still reaches back to the text's start
-            return self.model(x, state, masks)[0], state
-        early, middle = self.model(x[:, : segment.advance], state, masks)
-        late, _ = self.model(x[:, segment.advance :], middle, masks)
-        return torch.cat([early, late], dim=1), middle
+            return self.model.states(x, state, masks)[0], state
+        early, middle = self.model.states(x[:, : segment.advance], state, masks)
+        late, _ = self.model.states(x[:, segment.advance :], middle, masks)
+        return torch.cat([early, late]), middle
 
     @contextmanager
     def _carrying(self, xi: Tensor | None) -> Iterator[None]:
@@ -339,6 +417,10 @@ class Training:
 
     # ------------------------------------------------------------------ what went wrong
 
+    def _check_finite(self, nats: float, norm: float) -> None:
+        if not (math.isfinite(nats) and math.isfinite(norm)):
+            raise self._diagnosis(nats, norm)
+
     def _diagnosis(self, nats: float, norm: float) -> WorkFailed:
         what = f"the loss became {nats}" if not math.isfinite(nats) else f"‖gradient‖ became {norm}"
         how = self.settings.optimisation
@@ -355,7 +437,7 @@ class Training:
     def _first_broken_tensor(self) -> str:
         """The first tensor of the update, in the order they are computed, that is not finite."""
         x, state, masks = self._latest
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, self._narrow):
+        with torch.no_grad(), self._cast():
             hs, _ = self.model.states(x, state, masks)
             logits = self.model.project(hs, masks)
         named = [(f"the parameter {n}", p) for n, p in self.model.named_parameters()]
@@ -417,6 +499,7 @@ class Training:
         self.model.noise.seed = numbers["noise"]
         self.model.noise.load_state_dict(parts.get("noise", {}))
         self.chance |= parts.get("chance", {})
+        self._whole = self._whole_update()  # a captured graph holds the optimizer's old state
 
     def _load_optimizer(self, saved: dict[str, Tensor], parameters: dict[str, Any]) -> None:
         self.optimizer.state.clear()
@@ -424,12 +507,6 @@ class Training:
             owner, key = name.rsplit("/", 1)
             parameter = parameters[owner]
             self.optimizer.state[parameter][key] = value.to(self.device).clone()
-
-
-def _sum_nats(logits: Tensor, y: Tensor) -> Tensor:
-    """Σ -log P(y), over logits (batch, time, vocabulary) that lie time first in memory."""
-    flat = logits.transpose(0, 1).flatten(0, 1)
-    return F.cross_entropy(metrics.widened(flat), y.T.flatten(), reduction="sum")
 
 
 def _global_generators(device: torch.device, seed: int) -> dict[str, Tensor]:

@@ -303,12 +303,22 @@ def learn(
     if level != "word" or isinstance(text, bytes):
         vocab = Vocab.from_text(text, level, min_freq, reserved_tokens)
         return vocab, vocab.encode(text)
+    words, order = numbered(text)
+    counts = dict(zip(words, np.bincount(order).tolist(), strict=True))
+    vocab = Vocab(counts, min_freq, reserved_tokens, level=level)
+    return vocab, vocab.encode(words)[order]
+
+
+def numbered(text: str) -> tuple[list[str], NDArray[np.uint32]]:
+    """The distinct words of a text, in order of appearance, and which of them each word is.
+
+    >>> words, order = numbered("to be or not to be")
+    >>> words, order.tolist()
+    (['to', 'be', 'or', 'not'], [0, 1, 2, 3, 0, 1])
+    """
     seen = _FirstSeen()
     pieces = [np.fromiter(map(seen.__getitem__, words), np.uint32) for words in word_chunks(text)]
-    order = np.concatenate([np.empty(0, np.uint32), *pieces])
-    counts = dict(zip(seen, np.bincount(order).tolist(), strict=True))
-    vocab = Vocab(counts, min_freq, reserved_tokens, level=level)
-    return vocab, vocab._look_up(list(seen))[order]
+    return list(seen), np.concatenate([np.empty(0, np.uint32), *pieces])
 
 
 class _FirstSeen(dict[str, int]):

@@ -3,8 +3,9 @@
 Verbs import what they need inside their functions, so `elman --help` never waits for torch.
 """
 
+import os
 import sys
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -71,6 +72,7 @@ def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
         status = app(arguments, prog_name="elman", standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written should fail here, not while Python shuts down
     except UserError as refusal:
         complain(refusal.message, refusal.hint)
         return 2
@@ -88,9 +90,17 @@ def run(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return 130
-    except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        sys.stderr.close()
-        return 0
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does: nothing to say
+        _silence(sys.stdout)
+        return 1
+    except (MemoryError, RuntimeError) as failure:
+        if not _out_of_memory(failure):
+            raise
+        complain(
+            "there is not enough memory for this",
+            "a smaller --hidden-size, --batch-size or --window; --memory 64M keeps fewer states",
+        )
+        return 1
     except OSError as failure:  # a full disk, a folder that is missing or not ours
         where = f"{failure.filename}: " if failure.filename else ""
         complain(
@@ -98,3 +108,16 @@ def run(arguments: list[str] | None = None) -> int:
         )
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _out_of_memory(failure: Exception) -> bool:
+    """Whether this is Python, PyTorch on the CPU or CUDA saying so."""
+    named = type(failure).__name__ in ("MemoryError", "OutOfMemoryError")
+    return named or "allocate memory" in str(failure)
+
+
+def _silence(stream: IO[str]) -> None:
+    """Let what is still buffered for a pipe without a reader be written to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -21,7 +21,7 @@ def evaluate(
     source: Annotated[
         str | None,
         typer.Argument(
-            help="Text to score: name, file, folder or -  [default: what the run held out]",
+            help="Text to score: name, file, folder or - (default: what the run held out)",
             show_default=False,
         ),
     ] = None,

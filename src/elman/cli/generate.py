@@ -69,7 +69,7 @@ def generate(
         _write_json(texts, opened.vocab)
     else:
         _write_text(texts if beam is None else texts[::beam], opened.vocab)
-    if beam is None and not as_json:
+    if beam is None and not as_json and temperature > 0:
         note(f"next: --seed {seed} writes this again, --seed {seed + samples} something else")
 
 
@@ -80,7 +80,7 @@ def _read(run: Any, text: str) -> tuple[Any, str]:
     shown = str(splits.cleaned(run.config.data, text))
     ids = evaluation.encode(run, text)
     if unknown := evaluation.unknown(run.vocab, ids):
-        tokens = splits.tokens_of(run.config.data, text)
+        tokens = shown.split() if run.vocab.level == "word" else shown
         strange = dict.fromkeys(t for t in tokens if t not in run.vocab)
         names = " ".join(repr(token) for token in strange)
         share = f"{unknown} of {len(ids)} {run.vocab.level}s"
@@ -169,9 +169,9 @@ def _pieces(tokens: Iterator[int], vocab: "Vocab", continues: bool) -> Iterator[
         if vocab.level == "byte":
             yield decoder.decode(vocab.decode_bytes([token]))
         elif vocab.level == "word" and (number or continues):
-            yield " " + vocab.decode([token])
+            yield " " + vocab.idx_to_token[token]
         else:
-            yield vocab.decode([token])
+            yield vocab.idx_to_token[token]
     yield decoder.decode(b"", final=True)
 
 

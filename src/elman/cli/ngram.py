@@ -23,7 +23,7 @@ def ngram(
     ] = "5",
     smoothing: Annotated[str, typer.Option(help="kneser-ney or laplace")] = "kneser-ney",
     epsilon: Annotated[
-        str | None, typer.Option(help="Laplace's ε [1], or one for each order: 1,0.5,0.1")
+        str | None, typer.Option(help="Laplace's ε (1), or one for each order: 1,0.5,0.1")
     ] = None,
     chain: Annotated[
         bool, typer.Option("--chain", help="Laplace: back off to the order below, not the unigram")

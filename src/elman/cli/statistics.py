@@ -23,9 +23,9 @@ def statistics(
     share: Annotated[
         float, typer.Option(help="Stop words are the head that makes up this part of the text")
     ] = 1 / 3,
-    first: Annotated[int | None, typer.Option(help="Fit Zipf's law from this rank [10]")] = None,
+    first: Annotated[int | None, typer.Option(help="Fit Zipf's law from this rank (10)")] = None,
     last: Annotated[
-        int | None, typer.Option(help="… to this rank [the last that occurs five times]")
+        int | None, typer.Option(help="… to this rank (the last that occurs five times)")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw to FILE.svg, .png or .pdf")] = None,
     encoding: Encoding = "utf-8",

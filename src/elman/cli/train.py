@@ -28,15 +28,21 @@ def _option(help: str, panel: str, *names: str, **limits: Any) -> Any:
 def train(
     source: Annotated[
         str | None,
-        typer.Argument(help="Name, file, folder or - [python-reference]", show_default=False),
+        typer.Argument(
+            help="Name, file, folder or - (default: python-reference)", show_default=False
+        ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="quick, best, or notes: a name for many options below")
-    ] = "quick",
+        str | None,
+        typer.Option(
+            help="quick, best, or notes: a name for many options below (default: quick)",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, _option("Continue this run, exactly where it was", Where)
     ] = None,
-    out: Annotated[Path | None, _option("Run folder to write [runs/NAME]", Where)] = None,
+    out: Annotated[Path | None, _option("Run folder to write (default: runs/NAME)", Where)] = None,
     force: Annotated[bool, _option("Overwrite the run folder", Where)] = False,
     device: Annotated[str, _option("auto, cpu or cuda", Where)] = "auto",
     seed: Annotated[int | None, _option("Same seed, same model", Where, min=0)] = None,
@@ -44,10 +50,10 @@ def train(
         int, _option("Updates between checkpoints; 0: by time only", Where, min=0)
     ] = 0,
     checkpoint_seconds: Annotated[
-        float, _option("Seconds between checkpoints [30]; 0: never", Where, min=0)
+        float, _option("Seconds between checkpoints (30); 0: never", Where, min=0)
     ] = 30.0,
     diagnose: Annotated[
-        int, _option("Updates between looks at the gradient [500]; 0: never", Where, min=0)
+        int, _option("Updates between looks at the gradient (500); 0: never", Where, min=0)
     ] = 500,
     tensorboard: Annotated[bool, _option("Log for TensorBoard too", Where)] = False,
     as_json: Annotated[bool, _option("One JSON record per line", Where, "--json")] = False,
@@ -55,15 +61,17 @@ def train(
     clean: Annotated[str | None, _option("letters (as the notes), or none", Text)] = None,
     max_tokens: Annotated[int | None, _option("Use the first so many; 0: all", Text, min=0)] = None,
     min_freq: Annotated[int | None, _option("Rarer tokens are <unk>", Text, min=0)] = None,
-    validation: Annotated[float | None, _option("Part held out, at the end [0.1]", Text)] = None,
-    encoding: Annotated[str | None, _option("Of the text [utf-8]", Text)] = None,
+    validation: Annotated[float | None, _option("Part held out, at the end (0.1)", Text)] = None,
+    encoding: Annotated[str | None, _option("Of the text (default: utf-8)", Text)] = None,
     errors: Annotated[
-        str | None, _option("Bytes that are not text: strict, replace or ignore [strict]", Text)
+        str | None,
+        _option("Bytes that are not text: strict, replace or ignore (default: strict)", Text),
     ] = None,
     model: Annotated[str | None, _option("elman, gru, lstm or mlp", Model)] = None,
     hidden_size: Annotated[int | None, _option("Units of a layer", Model, min=1)] = None,
     layers: Annotated[int | None, _option("Layers", Model, min=1)] = None,
     embedding_size: Annotated[int | None, _option("0: one-hot", Model, min=0)] = None,
+    bidirectional: Annotated[bool, typer.Option(hidden=True)] = False,
     tied: Annotated[
         bool | None, _option("Output uses the embedding", Model, "--tied/--untied")
     ] = None,
@@ -81,7 +89,8 @@ def train(
         str | None, _option("truncated, sliding, randomized, polynomial or full", Reading)
     ] = None,
     history: Annotated[
-        int | None, _option("Steps read again before each window (sliding)", Reading, min=0)
+        int | None,
+        _option("Sliding: steps read again before a window (default: as many)", Reading, min=0),
     ] = None,
     memory: Annotated[
         str | None, _option("stored, or a budget: 64M keeps few states, recomputes", Reading)
@@ -96,16 +105,16 @@ def train(
     warm_up: Annotated[int | None, _option("Updates to full learning rate", Updates, min=0)] = None,
     accumulate: Annotated[int | None, _option("Segments per update", Updates, min=1)] = None,
     average: Annotated[str | None, _option("none, ema or asgd", Updates)] = None,
-    average_decay: Annotated[float | None, _option("Of ema [0.999]", Updates)] = None,
+    average_decay: Annotated[float | None, _option("Of ema (0.999)", Updates)] = None,
     average_start: Annotated[
-        float | None, _option("Of asgd: when, as part of the training [0.5]", Updates)
+        float | None, _option("Of asgd: when, as part of the training (0.5)", Updates)
     ] = None,
-    plateau_factor: Annotated[float | None, _option("Learning rate × this [0.5]", Updates)] = None,
+    plateau_factor: Annotated[float | None, _option("Learning rate × this (0.5)", Updates)] = None,
     plateau_patience: Annotated[
-        int | None, _option("after so many validations without a better one [2]", Updates, min=0)
+        int | None, _option("after so many validations without a better one (2)", Updates, min=0)
     ] = None,
     validate_every: Annotated[
-        int | None, _option("Updates; 0: about twenty times in all", Updates, min=0)
+        int | None, _option("Updates; 0: twenty times, or a tenth of the time", Updates, min=0)
     ] = None,
     patience: Annotated[
         int | None,
@@ -114,19 +123,15 @@ def train(
     precision: Annotated[str | None, _option("float32, or bfloat16 autocast", Updates)] = None,
 ) -> int | None:
     """Train a language model on a text, or continue a run with --resume RUN."""
-    beside = {"preset", "resume", "out", "force", "device", "checkpoint_every"}
-    beside |= {"checkpoint_seconds", "diagnose", "tensorboard", "as_json"}
-    given = {k: v for k, v in locals().items() if k not in beside | {"beside"} and v is not None}
-    if "memory" in given:
-        given["memory"] = _bytes(given["memory"])
+    given = _given(locals())
+    board = _board_kind() if tensorboard else None
     if resume is None:
-        run, training = _begin(preset, given, out, force, pick(device))
-    elif out is not None or force:
-        raise UserError("--resume continues in its own folder", hint="leave out --out and --force")
+        run, training = _begin(preset or "quick", given, out, force, pick(device))
     else:
+        _refuse_beside_resume(preset=preset, out=out, force=force)
         run, training = _continue(resume, given, None if device == "auto" else pick(device))
     every = {"every_steps": checkpoint_every, "every_seconds": checkpoint_seconds}
-    stopped = _work(run, training, every, diagnose, as_json, tensorboard)
+    stopped = _work(run, training, every, diagnose, as_json, board)
     if stopped:
         note(f"stopped by {stopped}; saved at step {training.step}")
         note(f"continue with: elman train --resume {shlex.quote(str(run.path))}")
@@ -136,6 +141,18 @@ def train(
 
 
 # ---------------------------------------------------------------------- before
+
+
+def _given(typed: dict[str, Any]) -> dict[str, Any]:
+    """Of all that `train` takes, the options of text, model and training that were typed."""
+    from elman import language_model, presets
+
+    if typed["bidirectional"]:
+        raise language_model.both_ways()
+    given = {name: typed[name] for name in presets.defaults() if typed[name] is not None}
+    if "memory" in given:
+        given["memory"] = _bytes(given["memory"])
+    return given
 
 
 def _begin(
@@ -154,7 +171,7 @@ def _begin(
     config = runs.Config(
         data=data,
         model=presets.model(options, len(parts.vocab)),
-        training=presets.settings(options, parts.train),
+        training=presets.settings(options, parts.train, len(parts.validation)),
         sha256=parts.sha256,
         device=device,
         threads=torch.get_num_threads(),
@@ -172,21 +189,33 @@ def _continue(path: Path, given: dict[str, Any], device: str | None) -> tuple["R
     """The run folder and its training, where it was last saved."""
     import torch
 
-    from elman import presets, runs
+    from elman import presets, runs, splits
 
     run = runs.Run.open(path)
     config = run.config
+    if "source" in given:
+        given = given | {"source": splits.located(given["source"])}
     stored = presets.flat(config.data, config.model, config.training)
     if changes := presets.changed(stored, given):
         config = runs.with_options(config, stored | changes)
-        note("continuing with other options: " + _as_flags(changes))
     torch.set_num_threads(config.threads)  # sums in another order would end in other bits
     training = runs.fresh_training(config, run.splits(), device or config.device)
     run.resume(training)
     if changes:
         run.save_config(config)
-    note(f"continuing {run.path} at step {training.step}")
+    other = f" with {_as_flags(changes)}" if changes else ""
+    note(f"continuing {run.path} at step {training.step}{other}")
     return run, training
+
+
+def _refuse_beside_resume(**given: Any) -> None:
+    for name, value in given.items():
+        if value:
+            raise UserError(
+                f"--{name} belongs to a new run; --resume continues one in its own folder, with "
+                "its own options",
+                hint=f"leave out --{name}, or --resume",
+            )
 
 
 def _bytes(text: str) -> int:
@@ -210,7 +239,16 @@ def _free_folder(source: str, model: str) -> Path:
 
 
 def _as_flags(options: dict[str, Any]) -> str:
-    return " ".join(f"--{k.replace('_', '-')} {v}" for k, v in options.items() if k != "source")
+    """The options as one types them."""
+    said = []
+    for name, value in options.items():
+        if name == "tied":
+            said.append("--tied" if value else "--untied")
+        elif name == "memory":
+            said.append(f"--memory {value or 'stored'}")
+        elif name != "source":
+            said.append(f"--{name.replace('_', '-')} {value}")
+    return " ".join(said)
 
 
 # ---------------------------------------------------------------------- during
@@ -241,12 +279,12 @@ def _work(
     every: dict[str, Any],
     diagnose: int,
     as_json: bool,
-    tensorboard: bool,
+    board: Any,
 ) -> str:
     """Train to the end; returns the name of what stopped it, if anything did."""
     from elman import runs
 
-    with _gentle_signals() as caught, _display(training) as show, _board(run, tensorboard) as log:
+    with _gentle_signals() as caught, _display(training) as show, _board(run, board) as log:
         try:
             look, sample = _onlooker(training, diagnose), _sampler(run, training)
             also = {
@@ -264,6 +302,8 @@ def _work(
                 failure.message,
                 hint=f"{failure.hint}; from the last checkpoint: {again} --learning-rate …",
             ) from failure
+        except BrokenPipeError:  # whoever read our output has left; the folder is well
+            raise
         except OSError as failure:
             raise WorkFailed(
                 f"cannot write to {run.path}: {failure.strerror}",
@@ -300,8 +340,11 @@ def _sampler(run: "Run", training: "Training") -> Callable[["Record"], dict[str,
         number = record.step // every if every else 0
         if not isinstance(record, Validation) or (number & (number - 1) and not training.finished):
             return None
-        with training.average.applied():
-            text = generation.specimen(training.model, run.vocab)
+        try:
+            with training.average.applied():
+                text = generation.specimen(training.model, run.vocab)
+        except WorkFailed:  # nothing to draw from: the next update stops and says where it began
+            return None
         return {"kind": "sample", "step": record.step, "text": text}
 
     return sample
@@ -344,19 +387,24 @@ def _display(training: "Training") -> Iterator[Callable[["Record"], None]]:
         yield show
 
 
-@contextmanager
-def _board(run: "Run", wanted: bool) -> Iterator[Callable[["Record"], None]]:
-    """TensorBoard's log in the run folder, where it is wanted."""
-    if not wanted:
-        yield lambda record: None
-        return
+def _board_kind() -> Any:
+    """What writes TensorBoard's log; asked for before anything else is done."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as missing:
         raise UserError(
             "--tensorboard needs TensorBoard", hint="pip install 'elman[tensorboard]'"
         ) from missing
-    with SummaryWriter(str(run.path / "tensorboard")) as board:
+    return SummaryWriter
+
+
+@contextmanager
+def _board(run: "Run", kind: Any) -> Iterator[Callable[["Record"], None]]:
+    """TensorBoard's log in the run folder, where it is wanted."""
+    if kind is None:
+        yield lambda record: None
+        return
+    with kind(str(run.path / "tensorboard")) as board:
 
         def log(record: "Record") -> None:
             values = record.json()

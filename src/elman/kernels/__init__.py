@@ -89,7 +89,7 @@ class Kernel(Protocol):
         `dxs` is None for ids or without `needs_dxs`. `into` holds gradients already found for
         later pieces: this piece's are added to them in place, and they are returned as dw. They
         may be wider than the weights (float32 for half precision); without `into` fresh ones are
-        made the same way.
+        made the same way. `dstate` and dstate_0, too, may be wider than the state.
         """
         ...
 

@@ -1,0 +1,137 @@
+"""A training's whole update on tensors alone, so that a GPU can replay it as one CUDA graph.
+
+lookup → recurrence → output → loss → back through time → clip → step, and the state carried on
+
+At the notes' sizes Python and sixty launches cost a GPU more than the mathematics. An update that
+is the same work on the same shapes every time is captured once (`elman.graphed`) and replayed; what
+differs from one to the next (ids, masks, learning rate, state) lies in tensors.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from elman.carried_state import CarriedState
+from elman.gradients import Full, Stored
+from elman.graphed import Graphed, tensors_of
+from elman.language_model import LanguageModel, Masks, State
+from elman.optimisation import gradient_norm
+
+Loss = Callable[[Tensor, Tensor, State, Masks], tuple[Tensor, State]]
+"""The mean nats of y (batch, time) after x, and the state at the end."""
+
+
+@final
+class WholeUpdate:
+    """`update(x, y, masks, rate)` → (nats, ‖g‖) and new weights; `state` goes on by itself.
+
+    The first call runs step by step, so that kernels are compiled and the optimizer has made its
+    state; then it is captured. A loss or norm that is not finite changes neither weights nor state.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        clip: float | None,
+        batch: int,
+        *,
+        capture: bool = True,
+    ) -> None:
+        self.model, self.optimizer, self.loss, self.clip = model, optimizer, loss, clip
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        like = model.bias_q
+        self.rate = torch.zeros((), device=like.device)
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate
+        layers, hidden = model.shape.layers, model.hidden_size
+        states = 2 if model.cell == "lstm" else 1
+        self.held = [like.new_zeros(layers, batch, hidden) for _ in range(states)]
+        self.capture, self.calls = capture, 0
+        self._graph: Graphed | None = None
+        self._rate = 0.0
+        self._shape: tuple[bool, bool, list[str]] = (False, False, [])
+
+    @property
+    def state(self) -> State:
+        """The state after the last update, as the model takes it; overwritten by the next."""
+        return (self.held[0], self.held[1]) if len(self.held) == 2 else self.held[0]
+
+    def start_from(self, state: State) -> None:
+        """Go on from `state`; None is the state before any text."""
+        given = list(CarriedState(state).state_dict().values()) if state is not None else []
+        for i, held in enumerate(self.held):
+            if state is None:
+                held.zero_()
+            elif given[i] is not held:
+                held.copy_(given[i])
+
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Tensor:
+        """The update, launched; its result is (nats, ‖g‖), overwritten by the next."""
+        inputs = [x, y, *self._flat(masks)]
+        if rate != self._rate:
+            self._rate = rate
+            self.rate.fill_(rate)
+        if self._graph is None and self.capture and self.calls > 0:
+            self._graph = self._captured(inputs)
+        self.calls += 1
+        return (self._graph or self._update)(*inputs)[0]
+
+    def _captured(self, inputs: Sequence[Tensor]) -> Graphed:
+        for group in self.optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True
+        changes = [*tensors_of(self.model, self.optimizer), *self.held]
+        with warnings.catch_warnings():  # that it also runs uncaptured, to warm up, is no news
+            warnings.filterwarnings("ignore", message=".*capturable.*")
+            return Graphed(self._update, inputs, changes=changes)
+
+    def _update(self, x: Tensor, y: Tensor, *flat: Tensor) -> tuple[Tensor]:
+        self.optimizer.zero_grad()
+        loss, after = self.loss(x, y, self.state, self._masks(flat))
+        loss.backward()
+        told = torch.stack([loss.detach(), gradient_norm(self.parameters)])
+        broken = (told.sum() * 0).ne(0)  # 0 · ∞ and 0 · NaN are NaN, which is not 0
+        self._tell_optimizer(broken, told[1])
+        self.optimizer.step()
+        for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
+            torch.where(broken, held, new.detach(), out=held)
+        return (told,)
+
+    def _tell_optimizer(self, broken: Tensor, norm: Tensor) -> None:
+        """To divide g by max(1, ‖g‖/θ), or to do nothing: by the two numbers that torch's fused
+        optimizers look for, made for losses that were scaled."""
+        optimizer: Any = self.optimizer
+        optimizer.found_inf = broken.float()
+        if self.clip is not None:
+            optimizer.grad_scale = (norm / self.clip).clamp(min=1.0)
+
+    def _flat(self, masks: Masks) -> list[Tensor]:
+        self._shape = (masks.inputs is not None, masks.outputs is not None, [*masks.recurrent])
+        return [
+            m for m in (masks.inputs, masks.outputs, *masks.recurrent.values()) if m is not None
+        ]
+
+    def _masks(self, flat: Sequence[Tensor]) -> Masks:
+        rest = list(flat)
+        inputs, outputs, names = self._shape
+        return Masks(
+            rest.pop(0) if inputs else None,
+            rest.pop(0) if outputs else None,
+            dict(zip(names, rest, strict=True)),
+        )
+
+
+def suits(model: LanguageModel) -> bool:
+    """Whether the model does the same on every window: nothing drawn, cut or kept in between."""
+    recurrence: Any = model.recurrence
+    return (
+        isinstance(recurrence, nn.Module)
+        and isinstance(recurrence.carry, Full)
+        and isinstance(recurrence.memory, Stored)
+        and not model.shape.dropout.layers
+    )

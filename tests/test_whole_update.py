@@ -1,0 +1,151 @@
+"""An update in one go is the update in pieces; on a GPU, the graph is the update."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from elman.errors import WorkFailed
+from elman.gradients import Randomized
+from elman.language_model import Dropout, LanguageModel
+from elman.training import Optimisation, Reading, Settings, Training
+from elman.whole_update import WholeUpdate, suits
+
+OPTIMISERS = {
+    "sgd": Optimisation(optimizer="sgd", learning_rate=0.5, clip=0.1),
+    "momentum": Optimisation(optimizer="sgd", learning_rate=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": Optimisation(
+        optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule="cosine", warm_up=3
+    ),
+    "unclipped": Optimisation(optimizer="adam", learning_rate=0.01, clip=None, average="ema"),
+}
+SHAPES = {
+    "elman": {"cell": "elman"},
+    "gru": {"cell": "gru", "layers": 2},
+    "lstm, masks": {
+        "cell": "lstm",
+        "embedding_size": 12,
+        "dropout": Dropout(tokens=0.1, inputs=0.2, outputs=0.3, recurrent=0.4),
+    },
+    "tied": {"cell": "lstm", "embedding_size": 16, "tied": True},
+}
+
+
+def training(shape="elman", optimiser="sgd", device="cpu", **changes):
+    """A training of 18 updates whose gradients are alive."""
+    torch.manual_seed(3)
+    model = LanguageModel(11, hidden_size=16, **SHAPES[shape]).to(device)
+    ids = torch.randint(11, (600,), generator=torch.Generator().manual_seed(1))
+    settings = Settings(
+        epochs=2, reading=Reading(batch_size=6, window=11), optimisation=OPTIMISERS[optimiser]
+    )
+    return Training(model, ids, ids[:200], dataclasses.replace(settings, **changes))
+
+
+def in_one_go(made, capture=False):
+    made._whole = WholeUpdate(
+        made.model,
+        made.optimizer,
+        made._read_window,
+        made.settings.optimisation.clip,
+        made.settings.reading.batch_size,
+        capture=capture,
+    )
+    return made
+
+
+def told(records, count=None):
+    return [(r.nats, getattr(r, "gradient_norm", 0.0)) for r in itertools.islice(records, count)]
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_in_one_go_is_the_same_as_in_pieces(shape, optimiser):
+    pieces, whole = training(shape, optimiser), in_one_go(training(shape, optimiser))
+    first, second = told(pieces.records()), told(whole.records())
+    assert len(first) > 12
+    torch.testing.assert_close(torch.tensor(second), torch.tensor(first), rtol=2e-5, atol=1e-6)
+    for p, w in zip(pieces.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(w, p, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_finite_changes_nothing():
+    made = in_one_go(training("lstm, masks"))
+    list(itertools.islice(made.records(), 3))
+    with torch.no_grad():
+        made.model.weight_hq[2, 3] = torch.inf
+    before = [p.clone() for p in (*made.model.parameters(), *made.carried.value)]
+    with pytest.raises(WorkFailed, match="at step 4; it began in the parameter weight_hq"):
+        made.update()
+    after = [*made.model.parameters(), *made.carried.value]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_only_models_that_do_the_same_on_every_window_suit():
+    assert suits(LanguageModel(5, hidden_size=4))
+    assert not suits(LanguageModel(5, hidden_size=4, cell="mlp"))
+    assert not suits(LanguageModel(5, hidden_size=4, layers=2, dropout=Dropout(layers=0.1)))
+    assert not suits(LanguageModel(5, hidden_size=4, carry=Randomized(keep=0.5)))
+
+
+def test_ids_beyond_the_vocabulary_are_refused_before_training():
+    with pytest.raises(Exception, match="token ids 0 to 11 must lie in 0 to 10"):
+        Training(LanguageModel(11, hidden_size=4), torch.arange(12).repeat(200))
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_graph_is_the_update_to_the_last_bit(shape, optimiser, precision):
+    graph = training(shape, optimiser, "cuda", precision=precision)
+    steps = in_one_go(training(shape, optimiser, "cuda", precision=precision))
+    assert graph._whole is not None
+    assert told(graph.records()) == told(steps.records())
+    assert graph._whole._graph is not None
+    assert steps._whole._graph is None
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("sampling", ["sequential", "random"])
+@pytest.mark.parametrize("shape", ["elman", "gru", "tied"])
+def test_a_gpu_trains_as_a_cpu_does(shape, sampling):
+    reading = Reading(batch_size=6, window=11, sampling=sampling)
+    cpu = told(training(shape, "adamw", reading=reading).records())
+    gpu = told(training(shape, "adamw", "cuda", reading=reading).records())
+    torch.testing.assert_close(torch.tensor(gpu), torch.tensor(cpu), rtol=2e-2, atol=2e-3)  # TF32
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("at", [1, 5, 13])
+def test_a_gpu_goes_on_to_the_last_bit_after_loading(at):
+    made = training("lstm, masks", "unclipped", "cuda")
+    whole = told(made.records())
+    first = training("lstm, masks", "unclipped", "cuda")
+    before = told(first.records(), at)
+    tensors, numbers = first.state_dict()
+    tensors = {name: t.cpu().clone() for name, t in tensors.items()}
+    second = training("lstm, masks", "unclipped", "cuda")
+    second.load_state_dict(tensors, numbers)
+    assert before + told(second.records()) == whole
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_run_of_the_cpu_goes_on_on_the_gpu_and_back():
+    here = training("lstm, masks", "adamw")
+    told(here.records(), 4)
+    there = training("lstm, masks", "adamw", "cuda")
+    there.load_state_dict(*here.state_dict())
+    told(there.records(), 4)
+    back = training("lstm, masks", "adamw")
+    back.load_state_dict(*there.state_dict())
+    assert back.step == 8
+    assert all(n > 0 for n, _ in told(back.records()))
