@@ -17,6 +17,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import elman.nn
 from elman.kernels import cpu
+from elman.optimisation import Optimisation, build_optimizer, clip_gradients
 from elman.output import linear_cross_entropy
 from elman.stepping import Stepper
 
@@ -97,19 +99,21 @@ def torch_nn(shape: Shape, compiled: bool = False) -> Callable[[], object]:
 
 
 def ours(shape: Shape, kernel: str, bfloat16: bool = False) -> Callable[[], object]:
+    """What `elman train` does in an update, of the same ingredients."""
     torch.manual_seed(0)
     model = Model(getattr(elman.nn, MODULES[shape.cell])(VOCAB, shape.H), shape.H, same)
     x, y = data(shape)
-
-    def loss() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            return model(x, y)
-
-    step = training_step(model, loss)
+    optimiser = build_optimizer(model, Optimisation(optimizer="sgd", learning_rate=0.1))
+    parameters = [*model.parameters()]
 
     def run() -> None:
         os.environ["ELMAN_KERNELS"] = kernel
-        step()
+        optimiser.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16) if bfloat16 else nullcontext():
+            loss = model(x, y)
+        loss.backward()
+        clip_gradients(parameters, 1.0)
+        optimiser.step()
 
     return run
 
@@ -209,7 +213,7 @@ def recurrence_only(shape: Shape, home: object, backwards: bool) -> Callable[[],
 
 
 def writer(shape: Shape, home: object) -> Callable[[], object]:
-    """The likeliest token, read back in, 35 times over: one text, one token at a time."""
+    """The likeliest token, read back in, T times over: one text, one token at a time."""
     rnn, out = getattr(home, MODULES[shape.cell])(VOCAB, shape.H), torch.nn.Linear(shape.H, VOCAB)
     rnn.eval()
 
@@ -340,7 +344,7 @@ def main() -> None:
                 tokens,
             )
     for cell in MODULES:
-        shape = Shape(cell, 1, 35, 256)
+        shape = Shape(cell, 1, 256, 256)
         run(
             f"generation {shape}",
             lambda s=shape: {

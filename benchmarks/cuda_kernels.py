@@ -1,13 +1,15 @@
-"""Recurrent layers on one GPU: elman against cuDNN, a compiled loop and JAX, µs per time step.
+"""Recurrent layers on one GPU: elman against cuDNN and other peers, µs per time step.
 
     python benchmarks/cuda_kernels.py                  # every shape of the table in docs/cuda.md
     python benchmarks/cuda_kernels.py --quick          # two shapes
-    python benchmarks/cuda_kernels.py --compile --jax  # the slow-to-compile peers too
+    python benchmarks/cuda_kernels.py --compile --jax --flashrnn  # the slow-to-compile peers too
     python benchmarks/cuda_kernels.py --json benchmarks/results/cuda-h200.json
 
-Needs torch alone. Times are medians of whole calls through the public modules: forward alone (no
-gradient), and forward and backward with gradients of inputs, weights and first state, eager and as
-one CUDA graph. The job of the notes (500 epochs of 10,000 characters) is in cuda_notes_job.py.
+Needs torch alone; --jax needs JAX, --flashrnn an importable `flashrnn` and nvcc. Times are medians
+of whole calls through the public modules: forward alone (no gradient), and forward and backward
+with gradients of inputs, weights and biases, eager and as one CUDA graph. The last column is the
+measured floor (cuda_floor.py says what it is made of) over elman's time in bf16. The job of the
+notes (500 epochs of 10,000 characters) is in cuda_notes_job.py.
 (Not cuda.py: that would hide NVIDIA's own `cuda` from every script in this folder.)
 """
 
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
+import itertools
 import json
 import statistics
 import subprocess
@@ -28,6 +32,8 @@ import torch
 from torch import Tensor
 
 import elman.nn
+from cuda_floor import Shape, floors
+from cuda_peers import CompiledLoop, FlashRNN, jax_calls
 from elman.kernels import explain
 
 SHAPES = [
@@ -40,8 +46,16 @@ SHAPES = [
     ("lstm", 64, 1024, 512),
     ("lstm", 16, 1024, 768),
 ]
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
-CLASSES = {"tanh": "RNN", "relu": "RNN", "gru": "GRU", "lstm": "LSTM"}
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,  # TF32 switched off
+}
+CLASSES = {"tanh": "RNN", "gru": "GRU", "lstm": "LSTM"}
+FLASHRNN = [SHAPES[0], SHAPES[1], SHAPES[5]]  # each takes nvcc a minute or two
+Floors = dict[Shape, dict[str, float]]
+Make = Callable[[str, int, torch.dtype], torch.nn.Module]
 
 
 @dataclass(frozen=True)
@@ -60,9 +74,15 @@ class Result:
     tokens_per_s: float
 
 
-def module(home: object, cell: str, hidden: int, dtype: torch.dtype) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return getattr(home, CLASSES[cell])(hidden, hidden, device="cuda", dtype=dtype)
+def name_of(shape: Shape) -> str:
+    return " ".join(map(str, shape))
+
+
+def modules_of(home: object) -> Make:
+    """How to make a layer of torch.nn or elman.nn."""
+    return lambda cell, hidden, dtype: getattr(home, CLASSES[cell])(
+        hidden, hidden, device="cuda", dtype=dtype
+    )
 
 
 def work(rnn: torch.nn.Module, xs: Tensor, dys: Tensor, backward: bool) -> Callable[[], None]:
@@ -94,7 +114,7 @@ def graphed(call: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def milliseconds(call: Callable[[], object], seconds: float) -> float:
+def milliseconds(call: Callable[[], object], seconds: float, wall: bool = False) -> float:
     """The median over repeats that fill about `seconds`, after a warm-up."""
     for _ in range(3):
         call()
@@ -102,122 +122,102 @@ def milliseconds(call: Callable[[], object], seconds: float) -> float:
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 5 or (time.perf_counter() < end and len(times) < 50):
+        began = time.perf_counter()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()
         stop.record()
         stop.synchronize()
-        times.append(start.elapsed_time(stop))
+        passed = (time.perf_counter() - began) * 1000
+        times.append(passed if wall else start.elapsed_time(stop))
     return statistics.median(times)
 
 
-def contenders(options: argparse.Namespace) -> Iterable[tuple[str, object, str]]:
-    for name in DTYPES:
-        yield "cuDNN", torch.nn, name
-    for name in DTYPES:
-        yield "elman", elman.nn, name
-    if options.compile:
-        yield "compiled loop", CompiledLoop, "bf16"
-
-
-def measure(
-    shape: tuple[str, int, int, int], contender: tuple[str, object, str], seconds: float
-) -> Iterable[Result]:
+def measure(shape: Shape, contender: tuple[str, Make, str], seconds: float) -> Iterable[Result]:
     cell, batch, steps, hidden = shape
-    name, home, dtype = contender
-    make = {"device": "cuda", "dtype": DTYPES[dtype]}
-    xs = torch.randn(steps, batch, hidden, **make).requires_grad_()
-    dys = torch.randn(steps, batch, hidden, **make)
-    rnn = module(home, cell, hidden, DTYPES[dtype])
+    name, make, dtype = contender
+    torch.manual_seed(0)
+    torch.backends.cudnn.rnn.fp32_precision = "ieee" if dtype == "fp32" else "tf32"  # pyright: ignore[reportAttributeAccessIssue]
+    rnn = make(cell, hidden, DTYPES[dtype])
+    how = {"device": "cuda", "dtype": DTYPES[dtype]}
+    xs = torch.randn(steps, batch, hidden, **how).requires_grad_()
+    dys = torch.randn(steps, batch, hidden, **how)
     if name == "elman" and (runs := explain(rnn, xs).runs) != "cuda":
         print(f"  elman {dtype} {shape}: runs on {runs}, not timed")
         return
-    for backward in (False, True):
-        call = work(rnn, xs, dys, backward)
-        for mode in ("eager", "graph"):
+    for what in ("forward", "forward+backward"):
+        call = work(rnn, xs, dys, what == "forward+backward")
+        for mode in ("eager", "graph") if name != "FlashRNN" else ("eager",):  # never captured
             ms = milliseconds(call if mode == "eager" else graphed(call), seconds)
-            what = "forward+backward" if backward else "forward"
-            us = ms * 1000 / steps
-            yield Result(*shape, name, dtype, mode, what, us, batch * steps / ms * 1000)
+            us, rate = ms * 1000 / steps, batch * steps / ms * 1000
+            yield Result(*shape, name, dtype, mode, what, us, rate)
 
 
-class CompiledLoop:
-    """A loop over time under `torch.compile`, one step a compiled function."""
-
-    @staticmethod
-    def RNN(inputs: int, hidden: int, device: str, dtype: torch.dtype) -> torch.nn.Module:  # noqa: N802
-        return _CompiledRNN(inputs, hidden, device, dtype)
-
-
-class _CompiledRNN(torch.nn.Module):
-    def __init__(self, inputs: int, hidden: int, device: str, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.cell = torch.nn.RNNCell(inputs, hidden, device=device, dtype=dtype)
-        self.step = torch.compile(self._step)
-
-    def _step(self, a: Tensor, h: Tensor) -> Tensor:
-        return torch.tanh(a + torch.nn.functional.linear(h, self.cell.weight_hh))
-
-    def forward(self, xs: Tensor) -> tuple[Tensor, Tensor]:
-        bias = self.cell.bias_ih + self.cell.bias_hh
-        shares = torch.nn.functional.linear(xs, self.cell.weight_ih, bias)
-        h, hs = xs.new_zeros(xs.shape[1], shares.shape[-1]), []
-        for a in shares.unbind(0):
-            h = self.step(a, h)
-            hs += [h]
-        return torch.stack(hs), h
+def attempted(peer: str, results: Iterable[Result]) -> list[Result]:
+    """The results; a peer that fails says so and has none."""
+    try:
+        return list(results)
+    except Exception as failed:
+        reason = str(failed).strip().splitlines() or [repr(failed)]
+        print(f"  {peer}: {reason[-1]}", flush=True)
+        return []
 
 
-def jax_scan(shape: tuple[str, int, int, int], seconds: float) -> Iterable[Result]:
-    """`lax.scan`, jitted, forward and backward in bf16; the elman cell alone."""
-    import jax
-    import jax.numpy as jnp
-
-    cell, batch, steps, hidden = shape
-    if cell != "tanh":
-        return
-    keys = jax.random.split(jax.random.PRNGKey(0), 4)
-    xs = jax.random.normal(keys[0], (steps, batch, hidden), jnp.bfloat16)
-    w = [jax.random.normal(k, (hidden, hidden), jnp.bfloat16) / hidden**0.5 for k in keys[1:3]]
-    dys = jax.random.normal(keys[3], xs.shape, jnp.bfloat16)
-
-    def run(w, xs):
-        def step(h, a):
-            h = jnp.tanh(a + h @ w[1])
-            return h, h
-
-        return jax.lax.scan(step, jnp.zeros((batch, hidden), jnp.bfloat16), xs @ w[0], unroll=4)[1]
-
-    both = jax.jit(jax.grad(lambda w, xs: (run(w, xs) * dys).sum(), argnums=(0, 1)))
-    jax.block_until_ready(both(w, xs))
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        jax.block_until_ready(both(w, xs))
-        times.append((time.perf_counter() - start) * 1000)
-    ms = statistics.median(times)
-    us, rate = ms * 1000 / steps, batch * steps / ms * 1000
-    yield Result(*shape, "JAX scan", "bf16", "eager", "forward+backward", us, rate)
+def every_result(options: argparse.Namespace, shapes: list[Shape]) -> Iterable[list[Result]]:
+    """cuDNN and elman; then what compiles for long; last FlashRNN, which may spoil the GPU."""
+    for shape, dtype in itertools.product(shapes, DTYPES):
+        yield list(measure(shape, ("cuDNN", modules_of(torch.nn), dtype), options.seconds))
+        yield list(measure(shape, ("elman", modules_of(elman.nn), dtype), options.seconds))
+    for shape in shapes if options.compile else []:
+        found = measure(shape, ("compiled loop", CompiledLoop, "bf16"), options.seconds)
+        yield attempted(f"compiled loop {name_of(shape)}", found)
+    for shape in shapes if options.jax else []:
+        yield attempted(f"JAX {name_of(shape)}", measure_jax(shape, options.seconds))
+    for shape in FLASHRNN if options.flashrnn else []:
+        if shape in shapes:
+            found = measure(shape, ("FlashRNN", FlashRNN, "bf16"), options.seconds)
+            yield attempted(f"FlashRNN {name_of(shape)}", found)
 
 
-def table(results: list[Result], what: str) -> str:
-    """A row per shape: each contender's best, and elman's bf16 against the best peer."""
-    columns = sorted({(r.contender, r.dtype) for r in results})
+def measure_jax(shape: Shape, seconds: float) -> Iterable[Result]:
+    """JAX by the wall clock: it has no CUDA events, and its calls are long."""
+    _, batch, steps, _ = shape
+    for what, call in jax_calls(*shape).items():
+        ms = milliseconds(call, seconds, wall=True)
+        us, rate = ms * 1000 / steps, batch * steps / ms * 1000
+        yield Result(*shape, "JAX scan", "bf16", "eager", what, us, rate)
+
+
+def best_times(results: list[Result], shape: Shape, what: str) -> dict[tuple[str, str], float]:
+    """Each contender's better of eager and graph."""
+    best: dict[tuple[str, str], float] = {}
+    for r in results:
+        if (r.cell, r.batch, r.steps, r.hidden) == shape and r.what == what:
+            key = (r.contender, r.dtype)
+            best[key] = min(best.get(key, r.us_per_step), r.us_per_step)
+    return best
+
+
+def _column(contender: tuple[str, str]) -> tuple[bool, str, int]:
+    name, dtype = contender
+    return name == "elman", name, list(DTYPES).index(dtype)
+
+
+def table(results: list[Result], floor: Floors, what: str) -> str:
+    """A row per shape: each contender's best, and elman's bf16 against best peer and floor."""
+    columns = sorted(dict.fromkeys((r.contender, r.dtype) for r in results), key=_column)
+    heads = [f"{c} {d}" for c, d in columns]
+    heads += ["best peer / elman bf16", "elman bf16, tokens/s", "floor", "floor / elman bf16"]
     lines = [f"{what}, µs per step (the better of eager and graph)"]
-    heads = [f"{c} {d}" for c, d in columns] + ["best peer / elman bf16"]
-    lines.append("| cell, B, T, H | " + " | ".join(heads) + " |")
-    lines.append("|---" * (len(heads) + 1) + "|")
-    for shape in dict.fromkeys((r.cell, r.batch, r.steps, r.hidden) for r in results):
-        best: dict[tuple[str, str], float] = {}
-        for r in results:
-            if (r.cell, r.batch, r.steps, r.hidden) == shape and r.what == what:
-                key = (r.contender, r.dtype)
-                best[key] = min(best.get(key, r.us_per_step), r.us_per_step)
-        peers = [us for (name, _), us in best.items() if name != "elman"]
-        ours = best.get(("elman", "bf16"))
-        ratio = f"{min(peers) / ours:.2f}×" if peers and ours else "–"
+    lines += ["| cell, B, T, H | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for shape in floor:
+        best, under = best_times(results, shape, what), floor[shape][what]
         cells = [f"{best[c]:.2f}" if c in best else "–" for c in columns]
-        lines.append(f"| {' '.join(map(str, shape))} | " + " | ".join([*cells, ratio]) + " |")
+        ours = best["elman", "bf16"]
+        peer = min(us for (name, _), us in best.items() if name != "elman")
+        cells += [f"{peer / ours:.2f}×", f"{shape[1] / ours * 1e6:,.0f}"]
+        cells += [f"{under:.2f}", f"{under / ours:.0%}"]
+        lines.append(f"| {name_of(shape)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -235,9 +235,11 @@ def commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two shapes, short timings")
-    parser.add_argument("--compile", action="store_true", help="also a torch.compile'd loop (tanh)")
-    parser.add_argument("--jax", action="store_true", help="also jax.lax.scan (tanh)")
-    parser.add_argument("--seconds", type=float, default=0.3, help="per timing")
+    parser.add_argument("--compile", action="store_true", help="also a torch.compile'd loop")
+    parser.add_argument("--jax", action="store_true", help="also jax.lax.scan")
+    parser.add_argument("--flashrnn", action="store_true", help="also FlashRNN (tanh, lstm 256)")
+    parser.add_argument("--only", nargs="+", default=[""], help="shapes named so: lstm 'gru 64'")
+    parser.add_argument("--seconds", type=float, default=0.2, help="per timing")
     parser.add_argument("--commit", default=commit(), help="recorded in the JSON")
     parser.add_argument("--json", type=Path, help="write every figure here")
     options = parser.parse_args()
@@ -246,27 +248,36 @@ def main() -> None:
         print("no CUDA GPU here: nothing to measure")
         return
     shapes = SHAPES[1:4:2] if options.quick else SHAPES
+    shapes = [s for s in shapes if any(part in name_of(s) for part in options.only)]
+    timer = functools.partial(milliseconds, seconds=options.seconds)
+    floor = floors(shapes, timer)
     results: list[Result] = []
-    for shape in shapes:
-        for contender in contenders(options):
-            if contender[0] == "compiled loop" and shape[0] != "tanh":
-                continue
-            results += measure(shape, contender, options.seconds)
-        if options.jax:
-            results += jax_scan(shape, options.seconds)
+    for found in every_result(options, shapes):
+        results += found
+        if options.json:
+            write(options, results, floor)
     for what in ("forward", "forward+backward"):
-        print(table(results, what), end="\n\n", flush=True)
-    if options.json:
-        record = {
+        print(table(results, floor, what), end="\n\n", flush=True)
+
+
+def write(options: argparse.Namespace, results: list[Result], floor: Floors) -> None:
+    """Put the shapes measured into the file, in place of what it had about them."""
+    record = json.loads(options.json.read_text("utf-8")) if options.json.exists() else {}
+    record |= {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+    for shape, under in floor.items():
+        own = [asdict(r) for r in results if (r.cell, r.batch, r.steps, r.hidden) == shape]
+        record.setdefault("shapes", {})[name_of(shape)] = {
             "date": datetime.date.today().isoformat(),
             "commit": options.commit,
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "cudnn": torch.backends.cudnn.version(),
-            "results": [asdict(r) for r in results],
+            "floor_us_per_step": under,
+            "results": own,
         }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def _backward(cell, W_hh, hs, cs, gates, dhs, dh, dc, xi, xi_step, xi_row, lengt
         xi = torch.as_strided(xi, (steps, batch), (xi_step, xi_row))
     dxs = torch.empty_like(shares)
     dw = w.map(torch.zeros_like)
-    dstate = (dh,) if dc is None else (dh, dc)
+    assert all(d is None or d.dtype == torch.float32 for d in (dh, dc, dh_first, dc_first))
+    dstate = tuple(d.to(hs) for d in (dh, dc) if d is not None)
     first = through_time.backward(
         cells.named(cell),
         w,

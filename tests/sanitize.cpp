@@ -1,5 +1,6 @@
 /* Runs the CPU kernel under the compiler's sanitizers (`make sanitize`): every cell, many shapes,
- * every instruction set this processor has, tensors in memory of exactly their own size.
+ * every instruction set this processor has, tensors in memory of exactly their own size; then the output
+ * layer with its loss, the clipping of all gradients found, and a step of two layers.
  * The variants must also agree with one another. */
 #include "../src/elman/kernels/cpu/job.h"
 #include <cmath>
@@ -11,6 +12,9 @@
 extern "C" {
 int elman_forward(const Job *, int kind, int level);
 int elman_backward(const Job *, int kind, int level);
+int elman_head(const Head *, int kind, int level);
+int elman_step(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level);
+double elman_clip(void *const *, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind, int level);
 const char *elman_variant(int kind, int level);
 }
 
@@ -27,8 +31,10 @@ template <class real> std::vector<real> normal(int64_t n, double scale = 0.5) {
 
 struct Case {
     int64_t cell, T, B, I, H, threads;
-    bool ids, bias, lengths, xi_per_row;
+    bool ids, bias, lengths, xi_per_row, fresh;
 };
+
+int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Everything one variant computes, one number after another. */
 template <class real> struct Run {
@@ -53,9 +59,11 @@ template <class real> struct Run {
         bool lstm = c.cell == LSTM, gated = gates_of(c.cell) > 1;
         size_t state = size_t(c.B * c.H), track = size_t((c.T + 1) * c.B * c.H);
         std::vector<real> hs(track), cs(lstm ? track : 0), gates(gated ? size_t(4 * S * c.H) : 0);
-        std::vector<real> dxs(xs.size()), dW_ih(W_ih.size()), dW_hh(W_hh.size()), db_ih(b_ih.size());
-        std::vector<real> db_hh(b_hh.size()), dh_0(state), dc_0(lstm ? state : 0);
+        real none = c.fresh ? real(NAN) : real(0); /* what is in a gradient that holds nothing yet */
+        std::vector<real> dxs(xs.size()), dW_ih(W_ih.size(), none), dW_hh(W_hh.size(), none);
+        std::vector<real> db_ih(c.bias ? b_ih.size() : 0, none), db_hh(db_ih), dh_0(state), dc_0(lstm ? state : 0);
         Job job = {};
+        job.fresh = c.fresh;
         job.cell = c.cell, job.T = c.T, job.B = c.B, job.I = c.I, job.H = c.H, job.threads = c.threads;
         job.xs = c.ids ? nullptr : xs.data(), job.ids = c.ids ? ids.data() : nullptr;
         job.W_ih = W_ih.data(), job.W_hh = W_hh.data();
@@ -71,7 +79,45 @@ template <class real> struct Run {
         std::vector<double> all;
         for (auto *v : {&hs, &cs, &dxs, &dW_ih, &dW_hh, &db_ih, &db_hh, &dh_0, &dc_0})
             all.insert(all.end(), v->begin(), v->end());
+        read_out(hs, kind, level, all);
+        if (kind != 2 && c.ids) step(job, kind, level, all);
         return all;
+    }
+
+    /* The loss of an output layer of I rows, its gradients, and those clipped. */
+    void read_out(const std::vector<real> &hs, int kind, int level, std::vector<double> &all) const {
+        std::vector<real> h(hs.end() - S * c.H, hs.end()), W(dhs.begin(), dhs.begin() + at_most(S, c.I) * c.H), b(W.size() / size_t(c.H));
+        std::vector<real> dh(h.size(), NAN), dW(W.size(), NAN), db(b.size(), NAN), nats(1);
+        std::vector<int64_t> targets;
+        for (int64_t s = 0; s < S; s++) targets.push_back(s % int64_t(b.size()));
+        Head head = {c.T, c.B, c.H, int64_t(b.size()), c.threads, h.data(), W.data(), c.bias ? b.data() : nullptr,
+                     targets.data(), nats.data(), dh.data(), dW.data(), db.data()};
+        if (elman_head(&head, kind, level) != OK) abort();
+        head.dhs = head.dW = head.db = nullptr;
+        if (elman_head(&head, kind, level) != OK) abort();
+        void *arrays[] = {dh.data(), dW.data(), db.data()};
+        int64_t sizes[] = {int64_t(dh.size()), int64_t(dW.size()), int64_t(db.size())};
+        nats.push_back(real(elman_clip(arrays, sizes, 3, 1e-3, c.threads, sizeof(real) == 8, level)));
+        for (auto *v : {&nats, &dh, &dW, &db}) all.insert(all.end(), v->begin(), v->end());
+    }
+
+    /* One step of this layer and another on top of it, and an output layer of M rows. */
+    void step(Job job, int kind, int level, std::vector<double> &all) const {
+        size_t track = size_t(2 * c.B * c.H);
+        std::vector<real> hs(2 * track), cs(2 * track), W_above = normal_like(M * c.H), y(size_t(c.B * M));
+        job.T = 1, job.lengths = nullptr, job.gates = nullptr;
+        job.hs = hs.data(), job.cs = job.cs ? cs.data() : nullptr;
+        Job above = job;
+        above.ids = nullptr, above.I = c.H, above.xs = hs.data() + c.B * c.H, above.W_ih = W_above.data();
+        above.hs = hs.data() + track, above.cs = job.cs ? cs.data() + track : nullptr;
+        Job jobs[] = {job, above};
+        if (elman_step(jobs, 2, W_hh.data(), c.bias ? b_ih.data() : nullptr, y.data(), M, kind, level) != OK) abort();
+        for (auto *v : {&hs, &y}) all.insert(all.end(), v->begin(), v->end());
+    }
+    std::vector<real> normal_like(int64_t n) const { /* the same numbers for every variant */
+        std::vector<real> v;
+        for (int64_t i = 0; i < n; i++) v.push_back(W_hh[size_t(i) % W_hh.size()]);
+        return v;
     }
 };
 
@@ -105,7 +151,7 @@ int main() {
     for (int64_t cell = TANH; cell <= LSTM; cell++)
         for (auto &s : sizes)
             for (int choice = 0; choice < 16; choice++) {
-                Case c = {cell, s[0], s[1], s[2], s[3], 3, bool(choice & 1), bool(choice & 2), bool(choice & 4), bool(choice & 8)};
+                Case c = {cell, s[0], s[1], s[2], s[3], 3, bool(choice & 1), bool(choice & 2), bool(choice & 4), bool(choice & 8), choice % 3 == 0};
                 wrong += check<double>(c, 1, 1e-13) + check<float>(c, 0, 1e-5);
                 if (cell != RELU) wrong += check<float>(c, 2, 0.1); /* at a kink a rounding may choose sides */
                 cases++;

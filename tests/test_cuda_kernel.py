@@ -1,12 +1,16 @@
 """The CUDA kernel: its plans and its arrays anywhere, its arithmetic where there is a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import paper_gpu
+from elman import nn
 from elman.errors import WorkFailed
+from elman.gradients import Checkpointed, Stored
 from elman.kernels import cuda, fused, reference
 from elman.kernels.cuda import check, driver, plan
 
@@ -109,6 +113,78 @@ def test_a_missing_driver_is_named():
         driver.call("cuInit", 0)
 
 
+# ---------------------------------------------------------------------- the check itself
+
+
+@given(job=jobs)
+def test_the_reference_shaken_by_nothing_is_the_reference(job):
+    m = check.material(job)
+    found, exact = (
+        check.answers(kernel, job, m) for kernel in (check.Shaken(0.0, 0, "cpu"), reference.KERNEL)
+    )
+    assert found.keys() == exact.keys()
+    for name, x in exact.items():
+        torch.testing.assert_close(found[name], x, msg=name)
+
+
+class Wrong:
+    """The reference, one of its arrays changed by `change`."""
+
+    def __init__(self, array, change):
+        self.array, self.change = array, change
+
+    def refuses(self, *job):
+        return None
+
+    def forward(self, *job):
+        trace = reference.KERNEL.forward(*job)
+        return trace._replace(hs=self.change(trace.hs)) if self.array == "hs" else trace
+
+    def backward(self, *job):
+        dxs, dw, dstate = reference.KERNEL.backward(*job)
+        if self.array in dw._fields:
+            return dxs, dw._replace(**{self.array: self.change(getattr(dw, self.array))}), dstate
+        return self.change(dxs) if self.array == "dxs" else dxs, dw, dstate
+
+
+small_jobs = check.jobs(12, 5, (1, 3, 16))
+
+
+@pytest.mark.parametrize("array", ["hs", "dxs", "W_ih", "W_hh"])
+def test_the_check_passes_what_is_right_and_finds_what_is_wrong(array):
+    seen = 0
+    for job in (replace(job, dtype=torch.float32, tf32=True, ids=False) for job in small_jobs):
+        m = check.material(job)
+        if all(x.norm() > 0 for x in check.answers(reference.KERNEL, job, m).values()):
+            assert check.faults(job, Wrong(array, lambda x: x), "cpu") == []
+            found = check.faults(job, Wrong(array, lambda x: 1.05 * x), "cpu")
+            assert any(fault.startswith(f"{array} is off by") for fault in found), found
+            seen += 1
+    assert seen > 4
+
+
+def test_the_check_finds_what_differs_from_run_to_run():
+    noisy = Wrong("dxs", lambda x: x + 1e-6 * torch.randn_like(x))
+    job = replace(small_jobs[0], dtype=torch.float32, ids=False)
+    assert "dxs differs between two runs" in check.faults(job, noisy, "cpu")
+
+
+def test_errors_are_compared_over_many_jobs_not_one_by_one():
+    def verdict(dtype, ours, theirs):
+        return check.Verdict(
+            replace(small_jobs[0], dtype=dtype, tf32=True), {"hs": ours}, {}, theirs, []
+        )
+
+    near = {"hs": 1e-3}
+    for over, worse in (((1.3, 0.8, 1.2, 0.7), False), ((1.09, 1.1, 1.11, 1.1), True)):
+        found = check.ratios(verdict(torch.float16, 1e-3 * ratio, near) for ratio in over)
+        assert [check.worse(logs) for logs in found.values()] == [worse]
+    assert check.ratios([verdict(torch.float32, 1e-4, {"hs": 1e-7})]) == {}  # cuDNN without TF32
+
+
+# ---------------------------------------------------------------------- on a GPU
+
+
 @pytest.mark.parametrize("job", check.jobs(20, 4, (1, 7, 33)), ids=repr)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -121,3 +197,33 @@ def test_on_a_gpu_torchs_cells_step_by_step_are_the_reference(job):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_on_a_gpu_answers_are_the_references_and_the_same_each_time(job):
     assert check.faults(job) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_errors_are_no_larger_than_cudnns():
+    assert check.check_against_cudnn(seeds=3) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_on_a_gpu_a_checkpointed_token_layer_computes_what_a_stored_one_does(kind, dtype):
+    torch.manual_seed(0)
+    rnn = kind(28, 256, device="cuda", dtype=dtype)
+    ids, dys = torch.randint(28, (37, 9), device="cuda"), torch.randn(37, 9, 256, device="cuda")
+    found = []
+    for memory in (Stored(), Checkpointed(every=5)):
+        rnn.memory = memory
+        rnn.zero_grad()
+        h = torch.zeros(1, 9, 256, device="cuda", dtype=dtype, requires_grad=True)
+        ys, _ = rnn(ids, h if kind is not nn.LSTM else (h, torch.zeros_like(h)))
+        ys.backward(dys.to(dtype))
+        found.append([ys, h.grad, *(p.grad for p in rnn.parameters())])
+    whole, pieces = found
+    exact = 0 if kind is nn.LSTM and dtype == torch.bfloat16 else 2  # whose c is rounded once more
+    for a, b in zip(whole[:exact], pieces[:exact], strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(whole, pieces, strict=True):  # weights' gradients are summed piece by piece
+        assert (a - b).norm() <= 8 * check.ROUNDOFF[dtype] * a.norm()  # there are 8 pieces

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, linear
 
 from elman.errors import UserError
+from elman.kernels.cpu import KERNEL
+from elman.kernels.cpu.library import HALF
 from elman.output import linear_cross_entropy
 
 
@@ -86,6 +88,42 @@ def test_compiled_and_autocast_calls_are_torchs_own():
         )
     compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(hs, W_hq, None, targets), torchs(hs, W_hq, None, targets))
+
+
+@pytest.mark.skipif(
+    KERNEL.library is None or KERNEL.variant(HALF) is None, reason="no bfloat16 products"
+)
+def test_bfloat16_states_under_autocast_are_closer_to_float64_than_torchs():
+    """torch rounds the logits themselves to bfloat16."""
+    torch.manual_seed(0)
+    exact = [torch.randn(35, 32, 64).bfloat16(), torch.randn(28, 64) / 8, torch.randn(28)]
+    targets = torch.randint(28, (35, 32))
+    wide = [t.double().requires_grad_() for t in exact]
+    truth = torchs(*wide, targets)
+    errors = []
+    for loss in (linear_cross_entropy, torchs):
+        narrow = [t.clone().requires_grad_() for t in exact]
+        with torch.autocast("cpu", torch.bfloat16):
+            found = loss(*narrow, targets)
+        assert found.dtype == torch.float32
+        pairs = zip(gradients(found, *narrow, 2.0), gradients(truth, *wide, 2.0), strict=True)
+        errors.append([abs(found - truth), *((f - e).norm() / e.norm() for f, e in pairs)])
+        truth = torchs(*wide, targets)
+    assert all(ours <= theirs for ours, theirs in zip(*errors, strict=True))
+    assert max(errors[0]) < 0.01
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_graph_that_is_kept_gives_the_gradient_again(half):
+    torch.manual_seed(0)
+    hs = torch.randn(6, 3, dtype=torch.bfloat16 if half else torch.float32).requires_grad_()
+    W_hq, targets = torch.randn(5, 3, requires_grad=True), torch.randint(5, (6,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        loss = linear_cross_entropy(hs, W_hq, None, targets)
+    once = torch.autograd.grad(loss, (hs, W_hq), retain_graph=True)
+    again = torch.autograd.grad(loss, (hs, W_hq))
+    for a, b in zip(once, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05 if half else 1e-5, atol=0.01 if half else 1e-6)
 
 
 def test_wrong_targets_are_refused():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from elman import nn
+from elman.errors import UserError
 from elman.stepping import Stepper
 
 
@@ -27,6 +28,31 @@ def test_steps_are_the_modules_own(module, rows, options, kernel, monkeypatch):
     pairs = zip(step.state, last, strict=True) if module is nn.LSTM else [(step.state, last)]
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("module", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_a_state_can_be_read_reordered_and_set(module, kernel, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", kernel)
+    rnn, out = module(7, 19, num_layers=2).eval(), torch.nn.Linear(19, 5)
+    step, rows = Stepper(rnn, out, rows=3), torch.tensor([2, 0, 2])
+    step(torch.tensor([1, 2, 3]))
+    before = step.state
+    after = step(torch.tensor([4, 5, 6]))
+    turned = tuple(s[:, rows] for s in before) if module is nn.LSTM else before[:, rows]
+    step.state = turned
+    again = step(torch.tensor([4, 5, 6])[rows])
+    torch.testing.assert_close(again, after[rows])
+    step.state = before
+    assert torch.equal(step(torch.tensor([4, 5, 6])), after), "what was read is a copy"
+
+
+def test_ids_must_be_one_per_row():
+    step = Stepper(nn.RNN(7, 8).eval(), torch.nn.Linear(8, 5), rows=2)
+    with pytest.raises(UserError, match="2 rows"):
+        step(torch.tensor([1]))
+    with pytest.raises(UserError, match="2 rows"):
+        step(torch.tensor([[1, 2]]))
 
 
 def test_a_stepper_reads_the_weights_as_they_are_now():

@@ -58,6 +58,8 @@ class _Module(torch.nn.RNNBase):
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
         ys, last = self._recur(*self._time_first(input, state))
+        if not self.batch_first and input.dim() == (3 if input.is_floating_point() else 2):
+            return ys, last  # as given
         return self._as_given(input, ys), self._states_as_given(input, last)
 
     def _run_packed(
@@ -94,12 +96,11 @@ class _Module(torch.nn.RNNBase):
         device, dtype = xs.device.type, weights[0].dtype
         if torch.is_autocast_enabled(device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
-        xs = xs.to(dtype) if xs.is_floating_point() else xs.long()
         drops = self.training and self.dropout > 0 and self.num_layers > 1
         return Inputs(
-            xs,
-            [s.to(dtype) for s in state],
-            [w.to(dtype) for w in weights],
+            _as(dtype if xs.is_floating_point() else torch.int64, xs),
+            [_as(dtype, s) for s in state],
+            [_as(dtype, w) for w in weights],
             None if lengths is None else lengths.to(xs.device),
             torch.randint(2**62, ()) if drops else None,
         )
@@ -222,6 +223,10 @@ class _Module(torch.nn.RNNBase):
         said = super().extra_repr()
         said += "" if self.carry == Full() else f", carry={self.carry}"
         return said + ("" if self.memory == Stored() else f", memory={self.memory}")
+
+
+def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
+    return t if t.dtype == dtype else t.to(dtype)
 
 
 def _checked(name: str, value: Any, kind: type, examples: str) -> Any:

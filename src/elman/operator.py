@@ -19,11 +19,12 @@ from elman.cells import Layer
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Sliding
 from elman.gradients.memory import Memory, Stored
+from elman.gradients.through_time import Trace
 from elman.kernels import Job, Kernel
 from elman.kernels.bare import Bare
 from elman.sliding import slide
-from elman.stack import Pulls, Stack
-from elman.strand import Dropout, States
+from elman.stack import Pulls, Stack, draw
+from elman.strand import Dropout, States, uncast
 
 
 @final
@@ -42,18 +43,24 @@ class Recipe:
     def layers(self, weights: Sequence[Tensor]) -> list[Layer]:
         """Flat weights in PyTorch's order, put together as layers."""
         each = 2 + 2 * self.bias + self.projected
-        return [self._layer(weights[i : i + each]) for i in range(0, len(weights), each)]
+        return [self.layer(weights[i : i + each]) for i in range(0, len(weights), each)]
 
-    def _layer(self, w: Sequence[Tensor]) -> Layer:
+    def layer(self, w: Sequence[Tensor]) -> Layer:
         b_ih, b_hh = (w[2], w[3]) if self.bias else (None, None)
         return Layer(w[0], w[1], b_ih, b_hh, w[-1] if self.projected else None)
 
     def job(self, x: Inputs) -> Job:
         """What the kernels are asked to run."""
         layers, h = self.layers(x.weights), x.stacked[0]
-        above = [h.new_empty(1).expand(*x.xs.shape[:2], w.W_ih.shape[1]) for w in layers]
-        inputs = [x.xs] * self.directions + above[self.directions :]
+        inputs = [x.xs] * self.directions
+        for w in layers[self.directions :]:
+            inputs.append(h.new_empty(1).expand(*x.xs.shape[:2], w.W_ih.shape[1]))
         return Job(self.cell, layers, inputs, unstack(x.stacked))
+
+    def is_one_layer(self, x: Inputs) -> bool:
+        """One layer, everything stored, one ξ: nothing to do but to call the kernel."""
+        one = len(x.weights) == 2 + 2 * self.bias + self.projected and self.directions == 1
+        return one and isinstance(self.memory, Stored) and not isinstance(self.carry, Sliding)
 
     def keeping(self, keep: bool) -> tuple[bool, bool]:
         """Whether the way there keeps anything, and gates too: Sliding wants states only."""
@@ -63,10 +70,14 @@ class Recipe:
 
     def stack(self, x: Inputs, kernel: Kernel | None = None) -> Stack:
         """The stack that these inputs run through, on the kernel that takes them."""
-        kernel = kernels.select(self.job(x)) if kernel is None else kernel
+        if kernel is None:
+            job = self.job(x)
+            kernel, layers = kernels.select(job), job.layers
+        else:
+            layers = self.layers(x.weights)
         return Stack(
             self.cell,
-            self.layers(x.weights),
+            layers,
             self.directions,
             [kernel] * self.directions,
             self.carry,
@@ -92,7 +103,7 @@ class Inputs(NamedTuple):
 
 def unstack(stacked: Sequence[Tensor]) -> States:
     """h (and c) of all layers, stacked as PyTorch does, as one state per layer."""
-    return list(zip(*stacked, strict=True))
+    return list(zip(*(s.unbind() for s in stacked), strict=True))
 
 
 def restack(states: States) -> tuple[Tensor, ...]:
@@ -102,7 +113,8 @@ def restack(states: States) -> tuple[Tensor, ...]:
 
 def recurrence(recipe: Recipe, x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
     """ys (T, B, directions · hidden) and the last states, stacked as PyTorch does."""
-    ys, *last = _Eager.apply(
+    operation = _Layer if recipe.is_one_layer(x) else _Eager
+    ys, *last = operation.apply(
         recipe, len(x.stacked), x.lengths, x.seed, x.xs, *x.stacked, *x.weights
     )
     return ys, tuple(last)
@@ -141,12 +153,62 @@ class _Eager(torch.autograd.Function):
         return None, None, None, None, dxs, *dstacked, *dws
 
 
+class _Layer(torch.autograd.Function):
+    """The same for one layer with everything stored: its kernel, with no stack around it.
+
+    A small network's whole update takes a few milliseconds; every object made here is felt.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        recipe: Recipe,
+        n: int,
+        lengths: Tensor | None,
+        _: None,
+        xs: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        keep = any(ctx.needs_input_grad)
+        w, state = recipe.layer(tensors[n:]), tuple([s[0] for s in tensors[:n]])
+        ctx.kernel = kernels.select(Job(recipe.cell, [w], [xs], [state]))
+        with _careful(xs, w):
+            trace = ctx.kernel.forward(recipe.cell, w, xs, state, lengths, keep)
+        if keep:
+            ctx.save_for_backward(lengths, xs, *tensors, *trace)
+            ctx.recipe, ctx.n, ctx.m = recipe, n, len(tensors)
+            ctx.set_materialize_grads(False)
+        return trace.hs[1:], *[s[None].clone() for s in trace.state(xs.shape[0])]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        lengths, xs, *rest = ctx.saved_tensors
+        recipe, stacked, weights = ctx.recipe, rest[: ctx.n], rest[ctx.n : ctx.m]
+        dys, *dlast = grads
+        needs_dxs, trace = ctx.needs_input_grad[4], Trace(*rest[ctx.m :])
+        if torch.is_grad_enabled():
+            x = Inputs(xs, stacked, weights, lengths, None)
+            stack = recipe.stack(x, ctx.kernel)
+            kept = [t for t in trace if t is not None]
+            dxs, dstacked, dws = backward(stack, x, kept, dys, dlast, needs_dxs)
+            return None, None, None, None, dxs, *dstacked, *dws
+        xi, w = draw(recipe.carry, xs, weights[1].dtype), recipe.layer(weights)
+        pulls = zip(stacked, dlast, strict=True)
+        dstate = tuple([torch.zeros_like(s[0]) if d is None else d[0] for s, d in pulls])
+        with uncast(xs):
+            dxs, dw, dstate = ctx.kernel.backward(
+                recipe.cell, w, xs, trace, dys, dstate, xi, lengths, needs_dxs
+            )
+        dws = _as_weights([d for d in dw if d is not None], weights)
+        return None, None, None, None, dxs, *[d[None] for d in dstate], *dws
+
+
 def forward(
     recipe: Recipe, x: Inputs, stack: Stack, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
     """ys, the last states, and what is kept for the way back."""
-    _check_ids(x)
-    ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
+    with _careful(x.xs, stack.layers[0]):
+        ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept
 
 
@@ -161,13 +223,22 @@ def backward(
     """The pulls on xs, on the first states (stacked) and on the weights (flat)."""
     pulls = [torch.zeros_like(s) if d is None else d for s, d in zip(x.stacked, dlast, strict=True)]
     found = _reversed(stack, x.xs, unstack(x.stacked), kept, dys, unstack(pulls), needs_dxs)
-    return found.dxs, restack(found.dstates), weight_pulls(found, x)
+    return found.dxs, state_pulls(found, x), weight_pulls(found, x)
+
+
+def state_pulls(found: Pulls, x: Inputs) -> tuple[Tensor, ...]:
+    """The pulls on the first states, stacked and in their dtype."""
+    return tuple(d.to(s.dtype) for d, s in zip(restack(found.dstates), x.stacked, strict=True))
 
 
 def weight_pulls(found: Pulls, x: Inputs) -> list[Tensor]:
     """The pulls on the weights, flat and in their dtype."""
-    flat = [d for dw in found.dws for d in dw if d is not None]
-    return [d.to(w.dtype) for d, w in zip(flat, x.weights, strict=True)]
+    return _as_weights([d for dw in found.dws for d in dw if d is not None], x.weights)
+
+
+def _as_weights(dws: list[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    pairs = zip(dws, weights, strict=True)
+    return [d if d.dtype == w.dtype else d.to(w.dtype) for d, w in pairs]
 
 
 def _reversed(
@@ -234,16 +305,36 @@ def _flat(tensors: Sequence[Sequence[Tensor | None]]) -> list[Tensor]:
     return [t for some in tensors for t in some if t is not None]
 
 
-def _check_ids(x: Inputs) -> None:
-    """Ids must be columns of W_ih; on a GPU the check waits for nobody."""
-    if x.xs.is_floating_point():
-        return
-    size = x.weights[0].shape[1]
-    inside = ((x.xs >= 0) & (x.xs < size)).all()
-    if x.xs.is_cuda:
-        torch._assert_async(inside)
-    elif not inside:
-        raise UserError(
-            f"input has ids from {int(x.xs.min())} to {int(x.xs.max())}; "
-            f"ids are one-hot rows and lie between 0 and input_size - 1 = {size - 1}"
-        )
+class _careful:  # noqa: N801
+    """Where a kernel runs: autocast off, and ids that are no columns of W_ih named in words.
+
+    On a CPU the kernels look at every id by themselves, so only ids that they refused are looked at
+    again; elsewhere all are, by a check that on a GPU waits for nobody.
+    """
+
+    def __init__(self, xs: Tensor, w: Layer) -> None:
+        self.xs, self.size = xs, w.W_ih.shape[1]
+        self.cast = uncast(xs)
+
+    def __enter__(self) -> None:
+        if not self.xs.is_cpu:
+            self._check()
+        self.cast.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self.cast.__exit__(kind, *rest)
+        if kind is not None and issubclass(kind, IndexError):
+            self._check()
+
+    def _check(self) -> None:
+        xs = self.xs
+        if xs.is_floating_point():
+            return
+        inside = ((xs >= 0) & (xs < self.size)).all()
+        if xs.is_cuda:
+            torch._assert_async(inside)
+        elif not inside:
+            raise UserError(
+                f"input has ids from {int(xs.min())} to {int(xs.max())}; "
+                f"ids are one-hot rows and lie between 0 and input_size - 1 = {self.size - 1}"
+            )

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from elman.errors import UserError
+from elman.kernels.cpu import KERNEL
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "plateau")
@@ -75,9 +77,117 @@ def build_optimizer(model: nn.Module, how: Optimisation) -> torch.optim.Optimize
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
     if how.optimizer == "sgd":
-        return torch.optim.SGD(groups, how.learning_rate, momentum=how.momentum, fused=True)
-    kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
+        return Sgd(groups, how.learning_rate, momentum=how.momentum, fused=True)
+    kind = Adam if how.optimizer == "adam" else AdamW
     return kind(groups, how.learning_rate, fused=True)
+
+
+class _Direct(torch.optim.Optimizer):
+    """torch's optimizer, its fused operator called at once.
+
+    What torch does around that operator at every step (grouping by device and more) takes
+    longer than the update of a small network. Anything but the plain case is left to torch.
+    """
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            return super().zero_grad(set_to_none)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        return None
+
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        jobs = [(group, self._trained(group)) for group in self.param_groups]
+        if closure is not None or self._hooks() or not all(self._is_plain(w) for _, w in jobs):
+            torchs: Any = super().step.__func__  # pyright: ignore[reportAttributeAccessIssue]
+            hooked = getattr(torchs, "hooked", False)
+            return (torchs if hooked else self.profile_hook_step(torchs))(self, closure)
+        with torch.no_grad():
+            for group, weights in jobs:
+                if weights:
+                    self._update(group, weights, [w.grad for w in weights])
+        return None
+
+    step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
+
+    def _hooks(self) -> bool:
+        """Whether anybody wants to be told of a step."""
+        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+    def _trained(self, group: dict[str, Any]) -> list[Tensor]:
+        return [p for p in group["params"] if p.grad is not None]
+
+    def _is_plain(self, weights: list[Tensor]) -> bool:
+        """Whether `_update` can take these: on a CPU, of one type."""
+        return all(w.is_cpu for w in weights) and len({w.dtype for w in weights}) < 2
+
+    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Any]) -> None:
+        raise NotImplementedError
+
+
+class Sgd(_Direct, torch.optim.SGD):
+    """w ← w - η (g + λ w); with momentum, torch's own."""
+
+    def _is_plain(self, weights: list[Tensor]) -> bool:
+        return not self.defaults["momentum"] and super()._is_plain(weights)
+
+    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Any]) -> None:
+        torch._fused_sgd_(
+            weights,
+            gradients,
+            [],
+            weight_decay=group["weight_decay"],
+            momentum=0.0,
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=True,
+        )
+
+
+class _DirectAdam(_Direct):
+    """m ← β₁ m + (1-β₁) g,  v ← β₂ v + (1-β₂) g²,  w ← w - η m̂ / (√v̂ + ε)."""
+
+    _fused: Any
+
+    def _is_plain(self, weights: list[Tensor]) -> bool:
+        known = all(self.state[w] for w in weights)  # torch makes m and v at the first step
+        return known and super()._is_plain(weights)
+
+    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Any]) -> None:
+        states = [self.state[w] for w in weights]
+        steps = [s["step"] for s in states]
+        torch._foreach_add_(steps, 1)
+        self._fused(
+            weights,
+            gradients,
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [],
+            steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class Adam(_DirectAdam, torch.optim.Adam):
+    """Decay, where there is any, added to the gradient."""
+
+    _fused = staticmethod(torch._fused_adam_)
+
+
+class AdamW(_DirectAdam, torch.optim.AdamW):
+    """Decay taken from the weights themselves."""
+
+    _fused = staticmethod(torch._fused_adamw_)
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
@@ -91,10 +201,12 @@ def clip_gradients(parameters: list[nn.Parameter], theta: float | None) -> float
 
     `torch.nn.utils.clip_grad_norm_` divides by ‖g‖ + 1e-6 instead, and so never clips to θ itself.
     """
-    norm = float(gradient_norm(parameters))
-    if theta is not None and norm > theta:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_mul_(gradients, theta / norm)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = KERNEL.clip(gradients, math.inf if theta is None else theta)
+    if norm is None:
+        norm = float(gradient_norm(parameters))
+        if theta is not None and norm > theta:
+            torch._foreach_mul_(gradients, theta / norm)
     return norm
 
 

@@ -3,9 +3,9 @@
     o_t = h_t W_hqᵀ + b_q,   loss = mean_t of -log softmax(o_t)[target_t]
     do_t = softmax(o_t) - one-hot(target_t)          (the notes' ŷ - 1)
 
-On a CPU in float32 or float64 this is native code; elsewhere, under autocast or inside
-`torch.compile` it is `torch.nn.functional`'s `linear` and `cross_entropy`: the same numbers to
-rounding.
+On a CPU in float32 or float64 this is native code, and under autocast where the states are already
+bfloat16; elsewhere or inside `torch.compile` it is `torch.nn.functional`'s `linear` and
+`cross_entropy`: the same numbers to rounding.
 """
 
 from typing import Any
@@ -28,7 +28,8 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
     if hs.shape[:-1] != targets.shape or not targets.numel():
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
     native = KERNEL.heads(hs, W_hq, b_q) and not torch.compiler.is_compiling()
-    if not native or torch.is_autocast_enabled(hs.device.type):
+    cast = torch.is_autocast_enabled(hs.device.type)
+    if not native or cast != (hs.dtype == torch.bfloat16):
         return _plain(hs, W_hq, b_q, targets)
     return _Fused.apply(hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
 
@@ -38,23 +39,38 @@ def _plain(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Ten
 
 
 class _Fused(torch.autograd.Function):
-    """Forwards already finds dlogits; backwards multiplies it out."""
+    """Forwards finds the gradient too, once; asked for it again it is found by torch."""
 
     @staticmethod
     def forward(ctx: Any, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
-        nats, dlogits = KERNEL.head_forward(hs, W_hq, b_q, targets)
-        ctx.save_for_backward(hs, W_hq, b_q, targets, dlogits)
-        return torch.tensor(nats, dtype=hs.dtype)
+        needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3]))
+        nats, ctx.found = KERNEL.head(hs, W_hq, b_q, targets, needs)
+        ctx.save_for_backward(hs, W_hq, b_q, targets)
+        return nats
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        hs, W_hq, b_q, targets, dlogits = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: leave a graph behind
-            inputs = [t for t in (hs, W_hq, b_q) if t is not None and t.requires_grad]
-            nats = _plain(hs, W_hq, b_q, targets)
-            found = iter(torch.autograd.grad(nats, inputs, grads[0], create_graph=True))
-            wanted = (t is not None and t.requires_grad for t in (hs, W_hq, b_q))
-            return *(next(found) if w else None for w in wanted), None
-        scale = float(grads[0])
-        dlogits = dlogits if scale == 1 else dlogits * scale
-        return *KERNEL.head_backward(hs, W_hq, b_q, dlogits, ctx.needs_input_grad[0]), None
+        found, again = ctx.found, torch.is_grad_enabled()  # create_graph=True: leave a graph behind
+        if again or found is None:
+            return *_plain_gradient(ctx.saved_tensors, grads[0], again), None
+        ctx.found, scale = None, grads[0].item()
+        if scale != 1:
+            found = [None if d is None else d.mul_(scale) for d in found]
+        return *found, None
+
+
+def _plain_gradient(
+    saved: tuple[Tensor, Tensor, Tensor | None, Tensor], grad: Tensor, graph: bool
+) -> list[Tensor | None]:
+    """grad · (dhs, dW_hq, db_q) by autograd; a graph is left behind if asked for."""
+    hs, W_hq, b_q, targets = saved
+
+    def own(t: Tensor) -> Tensor:
+        return t if graph else t.detach().requires_grad_(t.requires_grad)
+
+    with torch.enable_grad(), torch.autocast(hs.device.type, hs.dtype, hs.dtype != W_hq.dtype):
+        inputs = (own(hs), own(W_hq), None if b_q is None else own(b_q))
+        wanted = [t for t in inputs if t is not None and t.requires_grad]
+        nats = _plain(*inputs, targets)
+    found = iter(torch.autograd.grad(nats, wanted, grad, create_graph=graph))
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]

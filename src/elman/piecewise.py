@@ -14,7 +14,7 @@ from torch import Tensor
 from elman.errors import UserError
 from elman.gradients.carry import Sliding
 from elman.gradients.through_time import Trace
-from elman.operator import Inputs, Recipe, restack, unstack, weight_pulls
+from elman.operator import Inputs, Recipe, restack, state_pulls, unstack, weight_pulls
 from elman.sliding import edges
 from elman.stack import Pulls, Stack
 from elman.strand import Shelf, States, Strand
@@ -33,7 +33,7 @@ def backward_through_time(
     run = _slid if isinstance(stack.carry, Sliding) else _carried
     with torch.no_grad():
         last = run(stack, stack.levels()[0][0], x.xs, states, total)
-    found = [pulls.dxs, *restack(pulls.dstates), *weight_pulls(pulls, x)]
+    found = [pulls.dxs, *state_pulls(pulls, x), *weight_pulls(pulls, x)]
     assert total.value is not None
     return total.value, restack(last), found
 

@@ -47,6 +47,15 @@ class Pulls(NamedTuple):
                 d += m * here
 
 
+def draw(carry: Carry, xs: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """A backward pass's ξ for weights of this dtype; None where it is 1 everywhere."""
+    assert isinstance(carry, Weighted)
+    if isinstance(carry, Full):
+        return None
+    dtype = torch.promote_types(dtype, torch.float32)
+    return carry.weights(len(xs), xs.shape[1]).to(xs.device, dtype)
+
+
 @final
 @dataclass(frozen=True)
 class Stack:
@@ -94,11 +103,7 @@ class Stack:
 
     def draw(self, xs: Tensor) -> Tensor | None:
         """This backward pass's ξ; None where it is 1 everywhere."""
-        assert isinstance(self.carry, Weighted)
-        if isinstance(self.carry, Full):
-            return None
-        dtype = torch.promote_types(self.layers[0].W_hh.dtype, torch.float32)
-        return self.carry.weights(len(xs), xs.shape[1]).to(xs.device, dtype)
+        return draw(self.carry, xs, self.layers[0].W_hh.dtype)
 
     def backward(
         self,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from elman import kernels
+from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, Steps
 from elman.nn import GRU, LSTM, RNN
 
@@ -31,23 +32,26 @@ class Stepper:
     def __init__(
         self, rnn: RNN | GRU | LSTM, out: torch.nn.Linear, state: Any = None, rows: int = 1
     ) -> None:
-        self.rnn, self.out, self._state = rnn, out, state
-        self._W_hq, self._b_q = out.weight.detach(), None if out.bias is None else out.bias.detach()
-        x = torch.zeros(*((rows, 1) if rnn.batch_first else (1, rows)), dtype=torch.int64)
-        self._steps = None if rnn.bidirectional or rnn.training else self._native(x, state)
+        self.rnn, self.out, self.rows, self._state = rnn, out, rows, state
+        self._steps = None if rnn.bidirectional or rnn.training else self._native(state)
 
-    def _native(self, x: Tensor, state: Any) -> Steps | None:
-        weight = self.rnn.weight_ih_l0
+    def _native(self, state: Any) -> Steps | None:
+        rnn, weight = self.rnn, self.rnn.weight_ih_l0
         if weight.device.type != "cpu" or weight.dtype == torch.bfloat16:
             return None
-        job = self.rnn.job(x, state)
-        return KERNEL.steps(job) if kernels.select(job) is KERNEL else None
+        size = (self.rows, 1) if rnn.batch_first else (1, self.rows)
+        with torch.no_grad():
+            job = rnn.job(torch.zeros(size, dtype=torch.int64), state)
+            if kernels.select(job) is not KERNEL or self.out.weight.dtype != weight.dtype:
+                return None
+            return KERNEL.steps(job, self.out.weight, self.out.bias)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """The logits (rows, outputs) after reading one id per row."""
+        if ids.shape != (self.rows,):
+            raise UserError(f"ids of shape {tuple(ids.shape)} for {self.rows} rows: one id per row")
         if self._steps is not None:
-            self._steps(ids)
-            return self._steps.logits(self._W_hq, self._b_q)
+            return self._steps(ids)
         time = 1 if self.rnn.batch_first else 0
         with torch.no_grad():
             hs, self._state = self.rnn(ids.unsqueeze(time), self._state)
@@ -55,8 +59,21 @@ class Stepper:
 
     @property
     def state(self) -> Any:
-        """The state after the last step, as the module returns it."""
+        """The state after the last step, as the module returns it; a copy, which may be set again.
+
+        A beam goes on from other rows with `step.state = step.state[:, rows]`.
+        """
         if self._steps is None:
             return self._state
-        h, *c = (torch.stack(s) for s in zip(*self._steps.states(), strict=True))
+        h, *c = (torch.stack([t[1] for t in s]) for s in zip(*self._steps.states, strict=True))
         return (h, *c) if c else h
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._steps is None:
+            self._state = state
+            return
+        given = (state,) if isinstance(state, Tensor) else state
+        for layer, tracks in zip(zip(*given, strict=True), self._steps.states, strict=True):
+            for s, track in zip(layer, tracks, strict=True):
+                track[1] = s

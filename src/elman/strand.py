@@ -79,7 +79,7 @@ class Strand:
     ) -> list[Trace]:
         """Every layer's trace over the piece, from their states at its start."""
         inputs, traces, lengths = xs[start:stop], [], self._lengths(start, stop)
-        with _uncast(xs):
+        with uncast(xs):
             for i, (w, state) in enumerate(zip(self.layers, states, strict=True)):
                 trace = self.kernel.forward(self.cell, w, inputs, state, lengths, needs_gates)
                 traces.append(trace)
@@ -103,7 +103,7 @@ class Strand:
         lengths = self._lengths(start, stop)
         for i in reversed(range(len(self.layers))):
             inputs = xs[start:stop] if i == 0 else self._read(traces[i - 1], i - 1, start)
-            with _uncast(xs):
+            with uncast(xs):
                 dys, _, dstates[i] = self.kernel.backward(
                     self.cell,
                     self.layers[i],
@@ -270,7 +270,7 @@ class Shelf(MutableMapping[int, States]):
         return len(self.first) + len(self.row)
 
 
-def _uncast(xs: Tensor) -> AbstractContextManager[object]:
+def uncast(xs: Tensor) -> AbstractContextManager[object]:
     """Autocast off: whoever calls has cast already."""
     if torch.is_autocast_enabled(xs.device.type):
         return torch.autocast(xs.device.type, enabled=False)

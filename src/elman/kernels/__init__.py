@@ -89,7 +89,7 @@ class Kernel(Protocol):
         `dxs` is None for ids or without `needs_dxs`. `into` holds gradients already found for
         later pieces: this piece's are added to them in place, and they are returned as dw. They
         may be wider than the weights (float32 for half precision); without `into` fresh ones are
-        made the same way.
+        made the same way. `dstate` and dstate_0, too, may be wider than the state.
         """
         ...
 
@@ -142,6 +142,11 @@ class Explanation:
 
 def select(job: Job) -> Kernel:
     """The fastest kernel that takes the job, or the one ELMAN_KERNELS names."""
+    xs = job.inputs[0]
+    if xs.is_cpu and xs.shape[1] and "ELMAN_KERNELS" not in os.environ:  # as below, but sooner
+        kernel = _load("cpu")
+        if kernel is not None and _refusal(kernel, job) is None:
+            return kernel
     kernel, _ = _choose(job)
     return kernel
 

@@ -9,7 +9,8 @@ in pairs and summed in float32, where the processor has the instruction.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import final, overload
 
 import torch
@@ -21,7 +22,6 @@ from elman.kernels import Layer, State
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import CELLS, DOUBLE, FASTEST, FLOAT, GIVEN, HALF, Head, Job
 
-FEW = 4  # rows that are not worth packing the weights for
 _KINDS = {torch.float32: FLOAT, torch.float64: DOUBLE, torch.bfloat16: HALF}
 
 
@@ -95,8 +95,11 @@ class Cpu:
         into: Layer | None = None,
     ) -> tuple[Tensor | None, Layer, State]:
         real = _real(w)
-        dw = w.zeros() if into is None else into
-        sums = [plain(d, real) for d in dw[:4]]
+        if into is None:
+            dw = w.map(lambda p: torch.empty(p.shape, dtype=real))
+            sums = dw[:4]
+        else:
+            dw, sums = into, [plain(d, real) for d in into[:4]]
         wanted = needs_dxs and xs.is_floating_point()
         dxs = torch.empty(xs.shape, dtype=real) if wanted else None
         dh_T, dc_T = plain(dstate[0], real), plain(_memory(dstate), real)
@@ -106,71 +109,78 @@ class Cpu:
         found = (dxs, *sums, dh_0, dc_0)
         read = _read(w, xs, lengths, real)
         rows = xi is not None and xi.dim() == 2
-        self._run("elman_backward", cell, w, xs, (*read, *kept, *pulls), rows, found)
-        for d, total in zip(dw, sums, strict=False):
-            if d is not None and total is not None and d is not total:
-                d.copy_(total)
+        how = (rows, into is None)
+        self._run("elman_backward", cell, w, xs, (*read, *kept, *pulls), how, found)
+        if into is not None:
+            for d, total in zip(into, sums, strict=False):
+                if d is not None and total is not None and d is not total:
+                    d.copy_(total)
         befores = (dh_0,) if dc_0 is None else (dh_0, dc_0)
         if dstate[0].dtype != real:
             befores = tuple(d.to(dstate[0].dtype) for d in befores)
         return None if dxs is None else dxs.to(xs.dtype), dw, befores
 
-    def steps(self, job: kernels.Job) -> Steps:
-        """The same layers, one step at a time."""
-        return Steps(self, job)
+    def steps(self, job: kernels.Job, W_hq: Tensor, b_q: Tensor | None) -> Steps:
+        """The same layers and an output layer, one step at a time."""
+        return Steps(self, job, W_hq, b_q)
 
     def heads(self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None) -> bool:
-        """Whether the output layer of `elman.output` runs here."""
-        dtypes = {t.dtype for t in (hs, W_hq, b_q) if t is not None}
-        fits = dtypes in ({torch.float32}, {torch.float64})
-        return self.library is not None and hs.device.type == "cpu" and fits
+        """Whether the output layer of `elman.output` runs here.
 
-    def head_forward(
-        self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor
-    ) -> tuple[float, Tensor]:
-        """The mean nats, and their pull on the logits."""
-        nats = ctypes.c_double()
-        dlogits = torch.empty(*hs.shape[:-1], len(W_hq), dtype=hs.dtype)
-        targets = plain(targets, torch.int64)
-        given = (hs.contiguous(), W_hq.contiguous(), b_q, targets, dlogits)
-        status = self._run_head("elman_head_forward", given, nats)
+        bfloat16 states and float32 weights meet under autocast: multiplied as bfloat16 pairs.
+        """
+        if self.library is None or not hs.is_cpu:
+            return False
+        half = hs.dtype == torch.bfloat16
+        real = torch.float32 if half else hs.dtype
+        known = real == torch.float32 or real == torch.float64
+        same = W_hq.dtype == real and (b_q is None or b_q.dtype == real)
+        return known and same and (not half or self.variant(HALF) is not None)
+
+    def head(
+        self,
+        hs: Tensor,
+        W_hq: Tensor,
+        b_q: Tensor | None,
+        targets: Tensor,
+        needs: tuple[bool, bool] = (False, False),
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The mean nats, and their pulls on hs (if the first is needed), W_hq and b_q."""
+        assert self.library is not None
+        real = W_hq.dtype
+        nats = torch.empty((), dtype=real)
+        given = [plain(hs, real), W_hq.contiguous(), b_q, plain(targets, torch.int64)]
+        dhs = torch.empty(hs.shape, dtype=real) if needs[0] else None
+        dW_hq = torch.empty(W_hq.shape, dtype=real) if needs[1] else None
+        db_q = torch.empty(b_q.shape, dtype=real) if needs[1] and b_q is not None else None
+        rows, batch = targets.numel(), _batch(targets.numel())
+        head = Head(
+            *(rows // batch, batch, hs.shape[-1], len(W_hq), torch.get_num_threads()),
+            *map(_pointer, (*given, nats, dhs, dW_hq, db_q)),
+        )
+        status = self.library.elman_head(head, _KINDS[hs.dtype], self.level)
         if status == library.BAD_ID:
             low, high = int(targets.min()), int(targets.max())
             raise IndexError(f"targets from {low} to {high} index {len(W_hq)} outputs")
-        return nats.value, dlogits
+        _check_memory(status)
+        return nats, [None if dhs is None else dhs.to(hs.dtype), dW_hq, db_q]
 
-    def head_backward(
-        self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, dlogits: Tensor, needs_dhs: bool
-    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """The pulls on hs, W_hq and b_q."""
-        dhs = torch.empty(hs.shape, dtype=hs.dtype) if needs_dhs else None
-        dW_hq = torch.zeros(W_hq.shape, dtype=hs.dtype)
-        db_q = None if b_q is None else torch.zeros_like(b_q)
-        given = (hs.contiguous(), W_hq.contiguous(), b_q, None, dlogits)
-        self._run_head("elman_head_backward", given, None, (dhs, dW_hq, db_q))
-        return dhs, dW_hq, db_q
-
-    def _run_head(
-        self,
-        function: str,
-        given: Sequence[Tensor | None],
-        nats: ctypes.c_double | None,
-        found: Sequence[Tensor | None] = (),
-    ) -> int:
-        hs, W_hq = given[0], given[1]
-        assert hs is not None
-        assert W_hq is not None
-        rows = hs.numel() // hs.shape[-1]
-        batch = next(b for b in range(min(rows, 64), 0, -1) if rows % b == 0)
-        sizes = (rows // batch, batch, hs.shape[-1], len(W_hq), torch.get_num_threads())
-        pointers = [None if t is None else t.data_ptr() for t in given]
-        results = [None if t is None else t.data_ptr() for t in found]
-        where = None if nats is None else ctypes.addressof(nats)
-        head = Head(*sizes, *pointers, where, *results)
-        status = getattr(self.library, function)(head, _KINDS[hs.dtype], self.level)
-        if status == library.NO_MEMORY:
-            raise MemoryError("the cpu kernel found no memory for its workspace")
-        return status
+    def clip(self, gradients: Sequence[Tensor], theta: float) -> float | None:
+        """g ← min(1, θ/‖g‖) g in place, all together; returns ‖g‖. None: not for this kernel."""
+        kind = _KINDS.get(gradients[0].dtype) if gradients else None
+        if self.library is None or kind not in (FLOAT, DOUBLE):
+            return None
+        for g in gradients:
+            same = g.dtype == gradients[0].dtype and g.device.type == "cpu"
+            if not (same and g.layout == torch.strided and g.is_contiguous()):
+                return None
+        n = len(gradients)
+        arrays = (ctypes.c_void_p * n)(*[g.data_ptr() for g in gradients])
+        sizes = (ctypes.c_int64 * n)(*[g.numel() for g in gradients])
+        threads = torch.get_num_threads()
+        norm = self.library.elman_clip(arrays, sizes, n, theta, threads, kind, self.level)
+        _check_memory(library.NO_MEMORY if norm < 0 else library.OK)
+        return norm
 
     def _run(
         self,
@@ -179,7 +189,7 @@ class Cpu:
         w: Layer,
         xs: Tensor,
         given: Sequence[Tensor | None],
-        xi_per_row: bool = False,
+        how: tuple[bool, bool] = (False, True),
         found: Sequence[Tensor | None] = (),
     ) -> None:
         """Call the library; the tensors stay alive in the caller's hands while it runs."""
@@ -188,66 +198,52 @@ class Cpu:
         pointers = [None if t is None else t.data_ptr() for t in given]
         pointers += [None] * (GIVEN - len(pointers))
         results = [None if t is None else t.data_ptr() for t in found]
-        job = Job(*sizes, torch.get_num_threads(), *pointers, xi_per_row, *results)
+        job = Job(*sizes, torch.get_num_threads(), *pointers, *how, *results)
         status = getattr(self.library, function)(job, _KINDS[w.W_hh.dtype], self.level)
         if status == library.BAD_ID:
             low, high = int(xs.min()), int(xs.max())
             raise IndexError(f"ids from {low} to {high} index {w.W_ih.shape[1]} inputs")
-        if status == library.NO_MEMORY:
-            raise MemoryError("the cpu kernel found no memory for its workspace")
+        _check_memory(status)
 
 
 @final
 class Steps:
     """Layers that go one step at a time: memory and jobs are made once (see `elman.stepping`)."""
 
-    def __init__(self, kernel: Cpu, job: kernels.Job) -> None:
+    def __init__(self, kernel: Cpu, job: kernels.Job, W_hq: Tensor, b_q: Tensor | None) -> None:
         assert kernel.library is not None
-        self.run, self.linear = kernel.library.elman_forward, kernel.library.elman_linear
-        self.how = (_KINDS[job.layers[0].W_hh.dtype], kernel.level)
-        self.size, rows = job.layers[0].W_ih.shape[1], job.states[0][0].shape[0]
-        self.ids = torch.zeros(rows, dtype=torch.int64)
-        self.tracks, self.jobs, self.alive = [], [], []
+        real, rows = _real(job.layers[0]), job.states[0][0].shape[0]
+        self.states = [tuple(torch.stack([s, s]).to(real) for s in state) for state in job.states]
+        self.shape, self.dtype = (rows, len(W_hq)), real
+        self.inputs = job.layers[0].W_ih.shape[1]
+        self.alive = [[plain(p, real) for p in w[:4]] for w in job.layers]
+        self.out = (plain(W_hq, real), plain(b_q, real))
+        self.jobs = (Job * len(job.layers))(*self._jobs(job.cell))
+        self.run = functools.partial(kernel.library.elman_step, self.jobs, len(self.jobs))
+        self.run = functools.partial(self.run, *map(_pointer, self.out))
+        self.how = (len(W_hq), _KINDS[real], kernel.level)
+
+    def _jobs(self, cell: str) -> Iterator[Job]:
         below: Tensor | None = None
-        for w, state in zip(job.layers, job.states, strict=True):
-            real = _real(w)
-            h, c = (*(torch.stack([s, s]).to(real) for s in state), None)[:2]
-            assert h is not None
-            given = (below, self.ids if below is None else None, *(plain(p, real) for p in w[:4]))
-            sizes = (CELLS.index(job.cell), 1, rows, w.W_ih.shape[1], w.W_hh.shape[1])
-            before = (h[1], None if c is None else c[1])
-            pointers = [
-                None if t is None else t.data_ptr() for t in (*given, None, *before, h, c, None)
-            ]
-            self.jobs.append(Job(*sizes, torch.get_num_threads(), *pointers))
-            self.tracks.append((h,) if c is None else (h, c))
-            self.alive.append(given)
+        for weights, (h, *c) in zip(self.alive, self.states, strict=True):
+            W_ih, W_hh = weights[0], weights[1]
+            assert W_ih is not None
+            assert W_hh is not None
+            tracks = (h[1], c[0][1] if c else None, h, c[0] if c else None)
+            pointers = map(_pointer, (below, None, *weights, None, *tracks))
+            sizes = (CELLS.index(cell), 1, self.shape[0], W_ih.shape[1], W_hh.shape[1])
+            yield Job(*sizes, torch.get_num_threads(), *pointers)
             below = h[1]
-        self.h = below
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """h (rows, hidden) of the last layer after reading ids (rows,); overwritten by the next."""
-        self.ids.copy_(ids)
-        for job in self.jobs:
-            if self.run(job, *self.how):
-                raise IndexError(f"ids {ids.tolist()} index {self.size} inputs")
-        assert self.h is not None
-        return self.h
-
-    def logits(self, W_hq: Tensor, b_q: Tensor | None) -> Tensor:
-        """h W_hqᵀ + b_q (rows, outputs)."""
-        assert self.h is not None
-        rows, outputs = len(self.h), len(W_hq)
-        if rows > FEW or not W_hq.is_contiguous() or W_hq.dtype != self.h.dtype:
-            return torch.nn.functional.linear(self.h, W_hq, b_q)
-        y = torch.empty(rows, outputs, dtype=W_hq.dtype)
-        pointers = (self.h.data_ptr(), W_hq.data_ptr(), None if b_q is None else b_q.data_ptr())
-        self.linear(*pointers, y.data_ptr(), rows, W_hq.shape[1], outputs, *self.how)
+        """The logits (rows, outputs) after reading ids (rows,)."""
+        ids, y = plain(ids, torch.int64), torch.empty(self.shape, dtype=self.dtype)
+        self.jobs[0].ids = ids.data_ptr()
+        status = self.run(y.data_ptr(), *self.how)
+        if status == library.BAD_ID:
+            raise IndexError(f"ids {ids.tolist()} index {self.inputs} inputs")
+        _check_memory(status)
         return y
-
-    def states(self) -> list[State]:
-        """The state of every layer."""
-        return [tuple(t[1] for t in track) for track in self.tracks]
 
 
 def _read(
@@ -270,6 +266,21 @@ def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return t.to(dtype).contiguous()
 
 
+def _pointer(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
+
+
+def _check_memory(status: int) -> None:
+    if status == library.NO_MEMORY:
+        raise MemoryError("the cpu kernel found no memory for its workspace")
+
+
+@functools.cache
+def _batch(rows: int) -> int:
+    """Rows that are summed together before they are added to the others: a divisor near 64."""
+    return next(b for b in range(min(rows, 64), 0, -1) if rows % b == 0)
+
+
 def _memory(state: State) -> Tensor | None:
     """An lstm's c."""
     return state[1] if len(state) > 1 else None
@@ -282,10 +293,10 @@ def _real(w: Layer) -> torch.dtype:
 
 def _other_dtypes(w: Layer, xs: Tensor, state: State) -> str | None:
     """float32 and float64 do not mix; beside bfloat16 weights float32 states are welcome."""
-    allowed = {w.W_hh.dtype, _real(w)}
-    for t in (*w, *state, *([xs] if xs.is_floating_point() else [])):
-        if t is not None and t.dtype not in allowed:
-            return f"{t.dtype} beside weights of {w.W_hh.dtype}"
+    weight, real = w.W_hh.dtype, _real(w)
+    for t in (*w, *state, xs if xs.is_floating_point() else None):
+        if t is not None and t.dtype != weight and t.dtype != real:
+            return f"{t.dtype} beside weights of {weight}"
     return None
 
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "forward.h"
 #include <atomic>
+#include <initializer_list>
 
 namespace {
 
@@ -19,11 +20,12 @@ struct Backward {
     bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
     real carry(int64_t t, int64_t b) const { return !xi ? real(1) : job->xi_per_row ? xi[t * B + b] : xi[t]; }
 
-    /* One row: from dh (and dc) to da; leaves in dh what goes back without passing W_hh. */
+    /* One row: from dh + dhs (and dc) to da; leaves in dh what goes back without passing W_hh. */
     template <int CELL> void row(int64_t s, real keep, real *dh, real *dc, operand *y) const {
         for (int64_t u = 0; u < H; u += LANES) {
             int64_t n = H - u;
             vec d = load(dh + u, n);
+            if (dhs) d += load(dhs + s * H + u, n);
             if constexpr (CELL == GRU || CELL == LSTM)
                 gated<CELL>(s, u, n, keep, d, dh, dc, y);
             else {
@@ -77,7 +79,9 @@ struct Backward {
         }
     }
     /* A held step: its pull passes by it, its weights get nothing. */
-    void pass(int64_t s, operand *y) const {
+    void pass(int64_t s, real *dh, operand *y) const {
+        for (int64_t u = 0; dhs && u < H; u += LANES)
+            store(dh + u, load(dh + u, H - u) + load(dhs + s * H + u, H - u), H - u);
         memset(da + s * M, 0, size_t(M) * sizeof(real));
         memset(da_hh + s * M, 0, size_t(M) * sizeof(real));
         memset(y, 0, size_t(M) * sizeof(operand));
@@ -111,11 +115,8 @@ struct Backward {
             int64_t active = 0;
             for (int64_t r = 0; r < rows; r++) {
                 int64_t s = t * B + b0 + r;
-                if (dhs)
-                    for (int64_t u = 0; u < H; u += LANES)
-                        store(dh + r * H + u, load(dh + r * H + u, H - u) + load(dhs + s * H + u, H - u), H - u);
                 if (held(t, b0 + r)) {
-                    pass(s, y + r * y_row);
+                    pass(s, dh + r * H, y + r * y_row);
                 } else {
                     row_of_cell(s, carry(t, b0 + r), dh + r * H, dc ? dc + r * H : nullptr, y + r * y_row);
                     active = r + 1;
@@ -131,15 +132,23 @@ struct Backward {
 
 constexpr int64_t STRIP = 8 * LANES;
 
-/* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. */
-void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, real *db) {
+/* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. The sums are
+ * also added to `twin`, where there is one. */
+void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, bool fresh, real *db, real *twin = nullptr) {
     int64_t n = at_most(M - m, STRIP);
+    if (fresh) memset(db + m, 0, size_t(n) * sizeof(real));
+    if (fresh && twin) memset(twin + m, 0, size_t(n) * sizeof(real));
     for (int64_t t = T - 1; t >= 0; t--) {
-        real sums[STRIP] = {};
-        for (int64_t b = 0; b < B; b++)
-            for (int64_t i = 0; i < n; i += LANES)
-                store(sums + i, load(sums + i) + load(da + (t * B + b) * M + m + i, n - i));
-        for (int64_t i = 0; i < n; i++) db[m + i] += sums[i];
+        vec sums[STRIP / LANES] = {};
+        const real *row = da + t * B * M + m;
+        for (int64_t b = 0; b < B; b++, row += M)
+            FLATTEN for (int i = 0; i < STRIP / LANES; i++)
+                if (i * LANES < n) sums[i] += load(row + i * LANES, n - i * LANES);
+        for (real *to : {db, twin})
+            for (int i = 0; to && i * LANES < n; i++) {
+                real *d = to + m + i * LANES;
+                store(d, load(d, n - i * LANES) + sums[i], n - i * LANES);
+            }
     }
 }
 
@@ -147,7 +156,8 @@ void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, real *
 void scatter(const Job *job, const real *da, int64_t m, int64_t width, real *columns) {
     int64_t M = gates_of(job->cell) * job->H, I = job->I;
     real *dW = static_cast<real *>(job->dW_ih) + m * I;
-    for (int64_t v = 0; v < I; v++)
+    if (job->fresh) memset(columns, 0, size_t(I * width) * sizeof(real));
+    for (int64_t v = 0; !job->fresh && v < I; v++)
         for (int64_t i = 0; i < width; i++) columns[v * width + i] = dW[i * I + v];
     for (int64_t t = job->T - 1; t >= 0; t--)
         for (int64_t b = 0; b < job->B; b++) {
@@ -162,48 +172,63 @@ void scatter(const Job *job, const real *da, int64_t m, int64_t width, real *col
         for (int64_t i = 0; i < width; i++) dW[i * I + v] = columns[v * width + i];
 }
 
-/* Threads split the rows of dW or, where there are few of those, its columns. */
-bool add_outer(const Outer &outer, int64_t threads) {
-    bool by_rows = outer.M >= 4 * threads * Outer::R;
-    int64_t size = by_rows ? outer.M : ceil_div(outer.N, 2 * LANES), tasks = at_most(threads, size);
-    std::atomic<bool> ok{true};
-    each(threads, tasks, [&](int64_t i) {
+/* A product split between threads: by the rows of dW or, where there are few of those, its columns. */
+struct OuterTasks {
+    Outer outer;
+    int64_t threads;
+    const bool by_rows = outer.M >= 4 * threads * Outer::R;
+    const int64_t size = by_rows ? outer.M : ceil_div(outer.N, 2 * LANES), tasks = at_most(threads, size);
+
+    bool run(int64_t i) const {
         int64_t first = size * i / tasks, last = size * (i + 1) / tasks;
         Outer part = by_rows ? outer : outer.columns(first * 2 * LANES, at_most(outer.N, last * 2 * LANES));
         Buffer<operand> a(part.a_size()), x(part.x_size());
-        if (a.ok() && x.ok())
-            part.run(by_rows ? first : 0, by_rows ? last : outer.M, a.data, x.data);
-        else
-            ok = false;
-    });
-    return ok;
-}
+        if (!a.ok() || !x.ok()) return false;
+        part.run(by_rows ? first : 0, by_rows ? last : outer.M, a.data, x.data);
+        return true;
+    }
+};
 
-/* Every id's row of `columns` in the second-level cache, if the vocabulary allows. */
-bool scatter_all(const Job *job, int64_t threads, const real *da) {
-    int64_t M = gates_of(job->cell) * job->H, share = ceil_div(ceil_div(M, threads), LANES) * LANES;
-    int64_t fitting = (256 << 10) / int64_t(sizeof(real)) / job->I / LANES * LANES;
-    int64_t width = at_most(share, fitting < LANES ? LANES : fitting), tasks = ceil_div(M, width);
-    Buffer<real> columns(tasks * job->I * width);
-    if (!columns.ok()) return false;
-    each(threads, tasks, [&](int64_t i) {
-        scatter(job, da, i * width, at_most(width, M - i * width), columns.data + i * job->I * width);
-    });
-    return true;
-}
+/* dW_ih from ids, in parts such that every id's row of `columns` fits the second-level cache, if the
+ * vocabulary allows. */
+struct ScatterTasks {
+    const Job *job;
+    const real *da;
+    const int64_t M = gates_of(job->cell) * job->H, share = ceil_div(ceil_div(M, job->threads), LANES) * LANES;
+    const int64_t fitting = (256 << 10) / int64_t(sizeof(real)) / job->I / LANES * LANES;
+    const int64_t width = at_most(share, fitting < LANES ? LANES : fitting), tasks = ceil_div(M, width);
 
+    bool run(int64_t i) const {
+        Buffer<real> columns(job->I * width);
+        if (columns.ok()) scatter(job, da, i * width, at_most(width, M - i * width), columns.data);
+        return columns.ok();
+    }
+};
+
+/* The largest parts come first, so that threads end together. */
 bool weight_gradients(const Job *job, int64_t threads, const real *da, const real *da_hh) {
     int64_t M = gates_of(job->cell) * job->H;
     real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
-    each(threads, ceil_div(M, STRIP), [&](int64_t i) {
-        if (db_ih) add_rows(job->T, job->B, M, da, i * STRIP, db_ih);
-        if (db_hh) add_rows(job->T, job->B, M, da_hh, i * STRIP, db_hh);
+    bool fresh = job->fresh, same = da == da_hh;
+    OuterTasks hidden{{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H, job->H,
+                       static_cast<real *>(job->dW_hh), fresh}, threads};
+    OuterTasks input{{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
+                      static_cast<real *>(job->dW_ih), fresh}, threads};
+    ScatterTasks looked_up{job, da};
+    int64_t inputs = job->ids ? looked_up.tasks : input.tasks, strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
+    std::atomic<bool> ok{true};
+    each(threads, hidden.tasks + inputs + strips, [&](int64_t i) {
+        if (i < hidden.tasks) {
+            if (!hidden.run(i)) ok = false;
+        } else if ((i -= hidden.tasks) < inputs) {
+            if (!(job->ids ? looked_up.run(i) : input.run(i))) ok = false;
+        } else {
+            int64_t m = (i - inputs) * STRIP;
+            add_rows(job->T, job->B, M, da, m, fresh, db_ih, same ? db_hh : nullptr);
+            if (!same) add_rows(job->T, job->B, M, da_hh, m, fresh, db_hh);
+        }
     });
-    Outer hidden{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H, job->H,
-                 static_cast<real *>(job->dW_hh)};
-    Outer input{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
-                static_cast<real *>(job->dW_ih)};
-    return add_outer(hidden, threads) && (job->ids ? scatter_all(job, threads, da) : add_outer(input, threads));
+    return ok;
 }
 
 /* dxs = da W_ih. */

@@ -1,5 +1,5 @@
 /* The output layer with its softmax and cross-entropy: the logits of a row become its loss and its
- * gradient ŷ - 1 while they are still in the cache. */
+ * gradient ŷ - 1, and that the pull on its hidden state, while they are still in the cache. */
 #pragma once
 #include "backward.h"
 #include <cmath>
@@ -30,51 +30,69 @@ double soften(real *o, int64_t V, int64_t target, real share) {
     return std::log(double(total)) - chosen;
 }
 
-int head_forward(const Head *head) {
-    int64_t S = head->T * head->B, H = head->H, V = head->V, threads = head->threads, tasks = threads * 4;
-    const real *hs = static_cast<const real *>(head->hs);
-    for (int64_t s = 0; s < S; s++)
-        if (head->targets[s] < 0 || head->targets[s] >= V) return BAD_ID;
-    Layout at{1, V};
-    Buffer<operand> panels(at.size(H));
-    real *o = static_cast<real *>(head->dlogits);
-    Product product{hs, H, panels.data, static_cast<const real *>(head->b), o, V, V};
-    Buffer<operand> scratch(tasks * product.scratch());
-    Buffer<double> nats(tasks);
-    if (!panels.ok() || !scratch.ok() || !nats.ok()) return NO_MEMORY;
-    pack_all(at, threads, static_cast<const real *>(head->W), H, panels.data, scratch.data);
-    each(threads, tasks, [&](int64_t i) {
-        int64_t first = S * i / tasks, last = S * (i + 1) / tasks;
-        product.run(first, last, scratch.data + i * product.scratch());
-        nats.data[i] = 0;
-        for (int64_t s = first; s < last; s++) nats.data[i] += soften(o + s * V, V, head->targets[s], real(1) / real(S));
+/* The loss of the rows, and where wanted their gradient: do = softmax(o) - one-hot, dhs = do W. */
+struct HeadRows {
+    const Head *head;
+    Product logits, states; /* o = hs Wᵀ + b;  dhs = do W */
+    double *nats;
+
+    void run(int64_t first, int64_t last, operand *scratch) const {
+        logits.run(first, last, scratch);
+        real share = real(1) / real(head->T * head->B);
+        for (int64_t s = first; s < last; s++)
+            nats[s] = soften(logits.Y + s * head->V, head->V, head->targets[s], share);
+        if (states.Y) states.run(first, last, scratch);
+    }
+};
+
+/* dW = Σ do ⊗ hs;  db = Σ do. */
+bool head_weights(const Head *head, const real *d) {
+    int64_t V = head->V, H = head->H;
+    real *db = static_cast<real *>(head->db);
+    OuterTasks outer{{head->T, head->B, d, V, static_cast<const real *>(head->hs), H, H, static_cast<real *>(head->dW), true},
+                     head->threads};
+    std::atomic<bool> ok{true};
+    each(head->threads, outer.tasks + (db ? ceil_div(V, STRIP) : 0), [&](int64_t i) {
+        if (i >= outer.tasks)
+            add_rows(head->T, head->B, V, d, (i - outer.tasks) * STRIP, true, db);
+        else if (!outer.run(i))
+            ok = false;
     });
-    *head->nats = 0;
-    for (int64_t i = 0; i < tasks; i++) *head->nats += nats.data[i] / double(S);
-    return OK;
+    return ok;
 }
 
-/* dhs = dlogits W;  dW = dlogitsᵀ hs;  db = Σ dlogits. */
-int head_backward(const Head *head) {
-    int64_t S = head->T * head->B, H = head->H, V = head->V, threads = head->threads, tasks = threads * 4;
-    const real *d = static_cast<const real *>(head->dlogits), *hs = static_cast<const real *>(head->hs);
-    Layout at{1, H};
-    Buffer<operand> panels(at.size(V));
-    Product product{d, V, panels.data, nullptr, static_cast<real *>(head->dhs), H, H};
-    Buffer<operand> scratch(tasks * product.scratch());
-    if (!panels.ok() || !scratch.ok()) return NO_MEMORY;
-    if (head->dhs) {
-        each(threads, at.panels(), [&](int64_t p) {
-            pack_straight(p, static_cast<const real *>(head->W), V, H, panels.data);
-        });
-        each(threads, tasks, [&](int64_t i) {
-            product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
-        });
-    }
-    real *db = static_cast<real *>(head->db);
-    if (db) each(threads, ceil_div(V, STRIP), [&](int64_t i) { add_rows(head->T, head->B, V, d, i * STRIP, db); });
-    Outer outer{head->T, head->B, d, V, hs, H, H, static_cast<real *>(head->dW)};
-    return add_outer(outer, threads) ? OK : NO_MEMORY;
+int head(const Head *head) {
+    int64_t S = head->T * head->B, H = head->H, V = head->V, threads = head->threads;
+    const real *hs = static_cast<const real *>(head->hs), *W = static_cast<const real *>(head->W);
+    for (int64_t s = 0; s < S; s++)
+        if (head->targets[s] < 0 || head->targets[s] >= V) return BAD_ID;
+    Layout there{1, V}, back{1, H};
+    int64_t panels = there.panels(), all = panels + (head->dhs ? back.panels() : 0);
+    Buffer<operand> turned(threads * LANES * padded(H)), W_there(there.size(H)), W_back(head->dhs ? back.size(V) : 0);
+    Buffer<real> o(S * V);
+    Buffer<double> nats(S);
+    HeadRows rows{head,
+                  {hs, H, W_there.data, static_cast<const real *>(head->b), o.data, V, V},
+                  {o.data, V, W_back.data, nullptr, static_cast<real *>(head->dhs), H, H},
+                  nats.data};
+    constexpr int64_t ROWS_OF_TASK = Product::ROWS_AT_ONCE;
+    int64_t tasks = ceil_div(S, ROWS_OF_TASK), size = rows.logits.scratch() + rows.states.scratch();
+    Buffer<operand> scratch(tasks * size);
+    if (!turned.ok() || !W_there.ok() || !W_back.ok() || !o.ok() || !nats.ok() || !scratch.ok()) return NO_MEMORY;
+    each(threads, threads, [&](int64_t i) {
+        for (int64_t p = all * i / threads; p < all * (i + 1) / threads; p++)
+            if (p < panels)
+                pack_transposed(there, p, W, H, W_there.data, turned.data + i * LANES * padded(H));
+            else
+                pack_straight(p - panels, W, V, H, W_back.data);
+    });
+    each(threads, tasks, [&](int64_t i) {
+        rows.run(i * ROWS_OF_TASK, at_most(S, (i + 1) * ROWS_OF_TASK), scratch.data + i * size);
+    });
+    double total = 0;
+    for (int64_t s = 0; s < S; s++) total += nats.data[s];
+    *static_cast<real *>(head->nats) = real(total / double(S));
+    return !head->dW || head_weights(head, o.data) ? OK : NO_MEMORY;
 }
 
 } // namespace

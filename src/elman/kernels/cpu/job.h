@@ -26,6 +26,7 @@ struct Job {
     const void *dh_T, *dc_T; /* (B, H) */
     const void *xi;          /* (T) or (T, B) */
     int64_t xi_per_row;
+    int64_t fresh;     /* 0: weight gradients are added to what is there */
     void *dxs;         /* (S, I), null: not wanted */
     void *dW_ih;       /* (M, I), or (I, M) for ids */
     void *dW_hh;       /* (M, H) */
@@ -39,10 +40,9 @@ struct Head {
     const void *hs;              /* (S, H) */
     const void *W, *b;           /* (V, H), (V) */
     const int64_t *targets;      /* (S) */
-    void *dlogits;               /* (S, V): (softmax(o) - one-hot) / S; forward writes, backward reads */
-    double *nats;                /* one number, forward */
-    void *dhs;                   /* (S, H), backward; null: not wanted */
-    void *dW, *db;               /* (V, H), (V): added to, backward */
+    void *nats;                  /* one number */
+    void *dhs;                   /* (S, H), or null: not wanted */
+    void *dW, *db;               /* (V, H), (V), or null */
 };
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
@@ -52,12 +52,18 @@ struct Variant {
     const char *name;
     int (*forward)(const Job *);
     int (*backward)(const Job *);
-    int (*head_forward)(const Head *);
-    int (*head_backward)(const Head *);
+    int (*head)(const Head *);
     void (*linear)(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N);
+    double (*sum_of_squares)(const void *x, int64_t n);
+    void (*scale)(void *x, int64_t n, double factor);
     void (*tanh)(const void *x, void *y, int64_t n);
     void (*sigmoid)(const void *x, void *y, int64_t n);
 };
+
+/* Memory that the next call of the same size is likely to find again: fresh pages cost more than the
+ * work done in them. `borrow` returns null where there is none. */
+void *borrow(int64_t bytes);
+void give_back(void *memory, int64_t bytes);
 
 /* Run task(data, 0) … task(data, tasks-1) on up to `threads` threads; returns when all are done. */
 void parallel(int64_t threads, int64_t tasks, void (*task)(void *, int64_t), void *data);

@@ -2,6 +2,8 @@
 #include "job.h"
 #include <atomic>
 #include <dlfcn.h>
+#include <cmath>
+#include <cstdlib>
 #include <pthread.h>
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
@@ -54,10 +56,70 @@ void *take_thread(void *p) {
     return nullptr;
 }
 
+/* A few blocks of memory between calls. Whoever finds it in use does without. */
+struct Pool {
+    static constexpr int BLOCKS = 32;
+    static constexpr int64_t LEAST = 1 << 12, MOST = 64 << 20; /* bytes worth keeping, and kept in all */
+    struct Block {
+        void *memory;
+        int64_t bytes;
+    } blocks[BLOCKS];
+    int64_t kept;
+    std::atomic_flag busy;
+
+    void *take(int64_t bytes) {
+        if (busy.test_and_set(std::memory_order_acquire)) return nullptr;
+        void *found = nullptr;
+        for (Block &b : blocks)
+            if (b.memory && b.bytes == bytes) {
+                found = b.memory;
+                kept -= bytes;
+                b.memory = nullptr;
+                break;
+            }
+        busy.clear(std::memory_order_release);
+        return found;
+    }
+    /* Keeps the memory, in place of some other block if there is no room; returns what is to be freed. */
+    void *put(void *memory, int64_t bytes) {
+        if (bytes < LEAST || bytes > MOST / 2 || busy.test_and_set(std::memory_order_acquire)) return memory;
+        Block *place = &blocks[next++ % BLOCKS];
+        for (Block &b : blocks)
+            if (!b.memory) place = &b;
+        int64_t before = place->memory ? place->bytes : 0;
+        if (kept - before + bytes <= MOST) {
+            void *old = place->memory;
+            *place = {memory, bytes};
+            kept += bytes - before;
+            memory = old;
+        }
+        busy.clear(std::memory_order_release);
+        return memory;
+    }
+    unsigned next;
+};
+
+Pool pool;
+
 /* The entry point compilers emit calls to for `#pragma omp parallel`: OpenMP's stable interface. */
 using Team = void (*)(void (*)(void *), void *, unsigned, unsigned);
 
 } // namespace
+
+void *borrow(int64_t bytes) {
+#ifndef __SANITIZE_ADDRESS__ /* which is to see every block's own edges */
+    if (void *found = bytes >= Pool::LEAST ? pool.take(bytes) : nullptr) return found;
+#endif
+    void *fresh = nullptr;
+    return posix_memalign(&fresh, 64, size_t(bytes)) == 0 ? fresh : nullptr;
+}
+
+void give_back(void *memory, int64_t bytes) {
+#ifndef __SANITIZE_ADDRESS__
+    memory = pool.put(memory, bytes);
+#endif
+    free(memory);
+}
 
 /* Torch's idle OpenMP workers spin, waiting for more: joining their team costs microseconds, where
  * threads of our own would have to fight them for the processor. Without OpenMP: fresh threads. */
@@ -78,13 +140,43 @@ void parallel(int64_t threads, int64_t tasks, void (*task)(void *, int64_t), voi
 
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }
 PUBLIC int elman_backward(const Job *job, int kind, int level) { return variant(kind, level)->backward(job); }
-PUBLIC int elman_head_forward(const Head *head, int kind, int level) { return variant(kind, level)->head_forward(head); }
-PUBLIC int elman_head_backward(const Head *head, int kind, int level) { return variant(kind, level)->head_backward(head); }
+PUBLIC int elman_head(const Head *head, int kind, int level) { return variant(kind, level)->head(head); }
 
-/* y (rows, N) = x (rows, K) Wᵀ + b for a few rows, in float or double. */
-PUBLIC void elman_linear(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N,
-                         int kind, int level) {
-    variant(kind, level)->linear(x, W, b, y, rows, K, N);
+/* g ← min(1, θ/‖g‖) g over `count` arrays together; returns ‖g‖ as it was, or -1 without memory. */
+PUBLIC double elman_clip(void *const *arrays, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind,
+                         int level) {
+    const Variant *v = variant(kind, level);
+    constexpr int64_t PIECE = 1 << 14; /* numbers summed together, on any number of threads */
+    int64_t pieces = 0, width = kind == DOUBLE ? 8 : 4;
+    for (int64_t i = 0; i < count; i++) pieces += (sizes[i] + PIECE - 1) / PIECE;
+    double *squares = static_cast<double *>(borrow((pieces + 1) * int64_t(sizeof(double))));
+    if (!squares) return -1;
+    auto visit = [&](auto &&body) { /* the pieces, each as its number, where it starts and how long it is */
+        each(pieces < 4 ? 1 : threads, pieces, [&](int64_t p) {
+            int64_t i = 0, first = p;
+            for (int64_t n; first >= (n = (sizes[i] + PIECE - 1) / PIECE); i++) first -= n;
+            int64_t left = sizes[i] - first * PIECE;
+            body(p, static_cast<char *>(arrays[i]) + first * PIECE * width, left < PIECE ? left : PIECE);
+        });
+    };
+    visit([&](int64_t p, void *x, int64_t n) { squares[p] = v->sum_of_squares(x, n); });
+    double total = 0;
+    for (int64_t p = 0; p < pieces; p++) total += squares[p];
+    give_back(squares, (pieces + 1) * int64_t(sizeof(double)));
+    double norm = std::sqrt(total);
+    if (norm > theta) visit([&](int64_t, void *x, int64_t n) { v->scale(x, n, theta / norm); });
+    return norm;
+}
+
+/* One step of layers that read one another, then the output layer of V rows: y = h Wᵀ + b (float or double). */
+PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level) {
+    const Variant *v = variant(kind, level);
+    for (int64_t i = 0; i < count; i++)
+        if (int status = v->forward(&layers[i])) return status;
+    const Job &last = layers[count - 1];
+    const char *h_1 = static_cast<const char *>(last.hs) + last.B * last.H * (kind == DOUBLE ? 8 : 4);
+    v->linear(h_1, W, b, y, last.B, last.H, V);
+    return OK;
 }
 
 PUBLIC void elman_tanh(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->tanh(x, y, n); }

@@ -16,13 +16,12 @@ typedef word word_bits __attribute__((may_alias)); /* a lane of operands */
 
 /* Memory for one call; `ok()` is false where there was none. */
 template <class T> struct Buffer {
-    T *data = nullptr;
     int64_t wanted;
-    explicit Buffer(int64_t n) : wanted(n) {
-        void *p = nullptr;
-        if (n > 0 && posix_memalign(&p, 64, size_t(n) * sizeof(T)) == 0) data = static_cast<T *>(p);
+    T *data;
+    explicit Buffer(int64_t n) : wanted(n), data(n > 0 ? static_cast<T *>(borrow(n * int64_t(sizeof(T)))) : nullptr) {}
+    ~Buffer() {
+        if (data) give_back(data, wanted * int64_t(sizeof(T)));
     }
-    ~Buffer() { free(data); }
     Buffer(const Buffer &) = delete;
     bool ok() const { return data || wanted <= 0; }
 };
@@ -183,11 +182,12 @@ void dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *
 
 constexpr int64_t FEW = 4;
 
+template <bool PADDED = true>
 INLINE void dots_of(int64_t rows, const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
-    if (rows == 1) return dots<1>(h, ld, W, K, n, out, row);
-    if (rows == 2) return dots<2>(h, ld, W, K, n, out, row);
-    if (rows == 3) return dots<3>(h, ld, W, K, n, out, row);
-    dots<4>(h, ld, W, K, n, out, row);
+    if (rows == 1) return dots<1, PADDED>(h, ld, W, K, n, out, row);
+    if (rows == 2) return dots<2, PADDED>(h, ld, W, K, n, out, row);
+    if (rows == 3) return dots<3, PADDED>(h, ld, W, K, n, out, row);
+    dots<4, PADDED>(h, ld, W, K, n, out, row);
 }
 #endif
 
@@ -203,10 +203,10 @@ struct Product {
     static constexpr int64_t ROWS_AT_ONCE = 4 * ROWS<2>;
     int64_t scratch() const { return ROWS_AT_ONCE * padded(K); }
 
-    void run(int64_t first, int64_t last, operand *x) const {
-        int64_t ld = padded(K), k_steps = ceil_div(K, PAIR);
+    void run(int64_t first, int64_t last, operand *scratch) const {
+        int64_t k_steps = ceil_div(K, PAIR);
         groups(last - first, ROWS_AT_ONCE, [&](int64_t from, int64_t to) {
-            for (int64_t s = from; s < to; s++) pack_row(X + (first + s) * K, K, x + (s - from) * ld);
+            auto [x, ld] = operands(first + from, to - from, scratch);
             for (int64_t n = 0; n < N; n += 2 * LANES)
                 groups(to - from, ROWS<2>, [&](int64_t lo, int64_t hi) {
                     real out[SUMS * LANES];
@@ -214,6 +214,18 @@ struct Product {
                     for (int64_t r = lo; r < hi; r++) finish(first + from + r, n, out + (r - lo) * 2 * LANES);
                 });
         });
+    }
+    struct Rows {
+        const operand *x;
+        int64_t ld;
+    };
+    /* Rows of X where they lie, unless they must be rounded or would fall on the same cache lines. */
+    Rows operands(int64_t first, int64_t rows, operand *scratch) const {
+#ifndef HALF
+        if (K * int64_t(sizeof(real)) % 2048) return {X + first * K, K};
+#endif
+        for (int64_t s = 0; s < rows; s++) pack_row(X + (first + s) * K, K, scratch + s * padded(K));
+        return {scratch, padded(K)};
     }
     void finish(int64_t row, int64_t n, const real *sums) const {
         for (int64_t c = n; c < n + 2 * LANES && c < N; c += LANES) {
@@ -235,18 +247,20 @@ struct Outer {
     const real *X;
     int64_t N, ld; /* columns taken, and columns there are */
     real *dW;
+    bool fresh; /* dW holds nothing yet */
 
     static constexpr int R = SUMS / 4, C = 2; /* half the registers hold the running totals */
+    static constexpr int GROUP = 8;           /* tiles packed at a time, so that whole cache lines are read */
     int64_t pairs() const { return ceil_div(B, PAIR); }
     int64_t width() const { return ceil_div(N, C * LANES) * C * LANES; }
-    Outer columns(int64_t from, int64_t to) const { return {T, B, A, M, X + from, to - from, ld, dW + from}; }
+    Outer columns(int64_t from, int64_t to) const { return {T, B, A, M, X + from, to - from, ld, dW + from, fresh}; }
     int64_t chunk() const { /* steps of time whose packed X stays in the second-level cache */
         int64_t bytes = pairs() * width() * PAIR * int64_t(sizeof(operand));
         int64_t steps = (384 << 10) / bytes;
         return steps < 1 ? 1 : at_most(steps, T);
     }
     int64_t x_size() const { return chunk() * pairs() * width() * PAIR; }
-    int64_t a_size() const { return chunk() * pairs() * R * PAIR; }
+    int64_t a_size() const { return GROUP * chunk() * pairs() * R * PAIR; }
 
     /* X of steps [t0, t0 + steps), latest first, as panels [column block][step][pair][vector]. */
     void pack_x(int64_t t0, int64_t steps, operand *out) const {
@@ -262,23 +276,34 @@ struct Outer {
                 }
             }
     }
-    /* Columns [m, m + rows) of A, as [step][pair][column]. */
+    /* Columns [m, m + rows) of A, as [tile][step][pair][column]; rows < GROUP·R only at the end. */
     void pack_a(int64_t t0, int64_t steps, int64_t m, int64_t rows, operand *out) const {
+        int64_t tile = steps * pairs() * R * PAIR, tiles = ceil_div(rows, R);
+        alignas(64) operand line[(GROUP * R + LANES) * PAIR] = {};
         for (int64_t s = 0; s < steps; s++)
             for (int64_t b = 0; b < B; b += PAIR, out += R * PAIR) {
                 const real *a = A + ((t0 + steps - 1 - s) * B + b) * M + m;
-                if (PAIR == 1 && rows == R)
-                    memcpy(out, a, R * sizeof(real));
-                else
-                    for (int i = 0; i < PAIR; i++) FLATTEN for (int r = 0; r < R; r++)
-                        out[r * PAIR + i] = to_operand(r < rows && b + i < B ? a[i * M + r] : real(0));
+                const operand *from = pairs_of(a, rows, b + 1 < B, line);
+                for (int64_t g = 0; g < tiles; g++) memcpy(out + g * tile, from + g * R * PAIR, R * PAIR * sizeof(operand));
             }
     }
-    /* whole[r][·] += Σ_s Σ_b a[s][b][r] x[s][b][·], each step summed by itself. */
-    static void add(int64_t steps, int64_t pairs, const operand *a, const operand *x, real *whole) {
+    /* The columns of one pair of rows side by side, with zeros past the last: in `line`, or where they lie. */
+    INLINE const operand *pairs_of(const real *a, int64_t rows, bool paired, operand *line) const {
+#ifndef HALF
+        if (rows == GROUP * R) return a;
+#endif
+        for (int64_t r = 0; r < rows; r += LANES) {
+            vec two[PAIR];
+            FLATTEN for (int i = 0; i < PAIR; i++) two[i] = i == 0 || paired ? load(a + i * M + r, rows - r) : vec{};
+            store_rows(line + r * PAIR, two);
+        }
+        return line;
+    }
+    /* dW[r][·] += Σ_s Σ_b a[s][b][r] x[s][b][·], each step summed by itself; `row` steps dW by r. */
+    static void add(int64_t steps, int64_t pairs, const operand *a, const operand *x, bool fresh, real *dW, int64_t row) {
         vec totals[R][C];
         FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
-            totals[r][j] = load(whole + (r * C + j) * LANES);
+            totals[r][j] = fresh ? vec{} : load(dW + r * row + j * LANES);
         for (int64_t s = 0; s < steps; s++) {
             vec sums[R][C];
             FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++) sums[r][j] = vec{};
@@ -293,14 +318,15 @@ struct Outer {
             FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++) totals[r][j] += sums[r][j];
         }
         FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
-            store(whole + (r * C + j) * LANES, totals[r][j]);
+            store(dW + r * row + j * LANES, totals[r][j]);
     }
     /* The same for the part of a tile that lies inside dW, from column n of row c. */
-    void add_part(int64_t steps, const operand *a, const operand *x, int64_t rows, int64_t n, real *c) const {
+    void add_part(int64_t steps, const operand *a, const operand *x, bool empty, int64_t rows, int64_t n, real *c) const {
+        if (rows == R && n + C * LANES <= N) return add(steps, pairs(), a, x, empty, c, ld);
         alignas(64) real whole[R * C * LANES] = {};
         size_t bytes = size_t(at_most(N - n, C * LANES)) * sizeof(real);
-        for (int64_t r = 0; r < rows; r++) memcpy(whole + r * C * LANES, c + r * ld, bytes);
-        add(steps, pairs(), a, x, whole);
+        for (int64_t r = 0; !empty && r < rows; r++) memcpy(whole + r * C * LANES, c + r * ld, bytes);
+        add(steps, pairs(), a, x, false, whole, C * LANES);
         for (int64_t r = 0; r < rows; r++) memcpy(c + r * ld, whole + r * C * LANES, bytes);
     }
     void run(int64_t first, int64_t last, operand *a, operand *x) const {
@@ -308,10 +334,12 @@ struct Outer {
             int64_t steps = at_most(chunk(), stop), t0 = stop - steps;
             pack_x(t0, steps, x);
             for (int64_t m = first; m < last; m += R) {
-                int64_t rows = at_most(R, last - m);
-                pack_a(t0, steps, m, rows, a);
+                int64_t tile = (m - first) / R % GROUP;
+                if (tile == 0) pack_a(t0, steps, m, at_most(GROUP * R, last - m), a);
+                const operand *rows = a + tile * steps * pairs() * R * PAIR;
                 for (int64_t n = 0; n < N; n += C * LANES)
-                    add_part(steps, a, x + n / LANES * steps * pairs() * PANEL, rows, n, dW + m * ld + n);
+                    add_part(steps, rows, x + n / LANES * steps * pairs() * PANEL, fresh && stop == T,
+                             at_most(R, last - m), n, dW + m * ld + n);
             }
         }
     }

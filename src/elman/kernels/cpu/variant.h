@@ -1,5 +1,6 @@
 /* One variant of the kernel: every function compiled for REAL with vectors of VECTOR_BYTES. */
 #pragma once
+#include "clip.h"
 #include "head.h"
 
 namespace {
@@ -8,12 +9,13 @@ namespace {
 constexpr decltype(Variant::linear) few_linear = nullptr;
 #else
 void few_linear(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N) {
-    const real *from = static_cast<const real *>(x), *bias = static_cast<const real *>(b);
+    const real *from = static_cast<const real *>(x), *weights = static_cast<const real *>(W);
+    const real *bias = static_cast<const real *>(b);
     real *to = static_cast<real *>(y);
-    for (int64_t s = 0; s < rows; s++) {
-        dots<1, false>(from + s * K, K, static_cast<const real *>(W), K, N, to + s * N, N);
-        for (int64_t n = 0; bias && n < N; n++) to[s * N + n] += bias[n];
-    }
+    for (int64_t s = 0; s < rows; s += FEW)
+        dots_of<false>(at_most(FEW, rows - s), from + s * K, K, weights, K, N, to + s * N, N);
+    for (int64_t s = 0; bias && s < rows; s++)
+        for (int64_t n = 0; n < N; n++) to[s * N + n] += bias[n];
 }
 #endif
 
@@ -29,4 +31,5 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 } // namespace
 
 extern const Variant VARIANT;
-const Variant VARIANT = {NAME, forward, backward, head_forward, head_backward, few_linear, squash<true>, squash<false>};
+const Variant VARIANT = {NAME,  forward,        backward, head,         few_linear,
+                         sum_of_squares, scale, squash<true>, squash<false>};

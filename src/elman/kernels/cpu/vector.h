@@ -5,6 +5,9 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if VECTOR_BYTES == 64
+#include <immintrin.h>
+#endif
 
 #define INLINE inline __attribute__((always_inline))
 #define FLATTEN _Pragma("GCC unroll 16")
@@ -24,28 +27,34 @@ typedef word bits __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)
 
 INLINE vec splat(real x) { return x - vec{}; }
 
-__attribute__((noinline)) void load_some(const real *p, int64_t n, real *lanes) {
+INLINE vec load(const real *p) { return *reinterpret_cast<const vec *>(p); }
+INLINE void store(real *p, vec v) { *reinterpret_cast<vec *>(p) = v; }
+
+#if VECTOR_BYTES == 64
+INLINE vec load_some(const real *p, int64_t n) {
+    if constexpr (DOUBLE) return (vec)_mm512_maskz_loadu_pd(__mmask8((1u << n) - 1), p);
+    return (vec)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p);
+}
+INLINE void store_some(real *p, vec v, int64_t n) {
+    if constexpr (DOUBLE) return _mm512_mask_storeu_pd(p, __mmask8((1u << n) - 1), (__m512d)v);
+    _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), (__m512)v);
+}
+#else
+__attribute__((noinline)) vec load_some(const real *p, int64_t n) {
+    real lanes[LANES];
     for (int64_t i = 0; i < LANES; i++) lanes[i] = i < n ? p[i] : real(0);
+    return load(lanes);
 }
-__attribute__((noinline)) void store_some(real *p, int64_t n, const real *lanes) {
-    for (int64_t i = 0; i < n; i++) p[i] = lanes[i];
+__attribute__((noinline)) void store_some(real *p, vec v, int64_t n) {
+    for (int64_t i = 0; i < n; i++) p[i] = v[i];
 }
+#endif
 
 /* The first n lanes (n ≥ LANES: all of them); the others are 0. */
-INLINE vec load(const real *p, int64_t n = LANES) {
-    real lanes[LANES];
-    if (__builtin_expect(n < LANES, 0)) {
-        load_some(p, n, lanes);
-        p = lanes;
-    }
-    return *reinterpret_cast<const vec *>(p);
-}
-
-INLINE void store(real *p, vec v, int64_t n = LANES) {
-    real lanes[LANES];
-    bool some = __builtin_expect(n < LANES, 0);
-    *reinterpret_cast<vec *>(some ? lanes : p) = v;
-    if (some) store_some(p, n, lanes);
+INLINE vec load(const real *p, int64_t n) { return __builtin_expect(n < LANES, 0) ? load_some(p, n) : load(p); }
+INLINE void store(real *p, vec v, int64_t n) {
+    if (__builtin_expect(n < LANES, 0)) return store_some(p, v, n);
+    store(p, v);
 }
 
 template <int N> struct Lanes {

@@ -22,13 +22,14 @@ from elman.kernels import products
 from elman.kernels.cuda import driver
 from elman.kernels.cuda.plan import CELLS, CLUSTERS, GATES, WARPS, Machine, Plan, cheapest
 
-DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # FP16, BF16, TF32 of ptx.cuh
+FP16, BF16, TF32, FP32 = range(4)  # as in ptx.cuh
+HALF = {torch.float16: FP16, torch.bfloat16: BF16}
 KEPT = {"gru": 5, "lstm": 4}  # blocks of values kept per step
 
 
 @final
 class Cuda:
-    """Persistent kernels: elman (tanh, relu, linear), gru and lstm in fp16, bf16 and TF32."""
+    """Persistent kernels: elman (tanh, relu, linear), gru and lstm in fp16, bf16, TF32 and fp32."""
 
     name = "cuda"
 
@@ -52,7 +53,7 @@ class Cuda:
         hs = _track(state[0], steps)
         cs = _track(state[1], steps) if cell == "lstm" else None
         gates = self.empty_gates(cell, w, xs, state) if needs_gates else None
-        with torch.cuda.device(xs.device), _tf32_products(xs):
+        with torch.cuda.device(xs.device), _large_products(w.W_hh.dtype):
             inputs, ids = products.input_share(cell, w, xs)
             _launch(
                 _plan(cell, "forward", w, batch),
@@ -85,7 +86,7 @@ class Cuda:
         needs_dxs: bool = True,
         into: Layer | None = None,
     ) -> tuple[Tensor | None, Layer, State]:
-        with torch.cuda.device(xs.device), _tf32_products(xs):
+        with torch.cuda.device(xs.device), _large_products(w.W_hh.dtype):
             das, dstate = _carry_back(cell, w, xs, trace, dhs, dstate, xi, lengths)
             das_ih, das_hh = _shares(cell, das)
             found = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh)
@@ -100,12 +101,10 @@ def _refusal_of_job(cell: str, w: Layer, xs: Tensor, state: State) -> str | None
         return f"it has no {cell} cell"
     if w.W_hr is not None:
         return "it does not project (proj_size)"
-    if w.W_hh.dtype not in DTYPES:
+    if w.W_hh.dtype not in (*HALF, torch.float32):
         return f"{w.W_hh.dtype} is none of float16, bfloat16, float32"
     if xs.is_floating_point() and xs.dtype != w.W_hh.dtype:
         return f"inputs are {xs.dtype} but weights {w.W_hh.dtype}"
-    if w.W_hh.dtype == torch.float32 and not _tf32_allowed():
-        return "float32 runs in TF32, which torch.backends.cudnn.rnn.fp32_precision forbids"
     if 0 in xs.shape[:2]:
         return "there is nothing to run"
     return None
@@ -163,7 +162,7 @@ def _function(plan: Plan, dtype: int, device: int) -> driver.Function:
 
 def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: object) -> None:
     assert plan is not None, "refuses() lets only jobs with a plan pass"
-    function = _function(plan, DTYPES[W_hh.dtype], torch.cuda.current_device())
+    function = _function(plan, arithmetic(W_hh.dtype), torch.cuda.current_device())
     blocks = plan.groups(batch) * plan.cluster
     function.launch(blocks, plan.cluster, plan.threads, W_hh, *arguments)
 
@@ -189,11 +188,11 @@ def _carry_back(
     xi: Tensor | None,
     lengths: Tensor | None,
 ) -> tuple[Tensor, State]:
-    """da (T, B, blocks · hidden) and the pull on the state before the piece."""
+    """da (T, B, blocks · hidden) and, in float32, the pull on the state before the piece."""
     steps, batch = xs.shape[:2]
     blocks = 4 if cell == "gru" else GATES[cell]
     das = trace.hs.new_empty(steps, batch, blocks * w.hidden_size)
-    dh = torch.empty_like(trace.hs[0], memory_format=torch.contiguous_format)
+    dh = trace.hs.new_empty(trace.hs.shape[1:], dtype=torch.float32)
     lstm = trace.cs is not None
     dc = torch.empty_like(dh) if lstm else None
     weights = None if xi is None else xi.float()
@@ -205,8 +204,8 @@ def _carry_back(
         None if trace.cs is None else trace.cs.contiguous(),
         None if trace.gates is None else trace.gates.contiguous(),
         None if dhs is None else dhs.to(das.dtype).contiguous(),
-        dstate[0].to(das.dtype).contiguous(),
-        dstate[1].to(das.dtype).contiguous() if lstm else None,
+        dstate[0].float().contiguous(),
+        dstate[1].float().contiguous() if lstm else None,
         weights,
         0 if weights is None else weights.stride(0),
         0 if weights is None or weights.dim() == 1 else weights.stride(1),
@@ -231,16 +230,18 @@ def _shares(cell: str, das: Tensor) -> tuple[Tensor, list[Tensor]]:
     return das[..., : 3 * hidden], [das[..., : 2 * hidden], das[..., 3 * hidden :]]
 
 
-def _tf32_allowed() -> bool:
-    """torch's switch for recurrent layers, as cuDNN obeys it."""
-    return torch.backends.cudnn.rnn.fp32_precision == "tf32"  # pyright: ignore[reportAttributeAccessIssue]
+def arithmetic(dtype: torch.dtype) -> int:
+    """What a dtype is multiplied in; float32 by torch's switch for recurrent layers, as cuDNN."""
+    allowed = torch.backends.cudnn.rnn.fp32_precision == "tf32"  # pyright: ignore[reportAttributeAccessIssue]
+    return HALF.get(dtype, TF32 if allowed else FP32)
 
 
 @contextlib.contextmanager
-def _tf32_products(xs: Tensor) -> Iterator[None]:
-    """Large products of a float32 layer in TF32, as its loop: the switch of RNNs covers both."""
+def _large_products(dtype: torch.dtype) -> Iterator[None]:
+    """Large products of a float32 layer as its loop: the switch of RNNs covers both."""
     before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    tf32 = arithmetic(dtype) == TF32
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
     try:
         yield
     finally:

@@ -63,8 +63,8 @@ DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-backward(const void* W, const void* hs, const void* cs, const void* gates, const void* dhs, const void* dh_last, const void* dc_last,
-         const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, void* dh_first, void* dc_first, int steps, int batch) {
+backward(const void* W, const void* hs, const void* cs, const void* gates, const void* dhs, const float* dh_last, const float* dc_last,
+         const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, float* dh_first, float* dc_first, int steps, int batch) {
     const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
 
     Values pass[ITEMS], dc[ITEMS], c[ITEMS];
@@ -91,9 +91,9 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
         const Item it = item(q, group, rank, batch);
-        unpack(load<WIDE>(dh_last, it.in(it.batch_row), it.real), pass[q]);
+        load_floats(pass[q], dh_last, it.in(it.batch_row), it.real);
         if constexpr (CELL == LSTM) {
-            unpack(load<WIDE>(dc_last, it.in(it.batch_row), it.real), dc[q]);
+            load_floats(dc[q], dc_last, it.in(it.batch_row), it.real);
             unpack(load<WIDE>(cs, it.in((i64)steps * batch + it.batch_row), it.real), c[q]);
         }
         length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
@@ -119,8 +119,8 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
 #pragma unroll
             for (int v = 0; v < WIDE; v++) dh[v] = scale(dh[v], weight_of_sum[q]) + pass[q][v];
             if (done == steps) {
-                store(dh_first, it.in(it.batch_row), pack(dh), it.real);
-                if constexpr (CELL == LSTM) store(dc_first, it.in(it.batch_row), pack(dc[q]), it.real);
+                store_floats(dh_first, it.in(it.batch_row), dh, it.real);
+                if constexpr (CELL == LSTM) store_floats(dc_first, it.in(it.batch_row), dc[q], it.real);
                 continue;
             }
 #pragma unroll

@@ -1,13 +1,32 @@
 """Does the CUDA kernel compute the recurrence? `python -m elman.kernels.cuda.check` on a GPU says.
 
-Random jobs (cells, dtypes, shapes, carries, lengths) against the reference kernel in float64, and,
-where cuDNN runs the same job, against cuDNN's error in the same dtype. Needs torch alone.
+Random jobs (cells, dtypes, shapes, carries, lengths), each run twice and asked for the same bits.
+What else is asked follows from how numbers are rounded, not from what was seen:
+
+Rounding. A kernel that stores in a dtype of unit roundoff u changes what it stores by a factor of
+at most 1 ± u, and in every step meets a state, gates and gradients so changed. How much of that
+reaches an array depends on the job, and can be measured: `Shaken` is the reference in float64 in
+which every operand of every step is changed by a factor 1 ± u, the sign at random. A rounding is
+off by u at most and by 0.4 u in the root mean square, a shaken operand always by the whole of u;
+so a correct kernel stays within the largest error, ‖found - exact‖ / ‖exact‖, of a few shaken
+runs: on long sequences, few units and ill-conditioned jobs alike. There is no other tolerance.
+(A relu's derivative jumps at 0, where any rounding may fall on either side: its gradients are
+compared with those of the function that was computed, that is at the kernel's own h.)
+
+cuDNN. Single arrays are nearer or farther by chance, so errors are compared over many jobs: for
+each cell, dtype and array the geometric mean of our error over cuDNN's must be 1.0 or less, that is
+not above 1.05 by more than three standard errors of that mean. Needs torch alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
+import statistics
 import sys
+import warnings
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,16 +34,15 @@ import torch
 from torch import Tensor
 
 from elman.cells import Layer, State
+from elman.gradients.through_time import Trace
 from elman.kernels import Kernel, fused, reference
-from elman.kernels.cuda import DTYPES, KERNEL, compiled, machine
+from elman.kernels.cuda import KERNEL, arithmetic, compiled, machine
 from elman.kernels.cuda.plan import GATES, cheapest
 
-TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 2e-3}
-"""‖ours - exact‖ / ‖exact‖: what rounding in each dtype costs, with room for long sequences."""
-SLACK = 1.25
-"""How much worse than cuDNN, by chance of rounding alone, one array of one job may come out."""
-KINK = 10
-"""Where one activation decides a gradient, its rounding does: a relu near 0, a few units."""
+ROUNDOFF = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-10}
+"""u: half the distance from 1 to the next number; of TF32 the whole, as products may cut."""
+ROUNDOFF_OF_THREE = 2**-22  # float32 without TF32: the three products keep 22 bits of an operand
+CERTAIN = 3.0  # standard errors beyond which a mean is no chance
 
 
 @dataclass(frozen=True)
@@ -41,12 +59,33 @@ class Job:
     bias: bool = True
     lengths: bool = False
     xi: int = 0  # 0: none, 1: (T,), 2: (T, B)
+    tf32: bool = True  # whether torch's switch allows float32 layers TF32
     seed: int = 0
 
     @property
-    def has_peer(self) -> bool:
-        """Whether cuDNN runs this job."""
-        return self.cell != "linear" and not (self.ids or self.lengths or self.xi)
+    def plain(self) -> bool:
+        """Float32 without TF32."""
+        return self.dtype == torch.float32 and not self.tf32
+
+    @property
+    def roundoff(self) -> float:
+        """Of an operand; and of a sum of n products in float32, √n 2⁻²⁴ (Higham and Mary 2019)."""
+        operand = ROUNDOFF_OF_THREE if self.plain else ROUNDOFF[self.dtype]
+        return math.hypot(operand, self.size**0.5 * 2**-24)
+
+    @property
+    def arithmetic(self) -> str:
+        return str(self.dtype)[6:] + (" without TF32" if self.plain else "")
+
+    @contextlib.contextmanager
+    def switched(self) -> Iterator[None]:
+        """torch's switch as the job wants it."""
+        rnn = torch.backends.cudnn.rnn
+        before, rnn.fp32_precision = rnn.fp32_precision, "tf32" if self.tf32 else "ieee"  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            rnn.fp32_precision = before  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Job]:
@@ -55,7 +94,7 @@ def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Job]:
     return [
         Job(
             cell=chance.choice(list(GATES)),
-            dtype=chance.choice(list(TOLERANCE)),
+            dtype=chance.choice(list(ROUNDOFF)),
             steps=chance.choice((1, 2, 3, 5, 8, 13)),
             batch=chance.choice((1, 3, 8, 11, 16, 37)),
             size=chance.choice(sizes),
@@ -64,6 +103,7 @@ def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Job]:
             bias=chance.random() < 0.8,
             lengths=chance.random() < 0.3,
             xi=chance.choice((0, 0, 1, 2)),
+            tf32=chance.random() < 0.5,
             seed=i,
         )
         for i in range(count)
@@ -130,14 +170,106 @@ def material(job: Job) -> Material:
     )
 
 
+class Shaken:
+    """The reference, every operand of every step changed by a factor 1 ± u (see above)."""
+
+    name = "shaken"
+
+    def __init__(self, u: float, seed: int, device: str) -> None:
+        self.u = u
+        self.random = torch.Generator(device).manual_seed(seed)
+
+    def refuses(self, cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+        return None
+
+    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+        return reference.KERNEL.empty_gates(cell, w, xs, state)
+
+    def shake(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        signs = torch.randint(0, 2, x.shape, generator=self.random, device=x.device) * 2 - 1
+        return x * (1 + self.u * signs)
+
+    def forward(
+        self,
+        cell: str,
+        w: Layer,
+        xs: Tensor,
+        state: State,
+        lengths: Tensor | None = None,
+        needs_gates: bool = True,
+    ) -> Trace:
+        steps: list[Trace] = []
+        for t in range(len(xs)):
+            ended, x = _at(lengths, t), self.shake(xs[t : t + 1])
+            step = reference.KERNEL.forward(cell, w.map(self.shake), x, state, ended)
+            before, state = state, tuple(map(self.shake, step.state(1)))
+            tracks = [torch.stack(pair) for pair in zip(before, state, strict=True)]
+            steps.append(Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, step.gates))
+        return _joined(steps)
+
+    def backward(
+        self,
+        cell: str,
+        w: Layer,
+        xs: Tensor,
+        trace: Trace,
+        dhs: Tensor | None,
+        dstate: State,
+        xi: Tensor | None,
+        lengths: Tensor | None = None,
+        needs_dxs: bool = True,
+        into: Layer | None = None,
+    ) -> tuple[Tensor | None, Layer, State]:
+        dw, dxs = w.zeros() if into is None else into, []
+        for t in reversed(range(len(xs))):
+            kept = (None if x is None else self.shake(x) for x in trace.between(t, t + 1))
+            dx, _, dstate = reference.KERNEL.backward(
+                cell,
+                w.map(self.shake),
+                self.shake(xs[t : t + 1]),
+                Trace(*kept),  # pyright: ignore[reportArgumentType]
+                None if dhs is None else self.shake(dhs[t : t + 1]),
+                tuple(map(self.shake, dstate)),
+                None if xi is None else xi[t : t + 1],
+                _at(lengths, t),
+                into=dw,
+            )
+            dxs.append(dx)
+        found = None if dxs[0] is None else self.shake(torch.cat(dxs[::-1]))
+        return found, dw, tuple(map(self.shake, dstate))
+
+
+def _at(lengths: Tensor | None, t: int) -> Tensor | None:
+    """Lengths as step t alone meets them."""
+    return None if lengths is None else (lengths - t).clamp(0, 1)
+
+
+def _joined(steps: list[Trace]) -> Trace:
+    """The traces of single steps as one."""
+    hs, cs, gates = zip(*steps, strict=True)
+
+    def track(states: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat([states[0][:1], *(s[1:] for s in states)])
+
+    return Trace(
+        track(hs),
+        None if cs[0] is None else track(cs),
+        None if gates[0] is None else torch.cat(gates),
+    )
+
+
 Answers = dict[str, Tensor]
 
 
-def answers(kernel: Kernel, job: Job, m: Material) -> Answers:
-    """Everything a kernel computes for a job, by name."""
+def answers(kernel: Kernel, job: Job, m: Material, at: Tensor | None = None) -> Answers:
+    """Everything a kernel computes for a job, by name; gradients at the states `at` if given."""
     trace = kernel.forward(job.cell, m.w, m.xs, m.state, m.lengths)
+    found = {"hs": trace.hs, "cs": trace.cs}
+    trace = trace if at is None else trace._replace(hs=at.to(trace.hs))
     dxs, dw, dstate = kernel.backward(job.cell, m.w, m.xs, trace, m.dhs, m.dstate, m.xi, m.lengths)
-    found = {"hs": trace.hs, "cs": trace.cs, "dxs": dxs, **dw._asdict()}
+    found |= {"dxs": dxs, **dw._asdict()}
     found |= {f"dstate{i}": d for i, d in enumerate(dstate)}
     return {name: x for name, x in found.items() if x is not None}
 
@@ -152,7 +284,9 @@ def peer_answers(job: Job, m: Material) -> Answers:
             p.copy_(value)
     xs = m.xs.detach().requires_grad_()
     state = [s.detach()[None].requires_grad_() for s in m.state]
-    ys, last = rnn(xs, tuple(state) if len(state) > 1 else state[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights")  # torch never flattens bf16
+        ys, last = rnn(xs, tuple(state) if len(state) > 1 else state[0])
     last = last if isinstance(last, tuple) else (last,)
     torch.autograd.backward([ys, *last], [m.dhs, *(d[None] for d in m.dstate)])
     names = [n for n, x in zip(Layer._fields, m.w, strict=True) if x is not None]
@@ -165,62 +299,124 @@ def peer_answers(job: Job, m: Material) -> Answers:
 def errors(found: Answers, exact: Answers) -> dict[str, float]:
     """‖found - exact‖ / ‖exact‖ of each array."""
     return {
-        name: float(
-            (x.detach().cpu().double() - exact[name]).norm() / exact[name].norm().clamp_min(1e-30)
-        )
+        name: float((x.detach().to(exact[name]) - exact[name]).norm() / _length(exact[name]))
         for name, x in found.items()
     }
 
 
-def faults(job: Job, kernel: Kernel = KERNEL) -> list[str]:
+def _length(x: Tensor) -> Tensor:
+    return x.norm().clamp_min(1e-30)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A kernel's errors on a job, what rounding allows, and what cuDNN's are (if it runs it)."""
+
+    job: Job
+    ours: dict[str, float]
+    limits: dict[str, float]
+    theirs: dict[str, float]
+    unequal: list[str]  # arrays that differ between two runs
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the kernel's answers to this job; nothing, one hopes."""
+        beyond = [(n, e, self.limits[n]) for n, e in self.ours.items() if not e <= self.limits[n]]
+        return [f"{n} differs between two runs" for n in self.unequal] + [
+            f"{n} is off by {e:.1e}, rounding explains {most:.1e}" for n, e, most in beyond
+        ]
+
+
+def faults(job: Job, kernel: Kernel = KERNEL, device: str = "cuda") -> list[str]:
     """What is wrong with the kernel's answers to this job; nothing, one hopes."""
-    m = material(job)
-    on_gpu = m.to(job.dtype, "cuda")
-    if reason := kernel.refuses(job.cell, on_gpu.w, on_gpu.xs, on_gpu.state):
-        return [f"refused: {reason}"]
-    exact = answers(reference.KERNEL, job, m)
-    first, second = answers(kernel, job, on_gpu), answers(kernel, job, on_gpu)
-    wrong = [f"{n} differs between two runs" for n in first if not torch.equal(first[n], second[n])]
-    ours = errors(first, exact)
-    limit = TOLERANCE[job.dtype] * _leniency(job)
-    wrong += [f"{n} is off by {e:.1e}" for n, e in ours.items() if not e <= limit]
-    return wrong + (worse_than_peer(job, on_gpu, ours, exact) if job.has_peer else [])
+    m = material(job).to(job.dtype, device)
+    reason = kernel.refuses(job.cell, m.w, m.xs, m.state)
+    return [f"refused: {reason}"] if reason else judged(job, kernel, device).faults
 
 
-def worse_than_peer(job: Job, m: Material, ours: dict[str, float], exact: Answers) -> list[str]:
-    """Where cuDNN is clearly nearer, unless it ran in full float32, as it does on small layers."""
-    theirs = errors(peer_answers(job, m), exact)
-    if job.dtype == torch.float32 and min(theirs.values()) < 1e-5:
-        return []
-    slack = SLACK * _leniency(job)
+def judged(job: Job, kernel: Kernel, device: str, peer: bool = False) -> Verdict:
+    """Run a job twice, exactly, shaken, and where asked on cuDNN."""
+    desk = device if job.size >= 64 else "cpu"  # where float64 is faster
+    wide = material(job).to(torch.float64, desk)
+    m = wide.to(job.dtype, device)
+    with job.switched():
+        first, second = answers(kernel, job, m), answers(kernel, job, m)
+        theirs = peer_answers(job, m) if peer else {}
+
+    def exactly(found: Answers) -> Answers:
+        return answers(reference.KERNEL, job, wide, _place(job, found))
+
+    exact, limits = exactly(first), dict.fromkeys(first, 0.0)
+    for draw in range(
+        max(8, 64 // job.size)
+    ):  # the largest of a few is no measure of a single unit
+        shaken = answers(Shaken(job.roundoff, draw, desk), job, wide, _place(job, first))
+        limits = {n: max(limits[n], e) for n, e in errors(shaken, exact).items()}
+    return Verdict(
+        job,
+        errors(first, exact),
+        limits,
+        errors(theirs, exactly(theirs)) if peer else {},
+        [n for n in first if not torch.equal(first[n], second[n])],
+    )
+
+
+def _place(job: Job, found: Answers) -> Tensor | None:
+    """Where gradients are taken: a relu's at the states that were found."""
+    return found["hs"].detach() if job.cell == "relu" else None
+
+
+Ratios = dict[tuple[str, str, str], list[float]]
+"""log(our error / cuDNN's), job by job, for each cell, arithmetic and array."""
+
+
+def ratios(verdicts: Iterable[Verdict]) -> Ratios:
+    """Jobs that cuDNN ran without the TF32 that it was allowed (small layers) do not count."""
+    found: Ratios = {}
+    for v in verdicts:
+        if v.job.dtype == torch.float32 and v.job.tf32 and min(v.theirs.values()) < 1e-5:
+            continue
+        for name, e in v.theirs.items():
+            logs = found.setdefault((v.job.cell, v.job.arithmetic, name), [])
+            logs.append(math.log(v.ours[name] / e))
+    return found
+
+
+def worse(logs: list[float]) -> bool:
+    """Whether the geometric mean rounds to more than 1.0, and not by chance."""
+    chance = CERTAIN * statistics.stdev(logs) / len(logs) ** 0.5
+    return statistics.mean(logs) > math.log(1.05) + chance
+
+
+def peer_jobs(seeds: int) -> list[Job]:
+    """Jobs that cuDNN runs too, enough of each cell and dtype for a mean."""
     return [
-        f"{n} is off by {ours[n]:.1e}, cuDNN by {e:.1e}"
-        for n, e in theirs.items()
-        if ours[n] > slack * e + TOLERANCE[job.dtype] / 50
+        Job(cell, dtype, 13, 37, size, size, tf32=tf32, seed=seed)
+        for cell in GATES
+        if cell != "linear"
+        for dtype, tf32 in [*((dtype, True) for dtype in ROUNDOFF), (torch.float32, False)]
+        for size in (64, 256, 512)
+        for seed in range(seeds)
     ]
-
-
-def _leniency(job: Job) -> float:
-    """Single activations decide at a relu's kink, and in a layer of a few units."""
-    return (KINK if job.cell == "relu" else 1) * (KINK if job.size < 16 else 1)
 
 
 def compile_ahead(todo: list[Job]) -> None:
     """Compile what the jobs will need, on all cores."""
     here = machine(torch.cuda.current_device())
-    needed = {
-        (plan, DTYPES[job.dtype])
-        for job in todo
-        for way in ("forward", "backward")
-        if (plan := cheapest(job.cell, way, job.size, job.dtype.itemsize, job.batch, here))
-    }
+    needed = set()
+    for job in todo:
+        with job.switched():
+            code = arithmetic(job.dtype)
+        for way in ("forward", "backward"):
+            plan = cheapest(job.cell, way, job.size, job.dtype.itemsize, job.batch, here)
+            needed |= {(plan, code)} if plan else set()
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda need: compiled(*need), needed):
             pass
 
 
-def main() -> int:
-    """Check many jobs and say which went wrong."""
+def check_rounding() -> int:
+    """Check many jobs, say which went wrong, and return how many."""
     small, large = (1, 5, 16, 33, 64, 100), (128, 200, 256, 300, 384, 512)
     todo = jobs(80, 0, small) + jobs(90, 1, large) + jobs(6, 2, (1024,))
     compile_ahead(todo)
@@ -234,7 +430,29 @@ def main() -> int:
             bad += 1
             print(job, *wrong, sep="\n    ", flush=True)
     print(f"{len(todo) - bad} of {len(todo)} jobs right ({refused} of them on the fused kernel)")
-    return 1 if bad else 0
+    return bad
+
+
+def check_against_cudnn(seeds: int = 6) -> int:
+    """Print the ratio of errors for each cell, dtype and array; return how many are too large."""
+    todo = peer_jobs(seeds)
+    compile_ahead(todo)
+    found, bad = ratios(judged(job, KERNEL, "cuda", peer=True) for job in todo), 0
+    print("our error / cuDNN's, geometric means")
+    for cell, kind in dict.fromkeys(key[:2] for key in found):
+        said = []
+        for (c, k, name), logs in found.items():
+            if (c, k) == (cell, kind):
+                bad += worse(logs)
+                ratio = math.exp(statistics.mean(logs))
+                said.append(f"{name} {ratio:.2f}{' TOO LARGE' if worse(logs) else ''}")
+        print(f"  {cell} {kind}: {', '.join(said)}", flush=True)
+    return bad
+
+
+def main() -> int:
+    """Check rounding, then compare with cuDNN."""
+    return 1 if check_rounding() + check_against_cudnn() else 0
 
 
 if __name__ == "__main__":

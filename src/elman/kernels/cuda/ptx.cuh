@@ -1,7 +1,7 @@
 // The few machine instructions the kernels are made of, each under a plain name.
 //
 // Nothing is included, so NVRTC needs no header files. An element is stored as fp16, bf16 or
-// (TF32) fp32. Matrix tiles are counted in bytes: a tile is 16 rows (weights) or 8 rows (batch) by
+// (TF32, FP32) fp32. Matrix tiles are counted in bytes: a tile is 16 rows (weights) or 8 rows (batch) by
 // 32 bytes, which is 16 columns of fp16/bf16 or 8 of fp32, and the fragments of `mma` lie in the
 // same places for all three.
 #pragma once
@@ -9,6 +9,7 @@
 #define FP16 0
 #define BF16 1
 #define TF32 2
+#define FP32 3
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -16,7 +17,7 @@ typedef long long i64;
 
 #define DEVICE static __device__ __forceinline__
 
-constexpr int BYTES = DTYPE == TF32 ? 4 : 2;  // of one stored element
+constexpr int BYTES = DTYPE >= TF32 ? 4 : 2;  // of one stored element
 
 // ---- elements -----------------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ DEVICE Packed<N> pack(const float (&x)[N]) {
     Packed<N> p;
 #pragma unroll
     for (int i = 0; i < Packed<N>::WORDS; i++) {
-        if constexpr (DTYPE == TF32) p.word[i] = __float_as_uint(x[i]);
+        if constexpr (BYTES == 4) p.word[i] = __float_as_uint(x[i]);
         else p.word[i] = pack2(x[2 * i], x[2 * i + 1]);
     }
     return p;
@@ -63,12 +64,12 @@ template <int N>
 DEVICE void unpack(const Packed<N>& p, float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < Packed<N>::WORDS; i++) {
-        if constexpr (DTYPE == TF32) x[i] = __uint_as_float(p.word[i]);
+        if constexpr (BYTES == 4) x[i] = __uint_as_float(p.word[i]);
         else x[2 * i] = low_half(p.word[i]), x[2 * i + 1] = high_half(p.word[i]);
     }
 }
 
-// What the tensor cores read: fp16 and bf16 as they are, fp32 rounded (not cut) to TF32.
+// What multiply_add reads: TF32 rounded (not cut) to its 11 bits, all else as it is.
 DEVICE u32 operand(u32 word) {
     if constexpr (DTYPE != TF32) return word;
     u32 rounded;
@@ -109,7 +110,7 @@ DEVICE Packed<N> load(const void* base, i64 element, int real) {
 #pragma unroll
         for (int i = 0; i < N; i++)
             if (i < real) {
-                if constexpr (DTYPE == TF32) p.word[i] = ((const u32*)base)[element + i];
+                if constexpr (BYTES == 4) p.word[i] = ((const u32*)base)[element + i];
                 else p.word[i / 2] |= load_half(base, element + i) << (16 * (i % 2));
             }
     }
@@ -123,7 +124,7 @@ DEVICE void store(void* base, i64 element, const Packed<N>& p, int real) {
 #pragma unroll
         for (int i = 0; i < N; i++)
             if (i < real) {
-                if constexpr (DTYPE == TF32) ((u32*)base)[element + i] = p.word[i];
+                if constexpr (BYTES == 4) ((u32*)base)[element + i] = p.word[i];
                 else ((unsigned short*)base)[element + i] = p.word[i / 2] >> (16 * (i % 2));
             }
     }
@@ -135,6 +136,17 @@ DEVICE void load_floats(float (&x)[N], const float* base, i64 element, int real)
     if (WHOLE<N> && real > 0) load_words(w, base + element);
 #pragma unroll
     for (int i = 0; i < N; i++) x[i] = WHOLE<N> ? __uint_as_float(w[i]) : i < real ? base[element + i] : 0.0f;
+}
+
+template <int N>
+DEVICE void store_floats(float* base, i64 element, const float (&x)[N], int real) {
+    u32 w[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) w[i] = __float_as_uint(x[i]);
+    if (WHOLE<N> && real > 0) store_words(base + element, w);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (!WHOLE<N> && i < real) base[element + i] = x[i];
 }
 
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
@@ -157,23 +169,49 @@ DEVICE void load_fragments(u32 (&b)[4], u32 address) {
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(address) : "memory");
 }
 
-// d += a b for one tile: (16 units) x (32 bytes of the sum) times (32 bytes of the sum) x (8 rows).
-DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#define MMA(SHAPE_AND_TYPES)                                                                       \
+#define MMA(SHAPE_AND_TYPES)                                                              \
     asm("mma.sync.aligned." SHAPE_AND_TYPES                                               \
-                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                  \
+                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"       \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                         \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-    if constexpr (DTYPE == FP16) MMA("m16n8k16.row.col.f32.f16.f16.f32");
-    if constexpr (DTYPE == BF16) MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
-    if constexpr (DTYPE == TF32) MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
-#undef MMA
+
+DEVICE void multiply_add_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { MMA("m16n8k8.row.col.f32.tf32.tf32.f32"); }
+
+// x = high + low, 11 bits each (Veltkamp's splitting): all but the last of x's 24.
+DEVICE void split(u32 word, u32& high, u32& low) {
+    const float x = __uint_as_float(word), far = __fmul_rn(x, 8193.0f), near = __fsub_rn(far, __fsub_rn(far, x));
+    high = __float_as_uint(near), low = __float_as_uint(__fsub_rn(x, near)) & 0xffffe000u;
 }
 
-DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// d += a b for one tile: (16 units) x (32 bytes of the sum) times (32 bytes of the sum) x (8 rows). FP32 is
+// three products in TF32, (high + low) (high + low) without low low.
+DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (DTYPE == FP16) MMA("m16n8k16.row.col.f32.f16.f16.f32");
+    if constexpr (DTYPE == BF16) MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
+    if constexpr (DTYPE == TF32) multiply_add_tf32(d, a, b0, b1);
+    if constexpr (DTYPE == FP32) {
+        u32 high[4], low[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 word = a[i];
+            asm volatile("" : "+r"(word));  // split anew each step: both halves of all weights would fit no registers
+            split(word, high[i], low[i]);
+        }
+        u32 high0, high1, low0, low1;
+        split(b0, high0, low0), split(b1, high1, low1);
+        multiply_add_tf32(d, low, high0, high1);
+        multiply_add_tf32(d, high, low0, low1);
+        multiply_add_tf32(d, high, high0, high1);
+    }
+}
+#undef MMA
+
+DEVICE float exponential(float x) { return DTYPE == FP32 ? expf(x) : __expf(x); }
+
+DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + exponential(-x)); }
 
 // 1 - 2 / (1 + e^2x): right to an absolute 1e-7, and at both infinities.
-DEVICE float hyperbolic_tangent(float x) { return 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x)); }
+DEVICE float hyperbolic_tangent(float x) { return DTYPE == FP32 ? tanhf(x) : 1.0f - __fdividef(2.0f, 1.0f + exponential(2.0f * x)); }
 
 // ---- several SMs: a cluster of blocks that can write into each other's shared memory -------------
 

@@ -37,7 +37,7 @@ extern __shared__ __align__(16) char shared[];
 DEVICE u32 weight(const char* W, int gate, int i, int j) {
     if (SIZE < HIDDEN && (i >= SIZE || j >= SIZE)) return 0;
     const char* at = W + ((i64)(gate * SIZE + i) * SIZE + j) * BYTES;
-    return DTYPE == TF32 ? *(const u32*)at : *(const unsigned short*)at;
+    return BYTES == 4 ? *(const u32*)at : *(const unsigned short*)at;
 }
 
 // The fragments of one tile of 16 rows by 32 bytes whose word at (row, column) is word(row, column).

@@ -39,7 +39,7 @@ DEVICE int tile_of(int rank, int warp, int m) {
 // Row j of W' is unit j; columns k (and k + 1) are gate k / UNITS of unit k % UNITS of this block.
 DEVICE u32 weight_word(const char* W, int rank, int j, int k) {
     auto element = [&](int k) { return K_TILES * 32 == GATES * UNITS * BYTES || k < GATES * UNITS ? weight(W, k / UNITS, rank * UNITS + k % UNITS, j) : 0; };
-    if constexpr (DTYPE == TF32) return element(k);
+    if constexpr (BYTES == 4) return element(k);
     return element(k) | element(k + 1) << 16;
 }
 

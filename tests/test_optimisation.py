@@ -1,0 +1,113 @@
+"""The direct optimisers are torch's to the last bit; native clipping is the notes' projection."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from elman.kernels.cpu import KERNEL
+from elman.optimisation import Optimisation, build_optimizer, clip_gradients
+
+TORCHS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 130), nn.Tanh(), nn.Linear(130, 3))
+
+
+def descend(model, optimizer, steps=4):
+    x = torch.randn(9, 7, generator=torch.Generator().manual_seed(1))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).pow(2).sum().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("adamw", 0.0)]
+)
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_steps_are_torchs_to_the_last_bit(name, momentum, decay):
+    ours, theirs = network(), network()
+    how = Optimisation(name, 0.01, momentum=momentum, weight_decay=decay)
+    biases = [p for p in theirs.parameters() if p.dim() < 2]
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.dim() > 1], "weight_decay": decay},
+        {"params": biases, "weight_decay": 0.0},
+    ]
+    options = {"momentum": momentum} if name == "sgd" else {}
+    torchs = TORCHS[name](groups, 0.01, fused=True, **options)
+    found = descend(ours, build_optimizer(ours, how))
+    for a, b in zip(found, descend(theirs, torchs), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_a_saved_optimiser_goes_on_where_it_stopped(name):
+    whole, first = network(), network()
+    expected = descend(whole, build_optimizer(whole, Optimisation(name, 0.01)), 6)
+    before = build_optimizer(first, Optimisation(name, 0.01))
+    descend(first, before, 3)
+    second = network()
+    second.load_state_dict(first.state_dict())
+    after = build_optimizer(second, Optimisation(name, 0.01))
+    after.load_state_dict(before.state_dict())
+    for a, b in zip(descend(second, after, 3), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_whoever_hooks_a_step_is_told():
+    model, told = network(), []
+    optimizer = build_optimizer(model, Optimisation("sgd", 0.01))
+    optimizer.register_step_post_hook(lambda *_: told.append("after"))
+    optimizer.register_step_pre_hook(lambda *_: told.append("before"))
+    descend(model, optimizer, 2)
+    assert told == ["before", "after"] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 7, 16384, 50_001])
+def test_clipping_scales_everything_to_the_norm(dtype, size):
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(n, dtype=dtype)) for n in (size, 3, 40)]
+    for p in parameters:
+        p.grad = torch.randn(p.shape).to(dtype)
+    before = [p.grad.double().clone() for p in parameters]
+    norm = torch.cat(before).norm().item()
+    close = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 0.02}[dtype]
+    assert clip_gradients(parameters, None) == pytest.approx(norm, rel=close)
+    assert clip_gradients(parameters, 2 * norm) == pytest.approx(norm, rel=close)
+    assert all(torch.equal(p.grad.double(), b) for p, b in zip(parameters, before, strict=True))
+    clip_gradients(parameters, norm / 3)
+    for p, b in zip(parameters, before, strict=True):
+        torch.testing.assert_close(p.grad.double(), b / 3, rtol=close, atol=0)
+
+
+def test_a_norm_is_the_same_on_any_number_of_threads_and_not_finite_where_a_gradient_is_not():
+    torch.manual_seed(0)
+    p, before = nn.Parameter(torch.zeros(300_001)), torch.get_num_threads()
+    p.grad = torch.randn(300_001) * 1e20  # whose squares float32 cannot hold
+    norms = set()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            norms.add(clip_gradients([p], None))
+    finally:
+        torch.set_num_threads(before)
+    assert len(norms) == 1
+    if KERNEL.library is not None:
+        assert norms.pop() == pytest.approx(p.grad.double().norm().item())
+    p.grad[7] = math.inf
+    assert clip_gradients([p], 1.0) == math.inf
+    p.grad[7] = math.nan
+    assert math.isnan(clip_gradients([p], 1.0))
+
+
+def test_gradients_that_lie_scattered_are_clipped_too():
+    p = nn.Parameter(torch.zeros(4, 6))
+    p.grad = torch.ones(6, 4).T
+    assert clip_gradients([p], 1.0) == pytest.approx(24**0.5)
+    torch.testing.assert_close(p.grad.norm(), torch.tensor(1.0))
