@@ -208,13 +208,19 @@ def test_the_fast_steps_write_what_the_module_writes(cell, shape, monkeypatch):
     for choices in ({}, {"temperature": 0}, {"temperature": 0.7, "top_k": 9, "top_p": 0.9}):
         expected = list(generate_batch(Plain(model), [[1, 2], [3]], 60, **choices))
         assert list(generate_batch(model, [[1, 2], [3]], 60, **choices)) == expected
+    for width in (1, 4, 30):  # 30: more texts than the first step can give
+        beams = [beam_search(m, [1, 2], 6, width) for m in (model, Plain(model))]
+        assert [c.ids for c in beams[0]] == [c.ids for c in beams[1]]
+        scores = [[c.log_probability for c in found] for found in beams]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-10)
     plain = Plain(model)
     expected = list(generate(plain, [1, 2], 30))
     assert plain.calls == 30
     calls = []
     monkeypatch.setattr(LanguageModel, "forward", counted(LanguageModel.forward, calls))
     assert list(generate(model, [1, 2], 30)) == expected
-    assert len(calls) == 1, "only the prompt goes through the module"
+    beam_search(model, [1, 2], 8, 4)
+    assert len(calls) == 2, "only the prompts go through the module"
     assert model.training
 
 

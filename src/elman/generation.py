@@ -249,7 +249,7 @@ def _write(
         return
     with evaluating(model):
         logits, state = _read_all(model, prompts)
-        step = _stepping(model, state, len(prompts))
+        step = _Steps(model, state, len(prompts))
     for remaining in reversed(range(length)):
         tokens = _draw(sampling.odds(logits), generators)
         yield tokens
@@ -268,19 +268,32 @@ def _draw(p: Scores, generators: list[torch.Generator]) -> list[int]:
     return tokens
 
 
-def _stepping(model: nn.Module, state: State, rows: int) -> Callable[[Tensor], Tensor]:
-    """Reads one token per row from `state` on, call after call, and returns the logits after it."""
-    if type(model) is LanguageModel:  # what inherits from it may do more in a step
-        stepper = model.stepper(state, rows)
-        if stepper is not None:
-            return stepper
+@final
+class _Steps:
+    """Reads one token per row, call after call, by the quickest way the model has."""
 
-    def step(tokens: Tensor) -> Tensor:
-        nonlocal state
-        logits, state = _read(model, tokens[:, None], state)
+    def __init__(self, model: nn.Module, state: State, rows: int) -> None:
+        self.model, self.state, self.rows = model, state, rows
+        own = type(model) is LanguageModel  # what inherits from it may do more in a step
+        self.stepper = model.stepper(state, rows) if own else None
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """The logits (rows, vocabulary) after the tokens (rows,)."""
+        if self.stepper is not None:
+            return self.stepper(tokens)
+        logits, self.state = _read(self.model, tokens[:, None], self.state)
         return logits
 
-    return step
+    def branch(self, rows: Tensor) -> "_Steps":
+        """Go on from these rows, in this order, each as often as it is named."""
+        state = _rows(self.state if self.stepper is None else self.stepper.state, rows)
+        if len(rows) != self.rows:
+            return _Steps(self.model, state, len(rows))
+        if self.stepper is None:
+            self.state = state
+        else:
+            self.stepper.state = state
+        return self
 
 
 def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor, State]:
@@ -304,6 +317,7 @@ def _search(
     model: nn.Module, text: tuple[int, ...], length: int, width: int, exclude: Sequence[int]
 ) -> list[Continuation]:
     logits, state = _read(model, torch.tensor([text]), None)
+    step = _Steps(model, state, 1)
     scores = torch.zeros(1, dtype=torch.float64)
     steps: list[tuple[Tensor, Tensor]] = []  # which text each new one continues, and with what
     for remaining in reversed(range(length)):
@@ -315,7 +329,8 @@ def _search(
         rows, tokens = best // log_p.shape[1], best % log_p.shape[1]
         steps.append((rows, tokens))
         if remaining:
-            logits, state = _read(model, tokens[:, None], _rows(state, rows))
+            step = step.branch(rows)
+            logits = step(tokens)
     return [
         Continuation(_trace(steps, row), float(score)) for row, score in enumerate(scores.tolist())
     ]
