@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from elman import metrics
 from elman.carried_state import CarriedState
+from elman.divergence import first_broken_tensor
 from elman.errors import UserError, WorkFailed
 from elman.gradients import Checkpointed, Given
 from elman.language_model import LanguageModel, Masks, State
@@ -33,6 +34,7 @@ from elman.optimisation import (
     clip_gradients,
     learning_rate,
 )
+from elman.records import Record, Update, Validation
 from elman.segments import Pass, Reading, Segment, one_pass
 from elman.whole_update import WholeUpdate, suits
 
@@ -78,43 +80,6 @@ class Settings:
             raise UserError(
                 f"unknown precision {self.precision!r}", hint=f"one of {', '.join(PRECISIONS)}"
             )
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one update did; `nats` is the mean over the tokens it read, dropout included."""
-
-    step: int
-    epoch: int
-    nats: float
-    perplexity: float
-    gradient_norm: float  # before clipping
-    learning_rate: float
-    tokens: int
-    tokens_per_second: float
-    progress: float  # of the whole training, 0 to 1
-
-    def json(self) -> dict[str, Any]:
-        """The record as it stands in metrics.jsonl."""
-        return {"kind": "update", **asdict(self)}
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The score of the held-out text, read in parallel lanes (see `metrics.evaluate`)."""
-
-    step: int
-    epoch: int
-    nats: float
-    perplexity: float
-    improved: bool
-
-    def json(self) -> dict[str, Any]:
-        """The record as it stands in metrics.jsonl."""
-        return {"kind": "validation", **asdict(self)}
-
-
-Record = Update | Validation
 
 
 class Training:
@@ -430,27 +395,12 @@ class Training:
             tries.append("clipping to norm 1")
         if self._narrow:
             tries.append("float32 instead of bfloat16")
+        with self._cast():
+            origin = first_broken_tensor(self.model, *self._latest)
         return WorkFailed(
-            f"{what} at step {self.step + 1}; it began in {self._first_broken_tensor()}",
+            f"{what} at step {self.step + 1}; it began in {origin}",
             hint="try " + " or ".join(tries),
         )
-
-    def _first_broken_tensor(self) -> str:
-        """The first tensor of the update, in the order they are computed, that is not finite."""
-        x, state, masks = self._latest
-        with torch.no_grad(), self._cast():
-            hs, _ = self.model.states(x, state, masks)
-            logits = self.model.project(hs, masks)
-        named = [(f"the parameter {n}", p) for n, p in self.model.named_parameters()]
-        named += [("the carried state", t) for t in CarriedState(state).state_dict().values()]
-        named += [("the hidden states h_t", hs), ("the logits o_t", logits)]
-        named += [
-            (f"the gradient of {n}", p.grad)
-            for n, p in reversed(list(self.model.named_parameters()))
-            if p.grad is not None
-        ]
-        broken = [name for name, tensor in named if not bool(torch.isfinite(tensor).all())]
-        return broken[0] if broken else "the sum of the losses"
 
     # ------------------------------------------------------------------ saving
 
