@@ -7,7 +7,9 @@ compiler takes as it is. Both run `elman.stack`. Where the gradient itself is to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -305,6 +307,19 @@ def _flat(tensors: Sequence[Sequence[Tensor | None]]) -> list[Tensor]:
     return [t for some in tensors for t in some if t is not None]
 
 
+_KNOWN_IDS = contextvars.ContextVar("known ids", default=False)
+
+
+@contextlib.contextmanager
+def known_ids() -> Iterator[None]:
+    """Ids inside this block have been checked before: on a GPU, look no further."""
+    token = _KNOWN_IDS.set(True)
+    try:
+        yield
+    finally:
+        _KNOWN_IDS.reset(token)
+
+
 class _careful:  # noqa: N801
     """Where a kernel runs: autocast off, and ids that are no columns of W_ih named in words.
 
@@ -317,7 +332,7 @@ class _careful:  # noqa: N801
         self.cast = torch.is_autocast_enabled(xs.device.type) and uncast(xs)
 
     def __enter__(self) -> None:
-        if not self.xs.is_cpu:
+        if not self.xs.is_cpu and not _KNOWN_IDS.get():
             self._check()
         if self.cast:
             self.cast.__enter__()

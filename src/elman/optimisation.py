@@ -121,7 +121,8 @@ class _Direct(torch.optim.Optimizer):
 
     def _is_plain(self, weights: list[Tensor]) -> bool:
         """Whether `_update` can take these: on a CPU, of one type."""
-        return all(w.is_cpu for w in weights) and len({w.dtype for w in weights}) < 2
+        told = hasattr(self, "found_inf") or hasattr(self, "grad_scale")
+        return not told and all(w.is_cpu for w in weights) and len({w.dtype for w in weights}) < 2
 
     def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Any]) -> None:
         raise NotImplementedError

@@ -25,6 +25,7 @@ from elman.carried_state import CarriedState
 from elman.errors import UserError, WorkFailed
 from elman.gradients import Checkpointed, Given
 from elman.language_model import LanguageModel, Masks, State
+from elman.operator import known_ids
 from elman.optimisation import (
     Average,
     Optimisation,
@@ -266,7 +267,7 @@ class Training:
         told = whole(x, y, masks, rate)
         self.carried.value = whole.state
         self._look_ahead()
-        nats, norm = told.tolist()
+        nats, norm = told()
         self._check_finite(nats, norm)
         return nats * y.numel(), norm
 
@@ -350,7 +351,7 @@ class Training:
         self, x: Tensor, y: Tensor, state: State, masks: Masks
     ) -> tuple[Tensor, State]:
         """The mean nats of a plain window, and the state after it."""
-        with self._cast():
+        with self._cast(), known_ids():
             hs, after = self.model.states(x, state, masks)
             return self.model.mean_nats(hs, y.T, masks), after
 

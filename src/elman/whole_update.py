@@ -51,6 +51,7 @@ class WholeUpdate:
         layers, hidden = model.shape.layers, model.hidden_size
         states = 2 if model.cell == "lstm" else 1
         self.held = [like.new_zeros(layers, batch, hidden) for _ in range(states)]
+        self.told = torch.zeros(2, dtype=like.dtype, pin_memory=like.is_cuda)  # read by the host
         self.capture, self.calls = capture, 0
         self._graph: Graphed | None = None
         self._rate = 0.0
@@ -70,8 +71,10 @@ class WholeUpdate:
             elif given[i] is not held:
                 held.copy_(given[i])
 
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Tensor:
-        """The update, launched; its result is (nats, ‖g‖), overwritten by the next."""
+    def __call__(
+        self, x: Tensor, y: Tensor, masks: Masks, rate: float
+    ) -> Callable[[], tuple[float, float]]:
+        """Launch the update; what is returned waits for it and gives (nats, ‖g‖)."""
         inputs = [x, y, *self._flat(masks)]
         if rate != self._rate:
             self._rate = rate
@@ -79,7 +82,14 @@ class WholeUpdate:
         if self._graph is None and self.capture and self.calls > 0:
             self._graph = self._captured(inputs)
         self.calls += 1
-        return (self._graph or self._update)(*inputs)[0]
+        (self._graph or self._update)(*inputs)
+        return self._told
+
+    def _told(self) -> tuple[float, float]:
+        if self.rate.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        nats, norm = self.told.tolist()
+        return nats, norm
 
     def _captured(self, inputs: Sequence[Tensor]) -> Graphed:
         for group in self.optimizer.param_groups:
@@ -90,7 +100,7 @@ class WholeUpdate:
             warnings.filterwarnings("ignore", message=".*capturable.*")
             return Graphed(self._update, inputs, changes=changes)
 
-    def _update(self, x: Tensor, y: Tensor, *flat: Tensor) -> tuple[Tensor]:
+    def _update(self, x: Tensor, y: Tensor, *flat: Tensor) -> tuple[()]:
         self.optimizer.zero_grad()
         loss, after = self.loss(x, y, self.state, self._masks(flat))
         loss.backward()
@@ -100,7 +110,8 @@ class WholeUpdate:
         self.optimizer.step()
         for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
             torch.where(broken, held, new.detach(), out=held)
-        return (told,)
+        self.told.copy_(told, non_blocking=True)
+        return ()
 
     def _tell_optimizer(self, broken: Tensor, norm: Tensor) -> None:
         """To divide g by max(1, ‖g‖/θ), or to do nothing: by the two numbers that torch's fused
