@@ -96,6 +96,17 @@ def test_a_gpu_without_clusters_runs_what_fits_one_sm():
     assert plan.cheapest("tanh", "forward", 1024, 2, 64, old) is None
 
 
+@pytest.mark.parametrize("tf32", [True, False])
+def test_float32_obeys_torchs_switch_for_recurrent_layers(tf32):
+    with replace(check.jobs(1, 0, (1,))[0], tf32=tf32).switched():
+        assert cuda.arithmetic(torch.float32) == (cuda.TF32 if tf32 else cuda.FP32)
+        assert cuda.arithmetic(torch.float16) == cuda.FP16
+        before = torch.backends.cuda.matmul.fp32_precision
+        with cuda._large_products(torch.float32):
+            assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
+        assert torch.backends.cuda.matmul.fp32_precision == before
+
+
 def refusal(dtype=torch.bfloat16, cell="tanh", device="cpu", **layer):
     w = cuda.Layer(torch.zeros(8, 3), torch.zeros(8, 8), **layer)
     w = w.map(lambda p: p.to(device, dtype))

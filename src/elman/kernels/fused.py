@@ -1,8 +1,8 @@
 """The fused kernel: on a GPU, one step at a time with torch's own fused cells.
 
-For what the CUDA kernel refuses there: layers too large for a cluster of SMs, float64, float32
-without TF32, older GPUs. A step is one matrix product and one pointwise kernel each way; everything
-that need not wait for the step before is a single product over all steps.
+For what the CUDA kernel refuses there: layers too large for a cluster of SMs, float64, older GPUs.
+A step is one matrix product and one pointwise kernel each way; everything that need not wait for
+the step before is a single product over all steps.
 """
 
 from __future__ import annotations
