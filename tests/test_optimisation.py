@@ -68,6 +68,22 @@ def test_whoever_hooks_a_step_is_told():
     assert told == ["before", "after"] * 2
 
 
+@pytest.mark.parametrize("name", TORCHS)
+def test_scaled_gradients_are_unscaled_and_broken_ones_skipped(name):
+    ours, theirs = network(), network()
+    optimizers = [
+        build_optimizer(ours, Optimisation(name, 0.01)),
+        TORCHS[name](theirs.parameters(), 0.01, fused=True, weight_decay=0.0),
+    ]
+    for told in ({}, {"grad_scale": 4.0, "found_inf": 0.0}, {"found_inf": 1.0}):
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            for key, value in told.items():
+                setattr(optimizer, key, torch.tensor(value))
+            descend(model, optimizer, 2)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 7, 16384, 50_001])
 def test_clipping_scales_everything_to_the_norm(dtype, size):

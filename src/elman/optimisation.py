@@ -99,7 +99,7 @@ class _Direct(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         jobs = [(group, self._trained(group)) for group in self.param_groups]
-        if closure is not None or self._hooks() or not all(self._is_plain(w) for _, w in jobs):
+        if closure is not None or self._told() or not all(self._is_plain(w) for _, w in jobs):
             torchs: Any = super().step.__func__  # pyright: ignore[reportAttributeAccessIssue]
             hooked = getattr(torchs, "hooked", False)
             return (torchs if hooked else self.profile_hook_step(torchs))(self, closure)
@@ -111,10 +111,11 @@ class _Direct(torch.optim.Optimizer):
 
     step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
 
-    def _hooks(self) -> bool:
-        """Whether anybody wants to be told of a step."""
-        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    def _told(self) -> bool:
+        """Whether there are hooks to call, or gradients that are scaled or may be skipped."""
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        scaled = hasattr(self, "grad_scale") or hasattr(self, "found_inf")
+        return bool(hooks or scaled or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
     def _trained(self, group: dict[str, Any]) -> list[Tensor]:
         return [p for p in group["params"] if p.grad is not None]

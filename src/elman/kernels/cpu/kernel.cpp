@@ -138,6 +138,14 @@ void parallel(int64_t threads, int64_t tasks, void (*task)(void *, int64_t), voi
     for (int64_t i = 0; i < started; i++) pthread_join(others[i], nullptr);
 }
 
+/* The states and gates of a training step are torch's, given back after every step. glibc returns large
+ * blocks to the system, and fresh pages made up to a fifth of a step, until the program has freed one
+ * as large: so one is freed here, untouched. Who sets glibc's thresholds (MALLOC_…) keeps them. */
+__attribute__((constructor)) static void free_a_large_block() {
+    void *volatile block = malloc((32 << 20) - (64 << 10)); /* volatile: or the compiler sees no use for it */
+    free(block);
+}
+
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }
 PUBLIC int elman_backward(const Job *job, int kind, int level) { return variant(kind, level)->backward(job); }
 PUBLIC int elman_head(const Head *head, int kind, int level) { return variant(kind, level)->head(head); }
