@@ -17,7 +17,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -25,10 +24,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 import elman.nn
+from elman import LanguageModel
 from elman.kernels import cpu
-from elman.optimisation import Optimisation, build_optimizer, clip_gradients
-from elman.output import linear_cross_entropy
 from elman.stepping import Stepper
+from elman.training import Optimisation, Reading, Settings, Training
 
 VOCAB = 28
 MODULES = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
@@ -69,16 +68,14 @@ def training_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callabl
 
 
 class Model(torch.nn.Module):
-    """Recurrence and output layer; `reads` makes of ids what the recurrence takes."""
+    """The notes' concise model: one-hot rows, recurrence, output layer."""
 
-    def __init__(self, rnn: torch.nn.Module, H: int, reads: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, rnn: torch.nn.Module, H: int) -> None:
         super().__init__()
-        self.rnn, self.out, self.reads = rnn, torch.nn.Linear(H, VOCAB), reads
+        self.rnn, self.out = rnn, torch.nn.Linear(H, VOCAB)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        hs, _ = self.rnn(self.reads(x))
-        if self.reads is same:
-            return linear_cross_entropy(hs, self.out.weight, self.out.bias, y)
+        hs, _ = self.rnn(one_hots(x))
         return cross_entropy(self.out(hs).flatten(0, 1), y.flatten())
 
 
@@ -86,34 +83,31 @@ def one_hots(x: Tensor) -> Tensor:
     return one_hot(x, VOCAB).float()
 
 
-def same(x: Tensor) -> Tensor:
-    return x
-
-
 def torch_nn(shape: Shape, compiled: bool = False) -> Callable[[], object]:
     torch.manual_seed(0)
-    model = Model(getattr(torch.nn, MODULES[shape.cell])(VOCAB, shape.H), shape.H, one_hots)
+    model = Model(getattr(torch.nn, MODULES[shape.cell])(VOCAB, shape.H), shape.H)
     x, y = data(shape)
     run = torch.compile(model) if compiled else model
     return training_step(model, lambda: run(x, y))
 
 
 def ours(shape: Shape, kernel: str, bfloat16: bool = False) -> Callable[[], object]:
-    """What `elman train` does in an update, of the same ingredients."""
+    """An update of elman's trainer, which also cuts out its window and makes a record."""
+    os.environ["ELMAN_KERNELS"] = kernel
     torch.manual_seed(0)
-    model = Model(getattr(elman.nn, MODULES[shape.cell])(VOCAB, shape.H), shape.H, same)
-    x, y = data(shape)
-    optimiser = build_optimizer(model, Optimisation(optimizer="sgd", learning_rate=0.1))
-    parameters = [*model.parameters()]
+    model = LanguageModel(VOCAB, cell=shape.cell, hidden_size=shape.H)
+    ids = torch.randint(VOCAB, (100 * shape.B * shape.T + 1,))
+    settings = Settings(
+        epochs=10**6,
+        precision="bfloat16" if bfloat16 else "float32",
+        reading=Reading(shape.B, shape.T),
+        optimisation=Optimisation(optimizer="sgd", learning_rate=0.1, clip=1.0),
+    )
+    training = Training(model, ids, None, settings)
 
     def run() -> None:
         os.environ["ELMAN_KERNELS"] = kernel
-        optimiser.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16) if bfloat16 else nullcontext():
-            loss = model(x, y)
-        loss.backward()
-        clip_gradients(parameters, 1.0)
-        optimiser.step()
+        training.update()
 
     return run
 

@@ -8,9 +8,10 @@ import torch
 
 from elman.errors import WorkFailed
 from elman.gradients import Randomized
+from elman.kernels.cpu import HALF, KERNEL
 from elman.language_model import Dropout, LanguageModel
 from elman.training import Optimisation, Reading, Settings, Training
-from elman.whole_update import WholeUpdate, suits
+from elman.whole_update import CapturedUpdate, NativeUpdate, suits
 
 OPTIMISERS = {
     "sgd": Optimisation(optimizer="sgd", learning_rate=0.5, clip=0.1),
@@ -28,14 +29,16 @@ SHAPES = {
         "embedding_size": 12,
         "dropout": Dropout(tokens=0.1, inputs=0.2, outputs=0.3, recurrent=0.4),
     },
+    "lstm, tokens": {"cell": "lstm", "dropout": Dropout(tokens=0.2)},
+    "notes": {"cell": "elman", "init": "notes"},
     "tied": {"cell": "lstm", "embedding_size": 16, "tied": True},
 }
 
 
-def training(shape="elman", optimiser="sgd", device="cpu", **changes):
+def training(shape="elman", optimiser="sgd", device="cpu", dtype=torch.float32, **changes):
     """A training of 18 updates whose gradients are alive."""
     torch.manual_seed(3)
-    model = LanguageModel(11, hidden_size=16, **SHAPES[shape]).to(device)
+    model = LanguageModel(11, hidden_size=16, **SHAPES[shape]).to(device, dtype)
     ids = torch.randint(11, (600,), generator=torch.Generator().manual_seed(1))
     settings = Settings(
         epochs=2, reading=Reading(batch_size=6, window=11), optimisation=OPTIMISERS[optimiser]
@@ -43,13 +46,19 @@ def training(shape="elman", optimiser="sgd", device="cpu", **changes):
     return Training(model, ids, ids[:200], dataclasses.replace(settings, **changes))
 
 
+def in_pieces(made):
+    made._whole = None
+    return made
+
+
 def in_one_go(made, capture=False):
-    made._whole = WholeUpdate(
+    """A GPU's way, which runs on a CPU too, uncaptured."""
+    made._whole = CapturedUpdate(
         made.model,
         made.optimizer,
-        made._read_window,
         made.settings.optimisation.clip,
         made.settings.reading.batch_size,
+        made._read_window,
         capture=capture,
     )
     return made
@@ -62,7 +71,7 @@ def told(records, count=None):
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_in_one_go_is_the_same_as_in_pieces(shape, optimiser):
-    pieces, whole = training(shape, optimiser), in_one_go(training(shape, optimiser))
+    pieces, whole = in_pieces(training(shape, optimiser)), in_one_go(training(shape, optimiser))
     first, second = told(pieces.records()), told(whole.records())
     assert len(first) > 12
     torch.testing.assert_close(torch.tensor(second), torch.tensor(first), rtol=2e-5, atol=1e-6)
@@ -70,8 +79,63 @@ def test_in_one_go_is_the_same_as_in_pieces(shape, optimiser):
         torch.testing.assert_close(w, p, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_finite_changes_nothing():
-    made = in_one_go(training("lstm, masks"))
+native = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("shape", ["elman", "notes", "gru", "lstm, tokens"])
+def test_native_calls_are_the_same_as_pieces_to_the_last_bit(shape, optimiser, dtype):
+    pieces, whole = (training(shape, optimiser, dtype=dtype) for _ in range(2))
+    assert isinstance(whole._whole, NativeUpdate)
+    assert told(whole.records()) == told(in_pieces(pieces).records())
+    for p, w in zip(pieces.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(p, w)
+
+
+@native
+@pytest.mark.parametrize("shape", ["elman", "gru", "lstm, tokens"])
+def test_native_bfloat16_is_as_near_to_float32_as_autocast(shape):
+    if KERNEL.variant(HALF) is None:
+        pytest.skip("this processor has no bfloat16 products")
+    exact = told(training(shape).records())
+    whole, pieces = (training(shape, precision="bfloat16") for _ in range(2))
+    assert isinstance(whole._whole, NativeUpdate)
+    found, cast = told(whole.records()), told(in_pieces(pieces).records())
+
+    def distance(one):
+        return (torch.tensor(one) - torch.tensor(exact)).norm()
+
+    assert 0 < distance(found) < 1.5 * distance(cast)
+
+
+@native
+def test_weights_may_move_and_threads_change():
+    made, other = training("lstm, tokens"), training("lstm, tokens")
+    first = told(made.records(), 5)
+    with torch.no_grad():
+        for p in made.model.parameters():
+            p.data = p.data.clone()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert first + told(made.records()) == told(other.records())
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_does_not_suit_goes_in_pieces(monkeypatch):
+    assert training("lstm, masks")._whole is None
+    assert training("tied")._whole is None
+    assert training(accumulate=2)._whole is None
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert training("elman")._whole is None
+
+
+@pytest.mark.parametrize("way", [in_one_go, pytest.param(lambda made: made, marks=native)])
+def test_what_is_not_finite_changes_nothing(way):
+    made = way(training("lstm, tokens"))
     list(itertools.islice(made.records(), 3))
     with torch.no_grad():
         made.model.weight_hq[2, 3] = torch.inf
@@ -105,10 +169,10 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_the_graph_is_the_update_to_the_last_bit(shape, optimiser, precision):
     graph = training(shape, optimiser, "cuda", precision=precision)
     steps = in_one_go(training(shape, optimiser, "cuda", precision=precision))
-    assert graph._whole is not None
     assert told(graph.records()) == told(steps.records())
+    assert isinstance(graph._whole, CapturedUpdate)
     assert graph._whole._graph is not None
-    assert steps._whole._graph is None
+    assert getattr(steps._whole, "_graph", 1) is None
 
 
 @pytest.mark.gpu

@@ -9,11 +9,10 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL
@@ -77,119 +76,76 @@ def build_optimizer(model: nn.Module, how: Optimisation) -> torch.optim.Optimize
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
     if how.optimizer == "sgd":
-        return Sgd(groups, how.learning_rate, momentum=how.momentum, fused=True)
-    kind = Adam if how.optimizer == "adam" else AdamW
+        return torch.optim.SGD(groups, how.learning_rate, momentum=how.momentum, fused=True)
+    kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, how.learning_rate, fused=True)
 
 
-class _Direct(torch.optim.Optimizer):
-    """torch's optimizer, its fused operator called at once.
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()` of an optimizer that `build_optimizer` made.
 
-    What torch does around that operator at every step (grouping by device and more) takes
-    longer than the update of a small network. Anything but the plain case is left to torch.
+    On a CPU torch's fused operator is called directly: what torch does around it at every step
+    (grouping by device and more) takes longer than the update of a small network.
     """
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if not set_to_none:
-            return super().zero_grad(set_to_none)
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = None
-        return None
-
-    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        jobs = [(group, self._trained(group)) for group in self.param_groups]
-        if closure is not None or self._told() or not all(self._is_plain(w) for _, w in jobs):
-            torchs: Any = super().step.__func__  # pyright: ignore[reportAttributeAccessIssue]
-            hooked = getattr(torchs, "hooked", False)
-            return (torchs if hooked else self.profile_hook_step(torchs))(self, closure)
+    groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in optimizer.param_groups]
+    update = _sgd if isinstance(optimizer, torch.optim.SGD) else _adam
+    if all(_is_plain(optimizer, group, weights) for group, weights in groups):
         with torch.no_grad():
-            for group, weights in jobs:
+            for group, weights in groups:
                 if weights:
-                    self._update(group, weights, [w.grad for w in weights])
-        return None
-
-    step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
-
-    def _told(self) -> bool:
-        """Whether there are hooks to call, or gradients that are scaled or may be skipped."""
-        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        scaled = hasattr(self, "grad_scale") or hasattr(self, "found_inf")
-        return bool(hooks or scaled or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
-
-    def _trained(self, group: dict[str, Any]) -> list[Tensor]:
-        return [p for p in group["params"] if p.grad is not None]
-
-    def _is_plain(self, weights: list[Tensor]) -> bool:
-        """Whether `_update` can take these: on a CPU, of one type."""
-        told = hasattr(self, "found_inf") or hasattr(self, "grad_scale")
-        return not told and all(w.is_cpu for w in weights) and len({w.dtype for w in weights}) < 2
-
-    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Any]) -> None:
-        raise NotImplementedError
+                    update(optimizer, group, weights)
+    else:
+        optimizer.step()
 
 
-class Sgd(_Direct, torch.optim.SGD):
-    """w ← w - η (g + λ w); with momentum, torch's own."""
-
-    def _is_plain(self, weights: list[Tensor]) -> bool:
-        return not self.defaults["momentum"] and super()._is_plain(weights)
-
-    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Any]) -> None:
-        torch._fused_sgd_(
-            weights,
-            gradients,
-            [],
-            weight_decay=group["weight_decay"],
-            momentum=0.0,
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=True,
-        )
+def _is_plain(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]
+) -> bool:
+    """On a CPU, of one type, without momentum; torch makes Adam's averages at the first step."""
+    ready = "betas" not in group or all(optimizer.state[w] for w in weights)
+    one_type = len({w.dtype for w in weights}) < 2
+    return ready and one_type and not group.get("momentum") and all(w.is_cpu for w in weights)
 
 
-class _DirectAdam(_Direct):
+def _sgd(_: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]) -> None:
+    """w ← w - η (g + λ w)."""
+    torch._fused_sgd_(
+        weights,
+        [cast(Tensor, w.grad) for w in weights],
+        [],
+        weight_decay=group["weight_decay"],
+        momentum=0.0,
+        lr=group["lr"],
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=True,
+    )
+
+
+def _adam(optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]) -> None:
     """m ← β₁ m + (1-β₁) g,  v ← β₂ v + (1-β₂) g²,  w ← w - η m̂ / (√v̂ + ε)."""
-
-    _fused: Any
-
-    def _is_plain(self, weights: list[Tensor]) -> bool:
-        known = all(self.state[w] for w in weights)  # torch makes m and v at the first step
-        return known and super()._is_plain(weights)
-
-    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Any]) -> None:
-        states = [self.state[w] for w in weights]
-        steps = [s["step"] for s in states]
-        torch._foreach_add_(steps, 1)
-        self._fused(
-            weights,
-            gradients,
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
-            [],
-            steps,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
-
-
-class Adam(_DirectAdam, torch.optim.Adam):
-    """Decay, where there is any, added to the gradient."""
-
-    _fused = staticmethod(torch._fused_adam_)
-
-
-class AdamW(_DirectAdam, torch.optim.AdamW):
-    """Decay taken from the weights themselves."""
-
-    _fused = staticmethod(torch._fused_adamw_)
+    fused = torch._fused_adamw_
+    if not isinstance(optimizer, torch.optim.AdamW):
+        fused = torch._fused_adam_
+    states = [optimizer.state[w] for w in weights]
+    steps = [s["step"] for s in states]
+    torch._foreach_add_(steps, 1)
+    fused(
+        weights,
+        [cast(Tensor, w.grad) for w in weights],
+        [s["exp_avg"] for s in states],
+        [s["exp_avg_sq"] for s in states],
+        [],
+        steps,
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

@@ -33,10 +33,11 @@ from elman.optimisation import (
     build_optimizer,
     clip_gradients,
     learning_rate,
+    take_step,
 )
 from elman.records import Record, Update, Validation
 from elman.segments import Pass, Reading, Segment, one_pass
-from elman.whole_update import WholeUpdate, suits
+from elman.whole_update import CapturedUpdate, NativeUpdate, WholeUpdate, suits
 
 __all__ = [
     "CarriedState",
@@ -142,13 +143,18 @@ class Training:
         return ids
 
     def _whole_update(self) -> WholeUpdate | None:
-        """On a GPU, where every update does the same on windows of one shape; see there."""
+        """Where every update does the same on windows of one shape; see there."""
         how, reading = self.settings, self.settings.reading
         same = reading.carry == "truncated" and not reading.memory and how.accumulate == 1
-        if self.device.type != "cuda" or not same or not suits(self.model):
+        if not same or not suits(self.model):
             return None
-        clip = how.optimisation.clip
-        return WholeUpdate(self.model, self.optimizer, self._read_window, clip, reading.batch_size)
+        shared = (self.model, self.optimizer, how.optimisation.clip)
+        if self.device.type == "cuda":
+            return CapturedUpdate(*shared, reading.batch_size, self._read_window)
+        if not NativeUpdate.suits(self.model, self._narrow):
+            return None
+        windows = (reading.batch_size, reading.window)
+        return NativeUpdate(*shared, windows, half=self._narrow)
 
     # ------------------------------------------------------------------ the loop
 
@@ -219,13 +225,13 @@ class Training:
         self._check_finite(nats, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        take_step(self.optimizer)
         return nats, norm
 
     def _update_whole(
         self, whole: WholeUpdate, segment: Segment, rate: float
     ) -> tuple[float, float]:
-        """The same in one go, on a GPU."""
+        """The same in one go."""
         x, y, masks = self._prepared(segment)
         whole.start_from(None if segment.fresh else self.carried.value)
         self._latest = (x, whole.state, masks)

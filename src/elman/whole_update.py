@@ -1,12 +1,15 @@
-"""A training's whole update on tensors alone, so that a GPU can replay it as one CUDA graph.
+"""A training's whole update without autograd's tape, or any Python, between its parts.
 
 lookup → recurrence → output → loss → back through time → clip → step, and the state carried on
 
-At the notes' sizes Python and sixty launches cost a GPU more than the mathematics. An update that
-is the same work on the same shapes every time is captured once (`elman.graphed`) and replayed; what
-differs from one to the next (ids, masks, learning rate, state) lies in tensors.
+At the notes' sizes Python costs a CPU a tenth of an update, and a GPU more than the mathematics. An
+update that is the same work on the same shapes every time needs none: on a CPU it is three native
+calls over memory and jobs made once; on a GPU it is captured once (`elman.graphed`) and replayed,
+and what differs from one to the next (ids, masks, learning rate, state) lies in tensors.
 """
 
+import abc
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -14,48 +17,43 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from elman import kernels
 from elman.carried_state import CarriedState
 from elman.gradients import Full, Stored
 from elman.graphed import Graphed, tensors_of
+from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
 from elman.language_model import LanguageModel, Masks, State
-from elman.optimisation import gradient_norm
+from elman.optimisation import clip_gradients, gradient_norm, take_step
 
 Loss = Callable[[Tensor, Tensor, State, Masks], tuple[Tensor, State]]
 """The mean nats of y (batch, time) after x, and the state at the end."""
 
+Told = Callable[[], tuple[float, float]]
+"""Gives (nats, ‖g‖) once they are known."""
 
-@final
-class WholeUpdate:
-    """`update(x, y, masks, rate)` → (nats, ‖g‖) and new weights; `state` goes on by itself.
 
-    The first call runs step by step, so that kernels are compiled and the optimizer has made its
-    state; then it is captured. A loss or norm that is not finite changes neither weights nor state.
+class WholeUpdate(abc.ABC):
+    """`update(x, y, masks, rate)` moves the weights, and `state` goes on by itself.
+
+    What it returns gives (nats, ‖g‖), waiting for them where it must. A loss or norm that is not
+    finite changes neither weights nor state.
     """
 
     def __init__(
         self,
         model: LanguageModel,
         optimizer: torch.optim.Optimizer,
-        loss: Loss,
         clip: float | None,
         batch: int,
-        *,
-        capture: bool = True,
     ) -> None:
-        self.model, self.optimizer, self.loss, self.clip = model, optimizer, loss, clip
+        self.model, self.optimizer, self.clip = model, optimizer, clip
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        like = model.bias_q
-        self.rate = torch.zeros((), device=like.device)
-        for group in optimizer.param_groups:
-            group["lr"] = self.rate
-        layers, hidden = model.shape.layers, model.hidden_size
+        shape = (model.shape.layers, batch, model.hidden_size)
         states = 2 if model.cell == "lstm" else 1
-        self.held = [like.new_zeros(layers, batch, hidden) for _ in range(states)]
-        self.told = torch.zeros(2, dtype=like.dtype, pin_memory=like.is_cuda)  # read by the host
-        self.capture, self.calls = capture, 0
-        self._graph: Graphed | None = None
-        self._rate = 0.0
-        self._shape: tuple[bool, bool, list[str]] = (False, False, [])
+        self.held = [model.bias_q.detach().new_zeros(shape) for _ in range(states)]
+
+    @abc.abstractmethod
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Told: ...
 
     @property
     def state(self) -> State:
@@ -71,10 +69,84 @@ class WholeUpdate:
             elif given[i] is not held:
                 held.copy_(given[i])
 
-    def __call__(
-        self, x: Tensor, y: Tensor, masks: Masks, rate: float
-    ) -> Callable[[], tuple[float, float]]:
-        """Launch the update; what is returned waits for it and gives (nats, ‖g‖)."""
+
+@final
+class NativeUpdate(WholeUpdate):
+    """On a CPU: `elman.kernels.cpu.Windows`, for one-hot tokens and nothing hidden but tokens."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        clip: float | None,
+        windows: tuple[int, int],
+        *,
+        half: bool = False,
+    ) -> None:
+        super().__init__(model, optimizer, clip, windows[0])
+        job = model.recurrence.job(torch.zeros(windows[::-1], dtype=torch.int64), self.state)
+        kind = HALF if half else DOUBLE if model.bias_q.dtype == torch.float64 else FLOAT
+        self.windows = Windows(KERNEL, job, self.held, model.weight_hq, model.bias_q, kind)
+        pairs = zip(self.windows.weights, self.windows.gradients, strict=True)
+        self.pairs = [(w, g) for w, g in pairs if w.requires_grad]
+
+    @staticmethod
+    def suits(model: LanguageModel, half: bool) -> bool:
+        """Whether the native kernel runs this model, and nothing lies between its parts."""
+        drop, weight = model.shape.dropout, model.bias_q
+        plain = model.embedding is None and not drop.outputs and not drop.recurrent
+        if not plain or weight.device.type != "cpu" or half > (weight.dtype == torch.float32):
+            return False
+        job = model.recurrence.job(torch.zeros(1, 1, dtype=torch.int64))
+        contiguous = all(p.is_contiguous() for p in model.parameters())
+        native = kernels.select(job) is KERNEL and contiguous
+        return native and (not half or KERNEL.variant(HALF) is not None)
+
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Told:
+        """Returns when all is done."""
+        nats = self.windows(x.T, y.T)
+        for weight, gradient in self.pairs:
+            weight.grad = gradient
+        norm = clip_gradients(self.parameters, self.clip)
+        if math.isfinite(nats) and math.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            take_step(self.optimizer)
+            self.windows.carry()
+        return lambda: (nats, norm)
+
+
+@final
+class CapturedUpdate(WholeUpdate):
+    """On a GPU, as one CUDA graph.
+
+    The first call runs step by step, so that kernels are compiled and the optimizer has made its
+    state; then it is captured.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        clip: float | None,
+        batch: int,
+        loss: Loss,
+        *,
+        capture: bool = True,
+    ) -> None:
+        super().__init__(model, optimizer, clip, batch)
+        like, self.loss = model.bias_q, loss
+        self.rate = torch.zeros((), device=like.device)
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate
+        self.told = torch.zeros(2, dtype=like.dtype, pin_memory=like.is_cuda)  # read by the host
+        self.capture, self.calls = capture, 0
+        self._graph: Graphed | None = None
+        self._rate = 0.0
+        self._shape: tuple[bool, bool, list[str]] = (False, False, [])
+
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Told:
+        """Launches the update and returns; what it returns waits."""
         inputs = [x, y, *self._flat(masks)]
         if rate != self._rate:
             self._rate = rate

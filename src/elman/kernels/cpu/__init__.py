@@ -246,6 +246,92 @@ class Steps:
         return y
 
 
+@final
+class Windows:
+    """Windows of one shape, there and back: memory and jobs are made once.
+
+    A call reads (T, B) ids and targets from `state` (h, or h and c, stacked as PyTorch does) on and
+    leaves the gradient of the mean nats in `gradients`, beside the `weights` in their order.
+    """
+
+    def __init__(
+        self,
+        kernel: Cpu,
+        job: kernels.Job,
+        state: Sequence[Tensor],
+        W_hq: Tensor,
+        b_q: Tensor,
+        kind: int,
+    ) -> None:
+        assert kernel.library is not None
+        self.kernel, self.kind, self.state, self.layers = kernel, kind, state, job.layers
+        self.weights = [p for w in job.layers for p in w[:4] if p is not None] + [W_hq, b_q]
+        self.gradients = [torch.empty_like(p) for p in self.weights]
+        self.traces, self.alive = [], []
+        self.jobs, dhs = self._jobs(job)
+        self.nats, self.out = W_hq.new_empty(()), (W_hq, b_q)
+        top, rows = self.traces[-1].hs[1:], job.inputs[0].numel()
+        batch = _batch(rows)
+        sizes = (rows // batch, batch, W_hq.shape[1], len(W_hq), torch.get_num_threads())
+        pointers = map(_pointer, (top, W_hq, b_q, None, self.nats, dhs, *self.gradients[-2:]))
+        self.head = Head(*sizes, *pointers)
+
+    def _jobs(self, job: kernels.Job) -> tuple[list[Job], Tensor]:
+        """A job for every layer, each reading the one below, and the last one's dhs."""
+        T, B = job.inputs[0].shape
+        H, like = job.layers[0].hidden_size, self.weights[0]
+        lstm = len(self.state) > 1
+        unused = [like.new_zeros(B, H) for _ in range(4)]  # dh_T, dc_T = 0; dh_0, dc_0
+        jobs, below, dbelow, gradients = [], None, None, iter(self.gradients)
+        for i, w in enumerate(job.layers):
+            hs, dhs = like.new_empty(T + 1, B, H), like.new_empty(T, B, H)
+            cs = like.new_empty(T + 1, B, H) if lstm else None
+            gates = self.kernel.empty_gates(job.cell, w, job.inputs[0], job.states[i])
+            self.traces.append(Trace(hs, cs, gates))
+            first = [self.state[0][i], self.state[1][i] if lstm else None]
+            dws = [None if p is None else next(gradients) for p in w[:4]]
+            given = (below, None, *w[:4], None, *first, hs, cs, gates, dhs, *unused[:2], None)
+            sizes = (CELLS.index(job.cell), T, B, w.W_ih.shape[1], H, torch.get_num_threads())
+            found = (dbelow, *dws, *unused[2:])
+            jobs.append(Job(*sizes, *map(_pointer, given), False, True, *map(_pointer, found)))
+            self.alive += [*unused, dhs]
+            below, dbelow = hs[1:], dhs
+        return jobs, self.alive[-1]
+
+    def __call__(self, ids: Tensor, targets: Tensor) -> float:
+        """The mean nats of the targets after the ids, and all gradients."""
+        library, how = self.kernel.library, (self.kind, self.kernel.level)
+        assert library is not None
+        ids, targets = plain(ids, torch.int64), plain(targets, torch.int64)
+        self._point(ids, targets)
+        for job in self.jobs:
+            self._check(library.elman_forward(job, *how), "ids", ids)
+        self._check(library.elman_head(self.head, *how), "targets", targets)
+        for job in reversed(self.jobs):
+            self._check(library.elman_backward(job, *how), "ids", ids)
+        return self.nats.item()
+
+    def carry(self) -> None:
+        """Let the next window start where this one ended."""
+        for i, trace in enumerate(self.traces):
+            for first, track in zip(self.state, trace, strict=False):
+                first[i].copy_(track[-1])
+
+    def _point(self, ids: Tensor, targets: Tensor) -> None:
+        """Weights may have moved in memory, and threads in number, since the last call."""
+        self.jobs[0].ids, self.head.targets = ids.data_ptr(), targets.data_ptr()
+        self.head.W, self.head.b = map(_pointer, self.out)
+        self.head.threads = threads = torch.get_num_threads()
+        for job, w in zip(self.jobs, self.layers, strict=True):
+            job.W_ih, job.W_hh, job.b_ih, job.b_hh = map(_pointer, w[:4])
+            job.threads = threads
+
+    def _check(self, status: int, name: str, ids: Tensor) -> None:
+        if status == library.BAD_ID:
+            raise IndexError(f"{name} from {int(ids.min())} to {int(ids.max())} are out of range")
+        _check_memory(status)
+
+
 def _read(
     w: Layer, xs: Tensor, lengths: Tensor | None, real: torch.dtype
 ) -> tuple[Tensor | None, ...]:
