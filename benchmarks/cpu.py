@@ -3,8 +3,9 @@
     python benchmarks/cpu.py [--quick] [--busy] [--json FILE] [--only WORD]
 
 Contestants take turns, a few steps each, for several rounds; the table gives the median of the
-rounds with their spread, as tokens per second and as a multiple of the best peer. The floor is what
-the step's multiply-adds would take at the rate of one large float32 product, which takes its turn
+rounds with their spread, as tokens per second. Ratios are medians of the rounds' own ratios, since
+a slow moment slows all who take their turn in it: to the best peer, and to the floor, which is what
+the step's multiply-adds would take at the rate of one large float32 product, taking its turn
 like everybody else. `--busy` is for a machine with other work: one thread, and processor time
 instead of the clock on the wall.
 """
@@ -287,6 +288,11 @@ def measure(
     return rates
 
 
+def over(rates: dict[str, list[float]], one: str, other: str) -> float:
+    """How many times as fast, in the median round."""
+    return statistics.median(a / b for a, b in zip(rates[one], rates[other], strict=True))
+
+
 def report(title: str, rates: dict[str, list[float]]) -> dict[str, object]:
     medians = {name: statistics.median(r) for name, r in rates.items()}
     peers = {name: m for name, m in medians.items() if name not in (*OURS, "elman", "floor")}
@@ -294,8 +300,8 @@ def report(title: str, rates: dict[str, list[float]]) -> dict[str, object]:
     print(f"\n{title}: tokens/s, median of {len(next(iter(rates.values())))} rounds")
     for name, median in medians.items():
         low, high = min(rates[name]), max(rates[name])
-        ratio = f"{median / medians[best]:5.2f} × {best}" if name != best else ""
-        floor = f"{100 * median / medians['floor']:4.0f} % of floor" if "floor" in medians else ""
+        ratio = f"{over(rates, name, best):5.2f} × {best}" if name != best else ""
+        floor = f"{100 * over(rates, name, 'floor'):4.0f} % of floor" if "floor" in rates else ""
         print(f"  {name:16} {median:10,.0f}  ({low:,.0f} to {high:,.0f})  {floor:14} {ratio}")
     return {"job": title, "best_peer": best, "median": medians, "rounds": rates}
 

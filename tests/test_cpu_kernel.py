@@ -222,6 +222,23 @@ def test_the_same_bits_every_time_on_any_number_of_threads(problem, threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(("cell", "hidden"), [("tanh", 370), ("gru", 217), ("lstm", 200)])
+def test_one_wide_row_is_the_same_on_any_number_of_threads(cell, hidden):
+    """Threads then split its units, and meet after every step."""
+    problem, seen = Problem(cell, 5, 1, 3, hidden, False, True, False, "none", 1), set()
+    exact = problem.there(reference.KERNEL).hs
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            hs = problem.there(KERNEL).hs
+            torch.testing.assert_close(hs, exact, rtol=1e-10, atol=1e-12)
+            seen.add(bits([hs])[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert len(seen) == 1
+
+
 @given(problem=problems(), data=st.data())
 @settings(max_examples=40)
 def test_cutting_time_into_pieces_changes_no_bit(problem, data):

@@ -19,6 +19,9 @@ INLINE int64_t useful_threads(const Job *job) {
     return small ? 1 : job->threads;
 }
 
+/* Entries of W_hh from which on two threads read their halves faster than one reads all, meeting included. */
+constexpr int64_t WORTH_MEETING = 1 << 17;
+
 struct Forward {
     const Job *job;
     Layout at;
@@ -99,10 +102,11 @@ struct Forward {
             });
     }
 #ifndef HALF
-    void few_step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
+    /* The units of panels [from, to) alone. */
+    void few_step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
         int64_t row = at.vectors() * LANES;
         alignas(64) real sums[FEW * 4 * LANES] = {};
-        for (int64_t p = 0; p < at.panels(); p++) {
+        for (int64_t p = from; p < to; p++) {
             for (int c = 0; c < at.vectors(); c++) {
                 int64_t u = at.unit(p, c), n = at_most(H - u, LANES);
                 if (n > 0)
@@ -129,7 +133,7 @@ struct Forward {
     }
     void advance(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
 #ifndef HALF
-        if (!panels) return few_step(t, b0, rows, h, next);
+        if (!panels) return few_step(t, b0, rows, h, next, 0, at.panels());
 #endif
         switch (at.vectors()) {
         case 2: return step<2>(t, b0, rows, h, next);
@@ -137,6 +141,20 @@ struct Forward {
         default: return step<4>(t, b0, rows, h, next);
         }
     }
+#ifndef HALF
+    /* One row through all of time, threads splitting its units: they meet after every step. */
+    void run_one(int64_t threads, operand *h, operand *next) const {
+        pack_row(hs, H, h);
+        for (int64_t t = 0; t < T; t++) {
+            each(threads, threads, [&](int64_t i) {
+                few_step(t, 0, 1, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads);
+            });
+            operand *swap = h;
+            h = next;
+            next = swap;
+        }
+    }
+#endif
     void hold(int64_t t, int64_t b, const operand *h, operand *next) const {
         int64_t from = (t * B + b) * H, to = from + B * H;
         memcpy(hs + to, hs + from, size_t(H) * sizeof(real));
@@ -157,8 +175,9 @@ void add_biases(const Job *job, real *bias) {
 void look_up(const Job *job, int64_t threads, const int64_t *ids, int64_t rows, const real *bias, real *out) {
     int64_t M = gates_of(job->cell) * job->H, I = job->I;
     const real *W_ih = static_cast<const real *>(job->W_ih);
-    each(threads, threads, [&](int64_t task) {
-        for (int64_t i = rows * task / threads; i < rows * (task + 1) / threads; i++)
+    int64_t tasks = at_most(threads, rows);
+    each(threads, tasks, [&](int64_t task) {
+        for (int64_t i = rows * task / tasks; i < rows * (task + 1) / tasks; i++)
             for (int64_t m = 0, id = ids ? ids[i] : i; m < M; m++) out[i * M + m] = W_ih[m * I + id] + bias[m];
     });
 }
@@ -236,6 +255,12 @@ int forward(const Job *job) {
         return NO_MEMORY;
 
     Forward run{job, at, panels.data, in, stride, table, gates};
+#ifndef HALF
+    if (job->B == 1 && !job->lengths && M * H >= WORTH_MEETING) {
+        run.run_one(job->threads, states.data, states.data + state);
+        return OK;
+    }
+#endif
     each(threads, blocks, [&](int64_t i) {
         operand *h = states.data + 2 * i * state;
         run.run(job->B * i / blocks, job->B * (i + 1) / blocks, h, h + state);
