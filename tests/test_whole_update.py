@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
 
+from elman import Vocab, corpus
 from elman.errors import WorkFailed
 from elman.gradients import Randomized
 from elman.kernels.cpu import HALF, KERNEL
@@ -21,6 +23,7 @@ OPTIMISERS = {
     ),
     "unclipped": Optimisation(optimizer="adam", learning_rate=0.01, clip=None, average="ema"),
 }
+CONCISE = Optimisation(optimizer="sgd", learning_rate=1.0, clip=1.0)
 SHAPES = {
     "elman": {"cell": "elman"},
     "gru": {"cell": "gru", "layers": 2},
@@ -108,6 +111,27 @@ def test_native_bfloat16_is_as_near_to_float32_as_autocast(shape):
         return (torch.tensor(one) - torch.tensor(exact)).norm()
 
     assert 0 < distance(found) < 1.5 * distance(cast)
+
+
+@native
+@pytest.mark.slow
+def test_native_bfloat16_trains_the_notes_job_to_the_same_perplexity(time_machine_file):
+    if KERNEL.variant(HALF) is None:
+        pytest.skip("this processor has no bfloat16 products")
+    text = "".join(corpus.letters(time_machine_file.read_text(encoding="utf-8")))[:10_000]
+    vocab = Vocab(text)
+
+    def nats(precision):
+        torch.manual_seed(0)
+        settings = Settings(epochs=500, precision=precision, optimisation=CONCISE)
+        made = Training(LanguageModel(len(vocab)), vocab.encode(text), None, settings)
+        assert isinstance(made._whole, NativeUpdate)
+        last = [r.nats for r in made.records() if r.epoch >= 490]
+        return sum(last) / len(last)
+
+    full, half = nats("float32"), nats("bfloat16")
+    assert full < math.log(1.35)
+    assert abs(half - full) < 0.03  # seeds of either lie that far apart
 
 
 @native
