@@ -22,7 +22,7 @@ from elman.gradients import (
     Truncated,
     backward_through_time,
 )
-from elman.strand import Dropout
+from elman.recurrence.strand import Dropout
 
 STEPS, BATCH, INPUT, HIDDEN, PROJECTION = 11, 3, 4, 6, 5
 

@@ -9,9 +9,10 @@ from torch import nn as torch_nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from elman import compiled, kernels, nn
+from elman import kernels, nn
 from elman.errors import UserError
 from elman.gradients import Checkpointed, Full, Randomized, Sliding, Stored, Truncated
+from elman.recurrence import compiled
 
 KINDS = {
     "tanh": ("RNN", {}),

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from elman import compiled, piecewise
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job
-from elman.operator import Inputs, Recipe, recurrence
-from elman.piecewise import Loss
+from elman.recurrence import compiled, piecewise
+from elman.recurrence.operator import Inputs, Recipe, recurrence
+from elman.recurrence.piecewise import Loss
 from elman.recurrent import Recurrent
 
 __all__ = ["GRU", "LSTM", "RNN", "Recurrent"]

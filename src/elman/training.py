@@ -26,7 +26,6 @@ from elman.divergence import first_broken_tensor
 from elman.errors import UserError, WorkFailed
 from elman.gradients import Checkpointed, Given
 from elman.language_model import LanguageModel, Masks, State
-from elman.operator import known_ids
 from elman.optimisation import (
     Average,
     Optimisation,
@@ -36,6 +35,7 @@ from elman.optimisation import (
     take_step,
 )
 from elman.records import Record, Update, Validation
+from elman.recurrence.operator import known_ids
 from elman.segments import Pass, Reading, Segment, one_pass
 from elman.whole_update import CapturedUpdate, NativeUpdate, WholeUpdate, suits
 

@@ -18,7 +18,7 @@ from elman.gradients.carry import Carry, Full, Weighted
 from elman.gradients.memory import Memory, Stored
 from elman.gradients.through_time import Trace
 from elman.kernels import Kernel
-from elman.strand import Dropout, States, Strand, run, run_back
+from elman.recurrence.strand import Dropout, States, Strand, run, run_back
 
 
 class Pulls(NamedTuple):

@@ -1,7 +1,7 @@
 """The recurrence as one differentiable PyTorch operation.
 
 Run eagerly it is an `autograd.Function`; inside `torch.compile` it is a custom operator, which the
-compiler takes as it is. Both run `elman.stack`. Where the gradient itself is to be differentiated
+compiler takes as it is. Both run a `Stack`. Where the gradient itself is to be differentiated
 (`create_graph=True`) it is computed again as a bare loop that autograd can see.
 """
 
@@ -24,9 +24,9 @@ from elman.gradients.memory import Memory, Stored
 from elman.gradients.through_time import Trace
 from elman.kernels import Job, Kernel
 from elman.kernels.bare import Bare
-from elman.sliding import slide
-from elman.stack import Pulls, Stack, draw
-from elman.strand import Dropout, States, uncast
+from elman.recurrence.sliding import slide
+from elman.recurrence.stack import Pulls, Stack, draw
+from elman.recurrence.strand import Dropout, States, uncast
 
 
 @final

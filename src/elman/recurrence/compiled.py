@@ -16,7 +16,7 @@ from torch import Tensor
 from elman.gradients.carry import Carry, Randomized
 from elman.gradients.memory import Memory
 from elman.kernels import Empty
-from elman.operator import Inputs, Recipe, backward, forward, restack, unstack
+from elman.recurrence.operator import Inputs, Recipe, backward, forward, restack, unstack
 
 _REGISTERED: list[tuple[Carry, Memory]] = []
 _NUMBERS: dict[tuple[Any, Memory], int] = {}

@@ -17,8 +17,8 @@ from elman.cells import State
 from elman.gradients.carry import Block, Sliding
 from elman.gradients.memory import Stored
 from elman.gradients.through_time import Trace
-from elman.stack import Pulls, Stack
-from elman.strand import States
+from elman.recurrence.stack import Pulls, Stack
+from elman.recurrence.strand import States
 
 
 class Reverse(Protocol):

@@ -14,10 +14,10 @@ from torch import Tensor
 from elman.errors import UserError
 from elman.gradients.carry import Sliding
 from elman.gradients.through_time import Trace
-from elman.operator import Inputs, Recipe, restack, state_pulls, unstack, weight_pulls
-from elman.sliding import edges
-from elman.stack import Pulls, Stack
-from elman.strand import Shelf, States, Strand
+from elman.recurrence.operator import Inputs, Recipe, restack, state_pulls, unstack, weight_pulls
+from elman.recurrence.sliding import edges
+from elman.recurrence.stack import Pulls, Stack
+from elman.recurrence.strand import Shelf, States, Strand
 
 Loss = Callable[[Tensor, int], Tensor]
 """From a piece of the outputs, time first, and the step it starts at, to a number."""
