@@ -88,11 +88,11 @@ def test_draws_follow_the_probabilities():
     sampling = Sampling(temperature=0.8, exclude=(0,))
     p = sampling.probabilities(logits)
     odds = p.numpy()
-    generators = [torch.Generator().manual_seed(3)]
+    chances = [generation._uniform(torch.Generator().manual_seed(3))]
     n = 4000
     counts = torch.zeros(4, dtype=torch.float64)
     for _ in range(n):
-        counts[generation._draw(odds, generators)] += 1
+        counts[generation._draw(odds, chances)] += 1
     assert counts[0] == 0
     deviation = (p[0] * (1 - p[0]) / n).sqrt()
     assert ((counts / n - p[0]).abs() <= 4 * deviation).all()
@@ -101,6 +101,15 @@ def test_draws_follow_the_probabilities():
 def test_not_even_the_smallest_draw_falls_on_an_excluded_token(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.zeros(*size, dtype=torch.float64))
     assert list(generate(Tiny(), [1], 3)) == [1, 1, 1]
+
+
+def test_numbers_drawn_many_at_a_time_are_those_drawn_one_by_one():
+    one, many = (
+        torch.Generator().manual_seed(7),
+        generation._uniform(torch.Generator().manual_seed(7)),
+    )
+    for _ in range(600):
+        assert next(many) == torch.rand(1, dtype=torch.float64, generator=one).item()
 
 
 def test_the_same_seed_writes_the_same_text_and_another_seed_another():
@@ -160,11 +169,11 @@ def test_every_cell_writes_what_reading_the_whole_text_again_would(cell, layers)
     prompts, draw = [[1, 2, 3, 4], [5]], Sampling(exclude=())
     columns = list(generate_batch(model, prompts, 10, seeds=[3, 4], exclude=()))
     for prompt, seed, row in zip(prompts, (3, 4), zip(*columns, strict=True), strict=True):
-        generator, text = torch.Generator().manual_seed(seed), list(prompt)
+        chance, text = generation._uniform(torch.Generator().manual_seed(seed)), list(prompt)
         for token in row:
             with torch.no_grad():
                 logits, _ = model.eval()(torch.tensor([text]))
-            assert [token] == generation._draw(draw.odds(logits[:, -1]), [generator])
+            assert [token] == generation._draw(draw.odds(logits[:, -1]), [chance])
             text.append(token)
     (best,) = beam_search(model, prompts[0], 6, 1, exclude=())
     assert best.log_probability == pytest.approx(log_probability(model, prompts[0], best.ids))

@@ -7,6 +7,7 @@ already is. Any model will do that maps ids (B, T) and a state to logits (B, T, 
 state, where a state is None or a nest of tensors whose last dimension but one is the batch.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,20 +223,25 @@ def opening(vocab: Vocab) -> int:
 def allowed(logits: Tensor, exclude: Sequence[int]) -> Scores:
     """The logits in float64, -∞ for the tokens that must not be written."""
     scores = logits.detach().to("cpu", torch.float64, copy=True).numpy()
-    size = scores.shape[-1]
-    if outside := [i for i in exclude if not 0 <= i < size]:
-        raise UserError(
-            f"exclude={outside} names no token of a vocabulary of {size}", hint=f"0 to {size - 1}"
-        )
-    if len(set(exclude)) == size:
-        raise UserError("every token of the vocabulary is excluded", hint="leave at least one")
-    scores[..., list(exclude)] = -math.inf
+    scores[..., _excluded(tuple(exclude), scores.shape[-1])] = -math.inf
     if not np.isfinite(scores.max(-1)).all():  # NaN wins every maximum
         raise WorkFailed(
             "the model's scores are not numbers one can draw from (NaN or infinite)",
             hint="its training diverged: train again with a smaller learning rate",
         )
     return scores
+
+
+@functools.lru_cache(maxsize=16)
+def _excluded(exclude: tuple[int, ...], size: int) -> list[int]:
+    """The tokens of a vocabulary of `size` that must not be written, checked."""
+    if outside := [i for i in exclude if not 0 <= i < size]:
+        raise UserError(
+            f"exclude={outside} names no token of a vocabulary of {size}", hint=f"0 to {size - 1}"
+        )
+    if len(set(exclude)) == size:
+        raise UserError("every token of the vocabulary is excluded", hint="leave at least one")
+    return list(exclude)
 
 
 def _write(
@@ -250,22 +256,27 @@ def _write(
     with evaluating(model):
         logits, state = _read_all(model, prompts)
         step = _Steps(model, state, len(prompts))
+    chances = [_uniform(generator) for generator in generators]
     for remaining in reversed(range(length)):
-        tokens = _draw(sampling.odds(logits), generators)
+        tokens = _draw(sampling.odds(logits), chances)
         yield tokens
         if remaining:
-            with evaluating(model):
-                logits = step(torch.tensor(tokens))
+            logits = step(torch.tensor(tokens))
 
 
-def _draw(p: Scores, generators: list[torch.Generator]) -> list[int]:
+def _draw(p: Scores, chances: list[Iterator[float]]) -> list[int]:
     """One token per row, by the inverse of the cumulative distribution: one number per draw."""
     tokens = []
-    for row, generator in zip(p.cumsum(-1), generators, strict=True):
-        u = torch.rand(1, dtype=torch.float64, generator=generator).item()
-        row /= row[-1]  # ends at exactly 1, which u never reaches
-        tokens.append(int(row.searchsorted(u, side="right")))
+    for row, chance in zip(p.cumsum(-1), chances, strict=True):
+        row /= row[-1]  # ends at exactly 1, which no chance reaches
+        tokens.append(int(row.searchsorted(next(chance), side="right")))
     return tokens
+
+
+def _uniform(generator: torch.Generator) -> Iterator[float]:
+    """Numbers from 0 up to 1, drawn many at a time, since one costs as much."""
+    while True:
+        yield from torch.rand(256, dtype=torch.float64, generator=generator).tolist()
 
 
 @final
@@ -281,7 +292,8 @@ class _Steps:
         """The logits (rows, vocabulary) after the tokens (rows,)."""
         if self.stepper is not None:
             return self.stepper(tokens)
-        logits, self.state = _read(self.model, tokens[:, None], self.state)
+        with evaluating(self.model):
+            logits, self.state = _read(self.model, tokens[:, None], self.state)
         return logits
 
     def branch(self, rows: Tensor) -> "_Steps":
