@@ -152,6 +152,8 @@ def test_weights_may_move_and_threads_change():
 def test_what_does_not_suit_goes_in_pieces(monkeypatch):
     assert training("lstm, masks")._whole is None
     assert training("tied")._whole is None
+    for hidden in (Dropout(outputs=0.1), Dropout(recurrent=0.1)):
+        assert not NativeUpdate.suits(LanguageModel(5, hidden_size=4, dropout=hidden), half=False)
     assert training(accumulate=2)._whole is None
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     assert training("elman")._whole is None
