@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elman import Vocab, corpus
-from elman.errors import WorkFailed
+from elman.errors import UserError, WorkFailed
 from elman.gradients import Randomized
 from elman.kernels.cpu import HALF, KERNEL
 from elman.language_model import Dropout, LanguageModel
@@ -147,6 +147,36 @@ def test_weights_may_move_and_threads_change():
         assert first + told(made.records()) == told(other.records())
     finally:
         torch.set_num_threads(threads)
+
+
+@native
+def test_weights_that_change_their_type_are_refused_in_words():
+    made = training("elman")
+    told(made.records(), 2)
+    made.model.double()
+    with pytest.raises(UserError, match=r"now torch.float64 on cpu.* it was torch.float32"):
+        made.update()
+    made.model.float()
+    told(made.records(), 2)
+    assert isinstance(made._whole, NativeUpdate)
+    with pytest.raises(UserError, match=r"ids \(11, 5\) and targets .* windows of \(11, 6\)"):
+        made._whole.windows(*torch.zeros(2, 11, 5, dtype=torch.int64))
+
+
+def test_a_model_in_bfloat16_trains_in_pieces():
+    made = training("elman", dtype=torch.bfloat16)
+    assert made._whole is None
+    found, exact = told(made.records()), told(training("elman").records())
+    assert len(found) == len(exact)
+    assert found[0] == pytest.approx(exact[0], rel=2**-5)  # a few roundings to 8 bits
+
+
+def test_ids_of_every_kind_are_taken_or_refused_in_words():
+    counting = torch.arange(11).repeat(300).to(torch.uint16)  # which torch cannot order
+    Training(LanguageModel(11, hidden_size=4), counting)
+    for ids in ([[1], [1, 2]], [1.5] * 3000):
+        with pytest.raises(UserError, match="ids must be one"):
+            Training(LanguageModel(11, hidden_size=4), ids)
 
 
 def test_what_does_not_suit_goes_in_pieces(monkeypatch):

@@ -76,7 +76,7 @@ class Batches(abc.ABC):
     def __init__(
         self, ids: Ids, batch: int, window: int, offset: int, rank: int, world_size: int
     ) -> None:
-        self.ids = _as_flat_integers(ids)
+        self.ids = flat_integers(ids)
         _check_shape(batch, window, offset)
         _check_rank(batch, rank, world_size)
         self.batch, self.window, self.offset = batch, window, offset
@@ -200,7 +200,7 @@ class Shuffled(Batches):
         return self.x[chosen], self.y[chosen]
 
 
-def _as_flat_integers(ids: Ids) -> Any:
+def flat_integers(ids: Ids) -> Any:
     """A 1-D tensor as it is, anything else as a 1-D array over the same memory."""
     try:
         flat = ids if isinstance(ids, Tensor) else np.asarray(ids)

@@ -349,12 +349,15 @@ class LanguageModel(nn.Module):
                 hint="one text is ids[None, :]",
             )
         if ids.device.type == "cpu" and ids.numel():
-            low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= self.vocab_size:
-                raise UserError(
-                    f"token ids {low} to {high} must lie in 0 to {self.vocab_size - 1}",
-                    hint="encode the text with the vocabulary the model was built for",
-                )
+            self.check_range(int(ids.min()), int(ids.max()))
+
+    def check_range(self, low: int, high: int) -> None:
+        """Refuse ids from `low` to `high` that name no token."""
+        if low < 0 or high >= self.vocab_size:
+            raise UserError(
+                f"token ids {low} to {high} must lie in 0 to {self.vocab_size - 1}",
+                hint="encode the text with the vocabulary the model was built for",
+            )
 
 
 class Window(nn.Module):

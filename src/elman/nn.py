@@ -58,8 +58,6 @@ class _Module(torch.nn.RNNBase):
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
         ys, last = self._recur(*self._time_first(input, state))
-        if not self.batch_first and input.dim() == (3 if input.is_floating_point() else 2):
-            return ys, last  # as given
         return self._as_given(input, ys), self._states_as_given(input, last)
 
     def _run_packed(

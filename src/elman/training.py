@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from elman import metrics
+from elman import batches, metrics
 from elman.carried_state import CarriedState
 from elman.divergence import first_broken_tensor
 from elman.errors import UserError, WorkFailed
@@ -130,16 +129,12 @@ class Training:
 
     def _checked_ids(self, ids: Any) -> Any:
         """Ids the model knows; beside it on the GPU where they take little of it."""
-        ids = ids if isinstance(ids, Tensor) else np.asarray(ids)
-        if len(ids):
-            low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= self.model.vocab_size:
-                raise UserError(
-                    f"token ids {low} to {high} must lie in 0 to {self.model.vocab_size - 1}",
-                    hint="encode the text with the vocabulary the model was built for",
-                )
+        ids = batches.flat_integers(ids)
+        values = ids.cpu().numpy() if isinstance(ids, Tensor) else ids  # torch orders no uint16
+        if len(values):
+            self.model.check_range(int(values.min()), int(values.max()))
         if self.device.type == "cuda" and len(ids) <= TOKENS_ON_GPU:
-            return torch.as_tensor(ids, dtype=torch.int64, device=self.device)
+            return torch.tensor(values, dtype=torch.int64, device=self.device)
         return ids
 
     def _whole_update(self) -> WholeUpdate | None:

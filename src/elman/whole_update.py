@@ -95,18 +95,20 @@ class NativeUpdate(WholeUpdate):
         """Whether the native kernel runs this model, and nothing lies between its parts."""
         drop, weight = model.shape.dropout, model.bias_q
         plain = model.embedding is None and not drop.outputs and not drop.recurrent
-        if not plain or weight.device.type != "cpu" or half > (weight.dtype == torch.float32):
+        dtypes = (torch.float32,) if half else (torch.float32, torch.float64)
+        if not plain or weight.device.type != "cpu" or weight.dtype not in dtypes:
             return False
         job = model.recurrence.job(torch.zeros(1, 1, dtype=torch.int64))
-        contiguous = all(p.is_contiguous() for p in model.parameters())
-        native = kernels.select(job) is KERNEL and contiguous
+        native = kernels.select(job) is KERNEL and all(
+            p.is_contiguous() for p in model.parameters()
+        )
         return native and (not half or KERNEL.variant(HALF) is not None)
 
     def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Told:
         """Returns when all is done."""
         nats = self.windows(x.T, y.T)
         for weight, gradient in self.pairs:
-            weight.grad = gradient
+            weight.grad = gradient.detach()  # model.double() and the like change .grad in place
         norm = clip_gradients(self.parameters, self.clip)
         if math.isfinite(nats) and math.isfinite(norm):
             for group in self.optimizer.param_groups:

@@ -142,11 +142,6 @@ class Explanation:
 
 def select(job: Job) -> Kernel:
     """The fastest kernel that takes the job, or the one ELMAN_KERNELS names."""
-    xs = job.inputs[0]
-    if xs.is_cpu and xs.shape[1] and "ELMAN_KERNELS" not in os.environ:  # as below, but sooner
-        kernel = _load("cpu")
-        if kernel is not None and _refusal(kernel, job) is None:
-            return kernel
     kernel, _ = _choose(job)
     return kernel
 

@@ -174,7 +174,7 @@ class _Layer(torch.autograd.Function):
         keep = any(ctx.needs_input_grad)
         w, state = recipe.layer(tensors[n:]), tuple([s[0] for s in tensors[:n]])
         ctx.kernel = kernels.select(Job(recipe.cell, [w], [xs], [state]))
-        with _careful(xs, w):
+        with _Careful(xs, w):
             trace = ctx.kernel.forward(recipe.cell, w, xs, state, lengths, keep)
         if keep:
             ctx.save_for_backward(lengths, xs, *tensors, *trace)
@@ -209,7 +209,7 @@ def forward(
     recipe: Recipe, x: Inputs, stack: Stack, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
     """ys, the last states, and what is kept for the way back."""
-    with _careful(x.xs, stack.layers[0]):
+    with _Careful(x.xs, stack.layers[0]):
         ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept
 
@@ -320,7 +320,7 @@ def known_ids() -> Iterator[None]:
         _KNOWN_IDS.reset(token)
 
 
-class _careful:  # noqa: N801
+class _Careful:
     """Where a kernel runs: autocast off, and ids that are no columns of W_ih named in words.
 
     On a CPU the kernels look at every id by themselves, so only ids that they refused are looked at

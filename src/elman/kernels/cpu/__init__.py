@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from elman import kernels
+from elman.errors import UserError
 from elman.gradients.through_time import Trace
 from elman.kernels import Layer, State
 from elman.kernels.cpu import library
@@ -265,12 +266,13 @@ class Windows:
     ) -> None:
         assert kernel.library is not None
         self.kernel, self.kind, self.state, self.layers = kernel, kind, state, job.layers
+        self.shape = job.inputs[0].shape
         self.weights = [p for w in job.layers for p in w[:4] if p is not None] + [W_hq, b_q]
         self.gradients = [torch.empty_like(p) for p in self.weights]
         self.traces, self.alive = [], []
         self.jobs, dhs = self._jobs(job)
         self.nats, self.out = W_hq.new_empty(()), (W_hq, b_q)
-        top, rows = self.traces[-1].hs[1:], job.inputs[0].numel()
+        top, rows = self.traces[-1].hs[1:], self.shape.numel()
         batch = _batch(rows)
         sizes = (rows // batch, batch, W_hq.shape[1], len(W_hq), torch.get_num_threads())
         pointers = map(_pointer, (top, W_hq, b_q, None, self.nats, dhs, *self.gradients[-2:]))
@@ -278,7 +280,7 @@ class Windows:
 
     def _jobs(self, job: kernels.Job) -> tuple[list[Job], Tensor]:
         """A job for every layer, each reading the one below, and the last one's dhs."""
-        T, B = job.inputs[0].shape
+        T, B = self.shape
         H, like = job.layers[0].hidden_size, self.weights[0]
         lstm = len(self.state) > 1
         unused = [like.new_zeros(B, H) for _ in range(4)]  # dh_T, dc_T = 0; dh_0, dc_0
@@ -319,6 +321,16 @@ class Windows:
 
     def _point(self, ids: Tensor, targets: Tensor) -> None:
         """Weights may have moved in memory, and threads in number, since the last call."""
+        if ids.shape != self.shape or targets.shape != self.shape:
+            shapes = f"{tuple(ids.shape)} and targets {tuple(targets.shape)}"
+            raise UserError(f"ids {shapes} for windows of {tuple(self.shape)}")
+        for weight in self.weights:
+            if weight.dtype != self.nats.dtype or not (weight.is_cpu and weight.is_contiguous()):
+                raise UserError(
+                    f"a weight is now {weight.dtype} on {weight.device}, or no longer row-major: "
+                    f"it was {self.nats.dtype} on cpu and row-major when training began",
+                    hint="begin a new Training after moving a model or changing its type",
+                )
         self.jobs[0].ids, self.head.targets = ids.data_ptr(), targets.data_ptr()
         self.head.W, self.head.b = map(_pointer, self.out)
         self.head.threads = threads = torch.get_num_threads()
