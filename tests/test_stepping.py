@@ -68,3 +68,17 @@ def test_ids_outside_the_input_are_refused():
     step = Stepper(nn.RNN(7, 8).eval(), torch.nn.Linear(8, 5))
     with pytest.raises(IndexError, match="7 inputs"):
         step(torch.tensor([7]))
+
+
+def test_a_module_that_changes_its_type_leaves_its_stepper_as_it_was():
+    torch.manual_seed(0)
+    rnn, out = nn.LSTM(7, 300).eval(), torch.nn.Linear(300, 5)
+    one, two = Stepper(rnn, out), Stepper(rnn, out)
+    wanted = [one(torch.tensor([i])) for i in range(7)]
+    if one._steps is None:
+        pytest.skip("the cpu kernel was not built")
+    rnn.double()
+    out.double()
+    filled = [torch.full((1200, 300), torch.nan) for _ in range(8)]  # where the weights once were
+    assert all(torch.equal(two(torch.tensor([i])), logits) for i, logits in enumerate(wanted))
+    assert len(filled) == 8

@@ -217,8 +217,8 @@ class Steps:
         self.states = [tuple(torch.stack([s, s]).to(real) for s in state) for state in job.states]
         self.shape, self.dtype = (rows, len(W_hq)), real
         self.inputs = job.layers[0].W_ih.shape[1]
-        self.alive = [[plain(p, real) for p in w[:4]] for w in job.layers]
-        self.out = (plain(W_hq, real), plain(b_q, real))
+        self.alive = [[_lasting(p, real) for p in w[:4]] for w in job.layers]
+        self.out = (_lasting(W_hq, real), _lasting(b_q, real))
         self.jobs = (Job * len(job.layers))(*self._jobs(job.cell))
         self.run = functools.partial(kernel.library.elman_step, self.jobs, len(self.jobs))
         self.run = functools.partial(self.run, *map(_pointer, self.out))
@@ -362,6 +362,11 @@ def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if t is None or (t.dtype == dtype and t.is_contiguous()):
         return t
     return t.to(dtype).contiguous()
+
+
+def _lasting(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """As `plain`, in memory that stays even if the module is moved or changes its type."""
+    return None if t is None else plain(t.detach(), dtype)
 
 
 def _pointer(t: Tensor | None) -> int | None:
