@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from elman import checkpoints, evaluation, metrics, presets, splits
+from elman import evaluation, metrics
 from elman.files import write_text
 from elman.language_model import LanguageModel
-from elman.mixture import Network
+from elman.runs import checkpoints, presets
+from elman.scoring.mixture import Network
+from elman.text import prepared
 from elman.training import Training
 
 HERE = Path(__file__).parent
@@ -108,7 +110,7 @@ def run(unit: dict[str, Any], device: str, work: Path) -> dict[str, Any]:
     """Train one model with one seed, and score it once."""
     options = presets.expand("quick", {**unit["options"], "seed": unit["seed"]})
     data = presets.data(options)
-    parts = splits.prepare(data, splits.read(data))
+    parts = prepared.prepare(data, prepared.read(data))
     train, held_out = parts.train, parts.validation
     if unit["part"] == "choose":
         cut = round(0.9 * len(train))

@@ -27,7 +27,7 @@ import numpy as np
 
 from elman import NgramModel, Vocab, corpus
 from elman.errors import UserError
-from elman.vocab import learn
+from elman.text.vocab import learn
 
 ORDERS = range(1, 9)
 KINDS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, one_hot
 import elman.nn
 from elman import LanguageModel
 from elman.kernels import cpu
-from elman.stepping import Stepper
+from elman.language_model.stepper import Stepper
 from elman.training import Optimisation, Reading, Settings, Training
 
 VOCAB = 28

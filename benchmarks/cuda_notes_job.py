@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import elman.nn
 from elman import LanguageModel
-from elman.graphed import Graphed, tensors_of
 from elman.training import Optimisation, Reading, Settings, Training
+from elman.training.graphed import Graphed, tensors_of
 
 BATCH, WINDOW, HIDDEN, TOKENS = 32, 35, 256, 10_000
 

@@ -10,8 +10,10 @@ import json
 import statistics
 import time
 
-from elman import diagnostics, presets, splits
+from elman import diagnostics
 from elman.language_model import LanguageModel
+from elman.runs import presets
+from elman.text import prepared
 from elman.training import Training, Update
 
 EVERY = 500
@@ -22,7 +24,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     options = presets.expand("quick", {})
-    parts = splits.prepare(presets.data(options), splits.read(presets.data(options)))
+    parts = prepared.prepare(presets.data(options), prepared.read(presets.data(options)))
     model = LanguageModel.from_config(presets.model(options, len(parts.vocab)))
     training = Training(model, parts.train, None, presets.settings(options, parts.train))
     updates, looks = [], []

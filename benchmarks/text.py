@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from elman import corpus
-from elman.vocab import learn
+from elman.text.vocab import learn
 
 LEVELS = ("char", "word", "byte")
 

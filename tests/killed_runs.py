@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from elman import generation, report
+from elman import generation
 from elman.cli import run
+from elman.reports import report
 
 OPTIONS = """
     --model lstm --layers 2 --hidden-size 6 --embedding-size 4 --batch-size 4 --window 8

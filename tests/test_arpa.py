@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elman import NgramModel, Vocab, corpus
+from elman.counting.ngram.arpa import escape, unescape
 from elman.errors import MissingSource, UserError
-from elman.ngram.arpa import escape, unescape
 
 TEXT = "The cat's 100% here,\n\tthe cat\u00a0is <s> not </s> there %20 %\n" * 3
 EXPORTABLE = [{}, {"smoothing": "laplace", "epsilon": 0.4, "chain": True}]

@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from elman import generation, presets, report
+from elman import generation
 from elman.cli import run
-from elman.runs import Run
+from elman.reports import report
+from elman.runs import Run, presets
 from elman.training import Settings
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15

@@ -190,7 +190,7 @@ def test_beam_search_writes_the_most_probable_text_and_json_all_of_them(tiny_run
 
 
 def _log_probability(path, prompt, text):
-    from elman.mixture import Network
+    from elman.scoring.mixture import Network
 
     run = Run.open(path)
     model = Network(run.load_model(), run.vocab)
@@ -237,7 +237,7 @@ def test_text_streams_as_it_is_drawn(tiny_run, capsys, monkeypatch):
 
 def test_bytes_are_shown_when_their_character_is_whole():
     from elman.cli.generate import _pieces
-    from elman.vocab import Vocab
+    from elman.text.vocab import Vocab
 
     vocab = Vocab.from_text("é", "byte")
     pieces = list(_pieces(iter([0x61, 0xC3, 0xA9, 0xC3]), vocab, False))

@@ -17,7 +17,7 @@ from elman.cells import Layer
 from elman.errors import UserError
 from elman.kernels import cpu, reference
 from elman.kernels.cpu import KERNEL, Cpu, library
-from elman.output import linear_cross_entropy
+from elman.language_model.loss import linear_cross_entropy
 
 pytestmark = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
 

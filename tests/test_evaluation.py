@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman import evaluation, metrics
+from elman.counting.ngram import NgramModel
 from elman.errors import UserError
 from elman.language_model import LanguageModel
-from elman.metrics import Score
-from elman.mixture import fit_weights
-from elman.ngram import NgramModel
 from elman.runs import Run
-from elman.vocab import Vocab
+from elman.scoring.metrics import Score
+from elman.scoring.mixture import fit_weights
+from elman.text.vocab import Vocab
 
 texts = st.lists(st.integers(0, 5), min_size=2, max_size=30).map(np.array)
 
@@ -165,6 +165,6 @@ def test_a_mixture_without_the_training_text_is_refused(tiny_run):
 
 def test_foreign_text_is_cleaned_like_the_runs_own(tiny_run):
     run = Run.open(tiny_run("--clean", "letters"))
-    ids = evaluation.encode(run, "The CAT,\nsat!")
+    ids = run.encode("The CAT,\nsat!")
     assert run.vocab.decode(ids) == "the catsat"
     assert evaluation.unknown(run.vocab, ids) == 0

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elman import generation, language_model
+from elman import generation
 from elman.errors import UserError, WorkFailed
 from elman.generation import Sampling, beam_search, generate, generate_batch
-from elman.language_model import CELLS, Dropout, LanguageModel
-from elman.metrics import evaluating
+from elman.language_model import model as language_model
+from elman.language_model.model import CELLS, Dropout, LanguageModel
+from elman.scoring.metrics import evaluating
 
 V = 5
 

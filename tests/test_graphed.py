@@ -5,7 +5,7 @@ import torch
 
 from elman import nn
 from elman.errors import UserError
-from elman.graphed import Graphed, tensors_of
+from elman.training.graphed import Graphed, tensors_of
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elman import LanguageModel, MarkovChain, NgramModel, Vocab
 from elman.errors import UserError
-from elman.mixture import Network
+from elman.scoring.mixture import Network
 
 
 @st.composite

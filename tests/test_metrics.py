@@ -12,7 +12,7 @@ from torch import nn
 
 from elman import LanguageModel, Vocab, metrics
 from elman.errors import UserError
-from elman.metrics import Score, evaluate, perplexity
+from elman.scoring.metrics import Score, evaluate, perplexity
 
 
 class Scripted(nn.Module):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elman import LanguageModel, NgramModel, Vocab, corpus
 from elman.errors import UserError
-from elman.mixture import PIECE, Mixture, Network, fit_weights
+from elman.scoring.mixture import PIECE, Mixture, Network, fit_weights
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman import NgramModel, Vocab, corpus
+from elman.counting.ngram import backoff, counts, smoothing
 from elman.errors import MissingSource, UserError
-from elman.ngram import backoff, counts, smoothing
 
 V = 4
 texts = st.lists(st.integers(0, V - 1), min_size=6, max_size=60)

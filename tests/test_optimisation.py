@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from elman.kernels.cpu import KERNEL
-from elman.optimisation import Optimisation, build_optimizer, clip_gradients, take_step
+from elman.training.optimisation import Optimisation, build_optimizer, clip_gradients, take_step
 
 TORCHS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, linear
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.library import HALF
-from elman.output import linear_cross_entropy
+from elman.language_model.loss import linear_cross_entropy
 
 
 @st.composite

@@ -23,7 +23,7 @@ from elman.gradients import (
     Truncated,
     backward_through_time,
 )
-from elman.recurrent import Autocast, Recurrent, Walk
+from elman.recurrence.custom import Autocast, Recurrent, Walk
 
 BATCH, INPUT, HIDDEN, OUTPUT = 2, 3, 4, 5
 

@@ -10,8 +10,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from elman import page, report
 from elman.cli import run as elman
+from elman.reports import page, report
 from elman.runs import Run
 
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from elman import checkpoints, presets, runs, splits
+from elman import metrics, runs
 from elman.errors import MissingSource, UserError
-from elman.runs import Config, Run
+from elman.runs import Config, Run, checkpoints, presets
+from elman.text import prepared
 from elman.training import Update, Validation
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 12
@@ -31,7 +32,7 @@ def begin(folder: Path, text: str = TEXT, **given):
     source.write_text(text)
     chosen = options(source, **given)
     data = presets.data(chosen)
-    parts = splits.prepare(data, splits.read(data))
+    parts = prepared.prepare(data, prepared.read(data))
     config = Config(
         data=data,
         model=presets.model(chosen, len(parts.vocab)),
@@ -86,7 +87,7 @@ def test_the_best_weights_score_what_was_recorded(trained):
     validations = [r for r in trained.metrics() if r["kind"] == "validation"]
     best = min(r["nats"] for r in validations)
     found = trained.metrics()[-1]
-    score = runs.metrics.evaluate(trained.load_model(), trained.splits().validation)
+    score = metrics.evaluate(trained.load_model(), trained.splits().validation)
     assert score.nats_per_token == found["nats_per_token"]
     assert score.nats_per_token == pytest.approx(best, rel=1e-6), "too short for lanes: the same"
 
@@ -111,7 +112,7 @@ def test_averaged_weights_are_what_is_used(tmp_path):
 
 def test_splits_come_back_exactly(trained):
     data = trained.config.data
-    expected = splits.prepare(data, splits.read(data))
+    expected = prepared.prepare(data, prepared.read(data))
     found = trained.splits()
     assert found.vocab == expected.vocab
     assert (found.train == expected.train).all()
@@ -122,19 +123,19 @@ def test_splits_come_back_exactly(trained):
 
 
 def test_words_bytes_and_letters_split_by_tokens():
-    words = splits.prepare(presets.data(options("x", level="word", max_tokens=20)), TEXT)
+    words = prepared.prepare(presets.data(options("x", level="word", max_tokens=20)), TEXT)
     assert len(words.train) + len(words.validation) == 20
     assert words.vocab.decode(words.train).startswith("the time traveller")
-    raw = splits.prepare(presets.data(options("x", level="byte")), b"\x00\xff" * 50)
+    raw = prepared.prepare(presets.data(options("x", level="byte")), b"\x00\xff" * 50)
     assert raw.vocab.decode_bytes(raw.train) == b"\x00\xff" * 45
     letters = presets.data(options("x", clean="letters"))
     assert letters.level == "char"
-    found = splits.prepare(letters, "The Time, 1898!\nMachine " * 5)
+    found = prepared.prepare(letters, "The Time, 1898!\nMachine " * 5)
     assert found.vocab.decode(found.train).startswith("the timemachine the")
 
 
 def test_what_only_the_held_out_text_has_is_unknown():
-    found = splits.prepare(presets.data(options("x")), "a" * 90 + "b" * 10)
+    found = prepared.prepare(presets.data(options("x")), "a" * 90 + "b" * 10)
     assert found.validation.tolist() == [0] * 10
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman.errors import UserError
-from elman.segments import Reading, one_pass
+from elman.training.segments import Reading, one_pass
 
 IDS = np.arange(1000)
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elman import corpus, splits
+from elman import corpus
 from elman.errors import UserError
-from elman.splits import Data
-from elman.vocab import Vocab
+from elman.text import prepared
+from elman.text.prepared import Data
+from elman.text.vocab import Vocab
 
 WORDS = ["a", "be", "née", "文", "the", "<unk>", "Time"]
 texts = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n", "  ", "\u2003"])))
@@ -20,7 +21,7 @@ texts = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n", "
 
 def plainly(data, text, vocab=None):
     """One Python object per token."""
-    text = str(splits.cleaned(data, text))
+    text = str(prepared.cleaned(data, text))
     tokens = text.split() if data.level == "word" else list(text)
     tokens = list(text.encode()) if data.level == "byte" else tokens
     tokens = tokens[: data.max_tokens] if data.max_tokens else tokens
@@ -47,10 +48,10 @@ def test_parts_and_vocabulary_are_those_of_the_plain_way(
         train, held_out, vocab = plainly(data, text)
     except UserError:  # too short to cut
         with pytest.raises(UserError):
-            splits.prepare(data, text)
+            prepared.prepare(data, text)
         return
-    found = splits.prepare(data, text)
-    again = splits.prepare(data, text, found.vocab)
+    found = prepared.prepare(data, text)
+    again = prepared.prepare(data, text, found.vocab)
     for parts in (found, again):
         assert (parts.train.tolist(), parts.validation.tolist()) == (train, held_out)
         assert parts.train.dtype == parts.validation.dtype == vocab.dtype
@@ -58,17 +59,17 @@ def test_parts_and_vocabulary_are_those_of_the_plain_way(
         assert parts.vocab == vocab
     other = Vocab("the time", level="char") if level == "char" else None
     if other is not None:
-        assert splits.prepare(data, text, other).train.tolist() == plainly(data, text, other)[0]
+        assert prepared.prepare(data, text, other).train.tolist() == plainly(data, text, other)[0]
 
 
 @given(text=st.text(st.characters(), max_size=50), times=st.sampled_from([1, 3000]))
 def test_the_fingerprint_is_the_sha256_of_the_utf8(text, times):
     expected = hashlib.sha256((text * times).encode("utf-8", "surrogatepass")).hexdigest()
-    assert splits.fingerprint(text * times) == expected
+    assert prepared.fingerprint(text * times) == expected
 
 
 def test_words_that_only_the_held_out_part_has_are_unknown_there():
-    found = splits.prepare(Data("x", "word", validation=0.25), "one two one three two four")
+    found = prepared.prepare(Data("x", "word", validation=0.25), "one two one three two four")
     assert found.vocab.idx_to_token == ("<unk>", "one", "two", "three")
     assert found.validation.tolist() == [2, 0]
 
@@ -78,7 +79,7 @@ def test_a_long_text_of_words_makes_no_object_per_word():
     words = [f"word{n}" for n in range(1000)]
     text = " ".join(choose(words, k=300_000))
     tracemalloc.start()
-    found = splits.prepare(Data("x", "word"), text)
+    found = prepared.prepare(Data("x", "word"), text)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(found.train) + len(found.validation) == 300_000

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman import Vocab, corpus, tokens
-from elman.errors import UserError
-from elman.figures import save
-from elman.figures.zipf import zipf
-from elman.statistics import (
+from elman.counting.statistics import (
     frequencies,
     ranks_to_fit,
     stop_words,
     zipf_least_squares,
     zipf_maximum_likelihood,
 )
+from elman.errors import UserError
+from elman.figures import save
+from elman.figures.zipf import zipf
 
 
 @given(st.text("abcde", min_size=4, max_size=80), st.integers(1, 4))

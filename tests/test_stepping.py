@@ -5,7 +5,7 @@ import torch
 
 from elman import nn
 from elman.errors import UserError
-from elman.stepping import Stepper
+from elman.language_model.stepper import Stepper
 
 
 @pytest.mark.parametrize("module", [nn.RNN, nn.GRU, nn.LSTM])

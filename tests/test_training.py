@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from elman import LanguageModel, segments
+from elman import LanguageModel
 from elman.errors import UserError, WorkFailed
 from elman.language_model import Dropout
-from elman.optimisation import Average, clip_gradients, gradient_norm, learning_rate
 from elman.training import (
     CarriedState,
     Optimisation,
@@ -23,7 +22,9 @@ from elman.training import (
     Training,
     Update,
     Validation,
+    segments,
 )
+from elman.training.optimisation import Average, clip_gradients, gradient_norm, learning_rate
 
 VOCAB = 7
 IDS = np.random.default_rng(0).integers(VOCAB, size=400).astype(np.uint8)

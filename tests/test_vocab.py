@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elman import Vocab, corpus, tokens
 from elman.errors import MissingSource, OutOfRange, UserError
-from elman.vocab import learn
+from elman.text.vocab import learn
 
 LONE = "\ud83d\ude00\udc80"  # surrogates, the first two of which must not become one emoji
 FEW_LETTERS = st.text("ab é\n文😀\u0301\u2003\x1c" + LONE, max_size=60)

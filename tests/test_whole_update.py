@@ -13,7 +13,7 @@ from elman.gradients import Randomized
 from elman.kernels.cpu import HALF, KERNEL
 from elman.language_model import Dropout, LanguageModel
 from elman.training import Optimisation, Reading, Settings, Training
-from elman.whole_update import CapturedUpdate, NativeUpdate, suits
+from elman.training.update import CapturedUpdate, NativeUpdate, suits
 
 OPTIMISERS = {
     "sgd": Optimisation(optimizer="sgd", learning_rate=0.5, clip=0.1),

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
 from elman.language_model import LanguageModel
-from elman.metrics import evaluating
-from elman.vocab import Vocab
+from elman.scoring.metrics import evaluating
+from elman.text.vocab import Vocab
 
 Ids: TypeAlias = Any
 """One-dimensional integers: a tensor, an array or a list."""

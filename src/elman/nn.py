@@ -25,9 +25,9 @@ from elman.gradients.carry import Carry, Full
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job
 from elman.recurrence import compiled, piecewise
+from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
-from elman.recurrent import Recurrent
 
 __all__ = ["GRU", "LSTM", "RNN", "Recurrent"]
 

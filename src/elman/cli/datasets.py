@@ -7,14 +7,14 @@ import typer
 from elman.cli.console import emit
 
 if TYPE_CHECKING:
-    from elman.datasets import Dataset
+    from elman.text.datasets import Dataset
 
 
 def datasets(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List what can be loaded by name, and where from."""
-    from elman.datasets import DATASETS
+    from elman.text.datasets import DATASETS
 
     rows = [_row(dataset) for dataset in DATASETS.values()]
     if json:
@@ -26,7 +26,7 @@ def datasets(
 
 def _row(dataset: "Dataset") -> dict[str, str | None]:
     """One dataset: where its file lies now, if it has one and it is here, and where to get it."""
-    from elman.datasets import found
+    from elman.text.datasets import found
 
     download = dataset.download
     path = found(download) if download else None

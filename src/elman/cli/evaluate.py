@@ -12,8 +12,8 @@ from elman.cli.device import pick
 from elman.errors import UserError
 
 if TYPE_CHECKING:
-    from elman.evaluation import Evaluation
     from elman.runs import Run
+    from elman.scoring.evaluation import Evaluation
 
 
 def evaluate(
@@ -40,8 +40,8 @@ def evaluate(
 
     Every token after the first is predicted once, with the state carried through the whole text.
     """
-    from elman import evaluation
     from elman.runs import Run
+    from elman.scoring import evaluation
 
     opened = Run.open(run)
     if mix and not baselines:
@@ -63,10 +63,10 @@ def evaluate(
 
 def _texts(run: "Run", source: str | None, baselines: bool) -> tuple:
     """What to score, what the baselines count (None: no baselines), and what to call the first."""
-    from elman import evaluation, splits
+    from elman.text import prepared
 
     if source is not None:
-        ids = evaluation.encode(run, splits.read(run.config.data, source))
+        ids = run.encode(prepared.read(run.config.data, source))
         what = "stdin" if source == "-" else source
         return ids, run.splits().train if baselines else None, what
     parts = run.splits()
@@ -81,7 +81,7 @@ def _texts(run: "Run", source: str | None, baselines: bool) -> tuple:
 
 def _table(run: "Run", found: "Evaluation", what: str) -> str:
     """The scores for people, worst first, the model marked."""
-    from elman.evaluation import title
+    from elman.scoring.evaluation import title
 
     level = run.vocab.level
     unknown = f"{found.unknown:,} of them unknown" if found.unknown else "none of them unknown"

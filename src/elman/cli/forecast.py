@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from elman.forecasting import Forecaster
     from elman.forecasting.evaluation import Parts, Scores
     from elman.forecasting.saving import Fitted
-    from elman.series import Series
+    from elman.forecasting.series import Series
 
 MODELS = "window, linear, elman, gru, lstm, last, seasonal, mean, drift"
 
@@ -50,7 +50,7 @@ def forecast(
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """Forecast numbers: one step, many steps and direct, with intervals, beside the baselines."""
-    from elman import series
+    from elman.forecasting import series
 
     check_requests(missing=missing, steps=steps, out=out, force=force, figure=figure)
     given = series.load(
@@ -152,13 +152,13 @@ def fit_and_measure(
     out: Path | None,
 ) -> dict[str, Any]:
     """Fit on the training parts, calibrate on the validation parts, measure on the test parts."""
-    from elman import forecast_report
     from elman.figures import save as save_figure
     from elman.figures.forecast import overview
     from elman.forecasting import calibrate
     from elman.forecasting.baselines import baselines
     from elman.forecasting.evaluation import split
     from elman.forecasting.saving import Fitted, save
+    from elman.reports import forecast_report
 
     parts = [split(s.values, validation, test) for s in given]
     training = [p.train for p in parts]
@@ -272,7 +272,7 @@ def report(answer: dict[str, Any], *, as_json: bool) -> None:
 
 
 def print_scores(answer: dict[str, Any]) -> None:
-    from elman.forecast_report import shown_horizons
+    from elman.reports.forecast_report import shown_horizons
 
     scores = answer["scores"]
     steps = len(next(iter(scores.values()))["rmse"])

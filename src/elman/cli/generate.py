@@ -15,7 +15,7 @@ from elman.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-    from elman.vocab import Vocab
+    from elman.text.vocab import Vocab
 
 
 def generate(
@@ -75,10 +75,11 @@ def generate(
 
 def _read(run: Any, text: str) -> tuple[Any, str]:
     """The ids of a prompt and the prompt as the model reads it; reports what it cannot read."""
-    from elman import evaluation, splits
+    from elman.scoring import evaluation
+    from elman.text import prepared
 
-    shown = str(splits.cleaned(run.config.data, text))
-    ids = evaluation.encode(run, text)
+    shown = str(prepared.cleaned(run.config.data, text))
+    ids = run.encode(text)
     if unknown := evaluation.unknown(run.vocab, ids):
         tokens = shown.split() if run.vocab.level == "word" else shown
         strange = dict.fromkeys(t for t in tokens if t not in run.vocab)

@@ -58,14 +58,14 @@ def gradients(
 
 def passage_ids(opened: Run, source: str | None, steps: int) -> Any:
     """The first `steps` tokens of the given text, or of the run's held-out part."""
-    from elman import evaluation, splits
     from elman.errors import UserError
+    from elman.text import prepared
 
     if source is None:
         parts = opened.splits()
         ids = parts.validation if len(parts.validation) else parts.train
     else:
-        ids = evaluation.encode(opened, splits.read(opened.config.data, source))
+        ids = opened.encode(prepared.read(opened.config.data, source))
     if len(ids) < 9:
         raise UserError(
             f"{len(ids)} tokens are too few to see a gradient through time",

@@ -12,8 +12,8 @@ from elman.cli.source import Encoding, Errors, Source, read_bytes, read_text
 from elman.errors import UserError
 
 if TYPE_CHECKING:
-    from elman.ngram import NgramModel
-    from elman.splits import Splits
+    from elman.counting.ngram import NgramModel
+    from elman.text.prepared import Splits
 
 
 def ngram(
@@ -46,8 +46,8 @@ def ngram(
 
     Every token of the held-out part is predicted from the tokens before it.
     """
-    from elman.ngram import NgramModel
-    from elman.splits import Data, prepare
+    from elman.counting.ngram import NgramModel
+    from elman.text.prepared import Data, prepare
 
     orders = _orders(order)
     if len(orders) > 1 and (arpa or out or generate):

@@ -14,7 +14,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """Write RUN/report.html: curves, samples, settings, commands; of a stopped run, too."""
-    from elman import report
+    from elman.reports import report
     from elman.runs import Run
 
     path = report.write(Run.open(run))

@@ -7,7 +7,7 @@ import typer
 from elman.cli.console import progress
 
 if TYPE_CHECKING:
-    from elman.datasets import Progress
+    from elman.text.datasets import Progress
 
 Source = Annotated[
     str,
@@ -27,7 +27,7 @@ Errors = Annotated[
 
 def read_text(source: str, encoding: str = "utf-8", errors: str = "strict") -> str:
     """The text of SOURCE; a download shows how far it is."""
-    from elman import corpus
+    from elman.text import corpus
 
     with progress() as bar:
         return corpus.load(source, encoding=encoding, errors=errors, progress=_shown(bar, source))
@@ -35,7 +35,7 @@ def read_text(source: str, encoding: str = "utf-8", errors: str = "strict") -> s
 
 def read_bytes(source: str) -> bytes:
     """The bytes of SOURCE, for the byte level; a download shows how far it is."""
-    from elman import corpus
+    from elman.text import corpus
 
     with progress() as bar:
         return corpus.load_bytes(source, progress=_shown(bar, source))

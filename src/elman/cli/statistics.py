@@ -9,7 +9,7 @@ from elman.cli.console import emit, note
 from elman.cli.source import Encoding, Errors, Source, read_bytes, read_text
 
 if TYPE_CHECKING:
-    from elman.statistics import Frequencies, StopWords, Zipf
+    from elman.counting.statistics import Frequencies, StopWords, Zipf
 
     Row = tuple[Frequencies, Zipf | None, Zipf | None]
 
@@ -33,8 +33,8 @@ def statistics(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count tokens and runs of tokens, and fit Zipf's law to each."""
-    from elman import statistics as stats
-    from elman.splits import Data, prepare
+    from elman.counting import statistics as stats
+    from elman.text.prepared import Data, prepare
 
     data = Data(source, level, clean, validation=0.0)
     raw = level == "byte" and clean == "none"
@@ -56,8 +56,8 @@ def statistics(
 
 def _row(frequencies: "Frequencies", first: int | None, last: int | None) -> "Row":
     """The two fits; none where nothing was asked for and the text is too short for them."""
+    from elman.counting.statistics import zipf_least_squares, zipf_maximum_likelihood
     from elman.errors import UserError
-    from elman.statistics import zipf_least_squares, zipf_maximum_likelihood
 
     try:
         line = zipf_least_squares(frequencies.counts, first, last)

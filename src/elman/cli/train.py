@@ -145,10 +145,11 @@ def train(
 
 def _given(typed: dict[str, Any]) -> dict[str, Any]:
     """Of all that `train` takes, the options of text, model and training that were typed."""
-    from elman import language_model, presets
+    from elman.language_model import model
+    from elman.runs import presets
 
     if typed["bidirectional"]:
-        raise language_model.both_ways()
+        raise model.both_ways()
     given = {name: typed[name] for name in presets.defaults() if typed[name] is not None}
     if "memory" in given:
         given["memory"] = _bytes(given["memory"])
@@ -161,13 +162,15 @@ def _begin(
     """A new run folder and its training; a refused request leaves nothing behind."""
     import torch
 
-    from elman import presets, runs, splits
+    from elman import runs
+    from elman.runs import presets
+    from elman.text import prepared
 
     options = presets.expand(preset, given)
-    options["source"] = splits.located(options["source"])
+    options["source"] = prepared.located(options["source"])
     data = presets.data(options)
-    text = splits.read(data)
-    parts = splits.prepare(data, text)
+    text = prepared.read(data)
+    parts = prepared.prepare(data, text)
     config = runs.Config(
         data=data,
         model=presets.model(options, len(parts.vocab)),
@@ -189,12 +192,14 @@ def _continue(path: Path, given: dict[str, Any], device: str | None) -> tuple["R
     """The run folder and its training, where it was last saved."""
     import torch
 
-    from elman import presets, runs, splits
+    from elman import runs
+    from elman.runs import presets
+    from elman.text import prepared
 
     run = runs.Run.open(path)
     config = run.config
     if "source" in given:
-        given = given | {"source": splits.located(given["source"])}
+        given = given | {"source": prepared.located(given["source"])}
     stored = presets.flat(config.data, config.model, config.training)
     if changes := presets.changed(stored, given):
         config = runs.with_options(config, stored | changes)
@@ -421,7 +426,8 @@ def _board(run: "Run", kind: Any) -> Iterator[Callable[["Record"], None]]:
 
 def _conclude(run: "Run", training: "Training", as_json: bool) -> None:
     """Score the best weights by the definition, and say what was written and what comes next."""
-    from elman import report, runs
+    from elman import runs
+    from elman.reports import report
 
     found = runs.conclude(run, training)
     page = report.write(run)

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from elman.counting.statistics import Frequencies, Zipf
 from elman.figures.style import COLOURS, STYLES, house
-from elman.statistics import Frequencies, Zipf
 
 NAMES = {1: "single {}s", 2: "pairs", 3: "triples"}
 POINTS = 400

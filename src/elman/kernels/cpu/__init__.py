@@ -126,7 +126,7 @@ class Cpu:
         return Steps(self, job, W_hq, b_q)
 
     def heads(self, hs: Tensor, W_hq: Tensor, b_q: Tensor | None) -> bool:
-        """Whether the output layer of `elman.output` runs here.
+        """Whether the output layer of `elman.language_model.loss` runs here.
 
         bfloat16 states and float32 weights meet under autocast: multiplied as bfloat16 pairs.
         """
@@ -209,7 +209,7 @@ class Cpu:
 
 @final
 class Steps:
-    """Layers that go one step at a time: memory and jobs are made once (see `elman.stepping`)."""
+    """Layers that go one step at a time: memory and jobs are made once (see `stepper.py`)."""
 
     def __init__(self, kernel: Cpu, job: kernels.Job, W_hq: Tensor, b_q: Tensor | None) -> None:
         assert kernel.library is not None

@@ -9,9 +9,9 @@ from typing import Any
 
 from elman.errors import UserError
 from elman.language_model import Dropout
-from elman.optimisation import Optimisation
-from elman.segments import Reading, one_pass
-from elman.splits import Data
+from elman.training.optimisation import Optimisation
+from elman.training.segments import Reading, one_pass
+from elman.text.prepared import Data
 from elman.training import Settings
 
 Options = dict[str, Any]

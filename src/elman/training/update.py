@@ -4,7 +4,7 @@ lookup → recurrence → output → loss → back through time → clip → ste
 
 At the notes' sizes Python costs a CPU a tenth of an update, and a GPU more than the mathematics. An
 update that is the same work on the same shapes every time needs none: on a CPU it is three native
-calls over memory and jobs made once; on a GPU it is captured once (`elman.graphed`) and replayed,
+calls over memory and jobs made once; on a GPU it is captured once (`graphed.py`) and replayed,
 and what differs from one to the next (ids, masks, learning rate, state) lies in tensors.
 """
 
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from elman import kernels
-from elman.carried_state import CarriedState
 from elman.gradients import Full, Stored
-from elman.graphed import Graphed, tensors_of
 from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
 from elman.language_model import LanguageModel, Masks, State
-from elman.optimisation import clip_gradients, gradient_norm, take_step
+from elman.training.graphed import Graphed, tensors_of
+from elman.training.optimisation import clip_gradients, gradient_norm, take_step
+from elman.training.state import CarriedState
 
 Loss = Callable[[Tensor, Tensor, State, Masks], tuple[Tensor, State]]
 """The mean nats of y (batch, time) after x, and the state at the end."""

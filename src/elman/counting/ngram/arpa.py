@@ -17,14 +17,14 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
+from elman.counting.ngram.backoff import BackoffTable, Floats
+from elman.counting.ngram.counts import Ints, find, grams
 from elman.errors import MissingSource, UserError
 from elman.files import atomic
-from elman.ngram.backoff import BackoffTable, Floats
-from elman.ngram.counts import Ints, find, grams
-from elman.vocab import UNKNOWN, Vocab
+from elman.text.vocab import UNKNOWN, Vocab
 
 if TYPE_CHECKING:
-    from elman.ngram.model import NgramModel
+    from elman.counting.ngram.model import NgramModel
 
 BEGIN, END = "<s>", "</s>"
 MARKS = (BEGIN, END, "<UNK>")

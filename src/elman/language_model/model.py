@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
+from elman.language_model.loss import linear_cross_entropy
+from elman.language_model.stepper import Stepper
 from elman.nn import GRU, LSTM, RNN
-from elman.output import linear_cross_entropy
-from elman.stepping import Stepper
 
 State = Tensor | tuple[Tensor, Tensor] | None
 CELLS = ("elman", "gru", "lstm", "mlp")

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elman import corpus
-from elman.datasets import DATASETS
 from elman.errors import UserError
-from elman.tokens import as_bytes, as_text, byte_chunks, check_level
-from elman.vocab import Vocab, numbered
+from elman.text import corpus
+from elman.text.datasets import DATASETS
+from elman.text.tokens import as_bytes, as_text, byte_chunks, check_level
+from elman.text.vocab import Vocab, numbered
 
 CLEANINGS = ("letters", "none")
 

@@ -8,13 +8,13 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from elman.counting.ngram.backoff import BackoffTable, Floats, State
+from elman.counting.ngram.counts import Ints, count
+from elman.counting.ngram.smoothing import kneser_ney, laplace
+from elman.counting.sequence_model import SequenceModel, encode, is_token, pieces_of, vocabulary_of
 from elman.errors import MissingSource, UserError
 from elman.files import atomic
-from elman.ngram.backoff import BackoffTable, Floats, State
-from elman.ngram.counts import Ints, count
-from elman.ngram.smoothing import kneser_ney, laplace
-from elman.sequence_model import SequenceModel, encode, is_token, pieces_of, vocabulary_of
-from elman.vocab import Vocab
+from elman.text.vocab import Vocab
 
 SMOOTHINGS = ("kneser-ney", "laplace")
 _FORMAT = "elman n-gram model, version 1"
@@ -128,14 +128,14 @@ class NgramModel(SequenceModel[State]):
 
     def to_arpa(self, path: Path | str) -> None:
         """Write the model in the format that KenLM, SRILM and others read (docs/counting.md)."""
-        from elman.ngram.arpa import write
+        from elman.counting.ngram.arpa import write
 
         write(self, path)
 
     @classmethod
     def from_arpa(cls, path: Path | str, vocab: Vocab | None = None) -> Self:
         """Read an ARPA file; with `vocab` its words get the ids they have there."""
-        from elman.ngram.arpa import read
+        from elman.counting.ngram.arpa import read
 
         table, words, boundaries = read(path, vocab)
         return cls(table, words, boundaries=boundaries, about="read from an ARPA file")

@@ -17,9 +17,9 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from elman.counting.sequence_model import Floats, Ints, SequenceModel, encode, vocabulary_of
 from elman.errors import UserError
-from elman.sequence_model import Floats, Ints, SequenceModel, encode, vocabulary_of
-from elman.vocab import Vocab
+from elman.text.vocab import Vocab
 
 State = tuple[int, ...]
 """The last τ symbols; fewer at the beginning."""

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman import batches, metrics
-from elman.carried_state import CarriedState
-from elman.divergence import first_broken_tensor
 from elman.errors import UserError, WorkFailed
 from elman.gradients import Checkpointed, Given
 from elman.language_model import LanguageModel, Masks, State
-from elman.optimisation import (
+from elman.recurrence.operator import known_ids
+from elman.scoring import metrics
+from elman.text import batches
+from elman.training.divergence import first_broken_tensor
+from elman.training.optimisation import (
     Average,
     Optimisation,
     build_optimizer,
@@ -33,10 +34,10 @@ from elman.optimisation import (
     learning_rate,
     take_step,
 )
-from elman.records import Record, Update, Validation
-from elman.recurrence.operator import known_ids
-from elman.segments import Pass, Reading, Segment, one_pass
-from elman.whole_update import CapturedUpdate, NativeUpdate, WholeUpdate, suits
+from elman.training.records import Record, Update, Validation
+from elman.training.segments import Pass, Reading, Segment, one_pass
+from elman.training.state import CarriedState
+from elman.training.update import CapturedUpdate, NativeUpdate, WholeUpdate, suits
 
 __all__ = [
     "CarriedState",

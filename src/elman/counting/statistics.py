@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from elman.counting.ngram.counts import count, grams
+from elman.counting.sequence_model import encode, vocabulary_of
 from elman.errors import UserError
-from elman.ngram.counts import count, grams
-from elman.sequence_model import encode, vocabulary_of
-from elman.vocab import Vocab
+from elman.text.vocab import Vocab
 
 Ints = NDArray[np.integer]
 

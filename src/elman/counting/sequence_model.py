@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.vocab import Vocab
+from elman.text.vocab import Vocab
 
 Ints = NDArray[np.integer]
 Floats = NDArray[np.float64]

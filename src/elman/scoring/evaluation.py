@@ -2,7 +2,7 @@
 
     uniform        every token of the vocabulary alike:       p = 1 / |V|
     unigram        as often as in the training text:          p = (count + 1) / (n + |V|)
-    kneser-ney:k   from the k - 1 tokens before, by counting the training text (`elman.ngram`)
+    kneser-ney:k   from the k - 1 tokens before, by counting the training text
 
 All of them, like the model, predict every token of the text after its first, once, and none is
 told anything but the training text. A mixture of the model with counting models needs weights, too:
@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elman import metrics, splits
+from elman.counting.ngram import NgramModel
 from elman.errors import UserError
 from elman.language_model import LanguageModel
-from elman.metrics import Score
-from elman.mixture import Network, fit_weights
-from elman.ngram import NgramModel
-from elman.runs import Run
-from elman.vocab import Vocab
+from elman.scoring import metrics
+from elman.scoring.metrics import Score
+from elman.scoring.mixture import Network, fit_weights
+from elman.text.vocab import Vocab
 
 Ids = NDArray[Any]
 
@@ -124,11 +123,6 @@ def order_of(name: str) -> int:
     if found is None:
         raise UserError(f"cannot mix with {name!r}", hint="kneser-ney:7, or another order than 7")
     return int(found[1])
-
-
-def encode(run: Run, text: str | bytes) -> Ids:
-    """Any text as the run's ids, cleaned the way its own text was."""
-    return run.vocab.encode(splits.cleaned(run.config.data, text))
 
 
 def unknown(vocab: Vocab, ids: Ids) -> int:

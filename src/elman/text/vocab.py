@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from elman.errors import MissingSource, OutOfRange, UserError
 from elman.files import atomic
-from elman.tokens import (
+from elman.text.tokens import (
     Token,
     as_text,
     byte_chunks,

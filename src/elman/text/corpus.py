@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elman.datasets import DATASETS, Progress, named, path_of
 from elman.errors import MissingSource, UserError
+from elman.text.datasets import DATASETS, Progress, named, path_of
 
 ERRORS = ("strict", "replace", "ignore")
 """What to do about bytes that are not text: refuse, put U+FFFD, or leave them out."""

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elman import __version__, evaluation, page
-from elman.evaluation import title
+from elman import __version__
 from elman.figures import training as figures
 from elman.files import write_text
-from elman.metrics import Score
-from elman.runs import Config, Run, fresh_model
+from elman.reports import page
+from elman.runs.folder import Config, Run, fresh_model
+from elman.scoring import evaluation
+from elman.scoring.evaluation import title
+from elman.scoring.metrics import Score
 
 Record = dict[str, Any]
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from elman.errors import UserError
 from elman.language_model import LanguageModel, State
-from elman.vocab import Vocab
+from elman.text.vocab import Vocab
 
 Ids = Tensor | np.ndarray
 

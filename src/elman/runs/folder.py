@@ -24,15 +24,18 @@ from typing import IO, Any
 
 import torch
 
-from elman import __version__, checkpoints, metrics, splits
+from elman import __version__
+from elman.runs import checkpoints
+from elman.scoring import metrics
+from elman.text import prepared
 from elman.errors import MissingSource, UserError
 from elman.files import atomic, write_text
 from elman.language_model import LanguageModel
-from elman.optimisation import Optimisation
-from elman.segments import Reading
-from elman.splits import Data, Splits
+from elman.training.optimisation import Optimisation
+from elman.training.segments import Reading
+from elman.text.prepared import Data, Splits
 from elman.training import Record, Settings, Training, Validation
-from elman.vocab import Vocab
+from elman.text.vocab import Vocab
 
 FORMAT = 1
 FILES = (
@@ -113,7 +116,7 @@ class Run:
         run = cls(path, config, vocab)
         if source is not None:
             with atomic(path / "source") as draft:
-                draft.write_bytes(splits.as_bytes(source))
+                draft.write_bytes(prepared.as_bytes(source))
         vocab.save(path / "vocab.json")
         run.save_config(config)  # last: a folder with a config.json is a whole run
         return run
@@ -147,15 +150,19 @@ class Run:
         """The ids the model was trained and validated on, exactly; a changed text is refused."""
         data = self.config.data
         kept = self.path / "source"
-        text = splits.read(data, kept if data.source == "-" else None)
-        found = splits.fingerprint(text)
+        text = prepared.read(data, kept if data.source == "-" else None)
+        found = prepared.fingerprint(text)
         if found != self.config.sha256:
             raise UserError(
                 f"the text {data.source} has changed since this run was made: its SHA-256 is "
                 f"{found[:12]}…, it was {self.config.sha256[:12]}…",
                 hint="put the old text back, or train a new run on the new one",
             )
-        return splits.prepare(data, text, self.vocab)
+        return prepared.prepare(data, text, self.vocab)
+
+    def encode(self, text: str | bytes) -> Any:
+        """Any text as the run's ids, cleaned the way its own text was."""
+        return self.vocab.encode(prepared.cleaned(self.config.data, text))
 
     def load_model(self, device: torch.device | str = "cpu", which: str = "best") -> LanguageModel:
         """The model with its best weights, or the last ones, ready to use (in eval mode)."""

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from elman.carried_state import CarriedState
 from elman.language_model import LanguageModel, Masks, State
+from elman.training.state import CarriedState
 
 
 @torch.no_grad()

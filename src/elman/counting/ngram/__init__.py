@@ -7,6 +7,6 @@ arpa.py       the file format that other toolkits read
 model.py      NgramModel, which is all of it together
 """
 
-from elman.ngram.model import NgramModel
+from elman.counting.ngram.model import NgramModel
 
 __all__ = ["NgramModel"]

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from elman.counting.sequence_model import Floats, Ints, SequenceModel
 from elman.errors import UserError
-from elman.metrics import evaluating, widened
-from elman.sequence_model import Floats, Ints, SequenceModel
-from elman.vocab import Vocab
+from elman.scoring.metrics import evaluating, widened
+from elman.text.vocab import Vocab
 
 PIECE = 1024
 """Tokens a network reads at a time, so that a long text needs no more memory."""

@@ -35,9 +35,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elman import batches
 from elman.errors import UserError
 from elman.gradients import Randomized
+from elman.text import batches
 
 SAMPLINGS = ("sequential", "random")
 CARRIES = ("truncated", "sliding", "randomized", "polynomial", "full")

@@ -16,7 +16,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.ngram.counts import Ints, find
+from elman.counting.ngram.counts import Ints, find
 
 Floats = NDArray[np.float64]
 State = tuple[int, ...]

@@ -25,8 +25,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.ngram.backoff import BackoffTable
-from elman.ngram.counts import Counts, Ints
+from elman.counting.ngram.backoff import BackoffTable
+from elman.counting.ngram.counts import Counts, Ints
 
 Floats = NDArray[np.float64]
 Share = Callable[[int], tuple[Floats, Floats]]

@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.datasets import DATASETS
 from elman.errors import MissingSource, UserError
+from elman.text.datasets import DATASETS
 
 Values = NDArray[np.float64]
 Missing = Literal["error", "interpolate"]

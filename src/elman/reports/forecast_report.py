@@ -6,8 +6,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from elman import __version__, page
+from elman import __version__
 from elman.files import write_text
+from elman.reports import page
 
 
 def write(folder: Path, name: str, answer: dict[str, Any], picture: Figure) -> Path:

@@ -1,0 +1,10 @@
+"""The language model: ids → embedding or one-hot → recurrence → output, and its parts."""
+
+from elman.language_model.model import (
+    Dropout,
+    LanguageModel,
+    Masks,
+    State,
+)
+
+__all__ = ["Dropout", "LanguageModel", "Masks", "State"]

@@ -1,0 +1,1 @@
+"""A run, or a forecast, on one page that needs nothing but a browser."""

@@ -1,0 +1,1 @@
+"""How well a model predicts: nats, perplexity, bits per character, beside what counting does."""

@@ -1,0 +1,18 @@
+"""Training: what an update reads, how it moves the weights, and the loop that yields records."""
+
+from elman.training.loop import Settings, Training
+from elman.training.optimisation import Optimisation
+from elman.training.records import Record, Update, Validation
+from elman.training.segments import Reading
+from elman.training.state import CarriedState
+
+__all__ = [
+    "CarriedState",
+    "Optimisation",
+    "Reading",
+    "Record",
+    "Settings",
+    "Training",
+    "Update",
+    "Validation",
+]
