@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from elman import cells
-from elman.cells import Layer
+from elman.cells import Weights
 from elman.gradients import through_time
 from elman.gradients.through_time import Trace
 from elman.kernels import cuda
@@ -41,13 +41,13 @@ def launch(plan: Plan | None, batch: int, W_hh: Tensor, *rest: Any) -> None:
     (_forward if plan.forward else _backward)(plan.cell, W_hh, *rest)
 
 
-def _identity(cell: str, W_hh: Tensor, b_n: Tensor | None) -> Layer:
+def _identity(cell: str, W_hh: Tensor, b_n: Tensor | None) -> Weights:
     """A layer whose inputs are the gates' input shares themselves."""
     rows = len(W_hh)
     b_hh = W_hh.new_zeros(rows)
     if b_n is not None:
         b_hh[2 * W_hh.shape[1] :] = b_n
-    return Layer(torch.eye(rows, dtype=W_hh.dtype), W_hh, W_hh.new_zeros(rows), b_hh)
+    return Weights(torch.eye(rows, dtype=W_hh.dtype), W_hh, W_hh.new_zeros(rows), b_hh)
 
 
 def _forward(cell, W_hh, xs, ids, b_n, lengths, hs, cs, gates, steps, batch) -> None:
@@ -65,7 +65,7 @@ def _forward(cell, W_hh, xs, ids, b_n, lengths, hs, cs, gates, steps, batch) -> 
         _KEPT[gates.data_ptr()] = w, shares, kept
 
 
-_KEPT: dict[int, tuple[Layer, Tensor, Any]] = {}
+_KEPT: dict[int, tuple[Weights, Tensor, Any]] = {}
 
 
 def _backward(cell, W_hh, hs, cs, gates, dhs, dh, dc, xi, xi_step, xi_row, lengths, *out) -> None:

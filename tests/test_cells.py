@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from elman import cells
-from elman.cells import Layer
+from elman.cells import Weights
 
 BATCH, INPUT, HIDDEN, PROJECTION = 3, 4, 5, 2
 CELLS = ["tanh", "relu", "linear", "gru", "lstm", "projected"]
@@ -18,7 +18,7 @@ def example(name, *, bias=True, ids=False):
     rows = cell.gates * HIDDEN
     b_ih, b_hh = (real(rows), real(rows)) if bias else (None, None)
     W_hr = real(PROJECTION, HIDDEN) if name == "projected" else None
-    w = Layer(real(rows, INPUT), real(rows, width), b_ih, b_hh, W_hr)
+    w = Weights(real(rows, INPUT), real(rows, width), b_ih, b_hh, W_hr)
     x = torch.tensor([2, 0, 2]) if ids else real(BATCH, INPUT)
     state = (real(BATCH, width),)
     state += (real(BATCH, HIDDEN),) if cell is cells.named("lstm") else ()
@@ -37,7 +37,7 @@ def example(name, *, bias=True, ids=False):
 def test_a_step_is_pytorchs_step(name, module):
     cell, _, x, state = example(name)
     module = module.double()
-    w = Layer(module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
+    w = Weights(module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
     after, _ = cell.step(w, x, state)
     wanted = module(x, state if name == "lstm" else state[0])
     for a, b in zip(after, wanted if name == "lstm" else (wanted,), strict=True):
@@ -91,5 +91,5 @@ def test_an_id_is_a_one_hot_row(name):
 
 
 def test_half_precision_gradients_are_summed_in_float32():
-    w = Layer(torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16))
+    w = Weights(torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16))
     assert {p.dtype for p in w.zeros() if p is not None} == {torch.float32}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elman import kernels, nn
-from elman.cells import Layer
+from elman.cells import Weights
 from elman.errors import UserError
 from elman.kernels import cpu, reference
 from elman.kernels.cpu import KERNEL, Cpu, library
@@ -41,7 +41,7 @@ class Problem:
         gates = {"gru": 3, "lstm": 4}.get(cell, 1)
         b = (normal(gates * H) / 2, normal(gates * H) / 2) if bias else (None, None)
         self.cell = cell
-        self.w = Layer(normal(gates * H, I) / I**0.5, normal(gates * H, H) / H**0.5, *b)
+        self.w = Weights(normal(gates * H, I) / I**0.5, normal(gates * H, H) / H**0.5, *b)
         self.xs = ints(I, T, B) if ids else normal(T, B, I)
         self.state = tuple(normal(B, H) / 2 for _ in range(2 if cell == "lstm" else 1))
         self.lengths = ints(T + 1, B) if lengths else None
@@ -58,7 +58,7 @@ class Problem:
 
         other = object.__new__(Problem)
         other.cell, other.lengths = self.cell, self.lengths
-        other.w = Layer(*(to(p, weights or dtype) for p in self.w))
+        other.w = Weights(*(to(p, weights or dtype) for p in self.w))
         other.xs, other.dhs, other.xi = to(self.xs), to(self.dhs), to(self.xi)
         other.state, other.dstate = tuple(map(to, self.state)), tuple(map(to, self.dstate))
         return other
@@ -271,7 +271,7 @@ def test_strides_do_not_matter(problem):
     plain = bits(problem.everything(KERNEL))
     problem.xs, problem.dhs, problem.xi = map(turned, (problem.xs, problem.dhs, problem.xi))
     problem.state, problem.dstate = (tuple(map(turned, s)) for s in (problem.state, problem.dstate))
-    problem.w = Layer(*map(turned, problem.w))
+    problem.w = Weights(*map(turned, problem.w))
     assert bits(problem.everything(KERNEL)) == plain
 
 

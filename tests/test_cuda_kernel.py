@@ -108,7 +108,7 @@ def test_float32_obeys_torchs_switch_for_recurrent_layers(tf32):
 
 
 def refusal(dtype=torch.bfloat16, cell="tanh", device="cpu", **layer):
-    w = cuda.Layer(torch.zeros(8, 3), torch.zeros(8, 8), **layer)
+    w = cuda.Weights(torch.zeros(8, 3), torch.zeros(8, 8), **layer)
     w = w.map(lambda p: p.to(device, dtype))
     xs = torch.zeros(2, 1, 3, dtype=dtype, device=device)
     return cuda.KERNEL.refuses(cell, w, xs, (torch.zeros(1, 8, dtype=dtype, device=device),))

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import elman.nn
 from elman import cells
-from elman.cells import Layer
+from elman.cells import Weights
 from elman.errors import UserError
 from elman.gradients.forward_accumulation import forward_accumulation, online
 
@@ -29,7 +29,7 @@ def orthogonal(g: torch.Generator, gates: int, size: int) -> Tensor:
     return torch.cat([torch.linalg.qr(normal(g, HIDDEN, HIDDEN)).Q[:, :size] for _ in range(gates)])
 
 
-def layer(kind: str, g: torch.Generator) -> tuple[str, Layer, tuple[Tensor, ...]]:
+def layer(kind: str, g: torch.Generator) -> tuple[str, Weights, tuple[Tensor, ...]]:
     name, _, option = kind.partition(" ")
     gates = cells.named(name).gates
     size = 2 if option == "projected" else HIDDEN
@@ -41,7 +41,7 @@ def layer(kind: str, g: torch.Generator) -> tuple[str, Layer, tuple[Tensor, ...]
     if name == "relu":
         W_hh = torch.eye(HIDDEN, dtype=torch.float64).roll(1, 0)
     W_hr = torch.linalg.qr(normal(g, HIDDEN, size)).Q.T if option == "projected" else None
-    w = Layer(normal(g, gates * HIDDEN, INPUT) / 4, W_hh, *biases, W_hr)
+    w = Weights(normal(g, gates * HIDDEN, INPUT) / 4, W_hh, *biases, W_hr)
     h, c = normal(g, BATCH, size) / 4, normal(g, BATCH, HIDDEN) / 4
     return name, w, (h, c) if name == "lstm" else (h,)
 
@@ -59,8 +59,8 @@ def agree(got: Tensor, want: Tensor | None) -> None:
     assert (got - want).norm() <= 1e-10 * want.norm()
 
 
-def by_autograd(name: str, w: Layer, xs: Tensor, state: tuple[Tensor, ...], steps: int):
-    leaves = Layer(*(None if p is None else p.clone().requires_grad_() for p in w))
+def by_autograd(name: str, w: Weights, xs: Tensor, state: tuple[Tensor, ...], steps: int):
+    leaves = Weights(*(None if p is None else p.clone().requires_grad_() for p in w))
     first = tuple(s.clone().requires_grad_() for s in state)
     s, total = first, torch.zeros((), dtype=torch.float64)
     for t in range(steps):

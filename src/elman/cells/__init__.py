@@ -22,8 +22,8 @@ State = tuple[Tensor, ...]
 """(h,), or (h, c) for an lstm; each (batch, size)."""
 
 
-class Layer(NamedTuple):
-    """The weights of one layer in one direction, or (as `dw`) the loss's pull on them."""
+class Weights(NamedTuple):
+    """The weights of one layer in one direction."""
 
     W_ih: Tensor  # (gates · hidden, input)
     W_hh: Tensor  # (gates · hidden, hidden or projection)
@@ -36,16 +36,20 @@ class Layer(NamedTuple):
         """Units before projection; for a cell with `gates` gates W_ih has gates · hidden rows."""
         return self.W_hh.shape[1] if self.W_hr is None else self.W_hr.shape[1]
 
-    def zeros(self) -> Layer:
+    def zeros(self) -> Gradients:
         """Where gradients of these weights are summed: in float32 for half precision."""
         return self.map(
             lambda p: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
         )
 
-    def map(self, f: Callable[[Tensor], Tensor]) -> Layer:
+    def map(self, f: Callable[[Tensor], Tensor]) -> Weights:
         """f of every tensor that is there."""
         W_ih, W_hh, *rest = self
-        return Layer(f(W_ih), f(W_hh), *(None if p is None else f(p) for p in rest))
+        return Weights(f(W_ih), f(W_hh), *(None if p is None else f(p) for p in rest))
+
+
+Gradients = Weights
+"""∂L/∂ each of the weights, in the place of the weight it belongs to."""
 
 
 class Cell(Protocol):
@@ -61,19 +65,19 @@ class Cell(Protocol):
         """How many blocks of `hidden` columns `step` wants back in `step_backward`."""
         ...
 
-    def step(self, w: Layer, x: Tensor, state: State) -> tuple[State, Tensor | None]:
+    def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor | None]:
         """The state after x, and the gates that `step_backward` will want (None if none)."""
         ...
 
     def step_backward(
         self,
-        w: Layer,
+        w: Weights,
         x: Tensor,
         state: State,
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Layer,
+        dw: Gradients,
     ) -> tuple[Tensor, State]:
         """Carry the pull on the state after x one step back.
 

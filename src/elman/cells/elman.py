@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells import Layer, State, add_batch, add_outer, read
+from elman.cells import Gradients, State, Weights, add_batch, add_outer, read
 
 
 @final
@@ -27,19 +27,19 @@ class Elman:
     gates: int = 1
     keeps: int = 0
 
-    def step(self, w: Layer, x: Tensor, state: State) -> tuple[State, None]:
+    def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, None]:
         (h,) = state
         return (self.phi(read(w.W_ih, x, w.b_ih) + linear(h, w.W_hh, w.b_hh)),), None
 
     def step_backward(
         self,
-        w: Layer,
+        w: Weights,
         x: Tensor,
         state: State,
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Layer,
+        dw: Gradients,
     ) -> tuple[Tensor, State]:
         """Carry dh_t = ∂L/∂h_t one step back.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells import Layer, State, add_batch, add_outer, read
+from elman.cells import Gradients, State, Weights, add_batch, add_outer, read
 
 
 @final
@@ -27,7 +27,7 @@ class Gru:
     gates: int = 3
     keeps: int = 4
 
-    def step(self, w: Layer, x: Tensor, state: State) -> tuple[State, Tensor]:
+    def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor]:
         (h,) = state
         a_i, a_h = read(w.W_ih, x, w.b_ih), linear(h, w.W_hh, w.b_hh)
         size = h.shape[-1]
@@ -39,13 +39,13 @@ class Gru:
 
     def step_backward(
         self,
-        w: Layer,
+        w: Weights,
         x: Tensor,
         state: State,
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Layer,
+        dw: Gradients,
     ) -> tuple[Tensor, State]:
         """Carry dh_t one step back.
 

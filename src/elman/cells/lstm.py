@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells import Layer, State, add_batch, add_outer, read
+from elman.cells import Gradients, State, Weights, add_batch, add_outer, read
 
 
 @final
@@ -29,7 +29,7 @@ class Lstm:
     gates: int = 4
     keeps: int = 4
 
-    def step(self, w: Layer, x: Tensor, state: State) -> tuple[State, Tensor]:
+    def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor]:
         h, c = state
         a = read(w.W_ih, x, w.b_ih) + linear(h, w.W_hh, w.b_hh)
         size = c.shape[-1]
@@ -44,13 +44,13 @@ class Lstm:
 
     def step_backward(
         self,
-        w: Layer,
+        w: Weights,
         x: Tensor,
         state: State,
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Layer,
+        dw: Gradients,
     ) -> tuple[Tensor, State]:
         """Carry (dh_t, dc_t) one step back.
 

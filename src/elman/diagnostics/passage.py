@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elman import cells
-from elman.cells import Layer, State
+from elman.cells import State, Weights
 from elman.errors import UserError
 from elman.kernels.reference import KERNEL
 from elman.language_model import LanguageModel, Masks
@@ -24,7 +24,7 @@ class Passage:
     """T steps of a recurrent stack in float64, batch of one."""
 
     cell: str
-    layers: list[Layer]
+    layers: list[Weights]
     xs: Tensor
     """(T, input), or (T,) ids"""
     states: Tensor

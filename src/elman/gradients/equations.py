@@ -36,7 +36,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 # ---------------------------------------------------------------------------- d2l 8.4
 
 
-class Layer(NamedTuple):
+class Weights(NamedTuple):
     """A hidden layer and the output computed from it."""
 
     hidden: Tensor
@@ -50,7 +50,7 @@ def without_hidden_state(
     W_hq: Tensor,
     b_q: Tensor,
     phi: Callable[[Tensor], Tensor] = torch.tanh,
-) -> Layer:
+) -> Weights:
     """The multilayer perceptron of d2l 8.4.1: no step knows another.
 
     H = φ(X W_xh + b_h)
@@ -59,7 +59,7 @@ def without_hidden_state(
     X is (batch, input): rows in, columns out.
     """
     H = phi(X @ W_xh + b_h)
-    return Layer(H, H @ W_hq + b_q)
+    return Weights(H, H @ W_hq + b_q)
 
 
 def with_hidden_state(
@@ -71,14 +71,14 @@ def with_hidden_state(
     W_hq: Tensor,
     b_q: Tensor,
     phi: Callable[[Tensor], Tensor] = torch.tanh,
-) -> Layer:
+) -> Weights:
     """One step of the recurrent layer, d2l 8.4.2, equation (1).
 
     H_t = φ(X_t W_xh + H_{t-1} W_hh + b_h)
     O_t = H_t W_hq + b_q
     """
     H = phi(X @ W_xh + H_prev @ W_hh + b_h)
-    return Layer(H, H @ W_hq + b_q)
+    return Weights(H, H @ W_hq + b_q)
 
 
 def concatenated(X: Tensor, H: Tensor, W_xh: Tensor, W_hh: Tensor) -> Tensor:

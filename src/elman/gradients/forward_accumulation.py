@@ -26,7 +26,8 @@ from torch.func import jacrev, vmap
 from torch.utils import _pytree as pytree
 
 from elman import cells
-from elman.cells import Cell, Layer
+from elman.cells import Cell
+from elman.cells import Weights as LayerWeights
 from elman.cells.custom import Nest, first_state, step_with
 from elman.errors import UserError
 
@@ -38,7 +39,7 @@ Step: TypeAlias = Callable[[Weights, Tensor, Nest], tuple[Tensor, Nest]]
 Loss: TypeAlias = Callable[[Tensor, int], Tensor]
 """loss(ys, start): the loss of one step's output, (1, batch, …), after `start` steps before it."""
 
-Recurrence: TypeAlias = nn.Module | tuple[str | Cell, Layer]
+Recurrence: TypeAlias = nn.Module | tuple[str | Cell, LayerWeights]
 """A one-layer module of `elman.nn` or `torch.nn`, a `Recurrent`, a cell of your own, or a cell of
 `elman.cells` (or its name) with its weights."""
 
@@ -176,7 +177,9 @@ def _pure(recurrence: Recurrence) -> tuple[Step, Weights, Callable[[Tensor], Nes
     """A recurrence as a pure step, its weights by name, and its first state for a batch of x."""
     if isinstance(recurrence, tuple):
         cell, w = recurrence
-        return _pure_cell(cell, w, dict(zip(Layer._fields, Layer._fields, strict=True)))
+        return _pure_cell(
+            cell, w, dict(zip(LayerWeights._fields, LayerWeights._fields, strict=True))
+        )
     if hasattr(recurrence, "weight_ih_l0"):
         return _pure_layer(cast(nn.RNNBase, recurrence))
     cell = getattr(recurrence, "cell", recurrence)
@@ -207,11 +210,11 @@ def _pure_layer(module: nn.RNNBase) -> tuple[Step, Weights, Callable[[Tensor], N
     }
     given: dict[str, Any] = {field: getattr(module, name, None) for field, name in names.items()}
     cell = getattr(module, "cell", module.mode.lower().removeprefix("rnn_"))
-    return _pure_cell(cell, Layer(**given), names)
+    return _pure_cell(cell, LayerWeights(**given), names)
 
 
 def _pure_cell(
-    cell: str | Cell, w: Layer, names: dict[str, str]
+    cell: str | Cell, w: LayerWeights, names: dict[str, str]
 ) -> tuple[Step, Weights, Callable[[Tensor], Nest]]:
     """A cell of `elman.cells`; its state is the tuple (h,), or (h, c), each (batch, size)."""
     run = cells.named(cell) if isinstance(cell, str) else cell
@@ -219,7 +222,7 @@ def _pure_cell(
     fields = {name: field for field, name in names.items()}
 
     def step(w: Weights, x: Tensor, state: Nest) -> tuple[Tensor, Nest]:
-        after, _ = run.step(Layer(**{fields[name]: p for name, p in w.items()}), x, state)
+        after, _ = run.step(LayerWeights(**{fields[name]: p for name, p in w.items()}), x, state)
         return after[0], after
 
     def first(x: Tensor) -> Nest:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from elman.cells import Cell, Layer, State
+from elman.cells import Cell, Gradients, State, Weights
 from elman.errors import UserError
 
 
@@ -38,7 +38,7 @@ class Trace(NamedTuple):
 
 def forward(
     cell: Cell,
-    w: Layer,
+    w: Weights,
     xs: Tensor,
     state: State,
     lengths: Tensor | None = None,
@@ -67,7 +67,7 @@ def forward(
 
 def backward(
     cell: Cell,
-    w: Layer,
+    w: Weights,
     xs: Tensor,
     trace: Trace,
     dhs: Tensor | None,
@@ -75,7 +75,7 @@ def backward(
     xi: Tensor | None,
     lengths: Tensor | None,
     dxs: Tensor | None,
-    dw: Layer,
+    dw: Gradients,
 ) -> State:
     """Carry every loss back through time: dh_t = dhs_t + ξ_{t+1} (∂h_{t+1}/∂h_t)ᵀ dh_{t+1}.
 

@@ -18,14 +18,24 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from elman.cells import Layer, State
+from elman.cells import Gradients, State, Weights
 from elman.errors import UserError
 from elman.gradients.through_time import Trace
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Empty", "Explanation", "Job", "Kernel", "Layer", "State", "Trace", "explain", "select"]
+__all__ = [
+    "Empty",
+    "Explanation",
+    "Job",
+    "Kernel",
+    "State",
+    "Trace",
+    "Weights",
+    "explain",
+    "select",
+]
 
 FASTEST_FIRST = ("cuda", "cpu", "fused", "reference")
 
@@ -38,14 +48,14 @@ class Kernel(Protocol):
 
     name: str
 
-    def refuses(self, cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
         """Why this kernel cannot run this job, in words a user understands; None if it can.
 
         Looks at shapes, dtypes and devices only: `torch.compile` asks with tensors without data.
         """
         ...
 
-    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
         """An uninitialised `Trace.gates` for this job, time first (None if it keeps none).
 
         Tells `torch.compile` the shape, and `Checkpointed` the cost, of what `forward` keeps.
@@ -55,7 +65,7 @@ class Kernel(Protocol):
     def forward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         state: State,
         lengths: Tensor | None = None,
@@ -71,7 +81,7 @@ class Kernel(Protocol):
     def backward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         trace: Trace,
         dhs: Tensor | None,
@@ -79,8 +89,8 @@ class Kernel(Protocol):
         xi: Tensor | None,
         lengths: Tensor | None = None,
         needs_dxs: bool = True,
-        into: Layer | None = None,
-    ) -> tuple[Tensor | None, Layer, State]:
+        into: Gradients | None = None,
+    ) -> tuple[Tensor | None, Gradients, State]:
         """(dxs, dw, dstate_0) from the pulls on h_1 … h_T (`dhs`; None: none) and the last state.
 
         `xi` is (T,) or (T, B), float32 (float64 for float64 jobs), on the device of `xs`: `xi[t]`
@@ -104,7 +114,7 @@ class Empty:
     def forward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         state: State,
         lengths: Tensor | None = None,
@@ -114,7 +124,7 @@ class Empty:
         gates = self.kernel.empty_gates(cell, w, xs, state) if needs_gates else None
         return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
 
-    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
         return self.kernel.empty_gates(cell, w, xs, state)
 
 
@@ -123,7 +133,7 @@ class Job:
     """What a kernel is asked to run: a cell, its layers' weights, and each layer's xs and state."""
 
     cell: str
-    layers: Sequence[Layer]
+    layers: Sequence[Weights]
     inputs: Sequence[Tensor]
     states: Sequence[State]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from elman import cells
-from elman.cells import Layer, State
+from elman.cells import State, Weights
 from elman.gradients.through_time import Trace, scale
 
 
@@ -40,7 +40,7 @@ class Bare:
     def forward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         state: State,
         lengths: Tensor | None = None,

@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.cells import Layer, State
+from elman.cells import Gradients, State, Weights
 from elman.gradients.through_time import Trace, scale
 from elman.kernels import products
 
@@ -26,7 +26,7 @@ class Fused:
 
     name = "fused"
 
-    def refuses(self, cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
         if not xs.is_cuda:
             return f"the tensors are on {xs.device.type}, not on a CUDA GPU"
         if w.W_hr is not None:
@@ -35,14 +35,14 @@ class Fused:
             return f"inputs are {xs.dtype} but weights {w.W_hh.dtype}"
         return "there is nothing to run" if 0 in xs.shape[:2] else None
 
-    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
         width = KEPT.get(cell, 0) * w.hidden_size
         return state[0].new_empty(*xs.shape[:2], width) if width else None
 
     def forward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         state: State,
         lengths: Tensor | None = None,
@@ -70,7 +70,7 @@ class Fused:
     def backward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         trace: Trace,
         dhs: Tensor | None,
@@ -78,8 +78,8 @@ class Fused:
         xi: Tensor | None,
         lengths: Tensor | None = None,
         needs_dxs: bool = True,
-        into: Layer | None = None,
-    ) -> tuple[Tensor | None, Layer, State]:
+        into: Gradients | None = None,
+    ) -> tuple[Tensor | None, Gradients, State]:
         das_ih = trace.hs.new_empty(*xs.shape[:2], len(w.W_hh))
         das_hh = torch.empty_like(das_ih) if cell == "gru" else das_ih
         if xi is not None and xi.dim() == 1:
@@ -100,7 +100,7 @@ class Fused:
         return dxs, products.add(into, found), dstate
 
 
-def _hidden_bias(cell: str, w: Layer) -> Tensor | None:
+def _hidden_bias(cell: str, w: Weights) -> Tensor | None:
     """What is added to h W_hhᵀ: of a gru, b_hh of the n gate; all else is in the input's share."""
     if cell != "gru" or w.b_hh is None:
         return None

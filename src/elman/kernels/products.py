@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elman.cells import Layer
+from elman.cells import Gradients, Weights
 
 HALF = (torch.float16, torch.bfloat16)
 ONE_HOT_LIMIT = 1024  # tokens; beyond it, one-hot rows cost more than sorting
 
 
-def input_share(cell: str, w: Layer, xs: Tensor) -> tuple[Tensor, Tensor | None]:
+def input_share(cell: str, w: Weights, xs: Tensor) -> tuple[Tensor, Tensor | None]:
     """x_t W_ihᵀ + b for all t, None; or, for ids, the table of W_ih's columns, and the ids.
 
     b is b_ih + b_hh, except that a gru's n gate adds its b_hh inside the product with r.
@@ -31,7 +31,9 @@ def input_share(cell: str, w: Layer, xs: Tensor) -> tuple[Tensor, Tensor | None]
     return table.contiguous(), xs.to(torch.int64).contiguous()
 
 
-def weight_pulls(w: Layer, xs: Tensor, hs: Tensor, das_ih: Tensor, das_hh: list[Tensor]) -> Layer:
+def weight_pulls(
+    w: Weights, xs: Tensor, hs: Tensor, das_ih: Tensor, das_hh: list[Tensor]
+) -> Gradients:
     """dW_ih = Σ_t da_tᵀ x_t, dW_hh = Σ_t da_tᵀ h_{t-1}, db = Σ_t da_t; hs is h_0 … h_{T-1}.
 
     `das_hh` is da as W_hh meets it, in blocks of its rows: not `das_ih` for a gru's n gate. Half
@@ -40,18 +42,18 @@ def weight_pulls(w: Layer, xs: Tensor, hs: Tensor, das_ih: Tensor, das_hh: list[
     dW_ih = _outer(das_ih, xs, w.W_ih.shape[1])
     dW_hh = _rows([_product(block, hs) for block in das_hh])
     if w.b_ih is None:
-        return Layer(dW_ih, dW_hh)
+        return Gradients(dW_ih, dW_hh)
     db_ih = _total(das_ih)
     same = das_hh[0] is das_ih
     db_hh = db_ih.clone() if same else _rows([_total(block) for block in das_hh])
-    return Layer(dW_ih, dW_hh, db_ih, db_hh)
+    return Gradients(dW_ih, dW_hh, db_ih, db_hh)
 
 
 def _rows(blocks: list[Tensor]) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def add(into: Layer | None, found: Layer) -> Layer:
+def add(into: Gradients | None, found: Gradients) -> Gradients:
     """`found`, or `into` with `found` added in place."""
     if into is None:
         return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from elman import cells
-from elman.cells import Layer, State
+from elman.cells import Gradients, State, Weights
 from elman.gradients import through_time
 from elman.gradients.through_time import Trace
 
@@ -21,17 +21,17 @@ class Reference:
 
     name = "reference"
 
-    def refuses(self, cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
         return None
 
-    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
         width = cells.named(cell).keeps * w.hidden_size
         return state[0].new_empty(*xs.shape[:2], width) if width else None
 
     def forward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         state: State,
         lengths: Tensor | None = None,
@@ -43,7 +43,7 @@ class Reference:
     def backward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         trace: Trace,
         dhs: Tensor | None,
@@ -51,8 +51,8 @@ class Reference:
         xi: Tensor | None,
         lengths: Tensor | None = None,
         needs_dxs: bool = True,
-        into: Layer | None = None,
-    ) -> tuple[Tensor | None, Layer, State]:
+        into: Gradients | None = None,
+    ) -> tuple[Tensor | None, Gradients, State]:
         dw = w.zeros() if into is None else into
         floating = needs_dxs and xs.is_floating_point()
         dxs = torch.empty_like(xs, memory_format=torch.contiguous_format) if floating else None

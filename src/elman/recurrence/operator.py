@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elman import kernels
-from elman.cells import Layer
+from elman.cells import Weights
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Sliding
 from elman.gradients.memory import Memory, Stored
@@ -42,14 +42,14 @@ class Recipe:
     carry: Carry
     memory: Memory
 
-    def layers(self, weights: Sequence[Tensor]) -> list[Layer]:
+    def layers(self, weights: Sequence[Tensor]) -> list[Weights]:
         """Flat weights in PyTorch's order, put together as layers."""
         each = 2 + 2 * self.bias + self.projected
         return [self.layer(weights[i : i + each]) for i in range(0, len(weights), each)]
 
-    def layer(self, w: Sequence[Tensor]) -> Layer:
+    def layer(self, w: Sequence[Tensor]) -> Weights:
         b_ih, b_hh = (w[2], w[3]) if self.bias else (None, None)
-        return Layer(w[0], w[1], b_ih, b_hh, w[-1] if self.projected else None)
+        return Weights(w[0], w[1], b_ih, b_hh, w[-1] if self.projected else None)
 
     def job(self, x: Inputs) -> Job:
         """What the kernels are asked to run."""
@@ -327,7 +327,7 @@ class _Careful:
     again; elsewhere all are, by a check that on a GPU waits for nobody.
     """
 
-    def __init__(self, xs: Tensor, w: Layer) -> None:
+    def __init__(self, xs: Tensor, w: Weights) -> None:
         self.xs, self.size = xs, w.W_ih.shape[1]
         self.cast = uncast(xs)
 

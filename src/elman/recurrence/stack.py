@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from elman.cells import Layer
+from elman.cells import Gradients, Weights
 from elman.gradients.carry import Carry, Full, Weighted
 from elman.gradients.memory import Memory, Stored
 from elman.gradients.through_time import Trace
@@ -26,7 +26,7 @@ class Pulls(NamedTuple):
 
     dxs: Tensor | None
     dstates: States
-    dws: list[Layer]
+    dws: list[Gradients]
 
     @classmethod
     def zeros(cls, stack: Stack, xs: Tensor, states: States, needs_dxs: bool) -> Pulls:
@@ -62,7 +62,7 @@ class Stack:
     """Layers in PyTorch's order (each layer's forward direction, then its reverse one)."""
 
     cell: str
-    layers: Sequence[Layer]
+    layers: Sequence[Weights]
     directions: int
     kernels: Sequence[Kernel]  # one per direction
     carry: Carry

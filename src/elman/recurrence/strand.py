@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.cells import Layer, State
+from elman.cells import Gradients, State, Weights
 from elman.gradients.memory import Memory, Plan, Sizes, reversed_pieces
 from elman.gradients.through_time import Trace
 from elman.kernels import Kernel
@@ -69,7 +69,7 @@ class Strand:
 
     kernel: Kernel
     cell: str
-    layers: Sequence[Layer]
+    layers: Sequence[Weights]
     dropout: Dropout | None = None
     lengths: Tensor | None = None
     siblings: int = 1  # the strands of the stack, this one included
@@ -96,7 +96,7 @@ class Strand:
         start: int,
         stop: int,
         needs_dxs: bool,
-        dws: list[Layer],
+        dws: list[Gradients],
     ) -> tuple[Tensor | None, States]:
         """The pull on the piece's xs and on the states at its start; adds to `dws`."""
         dstates, xi = list(dstates), None if xi is None else xi[start:stop]
@@ -211,7 +211,7 @@ def run_back(
     dstates: States,
     xi: Tensor | None,
     needs_dxs: bool,
-    dws: list[Layer],
+    dws: list[Gradients],
 ) -> tuple[Tensor | None, States]:
     """The pull on all xs and on the first states, from the pulls on ys and the last states."""
     plan = strand.plan(xs, states, memory)

@@ -19,7 +19,7 @@ from torch import Tensor
 from elman import kernels
 from elman.errors import UserError
 from elman.gradients.through_time import Trace
-from elman.kernels import Layer, State
+from elman.kernels import Gradients, State, Weights
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import CELLS, DOUBLE, FASTEST, FLOAT, GIVEN, HALF, Head, Job
 
@@ -37,7 +37,7 @@ class Cpu:
         self.file = library.path()
         self.library = None if self.file is None else library.load(self.file)
 
-    def refuses(self, cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
         if self.library is None:
             return "it was not built: the installation found no working C++ compiler"
         if xs.device.type != "cpu":
@@ -56,7 +56,7 @@ class Cpu:
         name = self.library.elman_variant(kind, self.level)
         return name and name.decode()
 
-    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
         if cell not in ("gru", "lstm"):
             return None
         return state[0].new_empty(*xs.shape[:2], 4 * w.hidden_size, dtype=_real(w))
@@ -64,7 +64,7 @@ class Cpu:
     def forward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         state: State,
         lengths: Tensor | None = None,
@@ -85,7 +85,7 @@ class Cpu:
     def backward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         trace: Trace,
         dhs: Tensor | None,
@@ -93,8 +93,8 @@ class Cpu:
         xi: Tensor | None,
         lengths: Tensor | None = None,
         needs_dxs: bool = True,
-        into: Layer | None = None,
-    ) -> tuple[Tensor | None, Layer, State]:
+        into: Gradients | None = None,
+    ) -> tuple[Tensor | None, Gradients, State]:
         real = _real(w)
         if into is None:
             dw = w.map(lambda p: torch.empty(p.shape, dtype=real))
@@ -187,7 +187,7 @@ class Cpu:
         self,
         function: str,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         given: Sequence[Tensor | None],
         how: tuple[bool, bool] = (False, True),
@@ -345,7 +345,7 @@ class Windows:
 
 
 def _read(
-    w: Layer, xs: Tensor, lengths: Tensor | None, real: torch.dtype
+    w: Weights, xs: Tensor, lengths: Tensor | None, real: torch.dtype
 ) -> tuple[Tensor | None, ...]:
     """What both ways read, in the order of `Job`: xs, ids, weights, lengths."""
     floating = xs.is_floating_point()
@@ -389,12 +389,12 @@ def _memory(state: State) -> Tensor | None:
     return state[1] if len(state) > 1 else None
 
 
-def _real(w: Layer) -> torch.dtype:
+def _real(w: Weights) -> torch.dtype:
     """What states and sums are held in: float32 for bfloat16 weights."""
     return torch.float64 if w.W_hh.dtype == torch.float64 else torch.float32
 
 
-def _other_dtypes(w: Layer, xs: Tensor, state: State) -> str | None:
+def _other_dtypes(w: Weights, xs: Tensor, state: State) -> str | None:
     """float32 and float64 do not mix; beside bfloat16 weights float32 states are welcome."""
     weight, real = w.W_hh.dtype, _real(w)
     for t in (*w, *state, xs if xs.is_floating_point() else None):

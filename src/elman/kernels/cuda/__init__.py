@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.cells import Layer, State
+from elman.cells import Gradients, State, Weights
 from elman.errors import UserError
 from elman.gradients.through_time import Trace
 from elman.kernels import products
@@ -33,17 +33,17 @@ class Cuda:
 
     name = "cuda"
 
-    def refuses(self, cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
         return _refusal_of_job(cell, w, xs, state) or _refusal_of_device(cell, w, xs)
 
-    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
         width = KEPT.get(cell, 0) * w.hidden_size
         return state[0].new_empty(*xs.shape[:2], width) if width else None
 
     def forward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         state: State,
         lengths: Tensor | None = None,
@@ -76,7 +76,7 @@ class Cuda:
     def backward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         trace: Trace,
         dhs: Tensor | None,
@@ -84,8 +84,8 @@ class Cuda:
         xi: Tensor | None,
         lengths: Tensor | None = None,
         needs_dxs: bool = True,
-        into: Layer | None = None,
-    ) -> tuple[Tensor | None, Layer, State]:
+        into: Gradients | None = None,
+    ) -> tuple[Tensor | None, Gradients, State]:
         with torch.cuda.device(xs.device), _large_products(w.W_hh.dtype):
             das, dstate = _carry_back(cell, w, xs, trace, dhs, dstate, xi, lengths)
             das_ih, das_hh = _shares(cell, das)
@@ -94,7 +94,7 @@ class Cuda:
         return dxs, products.add(into, found), dstate
 
 
-def _refusal_of_job(cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+def _refusal_of_job(cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
     if not xs.is_cuda:
         return f"the tensors are on {xs.device.type}, not on a CUDA GPU"
     if cell not in CELLS:
@@ -110,7 +110,7 @@ def _refusal_of_job(cell: str, w: Layer, xs: Tensor, state: State) -> str | None
     return None
 
 
-def _refusal_of_device(cell: str, w: Layer, xs: Tensor) -> str | None:
+def _refusal_of_device(cell: str, w: Weights, xs: Tensor) -> str | None:
     if torch.version.cuda is None:
         return "this torch was built for another kind of GPU"
     if torch.cuda.get_device_capability(xs.device) < (8, 0):
@@ -144,7 +144,7 @@ def _architecture() -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
-def _plan(cell: str, direction: str, w: Layer, batch: int) -> Plan | None:
+def _plan(cell: str, direction: str, w: Weights, batch: int) -> Plan | None:
     element = w.W_hh.element_size()
     here = machine(w.W_hh.device.index or 0)
     return cheapest(cell, direction, w.hidden_size, element, batch, here)
@@ -180,7 +180,7 @@ def _integers(x: Tensor | None) -> Tensor | None:
 
 def _carry_back(
     cell: str,
-    w: Layer,
+    w: Weights,
     xs: Tensor,
     trace: Trace,
     dhs: Tensor | None,

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from elman.cells import Layer, State
+from elman.cells import Gradients, State, Weights
 from elman.gradients.through_time import Trace
 from elman.kernels import Kernel, fused, reference
 from elman.kernels.cuda import KERNEL, arithmetic, compiled, machine
@@ -114,7 +114,7 @@ def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Job]:
 class Material:
     """The tensors of a job, on the CPU in float64 but with values its dtype can hold."""
 
-    w: Layer
+    w: Weights
     xs: Tensor
     state: State
     dhs: Tensor
@@ -130,7 +130,7 @@ class Material:
             return x.to(device, dtype if x.is_floating_point() else x.dtype)
 
         return Material(
-            Layer(*map(move, self.w)),  # pyright: ignore[reportArgumentType]
+            Weights(*map(move, self.w)),  # pyright: ignore[reportArgumentType]
             moved(self.xs),
             tuple(map(moved, self.state)),
             moved(self.dhs),
@@ -150,7 +150,7 @@ def material(job: Job) -> Material:
 
     gates, H, T, B = GATES[job.cell], job.size, job.steps, job.batch
     W_hh = [torch.linalg.qr(normal(H, H))[0] for _ in range(gates)]
-    w = Layer(
+    w = Weights(
         normal(gates * H, job.inputs, scale=0.5),
         torch.cat(W_hh).to(job.dtype).double(),
         normal(gates * H, scale=0.1) if job.bias else None,
@@ -179,10 +179,10 @@ class Shaken:
         self.u = u
         self.random = torch.Generator(device).manual_seed(seed)
 
-    def refuses(self, cell: str, w: Layer, xs: Tensor, state: State) -> str | None:
+    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
         return None
 
-    def empty_gates(self, cell: str, w: Layer, xs: Tensor, state: State) -> Tensor | None:
+    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
         return reference.KERNEL.empty_gates(cell, w, xs, state)
 
     def shake(self, x: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class Shaken:
     def forward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         state: State,
         lengths: Tensor | None = None,
@@ -212,7 +212,7 @@ class Shaken:
     def backward(
         self,
         cell: str,
-        w: Layer,
+        w: Weights,
         xs: Tensor,
         trace: Trace,
         dhs: Tensor | None,
@@ -220,8 +220,8 @@ class Shaken:
         xi: Tensor | None,
         lengths: Tensor | None = None,
         needs_dxs: bool = True,
-        into: Layer | None = None,
-    ) -> tuple[Tensor | None, Layer, State]:
+        into: Gradients | None = None,
+    ) -> tuple[Tensor | None, Gradients, State]:
         dw, dxs = w.zeros() if into is None else into, []
         for t in reversed(range(len(xs))):
             kept = (None if x is None else self.shake(x) for x in trace.between(t, t + 1))
@@ -289,7 +289,7 @@ def peer_answers(job: Job, m: Material) -> Answers:
         ys, last = rnn(xs, tuple(state) if len(state) > 1 else state[0])
     last = last if isinstance(last, tuple) else (last,)
     torch.autograd.backward([ys, *last], [m.dhs, *(d[None] for d in m.dstate)])
-    names = [n for n, x in zip(Layer._fields, m.w, strict=True) if x is not None]
+    names = [n for n, x in zip(Weights._fields, m.w, strict=True) if x is not None]
     found = {n: p.grad for n, p in zip(names, rnn.parameters(), strict=True)}
     found |= {f"dstate{i}": None if s.grad is None else s.grad[0] for i, s in enumerate(state)}
     found |= {"hs": torch.cat([state[0], ys]), "dxs": xs.grad}
