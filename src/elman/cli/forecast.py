@@ -117,7 +117,7 @@ def forecast(
         task = bar.add_task("", total=None)
         found = fit_and_measure(given, settings, _teller(bar, task))
     answer = found.answer()
-    write_files(found, answer, out, figure, output, asked, given)
+    write_files(found, answer, out, figure, output, given)
     report(answer, as_json=json)
     say_next(source, answer, out, steps)
 
@@ -173,7 +173,6 @@ def write_files(
     out: Path | None,
     figure: Path | None,
     output: Path | None,
-    asked: dict[str, Any],
     given: list[Series],
 ) -> None:
     """The saved forecaster with its report, the picture and the table that were asked for."""
@@ -191,9 +190,7 @@ def write_files(
         rows = rows_ahead(found.series, found.ahead, found.settings.model)
         answer["output"] = str(tables.write(rows, output))
     if out is not None:
-        told: dict[str, Any] = {k: v for k, v in asked.items() if v is not None}
-        told |= {k: tuple(v) for k, v in told.items() if isinstance(v, list)}
-        reading = Reading(**told)
+        reading = given[0].reading or Reading()
         columns = given[0].columns
         saved = Saved(found.ensemble, reading, columns, found.settings.calendar)
         extra = {k: answer[k] for k in ("model", "verdicts", "warning", "losses")}

@@ -13,7 +13,9 @@ Every model has one interface: `fit(values)`, then `predict(history, steps)`.
 
 from elman.forecasting.base import Forecaster, Inputs, features
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
+from elman.forecasting.deseasonalised import Deseasonalised
 from elman.forecasting.differenced import Differenced, Logged
+from elman.forecasting.estimator import SeriesForecaster
 from elman.forecasting.experiment import Experiment, Settings, fit_and_measure
 from elman.forecasting.global_network import Global
 from elman.forecasting.intervals import Intervals, calibrate
@@ -23,6 +25,7 @@ from elman.forecasting.regression import Regression
 from elman.forecasting.smoothing import Smoothing
 
 __all__ = [
+    "Deseasonalised",
     "Differenced",
     "Drift",
     "Experiment",
@@ -37,6 +40,7 @@ __all__ = [
     "Recurrent",
     "Regression",
     "Seasonal",
+    "SeriesForecaster",
     "Settings",
     "Smoothing",
     "Window",

@@ -7,6 +7,7 @@ from typing import Any
 from elman.errors import UserError
 from elman.forecasting.base import Forecaster
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
+from elman.forecasting.deseasonalised import Deseasonalised
 from elman.forecasting.differenced import Differenced, Logged
 from elman.forecasting.global_network import Global
 from elman.forecasting.linear import Linear
@@ -115,6 +116,7 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     difference: tuple[int, ...] = ()
     logged: bool = False
+    deseasonalised: bool = False
     direct: bool = False
     median: bool = False
     """Whether the forecast is the middle of the distribution, not what the model expects."""
@@ -148,6 +150,7 @@ class Method:
         words += ["direct"] if self.direct else []
         words += [f"{k}={v}" for k, v in self.options.items() if k == "tau"]
         words += [f"changes over {lag}" for lag in self.difference]
+        words += ["season removed"] if self.deseasonalised else []
         words += ["logarithms"] if self.logged else []
         words += ["median"] if self.median else []
         return ", ".join(words)
@@ -170,6 +173,8 @@ class Method:
         model = self.of.make(replace(plan, length=max(plan.length - taken, 1)), settings)
         for lag in self.difference:
             model = Differenced(model, lag)
+        if self.deseasonalised and plan.season:
+            model = Deseasonalised(model, plan.season)
         return Logged(model) if self.logged else model
 
 

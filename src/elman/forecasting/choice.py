@@ -7,7 +7,7 @@ others. The mean of the three best is a candidate too, and often wins.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,12 @@ def candidates(plan: Plan, panel: list[Series], seconds: float) -> list[Method]:
             found.append(Method("linear", {"tau": tau}))
         else:
             found += [Method("linear", {"tau": tau}, lag) for lag in lags]
+    if season:
+        short = Method("linear", {"tau": min(4, plan.length // 3)}, deseasonalised=True)
+        found.append(short)
+        if not plan.inputs:
+            found += [replace(short, difference=(1,)), Method("mean", deseasonalised=True)]
+            found += [replace(short, logged=True)] if positive else []
     if any((s.values == 0).mean() > 0.2 for s in panel):  # demand that comes now and then
         found += [Method("mean", median=True), Method("ets", median=True)]
     if positive and not plan.inputs:

@@ -116,10 +116,6 @@ class Clock:
             return moment.date().isoformat()
         return moment.isoformat(sep=" ", timespec="auto")
 
-    def later(self, steps: int) -> "Clock":
-        """The same clock, started some steps later."""
-        return Clock(self.at(steps), self.frequency, self.zone, self.pattern)
-
 
 def as_numbers(cells: Sequence[Any]) -> list[float] | None:
     """Times that are plain numbers (years, counters), or None if they are dates or text."""
@@ -429,7 +425,9 @@ def _position(start: Moment, moment: Moment, frequency: Frequency) -> int | None
 def _add_months(start: dt.datetime, months: int, month_end: bool) -> dt.datetime:
     year, month = divmod(12 * start.year + start.month - 1 + months, 12)
     last = calendar.monthrange(year, month + 1)[1]
-    return start.replace(year=year, month=month + 1, day=last if month_end else start.day)
+    return start.replace(
+        year=year, month=month + 1, day=last if month_end else min(start.day, last)
+    )
 
 
 def _add_business_days(start: dt.datetime, days: int) -> dt.datetime:

@@ -22,6 +22,7 @@ from elman.forecasting import panel
 from elman.forecasting.base import Forecaster, State
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
 from elman.forecasting.catalogue import Method
+from elman.forecasting.deseasonalised import Deseasonalised
 from elman.forecasting.differenced import Differenced, Logged
 from elman.forecasting.experiment import Ensemble
 from elman.forecasting.global_network import Global
@@ -39,7 +40,7 @@ KINDS: dict[str, type[Forecaster]] = {
     k.__name__: k
     for k in (
         Last, Seasonal, Mean, Drift, Smoothing, Linear, Regression, Window, Recurrent, Global,
-        Differenced, Logged,
+        Differenced, Logged, Deseasonalised,
     )
 }  # fmt: skip
 

@@ -60,6 +60,8 @@ class Series:
     static: Values = field(default_factory=lambda: np.zeros(0))
     inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    reading: "Reading | None" = None
+    """How its table was read, what was decided included."""
 
     def __post_init__(self) -> None:
         assert self.values.ndim == 2
@@ -71,11 +73,6 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    @property
-    def label(self) -> str:
-        """The name by which people tell this series from the others: its own, or its column's."""
-        return self.name
 
     def until(self, step: int) -> "Series":
         """The series as it was known after `step` steps; known inputs keep their future."""
@@ -214,7 +211,7 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
             parts.setdefault(str(cell), []).append(i)
     several = len(parts) > 1
     made = [_one(name, table.take(rows), reading, several) for name, rows in parts.items()]
-    return [replace(s, notes=(*notes, *s.notes)) for s in made]
+    return [replace(s, notes=(*notes, *s.notes), reading=reading) for s in made]
 
 
 def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
@@ -277,10 +274,7 @@ def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> t
         c for c, cells in table.columns.items() if c not in taken and tables.looks_numeric(cells)
     ]
     if not numeric:
-        raise UserError(
-            f"no column holds numbers among {', '.join(table.columns)}",
-            hint="name one with --column",
-        )
+        raise _no_numbers(table, taken)
     named = [c for c in numeric if c.strip().lower() in _INDEX_NAMES]
     rest = [c for c in numeric if c not in named]
     counting = [c for c in rest if _counts(table.columns[c])] if len(rest) > 1 else []
@@ -293,6 +287,24 @@ def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> t
     if named or counting:
         notes.append(f"not forecast, as they look like an index: {', '.join(named + counting)}")
     return tuple(targets)
+
+
+def _no_numbers(table: Table, taken: set[str | None]) -> UserError:
+    """Why no column can be forecast: all are taken, or what is in the others is not numbers."""
+    rest = [c for c in table.columns if c not in taken]
+    if not rest:
+        named = ", ".join(c for c in table.columns if c in taken)
+        return UserError(
+            f"only columns that look like an index hold numbers: {named}",
+            hint=f"--column {named.split(', ')[-1]} --time none forecasts it all the same",
+        )
+    said = f"no column holds numbers among {', '.join(table.columns)}"
+    for name in reversed(rest):
+        try:
+            tables.numbers(table, name)
+        except UserError as wrong:
+            return UserError(f"{said}: {wrong.message}", hint=wrong.hint)
+    return UserError(said, hint="name one with --column")
 
 
 def _counts(cells: list[Any]) -> bool:
@@ -398,7 +410,8 @@ def _sortable(moment: Moment | float) -> float:
 
 def _labels(table: Table, time: str, clock: Clock, steps: list[int]) -> tuple[str, ...]:
     """The times as the source writes them, and for filled steps as the clock would."""
-    written = dict(zip(steps, (str(c) for c in table.columns[time]), strict=True))
+    cells = zip(steps, table.columns[time], strict=True)
+    written = {k: str(c) for k, c in cells if not isinstance(c, dt.date)}
     return tuple(written.get(k) or clock.label(k) for k in range(steps[-1] + 1))
 
 
