@@ -103,9 +103,9 @@ def sets(count: int) -> dict[str, Set]:
     return found | {name: Set(panel, 1) for name, panel in simulated(count).items()}
 
 
-def ours(panel: list[Series], seed: int = 0) -> Forecast:
+def ours(panel: list[Series]) -> Forecast:
     """What `elman forecast` publishes by default."""
-    settings = Settings(steps=STEPS, levels=tuple(LEVELS), seed=seed)
+    settings = Settings(steps=STEPS, levels=tuple(LEVELS))
     ahead = fit_and_measure(panel, settings).ahead
     point = np.stack([a.point for a in ahead])
     low = [np.stack([a.low[level] for a in ahead]) for level in LEVELS]
@@ -230,7 +230,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")  # the peers' own: convergence, deprecations, few workers
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     count = 3 if arguments.quick else arguments.series
-    rivals = {"elman": ours}
+    rivals: dict[str, Callable[[list[Series]], Forecast]] = {"elman": ours}
     for name in arguments.peers:
         package, predict = PEERS[name]
         if not find_spec(package):

@@ -314,6 +314,7 @@ def test_a_shared_network_is_saved_whole(tmp_path):
     fitted = Fitted(model, ("y",), f.Intervals(0.9, np.ones((3, 1))))
     again = load(save(fitted, tmp_path / "run")).model
     np.testing.assert_array_equal(again.predict(panel[0], 3), model.predict(panel[0], 3))
+    assert isinstance(again, f.Global)
     assert again.losses == model.losses
 
 

@@ -93,6 +93,13 @@ def forecast(
         "timezone": timezone, "season": season,
     }  # fmt: skip
     if run is not None:
+        fixed = {
+            "--model": model if model != "auto" else None, "--tau": tau, "--difference": difference,
+            "--hidden-size": hidden_size, "--epochs": epochs, "--updates": updates,
+            "--learning-rate": learning_rate, "--gaussian": gaussian, "--level": level,
+            "--calendar": calendar, "--out": out, "--figure": figure, "--force": force,
+        }  # fmt: skip
+        refuse_with_run(fixed, run)
         continue_run(run, source, steps, asked, seed, output=output, as_json=json)
         return
     options = {
@@ -142,6 +149,18 @@ def check_files(output: Path | None, figure: Path | None) -> None:
         check_format(figure)
     if output is not None:
         tables.check_format(output)
+
+
+def refuse_with_run(fixed: dict[str, Any], run: Path) -> None:
+    """Refuse options of a fit when nothing is fitted."""
+    from elman.errors import UserError
+
+    for flag, value in fixed.items():
+        if value:
+            raise UserError(
+                f"{flag} means nothing with --run: {run} is fitted already",
+                hint=f"leave {flag} away, or leave --run away and fit again",
+            )
 
 
 def fill_of(fill: str | None, missing: str) -> str | None:

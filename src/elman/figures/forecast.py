@@ -18,15 +18,16 @@ _MOST_CURVES = len(COLOURS) - 1
 
 
 def overview(
-    found: Experiment, series: int = 0, horizons: tuple[int, ...] = (1, 4, 16, 64)
+    found: Experiment, compared: int = 0, horizons: tuple[int, ...] = (1, 4, 16, 64)
 ) -> Figure:
     """Four panels for one series: the future, past windows, k steps ahead, error by horizon."""
+    series = found.compared[compared]
     with house():
         figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
         ahead(axes[0, 0], found, series)
-        windows(axes[0, 1], found, series)
+        windows(axes[0, 1], found, compared)
         k_steps(axes[1, 0], found, series, horizons)
-        error_by_horizon(axes[1, 1], found.scores(series))
+        error_by_horizon(axes[1, 1], found.scores(compared))
         figure.suptitle(plain_text(f"{found.series[series].name}: {found.published}"))
     plt.close(figure)
     return figure
@@ -65,10 +66,10 @@ def ahead(axes: Axes, found: Experiment, i: int) -> None:
     _finish(axes, series, "What comes next")
 
 
-def windows(axes: Axes, found: Experiment, i: int) -> None:
+def windows(axes: Axes, found: Experiment, compared: int) -> None:
     """What would have been said at the start of each window, and what came."""
-    series = found.series[i]
-    backtest = next(iter(found.backtests().values()))[i]
+    series = found.series[found.compared[compared]]
+    backtest = next(iter(found.backtests().values()))[compared]
     first = int(backtest.origins.min())
     start = max(0, first - found.settings.steps)
     axes.plot(

@@ -157,9 +157,15 @@ class Forecaster(abc.ABC):
         levels: Sequence[float],
         inputs: Inputs | None = None,
     ) -> NDArray[np.float64] | None:
-        """The model's own quantiles, (origins, steps, columns, levels); None where it has none."""
-        del values, origins, steps, levels, inputs
-        return None
+        """The model's own quantiles, (origins, steps, columns, levels); None where it has none.
+
+        A model that can be sampled has those of 400 sampled paths.
+        """
+        del inputs
+        if not self.samples:
+            return None
+        drawn = self.sample(windows_before(values, origins, self.lags), steps, 400)
+        return np.moveaxis(np.quantile(drawn, levels, axis=0), 0, -1)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The settings by name, as scikit-learn asks for them."""

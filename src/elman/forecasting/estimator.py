@@ -59,7 +59,8 @@ class SeriesForecaster:
         self.windows, self.difference, self.options = windows, difference, options
         self.time, self.group, self.column = time, group, column
         self.known, self.past, self.static, self.calendar = known, past, static, calendar
-        self.fill, self.date_format, self.timezone = fill, date_format, timezone
+        self.fill: Fill | None = fill
+        self.date_format, self.timezone = date_format, timezone
         self.minutes, self.seed = minutes, seed
 
     # scikit-learn's protocol
@@ -146,7 +147,7 @@ class SeriesForecaster:
         found = experiment.fit_and_measure(self._series(data), settings)
         rows: dict[str, list[Any]] = {"unique_id": [], "ds": [], "cutoff": [], "y": []}
         backtests = found.backtests()
-        for i, s in enumerate(found.series):
+        for i, s in enumerate(found.series[j] for j in found.compared):
             first = next(iter(backtests.values()))[i]
             for n, o in enumerate(first.origins.tolist()):
                 rows["unique_id"] += [s.name] * settings.steps

@@ -9,6 +9,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,9 @@ from elman.forecasting.panel import MIDDLE, Backtest, Fitted, Windows
 from elman.forecasting.series import Series
 
 MOST_STEPS = 10_000
+MOST_COMPARED = 100
+"""How many series rivals are compared on; of more, evenly chosen ones stand for the rest."""
+
 _INFORM = 3
 """Windows that only inform the first choice of `auto`."""
 
@@ -165,6 +169,8 @@ class Experiment:
 
     settings: Settings
     series: list[Series]
+    compared: list[int]
+    """The series, by number, that looked back; all of them unless they are very many."""
     windows: Windows
     first: int
     """The first window that scores count; those before it only informed a choice."""
@@ -184,10 +190,10 @@ class Experiment:
             label: [b.only(counted) for b in rows] for label, rows in self.choice.tried.items()
         }
 
-    def scores(self, series: int | None = None) -> dict[str, "Scores"]:
-        """Errors by horizon of every rival: of one series, or of all where they can be pooled."""
-        units = choice.naive_errors(self.series, self.windows)
-        which = range(len(self.series)) if series is None else [series]
+    def scores(self, compared: int | None = None) -> dict[str, "Scores"]:
+        """Errors by horizon of every rival: of one compared series, or of all, pooled."""
+        units = choice.naive_errors([self.series[i] for i in self.compared], self.windows)
+        which = range(len(self.compared)) if compared is None else [compared]
         return {
             label: measured([rows[i] for i in which], units[list(which)], self.settings.levels)
             for label, rows in self.backtests().items()
@@ -205,7 +211,10 @@ class Experiment:
                 "count": self.windows.count - self.first,
                 "steps": self.windows.steps,
                 "every": self.windows.every,
-                "series": {label(s): _parts(s, self.windows, self.first) for s in self.series},
+                "series": {
+                    self.series[i].name: _parts(self.series[i], self.windows, self.first)
+                    for i in self.compared
+                },
             },
             "scores": scores,
             "verdicts": [str(v) for v in self.verdicts],
@@ -218,18 +227,13 @@ class Experiment:
         }
         if several:
             answer["scores_by_series"] = {
-                label(s): {k: v.plain() for k, v in self.scores(i).items()}
-                for i, s in enumerate(self.series)
+                self.series[i].name: {k: v.plain() for k, v in self.scores(n).items()}
+                for n, i in enumerate(self.compared)
             }
             answer["models"] = {
-                label(s): self.ensemble.description(i) for i, s in enumerate(self.series)
+                s.name: self.ensemble.description(i) for i, s in enumerate(self.series)
             }
         return answer
-
-
-def label(series: Series) -> str:
-    """How a series of one column is called among others."""
-    return series.name
 
 
 @dataclass(frozen=True)
@@ -322,25 +326,30 @@ def fit_and_measure(
     )
     first = min(inform, max(0, windows.count - 1))
     methods = _rivals(settings, plan, columns)
+    stride = -(-len(columns) // MOST_COMPARED)
+    compared = list(range(0, len(columns), stride))
+    some = [columns[i] for i in compared]
     if settings.model == "auto":
         say(_plan_in_words(methods, windows, columns, settings))
-    tried, left_out = choice.try_all(methods, columns, windows, seed=settings.seed, told=say)
+    if stride > 1:
+        say(f"auto: compared on {len(some)} of {len(columns)} series, fitted on all")
+    tried, left_out = choice.try_all(methods, some, windows, seed=settings.seed, told=say)
     if settings.model != "auto" and methods[0].label in left_out:
         raise UserError(left_out[methods[0].label], hint="a longer series or a smaller model")
-    units = choice.naive_errors(columns, windows)
+    units = choice.naive_errors(some, windows)
     if settings.model == "auto":
         picked = choice.choose(tried, left_out, units, windows.count, first)
     else:
         picked = _as_asked(methods[0].label, tried, left_out, units, windows.count)
     say("fitting on everything")
-    ensemble = refit(picked, methods, columns, settings, say)
+    ensemble = refit(picked, compared, methods, columns, settings, say)
     counted = range(first, windows.count)
     own = choice.score([b.only(counted) for b in picked.chosen], units, counted)
     verdicts = _verdicts(own, picked, counted)
     ahead = ensemble.look_ahead(columns, settings.steps)
     return Experiment(
-        settings, columns, windows, first, picked, settings.model, ensemble, ahead, verdicts,
-        _warning(settings, verdicts),
+        settings, columns, compared, windows, first, picked, settings.model, ensemble, ahead,
+        verdicts, _warning(settings, verdicts),
     )  # fmt: skip
 
 
@@ -419,35 +428,47 @@ def _as_asked(
 
 
 def refit(
-    picked: Choice, methods: list[Method], columns: list[Series], settings: Settings, say: Told
+    picked: Choice,
+    compared: list[int],
+    methods: list[Method],
+    columns: list[Series],
+    settings: Settings,
+    say: Told,
 ) -> Ensemble:
-    """Fit what was chosen on everything that is known, and set how wide its intervals are."""
+    """Fit what was chosen on everything that is known, and set how wide its intervals are.
+
+    A series that was not compared gets what most of the others chose.
+    """
+    usual = Counter(picked.members).most_common(1)[0][0]
+    own = dict(zip(compared, picked.members, strict=True))
+    members = [own.get(i, usual) for i in range(len(columns))]
     by_label = {m.label: m for m in methods}
-    wanted = list(dict.fromkeys(m for labels in picked.members for m in labels))
     fitted: dict[str, Fitted] = {}
-    for name in wanted:
+    for name in dict.fromkeys(m for labels in members for m in labels):
         say(f"fitting {name}")
-        method = by_label[name]
-        users = [i for i, labels in enumerate(picked.members) if name in labels]
-        if method.of.shared or len(users) == len(columns):
-            fitted[name] = panel.fit(method, columns, settings.steps, settings.seed)
-        else:
-            part = panel.fit(method, [columns[i] for i in users], settings.steps, settings.seed)
-            models = dict(zip(users, part.models, strict=True))
-            known = dict(zip(users, part.errors, strict=True))
-            # Where a series does not use a method its place is taken by another's, never read.
-            fitted[name] = Fitted(
-                method,
-                [models.get(i, part.models[0]) for i in range(len(columns))],
-                [known.get(i, part.errors[0]) for i in range(len(columns))],
-            )
+        users = [i for i, labels in enumerate(members) if name in labels]
+        fitted[name] = _fit_some(by_label[name], columns, users, settings)
     final = [
-        panel.average([picked.tried[m][i] for m in labels])
-        for i, labels in enumerate(picked.members)
+        panel.average([picked.tried[m][n] for m in labels])
+        for n, labels in enumerate(picked.members)
     ]
     widen = {level: widening(final, level) for level in settings.levels}
-    names = tuple(s.name for s in columns)
-    return Ensemble(fitted, picked.members, names, widen, settings.steps)
+    return Ensemble(fitted, members, tuple(s.name for s in columns), widen, settings.steps)
+
+
+def _fit_some(
+    method: Method, columns: list[Series], users: list[int], settings: Settings
+) -> Fitted:
+    """Fit a method for the series that use it; a shared one learns from all of them.
+
+    In the place of a series that does not use it stands another's model, which is never asked.
+    """
+    if method.of.shared or len(users) == len(columns):
+        return panel.fit(method, columns, settings.steps, settings.seed)
+    part = panel.fit(method, [columns[i] for i in users], settings.steps, settings.seed)
+    place = {i: n for n, i in enumerate(users)}
+    at = [place.get(i, 0) for i in range(len(columns))]
+    return Fitted(method, [part.models[n] for n in at], [part.errors[n] for n in at])
 
 
 def widening(rows: list[Backtest], level: float) -> float:
