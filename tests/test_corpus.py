@@ -240,12 +240,12 @@ def test_elman_data_is_asked_before_the_cache_and_the_cache_before_the_network(
     assert download
     cache.mkdir()
     (cache / "new.txt").write_bytes(NEW)
-    assert datasets.found(download) == cache / "new.txt"
+    assert datasets.present(download) == cache / "new.txt"
     second = tmp_path / "second"
     second.mkdir()
     (second / "new.txt").write_bytes(NEW)
     monkeypatch.setenv("ELMAN_DATA", f"{tmp_path / 'missing'}:{second}")
-    assert datasets.found(download) == second / "new.txt"
+    assert datasets.present(download) == second / "new.txt"
     assert corpus.load("new") == NEW.decode()
     assert served["asked"] == 0
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from elman.runs import Run
     from elman.training import Record, Training
 
+SWITCHES = {"tied": ("--tied", "--untied"), "lower": ("--lower", "--keep-case")}
+"""Options without a value: how one asks for them, and how against."""
 Text, Model, Reading, Updates, Where = "Text", "Model", "Reading", "Updates", "Run"
 
 
@@ -57,10 +59,15 @@ def train(
     ] = 500,
     tensorboard: Annotated[bool, _option("Log for TensorBoard too", Where)] = False,
     as_json: Annotated[bool, _option("One JSON record per line", Where, "--json")] = False,
-    level: Annotated[str | None, _option("char, word or byte", Text)] = None,
-    clean: Annotated[str | None, _option("letters (as the notes), or none", Text)] = None,
+    level: Annotated[str | None, _option("char, word, byte, or spaced words", Text)] = None,
+    clean: Annotated[
+        str | None, _option("newlines (made alike), letters (as the notes), or none", Text)
+    ] = None,
+    lower: Annotated[bool | None, _option("Lower case", Text, "--lower/--keep-case")] = None,
     max_tokens: Annotated[int | None, _option("Use the first so many; 0: all", Text, min=0)] = None,
-    min_freq: Annotated[int | None, _option("Rarer tokens are <unk>", Text, min=0)] = None,
+    min_freq: Annotated[
+        int | None, _option("Rarer tokens are <unk> (words: 2)", Text, min=0)
+    ] = None,
     validation: Annotated[float | None, _option("Part held out, at the end (0.1)", Text)] = None,
     encoding: Annotated[str | None, _option("Of the text (default: utf-8)", Text)] = None,
     errors: Annotated[
@@ -167,9 +174,8 @@ def _begin(
     from elman.text import prepared
 
     options = presets.expand(preset, given)
-    options["source"] = prepared.located(options["source"])
-    data = presets.data(options)
-    text = prepared.read(data)
+    text = prepared.read(presets.data(options))
+    data = presets.data(options | {"source": prepared.located(options["source"])})
     parts = prepared.prepare(data, text)
     config = runs.Config(
         data=data,
@@ -247,8 +253,8 @@ def _as_flags(options: dict[str, Any]) -> str:
     """The options as one types them."""
     said = []
     for name, value in options.items():
-        if name == "tied":
-            said.append("--tied" if value else "--untied")
+        if name in SWITCHES:
+            said.append(SWITCHES[name][not value])
         elif name == "memory":
             said.append(f"--memory {value or 'stored'}")
         elif name != "source":

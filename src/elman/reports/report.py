@@ -17,6 +17,7 @@ from elman.runs.folder import Config, Run, fresh_model
 from elman.scoring import evaluation
 from elman.scoring.evaluation import title
 from elman.scoring.metrics import Score
+from elman.text.levels import level_of
 
 Record = dict[str, Any]
 
@@ -94,7 +95,7 @@ def _model_words(model: dict[str, Any]) -> str:
 
 
 def _lead(config: Config, trained_on: int, story: Story) -> str:
-    level = {"char": "characters", "word": "words", "byte": "bytes"}[config.data.level]
+    level = level_of(config.data.level).units
     updates = story.updates[-1]["step"] if story.updates else 0
     text = (
         f"A model of {config.data.source}, trained on {trained_on:,} {level} in {updates:,} updates"

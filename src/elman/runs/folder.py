@@ -337,7 +337,7 @@ def conclude(run: Run, training: Training) -> dict[str, Any]:
     found = {}
     if training.validation_ids is not None:
         score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
-        characters = metrics.characters(run.vocab, training.validation_ids)
+        characters = run.splits().predicted_characters
         found = {
             "step": training.best_step,
             "tokens": score.tokens,

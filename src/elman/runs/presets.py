@@ -94,6 +94,7 @@ def expand(preset: str, given: Options) -> Options:
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
     options = defaults() | PRESETS[preset] | given
+    options["min_freq"] = data(options).min_freq  # what suits the level, unless given
     carry = CARRIES.get(options["carry"])  # an unknown name is refused with the other settings
     return options | (carry.suggests(options["window"]) if carry else {}) | given
 
@@ -102,7 +103,8 @@ def defaults() -> Options:
     """Every option that there is, in the value it has when nothing is asked."""
     own = asdict(Settings())
     reading, optimisation = own.pop("reading"), own.pop("optimisation")
-    return asdict(Data()) | MODEL | DROPOUT | own | reading | optimisation
+    text = {f.name: f.default for f in fields(Data)}  # some of which depend on the level
+    return text | MODEL | DROPOUT | own | reading | optimisation
 
 
 def data(options: Options) -> Data:
