@@ -125,10 +125,10 @@ def mixed(log_p: NDArray[np.float64], names: Sequence[str]) -> Mixed:
 
 def order_of(name: str) -> int:
     """The order in "kneser-ney:7"; anything else is refused."""
-    found = re.fullmatch(r"kneser-ney:([1-9]\d?)", name)
-    if found is None:
+    match = re.fullmatch(r"kneser-ney:([1-9][0-9]?)", name)
+    if match is None:
         raise UserError(f"cannot mix with {name!r}", hint="kneser-ney:7, or another order than 7")
-    return int(found[1])
+    return int(match[1])
 
 
 def unknown(vocab: Vocab, ids: Ids) -> int:

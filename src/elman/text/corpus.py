@@ -116,7 +116,7 @@ def _share(total: int, name: str, fraction: float) -> int:
 def _pieces(source: str | Path, progress: Progress | None) -> Iterator[tuple[str, bytes]]:
     """Each file of the source: what to call it, and its bytes."""
     if source == "-":
-        yield _not_empty("stdin", sys.stdin.buffer.read())
+        yield _not_empty("stdin", _stdin())
     elif isinstance(source, str) and source in DATASETS:
         yield _dataset(source, progress)
     else:
@@ -126,6 +126,12 @@ def _pieces(source: str | Path, progress: Progress | None) -> Iterator[tuple[str
             raise MissingSource(f"there is no file {source}", hint="elman datasets lists names")
         for file in _texts_in(path) if path.is_dir() else [path]:
             yield _not_empty(str(file), _read(file))
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:  # as `elman … - <&-` leaves it
+        raise UserError("stdin is closed", hint="pipe a text in: cat FILE | elman … -")
+    return sys.stdin.buffer.read()
 
 
 def path_from(source: str | Path) -> Path:

@@ -427,9 +427,9 @@ def _stretches(text: str, gap: re.Pattern[str]) -> Iterator[str]:
     """The text in pieces, cut where `gap` matches; what it matches itself is in none of them."""
     start = 0
     while start < len(text):
-        found = gap.search(text, start + _CHUNK)
-        yield text[start : found.start() if found else None]
-        start = found.end() if found else len(text)
+        match = gap.search(text, start + _CHUNK)
+        yield text[start : match.start() if match else None]
+        start = match.end() if match else len(text)
 
 
 def _is_word(token: str) -> bool:

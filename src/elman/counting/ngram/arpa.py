@@ -142,9 +142,9 @@ class _Lines:
         return line or self.fail(f"the file ends where {expected} should follow")
 
     def expect(self, line: str) -> None:
-        found = self.next(line).decode("utf-8", "replace")
-        if found != line:
-            self.fail(f"{found!r} where {line!r} should be")
+        actual = self.next(line).decode("utf-8", "replace")
+        if actual != line:
+            self.fail(f"{actual!r} where {line!r} should be")
 
     def fail(self, problem: str, number: int | None = None) -> NoReturn:
         raise UserError(
