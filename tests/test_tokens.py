@@ -134,7 +134,7 @@ def test_a_list_of_lines_is_counted_as_text(level):
 def test_a_level_added_from_outside_is_known_everywhere(monkeypatch):
     """One class and one line: what issue after issue will do."""
 
-    class Sentences(type(levels.LEVELS["spaced"]).__base__):
+    class Sentences(levels.ManyTokens):
         name, units, unit, tokens_are = "sentence", "sentences", "sentence", "strings"
 
         def chunks(self, text):

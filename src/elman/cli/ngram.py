@@ -61,8 +61,9 @@ def ngram(
     from elman.text.prepared import prompt as prompt_of
 
     orders = _orders(order)
-    for target in filter(lambda path: path is not None, (arpa, out)):
-        check_target(target)
+    for target in (arpa, out):
+        if target is not None:
+            check_target(target)
     if len(orders) > 1 and (arpa or out or generate):
         raise UserError(
             f"--order {order} fits {len(orders)} models, and only one can be written",
@@ -76,9 +77,8 @@ def ngram(
         eps = weights and weights[:k]
         return NgramModel.fit(splits.train, k, smoothing, eps, chain=chain, vocab=splits.vocab)
 
-    *lower, highest = orders
-    rows = [_score(fit(k), splits) for k in lower]
-    model = fit(highest)
+    rows = [_score(fit(k), splits) for k in orders[:-1]]
+    model = fit(orders[-1])
     rows.append(_score(model, splits))
     record = {"source": source, "level": level, "smoothing": smoothing, "models": rows}
     record |= {"train_tokens": len(splits.train), "vocabulary": len(splits.vocab)}

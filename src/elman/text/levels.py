@@ -242,7 +242,7 @@ class Bytes(Level):
         return None
 
 
-class _OfWords(Level):
+class ManyTokens(Level):
     """What levels have in common whose tokens are too many for a table of all there can be."""
 
     units, unit = "words", "word"
@@ -283,7 +283,7 @@ class _OfWords(Level):
 
 
 @final
-class Words(_OfWords):
+class Words(ManyTokens):
     """Words and what stands between them: every character of the text is in some token."""
 
     name = "word"
@@ -315,7 +315,7 @@ class Words(_OfWords):
 
 
 @final
-class SpacedWords(_OfWords):
+class SpacedWords(ManyTokens):
     """What stands between white space, punctuation and all: the notes' `line.split()`."""
 
     name = "spaced"

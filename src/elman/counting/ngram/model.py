@@ -178,8 +178,9 @@ class NgramModel(SequenceModel[State]):
 
 def _special(vocab: Vocab | None) -> Ints:
     """The ids of a vocabulary that stand for no word of a text."""
-    special = vocab is not None and vocab.unk is not None
-    return np.arange(1 + len(vocab.reserved_tokens) if special else 0)
+    if vocab is None or vocab.unk is None:
+        return np.arange(0)
+    return np.arange(1 + len(vocab.reserved_tokens))
 
 
 def _check_length(length: int, order: int, boundaries: bool) -> None:

@@ -102,7 +102,9 @@ class _OfLaplace(Smoothing):
             )
         return cls(tuple(weights.tolist()), chain)
 
-    def _estimate(self, counts: Counts, words: Ints, totals: Callable[[int], Floats]):
+    def _estimate(
+        self, counts: Counts, words: NDArray[np.bool_], totals: Callable[[int], Floats]
+    ) -> BackoffTable:
         def share(k: int) -> tuple[Floats, Floats]:
             n, eps, total = _predicted(counts.counts[k - 1], k), self.epsilon[k - 1], totals(k)
             with np.errstate(invalid="ignore"):  # 0/0: a context that never occurs, and ε = 0
