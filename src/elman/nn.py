@@ -37,7 +37,7 @@ FULL, STORED = Full(), Stored()
 
 
 class _Module(torch.nn.RNNBase):
-    """What all of them have in common: from what the caller passes to time-first tensors and back."""
+    """What all have in common: from what the caller passes to time-first tensors and back."""
 
     cell: str
     carry: Carry

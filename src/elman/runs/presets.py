@@ -9,10 +9,10 @@ from typing import Any
 
 from elman.errors import UserError
 from elman.language_model import Dropout
-from elman.training.optimisation import Optimisation
-from elman.training.segments import Reading, one_pass
 from elman.text.prepared import Data
 from elman.training import Settings
+from elman.training.optimisation import Optimisation
+from elman.training.segments import Reading, one_pass
 
 Options = dict[str, Any]
 
