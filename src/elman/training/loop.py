@@ -22,11 +22,13 @@ from torch import Tensor
 from elman.errors import UserError, WorkFailed
 from elman.gradients import Checkpointed, Given
 from elman.language_model import LanguageModel, Masks, State
+from elman.options import check, option
 from elman.recurrence.operator import known_ids
 from elman.scoring import metrics
 from elman.text import batches
 from elman.training.divergence import first_broken_tensor
 from elman.training.optimisation import (
+    PANEL,
     Average,
     Optimisation,
     build_optimizer,
@@ -58,29 +60,27 @@ TOKENS_ON_GPU = 2**27  # 1 GiB of int64
 class Settings:
     """A whole training: how to read, how to update, for how long."""
 
-    epochs: int = 10
-    accumulate: int = 1
-    validate_every: int = 0
-    patience: int = 0
-    precision: str = "float32"
-    seed: int = 0
+    epochs: int = option(10, "Passes over the text", panel=PANEL, at_least=1, later=True)
+    accumulate: int = option(1, "Segments per update", panel=PANEL, at_least=1)
+    validate_every: int = option(
+        0, "Updates; 0: twenty times, or a tenth of the time", panel=PANEL, at_least=0
+    )
+    patience: int = option(
+        0,
+        "Stop after so many validations without a better one; 0: never",
+        panel=PANEL,
+        at_least=0,
+        later=True,
+    )
+    precision: str = option(
+        "float32", "Of the products, by autocast", panel=PANEL, choices=PRECISIONS
+    )
+    seed: int = option(0, "Same seed, same model", panel="Run", at_least=0)
     reading: Reading = field(default_factory=Reading)
     optimisation: Optimisation = field(default_factory=Optimisation)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.accumulate < 1:
-            raise UserError(
-                f"epochs={self.epochs} and accumulate={self.accumulate} must be at least 1"
-            )
-        for name in ("validate_every", "patience", "seed"):
-            if getattr(self, name) < 0:
-                raise UserError(
-                    f"{name}={getattr(self, name)} must not be negative", hint="0 is allowed"
-                )
-        if self.precision not in PRECISIONS:
-            raise UserError(
-                f"unknown precision {self.precision!r}", hint=f"one of {', '.join(PRECISIONS)}"
-            )
+        check(self)
 
 
 class Training:

@@ -37,29 +37,53 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.gradients import Randomized
+from elman.options import check, option
 from elman.text import batches
 
 SAMPLINGS = ("sequential", "random")
+PANEL = "Reading"
 CARRIES = ("truncated", "sliding", "randomized", "polynomial", "full")
+
+
+def bytes_of(text: str) -> int:
+    """
+    >>> bytes_of("stored"), bytes_of("64M"), bytes_of("1000")
+    (0, 67108864, 1000)
+    """
+    if text == "stored":
+        return 0
+    unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
+    digits = text[:-1] if unit else text
+    if not digits.isdecimal() or not int(digits):
+        raise UserError(f"--memory {text} is no size", hint="stored, or bytes: 64M, 2G")
+    return int(digits) << unit
+
+
+def as_size(budget: int) -> str:
+    """What one types for a budget of so many bytes."""
+    return str(budget) if budget else "stored"
 
 
 @dataclass(frozen=True)
 class Reading:
     """How the text is dealt out to updates."""
 
-    batch_size: int = 32
-    window: int = 35
-    sampling: str = "sequential"
-    carry: str = "truncated"
-    history: int = 0
-    memory: int = 0  # bytes for the states kept on the way there; 0 keeps them all
+    batch_size: int = option(32, "Parallel lanes", panel=PANEL, at_least=1)
+    window: int = option(35, "Steps per update", panel=PANEL, at_least=1)
+    sampling: str = option("sequential", "Order of the windows", panel=PANEL, choices=SAMPLINGS)
+    carry: str = option("truncated", "How far back a loss goes", panel=PANEL, choices=CARRIES)
+    history: int = option(0, "Sliding: steps read again before a window", panel=PANEL, at_least=0)
+    memory: int = option(
+        0,
+        "stored, or a budget: 64M keeps few states and recomputes the rest",
+        panel=PANEL,
+        at_least=0,
+        read=bytes_of,
+        show=as_size,
+    )
 
     def __post_init__(self) -> None:
-        for name, known in (("sampling", SAMPLINGS), ("carry", CARRIES)):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
-                )
+        check(self)
         if self.sampling == "random" and self.carry != "truncated":
             raise UserError(
                 f"carry={self.carry} needs sampling=sequential: windows drawn at random have no "
