@@ -14,16 +14,13 @@ import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from elman.cells import Gradients, State, Weights
 from elman.errors import UserError
 from elman.gradients.through_time import Trace
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = [
     "Empty",
@@ -156,13 +153,22 @@ def select(job: Job) -> Kernel:
     return kernel
 
 
-def explain(module: torch.nn.Module, x: Tensor, state: Tensor | State | None = None) -> Explanation:
-    """Which kernel runs `module(x)`, and why not the faster ones."""
-    job = getattr(module, "job", None)
-    if job is None:
+def explain(
+    runner: Any, x: Tensor | None = None, state: Tensor | State | None = None
+) -> Explanation:
+    """Which kernel runs `module(x)`, and why not the faster ones.
+
+    Anything else that can say how it runs does so itself: `explain(training)` is
+    `training.explain()`.
+    """
+    job, own = getattr(runner, "job", None), getattr(runner, "explain", None)
+    if job is None and own is not None:
+        return own()
+    if job is None or x is None:
         raise UserError(
-            f"explain() was given a {type(module).__name__}, which runs on no elman kernel",
-            hint="pass an elman.nn.RNN, GRU or LSTM",
+            f"explain() was given a {type(runner).__name__}"
+            + (", which runs on no elman kernel" if job is None else " without an input"),
+            hint="explain(module, x) of an elman.nn.RNN, GRU or LSTM, or explain(training)",
         )
     kernel, reasons = _choose(job(x, state))
     return Explanation(kernel.name, reasons)

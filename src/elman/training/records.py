@@ -51,6 +51,10 @@ class Validation(Record):
     improved: bool
 
 
+Progress = Update | Validation
+"""What a training itself tells."""
+
+
 @dataclass(frozen=True)
 class Sample(Record):
     """A text of the model's own, always from the same beginning and with the same seed."""
