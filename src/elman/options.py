@@ -34,6 +34,7 @@ class Option:
     hint: str = ""  # what to try instead of a value out of range
     name: str = ""  # as one types it, where that is not the field's name
     flag: str = ""  # as one types it on a command line, where that is not --name
+    other: type | None = None  # objects that do instead of a word or number, and check themselves
     zero_is_none: bool = False  # one types 0 for None
     read: Callable[[str], Any] | None = None  # from the word that is typed to the value
     show: Callable[[Any], str] = str  # and back
@@ -41,6 +42,8 @@ class Option:
 
     def refuse_outside(self, name: str, value: Any) -> None:
         """Raise a UserError for a value that is not one of the choices, or out of range."""
+        if self.other is not None and isinstance(value, self.other):
+            return
         if self.choices:
             if value not in self.choices:
                 raise UserError(

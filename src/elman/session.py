@@ -16,12 +16,12 @@ from typing import Any, final
 import torch
 
 from elman import generation, runs
-from elman.device import pick
 from elman.diagnostics import glance
 from elman.errors import WorkFailed
 from elman.options import check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
+from elman.runs.device import pick
 from elman.text import prepared
 from elman.training import Diagnosis, Record, Result, Sample, Training, Update, Validation
 

@@ -1,3 +1,3 @@
 """Where a verb computes."""
 
-from elman.device import pick as pick
+from elman.runs.device import pick as pick

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from elman import kernels
-from elman.gradients import Full, Stored
 from elman.kernels import Explanation
 from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
 from elman.language_model import LanguageModel, Masks, State
@@ -68,7 +67,7 @@ def _differs(training: "Training") -> str | None:
     recurrence: Any = model.recurrence
     reasons = {
         f"carry={settings.reading.carry} reads segments of other shapes": (
-            settings.reading.carry != "truncated"
+            not settings.reading.carry_used.windows
         ),
         "a memory budget has states computed again": settings.reading.memory,
         f"accumulate={settings.accumulate} reads several segments": settings.accumulate > 1,
@@ -78,7 +77,7 @@ def _differs(training: "Training") -> str | None:
     for reason, holds in reasons.items():
         if holds:
             return reason
-    if not isinstance(recurrence.carry, Full) or not isinstance(recurrence.memory, Stored):
+    if not recurrence.carry.exact or not recurrence.memory.keeps_all:
         return "the model has a carry or a memory of its own"
     return None
 

@@ -1,4 +1,4 @@
-"""Where models compute."""
+"""Where a run computes."""
 
 from elman.errors import UserError
 
