@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from elman import kernels
 from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
@@ -214,7 +214,7 @@ def suits(model: LanguageModel) -> bool:
     """Whether the model does the same on every window: nothing drawn, cut or kept in between."""
     recurrence: Any = model.recurrence
     return (
-        isinstance(recurrence, nn.Module)
+        recurrence is not None
         and recurrence.carry.exact
         and recurrence.memory.keeps_all
         and not model.shape.dropout.layers
