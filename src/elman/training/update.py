@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from elman import cells, kernels
 from elman.kernels import Explanation
