@@ -80,7 +80,7 @@ def test_a_bias_with_strides_is_read_with_them():
 def test_an_output_weight_that_does_not_fit_is_refused():
     hs, W, b, targets = head()
     for wrong in (W[:, :2], W[:5], W[0], W.T):
-        with pytest.raises(UserError, match="the output (weight|bias) has shape"):
+        with pytest.raises(UserError, match=r"the output (weight|bias) has shape"):
             linear_cross_entropy(hs, wrong, b, targets)
 
 

@@ -52,13 +52,13 @@ def wrongs(t: Tensor, chance: random.Random) -> Tensor:
 
 def problem(chance: random.Random) -> tuple[Piece, Pull]:
     cell = named(chance.choice(["tanh", "relu", "linear", "gru", "lstm"]))
-    T, B, I, H = (chance.randint(1, 5) for _ in range(4))
+    T, B, inputs, H = (chance.randint(1, 5) for _ in range(4))
     g = torch.Generator().manual_seed(chance.randint(0, 2**31))
     normal = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731
     M = cell.gates * H
-    w = Weights(normal(M, I), normal(M, H), normal(M), normal(M))
+    w = Weights(normal(M, inputs), normal(M, H), normal(M), normal(M))
     ids = chance.random() < 0.4
-    xs = torch.randint(I, (T, B), generator=g) if ids else normal(T, B, I)
+    xs = torch.randint(inputs, (T, B), generator=g) if ids else normal(T, B, inputs)
     state = tuple(normal(B, H) for _ in cell.states)
     lengths = torch.randint(T + 1, (B,), generator=g) if chance.random() < 0.3 else None
     xi = chance.choice([None, normal(T), normal(T, B)])

@@ -65,6 +65,7 @@ class Config:
 
     def json(self) -> dict[str, Any]:
         """As config.json holds it."""
+        self.training.reading.check_storable()
         return {"format": FORMAT, "elman": __version__, **asdict(self)}
 
     @classmethod
