@@ -6,16 +6,13 @@ import functools
 import importlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from elman.cells import State
 from elman.errors import UserError
 from elman.kernels.contract import Job, Kernel
-
-if TYPE_CHECKING:
-    import torch
 
 FASTEST_FIRST = ("cuda", "cpu", "fused", "reference")
 
@@ -38,13 +35,22 @@ def select(job: Job) -> Kernel:
     return kernel
 
 
-def explain(module: torch.nn.Module, x: Tensor, state: Tensor | State | None = None) -> Explanation:
-    """Which kernel runs `module(x)`, and why not the faster ones."""
-    job = getattr(module, "job", None)
-    if job is None:
+def explain(
+    runner: Any, x: Tensor | None = None, state: Tensor | State | None = None
+) -> Explanation:
+    """Which kernel runs `module(x)`, and why not the faster ones.
+
+    Anything else that can say how it runs does so itself: `explain(training)` is
+    `training.explain()`.
+    """
+    job, own = getattr(runner, "job", None), getattr(runner, "explain", None)
+    if job is None and own is not None:
+        return own()
+    if job is None or x is None:
         raise UserError(
-            f"explain() was given a {type(module).__name__}, which runs on no elman kernel",
-            hint="pass a module of elman.nn",
+            f"explain() was given a {type(runner).__name__}"
+            + (", which runs on no elman kernel" if job is None else " without an input"),
+            hint="explain(module, x) of a module of elman.nn, or explain(training)",
         )
     kernel, reasons = _choose(job(x, state))
     return Explanation(kernel.name, reasons)
