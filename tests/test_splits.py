@@ -36,6 +36,8 @@ def plainly(data, text, vocab=None):
     tokens = tokens[: data.max_tokens] if data.max_tokens else tokens
     train, validation, _ = corpus.split(tokens, validation=data.validation)
     vocab = vocab or Vocab(train, data.min_freq, level=data.level)
+    if train and all(train.count(token) < data.min_freq for token in train):
+        raise UserError("nothing but <unk>")
     return vocab[train], vocab[validation], vocab
 
 
@@ -55,7 +57,7 @@ def test_parts_and_vocabulary_are_those_of_the_plain_way(
     data = Data("x", level, clean, max_tokens, min_freq, validation)
     try:
         train, held_out, vocab = plainly(data, text)
-    except UserError:  # too short to cut
+    except UserError:  # too short to cut, or every token too rare
         with pytest.raises(UserError):
             prepared.prepare(data, text)
         return
@@ -82,8 +84,8 @@ def test_the_fingerprint_is_the_sha256_of_the_utf8(text, times):
 def test_the_characters_are_those_of_the_held_out_text_unknown_ones_included(
     level, pairs, lower, clean
 ):
-    text = "the end. " + "".join(word + gap for word, gap in pairs) + "İ"
-    data = Data("x", level, clean, min_freq=3, validation=0.4, lower=lower)
+    text = "the end. the end. " + "".join(word + gap for word, gap in pairs) + "İ"
+    data = Data("x", level, clean, min_freq=2, validation=0.4, lower=lower)
     parts = prepared.prepare(data, text)
     known = prepared.prepare(data, text, Vocab.from_text(prepared.cleaned(data, text), level))
     whole = len(prepared.cleaned(data, text))
@@ -133,7 +135,7 @@ def test_what_cannot_be_asked_of_a_text_is_refused():
     for options, message in (
         ({"clean": "soap"}, "unknown clean 'soap'; one of newlines, letters, none"),
         ({"level": "byte", "lower": True}, "bytes have no lower case"),
-        ({"min_freq": -1}, "min_freq=-1 must not be negative"),
+        ({"min_freq": -1}, "min_freq=-1 must be at least 0; 0: all"),
     ):
         with pytest.raises(UserError, match=message):
             Data(**options)

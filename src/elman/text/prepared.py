@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elman.errors import UserError
+from elman.options import check, option
 from elman.text import corpus
 from elman.text.datasets import DATASETS
-from elman.text.levels import Level, as_bytes, byte_chunks, level_of
+from elman.text.levels import LEVELS, Level, as_bytes, byte_chunks, level_of
 from elman.text.vocab import Vocab
 
 __all__ = ["CLEANINGS", "Data", "Splits", "as_bytes", "cleaned", "located", "prepare", "read"]
 
+PANEL = "Text"
 CLEANINGS: dict[str, Callable[[str, Level], str]] = {
     "newlines": lambda text, level: corpus.unix_newlines(text),
     "letters": lambda text, level: level.text_of_lines(corpus.letters(text)),
@@ -36,25 +38,31 @@ class Data:
     while it trains, and 0 for characters.
     """
 
-    source: str = "python-reference"
-    level: str = "char"
-    clean: str = "newlines"
-    max_tokens: int = 0
-    min_freq: int | None = None
-    validation: float = 0.1
-    encoding: str = "utf-8"
-    errors: str = "strict"
-    lower: bool = False
+    source: str = option("python-reference", "Name, file, folder or -", panel=PANEL)
+    level: str = option("char", "What a token is", panel=PANEL, choices=LEVELS)
+    clean: str = option(
+        "newlines",
+        "newlines makes line ends alike; letters is the notes' way",
+        panel=PANEL,
+        choices=CLEANINGS,
+    )
+    max_tokens: int = option(
+        0, "Use the first so many; 0: all", panel=PANEL, at_least=0, hint="0: all"
+    )
+    min_freq: int | None = option(
+        None, "Rarer tokens are <unk> (words: 2)", panel=PANEL, at_least=0, hint="0: all"
+    )
+    validation: float = option(0.1, "Part held out, at the end", panel=PANEL, at_least=0, below=1)
+    encoding: str = option("utf-8", "Of the text", panel=PANEL)
+    errors: str = option("strict", "Bytes that are not text", panel=PANEL, choices=corpus.ERRORS)
+    lower: bool = option(
+        False, "Read the text in lower case", panel=PANEL, flag="--lower/--keep-case"
+    )
 
     def __post_init__(self) -> None:
-        level = level_of(self.level)
-        if self.min_freq is None:
-            object.__setattr__(self, "min_freq", level.min_freq)
-        if self.clean not in CLEANINGS:
-            raise UserError(f"unknown clean {self.clean!r}", hint=f"one of {', '.join(CLEANINGS)}")
-        for name in ("max_tokens", "min_freq"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name}={getattr(self, name)} must not be negative", hint="0: all")
+        if self.min_freq is None and self.level in LEVELS:
+            object.__setattr__(self, "min_freq", LEVELS[self.level].min_freq)
+        check(self)
         if self.raw and self.lower:
             raise UserError(
                 "bytes have no lower case", hint='clean="letters", or level="char" and lower=True'
