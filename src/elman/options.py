@@ -30,7 +30,7 @@ class Option:
     at_least: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: Collection[str] = ()  # a table's keys, where its entries are the choices
+    choices: Collection[str] | Callable[[], Collection[str]] = ()  # asked each time, if it can be
     hint: str = ""  # what to try instead of a value out of range
     name: str = ""  # as one types it, where that is not the field's name
     flag: str = ""  # as one types it on a command line, where that is not --name
@@ -44,15 +44,18 @@ class Option:
         """Raise a UserError for a value that is not one of the choices, or out of range."""
         if self.other is not None and isinstance(value, self.other):
             return
-        if self.choices:
-            if value not in self.choices:
-                raise UserError(
-                    f"unknown {name} {value!r}", hint=f"one of {', '.join(self.choices)}"
-                )
+        if self.known:
+            if value not in self.known:
+                raise UserError(f"unknown {name} {value!r}", hint=f"one of {', '.join(self.known)}")
         elif not (value is None and self.zero_is_none) and not self._inside(value):
             raise UserError(
                 f"{name}={value} must be {self.range}", hint=self.hint or f"{name}: {self.help}"
             )
+
+    @property
+    def known(self) -> Collection[str]:
+        """The choices that there are now; none: any value."""
+        return self.choices() if callable(self.choices) else self.choices
 
     def _inside(self, value: Any) -> bool:
         if self.at_least is self.above is self.below is None:

@@ -63,7 +63,7 @@ def _parameter(option: Described, default: Any) -> inspect.Parameter:
         help=help_text(option),
         rich_help_panel=said.panel,
         show_default=_shown(option, default),
-        autocompletion=_completion(said.choices),
+        autocompletion=_completion(said.known),
     )
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(
@@ -74,8 +74,8 @@ def _parameter(option: Described, default: Any) -> inspect.Parameter:
 def help_text(option: Described) -> str:
     """The help with the choices or the range behind it."""
     said = option.option
-    if said.choices:
-        return f"{said.help}: {', '.join(said.choices)}"
+    if said.known:
+        return f"{said.help}: {', '.join(said.known)}"
     interesting = said.range not in ("", "at least 0") and not said.zero_is_none
     return f"{said.help} ({said.range})" if interesting else said.help
 
