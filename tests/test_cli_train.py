@@ -157,7 +157,7 @@ def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch):
 
 REFUSED = {
     "unknown preset": (["--preset", "fast"], "quick, best, notes"),
-    "unknown model": (["--model", "transformer"], "elman, gru, lstm, mlp"),
+    "unknown model": (["--model", "transformer"], "elman, relu, linear, gru, lstm, mlp"),
     "unknown device": (["--device", "tpu"], "auto, cpu, cuda"),
     "no memory": (["--memory", "lots"], "64M"),
     "too large a batch": (["--batch-size", "5000"], "more text"),
@@ -306,7 +306,7 @@ def test_bytes_that_are_not_text_are_refused_or_replaced_as_asked(tmp_path, caps
     assert Run.open(tmp_path / "run").config.data.errors == "replace"
 
 
-def test_with_nothing_held_out_the_training_perplexity_is_told_and_samples_are_kept(
+def test_with_nothing_held_out_report_and_training_perplexity_are_told_and_samples_kept(
     text, tmp_path, capsys
 ):
     assert train(text, tmp_path / "run", "--validation", "0") == 0
@@ -320,4 +320,7 @@ def test_with_nothing_held_out_the_training_perplexity_is_told_and_samples_are_k
     card = (tmp_path / "run" / "README.md").read_text()
     assert "Not finished yet" not in card
     assert f"{last.perplexity:.3f}" in card
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "nothing was held out." in page
+    assert "not come to its end" not in page
     assert run(["evaluate", str(tmp_path / "run"), str(text)]) == 0, "the suggested command works"
