@@ -1,6 +1,7 @@
 """`elman gradients`: a verdict, numbers, pictures, refusals; and the pictures themselves."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -23,12 +24,26 @@ def trained(tmp_path_factory):
 
 
 def test_verdict_first_then_numbers(trained, capsys):
-    assert run(["gradients", str(trained), "--steps", "60", "--lags", "10", "--draws", "2"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("half of the gradient lies within ")
-    assert "a window of 8 keeps " in said
+    assert run(["gradients", str(trained), "--draws", "2"]) == 0
+    said, noted = capsys.readouterr()
+    assert re.match(
+        r"half of the gradient lies within \d+ steps?, 90 % within \d+; a window of 8 keeps \d+ %\n",
+        said,
+    )
+    assert "followed 16 steps back" in said
     assert "largest Lyapunov exponent" in said
     assert "truncated, window 8" in said
+    assert noted.endswith(f"next: elman gradients {trained} --figure {trained}/pictures\n")
+
+
+def test_lags_cut_short_give_bounds(trained, capsys):
+    short = ["--steps", "60", "--lags", "2", "--draws", "2"]
+    assert run(["gradients", str(trained), *short]) == 0
+    assert "90 % within at least 2; a window of 8 keeps at most" in capsys.readouterr().out
+    assert run(["gradients", str(trained), "--json", *short]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["settled"], said["lags"]) == (False, 2)
+    assert said["share_beyond"] > 0.001
 
 
 def test_json_and_every_picture(trained, capsys, tmp_path):
