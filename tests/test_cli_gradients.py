@@ -26,10 +26,8 @@ def trained(tmp_path_factory):
 def test_verdict_first_then_numbers(trained, capsys):
     assert run(["gradients", str(trained), "--draws", "2"]) == 0
     said, noted = capsys.readouterr()
-    assert re.match(
-        r"half of the gradient lies within \d+ steps?, 90 % within \d+; a window of 8 keeps \d+ %\n",
-        said,
-    )
+    horizons = r"half of the gradient lies within \d+ steps?, 90 % within \d+"
+    assert re.match(rf"{horizons}; a window of 8 keeps \d+ %\n", said)
     assert "followed 16 steps back" in said
     assert "largest Lyapunov exponent" in said
     assert "truncated, window 8" in said

@@ -149,9 +149,9 @@ def by_lag(passage: Passage, lags: int | None = None) -> ByLag:
     for k in range(most):
         G = passage.pull_back(at - k, G)
         norms.append(G.norm(dim=1))
-        if lags is None and k + 1 >= LEAST and (k + 1) % EVERY == 0:
-            if _beyond(torch.stack(norms).mean(1).numpy()) < BEYOND:
-                break
+        look = lags is None and k + 1 >= LEAST and (k + 1) % EVERY == 0
+        if look and _beyond(torch.stack(norms).mean(1).numpy()) < BEYOND:
+            break
     return ByLag(int(at[0]), torch.stack(norms, 1).numpy())
 
 
