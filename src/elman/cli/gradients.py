@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from elman.cli.console import emit, note
@@ -208,13 +210,36 @@ def draw(
         "tokens": pictures.attribution(
             d.attribute(model, ids[:40]), tokens[:39][: len(ids) - 1], tokens[min(39, len(ids) - 1)]
         ),
-        "carries": pictures.carries(found["carries"], tokens),
+        "carries": carries_picture(model, ids, opened, window),
         "unrolled": diagrams.unrolled(model, opened.config.training.reading.batch_size),
         "next-token": diagrams.character_model(model, ids[:8], opened.vocab.idx_to_token),
     }
     if model.shape.layers == 1:
         drawn["graph"] = diagrams.graph(model, ids[:4])
     return [str(save(figure, folder / f"{name}.svg")) for name, figure in drawn.items()]
+
+
+def carries_picture(model: LanguageModel, ids: Any, opened: Run, window: int) -> Any:
+    """The carries over as much text as can be read in one line, with windows that fit in it."""
+    from elman import diagnostics as d
+    from elman.diagnostics.carries import carries
+    from elman.figures import gradients as pictures
+
+    tokens = [str(opened.vocab.to_tokens(int(i))) for i in ids[:72]]
+    letters = np.cumsum([max(len(token), 1) for token in tokens])
+    tokens = tokens[: max(int(np.searchsorted(letters, 80)), 8)]
+    small = max(min(window, len(tokens) // 4), 1)
+    level = {"word": "words", "byte": "bytes"}.get(opened.vocab.level, "characters")
+    title = (
+        f"What each carry lets the gradient cross, over {len(tokens)} {level}, so with windows "
+        f"of {max(small // 2, 1)} to {2 * small} (this run trained with {window})"
+    )
+    scores = d.compare_carries(model, ids, small, draws=10)
+    fresh = [
+        replace(score, carry=carry)  # so that the picture shows the first draw
+        for score, carry in zip(scores, carries(small), strict=True)
+    ]
+    return pictures.carries(fresh, tokens, title)
 
 
 def _lags(steps: int) -> tuple[int, ...]:
