@@ -21,8 +21,6 @@ class Glance:
     decay_per_step: float | None
     saturation: float
     """share of |h| > 0.97 over the passage"""
-    settled: bool
-    """whether the gradient ends within the passage; if not, it reaches further than it says"""
 
     def json(self, step: int) -> dict[str, Any]:
         """The record as it stands in metrics.jsonl."""
@@ -44,5 +42,4 @@ def glance(model: LanguageModel, ids: Any, window: int) -> Glance | None:
         window_keeps=found.kept(window),
         decay_per_step=found.decay if found.decay > float("-inf") else None,
         saturation=float((passage.top_states().abs() > SATURATED).double().mean()),
-        settled=found.settled,
     )
