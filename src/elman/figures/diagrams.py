@@ -1,6 +1,7 @@
 """The notes' diagrams, drawn from a real model: its shapes, its predictions, its gradients."""
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,19 +14,12 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from elman import cells
 from elman.errors import UserError
 from elman.figures.style import COLOURS, house
 from elman.language_model import LanguageModel, Masks
 
 NONE = Masks(None, None, {})
-
-GATES = {
-    "gru": "gates r, z\ncandidate n",
-    "lstm": "gates i, f, o\ncandidate g",
-}
-"""What a gated cell computes from x and h before its new state, in PyTorch's letters."""
-UPDATES = {"gru": "z ⊙", "lstm": "f ⊙"}
-"""What multiplies the old state on its way into the new one."""
 
 
 def unrolled(model: LanguageModel, batch: int = 32) -> Figure:
@@ -33,22 +27,22 @@ def unrolled(model: LanguageModel, batch: int = 32) -> Figure:
 
     A gated cell shows its gates, an lstm its memory c, an embedded model its embedding e.
     """
-    if model.cell == "mlp":
-        raise UserError("an mlp has no hidden state to unroll", hint="a run of elman, gru or lstm")
+    if not model.recurrent:
+        raise UserError("an mlp has no hidden state to unroll", hint="a run of --model gru")
+    cell = cells.of_model(model.cell)
     V, H, L, E = model.vocab_size, model.hidden_size, model.shape.layers, model.shape.embedding_size
-    flows = {"x": f"{batch} × {V}", "e": f"{batch} × {E}", "gates": "", "c": f"{L} × {batch} × {H}"}
-    flows |= {"h": f"{L} × {batch} × {H}", "o": f"{batch} × {V}"}
-    if not E:
-        del flows["e"]
-    if model.cell not in GATES:
-        del flows["gates"]
-    if model.cell != "lstm":
-        del flows["c"]
+    flows = {"x": f"{batch} × {V}"}
+    if E:
+        flows["e"] = f"{batch} × {E}"
+    if cell.gates > 1:
+        flows["gates"] = "gates " + ", ".join(gate for gate in cell.openings if gate)
+    flows |= dict.fromkeys(reversed(cell.states), f"{L} × {batch} × {H}")
+    flows["o"] = f"{batch} × {V}"
     at = {name: 1.5 * row for row, name in enumerate(flows)}
     with house():
         figure, axes = _canvas(11, 1.2 * len(flows) + 1, (-1.4, 9.5), (-0.6, at["o"] + 0.6))
         for i, when in enumerate(("t-1", "t", "t+1")):
-            _column(axes, model.cell, 1 + 3 * i, when, flows, at)
+            _column(axes, 1 + 3 * i, when, flows, at)
         words = ["W$_{xh}$", "W$_{hh}$", "W$_{hq}$"]
         if "e" in flows:
             words.insert(0, "W$_{xe}$")
@@ -60,28 +54,28 @@ def unrolled(model: LanguageModel, batch: int = 32) -> Figure:
     return figure
 
 
-def _column(
-    axes: Axes, cell: str, x: float, when: str, flows: dict[str, str], at: dict[str, float]
-) -> None:
+def _column(axes: Axes, x: float, when: str, flows: dict[str, str], at: dict[str, float]) -> None:
     """One step of the unrolled network, and what reaches it from the step before."""
     for name, shape in flows.items():
-        label = GATES[cell] if name == "gates" else f"{name}$_{{{when}}}$\n{shape}"
+        label = f"{name}$_{{{when}}}$\n{shape}"
+        if name == "gates":
+            label = textwrap.fill(shape, 16)
         colour = {"h": COLOURS[4], "c": COLOURS[5], "gates": "#eeeeee"}.get(name, "white")
         _box(axes, x, at[name], label, colour)
+    reads = "gates" if "gates" in flows else "h"
     for below, above in itertools.pairwise(flows):
-        label = {"e": "W$_{xe}$", "o": "W$_{hq}$"}.get(above, "")
-        if above == ("gates" if "gates" in flows else "h"):
-            label = "W$_{xh}$"
+        label = {"e": "W$_{xe}$", reads: "W$_{xh}$", "o": "W$_{hq}$"}.get(above, "")
         _arrow(axes, (x, at[below] + 0.37), (x, at[above] - 0.37), label)
-    old, left, right = x - 3, x - 2.1, x - 0.9
-    state = "c" if "c" in flows else "h"
-    label = UPDATES.get(cell, "W$_{hh}$")
-    _arrow(axes, (left, at[state]), (right, at[state]), label, above=True, along=0.75)
-    if "gates" in flows:
-        _arrow(axes, (old + 0.9, at["h"] - 0.1), (right, at["gates"]), "W$_{hh}$", along=0.7)
-    if when == "t+1":
-        for name in dict.fromkeys((state, "h")):
+    for name in (name for name in ("c", "h") if name in flows):
+        before, after = (x - 2.1, at[name]), (x - 0.9, at[name])
+        if name == "c" or reads == "gates":
+            _arrow(axes, before, after, "")
+        else:
+            _arrow(axes, before, after, "W$_{hh}$", above=True)
+        if when == "t+1":
             _arrow(axes, (x + 0.9, at[name]), (x + 2.1, at[name]), "")
+    if reads == "gates":
+        _arrow(axes, (x - 2.1, at["h"] - 0.1), (x - 0.9, at["gates"]), "W$_{hh}$", along=0.7)
 
 
 @torch.no_grad()
@@ -195,13 +189,14 @@ def _parts(state: Any) -> tuple[torch.Tensor, ...]:
 
 def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
     """The computational graph of 8.7.2: parameters shaded, the gradient's norm on every edge."""
-    if model.cell == "mlp" or model.shape.layers > 1:
+    if not model.recurrent or model.shape.layers > 1:
         raise UserError(
             "the graph of 8.7.2 has one recurrent layer",
-            hint="a run of elman, gru or lstm with --layers 1",
+            hint="a run of --model gru --layers 1",
         )
     found, steps = graph_gradients(model, ids), len(ids) - 1
-    rows = ["x", *("e" if found.state_to_embedding else ""), *("c" if model.cell == "lstm" else "")]
+    cell = cells.of_model(model.cell)
+    rows = ["x", *("e" if found.state_to_embedding else ""), *cell.states[1:]]
     at = {name: 2.0 * row for row, name in enumerate([*rows, "h", "o", "L"])}
     with house():
         size = (3.6 * steps + 2, 1.05 * at["L"] + 1)
@@ -209,11 +204,10 @@ def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
         for t in range(steps):
             _graph_step(axes, found, t, at, 3.4 * (steps - 1) / 2)
         _box(axes, 3.4 * (steps - 1) / 2, at["L"], "L", COLOURS[5], 0.5)
-        gates = {"gru": "; W$_{xh}$, W$_{hh}$ hold the gates r, z and n"}
-        gates["lstm"] = "; W$_{xh}$, W$_{hh}$ hold the gates i, f, g and o"
+        gates = ", ".join(gate for gate in cell.openings if gate)
         axes.set_title(
             "Computational graph: gradient norms flowing back along the edges"
-            + gates.get(model.cell, "")
+            + (f" (in W$_{{xh}}$ and W$_{{hh}}$ the gates {gates})" if gates else "")
         )
     plt.close(figure)
     return figure

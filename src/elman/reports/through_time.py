@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from elman import diagnostics
-from elman.diagnostics import Attribution, ByLag, CarryScore
+from elman.diagnostics import Attribution, ByLag, CarryScore, lags
 from elman.figures import gradients as pictures
 from elman.reports import page
 from elman.runs.folder import Run
@@ -30,12 +30,10 @@ class Look(NamedTuple):
 
 def look(run: Run, ids: Any) -> Look | None:
     """Read the text with the run's best weights; None where there is nothing to see."""
-    if run.config.model["cell"] == "mlp" or len(ids) < 2 * diagnostics.lags.LEAST:
-        return None
-    if not (run.path / "model.safetensors").exists():
+    if len(ids) < 2 * lags.LEAST or not (run.path / "model.safetensors").exists():
         return None
     model = run.load_model()
-    if sum(p.numel() for p in model.parameters()) > LARGEST:
+    if not model.recurrent or sum(p.numel() for p in model.parameters()) > LARGEST:
         return None
     ids = ids[:STEPS]
     window = run.config.training.reading.window
