@@ -66,13 +66,11 @@ def _column(axes: Axes, x: float, when: str, flows: dict[str, str], at: dict[str
     for below, above in itertools.pairwise(flows):
         label = {"e": "W$_{xe}$", reads: "W$_{xh}$", "o": "W$_{hq}$"}.get(above, "")
         _arrow(axes, (x, at[below] + 0.37), (x, at[above] - 0.37), label)
-    for name in (name for name in ("c", "h") if name in flows):
-        before, after = (x - 2.1, at[name]), (x - 0.9, at[name])
-        if name == "c" or reads == "gates":
-            _arrow(axes, before, after, "")
-        else:
-            _arrow(axes, before, after, "W$_{hh}$", above=True)
-        if when == "t+1":
+    kept = "c" if "c" in flows else "h"  # what goes straight on; an lstm's h goes to the gates
+    label = "" if reads == "gates" else "W$_{hh}$"
+    _arrow(axes, (x - 2.1, at[kept]), (x - 0.9, at[kept]), label, above=True)
+    if when == "t+1":
+        for name in dict.fromkeys((kept, "h")):
             _arrow(axes, (x + 0.9, at[name]), (x + 2.1, at[name]), "")
     if reads == "gates":
         _arrow(axes, (x - 2.1, at["h"] - 0.1), (x - 0.9, at["gates"]), "W$_{hh}$", along=0.7)
@@ -283,7 +281,10 @@ def _arrow(
 ) -> None:
     """An arrow with words at a part of its way."""
     axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color="black"))
-    middle = tuple(a + along * (b - a) for a, b in zip(start, end, strict=True))
+    middle = (
+        start[0] + along * (end[0] - start[0]),
+        start[1] + along * (end[1] - start[1]),
+    )
     offset, place = ((0, 5), "center") if above else ((4, 0), "left")
     axes.annotate(
         label,
