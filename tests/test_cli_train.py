@@ -157,7 +157,7 @@ def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch):
 
 REFUSED = {
     "unknown preset": (["--preset", "fast"], "quick, best, notes"),
-    "unknown model": (["--model", "transformer"], "elman, gru, lstm, mlp"),
+    "unknown model": (["--model", "transformer"], "elman, relu, linear, gru, lstm, mlp"),
     "unknown device": (["--device", "tpu"], "auto, cpu, cuda"),
     "no memory": (["--memory", "lots"], "64M"),
     "too large a batch": (["--batch-size", "5000"], "more text"),

@@ -30,6 +30,7 @@ from elman.recurrence import compiled, piecewise
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
+from elman.recurrence.strand import is_cast
 
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
@@ -103,9 +104,9 @@ class _Module(torch.nn.RNNBase):
     def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
         """All tensors that go into the recurrence, in autocast's dtype where it is on."""
         weights = [getattr(self, name) for name in self._flat_weights_names]
-        device, dtype = xs.device.type, weights[0].dtype
-        if torch.is_autocast_enabled(device) and dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(device)
+        dtype = weights[0].dtype
+        if is_cast(xs.device) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(xs.device.type)
         drops = self.training and self.dropout > 0 and self.num_layers > 1
         return Inputs(
             _as(dtype if xs.is_floating_point() else torch.int64, xs),
@@ -131,7 +132,7 @@ class _Module(torch.nn.RNNBase):
         if any(wanted):
             torch.autograd.backward([*compress(x.flat(), wanted)], [*compress(pulls, wanted)])
         last = self._states_as_given(xs, last)
-        return value, last if len(last) > 1 else last[0]
+        return value, _as_hx(last)
 
     def _is_batched(self, input: Tensor) -> bool:
         return input.dim() == (3 if input.is_floating_point() else 2)
@@ -168,8 +169,11 @@ class _Module(torch.nn.RNNBase):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("carry", "memory") and hasattr(self, "carry") and hasattr(self, "memory"):
-            super().__setattr__("_registered", compiled.register(self.carry, self.memory))
-            super().__setattr__("_how", self._registered.number)  # a plain value to torch.compile
+            registered = compiled.register(self.carry, self.memory)
+            super().__setattr__(
+                "_registered", registered
+            )  # as long as the module, so is its number
+            super().__setattr__("_how", registered.number)  # a plain value to torch.compile
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""
@@ -183,9 +187,14 @@ class _Module(torch.nn.RNNBase):
 
     def _check_input(self, input: Tensor, batched: bool, time: int) -> None:
         name, weight, shape = type(self).__name__, self._parameter_dtype(), tuple(input.shape)
-        kind = input.dtype
+        kind, home = input.dtype, getattr(self, self._flat_weights_names[0]).device
+        if input.device != home:
+            raise UserError(
+                f"input is on {input.device}, the weights of {name} are on {home}",
+                hint="move both to one device, with .to(device)",
+            )
         integer = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
-        autocast = kind.is_floating_point and torch.is_autocast_enabled(input.device.type)
+        autocast = kind.is_floating_point and is_cast(input.device)
         if not (integer or kind == weight or autocast):
             raise UserError(
                 f"input has dtype {kind}, the weights of {name} have {weight}",
@@ -226,7 +235,9 @@ class _Module(torch.nn.RNNBase):
                     "layers · directions, batch, size" if batched else "layers · directions, size"
                 )
                 raise UserError(f"{name} has shape {tuple(given)}; it must be {rule}: ({what})")
-            if s.dtype != dtype and not torch.is_autocast_enabled(device.type):
+            if s.device != device:
+                raise UserError(f"{name} is on {s.device}, the input on {device}")
+            if s.dtype != dtype and not is_cast(device):
                 raise UserError(f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights")
         return state
 
@@ -420,7 +431,7 @@ class Layers(_Module):
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
         """Every h_t of the last layer, and the last state of every layer: h_T, or (h_T, c_T)."""
         ys, last = self._run(input, (hx,) if isinstance(hx, Tensor) else hx)
-        return ys, last if len(last) > 1 else last[0]
+        return ys, _as_hx(last)
 
     def extra_repr(self) -> str:
         return f"{self.cell}, {super().extra_repr()}"
@@ -432,7 +443,7 @@ def of(cell: str, input_size: int, hidden_size: int, num_layers: int = 1, **opti
     >>> of("relu", 28, 256)
     RNN(28, 256)
     """
-    module = _module_of(named(cell))
+    module: Any = _module_of(named(cell))
     if module is Layers:
         return Layers(cell, input_size, hidden_size, num_layers, **options)
     chosen = {"nonlinearity": cell} if module is RNN else {}
@@ -445,6 +456,12 @@ def _module_of(cell: Cell) -> type[_Module]:
     if mode is None:
         return Layers
     return {"GRU": GRU, "LSTM": LSTM}.get(mode, RNN)
+
+
+def _as_hx(last: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """The last state as a module returns it: h, or (h, c)."""
+    h, *rest = last
+    return last if rest else h
 
 
 def _one_of(names: Sequence[str]) -> str:

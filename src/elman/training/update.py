@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from elman import cells, kernels
 from elman.kernels import Explanation
@@ -71,7 +71,7 @@ def _differs(training: "Training") -> str | None:
         ),
         "a memory budget has states computed again": settings.reading.memory,
         f"accumulate={settings.accumulate} reads several segments": settings.accumulate > 1,
-        f"the model, a {model.cell}, has no recurrence": not isinstance(recurrence, nn.Module),
+        f"the model, a {model.cell}, has no recurrence": not model.recurrent,
         "dropout between layers is drawn for each step": model.shape.dropout.layers,
     }
     for reason, holds in reasons.items():
