@@ -1,6 +1,7 @@
 """The modules as a PyTorch user meets them: `torch.nn`'s promises, kept; and its refusals."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from elman import kernels, nn
 from elman.errors import UserError
-from elman.gradients import Checkpointed, Full, Randomized, Sliding, Stored, Truncated
+from elman.gradients import Checkpointed, Full, Given, Randomized, Sliding, Stored, Truncated
 from elman.recurrence import compiled
 
 KINDS = {
@@ -302,6 +303,31 @@ def test_copies_of_a_module_share_compiled_code_but_not_their_draws():
     assert copy.deepcopy(drawn)._how != drawn._how
 
 
+def test_copies_that_are_gone_leave_nothing_behind():
+    drawn = nn.RNN(3, 4, carry=Randomized(0.5))
+    before = len(compiled._BY_NUMBER), len(compiled._BY_KEY), len(compiled._COMPILED)
+    for _ in range(10):
+        copy.deepcopy(drawn)(torch.zeros(2, 1, 3))[0].sum().backward()
+        drawn.carry = Given((1.0, 0.5))
+        drawn.carry = Randomized(0.5)
+    gc.collect()
+    assert (len(compiled._BY_NUMBER), len(compiled._BY_KEY), len(compiled._COMPILED)) == before
+
+
+def test_compiled_code_outlives_the_module(compiler):
+    module = nn.RNN(3, 4, carry=Randomized(0.5, seed=1), **DOUBLE)
+    eager = copy.deepcopy(module)
+    xs = torch.randn(9, 2, 3, **DOUBLE)
+    weights = [*module.parameters()]
+    loss = compiler(module, fullgraph=True, backend="aot_eager")(xs)[0].sin().sum()
+    del module
+    gc.collect()
+    loss.backward()
+    eager(xs)[0].sin().sum().backward()
+    for found, wanted in zip(weights, eager.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own, about TorchScript
 @pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
@@ -439,8 +465,8 @@ def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
             lambda: nn.RNN(3, 4, nonlinearity="sine"),
             "nonlinearity='sine' is unknown; choose tanh, relu or linear",
         ),
-        (lambda: nn.RNN(3, 4, carry=35), "carry=35 is no Carry"),
-        (lambda: nn.RNN(3, 4, memory="none"), "memory='none' is no Memory"),
+        (lambda: nn.RNN(3, 4, carry=35), "carry must be a Carry, got 35"),
+        (lambda: nn.RNN(3, 4, memory="none"), "memory must be a Memory, got 'none'"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name_and_rule(call, said):

@@ -4,7 +4,7 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 `torch.nn`, so a model changes sides by changing an import. What is added:
 
 - `carry=` says what part of the gradient flows back through time (default `Full()`, exact);
-- `memory=` says what is kept for the way back (default `Stored()`);
+- `memory=` says what is kept for the backward pass (default `Stored()`);
 - an integer input is read as one-hot rows: ids of shape (T, B), or (B, T) with `batch_first`, or
   (T,) unbatched, below `input_size`; they are looked up, never multiplied;
 - `RNN(nonlinearity="linear")`, the recurrence without a nonlinearity.
@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from elman.errors import UserError
-from elman.gradients.carry import Carry, Full
-from elman.gradients.memory import Memory, Stored
+from elman.gradients.carry import Carry, Full, checked_carry
+from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job
 from elman.recurrence import compiled, piecewise
 from elman.recurrence.custom import Recurrent
@@ -46,10 +46,7 @@ class _Module(torch.nn.RNNBase):
     ) -> None:
         super().__init__(mode, *args, **options)
         self.cell = cell
-        self.carry = _checked(
-            "carry", carry, Carry, "Full(), Truncated(window=35), Randomized(keep=0.9)"
-        )
-        self.memory = _checked("memory", memory, Memory, "Stored(), Checkpointed(every=100)")
+        self.carry, self.memory = checked_carry(carry), checked_memory(memory)
 
     def _run(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -156,7 +153,8 @@ class _Module(torch.nn.RNNBase):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("carry", "memory") and hasattr(self, "carry") and hasattr(self, "memory"):
-            super().__setattr__("_how", compiled.register(self.carry, self.memory))
+            super().__setattr__("_registered", compiled.register(self.carry, self.memory))
+            super().__setattr__("_how", self._registered.number)  # a plain value to torch.compile
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""
@@ -225,12 +223,6 @@ class _Module(torch.nn.RNNBase):
 
 def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
-
-
-def _checked(name: str, value: Any, kind: type, examples: str) -> Any:
-    if not isinstance(value, kind):
-        raise UserError(f"{name}={value!r} is no {kind.__name__}", hint=f"e.g. {examples}")
-    return value
 
 
 @final
