@@ -21,6 +21,9 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "plateau")
 AVERAGES = ("none", "ema", "asgd")
 
+ENOUGH = 1 << 17
+"""Weights from which on a second thread is worth waking for one pass over them."""
+
 
 @dataclass(frozen=True)
 class Optimisation:
@@ -90,12 +93,29 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in optimizer.param_groups]
     update = _sgd if isinstance(optimizer, torch.optim.SGD) else _adam
     if all(_is_plain(optimizer, group, weights) for group, weights in groups):
-        with torch.no_grad():
+        with torch.no_grad(), _worthwhile_threads([w for _, ws in groups for w in ws]):
             for group, weights in groups:
                 if weights:
                     update(optimizer, group, weights)
     else:
         optimizer.step()
+
+
+@contextmanager
+def _worthwhile_threads(weights: list[Tensor]) -> Iterator[None]:
+    """One thread for a pass over few weights, or beside programs that keep threads waiting.
+
+    Each weight is its own sum, so that the number of threads changes no bit.
+    """
+    threads = torch.get_num_threads()
+    few = sum(w.numel() for w in weights) < ENOUGH
+    if threads > 1 and (few or KERNEL.is_machine_busy()):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 def _is_plain(
@@ -207,7 +227,7 @@ class Average:
         keep = 1 - 1 / self.count
         if self.how.average == "ema":
             keep = min(self.how.average_decay, (self.count - 1) / (self.count + 8))
-        with torch.no_grad():
+        with torch.no_grad(), _worthwhile_threads(self.averages):
             torch._foreach_lerp_(self.averages, [w.detach() for w in self.weights], 1 - keep)
 
     @contextmanager

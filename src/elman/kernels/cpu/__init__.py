@@ -56,6 +56,10 @@ class Cpu:
         name = self.library.elman_variant(kind, self.level)
         return name and name.decode()
 
+    def is_machine_busy(self) -> bool:
+        """Whether torch's threads were lately kept waiting by other programs."""
+        return self.library is not None and bool(self.library.elman_is_busy())
+
     def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
         if cell not in ("gru", "lstm"):
             return None
