@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from elman import kernels, nn
 from elman.errors import UserError
 from elman.gradients import Checkpointed, Full, Given, Randomized, Sliding, Stored, Truncated
+from elman.kernels import choice
 from elman.recurrence import compiled
 
 KINDS = {
@@ -390,9 +391,9 @@ def test_autocast_and_dropout_on_a_gpu_are_repeatable():
 def test_explain_says_which_kernel_runs_and_why_not_another(monkeypatch):
     rnn, xs = nn.RNN(3, 4), torch.zeros(5, 2, 3)
     said = kernels.explain(rnn, xs)
-    assert said.runs in kernels.FASTEST_FIRST
+    assert said.runs in choice.FASTEST_FIRST
     assert str(said).endswith(f"{said.runs}: runs")
-    assert set(said.reasons) == set(kernels.FASTEST_FIRST) - set(_from(said.runs))
+    assert set(said.reasons) == set(choice.FASTEST_FIRST) - set(_from(said.runs))
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     assert kernels.explain(rnn, torch.zeros(5, 2, dtype=torch.long)).runs == "reference"
     monkeypatch.setenv("ELMAN_KERNELS", "abacus")
@@ -403,18 +404,18 @@ def test_explain_says_which_kernel_runs_and_why_not_another(monkeypatch):
 
 
 def _from(name):
-    return kernels.FASTEST_FIRST[kernels.FASTEST_FIRST.index(name) :]
+    return choice.FASTEST_FIRST[choice.FASTEST_FIRST.index(name) :]
 
 
 def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
     class Busy:
         name = "cpu"
 
-        def refuses(self, cell, w, xs, state):
+        def refuses(self, piece):
             return "it is busy"
 
     monkeypatch.setenv("ELMAN_KERNELS", "cpu")
-    monkeypatch.setattr(kernels, "_load", lambda name: Busy())
+    monkeypatch.setattr(choice, "_load", lambda name: Busy())
     with pytest.raises(
         UserError, match="ELMAN_KERNELS=cpu: this kernel cannot run here, it is busy"
     ):
