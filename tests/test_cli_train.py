@@ -16,7 +16,7 @@ from elman import generation
 from elman.cli import run
 from elman.reports import report
 from elman.runs import Run, presets
-from elman.training import Settings
+from elman.training import Epoch, Settings
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
 SMALL = [
@@ -58,7 +58,7 @@ def test_a_run_is_trained_scored_named_and_gets_a_report(text, tmp_path, capsys)
 def test_json_is_one_object_per_line(text, tmp_path, capsys):
     assert train(text, tmp_path / "run", "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {line["kind"] for line in lines} == {"update", "validation", "sample", "result"}
+    assert {line["kind"] for line in lines} == {"update", "epoch", "validation", "sample", "result"}
     assert lines[-1]["run"] == str(tmp_path / "run")
     update = next(line for line in lines if line["kind"] == "update")
     assert {"step", "epoch", "nats", "perplexity", "gradient_norm"} <= update.keys()
@@ -372,3 +372,23 @@ def test_bytes_that_are_not_text_are_refused_or_replaced_as_asked(tmp_path, caps
     assert not (tmp_path / "run").exists()
     assert train(source, tmp_path / "run", "--errors", "replace") == 0
     assert Run.open(tmp_path / "run").config.data.errors == "replace"
+
+
+def test_with_nothing_held_out_report_and_training_perplexity_are_told_and_samples_kept(
+    text, tmp_path, capsys
+):
+    assert train(text, tmp_path / "run", "--validation", "0") == 0
+    said = capsys.readouterr()
+    last = [r for r in Run.open(tmp_path / "run").records() if isinstance(r, Epoch)][-1]
+    assert f"epoch 2: training perplexity {last.perplexity:.3f}" in said.err
+    assert f"training perplexity {last.perplexity:.3f} in pass 2" in said.out
+    assert f"elman evaluate {tmp_path / 'run'} OTHER.txt" in said.out
+    kinds = [r["kind"] for r in Run.open(tmp_path / "run").metrics()]
+    assert kinds.count("sample") == 2
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "Not finished yet" not in card
+    assert f"{last.perplexity:.3f}" in card
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "nothing was held out." in page
+    assert "not come to its end" not in page
+    assert run(["evaluate", str(tmp_path / "run"), str(text)]) == 0, "the suggested command works"
