@@ -231,7 +231,7 @@ def test_a_fresh_model_is_close_to_uniform(ids):
 
 REFUSED = {
     "bidirectional": ({"bidirectional": True}, "the very token that is to be predicted"),
-    "cell": ({"cell": "rnn"}, "elman, gru, lstm, mlp"),
+    "cell": ({"cell": "rnn"}, "elman, relu, linear, gru, lstm, mlp"),
     "init": ({"init": "zero"}, "default, notes"),
     "tied one-hot": ({"tied": True}, "embedding_size equal to hidden_size"),
     "tied sizes": ({"tied": True, "embedding_size": 4}, "embedding_size=7"),
@@ -239,7 +239,10 @@ REFUSED = {
     "inputs": ({"dropout": {"inputs": 0.5}}, "one-hot input has no components"),
     "layers": ({"dropout": {"layers": 0.5}}, "nothing lies between"),
     "mlp W_hh": ({"cell": "mlp", "dropout": {"recurrent": 0.5}}, "no W_hh"),
-    "all dropped": ({"dropout": {"outputs": 1.0}}, "less than 1"),
+    "all dropped": (
+        {"dropout": {"outputs": 1.0}},
+        "dropout of outputs=1.0 must be at least 0 and below 1",
+    ),
 }
 
 

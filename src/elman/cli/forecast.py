@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MODELS = (
     "auto (tries the others and keeps the best), last, seasonal, mean, drift, ets, linear, window, "
-    "elman, gru, lstm, global-gru, global-lstm"
+    "or a cell: elman, gru, lstm …, global-gru, global-lstm …"
 )
 
 

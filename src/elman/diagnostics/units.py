@@ -12,9 +12,6 @@ Array = NDArray[np.float64]
 SATURATED = 0.97
 STILL = 1e-3
 
-GATES = {"gru": ("reset", "update"), "lstm": ("input", "forget", "candidate", "output")}
-"""What the first blocks of a cell's kept gates are."""
-
 
 @dataclass(frozen=True, eq=False)
 class Units:
@@ -27,7 +24,9 @@ class Units:
     spread: list[Array]
     """of each layer and unit: the standard deviation of h over the steps"""
     openness: list[dict[str, Array]]
-    """of each layer, by gate and unit: its mean opening (gru and lstm)"""
+    """of each layer, by gate and unit: its mean opening, for cells with gates"""
+    names: tuple[str, ...]
+    """of each of the N columns of `gradient`: h 3 is unit 3 of h; in a stack h1.3, of layer 1"""
 
     @property
     def saturated(self) -> int:
@@ -52,6 +51,21 @@ def units(passage: Passage) -> Units:
         saturation=[(np.abs(h) > SATURATED).mean(0) for h in hs],
         spread=[h.std(0) for h in hs],
         openness=[_openness(passage, i) for i in range(len(passage.layers))],
+        names=_names(passage),
+    )
+
+
+def _names(passage: Passage) -> tuple[str, ...]:
+    parts = [
+        letter + ("" if len(passage.layers) == 1 else f"{layer}.")
+        for layer in range(1, len(passage.layers) + 1)
+        for letter in passage.cell.states
+    ]
+    gap = " " if len(passage.layers) == 1 else ""
+    return tuple(
+        f"{part}{gap}{unit}"
+        for part, size in zip(parts, passage.sizes, strict=True)
+        for unit in range(size)
     )
 
 
@@ -67,9 +81,9 @@ def _total_gradient(passage: Passage) -> Array:
 
 
 def _openness(passage: Passage, layer: int) -> dict[str, Array]:
-    gates, names = passage.gates[layer], GATES.get(passage.cell, ())
+    gates, names = passage.gates[layer], passage.cell.openings
     if gates is None:
         return {}
     size = passage.layers[layer].hidden_size
     blocks = dict(zip(names, gates.split(size, -1), strict=False))
-    return {name: g.mean(0).numpy() for name, g in blocks.items() if name != "candidate"}
+    return {name: g.mean(0).numpy() for name, g in blocks.items() if name}

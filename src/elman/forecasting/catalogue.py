@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elman.cells import models
 from elman.errors import UserError
 from elman.forecasting.base import Forecaster
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
@@ -98,14 +99,24 @@ FORECASTERS: dict[str, Kind] = {
     "ets": Kind(lambda plan, o: Smoothing(plan.season)),
     "linear": Kind(_linear, ("tau",), direct=True, inputs=True),
     "window": Kind(_window, _NETWORK, direct=True, network=True),
-    "elman": Kind(_recurrent("elman"), _NETWORK, direct=True, network=True),
-    "gru": Kind(_recurrent("gru"), _NETWORK, direct=True, network=True),
-    "lstm": Kind(_recurrent("lstm"), _NETWORK, direct=True, network=True),
-    "global-gru": Kind(_global("gru"), _GLOBAL, shared=True, inputs=True, network=True),
-    "global-lstm": Kind(_global("lstm"), _GLOBAL, shared=True, inputs=True, network=True),
 }
+"""Those that are not named after a cell."""
 
-NAMES = ("auto", *FORECASTERS)
+
+def forecasters() -> dict[str, Kind]:
+    """All by name: the table's, then one per cell, alone (`gru`) and shared (`global-gru`)."""
+    cells = [c for c in models() if c not in FORECASTERS]
+    own = {c: Kind(_recurrent(c), _NETWORK, direct=True, network=True) for c in cells}
+    shared = {
+        f"global-{c}": Kind(_global(c), _GLOBAL, shared=True, inputs=True, network=True)
+        for c in cells
+    }
+    return FORECASTERS | own | shared
+
+
+def names() -> tuple[str, ...]:
+    """What `--model` may be."""
+    return ("auto", *forecasters())
 
 
 @dataclass(frozen=True)
@@ -124,11 +135,14 @@ class Method:
     """How tables call it, where that is not made from the settings."""
 
     def __post_init__(self) -> None:
-        if self.kind not in FORECASTERS:
-            raise UserError(f"--model {self.kind!r} is unknown", hint=f"one of {', '.join(NAMES)}")
+        known = forecasters()
+        if self.kind not in known:
+            raise UserError(
+                f"--model {self.kind!r} is unknown", hint=f"one of {', '.join(names())}"
+            )
         for name in self.options:
-            if name not in FORECASTERS[self.kind].options:
-                fits = [k for k, kind in FORECASTERS.items() if name in kind.options]
+            if name not in known[self.kind].options:
+                fits = [k for k, kind in known.items() if name in kind.options]
                 raise UserError(
                     f"{_FLAGS.get(name, name)} means nothing to --model {self.kind}",
                     hint=f"it is for {', '.join(fits)}",
@@ -139,7 +153,7 @@ class Method:
 
     @property
     def of(self) -> Kind:
-        return FORECASTERS[self.kind]
+        return forecasters()[self.kind]
 
     @property
     def label(self) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from elman.errors import UserError
 from elman.forecasting import accuracy, choice, panel
 from elman.forecasting.base import Told
-from elman.forecasting.catalogue import FORECASTERS, NAMES, Method
+from elman.forecasting.catalogue import Method, forecasters, names
 from elman.forecasting.choice import Choice, Verdict
 from elman.forecasting.intervals import GRID
 from elman.forecasting.panel import MIDDLE, Backtest, Fitted, Windows
@@ -50,8 +50,10 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.model not in NAMES:
-            raise UserError(f"--model {self.model!r} is unknown", hint=f"one of {', '.join(NAMES)}")
+        if self.model not in names():
+            raise UserError(
+                f"--model {self.model!r} is unknown", hint=f"one of {', '.join(names())}"
+            )
         if not 1 <= self.steps <= MOST_STEPS:
             raise UserError(
                 f"--steps {self.steps} must be at least 1 and at most {MOST_STEPS}",
@@ -80,7 +82,7 @@ class Settings:
                     "--difference means nothing to --model auto, which tries several",
                     hint="leave it away, or name a --model",
                 )
-        elif self.model in FORECASTERS:
+        else:
             self.method()
         for name, most in (("hidden", 4096), ("epochs", 100_000), ("tau", 100_000)):
             value = self.options.get(name)
@@ -371,8 +373,8 @@ def single_columns(series: Sequence[Series]) -> list[Series]:
 def check(columns: list[Series], settings: Settings) -> None:
     """Refuse inputs that the model cannot read, or that do not reach into the future."""
     inputs = [panel.inputs_of(s) for s in columns]
-    if settings.model != "auto" and any(inputs) and not FORECASTERS[settings.model].inputs:
-        readers = [k for k, kind in FORECASTERS.items() if kind.inputs]
+    if settings.model != "auto" and any(inputs) and not forecasters()[settings.model].inputs:
+        readers = [k for k, kind in forecasters().items() if kind.inputs]
         raise UserError(
             f"--model {settings.model} does not read inputs, and {', '.join(columns[0].inputs)} "
             "were given",
@@ -394,10 +396,10 @@ def _rivals(settings: Settings, plan: Any, columns: list[Series]) -> list[Method
     found = [asked]
     if asked.of.direct and settings.steps > 1 and not plan.inputs:
         found.append(replace(asked, direct=True, name=f"{asked.name}, direct"))
-    names = ["last", "mean", "drift", "ets", *(["seasonal"] if plan.season else [])]
+    baselines = ["last", "mean", "drift", "ets", *(["seasonal"] if plan.season else [])]
     if plan.season is None and settings.model == "seasonal":
         raise UserError("the seasonal model needs to know the season", hint="--season 12")
-    found += [Method(n) for n in names]
+    found += [Method(n) for n in baselines]
     if asked.kind != "linear":
         found.append(Method("linear"))
     return list({m.label: m for m in found}.values())

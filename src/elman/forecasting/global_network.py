@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elman import nn as recurrent
+from elman.cells import of_model
 from elman.errors import UserError, WorkFailed
 from elman.forecasting.base import (
     Forecaster,
@@ -32,13 +33,6 @@ from elman.gradients import Carry, Full, Memory, Stored
 
 QUANTILES = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.975)
 _MIDDLE = QUANTILES.index(0.5)
-
-
-def _layers(cell: str) -> Any:
-    kinds = {"elman": recurrent.RNN, "gru": recurrent.GRU, "lstm": recurrent.LSTM}
-    if cell not in kinds:
-        raise UserError(f"cell={cell!r} is unknown", hint=f"one of {', '.join(kinds)}")
-    return kinds[cell]
 
 
 class _Reader(nn.Module):
@@ -127,7 +121,7 @@ class Global(Forecaster):
 
     def __post_init__(self) -> None:
         check_window(self.tau, self.direct)
-        _layers(self.cell)
+        of_model(self.cell)
         for name in ("hidden", "num_layers", "updates", "batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} must be at least 1", hint="e.g. 40")
@@ -209,10 +203,15 @@ class Global(Forecaster):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             width = 1 + (self.difference > 0) + known + past
-            layers = _layers(self.cell)(
-                width, self.hidden, self.num_layers, batch_first=True, carry=self.carry,
+            layers = recurrent.of(
+                of_model(self.cell).name,
+                width,
+                self.hidden,
+                self.num_layers,
+                batch_first=True,
+                carry=self.carry,
                 memory=self.memory,
-            )  # fmt: skip
+            )
             return _Reader(layers, self.hidden, self.direct, known, static)
 
     def _windows(

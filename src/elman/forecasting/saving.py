@@ -1,7 +1,7 @@
 """Fitted forecasters as a folder: `config.json` and `model.safetensors`, nothing to unpickle.
 
-`config.json` holds a SHA-256 of the weights and one of itself, so that a changed bit is refused
-rather than forecast from.
+Both are sealed (`elman.files`), and `config.json` knows which weights are its own: a changed bit is
+refused rather than forecast from.
 """
 
 import hashlib
@@ -14,10 +14,18 @@ from typing import Any, cast
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
-from safetensors.numpy import save_file
+from safetensors.numpy import save as write_arrays
 
 from elman.errors import MissingSource, UserError
-from elman.files import atomic, write_text
+from elman.files import (
+    BLANK_SEAL,
+    atomic,
+    check_seal,
+    read_bytes,
+    read_sealed,
+    sealed,
+    write_sealed,
+)
 from elman.forecasting import panel
 from elman.forecasting.base import Forecaster, State
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
@@ -192,11 +200,13 @@ def _format_of(folder: Path) -> str | None:
 
 def _write(folder: Path, config: dict[str, Any], arrays: State) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    whole = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+    weights = sealed(write_arrays(whole, {"seal": BLANK_SEAL}))
+    config |= {"weights": hashlib.sha256(weights).hexdigest(), "seal": BLANK_SEAL}
     with atomic(folder / "model.safetensors") as draft:
-        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, draft)
-    config["weights"] = _digest((folder / "model.safetensors").read_bytes())
-    config["checksum"] = _digest(_canonical(config))
-    write_text(folder / "config.json", json.dumps(config, indent=2, allow_nan=False) + "\n")
+        draft.write_bytes(weights)
+    text = json.dumps(config, indent=2, allow_nan=False) + "\n"
+    write_sealed(folder / "config.json", text.encode())
     return folder
 
 
@@ -206,24 +216,16 @@ def _read(folder: Path, wanted: str) -> tuple[dict[str, Any], State]:
             f"{folder} is not a forecaster's folder: it has no config.json",
             hint="elman forecast SOURCE --out FOLDER makes one",
         )
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = read_bytes(folder / "config.json")
+    config = json.loads(text)
     if not isinstance(config, dict) or config.get("format") != wanted:
         found = config.get("format") if isinstance(config, dict) else None
         raise ValueError(f"its format is {found!r}, not {wanted!r}")
-    if config.pop("checksum", None) != _digest(_canonical(config)):
-        raise ValueError("config.json was changed: its checksum does not match")
-    content = (folder / "model.safetensors").read_bytes()
-    if _digest(content) != config["weights"]:
-        raise ValueError("model.safetensors was changed: its checksum does not match")
-    return config, parse_arrays(content)
-
-
-def _canonical(config: Mapping[str, Any]) -> bytes:
-    return json.dumps(config, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    check_seal(text, folder / "config.json")
+    weights = read_sealed(folder / "model.safetensors")
+    if hashlib.sha256(weights).hexdigest() != config["weights"]:
+        raise ValueError("model.safetensors does not belong to this config.json")
+    return config, parse_arrays(weights)
 
 
 class _Whole:

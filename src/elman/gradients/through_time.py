@@ -19,7 +19,7 @@ from elman.errors import UserError
 
 
 class Trace(NamedTuple):
-    """What the way back needs to know about the way there, over a piece of T steps."""
+    """What the backward pass needs to know of the forward pass, over a piece of T steps."""
 
     hs: Tensor  # (T+1, B, hidden or projection): h_0 … h_T
     cs: Tensor | None = None  # (T+1, B, hidden): an lstm's memory
@@ -46,7 +46,7 @@ def forward(
 ) -> Trace:
     """Run a cell over a piece of time; a row that has ended (t ≥ its length) holds its state.
 
-    `gates`, where given, is filled with what the cell wants back on the way back.
+    `gates`, where given, is filled with what the cell's backward step needs.
     """
     steps = len(xs)
     states = [s.new_empty(steps + 1, *s.shape) for s in state]
@@ -90,11 +90,10 @@ def backward(
         held = None if lengths is None else (t >= lengths)[:, None]
         pull = dstate if held is None else tuple(d.masked_fill(held, 0) for d in dstate)
         gates = None if trace.gates is None else trace.gates[t]
-        da, before = cell.step_backward(
-            w, xs[t], trace.state(t), trace.state(t + 1), gates, pull, dw
+        dx = None if dxs is None else dxs[t]
+        before = cell.step_backward(
+            w, xs[t], trace.state(t), trace.state(t + 1), gates, pull, dw, dx
         )
-        if dxs is not None:
-            torch.mm(da, w.W_ih, out=dxs[t])
         if weights is not None:
             before = tuple(scale(d, weights[t]) for d in before)
         if held is not None:

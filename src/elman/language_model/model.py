@@ -11,7 +11,7 @@ one of these models does so for all of them.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,17 +19,32 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from elman import cells
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
-from elman.nn import GRU, LSTM, RNN
+from elman.nn import of
+from elman.options import check, option
 
 State = Tensor | tuple[Tensor, Tensor] | None
-CELLS = ("elman", "gru", "lstm", "mlp")
+WINDOWED = "mlp"
+"""The `cell` of the model that has none: it reads a window of tokens and carries no state."""
 INITS = ("default", "notes")
+PANEL = "Model"
+PROBABILITY: dict[str, Any] = {
+    "panel": PANEL,
+    "at_least": 0,
+    "below": 1,
+    "hint": "it is the probability of hiding; 0 hides nothing",
+}
 TABLE = 1 << 22
 """How many entries E W_ihᵀ may have for a `stepper` to work it out beforehand."""
+
+
+def kinds() -> tuple[str, ...]:
+    """What `cell` may be: every cell by its name in models, or the model without a state."""
+    return (*cells.models(), WINDOWED)
 
 
 @dataclass(frozen=True)
@@ -45,19 +60,14 @@ class Dropout:
     Gal and Ghahramani (2016) for the masks that hold through time, Merity et al. (2018) for W_hh.
     """
 
-    tokens: float = 0.0
-    inputs: float = 0.0
-    layers: float = 0.0
-    outputs: float = 0.0
-    recurrent: float = 0.0
+    tokens: float = option(0.0, "Whole tokens hidden", **PROBABILITY)
+    inputs: float = option(0.0, "Variational, embeddings", **PROBABILITY)
+    layers: float = option(0.0, "Between layers", **PROBABILITY)
+    outputs: float = option(0.0, "Variational, outputs", **PROBABILITY)
+    recurrent: float = option(0.0, "DropConnect on W_hh", **PROBABILITY)
 
     def __post_init__(self) -> None:
-        for name, probability in asdict(self).items():
-            if not 0 <= probability < 1:
-                raise UserError(
-                    f"dropout of {name} {probability} must be at least 0 and less than 1",
-                    hint="it is the probability of hiding; 0 hides nothing",
-                )
+        check(self, "dropout of {}")
 
 
 @dataclass(frozen=True)
@@ -65,25 +75,25 @@ class Shape:
     """What a language model is made of; checked when built, stored with every run."""
 
     vocab_size: int
-    cell: str
-    hidden_size: int
-    layers: int
-    embedding_size: int | None
-    tied: bool
-    context: int
-    dropout: Dropout
-    init: str
+    cell: str = option(
+        "elman", "What the hidden layer is", panel=PANEL, choices=kinds, name="model"
+    )
+    hidden_size: int = option(256, "Units of a layer", panel=PANEL, at_least=1)
+    layers: int = option(1, "Layers", panel=PANEL, at_least=1)
+    embedding_size: int | None = option(
+        None, "Numbers a token becomes; 0: one-hot", panel=PANEL, at_least=1, zero_is_none=True
+    )
+    tied: bool = option(False, "Output uses the embedding", panel=PANEL, flag="--tied/--untied")
+    context: int = option(8, "Tokens an mlp sees", panel=PANEL, at_least=1)
+    dropout: Dropout = field(default_factory=Dropout)
+    init: str = option(
+        "default", "First weights, as torch's or N(0, 0.01)", panel=PANEL, choices=INITS
+    )
 
     def __post_init__(self) -> None:
-        for name, known in (("cell", CELLS), ("init", INITS)):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
-                )
-        for name in ("vocab_size", "hidden_size", "layers", "context", "embedding_size"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise UserError(f"{name}={size} must be at least 1")
+        check(self)
+        if self.vocab_size < 1:
+            raise UserError(f"vocab_size={self.vocab_size} must be at least 1")
         if self.tied and self.embedding_size != self.hidden_size:
             raise UserError(
                 f"tied weights need embedding_size equal to hidden_size={self.hidden_size}, not "
@@ -92,8 +102,13 @@ class Shape:
             )
         self._check_dropout()
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether a hidden state is carried from token to token."""
+        return self.cell != WINDOWED
+
     def _check_dropout(self) -> None:
-        mlp = self.cell == "mlp"
+        mlp = not self.recurrent
         reasons = {
             "inputs": "a one-hot input has no components" if self.embedding_size is None else "",
             "layers": "nothing lies between layers of one" if self.layers == 1 or mlp else "",
@@ -183,26 +198,31 @@ class LanguageModel(nn.Module):
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
         self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, ())))
-        start = 1 if cell == "mlp" else 0  # a window may begin before the text does: one more row
+        start = 0 if self.recurrent else 1  # a window may begin before the text does: one more row
         self.embedding = (
             nn.Embedding(vocab_size + start, embedding_size) if embedding_size else None
         )
-        if cell == "mlp":
-            self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
-        else:
-            self.recurrence = _recurrence(
-                cell,
+        if self.recurrent:
+            self.recurrence = of(
+                cells.of_model(cell).name,
                 embedding_size or vocab_size,
                 hidden_size,
                 layers,
-                dropout.layers,
-                carry,
-                memory,
+                dropout=dropout.layers,
+                carry=carry or Full(),
+                memory=memory or Stored(),
             )
+        else:
+            self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
         if not tied:
             self.weight_hq = nn.Parameter(torch.empty(vocab_size, hidden_size))
         self.bias_q = nn.Parameter(torch.empty(vocab_size))
         self._initialise()
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a hidden state is carried from token to token: not by an mlp."""
+        return self.shape.recurrent
 
     @property
     def config(self) -> dict[str, Any]:
@@ -278,7 +298,7 @@ class LanguageModel(nn.Module):
 
     def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
         """h_1 … h_T, time first, and the state after the last step."""
-        if self.cell == "mlp":
+        if not self.recurrent:
             return self.window(ids, self.embedding, cast("Tensor | None", state), masks.inputs)
         return self.recur(self.inputs(ids.T, masks), state, masks)
 
@@ -321,14 +341,14 @@ class LanguageModel(nn.Module):
         An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
         out here, from the weights as they are now.
         """
-        if self.cell == "mlp" or self.bias_q.device.type != "cpu":
+        if not self.recurrent or self.bias_q.device.type != "cpu":
             return None
         rnn, weights = self.recurrence, self.recurrence.state_dict()
         if self.embedding is not None:
             W_ih, E = weights["weight_ih_l0"], self.embedding.weight.detach()
             if len(E) * len(W_ih) > TABLE:
                 return None
-            rnn = type(rnn)(len(E), self.hidden_size, self.shape.layers, device="meta").eval()
+            rnn = of(rnn.cell, len(E), self.hidden_size, self.shape.layers, device="meta").eval()
             rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
@@ -430,23 +450,3 @@ class _Back(nn.Module):
 
     def forward(self, xs: Tensor, loss: Callable[[Tensor, int], Tensor], state: State) -> Any:
         return backward_through_time(self.rnn, xs, loss, state)
-
-
-def _recurrence(
-    cell: str,
-    input_size: int,
-    hidden_size: int,
-    layers: int,
-    dropout: float,
-    carry: Carry | None,
-    memory: Memory | None,
-) -> nn.Module:
-    module = {"elman": RNN, "gru": GRU, "lstm": LSTM}[cell]
-    return module(
-        input_size,
-        hidden_size,
-        num_layers=layers,
-        dropout=dropout,
-        carry=carry or Full(),
-        memory=memory or Stored(),
-    )

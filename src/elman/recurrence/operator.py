@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from elman import kernels
-from elman.cells import Weights
+from elman.cells import Weights, named
 from elman.errors import UserError
-from elman.gradients.carry import Carry, Sliding
+from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory, Stored
-from elman.gradients.through_time import Trace
-from elman.kernels import Job, Kernel
+from elman.kernels import Job, Kernel, Piece, Pull, Trace
 from elman.kernels.bare import Bare
 from elman.recurrence.sliding import slide
 from elman.recurrence.stack import Pulls, Stack, draw
@@ -54,21 +53,20 @@ class Recipe:
     def job(self, x: Inputs) -> Job:
         """What the kernels are asked to run."""
         layers, h = self.layers(x.weights), x.stacked[0]
-        inputs = [x.xs] * self.directions
-        for w in layers[self.directions :]:
-            inputs.append(h.new_empty(1).expand(*x.xs.shape[:2], w.W_ih.shape[1]))
-        return Job(self.cell, layers, inputs, unstack(x.stacked))
+        above = h.new_empty(1).expand(*x.xs.shape[:2], self.directions * h.shape[-1])
+        inputs = [x.xs] * self.directions + [above] * (len(layers) - self.directions)
+        return Job(named(self.cell), layers, inputs, unstack(x.stacked))
 
     def is_one_layer(self, x: Inputs) -> bool:
         """One layer, everything stored, one ξ: nothing to do but to call the kernel."""
         one = len(x.weights) == 2 + 2 * self.bias + self.projected and self.directions == 1
-        return one and isinstance(self.memory, Stored) and not isinstance(self.carry, Sliding)
+        return one and self.memory.keeps_all and not self.carry.in_blocks
 
     def keeping(self, keep: bool) -> tuple[bool, bool]:
-        """Whether the way there keeps anything, and gates too: Sliding wants states only."""
-        if not isinstance(self.carry, Sliding):
+        """Whether the forward pass keeps anything, and gates too: blocks want states only."""
+        if not self.carry.in_blocks:
             return keep, True
-        return keep and isinstance(self.memory, Stored), False
+        return keep and self.memory.keeps_all, False
 
     def stack(self, x: Inputs, kernel: Kernel | None = None) -> Stack:
         """The stack that these inputs run through, on the kernel that takes them."""
@@ -78,7 +76,7 @@ class Recipe:
         else:
             layers = self.layers(x.weights)
         return Stack(
-            self.cell,
+            named(self.cell),
             layers,
             self.directions,
             [kernel] * self.directions,
@@ -109,7 +107,7 @@ def unstack(stacked: Sequence[Tensor]) -> States:
 
 
 def restack(states: States) -> tuple[Tensor, ...]:
-    """The way back from `unstack`."""
+    """The reverse of `unstack`."""
     return tuple(map(torch.stack, zip(*states, strict=True)))
 
 
@@ -173,9 +171,10 @@ class _Layer(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         w, state = recipe.layer(tensors[n:]), tuple([s[0] for s in tensors[:n]])
-        ctx.kernel = kernels.select(Job(recipe.cell, [w], [xs], [state]))
+        piece = Piece(named(recipe.cell), w, xs, state, lengths)
+        ctx.kernel = kernels.select(Job(piece.cell, [w], [xs], [state]))
         with _Careful(xs, w):
-            trace = ctx.kernel.forward(recipe.cell, w, xs, state, lengths, keep)
+            trace = ctx.kernel.forward(piece, keep)
         if keep:
             ctx.save_for_backward(lengths, xs, *tensors, *trace)
             ctx.recipe, ctx.n, ctx.m = recipe, n, len(tensors)
@@ -198,9 +197,9 @@ class _Layer(torch.autograd.Function):
         pulls = zip(stacked, dlast, strict=True)
         dstate = tuple([torch.zeros_like(s[0]) if d is None else d[0] for s, d in pulls])
         with uncast(xs):
-            dxs, dw, dstate = ctx.kernel.backward(
-                recipe.cell, w, xs, trace, dys, dstate, xi, lengths, needs_dxs
-            )
+            piece = Piece(named(recipe.cell), w, xs, trace.state(0), lengths)
+            pull = Pull(dys, dstate, xi, needs_dxs)
+            dxs, dw, dstate = ctx.kernel.backward(piece, trace, pull)
         dws = _as_weights([d for d in dw if d is not None], weights)
         return None, None, None, None, dxs, *[d[None] for d in dstate], *dws
 
@@ -208,7 +207,7 @@ class _Layer(torch.autograd.Function):
 def forward(
     recipe: Recipe, x: Inputs, stack: Stack, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
-    """ys, the last states, and what is kept for the way back."""
+    """ys, the last states, and what is kept for the backward pass."""
     with _Careful(x.xs, stack.layers[0]):
         ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept
@@ -254,7 +253,7 @@ def _reversed(
 ) -> Pulls:
     """Back by the kernel, or by a loop that can be differentiated again if autograd is watching."""
     watched = torch.is_grad_enabled()
-    if isinstance(stack.carry, Sliding):
+    if stack.carry.in_blocks:
         once = _bare if watched else _there_and_back
         return slide(stack, xs, states, kept, dys, dlast, needs_dxs, once)
     xi = stack.draw(xs)

@@ -5,10 +5,14 @@ nothing has to be remembered to continue it but a number.
 
     truncated    a window; its gradient stops at the window's edge: biased, bounded
     sliding      a window after `history` steps that are read again; each loss goes back at least
-                 `history` steps: less biased, and dearer by (history + window)/window
+                 `history` steps: less biased, and dearer by (history + window)/window. Not the
+                 passes of `recurrence/sliding.py`: there one sequence is at hand and the weights
+                 stand still; here they move after every window, so each is an update of its own
     randomized,  a stretch of random length, `window` on average, its gradient weighted by
     polynomial   1/P(no cut yet): the mean is the full gradient
     full         the whole lane: exact, one update per pass
+
+Each is a `Carry` (`elman.gradients.carry`), which says where the text is cut and with what ξ.
 
 **Why the randomised gradient is unbiased.** Cut before step t with probability 1-π_t, depending on
 nothing but the cuts before, and let ξ_t = 0 at a cut and 1/π_t elsewhere: E[ξ_t | past cuts] = 1.
@@ -29,6 +33,7 @@ through time").
 
 import abc
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -36,46 +41,139 @@ import torch
 from torch import Tensor
 
 from elman.errors import UserError
-from elman.gradients import Randomized
+from elman.gradients import Carry, Checkpointed, Memory
+from elman.gradients.carry import CARRIES, checked_carry, name_of, named
+from elman.options import check, option
 from elman.text import batches
 
 SAMPLINGS = ("sequential", "random")
-CARRIES = ("truncated", "sliding", "randomized", "polynomial", "full")
+PANEL = "Reading"
+
+
+def bytes_of(text: str) -> int:
+    """
+    >>> bytes_of("stored"), bytes_of("64M"), bytes_of("1000")
+    (0, 67108864, 1000)
+    """
+    if text == "stored":
+        return 0
+    unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
+    digits = text[:-1] if unit else text
+    if not digits.isdecimal() or not int(digits):
+        raise UserError(f"--memory {text} is no size", hint="stored, or bytes: 64M, 2G")
+    return int(digits) << unit
+
+
+def as_size(budget: int) -> str:
+    """What one types for a budget of so many bytes."""
+    return str(budget) if budget else "stored"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the text is dealt out to updates."""
+    """How the text is dealt out to updates, how far back their losses are carried, what is kept.
 
-    batch_size: int = 32
-    window: int = 35
-    sampling: str = "sequential"
-    carry: str = "truncated"
-    history: int = 0
-    memory: int = 0  # bytes for the states kept on the way there; 0 keeps them all
+    `carry` is a name in `elman.gradients.carry.CARRIES` (with `window` and `history` for numbers)
+    or a `Carry`, which says window and history itself. `memory` is a number of bytes for the states
+    that the forward pass keeps (0: what the model keeps, all unless it was told otherwise), or a
+    `Memory`. What has a name or a number is held as such: the two spellings are the same reading.
+
+    >>> Reading(carry=Truncated(window=20)) == Reading(carry="truncated", window=20)
+    True
+    """
+
+    batch_size: int = option(32, "Parallel lanes", panel=PANEL, at_least=1)
+    window: int = option(35, "Steps per update", panel=PANEL, at_least=1)
+    sampling: str = option("sequential", "Order of the windows", panel=PANEL, choices=SAMPLINGS)
+    carry: str | Carry = option(
+        "truncated", "How far back a loss goes", panel=PANEL, choices=CARRIES, other=Carry
+    )
+    history: int = option(0, "Sliding: steps read again before a window", panel=PANEL, at_least=0)
+    memory: int | Memory = option(
+        0,
+        "stored, or a budget: 64M keeps few states and recomputes the rest",
+        panel=PANEL,
+        at_least=0,
+        other=Memory,
+        read=bytes_of,
+        show=as_size,
+    )
 
     def __post_init__(self) -> None:
-        for name, known in (("sampling", SAMPLINGS), ("carry", CARRIES)):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
-                )
-        if self.sampling == "random" and self.carry != "truncated":
+        if not isinstance(self.carry, str):
+            self._take(checked_carry(self.carry))
+        if isinstance(self.memory, Memory) and self.memory.bytes is not None:
+            object.__setattr__(self, "memory", self.memory.bytes)
+        check(self)
+        own, _ = self.carry_used.reading(), self.memory_used  # built, and so checked
+        if own is not None and own[1] != self.history:
+            raise UserError(
+                f"history={self.history} with carry={self.carry}: no steps are read again before "
+                "its windows",
+                hint="history=0, or carry=sliding",
+            )
+        if self.sampling == "random" and not self.carry_used.windows:
             raise UserError(
                 f"carry={self.carry} needs sampling=sequential: windows drawn at random have no "
                 "past to carry anything back to",
                 hint="sampling=sequential, or carry=truncated",
             )
-        if (self.history > 0) != (self.carry == "sliding") or self.history < 0:
+
+    def _take(self, carry: Carry) -> None:
+        """The window and the history that a carry brings along, and its name where it has one."""
+        usual = (Reading.window, Reading.history)
+        own = carry.reading() or (self.window, self.history)
+        for name, said, default, here in zip(
+            ("window", "history"), (self.window, self.history), usual, own, strict=True
+        ):
+            if said not in (default, here):
+                raise UserError(
+                    f"{name}={said} with carry={carry}, whose {name} is {here}",
+                    hint=f"leave {name} out, or name the carry: carry={carry.name!r}",
+                )
+            object.__setattr__(self, name, here)
+        object.__setattr__(self, "carry", name_of(carry, *own) or carry)
+
+    @cached_property
+    def carry_used(self) -> Carry:
+        """What is carried back."""
+        if isinstance(self.carry, Carry):
+            return self.carry
+        return named(self.carry, self.window, self.history)
+
+    @cached_property
+    def memory_used(self) -> Memory | None:
+        """What is kept; None: what the model keeps."""
+        if isinstance(self.memory, Memory):
+            return self.memory
+        return Checkpointed(budget=self.memory) if self.memory else None
+
+    def check_agrees(self, carry: Carry, memory: Memory) -> None:
+        """Refuse a model that was given another carry or another memory than this reading's."""
+        mine = self.carry_used
+        if not carry.exact and carry.seeded(0) != mine.seeded(0):
             raise UserError(
-                f"history={self.history} with carry={self.carry}: the steps read again before each "
-                "window are at least 1 for carry=sliding and 0 for every other",
-                hint=f"carry=sliding history={self.window}, or history=0",
+                f"the model was given carry={carry}, but its training reads by {mine}",
+                hint=f"leave the model's carry at Full(), or read by it: Reading(carry={carry})",
             )
-        if self.carry in ("randomized", "polynomial") and self.window < 2:
+        kept = self.memory_used
+        if kept is not None and not memory.keeps_all and memory != kept:
             raise UserError(
-                f"window={self.window} with carry={self.carry} would cut before every step",
-                hint="window is the mean length of a segment: at least 2",
+                f"the model was given memory={memory}, but its training keeps by {kept}",
+                hint="leave the model's memory at Stored(), or the reading's memory at 0",
+            )
+
+    def check_storable(self) -> None:
+        """Refuse what config.json, which holds names and numbers, could not say."""
+        if isinstance(self.carry, Carry):
+            raise UserError(
+                f"carry={self.carry} has no name, so a run folder cannot hold it",
+                hint="give it one line in elman.gradients.carry.CARRIES, or train without a folder",
+            )
+        if isinstance(self.memory, Memory):
+            raise UserError(
+                f"memory={self.memory} is no number of bytes, so a run folder cannot hold it",
+                hint="e.g. memory=64 << 20, or train without a folder",
             )
 
 
@@ -101,22 +199,22 @@ class Pass(abc.ABC):
     def __getitem__(self, index: int) -> Segment: ...
 
 
-def one_pass(ids: Any, how: Reading, *, seed: int, epoch: int) -> Pass:
+def one_pass(ids: Any, reading: Reading, *, seed: int, epoch: int) -> Pass:
     """Deal out the text once, from an offset drawn for this pass as in the notes."""
     chance = np.random.default_rng([seed, epoch])
-    if how.sampling == "random":
-        return _Shuffled(ids, how, chance)
-    return _Lanes(ids, how, chance)
+    if reading.sampling == "random":
+        return _Shuffled(ids, reading, chance)
+    return _Lanes(ids, reading, chance)
 
 
 @final
 class _Shuffled(Pass):
     """Windows in random order, each from the state before any text."""
 
-    def __init__(self, ids: Any, how: Reading, chance: np.random.Generator) -> None:
-        offset, seed = int(chance.integers(how.window)), int(chance.integers(2**62))
+    def __init__(self, ids: Any, reading: Reading, chance: np.random.Generator) -> None:
+        offset, seed = int(chance.integers(reading.window)), int(chance.integers(2**62))
         self.windows = batches.shuffled(
-            ids, batch=how.batch_size, window=how.window, offset=offset, seed=seed
+            ids, batch=reading.batch_size, window=reading.window, offset=offset, seed=seed
         )
 
     def __len__(self) -> int:
@@ -133,35 +231,29 @@ class _Shuffled(Pass):
 class _Lanes(Pass):
     """Parallel lanes of consecutive text, cut into segments; row b continues row b."""
 
-    def __init__(self, ids: Any, how: Reading, chance: np.random.Generator) -> None:
-        offset = int(chance.integers(how.window + 1))
-        self.lanes = batches.streams(ids, batch=how.batch_size, window=how.window, offset=offset)
-        self.how = how
-        steps = self.lanes.x.shape[1]
-        self.xi = None
-        if how.carry in ("randomized", "polynomial"):
-            self.xi = _draw(how, steps, int(chance.integers(2**62)))
-            cuts = torch.nonzero(self.xi == 0).flatten().tolist()
-            self.edges = [0, *cuts, steps]
-        elif how.carry == "full":
-            self.edges = [0, steps]
-        else:
-            self.edges = list(range(0, steps + 1, how.window))
+    def __init__(self, ids: Any, reading: Reading, chance: np.random.Generator) -> None:
+        offset = int(chance.integers(reading.window + 1))
+        self.lanes = batches.streams(
+            ids, batch=reading.batch_size, window=reading.window, offset=offset
+        )
+        self.reading = reading
+        carry = reading.carry_used.seeded(int(chance.integers(2**62)))
+        self.edges, self.xi = carry.cuts(self.lanes.x.shape[1])
 
     def __len__(self) -> int:
         return len(self.edges) - 1
 
     def __getitem__(self, index: int) -> Segment:
         begin, end = self.edges[index : index + 2]
-        start = max(0, begin - self.how.history)
+        start = max(0, begin - self.reading.history)
         last = index + 1 == len(self)
-        following = end if last else max(0, end - self.how.history)
+        following = end if last else max(0, end - self.reading.history)
         return Segment(
             *self._between(start, end),
             fresh=index == 0,
             scored=end - begin,
             advance=following - start,
-            divisor=self.how.window if self.xi is not None else end - begin,
+            divisor=self.reading.window if self.reading.carry_used.random else end - begin,
             xi=self._weights(begin, end),
         )
 
@@ -181,10 +273,3 @@ class _Lanes(Pass):
         xi = self.xi[begin:end].clone()
         xi[0] = 1
         return xi
-
-
-def _draw(how: Reading, steps: int, seed: int) -> Tensor:
-    """ξ_1 … ξ_T of a whole lane: 0 where a segment begins, 1/π elsewhere."""
-    if how.carry == "polynomial":
-        return Randomized.polynomial(mean=how.window, seed=seed).weights(steps)
-    return Randomized(keep=1 - 1 / how.window, seed=seed).weights(steps)

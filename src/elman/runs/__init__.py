@@ -1,0 +1,16 @@
+"""Runs: a training as a folder that can be read, resumed and compared."""
+
+from elman.runs.config import Config, fresh_model, fresh_training, options_of, with_options
+from elman.runs.folder import Run
+from elman.runs.training import conclude, train
+
+__all__ = [
+    "Config",
+    "Run",
+    "conclude",
+    "fresh_model",
+    "fresh_training",
+    "options_of",
+    "train",
+    "with_options",
+]
