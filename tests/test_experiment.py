@@ -106,10 +106,10 @@ def test_a_series_with_few_windows_follows_the_others():
 
 
 def test_the_mean_of_the_best_wins_where_errors_cancel():
-    errors = {"a": 1, "b": -1.1, "c": 0.15, "d": 1.2, "e": -1.2, "far": 9}
+    errors = {"a": 1, "b": -1.1, "c": 0.15, "far": 9}
     tried = {name: [backtest([error] * 3)] for name, error in errors.items()}
     found = choice.choose(tried, {}, np.ones(1), count=3, first=1)
-    assert set(found.members[0]) == {"a", "b", "c", "d", "e"}
+    assert set(found.members[0]) == {"a", "b", "c"}
 
 
 def test_auto_finds_the_season_and_the_same_seed_gives_the_same_answer():

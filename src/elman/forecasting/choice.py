@@ -2,7 +2,7 @@
 
 A method is scored by its mean absolute error over the series' own naive error, window by window.
 Each series judges by its own windows and by everyone's: with few windows of its own it follows the
-others. The mean of the five best is a candidate too, and often wins.
+others. The mean of the three best is a candidate too, and often wins.
 """
 
 import math
@@ -28,7 +28,7 @@ from elman.forecasting.series import Series
 Scores = NDArray[np.float64]
 """(series, windows): mean absolute error over the naive one; NaN where a series never moves."""
 
-TOGETHER = 5
+TOGETHER = 3
 _OTHERS = 6.0
 """How many windows of its own a series trusts as much as everyone's."""
 
@@ -166,7 +166,7 @@ def choose(
     count: int,
     first: int,
 ) -> Choice:
-    """Pick for each series the best method or the mean of the five best.
+    """Pick for each series the best method or the mean of the three best.
 
     `first` windows only inform the choice; the choice made at a later one uses those before it.
     """
