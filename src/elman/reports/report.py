@@ -19,6 +19,7 @@ from elman.runs.folder import Config, Run, fresh_model
 from elman.scoring import evaluation
 from elman.scoring.evaluation import title
 from elman.scoring.metrics import Score
+from elman.text.levels import level_of
 
 Record = dict[str, Any]
 
@@ -104,14 +105,26 @@ def _model_words(model: dict[str, Any]) -> str:
 
 
 def _lead(config: Config, trained_on: int, story: Story) -> str:
-    level = {"char": "characters", "word": "words", "byte": "bytes"}[config.data.level]
+    level = level_of(config.data.level).units
     updates = story.updates[-1]["step"] if story.updates else 0
     text = (
         f"A model of {config.data.source}, trained on {trained_on:,} {level} in {updates:,} updates"
     )
+    if (
+        story.result is None
+        and not config.data.validation
+        and _passes(story) >= config.training.epochs
+    ):
+        return f"{text}; nothing was held out."
     if story.result is None:
         return f"{text}; the training has not come to its end yet."
     return f"{text} and measured on the {story.result['tokens'] + 1:,} {level} held out at the end."
+
+
+def _passes(story: Story) -> int:
+    """How often the whole text was read: an update that ends the last pass has progress 1."""
+    last = story.updates[-1] if story.updates else {"epoch": 0, "progress": 0.0}
+    return last["epoch"] + (last["progress"] == 1.0)
 
 
 def _tiles(run: Run, story: Story) -> dict[str, str]:
