@@ -234,8 +234,8 @@ def _horizons(story: Story, config: Config) -> list[str]:
         "at most 48 steps back. "
         f"After {last['step']:,} updates half lay within {_steps(last['half_within'])} and 90 % "
         f"within {_steps(last['ninety_within'])}; a window of {window} keeps "
-        f"{last['window_keeps']:.0%} of it, and {last['saturation']:.1%} of the states were "
-        "saturated."
+        f"{100 * last['window_keeps']:.0f} % of it, and {100 * last['saturation']:.1f} % of the "
+        "states were saturated."
     )
     if len(story.diagnoses) == 1:  # a point is no curve
         return [f'<p class="soft">{page.text(words)}</p>']
