@@ -26,6 +26,7 @@ from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
 from elman.nn import of
 from elman.options import check, option
+from elman.recurrence.traced import listening
 
 State = Tensor | tuple[Tensor, Tensor] | None
 WINDOWED = "mlp"
@@ -368,7 +369,7 @@ class LanguageModel(nn.Module):
                 "(batch, time)",
                 hint="one text is ids[None, :]",
             )
-        if ids.device.type == "cpu" and ids.numel():
+        if not listening() and ids.device.type == "cpu" and ids.numel():
             self.check_range(int(ids.min()), int(ids.max()))
 
     def check_range(self, low: int, high: int) -> None:
@@ -413,7 +414,7 @@ class Window(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(time, batch, hidden), and the last `context` ids, (batch, context)."""
         if before is None:
-            before = ids.new_full((len(ids), self.context), self.start)
+            before = ids.new_full((ids.shape[0], self.context), self.start)
         read = torch.cat([before, ids], dim=1)
         windows = read[:, 1:].unfold(1, self.context, 1).transpose(0, 1)  # (T, B, context)
         h = torch.tanh(self._sum(windows, embedding, mask) + self.bias_h)
