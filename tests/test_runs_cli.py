@@ -8,6 +8,14 @@ import pytest
 
 from elman.cli import run
 from elman.runs import Run, comparison
+from elman.training import Result
+
+
+def result_of(path) -> Result:
+    result = Run.open(path).records()[-1]
+    assert isinstance(result, Result)
+    return result
+
 
 SMALL, LARGE = (), ("--hidden-size", "12")
 
@@ -32,7 +40,7 @@ def test_a_folder_is_listed_best_first_with_what_differs(folder, capsys):
     output = said(capsys, folder)
     heading, *lines = output.out.splitlines()
     assert heading.split()[:2] == ["run", "model"]
-    results = {name: Run.open(folder / name).records()[-1] for name in ("one", "other")}
+    results = {name: result_of(folder / name) for name in ("one", "other")}
     order = sorted(results, key=lambda name: results[name].bits_per_char)
     assert [line.split()[0] for line in lines] == order
     for line in lines:
@@ -83,7 +91,7 @@ def test_runs_side_by_side_show_what_differs_and_the_scores(folder, capsys):
     output = said(capsys, folder / "one", folder / "other", folder / "lost")
     rows = {line.split("  ")[0]: line.split()[-2:] for line in output.out.splitlines()}
     assert rows["--hidden-size"] == ["24", "12"]
-    results = [Run.open(folder / name).records()[-1] for name in ("one", "other")]
+    results = [result_of(folder / name) for name in ("one", "other")]
     assert rows["nats/token"] == [f"{r.nats_per_token:.4f}" for r in results]
     assert rows["bits/char"] == [f"{r.bits_per_char:.4f}" for r in results]
     assert "--epochs" not in output.out
@@ -95,7 +103,7 @@ def test_programs_get_every_option_and_score(folder, capsys):
     found = json.loads(said(capsys, folder, "--json").out)
     by_name = {one["run"].rsplit("/", 1)[-1]: one for one in found["runs"]}
     assert set(by_name) == {"one", "other", "lost", "damaged"}
-    result = Run.open(folder / "one").records()[-1]
+    result = result_of(folder / "one")
     assert by_name["one"]["perplexity"] == result.perplexity
     assert by_name["one"]["options"]["hidden_size"] == 24
     assert by_name["one"]["progress"] == 1

@@ -86,7 +86,9 @@ class _Module(torch.nn.RNNBase):
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
         self._check_input(input.data, batched=False, time=0)
-        first = self._checked_state(input.batch_sizes[0], input.data.device, state)
+        rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
+        rows = rows if torch.jit.is_tracing() else int(rows)
+        first = self._checked_state(rows, input.data.device, state)
         if input.sorted_indices is not None:
             first = [s.index_select(1, input.sorted_indices) for s in first]
         if traced.listening():
@@ -263,7 +265,7 @@ class _Module(torch.nn.RNNBase):
 
     def _checked_state(
         self,
-        rows: int | Tensor,
+        rows: Any,
         device: torch.device,
         state: Sequence[Tensor] | None,
         batched: bool = True,
