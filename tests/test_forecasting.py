@@ -260,7 +260,7 @@ def test_backtest_refits_on_the_past_of_each_origin_only():
         (lambda: f.Window(learning_rate=-1), "learning_rate=-1 must be positive"),
         (
             lambda: f.Recurrent("transformer"),
-            "cell='transformer' is unknown; one of elman, gru, lstm",
+            "unknown cell 'transformer'",
         ),
         (lambda: f.Differenced(f.Last(), 0), "lag=0 must be at least 1"),
         (lambda: f.Seasonal(0), "season=0 must be at least 1"),

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from elman.cells import CELLS, Cell, named
+from elman.cells import CELLS, Cell, is_torchs, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
 from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job
-from elman.recurrence import compiled, piecewise
+from elman.recurrence import compiled, piecewise, traced
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
@@ -68,6 +68,14 @@ class _Module(torch.nn.RNNBase):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
+        if torch.jit.is_tracing():
+            with traced.quietly():
+                return self._run_any(input, state)
+        return self._run_any(input, state)
+
+    def _run_any(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
         ys, last = self._recur(*self._time_first(input, state))
@@ -77,25 +85,30 @@ class _Module(torch.nn.RNNBase):
         self, input: PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        xs, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
-        self._check_input(xs, batched=True, time=0)
-        first = self._checked_state(xs, state)
+        self._check_input(input.data, batched=False, time=0)
+        rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
+        rows = rows if torch.jit.is_tracing() else int(rows)
+        first = self._checked_state(rows, input.data.device, state)
         if input.sorted_indices is not None:
             first = [s.index_select(1, input.sorted_indices) for s in first]
-        ys, last = self._recur(xs, first, lengths)
-        packed = pack_padded_sequence(ys, lengths)
+        if traced.listening():
+            x = self._inputs(input.data, first)
+            data, last = traced.recurrence(self._recipe(), x, self.training, input.batch_sizes)
+        else:
+            xs, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
+            ys, last = self._recur(xs, first, lengths)
+            data = pack_padded_sequence(ys, lengths).data
         if input.unsorted_indices is not None:
             last = tuple(s.index_select(1, input.unsorted_indices) for s in last)
-        ys = PackedSequence(
-            packed.data, packed.batch_sizes, input.sorted_indices, input.unsorted_indices
-        )
-        return ys, last
+        return input._replace(data=data), last
 
     def _recur(
         self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The recurrence itself, everything time first."""
         x = self._inputs(xs, state, lengths)
+        if traced.listening():
+            return traced.recurrence(self._recipe(), x, self.training)
         if torch.compiler.is_compiling():
             out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
             return out[0], tuple(out[1 : 1 + len(state)])
@@ -145,9 +158,9 @@ class _Module(torch.nn.RNNBase):
         self._check_input(input, batched, time=1 if batched and self.batch_first else 0)
         if not batched:
             state = None if state is None else [s.unsqueeze(1) for s in state]
-            return input.unsqueeze(1), self._checked_state(input.unsqueeze(1), state, False)
+            return input.unsqueeze(1), self._checked_state(1, input.device, state, False)
         xs = input.transpose(0, 1) if self.batch_first else input
-        return xs, self._checked_state(xs, state)
+        return xs, self._checked_state(xs.shape[1], xs.device, state)
 
     def _as_given(self, input: Tensor, ys: Tensor) -> Tensor:
         """Outputs in the layout of the input."""
@@ -165,6 +178,42 @@ class _Module(torch.nn.RNNBase):
 
     def _recipe(self) -> Recipe:
         return Recipe(*self._plain(), self.carry, self.memory)
+
+    def to_torch(self) -> Any:
+        """The `torch.nn` module of the same name, with these very parameters: shared, not copied.
+
+        For tools that look for torch's own classes (`quantize_dynamic`, profilers). Training one
+        trains the other; `copy.deepcopy` parts them. What it computes is the same; its gradient is
+        the exact one, whatever the carry here, and it takes no ids.
+
+        >>> GRU(28, 256, num_layers=2).to_torch()
+        GRU(28, 256, num_layers=2)
+        """
+        cell = named(self.cell)
+        if not is_torchs(cell):
+            has = ", ".join(c.name for c in CELLS.values() if is_torchs(c))
+            raise UserError(
+                f"torch.nn has no module for the cell {cell.name}",
+                hint=f"it has {has}; torch.export and torch.onnx take this module as it is",
+            )
+        kind: Any = {"GRU": torch.nn.GRU, "LSTM": torch.nn.LSTM}.get(self.mode, torch.nn.RNN)
+        options: dict[str, Any] = {"nonlinearity": cell.name} if kind is torch.nn.RNN else {}
+        if self.proj_size:
+            options["proj_size"] = self.proj_size
+        twin = kind(
+            self.input_size,
+            self.hidden_size,
+            self.num_layers,
+            bias=self.bias,
+            batch_first=self.batch_first,
+            dropout=self.dropout,
+            bidirectional=self.bidirectional,
+            device="meta",
+            **options,
+        )
+        for name in self._flat_weights_names:
+            setattr(twin, name, getattr(self, name))
+        return twin.train(self.training)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -215,13 +264,17 @@ class _Module(torch.nn.RNNBase):
         return getattr(self, self._flat_weights_names[0]).dtype
 
     def _checked_state(
-        self, xs: Tensor, state: Sequence[Tensor] | None, batched: bool = True
+        self,
+        rows: Any,
+        device: torch.device,
+        state: Sequence[Tensor] | None,
+        batched: bool = True,
     ) -> Sequence[Tensor]:
         """The caller's (h,) or (h, c), or zeros."""
-        places, rows = self.num_layers * (2 if self.bidirectional else 1), xs.shape[1]
+        places = self.num_layers * (2 if self.bidirectional else 1)
         names = [f"{state}0" for state in named(self.cell).states]
         sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
-        dtype, device = self._parameter_dtype(), xs.device
+        dtype = self._parameter_dtype()
         if state is None:
             return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
         if len(state) != len(sizes) or not all(isinstance(s, Tensor) for s in state):

@@ -18,6 +18,9 @@ from typing import Any, get_args, get_type_hints
 
 from elman.errors import UserError
 
+DEVICES = "auto, cpu, cuda, cuda:1, mps, …"
+"""What `--device` may be, for people: any name of a device that PyTorch knows and finds."""
+
 KEY = "option"
 
 

@@ -18,7 +18,7 @@ import torch
 from elman import generation, runs
 from elman.diagnostics import glance
 from elman.errors import WorkFailed
-from elman.options import check, option
+from elman.options import DEVICES, check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick
@@ -35,7 +35,7 @@ class RunOptions:
 
     out: Path | None = option(None, "Run folder to write; else runs/NAME", panel=PANEL)
     force: bool = option(False, "Overwrite the run folder", panel=PANEL, flag="--force")
-    device: str = option("auto", "auto, cpu or cuda", panel=PANEL)
+    device: str = option("auto", DEVICES, panel=PANEL)
     checkpoint_every: int = option(
         0, "Updates between checkpoints; 0: by time only", panel=PANEL, at_least=0
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note, progress
+from elman.cli.device import pick
 from elman.errors import UserError, WorkFailed
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def work(
         given["source"] = source
     board = _board_kind() if tensorboard else None
     session = _begin(preset, given) if resume is None else _resume(resume, preset, given)
+    pick(str(session.training.device))  # for what there is to say about it
     result = page = None
     with _display(session) as show:
         stopped = _train(session, show, as_json, board)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -26,8 +27,11 @@ from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
 from elman.nn import of
 from elman.options import check, option
+from elman.recurrence.traced import listening
 
 State = Tensor | tuple[Tensor, Tensor] | None
+Ids = Tensor | np.ndarray
+"""Integers of shape (batch, time): a tensor on the model's device, or an array."""
 WINDOWED = "mlp"
 """The `cell` of the model that has none: it reads a window of tokens and carries no state."""
 INITS = ("default", "notes")
@@ -128,6 +132,10 @@ class Masks(NamedTuple):
     inputs: Tensor | None  # (batch, embedding)
     outputs: Tensor | None  # (batch, hidden)
     recurrent: dict[str, Tensor]  # by parameter name, each of that parameter's shape
+
+
+NO_MASKS = Masks(None, None, {})
+"""Nothing hidden."""
 
 
 class Noise:
@@ -282,22 +290,30 @@ class LanguageModel(nn.Module):
         return torch.where(kept > 0, ids, 0)
 
     def forward(
-        self, ids: Tensor, state: State = None, masks: Masks | None = None
+        self, ids: Ids, state: State = None, masks: Masks | None = None
     ) -> tuple[Tensor, State]:
         """Logits (batch, time, vocabulary) of the token after each id, and the state at the end.
 
         In training mode the masks of `dropout` are drawn afresh for each call, unless given.
         """
-        self._check_ids(ids)
+        ids = self._checked(ids)
         if masks is None:
-            masks = self.draw_masks(len(ids)) if self.training else Masks(None, None, {})
+            masks = self.draw_masks(len(ids)) if self.training else NO_MASKS
         if self.training:
             ids = self.hide_tokens(ids)
         hs, state = self.states(ids, state, masks)
         return self.project(hs, masks).transpose(0, 1), state
 
-    def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
-        """h_1 … h_T, time first, and the state after the last step."""
+    def states(
+        self, ids: Ids, state: State = None, masks: Masks | None = None
+    ) -> tuple[Tensor, State]:
+        """h_1 … h_T, time first, and the state after the last step.
+
+        Without masks nothing is hidden, in training mode neither.
+        """
+        if masks is None:
+            ids, masks = self._checked(ids), NO_MASKS
+        ids = cast(Tensor, ids)
         if not self.recurrent:
             return self.window(ids, self.embedding, cast("Tensor | None", state), masks.inputs)
         return self.recur(self.inputs(ids.T, masks), state, masks)
@@ -361,15 +377,20 @@ class LanguageModel(nn.Module):
             return self.embedding.weight[: self.vocab_size]
         return self.weight_hq
 
-    def _check_ids(self, ids: Tensor) -> None:
+    def _checked(self, ids: Ids) -> Tensor:
+        """The ids as a tensor, integers of shape (batch, time) that name tokens."""
+        if isinstance(ids, np.ndarray):
+            whole = ids.astype(np.int64) if ids.dtype.kind in "iu" else ids
+            ids = torch.from_numpy(whole).to(self.bias_q.device)
         if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype == torch.bool:
             raise UserError(
                 f"ids of shape {tuple(ids.shape)} and type {ids.dtype} must be integers of shape "
                 "(batch, time)",
                 hint="one text is ids[None, :]",
             )
-        if ids.device.type == "cpu" and ids.numel():
+        if not listening() and ids.device.type == "cpu" and ids.numel():
             self.check_range(int(ids.min()), int(ids.max()))
+        return ids
 
     def check_range(self, low: int, high: int) -> None:
         """Refuse ids from `low` to `high` that name no token."""
@@ -413,7 +434,7 @@ class Window(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(time, batch, hidden), and the last `context` ids, (batch, context)."""
         if before is None:
-            before = ids.new_full((len(ids), self.context), self.start)
+            before = ids.new_full((ids.shape[0], self.context), self.start)
         read = torch.cat([before, ids], dim=1)
         windows = read[:, 1:].unfold(1, self.context, 1).transpose(0, 1)  # (T, B, context)
         h = torch.tanh(self._sum(windows, embedding, mask) + self.bias_h)
