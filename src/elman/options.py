@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 
 from elman.errors import UserError
 
-DEVICES = "auto, cpu, cuda, cuda:1, mps, …"
+DEVICES = "auto, cpu, cuda, cuda:1, mps or another of torch"
 """What `--device` may be, for people: any name of a device that PyTorch knows and finds."""
 
 KEY = "option"
