@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elman import kernels, nn
-from elman.cells import Weights
+from elman.cells import Weights, named
 from elman.errors import UserError
-from elman.kernels import cpu, reference
+from elman.kernels import Piece, Pull, cpu, reference
 from elman.kernels.cpu import KERNEL, Cpu, library
 from elman.language_model.loss import linear_cross_entropy
 
@@ -64,12 +64,13 @@ class Problem:
         return other
 
     def there(self, kernel, needs_gates=True):
-        args = (self.cell, self.w, self.xs, self.state, self.lengths, needs_gates)
-        return kernel.forward(*args)
+        return kernel.forward(self.piece(), needs_gates)
+
+    def piece(self):
+        return Piece(named(self.cell), self.w, self.xs, self.state, self.lengths)
 
     def back(self, kernel, trace):
-        args = (self.dhs, self.dstate, self.xi, self.lengths)
-        return kernel.backward(self.cell, self.w, self.xs, trace, *args)
+        return kernel.backward(self.piece(), trace, Pull(self.dhs, self.dstate, self.xi))
 
     def everything(self, kernel):
         """hs, cs, dxs, dw, dstate_0: all that comes out, absent ones left out."""
@@ -252,10 +253,11 @@ def test_cutting_time_into_pieces_changes_no_bit(problem, data):
         lengths = None if whole.lengths is None else (whole.lengths - start).clamp(0, stop - start)
         xi = None if whole.xi is None else whole.xi[start:stop]
         piece = whole.xs[start:stop]
-        again = kernel.forward(whole.cell, whole.w, piece, trace.state(start), lengths)
+        piece = Piece(named(whole.cell), whole.w, piece, trace.state(start), lengths)
+        again = kernel.forward(piece)
         assert torch.equal(again.hs, trace.hs[start : stop + 1])
-        part = (piece, trace.between(start, stop), whole.dhs[start:stop], state, xi, lengths)
-        dpiece, found, state = kernel.backward(whole.cell, whole.w, *part, True, found)
+        pull = Pull(whole.dhs[start:stop], state, xi, True, found)
+        dpiece, found, state = kernel.backward(piece, trace.between(start, stop), pull)
         assert dxs is None or torch.equal(dpiece, dxs[start:stop])
     assert all(torch.equal(a, b) for a, b in zip(state, dstate, strict=True))
     for a, b in zip(found, dw, strict=True):

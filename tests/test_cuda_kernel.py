@@ -7,16 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cuda_check as check
 import paper_gpu
 from elman import nn
+from elman.cells import named
 from elman.errors import WorkFailed
 from elman.gradients import Checkpointed, Stored
-from elman.kernels import cuda, fused, reference
-from elman.kernels.cuda import check, driver, plan
+from elman.kernels import Piece, cuda, fused, reference
+from elman.kernels.cuda import driver, plan
 
 cells = st.sampled_from(sorted(plan.GATES))
 jobs = st.builds(
-    check.Job,
+    check.Case,
     cell=cells,
     dtype=st.just(torch.float64),
     steps=st.integers(1, 4),
@@ -46,12 +48,12 @@ def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
 def test_pieces_add_into_gradients_already_found(job):
     m = check.material(job)
     with paper_gpu.present():
-        trace = cuda.KERNEL.forward(job.cell, m.w, m.xs, m.state, m.lengths)
-        rest = (trace, m.dhs, m.dstate, m.xi, m.lengths)
-        _, once, _ = cuda.KERNEL.backward(job.cell, m.w, m.xs, *rest)
+        piece, pull = m.piece(job.cell), m.pull()
+        trace = cuda.KERNEL.forward(piece)
+        _, once, _ = cuda.KERNEL.backward(piece, trace, pull)
         total = once.map(torch.clone)
-        _, fresh, _ = cuda.KERNEL.backward(job.cell, m.w, m.xs, *rest)
-        _, twice, _ = cuda.KERNEL.backward(job.cell, m.w, m.xs, *rest, into=fresh)
+        _, fresh, _ = cuda.KERNEL.backward(piece, trace, pull)
+        _, twice, _ = cuda.KERNEL.backward(piece, trace, pull._replace(into=fresh))
     assert all(a is b for a, b in zip(twice, fresh, strict=True))
     for one, two in zip(total, twice, strict=True):
         if one is not None:
@@ -126,7 +128,8 @@ def refusal(dtype=torch.bfloat16, cell="tanh", device="cpu", **layer):
     w = cuda.Weights(torch.zeros(8, 3), torch.zeros(8, 8), **layer)
     w = w.map(lambda p: p.to(device, dtype))
     xs = torch.zeros(2, 1, 3, dtype=dtype, device=device)
-    return cuda.KERNEL.refuses(cell, w, xs, (torch.zeros(1, 8, dtype=dtype, device=device),))
+    state = (torch.zeros(1, 8, dtype=dtype, device=device),)
+    return cuda.KERNEL.refuses(Piece(named(cell), w, xs, state))
 
 
 def test_tensors_on_a_cpu_are_refused():
@@ -159,15 +162,15 @@ class Wrong:
     def __init__(self, array, change):
         self.array, self.change = array, change
 
-    def refuses(self, *job):
+    def refuses(self, piece):
         return None
 
-    def forward(self, *job):
-        trace = reference.KERNEL.forward(*job)
+    def forward(self, piece):
+        trace = reference.KERNEL.forward(piece)
         return trace._replace(hs=self.change(trace.hs)) if self.array == "hs" else trace
 
-    def backward(self, *job):
-        dxs, dw, dstate = reference.KERNEL.backward(*job)
+    def backward(self, *arguments):
+        dxs, dw, dstate = reference.KERNEL.backward(*arguments)
         if self.array in dw._fields:
             return dxs, dw._replace(**{self.array: self.change(getattr(dw, self.array))}), dstate
         return self.change(dxs) if self.array == "dxs" else dxs, dw, dstate

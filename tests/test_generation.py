@@ -13,7 +13,7 @@ from elman import generation
 from elman.errors import UserError, WorkFailed
 from elman.generation import Sampling, beam_search, generate, generate_batch
 from elman.language_model import model as language_model
-from elman.language_model.model import CELLS, Dropout, LanguageModel
+from elman.language_model.model import Dropout, LanguageModel, kinds
 from elman.scoring.metrics import evaluating
 
 V = 5
@@ -161,7 +161,7 @@ def test_each_row_of_a_batch_is_what_its_own_seed_writes_alone(prompts, seed):
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", kinds())
 def test_every_cell_writes_what_reading_the_whole_text_again_would(cell, layers):
     torch.manual_seed(1)
     model = LanguageModel(6, cell=cell, hidden_size=5, layers=layers, context=3).double()

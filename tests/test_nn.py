@@ -439,8 +439,8 @@ def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
             lambda: nn.RNN(3, 4, nonlinearity="sine"),
             "nonlinearity='sine' is unknown; choose tanh, relu or linear",
         ),
-        (lambda: nn.RNN(3, 4, carry=35), "carry=35 is no Carry"),
-        (lambda: nn.RNN(3, 4, memory="none"), "memory='none' is no Memory"),
+        (lambda: nn.RNN(3, 4, carry=35), "carry must be a Carry, got 35"),
+        (lambda: nn.RNN(3, 4, memory="none"), "memory must be a Memory, got 'none'"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name_and_rule(call, said):

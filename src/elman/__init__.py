@@ -61,7 +61,7 @@ class _ShortNames(MetaPathFinder, Loader):
 
 
 if not any(type(finder).__name__ == _ShortNames.__name__ for finder in sys.meta_path):
-    sys.meta_path.append(_ShortNames())
+    sys.meta_path.insert(0, _ShortNames())  # before elman.ngram.arpa is found beside elman.ngram
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,8 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 - `memory=` says what is kept for the way back (default `Stored()`);
 - an integer input is read as one-hot rows: ids of shape (T, B), or (B, T) with `batch_first`, or
   (T,) unbatched, below `input_size`; they are looked up, never multiplied;
-- `RNN(nonlinearity="linear")`, the recurrence without a nonlinearity.
+- `RNN(nonlinearity="linear")`, the recurrence without a nonlinearity;
+- `Layers(cell, …)`, the same for every cell in `elman.cells.CELLS`, also those torch does not have.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from elman.cells import CELLS, Cell, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full
 from elman.gradients.memory import Memory, Stored
@@ -29,27 +31,40 @@ from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
 
-__all__ = ["GRU", "LSTM", "RNN", "Recurrent"]
+__all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
 FULL, STORED = Full(), Stored()
 
 
 class _Module(torch.nn.RNNBase):
-    """What the three have in common: from what the caller passes to time-first tensors and back."""
+    """What all of them have in common: from what the caller passes to time-first tensors and back."""
 
     cell: str
     carry: Carry
     memory: Memory
 
-    def __init__(
-        self, mode: str, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any
-    ) -> None:
-        super().__init__(mode, *args, **options)
+    def __init__(self, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any) -> None:
+        mode = named(cell).torch_mode
+        super().__init__(mode or "RNN_TANH", *args, **options)
         self.cell = cell
+        if mode is None:
+            self._resize(named(cell).gates)
         self.carry = _checked(
             "carry", carry, Carry, "Full(), Truncated(window=35), Randomized(keep=0.9)"
         )
         self.memory = _checked("memory", memory, Memory, "Stored(), Checkpointed(every=100)")
+
+    def _resize(self, gates: int) -> None:
+        """Give the parameters as many rows as a cell that `torch.nn` does not have wants."""
+        for name in self._flat_weights_names:
+            p = getattr(self, name)
+            setattr(self, name, torch.nn.Parameter(p.new_empty(gates * len(p), *p.shape[1:])))
+        self.reset_parameters()
+
+    def flatten_parameters(self) -> None:
+        """As `torch.nn`, for cells that cuDNN has."""
+        if named(getattr(self, "cell", "tanh")).torch_mode is not None:
+            super().flatten_parameters()
 
     def _run(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -119,7 +134,7 @@ class _Module(torch.nn.RNNBase):
         if any(wanted):
             torch.autograd.backward([*compress(x.flat(), wanted)], [*compress(pulls, wanted)])
         last = self._states_as_given(xs, last)
-        return value, last if self.cell == "lstm" else last[0]
+        return value, last if len(last) > 1 else last[0]
 
     def _is_batched(self, input: Tensor) -> bool:
         return input.dim() == (3 if input.is_floating_point() else 2)
@@ -197,15 +212,15 @@ class _Module(torch.nn.RNNBase):
     ) -> Sequence[Tensor]:
         """The caller's (h,) or (h, c), or zeros."""
         places, rows = self.num_layers * (2 if self.bidirectional else 1), xs.shape[1]
-        sizes = [self.proj_size or self.hidden_size]
-        sizes += [self.hidden_size] if self.cell == "lstm" else []
+        names = [f"{state}0" for state in named(self.cell).states]
+        sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
         dtype, device = self._parameter_dtype(), xs.device
         if state is None:
             return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
         if len(state) != len(sizes) or not all(isinstance(s, Tensor) for s in state):
-            rule = "a pair of tensors (h0, c0)" if self.cell == "lstm" else "one tensor h0"
+            rule = f"a pair of tensors ({', '.join(names)})" if len(names) > 1 else "one tensor h0"
             raise UserError(f"the initial state of {type(self).__name__} must be {rule}")
-        for name, s, n in zip(("h0", "c0"), state, sizes, strict=False):
+        for name, s, n in zip(names, state, sizes, strict=True):
             rule = (places, rows, n) if batched else (places, n)
             given = s.shape if batched else (s.shape[0], *s.shape[2:])
             if tuple(given) != rule:
@@ -229,7 +244,9 @@ def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
 
 def _checked(name: str, value: Any, kind: type, examples: str) -> Any:
     if not isinstance(value, kind):
-        raise UserError(f"{name}={value!r} is no {kind.__name__}", hint=f"e.g. {examples}")
+        raise UserError(
+            f"{name} must be a {kind.__name__}, got {value!r}", hint=f"for example {examples}"
+        )
     return value
 
 
@@ -259,13 +276,12 @@ class RNN(_Module):
         carry: Carry = FULL,
         memory: Memory = STORED,
     ) -> None:
-        if nonlinearity not in ("tanh", "relu", "linear"):
+        known = [name for name, cell in CELLS.items() if _module_of(cell) is RNN]
+        if nonlinearity not in known:
             raise UserError(
-                f"nonlinearity={nonlinearity!r} is unknown", hint="choose tanh, relu or linear"
+                f"nonlinearity={nonlinearity!r} is unknown", hint=f"choose {_one_of(known)}"
             )
-        mode = "RNN_RELU" if nonlinearity == "relu" else "RNN_TANH"
         super().__init__(
-            mode,
             nonlinearity,
             input_size,
             hidden_size,
@@ -307,7 +323,6 @@ class GRU(_Module):
         memory: Memory = STORED,
     ) -> None:
         super().__init__(
-            "GRU",
             "gru",
             input_size,
             hidden_size,
@@ -349,7 +364,6 @@ class LSTM(_Module):
         memory: Memory = STORED,
     ) -> None:
         super().__init__(
-            "LSTM",
             "lstm",
             input_size,
             hidden_size,
@@ -370,3 +384,78 @@ class LSTM(_Module):
     ) -> Any:
         """Every h_t of the last layer, and (h_T, c_T) of every layer."""
         return self._run(input, hx)
+
+
+@final
+class Layers(_Module):
+    """Layers of any cell in `elman.cells.CELLS`, one of your own too.
+
+    >>> layers = Layers("gru", 28, 256)
+    >>> y, h = layers(torch.zeros(35, 32, 28))
+    >>> y.shape, h.shape
+    (torch.Size([35, 32, 256]), torch.Size([1, 32, 256]))
+    """
+
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        carry: Carry = FULL,
+        memory: Memory = STORED,
+    ) -> None:
+        super().__init__(
+            cell,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+            carry=carry,
+            memory=memory,
+        )
+
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
+        """Every h_t of the last layer, and the last state of every layer: h_T, or (h_T, c_T)."""
+        ys, last = self._run(input, (hx,) if isinstance(hx, Tensor) else hx)
+        return ys, last if len(last) > 1 else last[0]
+
+    def extra_repr(self) -> str:
+        return f"{self.cell}, {super().extra_repr()}"
+
+
+def of(cell: str, input_size: int, hidden_size: int, num_layers: int = 1, **options: Any) -> Any:
+    """Layers of this cell: `RNN`, `GRU` or `LSTM` where it has that name in torch, else `Layers`.
+
+    >>> of("relu", 28, 256)
+    RNN(28, 256)
+    """
+    module = _module_of(named(cell))
+    if module is Layers:
+        return Layers(cell, input_size, hidden_size, num_layers, **options)
+    chosen = {"nonlinearity": cell} if module is RNN else {}
+    return module(input_size, hidden_size, num_layers, **chosen, **options)
+
+
+def _module_of(cell: Cell) -> type[_Module]:
+    """The class that has this cell's parameters."""
+    mode = cell.torch_mode
+    if mode is None:
+        return Layers
+    return {"GRU": GRU, "LSTM": LSTM}.get(mode, RNN)
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

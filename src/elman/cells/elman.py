@@ -7,25 +7,31 @@ Elman (1990), "Finding structure in time".
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells import Gradients, State, Weights, add_batch, add_outer, read
+from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
 
 
 @final
-@dataclass(frozen=True)
-class Elman:
+class Elman(Cell):
     """φ, and φ'(a) written in terms of h = φ(a), which is all that need be kept."""
 
-    phi: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-    gates: int = 1
-    keeps: int = 0
+    kernels = frozenset({"cuda", "cpu", "fused"})
+
+    def __init__(
+        self,
+        name: str,
+        torch_mode: str,
+        phi: Callable[[Tensor], Tensor],
+        slope: Callable[[Tensor], Tensor],
+        public_name: str | None = None,
+    ) -> None:
+        self.name, self.torch_mode, self.public_name = name, torch_mode, public_name
+        self.phi, self.slope = phi, slope
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, None]:
         (h,) = state
@@ -40,7 +46,8 @@ class Elman:
         gates: Tensor | None,
         dafter: State,
         dw: Gradients,
-    ) -> tuple[Tensor, State]:
+        dx: Tensor | None,
+    ) -> State:
         """Carry dh_t = ∂L/∂h_t one step back.
 
         da_t     = dh_t ⊙ φ'(a_t)            tanh: 1 - h_t²;  relu: 1 where h_t > 0
@@ -48,12 +55,9 @@ class Elman:
         dW_ih   += da_tᵀ x_t,   dW_hh += da_tᵀ h_{t-1},   db_ih, db_hh += Σ_batch da_t
         """
         da = dafter[0] * self.slope(after[0])
-        add_outer(dw.W_ih, da, x)
-        add_outer(dw.W_hh, da, state[0])
-        add_batch(dw.b_ih, da)
-        add_batch(dw.b_hh, da)
-        return da, (da @ w.W_hh,)
+        pull_back(w, x, state[0], da, da, dw, dx)
+        return (da @ w.W_hh,)
 
 
-TANH = Elman(torch.tanh, lambda h: 1 - h * h)
-RELU = Elman(torch.relu, lambda h: (h > 0).to(h.dtype))
+TANH = Elman("tanh", "RNN_TANH", torch.tanh, lambda h: 1 - h * h, public_name="elman")
+RELU = Elman("relu", "RNN_RELU", torch.relu, lambda h: (h > 0).to(h.dtype))

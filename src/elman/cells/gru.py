@@ -9,23 +9,26 @@ with (a_ir, a_iz, a_in) = x_t W_ihᵀ + b_ih and (a_hr, a_hz, a_hn) = h_{t-1} W_
 Cho et al. (2014), "Learning phrase representations using RNN encoder-decoder".
 """
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells import Gradients, State, Weights, add_batch, add_outer, read
+from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
 
 
 @final
-@dataclass(frozen=True)
-class Gru:
+class Gru(Cell):
     """Keeps (r, z, n, a_hn) of each step for the way back."""
 
-    gates: int = 3
-    keeps: int = 4
+    name = "gru"
+    gates = 3
+    keeps = 4
+    openings = ("reset", "update")
+    apart = 1
+    torch_mode = "GRU"
+    kernels = frozenset({"cuda", "cpu", "fused"})
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor]:
         (h,) = state
@@ -46,7 +49,8 @@ class Gru:
         gates: Tensor | None,
         dafter: State,
         dw: Gradients,
-    ) -> tuple[Tensor, State]:
+        dx: Tensor | None,
+    ) -> State:
         """Carry dh_t one step back.
 
         da_n = dh_t ⊙ (1 - z) ⊙ (1 - n²)
@@ -63,11 +67,8 @@ class Gru:
         da_r = da_n * a_hn * (r * (1 - r))
         da_ih = torch.cat([da_r, da_z, da_n], -1)
         da_hh = torch.cat([da_r, da_z, da_n * r], -1)
-        add_outer(dw.W_ih, da_ih, x)
-        add_outer(dw.W_hh, da_hh, h)
-        add_batch(dw.b_ih, da_ih)
-        add_batch(dw.b_hh, da_hh)
-        return da_ih, (torch.addmm(dh * z, da_hh, w.W_hh),)
+        pull_back(w, x, h, da_ih, da_hh, dw, dx)
+        return (torch.addmm(dh * z, da_hh, w.W_hh),)
 
 
 GRU = Gru()

@@ -3,22 +3,21 @@
 h_t = x_t W_ihᵀ + b_ih + h_{t-1} W_hhᵀ + b_hh
 """
 
-from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells import Gradients, State, Weights, add_batch, add_outer, read
+from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
 
 
 @final
-@dataclass(frozen=True)
-class Linear:
-    """h_t is the pre-activation itself."""
+class Linear(Cell):
+    """h_t is the pre-activation itself; to `torch.nn` its parameters are those of a tanh layer."""
 
-    gates: int = 1
-    keeps: int = 0
+    name = "linear"
+    torch_mode = "RNN_TANH"
+    kernels = frozenset({"cuda", "cpu", "fused"})
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, None]:
         (h,) = state
@@ -33,17 +32,15 @@ class Linear:
         gates: Tensor | None,
         dafter: State,
         dw: Gradients,
-    ) -> tuple[Tensor, State]:
+        dx: Tensor | None,
+    ) -> State:
         """Carry dh_t one step back: da_t = dh_t and dh_{t-1} = dh_t W_hh.
 
         dW_ih += dh_tᵀ x_t,   dW_hh += dh_tᵀ h_{t-1},   db_ih, db_hh += Σ_batch dh_t
         """
         (dh,) = dafter
-        add_outer(dw.W_ih, dh, x)
-        add_outer(dw.W_hh, dh, state[0])
-        add_batch(dw.b_ih, dh)
-        add_batch(dw.b_hh, dh)
-        return dh, (dh @ w.W_hh,)
+        pull_back(w, x, state[0], dh, dh, dw, dx)
+        return (dh @ w.W_hh,)
 
 
 LINEAR = Linear()

@@ -11,23 +11,27 @@ Hochreiter and Schmidhuber (1997), "Long short-term memory"; forget gate: Gers e
 projection: Sak et al. (2014).
 """
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells import Gradients, State, Weights, add_batch, add_outer, read
+from elman.cells.base import Cell, Gradients, State, Weights, add_outer, pull_back, read
 
 
 @final
-@dataclass(frozen=True)
-class Lstm:
+class Lstm(Cell):
     """Keeps (i, f, g, o) of each step for the way back."""
 
-    gates: int = 4
-    keeps: int = 4
+    name = "lstm"
+    gates = 4
+    states = ("h", "c")
+    keeps = 4
+    openings = ("input", "forget", "", "output")
+    projects = True
+    torch_mode = "LSTM"
+    kernels = frozenset({"cuda", "cpu", "fused"})
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor]:
         h, c = state
@@ -51,7 +55,8 @@ class Lstm:
         gates: Tensor | None,
         dafter: State,
         dw: Gradients,
-    ) -> tuple[Tensor, State]:
+        dx: Tensor | None,
+    ) -> State:
         """Carry (dh_t, dc_t) one step back.
 
         dm   = dh_t,  or  dh_t W_hr,   dW_hr += dh_tᵀ m_t
@@ -74,11 +79,8 @@ class Lstm:
         da_g = dc * i * (1 - g * g)
         da_o = dm * tanh_c * (o * (1 - o))
         da = torch.cat([da_i, da_f, da_g, da_o], -1)
-        add_outer(dw.W_ih, da, x)
-        add_outer(dw.W_hh, da, h)
-        add_batch(dw.b_ih, da)
-        add_batch(dw.b_hh, da)
-        return da, (da @ w.W_hh, dc * f)
+        pull_back(w, x, h, da, da, dw, dx)
+        return (da @ w.W_hh, dc * f)
 
 
 LSTM = Lstm()

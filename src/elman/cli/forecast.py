@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from elman.forecasting.saving import Fitted
     from elman.forecasting.series import Series
 
-MODELS = "window, linear, elman, gru, lstm, last, seasonal, mean, drift"
+PLAIN = ("window", "linear", "last", "seasonal", "mean", "drift")
+"""Models that are not recurrent; all others are named after their cell."""
 
 
 def forecast(
     source: Annotated[
         str, typer.Argument(help="sine, sunspots, airline, a .csv or .parquet file, or - for stdin")
     ],
-    model: Annotated[str, typer.Option(help=f"One of {MODELS}")] = "window",
+    model: Annotated[
+        str, typer.Option(help=f"{', '.join(PLAIN)}; or a cell: elman, gru, lstm …")
+    ] = "window",
     steps: Annotated[int, typer.Option(help="How many steps to look ahead")] = 16,
     column: Annotated[list[str] | None, typer.Option(help="Column to forecast; repeatable")] = None,
     time: Annotated[str | None, typer.Option(help="Column that orders the steps")] = None,
@@ -105,13 +108,15 @@ class Maker:
     def __init__(
         self, name: str, season: int | None, difference: int, options: dict[str, Any]
     ) -> None:
+        from elman.cells import models
         from elman.errors import UserError
 
         self.name, self.season, self.difference, self.options = name, season, difference, options
         if difference < 0:
             raise UserError(f"--difference {difference} is negative", hint="0 leaves values alone")
-        if name not in MODELS.split(", "):
-            raise UserError(f"--model {name!r} is unknown", hint=f"one of {MODELS}")
+        known = (*PLAIN, *(cell for cell in models() if cell not in PLAIN))
+        if name not in known:
+            raise UserError(f"--model {name!r} is unknown", hint=f"one of {', '.join(known)}")
         if name == "seasonal" and not season:
             raise UserError("the seasonal model needs to know the season", hint="--season 12")
 
@@ -127,7 +132,7 @@ class Maker:
         network = {**self.options, "direct": direct}
         if self.name == "window":
             return f.Window(**network)
-        if self.name in ("elman", "gru", "lstm"):
+        if self.name not in PLAIN:
             return f.Recurrent(cell=self.name, **network)
         if self.name == "linear":
             return f.Linear(self.options.get("tau", 4), direct)
@@ -137,7 +142,7 @@ class Maker:
 
     @property
     def can_be_direct(self) -> bool:
-        return self.name in ("window", "linear", "elman", "gru", "lstm")
+        return self.name in ("window", "linear") or self.name not in PLAIN
 
 
 def fit_and_measure(

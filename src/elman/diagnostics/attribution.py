@@ -28,10 +28,10 @@ class Attribution:
 def attribute(model: LanguageModel, ids: Any) -> Attribution:
     """Explain the prediction of the last token of `ids` by those before it."""
     ids = torch.as_tensor(ids, dtype=torch.int64)
-    if model.cell == "mlp":
+    if not model.recurrent:
         raise UserError(
             f"a model with cell={model.cell!r} carries nothing through time",
-            hint="explain a run of --model elman, gru or lstm",
+            hint="explain a run of a recurrent model, such as --model gru",
         )
     if ids.dim() != 1 or len(ids) < 2:
         raise UserError(

@@ -72,7 +72,7 @@ def compare_carries(
 ) -> list[CarryScore]:
     """The gradient of the mean loss over `ids` by each of `carries(window)`, in float64."""
     ids = torch.as_tensor(ids, dtype=torch.int64)
-    if model.cell == "mlp":
+    if not model.recurrent:
         raise UserError(f"a model with cell={model.cell!r} carries nothing through time")
     if len(ids) <= 2 * window:
         raise UserError(

@@ -32,7 +32,7 @@ def glance(model: LanguageModel, ids: Any, window: int) -> Glance | None:
 
     Draws no random number, so a training goes on the same whether it is looked at or not.
     """
-    if model.cell == "mlp" or len(ids) < 3:
+    if not model.recurrent or len(ids) < 3:
         return None
     passage = Passage.read(model, ids[:STEPS])
     found = by_lag(passage, min(LAGS, len(passage) - 1))

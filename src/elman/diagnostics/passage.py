@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from elman import cells
-from elman.cells import State, Weights
+from elman.cells import Cell, State, Weights
 from elman.errors import UserError
+from elman.kernels import Piece
 from elman.kernels.reference import KERNEL
 from elman.language_model import LanguageModel, Masks
 
@@ -23,7 +23,7 @@ from elman.language_model import LanguageModel, Masks
 class Passage:
     """T steps of a recurrent stack in float64, batch of one."""
 
-    cell: str
+    cell: Cell
     layers: list[Weights]
     xs: Tensor
     """(T, input), or (T,) ids"""
@@ -40,10 +40,10 @@ class Passage:
     def read(cls, model: LanguageModel, ids: Any) -> "Passage":
         """Let a language model read ids; its losses are L_t = -log P(x_{t+1} | x_1 … x_t)."""
         ids = torch.as_tensor(ids, dtype=torch.int64)
-        if model.cell == "mlp":
+        if not model.recurrent:
             raise UserError(
                 f"a model with cell={model.cell!r} carries nothing through time",
-                hint="diagnose a run of --model elman, gru or lstm",
+                hint="diagnose a run of a recurrent model, such as --model gru",
             )
         if ids.dim() != 1 or len(ids) < 2:
             raise UserError(
@@ -78,7 +78,7 @@ class Passage:
         layers = [w.map(Tensor.detach) for w in job.layers]
         states, gates, x = [], [], xs
         for w, state in zip(layers, job.states, strict=True):
-            trace = KERNEL.forward(job.cell, w, x, state)
+            trace = KERNEL.forward(Piece(job.cell, w, x, state))
             x = trace.hs[1:]
             states += [trace.hs[:, 0]] + ([] if trace.cs is None else [trace.cs[:, 0]])
             gates.append(None if trace.gates is None else trace.gates[:, 0])
@@ -94,15 +94,12 @@ class Passage:
     @property
     def sizes(self) -> list[int]:
         """The widths of the parts of S_t."""
-        per_layer = [
-            [w.W_hh.shape[1], w.hidden_size] if self.cell == "lstm" else [w.hidden_size]
-            for w in self.layers
-        ]
+        per_layer = (self.cell.state_sizes(w.hidden_size, w.W_hh.shape[1]) for w in self.layers)
         return [size for sizes in per_layer for size in sizes]
 
     def parts(self, S: Tensor) -> list[State]:
         """S as one state per layer."""
-        pieces, each = S.split(self.sizes, -1), 2 if self.cell == "lstm" else 1
+        pieces, each = S.split(self.sizes, -1), len(self.cell.states)
         return [tuple(pieces[i : i + each]) for i in range(0, len(pieces), each)]
 
     def top_states(self) -> Tensor:
@@ -112,7 +109,7 @@ class Passage:
     def on_state(self, pulls: Tensor) -> Tensor:
         """A pull on the top layer's h as a pull on S: zero elsewhere."""
         whole = pulls.new_zeros(*pulls.shape[:-1], sum(self.sizes))
-        start = sum(self.sizes[: -2 if self.cell == "lstm" else -1])
+        start = sum(self.sizes[: -len(self.cell.states)])
         whole[..., start : start + pulls.shape[-1]] = pulls
         return whole
 
@@ -120,7 +117,7 @@ class Passage:
         """S_{t+1} from S_t = S for each t in `at`: rows are different moments, side by side."""
         x, after = self.xs[at], []
         for w, state in zip(self.layers, self.parts(S), strict=True):
-            state, _ = cells.named(self.cell).step(w, x, state)
+            state, _ = self.cell.step(w, x, state)
             x = state[0]
             after += state
         return torch.cat(after, -1)

@@ -12,9 +12,6 @@ Array = NDArray[np.float64]
 SATURATED = 0.97
 STILL = 1e-3
 
-GATES = {"gru": ("reset", "update"), "lstm": ("input", "forget", "candidate", "output")}
-"""What the first blocks of a cell's kept gates are."""
-
 
 @dataclass(frozen=True, eq=False)
 class Units:
@@ -27,7 +24,7 @@ class Units:
     spread: list[Array]
     """of each layer and unit: the standard deviation of h over the steps"""
     openness: list[dict[str, Array]]
-    """of each layer, by gate and unit: its mean opening (gru and lstm)"""
+    """of each layer, by gate and unit: its mean opening, for cells with gates"""
 
     @property
     def saturated(self) -> int:
@@ -67,9 +64,9 @@ def _total_gradient(passage: Passage) -> Array:
 
 
 def _openness(passage: Passage, layer: int) -> dict[str, Array]:
-    gates, names = passage.gates[layer], GATES.get(passage.cell, ())
+    gates, names = passage.gates[layer], passage.cell.openings
     if gates is None:
         return {}
     size = passage.layers[layer].hidden_size
     blocks = dict(zip(names, gates.split(size, -1), strict=False))
-    return {name: g.mean(0).numpy() for name, g in blocks.items() if name != "candidate"}
+    return {name: g.mean(0).numpy() for name, g in blocks.items() if name}

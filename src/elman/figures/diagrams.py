@@ -21,8 +21,8 @@ NONE = Masks(None, None, {})
 
 def unrolled(model: LanguageModel, batch: int = 32) -> Figure:
     """The network over three steps, with the shape of everything that flows (8.4.2)."""
-    if model.cell == "mlp":
-        raise UserError("an mlp has no hidden state to unroll", hint="a run of elman, gru or lstm")
+    if not model.recurrent:
+        raise UserError("an mlp has no hidden state to unroll", hint="a run of --model gru")
     V, H, L = model.vocab_size, model.hidden_size, model.shape.layers
     with house():
         figure, axes = _canvas(11, 4.8, (-1.3, 9.4), (-0.6, 4.4))
@@ -138,10 +138,10 @@ def graph_gradients(model: LanguageModel, ids: Sequence[int]) -> GraphGradients:
 
 def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
     """The computational graph of 8.7.2: parameters shaded, the gradient's norm on every edge."""
-    if model.cell == "mlp" or model.shape.layers > 1:
+    if not model.recurrent or model.shape.layers > 1:
         raise UserError(
             "the graph of 8.7.2 has one recurrent layer",
-            hint="a run of elman, gru or lstm with --layers 1",
+            hint="a run of --model gru --layers 1",
         )
     found, steps = graph_gradients(model, ids), len(ids) - 1
     with house():

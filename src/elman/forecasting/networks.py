@@ -7,7 +7,7 @@ train with Adam on squared error, or on the Gaussian likelihood when asked for a
 import abc
 import math
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 import torch
@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from elman import nn as recurrent
+from elman.cells import of_model
 from elman.errors import UserError, WorkFailed
 from elman.forecasting.base import Forecaster, Paths, State, Values, Windows, features
 from elman.forecasting.linear import check_window, feed_back
 from elman.gradients import Carry, Full, Memory, Stored
-
-Cell = Literal["elman", "gru", "lstm"]
-
-_LAYERS = {"elman": recurrent.RNN, "gru": recurrent.GRU, "lstm": recurrent.LSTM}
 
 
 @dataclass(frozen=True)
@@ -228,7 +225,7 @@ class Recurrent(_Network):
     state. Trained on every window of the series, with a prediction at every step of the window.
     """
 
-    cell: Cell = "gru"
+    cell: str = "gru"
     tau: int = 32
     hidden: int = 32
     num_layers: int = 1
@@ -245,11 +242,11 @@ class Recurrent(_Network):
 
     def __post_init__(self) -> None:
         self._check()
-        if self.cell not in _LAYERS:
-            raise UserError(f"cell={self.cell!r} is unknown", hint=f"one of {', '.join(_LAYERS)}")
+        of_model(self.cell)
 
     def _build(self, columns: int) -> nn.Module:
-        layers = _LAYERS[self.cell](
+        layers = recurrent.of(
+            of_model(self.cell).name,
             columns,
             self.hidden,
             self.num_layers,

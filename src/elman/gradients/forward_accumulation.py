@@ -209,7 +209,7 @@ def _pure_layer(module: nn.RNNBase) -> tuple[Step, Weights, Callable[[Tensor], N
         "W_hr": "weight_hr_l0",
     }
     given: dict[str, Any] = {field: getattr(module, name, None) for field, name in names.items()}
-    cell = getattr(module, "cell", module.mode.lower().removeprefix("rnn_"))
+    cell = module.cell if hasattr(module, "cell") else cells.of_mode(module.mode)
     return _pure_cell(cell, LayerWeights(**given), names)
 
 
@@ -226,8 +226,7 @@ def _pure_cell(
         return after[0], after
 
     def first(x: Tensor) -> Nest:
-        h = w.W_hh.new_zeros(len(x), w.W_hh.shape[1])
-        c = w.W_hh.new_zeros(len(x), w.hidden_size)
-        return (h, c) if run.gates == 4 else (h,)
+        sizes = run.state_sizes(w.hidden_size, w.W_hh.shape[1])
+        return tuple(w.W_hh.new_zeros(len(x), n) for n in sizes)
 
     return step, weights, first

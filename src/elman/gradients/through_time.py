@@ -90,11 +90,10 @@ def backward(
         held = None if lengths is None else (t >= lengths)[:, None]
         pull = dstate if held is None else tuple(d.masked_fill(held, 0) for d in dstate)
         gates = None if trace.gates is None else trace.gates[t]
-        da, before = cell.step_backward(
-            w, xs[t], trace.state(t), trace.state(t + 1), gates, pull, dw
+        dx = None if dxs is None else dxs[t]
+        before = cell.step_backward(
+            w, xs[t], trace.state(t), trace.state(t + 1), gates, pull, dw, dx
         )
-        if dxs is not None:
-            torch.mm(da, w.W_ih, out=dxs[t])
         if weights is not None:
             before = tuple(scale(d, weights[t]) for d in before)
         if held is not None:

@@ -10,9 +10,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from elman import cells
-from elman.cells import State, Weights
-from elman.gradients.through_time import Trace, scale
+from elman.gradients.through_time import scale
+from elman.kernels.contract import Piece, Trace
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -37,19 +36,12 @@ class Bare:
     def __init__(self, xi: Tensor | None) -> None:
         self.xi = xi.tolist() if xi is not None and xi.dim() == 1 else xi
 
-    def forward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        state: State,
-        lengths: Tensor | None = None,
-        needs_gates: bool = True,
-    ) -> Trace:
+    def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        cell, w, xs, state, lengths = piece
         states = [state]
         for t in range(len(xs)):
             before = state if self.xi is None else tuple(self._scaled(s, t) for s in state)
-            after, _ = cells.named(cell).step(w, xs[t], before)
+            after, _ = cell.step(w, xs[t], before)
             if lengths is not None:
                 runs = (t < lengths)[:, None]
                 after = tuple(torch.where(runs, a, s) for a, s in zip(after, state, strict=True))

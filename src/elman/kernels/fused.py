@@ -12,9 +12,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.cells import Gradients, State, Weights
-from elman.gradients.through_time import Trace, scale
+from elman.cells import Cell, Gradients, State, Weights
+from elman.cells.elman import RELU, TANH
+from elman.cells.gru import GRU
+from elman.cells.linear import LINEAR
+from elman.cells.lstm import LSTM
+from elman.gradients.through_time import scale
 from elman.kernels import products
+from elman.kernels.contract import Piece, Pull, Trace
 
 KEPT = {"gru": 5, "lstm": 4}  # blocks that torch's cells want back
 aten = torch.ops.aten
@@ -26,7 +31,10 @@ class Fused:
 
     name = "fused"
 
-    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
+    def refuses(self, piece: Piece) -> str | None:
+        cell, w, xs, *_ = piece
+        if self.name not in cell.kernels:
+            return f"it has no {cell.name} cell"
         if not xs.is_cuda:
             return f"the tensors are on {xs.device.type}, not on a CUDA GPU"
         if w.W_hr is not None:
@@ -35,23 +43,17 @@ class Fused:
             return f"inputs are {xs.dtype} but weights {w.W_hh.dtype}"
         return "there is nothing to run" if 0 in xs.shape[:2] else None
 
-    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
-        width = KEPT.get(cell, 0) * w.hidden_size
-        return state[0].new_empty(*xs.shape[:2], width) if width else None
+    def empty_gates(self, piece: Piece) -> Tensor | None:
+        width = KEPT.get(piece.cell.name, 0) * piece.w.hidden_size
+        return piece.state[0].new_empty(*piece.xs.shape[:2], width) if width else None
 
-    def forward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        state: State,
-        lengths: Tensor | None = None,
-        needs_gates: bool = True,
-    ) -> Trace:
+    def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        piece.check()
+        cell, w, xs, state, lengths = piece
         shares, ids = products.input_share(cell, w, xs)
         b_hh = _hidden_bias(cell, w)
         tracks = [s.new_empty(len(xs) + 1, *s.shape) for s in state]
-        gates = self.empty_gates(cell, w, xs, state) if needs_gates else None
+        gates = self.empty_gates(piece) if needs_gates else None
         for track, s in zip(tracks, state, strict=True):
             track[0] = s
         for t in range(len(xs)):
@@ -68,28 +70,20 @@ class Fused:
         return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
 
     def backward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        trace: Trace,
-        dhs: Tensor | None,
-        dstate: State,
-        xi: Tensor | None,
-        lengths: Tensor | None = None,
-        needs_dxs: bool = True,
-        into: Gradients | None = None,
+        self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
+        cell, w, xs, _, lengths = piece
+        dhs, dstate, xi, needs_dxs, into = pull
         das_ih = trace.hs.new_empty(*xs.shape[:2], len(w.W_hh))
-        das_hh = torch.empty_like(das_ih) if cell == "gru" else das_ih
+        das_hh = torch.empty_like(das_ih) if cell.apart else das_ih
         if xi is not None and xi.dim() == 1:
             xi = xi[:, None].expand(xs.shape[:2])  # one for each row: asking a GPU for one waits
         for t in reversed(range(len(xs))):
             if dhs is not None:
                 dstate = (dstate[0] + dhs[t], *dstate[1:])
             held = None if lengths is None else (t >= lengths)[:, None]
-            pull = dstate if held is None else tuple(d.masked_fill(held, 0) for d in dstate)
-            das_ih[t], das_hh[t], before = _step_back(cell, w.W_hh, trace, t, pull)
+            moving = dstate if held is None else tuple(d.masked_fill(held, 0) for d in dstate)
+            das_ih[t], das_hh[t], before = _step_back(cell, w.W_hh, trace, t, moving)
             if xi is not None:
                 before = tuple(scale(d, xi[t]).to(d.dtype) for d in before)
             if held is not None:
@@ -100,52 +94,52 @@ class Fused:
         return dxs, products.add(into, found), dstate
 
 
-def _hidden_bias(cell: str, w: Weights) -> Tensor | None:
+def _hidden_bias(cell: Cell, w: Weights) -> Tensor | None:
     """What is added to h W_hhᵀ: of a gru, b_hh of the n gate; all else is in the input's share."""
-    if cell != "gru" or w.b_hh is None:
+    if not cell.apart or w.b_hh is None:
         return None
     bias = w.b_hh.clone()
-    bias[: 2 * w.hidden_size] = 0
+    bias[: (cell.gates - cell.apart) * w.hidden_size] = 0
     return bias
 
 
 def _step(
-    cell: str, W_hh: Tensor, b_hh: Tensor | None, share: Tensor, state: State
+    cell: Cell, W_hh: Tensor, b_hh: Tensor | None, share: Tensor, state: State
 ) -> tuple[State, Tensor | None]:
     """The state after one step, and what torch's cell wants back."""
     h = state[0]
-    if cell == "lstm":
+    if cell is LSTM:
         h, c, kept = aten._thnn_fused_lstm_cell(share, h @ W_hh.T, state[1])
         return (h, c), kept
-    if cell == "gru":
+    if cell is GRU:
         h, kept = aten._thnn_fused_gru_cell(
             share, torch.nn.functional.linear(h, W_hh, b_hh), h.contiguous()
         )
         return (h,), kept
     a = torch.addmm(share, h, W_hh.T)
-    return (a.tanh() if cell == "tanh" else a.relu() if cell == "relu" else a,), None
+    return (a if cell is LINEAR else a.tanh() if cell is TANH else a.relu(),), None
 
 
 def _step_back(
-    cell: str, W_hh: Tensor, trace: Trace, t: int, pull: State
+    cell: Cell, W_hh: Tensor, trace: Trace, t: int, pull: State
 ) -> tuple[Tensor, Tensor, State]:
     """da as W_ih and as W_hh meet it, and the pull on the state before."""
     dh = pull[0].contiguous()
-    if cell == "lstm":
+    if cell is LSTM:
         assert trace.cs is not None
         assert trace.gates is not None
         da, dc, _ = aten._thnn_fused_lstm_cell_backward_impl(
             dh, pull[1].contiguous(), trace.cs[t], trace.cs[t + 1], trace.gates[t], False
         )
         return da, da, (da @ W_hh, dc)
-    if cell == "gru":
+    if cell is GRU:
         assert trace.gates is not None
         da_ih, da_hh, direct, _, _ = aten._thnn_fused_gru_cell_backward(dh, trace.gates[t], False)
         return da_ih, da_hh, (torch.addmm(direct, da_hh, W_hh),)
     h = trace.hs[t + 1]
-    if cell == "tanh":
+    if cell is TANH:
         dh = aten.tanh_backward(dh, h)
-    elif cell == "relu":
+    elif cell is RELU:
         dh = aten.threshold_backward(dh, h, 0)
     return dh, dh, (dh @ W_hh,)
 

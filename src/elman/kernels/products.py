@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elman.cells import Gradients, Weights
+from elman.cells import Cell, Gradients, Weights
 
 HALF = (torch.float16, torch.bfloat16)
 ONE_HOT_LIMIT = 1024  # tokens; beyond it, one-hot rows cost more than sorting
 
 
-def input_share(cell: str, w: Weights, xs: Tensor) -> tuple[Tensor, Tensor | None]:
+def input_share(cell: Cell, w: Weights, xs: Tensor) -> tuple[Tensor, Tensor | None]:
     """x_t W_ihᵀ + b for all t, None; or, for ids, the table of W_ih's columns, and the ids.
 
     b is b_ih + b_hh, except that a gru's n gate adds its b_hh inside the product with r.
@@ -23,8 +23,9 @@ def input_share(cell: str, w: Weights, xs: Tensor) -> tuple[Tensor, Tensor | Non
     bias = w.b_ih
     if w.b_ih is not None and w.b_hh is not None:
         bias = w.b_ih + w.b_hh
-        if cell == "gru":
-            bias[2 * w.hidden_size :] = w.b_ih[2 * w.hidden_size :]
+        if cell.apart:
+            summed = (cell.gates - cell.apart) * w.hidden_size
+            bias[summed:] = w.b_ih[summed:]
     if xs.is_floating_point():
         return torch.nn.functional.linear(xs, w.W_ih, bias).contiguous(), None
     table = w.W_ih.T if bias is None else w.W_ih.T + bias

@@ -9,10 +9,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman import cells
-from elman.cells import Gradients, State, Weights
+from elman.cells import Gradients, State
 from elman.gradients import through_time
-from elman.gradients.through_time import Trace
+from elman.kernels.contract import Piece, Pull, Trace
 
 
 @final
@@ -21,44 +20,27 @@ class Reference:
 
     name = "reference"
 
-    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
+    def refuses(self, piece: Piece) -> str | None:
         return None
 
-    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
-        width = cells.named(cell).keeps * w.hidden_size
-        return state[0].new_empty(*xs.shape[:2], width) if width else None
+    def empty_gates(self, piece: Piece) -> Tensor | None:
+        width = piece.cell.keeps * piece.w.hidden_size
+        return piece.state[0].new_empty(*piece.xs.shape[:2], width) if width else None
 
-    def forward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        state: State,
-        lengths: Tensor | None = None,
-        needs_gates: bool = True,
-    ) -> Trace:
-        gates = self.empty_gates(cell, w, xs, state) if needs_gates else None
-        return through_time.forward(cells.named(cell), w, xs, state, lengths, gates)
+    def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        piece.check()
+        gates = self.empty_gates(piece) if needs_gates else None
+        return through_time.forward(*piece, gates)
 
     def backward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        trace: Trace,
-        dhs: Tensor | None,
-        dstate: State,
-        xi: Tensor | None,
-        lengths: Tensor | None = None,
-        needs_dxs: bool = True,
-        into: Gradients | None = None,
+        self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
+        cell, w, xs, _, lengths = piece
+        dhs, dstate, xi, needs_dxs, into = pull
         dw = w.zeros() if into is None else into
         floating = needs_dxs and xs.is_floating_point()
         dxs = torch.empty_like(xs, memory_format=torch.contiguous_format) if floating else None
-        dstate = through_time.backward(
-            cells.named(cell), w, xs, trace, dhs, dstate, xi, lengths, dxs, dw
-        )
+        dstate = through_time.backward(cell, w, xs, trace, dhs, dstate, xi, lengths, dxs, dw)
         return dxs, dw, dstate
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from elman.errors import UserError
-from elman.kernels.cpu import KERNEL
+from elman.kernels.cpu import KERNEL, head
 
 
 def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
     """
     if hs.shape[:-1] != targets.shape or not targets.numel():
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
-    native = KERNEL.heads(hs, W_hq, b_q) and not torch.compiler.is_compiling()
+    native = head.runs(KERNEL, hs, W_hq, b_q) and not torch.compiler.is_compiling()
     cast = torch.is_autocast_enabled(hs.device.type)
     if not native or cast != (hs.dtype == torch.bfloat16):
         return _plain(hs, W_hq, b_q, targets)
@@ -44,7 +44,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
         needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3]))
-        nats, ctx.found = KERNEL.head(hs, W_hq, b_q, targets, needs)
+        nats, ctx.found = head.mean_nats(KERNEL, hs, W_hq, b_q, targets, needs)
         ctx.save_for_backward(hs, W_hq, b_q, targets)
         return nats
 

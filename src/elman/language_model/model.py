@@ -19,17 +19,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from elman import cells
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
-from elman.nn import GRU, LSTM, RNN
+from elman.nn import of
 
 State = Tensor | tuple[Tensor, Tensor] | None
-CELLS = ("elman", "gru", "lstm", "mlp")
+WINDOWED = "mlp"
+"""The `cell` of the model that has none: it reads a window of tokens and carries no state."""
 INITS = ("default", "notes")
 TABLE = 1 << 22
 """How many entries E W_ihᵀ may have for a `stepper` to work it out beforehand."""
+
+
+def kinds() -> tuple[str, ...]:
+    """What `cell` may be: every cell by its name in models, or the model without a state."""
+    return (*cells.models(), WINDOWED)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Shape:
     init: str
 
     def __post_init__(self) -> None:
-        for name, known in (("cell", CELLS), ("init", INITS)):
+        for name, known in (("cell", kinds()), ("init", INITS)):
             if getattr(self, name) not in known:
                 raise UserError(
                     f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
@@ -92,8 +99,13 @@ class Shape:
             )
         self._check_dropout()
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether a hidden state is carried from token to token."""
+        return self.cell != WINDOWED
+
     def _check_dropout(self) -> None:
-        mlp = self.cell == "mlp"
+        mlp = not self.recurrent
         reasons = {
             "inputs": "a one-hot input has no components" if self.embedding_size is None else "",
             "layers": "nothing lies between layers of one" if self.layers == 1 or mlp else "",
@@ -183,26 +195,31 @@ class LanguageModel(nn.Module):
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
         self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, ())))
-        start = 1 if cell == "mlp" else 0  # a window may begin before the text does: one more row
+        start = 0 if self.recurrent else 1  # a window may begin before the text does: one more row
         self.embedding = (
             nn.Embedding(vocab_size + start, embedding_size) if embedding_size else None
         )
-        if cell == "mlp":
-            self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
-        else:
-            self.recurrence = _recurrence(
-                cell,
+        if self.recurrent:
+            self.recurrence = of(
+                cells.of_model(cell).name,
                 embedding_size or vocab_size,
                 hidden_size,
                 layers,
-                dropout.layers,
-                carry,
-                memory,
+                dropout=dropout.layers,
+                carry=carry or Full(),
+                memory=memory or Stored(),
             )
+        else:
+            self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
         if not tied:
             self.weight_hq = nn.Parameter(torch.empty(vocab_size, hidden_size))
         self.bias_q = nn.Parameter(torch.empty(vocab_size))
         self._initialise()
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a hidden state is carried from token to token: not by an mlp."""
+        return self.shape.recurrent
 
     @property
     def config(self) -> dict[str, Any]:
@@ -278,7 +295,7 @@ class LanguageModel(nn.Module):
 
     def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
         """h_1 … h_T, time first, and the state after the last step."""
-        if self.cell == "mlp":
+        if not self.recurrent:
             return self.window(ids, self.embedding, cast("Tensor | None", state), masks.inputs)
         return self.recur(self.inputs(ids.T, masks), state, masks)
 
@@ -321,14 +338,14 @@ class LanguageModel(nn.Module):
         An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
         out here, from the weights as they are now.
         """
-        if self.cell == "mlp" or self.bias_q.device.type != "cpu":
+        if not self.recurrent or self.bias_q.device.type != "cpu":
             return None
         rnn, weights = self.recurrence, self.recurrence.state_dict()
         if self.embedding is not None:
             W_ih, E = weights["weight_ih_l0"], self.embedding.weight.detach()
             if len(E) * len(W_ih) > TABLE:
                 return None
-            rnn = type(rnn)(len(E), self.hidden_size, self.shape.layers, device="meta").eval()
+            rnn = of(rnn.cell, len(E), self.hidden_size, self.shape.layers, device="meta").eval()
             rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
@@ -430,23 +447,3 @@ class _Back(nn.Module):
 
     def forward(self, xs: Tensor, loss: Callable[[Tensor, int], Tensor], state: State) -> Any:
         return backward_through_time(self.rnn, xs, loss, state)
-
-
-def _recurrence(
-    cell: str,
-    input_size: int,
-    hidden_size: int,
-    layers: int,
-    dropout: float,
-    carry: Carry | None,
-    memory: Memory | None,
-) -> nn.Module:
-    module = {"elman": RNN, "gru": GRU, "lstm": LSTM}[cell]
-    return module(
-        input_size,
-        hidden_size,
-        num_layers=layers,
-        dropout=dropout,
-        carry=carry or Full(),
-        memory=memory or Stored(),
-    )

@@ -12,7 +12,7 @@ from torch import Tensor
 from elman import kernels
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, Steps
-from elman.nn import GRU, LSTM, RNN
+from elman.nn import GRU, LSTM, RNN, Layers
 
 
 @final
@@ -30,7 +30,7 @@ class Stepper:
     """
 
     def __init__(
-        self, rnn: RNN | GRU | LSTM, out: torch.nn.Linear, state: Any = None, rows: int = 1
+        self, rnn: RNN | GRU | LSTM | Layers, out: torch.nn.Linear, state: Any = None, rows: int = 1
     ) -> None:
         self.rnn, self.out, self.rows, self._state = rnn, out, rows, state
         self._steps = None if rnn.bidirectional or rnn.training else self._native(state)
@@ -44,7 +44,7 @@ class Stepper:
             job = rnn.job(torch.zeros(size, dtype=torch.int64), state)
             if kernels.select(job) is not KERNEL or self.out.weight.dtype != weight.dtype:
                 return None
-            return KERNEL.steps(job, self.out.weight, self.out.bias)
+            return Steps(KERNEL, job, self.out.weight, self.out.bias)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """The logits (rows, outputs) after reading one id per row."""

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from elman import kernels
-from elman.cells import Weights
+from elman.cells import Weights, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Sliding
 from elman.gradients.memory import Memory, Stored
-from elman.gradients.through_time import Trace
-from elman.kernels import Job, Kernel
+from elman.kernels import Job, Kernel, Piece, Pull, Trace
 from elman.kernels.bare import Bare
 from elman.recurrence.sliding import slide
 from elman.recurrence.stack import Pulls, Stack, draw
@@ -54,10 +53,9 @@ class Recipe:
     def job(self, x: Inputs) -> Job:
         """What the kernels are asked to run."""
         layers, h = self.layers(x.weights), x.stacked[0]
-        inputs = [x.xs] * self.directions
-        for w in layers[self.directions :]:
-            inputs.append(h.new_empty(1).expand(*x.xs.shape[:2], w.W_ih.shape[1]))
-        return Job(self.cell, layers, inputs, unstack(x.stacked))
+        above = h.new_empty(1).expand(*x.xs.shape[:2], self.directions * h.shape[-1])
+        inputs = [x.xs] * self.directions + [above] * (len(layers) - self.directions)
+        return Job(named(self.cell), layers, inputs, unstack(x.stacked))
 
     def is_one_layer(self, x: Inputs) -> bool:
         """One layer, everything stored, one ξ: nothing to do but to call the kernel."""
@@ -78,7 +76,7 @@ class Recipe:
         else:
             layers = self.layers(x.weights)
         return Stack(
-            self.cell,
+            named(self.cell),
             layers,
             self.directions,
             [kernel] * self.directions,
@@ -173,9 +171,10 @@ class _Layer(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         w, state = recipe.layer(tensors[n:]), tuple([s[0] for s in tensors[:n]])
-        ctx.kernel = kernels.select(Job(recipe.cell, [w], [xs], [state]))
+        piece = Piece(named(recipe.cell), w, xs, state, lengths)
+        ctx.kernel = kernels.select(Job(piece.cell, [w], [xs], [state]))
         with _Careful(xs, w):
-            trace = ctx.kernel.forward(recipe.cell, w, xs, state, lengths, keep)
+            trace = ctx.kernel.forward(piece, keep)
         if keep:
             ctx.save_for_backward(lengths, xs, *tensors, *trace)
             ctx.recipe, ctx.n, ctx.m = recipe, n, len(tensors)
@@ -198,9 +197,9 @@ class _Layer(torch.autograd.Function):
         pulls = zip(stacked, dlast, strict=True)
         dstate = tuple([torch.zeros_like(s[0]) if d is None else d[0] for s, d in pulls])
         with uncast(xs):
-            dxs, dw, dstate = ctx.kernel.backward(
-                recipe.cell, w, xs, trace, dys, dstate, xi, lengths, needs_dxs
-            )
+            piece = Piece(named(recipe.cell), w, xs, trace.state(0), lengths)
+            pull = Pull(dys, dstate, xi, needs_dxs)
+            dxs, dw, dstate = ctx.kernel.backward(piece, trace, pull)
         dws = _as_weights([d for d in dw if d is not None], weights)
         return None, None, None, None, dxs, *[d[None] for d in dstate], *dws
 

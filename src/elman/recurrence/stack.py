@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from elman.cells import Gradients, Weights
+from elman.cells import Cell, Gradients, Weights
 from elman.gradients.carry import Carry, Full, Weighted
 from elman.gradients.memory import Memory, Stored
 from elman.gradients.through_time import Trace
@@ -61,7 +61,7 @@ def draw(carry: Carry, xs: Tensor, dtype: torch.dtype) -> Tensor | None:
 class Stack:
     """Layers in PyTorch's order (each layer's forward direction, then its reverse one)."""
 
-    cell: str
+    cell: Cell
     layers: Sequence[Weights]
     directions: int
     kernels: Sequence[Kernel]  # one per direction

@@ -16,10 +16,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.cells import Gradients, State, Weights
+from elman.cells import Cell, Gradients, State, Weights
 from elman.gradients.memory import Memory, Plan, Sizes, reversed_pieces
-from elman.gradients.through_time import Trace
-from elman.kernels import Kernel
+from elman.kernels import Kernel, Piece, Pull, Trace
 
 States = list[State]
 """The states of several layers at one moment."""
@@ -68,7 +67,7 @@ class Strand:
     """Layers that run one way, over any piece [start, stop) of time."""
 
     kernel: Kernel
-    cell: str
+    cell: Cell
     layers: Sequence[Weights]
     dropout: Dropout | None = None
     lengths: Tensor | None = None
@@ -81,7 +80,8 @@ class Strand:
         inputs, traces, lengths = xs[start:stop], [], self._lengths(start, stop)
         with uncast(xs):
             for i, (w, state) in enumerate(zip(self.layers, states, strict=True)):
-                trace = self.kernel.forward(self.cell, w, inputs, state, lengths, needs_gates)
+                piece = Piece(self.cell, w, inputs, state, lengths)
+                trace = self.kernel.forward(piece, needs_gates)
                 traces.append(trace)
                 inputs = self._read(trace, i, start)
         return traces
@@ -104,18 +104,9 @@ class Strand:
         for i in reversed(range(len(self.layers))):
             inputs = xs[start:stop] if i == 0 else self._read(traces[i - 1], i - 1, start)
             with uncast(xs):
-                dys, _, dstates[i] = self.kernel.backward(
-                    self.cell,
-                    self.layers[i],
-                    inputs,
-                    traces[i],
-                    dys,
-                    dstates[i],
-                    xi,
-                    lengths,
-                    needs_dxs or i > 0,
-                    dws[i],
-                )
+                piece = Piece(self.cell, self.layers[i], inputs, traces[i].state(0), lengths)
+                pull = Pull(dys, dstates[i], xi, needs_dxs or i > 0, dws[i])
+                dys, _, dstates[i] = self.kernel.backward(piece, traces[i], pull)
             if i > 0 and self.dropout is not None and dys is not None:
                 dys = dys * self.dropout.mask(dys, i - 1, start)
         return dys, dstates
@@ -159,7 +150,7 @@ class Strand:
         """What one step of a layer takes on the way back: states, gates, pulls on h and x."""
         w = self.layers[layer]
         one = xs[:1] if layer == 0 else state[0].new_empty(1, len(state[0]), w.W_ih.shape[1])
-        gates = self.kernel.empty_gates(self.cell, w, one, state)
+        gates = self.kernel.empty_gates(Piece(self.cell, w, one, state))
         kept = sum(s.nbytes for s in state) + (0 if gates is None else gates.nbytes)
         pulls = state[0].nbytes + (one.nbytes if one.is_floating_point() else 0)
         masked = 2 * one.nbytes if layer > 0 and self.dropout is not None else 0
@@ -167,7 +158,7 @@ class Strand:
 
     def _trace(self, kept: list[Tensor]) -> Trace:
         hs, *rest = kept
-        cs = rest.pop(0) if self.cell == "lstm" else None
+        cs = rest.pop(0) if len(self.cell.states) > 1 else None
         return Trace(hs, cs, rest[0] if rest else None)
 
     def _read(self, trace: Trace, layer: int, start: int) -> Tensor:

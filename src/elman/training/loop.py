@@ -116,11 +116,11 @@ class Training:
 
     def _check_model(self) -> None:
         reading = self.settings.reading
-        if self.model.cell == "mlp" and (reading.carry != "truncated" or reading.memory):
+        if not self.model.recurrent and (reading.carry != "truncated" or reading.memory):
             raise UserError(
                 f"carry={reading.carry} memory={reading.memory} with an mlp: it has no state "
                 "to carry a gradient through time, nor to keep",
-                hint="carry=truncated memory=0, or cell=elman, gru or lstm",
+                hint="carry=truncated memory=0, or a recurrent cell, such as cell=gru",
             )
         if self.validation_ids is not None and len(self.validation_ids) < 2:
             raise UserError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.errors import UserError
-from elman.kernels.cpu import KERNEL
+from elman.kernels.cpu import KERNEL, clip_norm
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "plateau")
@@ -160,7 +160,7 @@ def clip_gradients(parameters: list[nn.Parameter], theta: float | None) -> float
     `torch.nn.utils.clip_grad_norm_` divides by ‖g‖ + 1e-6 instead, and so never clips to θ itself.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = KERNEL.clip(gradients, math.inf if theta is None else theta)
+    norm = clip_norm(KERNEL, gradients, math.inf if theta is None else theta)
     if norm is None:
         norm = float(gradient_norm(parameters))
         if theta is not None and norm > theta:

@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from elman import kernels
+from elman import cells, kernels
 from elman.gradients import Full, Stored
 from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
 from elman.language_model import LanguageModel, Masks, State
@@ -49,8 +49,8 @@ class WholeUpdate(abc.ABC):
         self.model, self.optimizer, self.clip = model, optimizer, clip
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         shape = (model.shape.layers, batch, model.hidden_size)
-        states = 2 if model.cell == "lstm" else 1
-        self.held = [model.bias_q.detach().new_zeros(shape) for _ in range(states)]
+        states = cells.of_model(model.cell).states
+        self.held = [model.bias_q.detach().new_zeros(shape) for _ in states]
 
     @abc.abstractmethod
     def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Told: ...

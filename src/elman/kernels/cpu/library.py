@@ -1,13 +1,19 @@
-"""The compiled kernel: where it lies, and the job it is handed."""
+"""The compiled kernel: where it lies, and what it is handed, filled in by name."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.machinery
 from pathlib import Path
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from elman.errors import UserError
 
 NAME = "_recurrence"
-CELLS = ("tanh", "relu", "linear", "gru", "lstm")
+CELLS = ("tanh", "relu", "linear", "gru", "lstm")  # `enum Cell` of job.h
 FLOAT, DOUBLE, HALF = 0, 1, 2
 PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
 OK, NO_MEMORY, BAD_ID = 0, 1, 2
@@ -15,10 +21,10 @@ OK, NO_MEMORY, BAD_ID = 0, 1, 2
 _GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths h_0 c_0 hs cs gates dhs dh_T dc_T xi"
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
 _HEAD = "hs W b targets nats dhs dW db"
-GIVEN = len(_GIVEN.split())
+KINDS = {torch.float32: FLOAT, torch.float64: DOUBLE, torch.bfloat16: HALF}
 
 
-class Job(ctypes.Structure):
+class LayerArguments(ctypes.Structure):
     """`struct Job` of job.h: one layer, one direction, a piece of time."""
 
     _fields_ = [
@@ -30,7 +36,7 @@ class Job(ctypes.Structure):
     ]
 
 
-class Head(ctypes.Structure):
+class HeadArguments(ctypes.Structure):
     """`struct Head` of job.h: the output layer and its loss."""
 
     _fields_ = [
@@ -49,9 +55,9 @@ def path() -> Path | None:
 def load(file: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file))
     for run in (library.elman_forward, library.elman_backward):
-        run.argtypes = [ctypes.POINTER(Job), ctypes.c_int, ctypes.c_int]
+        run.argtypes = [ctypes.POINTER(LayerArguments), ctypes.c_int, ctypes.c_int]
         run.restype = ctypes.c_int
-    library.elman_head.argtypes = [ctypes.POINTER(Head), ctypes.c_int, ctypes.c_int]
+    library.elman_head.argtypes = [ctypes.POINTER(HeadArguments), ctypes.c_int, ctypes.c_int]
     library.elman_head.restype = ctypes.c_int
     library.elman_clip.argtypes = [
         *[ctypes.c_void_p] * 2,
@@ -75,3 +81,48 @@ def load(file: Path) -> ctypes.CDLL:
     library.elman_variant.argtypes = [ctypes.c_int, ctypes.c_int]
     library.elman_variant.restype = ctypes.c_char_p
     return library
+
+
+@overload
+def plain(t: Tensor, dtype: torch.dtype) -> Tensor: ...
+@overload
+def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None: ...
+def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Row-major memory of the kernel's type: the tensor itself where it already is that."""
+    if t is None or is_plain(t, dtype):
+        return t
+    if not t.is_cpu or t.layout != torch.strided or t.is_complex():
+        raise UserError(
+            f"the cpu kernel cannot read a {t.dtype} tensor of layout {t.layout} on {t.device}",
+            hint="pass dense, real tensors on the CPU",
+        )
+    return t.to(dtype).contiguous().resolve_neg()
+
+
+def is_plain(t: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the memory at `t.data_ptr()` is the tensor, row by row, with no sign still to flip."""
+    return (
+        t.dtype == dtype
+        and t.is_cpu
+        and t.layout == torch.strided
+        and t.is_contiguous()
+        and not t.is_neg()
+    )
+
+
+def integers(t: Tensor, name: str) -> Tensor:
+    """Ids as the kernel reads them."""
+    if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
+        raise UserError(f"{name} are {t.dtype}; they must be integers")
+    return plain(t, torch.int64)
+
+
+def pointer(t: Tensor | None) -> int | None:
+    """Where the numbers lie; whoever asks keeps the tensor alive."""
+    return None if t is None else t.data_ptr()
+
+
+def check_memory(status: int) -> None:
+    """Raise where the kernel found no room for its workspace."""
+    if status == NO_MEMORY:
+        raise MemoryError("the cpu kernel found no memory for its workspace")

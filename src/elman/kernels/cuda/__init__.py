@@ -15,12 +15,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.cells import Gradients, State, Weights
+from elman.cells import Cell, Gradients, State, Weights
 from elman.errors import UserError
-from elman.gradients.through_time import Trace
 from elman.kernels import products
+from elman.kernels.contract import Piece, Pull, Trace
 from elman.kernels.cuda import driver
-from elman.kernels.cuda.plan import CELLS, CLUSTERS, GATES, WARPS, Machine, Plan, cheapest
+from elman.kernels.cuda.plan import CLUSTERS, WARPS, Machine, Plan, cheapest
 
 FP16, BF16, TF32, FP32 = range(4)  # as in ptx.cuh
 HALF = {torch.float16: FP16, torch.bfloat16: BF16}
@@ -33,26 +33,20 @@ class Cuda:
 
     name = "cuda"
 
-    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
-        return _refusal_of_job(cell, w, xs, state) or _refusal_of_device(cell, w, xs)
+    def refuses(self, piece: Piece) -> str | None:
+        return _refusal_of_piece(piece) or _refusal_of_device(piece)
 
-    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
-        width = KEPT.get(cell, 0) * w.hidden_size
-        return state[0].new_empty(*xs.shape[:2], width) if width else None
+    def empty_gates(self, piece: Piece) -> Tensor | None:
+        width = KEPT.get(piece.cell.name, 0) * piece.w.hidden_size
+        return piece.state[0].new_empty(*piece.xs.shape[:2], width) if width else None
 
-    def forward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        state: State,
-        lengths: Tensor | None = None,
-        needs_gates: bool = True,
-    ) -> Trace:
+    def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        piece.check()
+        cell, w, xs, state, lengths = piece
         steps, batch = xs.shape[:2]
         hs = _track(state[0], steps)
-        cs = _track(state[1], steps) if cell == "lstm" else None
-        gates = self.empty_gates(cell, w, xs, state) if needs_gates else None
+        cs = _track(state[1], steps) if len(state) > 1 else None
+        gates = self.empty_gates(piece) if needs_gates else None
         with torch.cuda.device(xs.device), _large_products(w.W_hh.dtype):
             inputs, ids = products.input_share(cell, w, xs)
             _launch(
@@ -61,9 +55,7 @@ class Cuda:
                 w.W_hh.contiguous(),
                 inputs,
                 ids,
-                w.b_hh[2 * w.hidden_size :].float()
-                if cell == "gru" and w.b_hh is not None
-                else None,
+                _bias_apart(cell, w),
                 _integers(lengths),
                 hs,
                 cs,
@@ -74,31 +66,25 @@ class Cuda:
         return Trace(hs, cs, gates)
 
     def backward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        trace: Trace,
-        dhs: Tensor | None,
-        dstate: State,
-        xi: Tensor | None,
-        lengths: Tensor | None = None,
-        needs_dxs: bool = True,
-        into: Gradients | None = None,
+        self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
+        w, xs = piece.w, piece.xs
+        piece.check()
+        pull.check(piece, trace, KEPT.get(piece.cell.name, 0) * w.hidden_size)
         with torch.cuda.device(xs.device), _large_products(w.W_hh.dtype):
-            das, dstate = _carry_back(cell, w, xs, trace, dhs, dstate, xi, lengths)
-            das_ih, das_hh = _shares(cell, das)
+            das, dstate = _carry_back(piece, trace, pull)
+            das_ih, das_hh = _shares(piece.cell, das)
             found = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh)
-            dxs = das_ih @ w.W_ih if needs_dxs and xs.is_floating_point() else None
-        return dxs, products.add(into, found), dstate
+            dxs = das_ih @ w.W_ih if pull.needs_dxs and xs.is_floating_point() else None
+        return dxs, products.add(pull.into, found), dstate
 
 
-def _refusal_of_job(cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
+def _refusal_of_piece(piece: Piece) -> str | None:
+    cell, w, xs, *_ = piece
+    if Cuda.name not in cell.kernels:
+        return f"it has no {cell.name} cell"
     if not xs.is_cuda:
         return f"the tensors are on {xs.device.type}, not on a CUDA GPU"
-    if cell not in CELLS:
-        return f"it has no {cell} cell"
     if w.W_hr is not None:
         return "it does not project (proj_size)"
     if w.W_hh.dtype not in (*HALF, torch.float32):
@@ -110,7 +96,8 @@ def _refusal_of_job(cell: str, w: Weights, xs: Tensor, state: State) -> str | No
     return None
 
 
-def _refusal_of_device(cell: str, w: Weights, xs: Tensor) -> str | None:
+def _refusal_of_device(piece: Piece) -> str | None:
+    cell, w, xs, *_ = piece
     if torch.version.cuda is None:
         return "this torch was built for another kind of GPU"
     if torch.cuda.get_device_capability(xs.device) < (8, 0):
@@ -144,15 +131,17 @@ def _architecture() -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
-def _plan(cell: str, direction: str, w: Weights, batch: int) -> Plan | None:
+def _plan(cell: Cell, direction: str, w: Weights, batch: int) -> Plan | None:
     W_hh = w.W_hh
-    return _cheapest(cell, direction, W_hh.shape[1], W_hh.element_size(), batch, W_hh.get_device())
+    size, element = W_hh.shape[1], W_hh.element_size()
+    return plan_for(cell.name, direction, size, element, batch, W_hh.get_device())
 
 
 @functools.lru_cache(maxsize=4096)
-def _cheapest(
+def plan_for(
     cell: str, direction: str, size: int, element: int, batch: int, device: int
 ) -> Plan | None:
+    """How one direction of such a layer is spread over this GPU; None where it does not fit."""
     return cheapest(cell, direction, size, element, batch, machine(max(device, 0)))
 
 
@@ -197,19 +186,19 @@ def _integers(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.to(torch.int64).contiguous()
 
 
-def _carry_back(
-    cell: str,
-    w: Weights,
-    xs: Tensor,
-    trace: Trace,
-    dhs: Tensor | None,
-    dstate: State,
-    xi: Tensor | None,
-    lengths: Tensor | None,
-) -> tuple[Tensor, State]:
+def _bias_apart(cell: Cell, w: Weights) -> Tensor | None:
+    """b_hh of the gates that do not add it to b_ih: a gru's n."""
+    if not cell.apart or w.b_hh is None:
+        return None
+    return w.b_hh[(cell.gates - cell.apart) * w.hidden_size :].float()
+
+
+def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State]:
     """da (T, B, blocks · hidden) and, in float32, the pull on the state before the piece."""
+    cell, w, xs, _, lengths = piece
+    dhs, dstate, xi = pull.dhs, pull.dstate, pull.xi
     steps, batch = xs.shape[:2]
-    blocks = 4 if cell == "gru" else GATES[cell]
+    blocks = cell.gates + cell.apart
     das = trace.hs.new_empty(steps, batch, blocks * w.hidden_size)
     dh = trace.hs.new_empty(trace.hs.shape[1:], dtype=torch.float32)
     lstm = trace.cs is not None
@@ -238,12 +227,12 @@ def _carry_back(
     return das, (dh,) if dc is None else (dh, dc)
 
 
-def _shares(cell: str, das: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _shares(cell: Cell, das: Tensor) -> tuple[Tensor, list[Tensor]]:
     """da as W_ih and as W_hh meet it (the latter in pieces): different for a gru's n gate alone.
 
     A gru keeps (dr, dz, dn, du): W_ih's rows are pulled by dr dz dn, W_hh's by dr dz du.
     """
-    if cell != "gru":
+    if not cell.apart:
         return das, [das]
     hidden = das.shape[-1] // 4
     return das[..., : 3 * hidden], [das[..., : 2 * hidden], das[..., 3 * hidden :]]

@@ -14,8 +14,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from elman import cells
+
+# CELL in the sources
 CELLS = {"tanh": 0, "relu": 1, "gru": 2, "lstm": 3, "linear": 4}
-GATES = {"tanh": 1, "relu": 1, "linear": 1, "gru": 3, "lstm": 4}
+GATES = {name: cells.named(name).gates for name in CELLS}
 WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
 CLUSTERS = range(1, 17)

@@ -1,4 +1,4 @@
-"""Does the CUDA kernel compute the recurrence? `python -m elman.kernels.cuda.check` on a GPU says.
+"""Does the CUDA kernel compute the recurrence? `python tests/cuda_check.py` on a GPU says.
 
 Random jobs (cells, dtypes, shapes, carries, lengths), each run twice and asked for the same bits.
 What else is asked follows from how numbers are rounded, not from what was seen:
@@ -33,9 +33,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from elman import cells
 from elman.cells import Gradients, State, Weights
-from elman.gradients.through_time import Trace
-from elman.kernels import Kernel, fused, reference
+from elman.kernels import Kernel, Piece, Pull, Trace, fused, reference
 from elman.kernels.cuda import KERNEL, arithmetic, compiled, machine
 from elman.kernels.cuda.plan import GATES, cheapest
 
@@ -46,8 +46,8 @@ CERTAIN = 3.0  # standard errors beyond which a mean is no chance
 
 
 @dataclass(frozen=True)
-class Job:
-    """One random job, rebuilt from its seed."""
+class Case:
+    """One random problem, rebuilt from its seed."""
 
     cell: str
     dtype: torch.dtype
@@ -88,11 +88,11 @@ class Job:
             rnn.fp32_precision = before  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Job]:
+def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Case]:
     """`count` random jobs with hidden sizes around `sizes`."""
     chance = random.Random(seed)
     return [
-        Job(
+        Case(
             cell=chance.choice(list(GATES)),
             dtype=chance.choice(list(ROUNDOFF)),
             steps=chance.choice((1, 2, 3, 5, 8, 13)),
@@ -122,6 +122,14 @@ class Material:
     xi: Tensor | None
     lengths: Tensor | None
 
+    def piece(self, cell: str) -> Piece:
+        """What a kernel's forward reads."""
+        return Piece(cells.named(cell), self.w, self.xs, self.state, self.lengths)
+
+    def pull(self) -> Pull:
+        """What its backward gets."""
+        return Pull(self.dhs, self.dstate, self.xi)
+
     def to(self, dtype: torch.dtype, device: str) -> Material:
         def move(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.to(device, dtype if x.is_floating_point() else x.dtype)
@@ -140,7 +148,7 @@ class Material:
         )
 
 
-def material(job: Job) -> Material:
+def material(job: Case) -> Material:
     """Random tensors, W_hh with orthogonal blocks so that gradients live to the first step."""
     g = torch.Generator().manual_seed(job.seed)
 
@@ -157,14 +165,14 @@ def material(job: Job) -> Material:
         normal(gates * H, scale=0.1) if job.bias else None,
     )
     ids = torch.randint(job.inputs, (T, B), generator=g)
-    states = 2 if job.cell == "lstm" else 1
+    states = cells.named(job.cell).states
     xi = torch.rand(T, B, generator=g).mul(3).floor()  # 0, 1 or 2
     return Material(
         w,
         ids if job.ids else normal(T, B, job.inputs),
-        tuple(normal(B, H) for _ in range(states)),
+        tuple(normal(B, H) for _ in states),
         normal(T, B, H),
-        tuple(normal(B, H) for _ in range(states)),
+        tuple(normal(B, H) for _ in states),
         (None, xi[:, 0], xi)[job.xi],
         torch.randint(0, T + 1, (B,), generator=g) if job.lengths else None,
     )
@@ -179,11 +187,11 @@ class Shaken:
         self.u = u
         self.random = torch.Generator(device).manual_seed(seed)
 
-    def refuses(self, cell: str, w: Weights, xs: Tensor, state: State) -> str | None:
+    def refuses(self, piece: Piece) -> str | None:
         return None
 
-    def empty_gates(self, cell: str, w: Weights, xs: Tensor, state: State) -> Tensor | None:
-        return reference.KERNEL.empty_gates(cell, w, xs, state)
+    def empty_gates(self, piece: Piece) -> Tensor | None:
+        return reference.KERNEL.empty_gates(piece)
 
     def shake(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
@@ -191,51 +199,35 @@ class Shaken:
         signs = torch.randint(0, 2, x.shape, generator=self.random, device=x.device) * 2 - 1
         return x * (1 + self.u * signs)
 
-    def forward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        state: State,
-        lengths: Tensor | None = None,
-        needs_gates: bool = True,
-    ) -> Trace:
+    def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        cell, w, xs, state, lengths = piece
         steps: list[Trace] = []
         for t in range(len(xs)):
             ended, x = _at(lengths, t), self.shake(xs[t : t + 1])
-            step = reference.KERNEL.forward(cell, w.map(self.shake), x, state, ended)
+            step = reference.KERNEL.forward(Piece(cell, w.map(self.shake), x, state, ended))
             before, state = state, tuple(map(self.shake, step.state(1)))
             tracks = [torch.stack(pair) for pair in zip(before, state, strict=True)]
             steps.append(Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, step.gates))
         return _joined(steps)
 
     def backward(
-        self,
-        cell: str,
-        w: Weights,
-        xs: Tensor,
-        trace: Trace,
-        dhs: Tensor | None,
-        dstate: State,
-        xi: Tensor | None,
-        lengths: Tensor | None = None,
-        needs_dxs: bool = True,
-        into: Gradients | None = None,
+        self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
+        cell, w, xs, _, lengths = piece
+        dhs, dstate, xi, _, into = pull
         dw, dxs = w.zeros() if into is None else into, []
         for t in reversed(range(len(xs))):
             kept = (None if x is None else self.shake(x) for x in trace.between(t, t + 1))
-            dx, _, dstate = reference.KERNEL.backward(
-                cell,
-                w.map(self.shake),
-                self.shake(xs[t : t + 1]),
-                Trace(*kept),  # pyright: ignore[reportArgumentType]
+            shaken = Trace(*kept)  # pyright: ignore[reportArgumentType]
+            x, weights = self.shake(xs[t : t + 1]), w.map(self.shake)
+            step = Piece(cell, weights, x, shaken.state(0), _at(lengths, t))
+            back = Pull(
                 None if dhs is None else self.shake(dhs[t : t + 1]),
                 tuple(map(self.shake, dstate)),
                 None if xi is None else xi[t : t + 1],
-                _at(lengths, t),
                 into=dw,
             )
+            dx, _, dstate = reference.KERNEL.backward(step, shaken, back)
             dxs.append(dx)
         found = None if dxs[0] is None else self.shake(torch.cat(dxs[::-1]))
         return found, dw, tuple(map(self.shake, dstate))
@@ -263,18 +255,19 @@ def _joined(steps: list[Trace]) -> Trace:
 Answers = dict[str, Tensor]
 
 
-def answers(kernel: Kernel, job: Job, m: Material, at: Tensor | None = None) -> Answers:
+def answers(kernel: Kernel, job: Case, m: Material, at: Tensor | None = None) -> Answers:
     """Everything a kernel computes for a job, by name; gradients at the states `at` if given."""
-    trace = kernel.forward(job.cell, m.w, m.xs, m.state, m.lengths)
+    piece = m.piece(job.cell)
+    trace = kernel.forward(piece)
     found = {"hs": trace.hs, "cs": trace.cs}
     trace = trace if at is None else trace._replace(hs=at.to(trace.hs))
-    dxs, dw, dstate = kernel.backward(job.cell, m.w, m.xs, trace, m.dhs, m.dstate, m.xi, m.lengths)
+    dxs, dw, dstate = kernel.backward(piece, trace, m.pull())
     found |= {"dxs": dxs, **dw._asdict()}
     found |= {f"dstate{i}": d for i, d in enumerate(dstate)}
     return {name: x for name, x in found.items() if x is not None}
 
 
-def peer_answers(job: Job, m: Material) -> Answers:
+def peer_answers(job: Case, m: Material) -> Answers:
     """The same from torch.nn, that is from cuDNN."""
     kind = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM}.get(job.cell, torch.nn.RNN)
     extra = {} if job.cell in ("gru", "lstm") else {"nonlinearity": job.cell}
@@ -312,7 +305,7 @@ def _length(x: Tensor) -> Tensor:
 class Verdict:
     """A kernel's errors on a job, what rounding allows, and what cuDNN's are (if it runs it)."""
 
-    job: Job
+    job: Case
     ours: dict[str, float]
     limits: dict[str, float]
     theirs: dict[str, float]
@@ -320,21 +313,21 @@ class Verdict:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong with the kernel's answers to this job; nothing, one hopes."""
+        """What is wrong with the kernel's answers to this job; an empty list where nothing is."""
         beyond = [(n, e, self.limits[n]) for n, e in self.ours.items() if not e <= self.limits[n]]
         return [f"{n} differs between two runs" for n in self.unequal] + [
             f"{n} is off by {e:.1e}, rounding explains {most:.1e}" for n, e, most in beyond
         ]
 
 
-def faults(job: Job, kernel: Kernel = KERNEL, device: str = "cuda") -> list[str]:
-    """What is wrong with the kernel's answers to this job; nothing, one hopes."""
+def faults(job: Case, kernel: Kernel = KERNEL, device: str = "cuda") -> list[str]:
+    """What is wrong with the kernel's answers to this job; an empty list where nothing is."""
     m = material(job).to(job.dtype, device)
-    reason = kernel.refuses(job.cell, m.w, m.xs, m.state)
+    reason = kernel.refuses(m.piece(job.cell))
     return [f"refused: {reason}"] if reason else judged(job, kernel, device).faults
 
 
-def judged(job: Job, kernel: Kernel, device: str, peer: bool = False) -> Verdict:
+def judged(job: Case, kernel: Kernel, device: str, peer: bool = False) -> Verdict:
     """Run a job twice, exactly, shaken, and where asked on cuDNN."""
     desk = device if job.size >= 64 else "cpu"  # where float64 is faster
     wide = material(job).to(torch.float64, desk)
@@ -361,7 +354,7 @@ def judged(job: Job, kernel: Kernel, device: str, peer: bool = False) -> Verdict
     )
 
 
-def _place(job: Job, found: Answers) -> Tensor | None:
+def _place(job: Case, found: Answers) -> Tensor | None:
     """Where gradients are taken: a relu's at the states that were found."""
     return found["hs"].detach() if job.cell == "relu" else None
 
@@ -388,10 +381,10 @@ def worse(logs: list[float]) -> bool:
     return statistics.mean(logs) > math.log(1.05) + chance
 
 
-def peer_jobs(seeds: int) -> list[Job]:
+def peer_jobs(seeds: int) -> list[Case]:
     """Jobs that cuDNN runs too, enough of each cell and dtype for a mean."""
     return [
-        Job(cell, dtype, 13, 37, size, size, tf32=tf32, seed=seed)
+        Case(cell, dtype, 13, 37, size, size, tf32=tf32, seed=seed)
         for cell in GATES
         if cell != "linear"
         for dtype, tf32 in [*((dtype, True) for dtype in ROUNDOFF), (torch.float32, False)]
@@ -400,7 +393,7 @@ def peer_jobs(seeds: int) -> list[Job]:
     ]
 
 
-def compile_ahead(todo: list[Job]) -> None:
+def compile_ahead(todo: list[Case]) -> None:
     """Compile what the jobs will need, on all cores."""
     here = machine(torch.cuda.current_device())
     needed = set()

@@ -1,0 +1,39 @@
+"""The one table of cells: a cell is its own file and one line here."""
+
+from __future__ import annotations
+
+from elman.cells.base import Cell
+from elman.cells.elman import RELU, TANH
+from elman.cells.gru import GRU
+from elman.cells.linear import LINEAR
+from elman.cells.lstm import LSTM
+from elman.errors import UserError
+
+CELLS: dict[str, Cell] = {cell.name: cell for cell in (TANH, RELU, LINEAR, GRU, LSTM)}
+"""Every cell by name. One of your own: `CELLS["mgu"] = Mgu()`, from anywhere."""
+
+
+def named(name: str) -> Cell:
+    """The cell of this name: `tanh`, `relu`, `linear`, `gru`, `lstm` or one that was added."""
+    try:
+        return CELLS[name]
+    except KeyError:
+        raise UserError(f"unknown cell {name!r}", hint=f"one of {', '.join(CELLS)}") from None
+
+
+def models() -> dict[str, Cell]:
+    """Every cell by the name that models and the command line use: tanh is `elman` there."""
+    return {cell.model: cell for cell in CELLS.values()}
+
+
+def of_model(name: str) -> Cell:
+    """The cell that models call by this name."""
+    known = models()
+    if name not in known:
+        raise UserError(f"unknown cell {name!r}", hint=f"one of {', '.join(known)}")
+    return known[name]
+
+
+def of_mode(mode: str) -> Cell:
+    """The cell of a `torch.nn` module, by its `mode`."""
+    return next(cell for cell in CELLS.values() if cell.torch_mode == mode)

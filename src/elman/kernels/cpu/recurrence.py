@@ -1,0 +1,179 @@
+"""The recurrence of one layer over a piece of time, one native call each way."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from elman.cells import Gradients, State, Weights
+from elman.kernels.contract import Piece, Pull, Trace
+from elman.kernels.cpu import library
+from elman.kernels.cpu.library import (
+    CELLS,
+    FASTEST,
+    FLOAT,
+    HALF,
+    KINDS,
+    LayerArguments,
+    integers,
+    plain,
+    pointer,
+)
+
+
+@final
+class Cpu:
+    """C++, torch's threads; `level` holds it to older processors' instructions (tests)."""
+
+    name = "cpu"
+
+    def __init__(self, level: int = FASTEST) -> None:
+        self.level = level
+        self.file = library.path()
+        self.library = None if self.file is None else library.load(self.file)
+
+    def refuses(self, piece: Piece) -> str | None:
+        cell, w, xs, *_ = piece
+        if self.name not in cell.kernels:
+            return f"it has no {cell.name} cell"
+        if self.library is None:
+            return "it was not built: the installation found no working C++ compiler"
+        if not xs.is_cpu:
+            return f"the input is on {xs.device}"
+        if w.W_hr is not None:
+            return "an lstm with proj_size is left to the reference"
+        if w.W_hh.dtype not in KINDS:
+            return f"the weights are {w.W_hh.dtype}; it runs float32, float64 and bfloat16"
+        if w.W_hh.dtype == torch.bfloat16 and self.variant(HALF) is None:
+            return "this processor has no bfloat16 products"
+        return _other_dtypes(piece)
+
+    def variant(self, kind: int = FLOAT) -> str | None:
+        """The instruction set in use; None where there is no such kind on this processor."""
+        assert self.library is not None
+        name = self.library.elman_variant(kind, self.level)
+        return name and name.decode()
+
+    def empty_gates(self, piece: Piece) -> Tensor | None:
+        width, like = piece.cell.keeps * piece.w.hidden_size, piece.state[0]
+        if not width:
+            return None
+        return like.new_empty(*piece.xs.shape[:2], width, dtype=real_of(piece.w))
+
+    def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        piece.check()
+        real, state = real_of(piece.w), piece.state
+        shape = (piece.xs.shape[0] + 1, *state[0].shape)
+        tensors = _inputs(piece, real)
+        tensors["h_0"] = plain(state[0], real)
+        tensors["hs"] = hs = torch.empty(shape, dtype=real)
+        cs = None
+        if len(state) > 1:
+            tensors["c_0"] = plain(state[1], real)
+            tensors["cs"] = cs = torch.empty(shape, dtype=real)
+        tensors["gates"] = gates = self.empty_gates(piece) if needs_gates else None
+        self._run("elman_forward", piece, tensors)
+        if state[0].dtype == real:
+            return Trace(hs, cs, gates)
+        return Trace(hs.to(state[0].dtype), None if cs is None else cs.to(state[1].dtype), gates)
+
+    def backward(
+        self, piece: Piece, trace: Trace, pull: Pull
+    ) -> tuple[Tensor | None, Gradients, State]:
+        piece.check()
+        pull.check(piece, trace, piece.cell.keeps * piece.w.hidden_size)
+        w, xs, real = piece.w, piece.xs, real_of(piece.w)
+        dw, sums = _gradients(w, pull.into, real)
+        wanted = pull.needs_dxs and xs.is_floating_point()
+        dxs = torch.empty(xs.shape, dtype=real) if wanted else None
+        last = [plain(d, real) for d in pull.dstate]
+        first = [torch.empty_like(d) for d in last]
+        tensors = _inputs(piece, real) | {
+            **dict(zip(("hs", "cs", "gates"), (plain(t, real) for t in trace), strict=True)),
+            **dict(zip(("dh_T", "dc_T"), last, strict=False)),
+            **dict(zip(("dh_0", "dc_0"), first, strict=False)),
+            **dict(zip(("dW_ih", "dW_hh", "db_ih", "db_hh"), sums, strict=True)),
+            "dhs": plain(pull.dhs, real),
+            "xi": (xi := plain(pull.xi, real)),
+            "dxs": dxs,
+        }
+        rows = xi is not None and xi.dim() == 2
+        self._run("elman_backward", piece, tensors, xi_per_row=rows, fresh=pull.into is None)
+        for d, total in zip(pull.into or (), sums, strict=False):
+            if d is not None and total is not None and d is not total:
+                d.copy_(total)
+        kinds = [d.dtype for d in pull.dstate]
+        befores = tuple(d.to(kind) for d, kind in zip(first, kinds, strict=True))
+        return None if dxs is None else dxs.to(xs.dtype), dw, befores
+
+    def _run(
+        self,
+        function: str,
+        piece: Piece,
+        tensors: dict[str, Tensor | None],
+        xi_per_row: bool = False,
+        fresh: bool = True,
+    ) -> None:
+        """Call the library; the tensors stay alive in the caller's hands while it runs."""
+        w, (steps, rows) = piece.w, piece.xs.shape[:2]
+        arguments = LayerArguments(
+            cell=CELLS.index(piece.cell.name),
+            T=steps,
+            B=rows,
+            I=w.W_ih.shape[1],
+            H=w.W_hh.shape[1],
+            threads=torch.get_num_threads(),
+            xi_per_row=xi_per_row,
+            fresh=fresh,
+            **{name: pointer(t) for name, t in tensors.items()},
+        )
+        status = getattr(self.library, function)(arguments, KINDS[w.W_hh.dtype], self.level)
+        if status == library.BAD_ID:
+            low, high = int(piece.xs.min()), int(piece.xs.max())
+            raise IndexError(f"ids from {low} to {high} index {w.W_ih.shape[1]} inputs")
+        library.check_memory(status)
+
+
+def _inputs(piece: Piece, real: torch.dtype) -> dict[str, Tensor | None]:
+    """What both ways read, by the names of `LayerArguments`."""
+    w, xs, lengths = piece.w, piece.xs, piece.lengths
+    floating = xs.is_floating_point()
+    return {
+        "xs": plain(xs, real) if floating else None,
+        "ids": None if floating else integers(xs, "ids"),
+        "W_ih": plain(w.W_ih, real),
+        "W_hh": plain(w.W_hh, real),
+        "b_ih": plain(w.b_ih, real),
+        "b_hh": plain(w.b_hh, real),
+        "lengths": None if lengths is None else integers(lengths, "lengths"),
+    }
+
+
+def _gradients(
+    w: Weights, into: Gradients | None, real: torch.dtype
+) -> tuple[Gradients, list[Tensor | None]]:
+    """What is returned as the weights' gradients, and where the kernel sums them."""
+    if into is None:
+        dw = w.map(lambda p: torch.empty(p.shape, dtype=real))
+        return dw, list(dw[:4])
+    return into, [plain(d, real) for d in into[:4]]
+
+
+def real_of(w: Weights) -> torch.dtype:
+    """What states and sums are held in: float32 for bfloat16 weights."""
+    return torch.float64 if w.W_hh.dtype == torch.float64 else torch.float32
+
+
+def _other_dtypes(piece: Piece) -> str | None:
+    """float32 and float64 do not mix; beside bfloat16 weights float32 states are welcome."""
+    w, xs = piece.w, piece.xs
+    weight, real = w.W_hh.dtype, real_of(w)
+    for t in (*w, *piece.state, xs if xs.is_floating_point() else None):
+        if t is not None and t.dtype != weight and t.dtype != real:
+            return f"{t.dtype} beside weights of {weight}"
+    return None
+
+
+KERNEL = Cpu()

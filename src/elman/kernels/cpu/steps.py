@@ -1,0 +1,80 @@
+"""Layers and an output layer, one step at a time: see `elman.language_model.stepper`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+
+from elman.cells import Cell
+from elman.errors import UserError
+from elman.kernels.contract import Job, require
+from elman.kernels.cpu import head, library
+from elman.kernels.cpu.library import CELLS, KINDS, LayerArguments, integers, plain, pointer
+from elman.kernels.cpu.recurrence import Cpu, real_of
+
+
+@final
+class Steps:
+    """Memory and arguments are made once; a call reads one id per row and gives its logits."""
+
+    def __init__(self, kernel: Cpu, job: Job, W_hq: Tensor, b_q: Tensor | None) -> None:
+        assert kernel.library is not None
+        for piece in job.pieces():
+            piece.check()
+        top = job.states[-1][0]
+        require(head.expected(top, W_hq, b_q), top.device)
+        real, rows = real_of(job.layers[0]), top.shape[0]
+        self.states = [tuple(torch.stack([s, s]).to(real) for s in state) for state in job.states]
+        self.shape, self.dtype = (rows, len(W_hq)), real
+        self.inputs = job.layers[0].W_ih.shape[1]
+        self.alive = [[_lasting(p, real) for p in w[:4]] for w in job.layers]
+        self.out = (_lasting(W_hq, real), _lasting(b_q, real))
+        self.layers = (LayerArguments * len(job.layers))(*self._layers(job.cell))
+        self.run = functools.partial(kernel.library.elman_step, self.layers, len(self.layers))
+        self.run = functools.partial(self.run, *map(pointer, self.out))
+        self.rest = (len(W_hq), KINDS[real], kernel.level)
+
+    def _layers(self, cell: Cell) -> Iterator[LayerArguments]:
+        below: Tensor | None = None
+        for (W_ih, W_hh, b_ih, b_hh), (h, *c) in zip(self.alive, self.states, strict=True):
+            assert W_ih is not None
+            assert W_hh is not None
+            yield LayerArguments(
+                cell=CELLS.index(cell.name),
+                T=1,
+                B=self.shape[0],
+                I=W_ih.shape[1],
+                H=W_hh.shape[1],
+                threads=torch.get_num_threads(),
+                xs=pointer(below),
+                W_ih=pointer(W_ih),
+                W_hh=pointer(W_hh),
+                b_ih=pointer(b_ih),
+                b_hh=pointer(b_hh),
+                h_0=pointer(h[1]),
+                c_0=pointer(c[0][1]) if c else None,
+                hs=pointer(h),
+                cs=pointer(c[0]) if c else None,
+            )
+            below = h[1]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """The logits (rows, outputs) after reading ids (rows,)."""
+        if ids.shape != self.shape[:1]:
+            raise UserError(f"ids of shape {tuple(ids.shape)} for {self.shape[0]} rows")
+        ids, y = integers(ids, "ids"), torch.empty(self.shape, dtype=self.dtype)
+        self.layers[0].ids = ids.data_ptr()
+        status = self.run(y.data_ptr(), *self.rest)
+        if status == library.BAD_ID:
+            raise IndexError(f"ids {ids.tolist()} index {self.inputs} inputs")
+        library.check_memory(status)
+        return y
+
+
+def _lasting(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """As `plain`, in memory that stays even if the module is moved or changes its type."""
+    return None if t is None else plain(t.detach(), dtype)

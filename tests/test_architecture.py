@@ -1,0 +1,105 @@
+"""Imports point one way, along the life of a token, and docs/architecture.md names every stage."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "elman"
+
+STAGES = (
+    "errors",
+    "files",
+    "text",
+    "counting",
+    "cells",
+    "gradients",
+    "kernels",
+    "recurrence",
+    "nn",
+    "language_model",
+    "scoring",
+    "generation",
+    "training",
+    "runs",
+    "forecasting",
+    "diagnostics",
+    "figures",
+    "reports",
+    "session",
+    "cli",
+)
+"""Every folder and module at the package's root; each may import from those before it."""
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """The dotted name below `elman`: "text.vocab", "text" for its __init__, "" for the root's."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {name_of(path) for path in MODULES}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of the package that this one imports, at the top or late, below `elman`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (a.name.removeprefix("elman.") for a in node.names if "elman." in a.name)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            package, _, inner = node.module.partition(".")
+            if package == "elman":
+                for alias in node.names:
+                    deeper = f"{inner}.{alias.name}".lstrip(".")
+                    yield deeper if deeper in NAMES else inner
+
+
+def stage(name: str) -> str:
+    return name.split(".")[0]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path) or "elman")
+def test_a_module_imports_only_from_stages_before_its_own(path):
+    here = name_of(path)
+    if here in ("", "__main__"):
+        pytest.skip("the package's front page knows all its rooms")
+    later = [
+        other
+        for other in imports(path)
+        if other and STAGES.index(stage(other)) > STAGES.index(stage(here))
+    ]
+    assert not later, f"{here} imports from later stages: {later}"
+
+
+def test_every_stage_of_the_tree_is_in_the_list_and_in_the_docs():
+    present = {stage(name) for name in NAMES} - {"", "__main__"}
+    assert present <= set(STAGES), "a new folder or root module needs its place in STAGES"
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_]+)(?:/|\.py)`", page)
+    missing = [s for s in STAGES if s in present and s not in named]
+    assert not missing, f"docs/architecture.md does not mention {missing}"
+
+
+def test_short_names_are_the_modules_themselves():
+    import importlib
+
+    for short, home in {
+        "corpus": "text",
+        "vocab": "text",
+        "batches": "text",
+        "statistics": "counting",
+        "ngram.arpa": "counting",
+        "metrics": "scoring",
+        "mixture": "scoring",
+        "series": "forecasting",
+    }.items():
+        module = importlib.import_module(f"elman.{short}")
+        assert module is importlib.import_module(f"elman.{home}.{short}")
+        assert module.__name__ == module.__spec__.name == f"elman.{home}.{short}"
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("elman.corpora")
