@@ -1,11 +1,11 @@
-"""What a recurrent layer costs on this GPU, by elman's CUDA kernel and by cuDNN: the choice's prices.
+"""What a recurrent layer costs on this GPU by elman's CUDA kernel and by cuDNN.
 
-    python benchmarks/cuda_prices.py --json prices.json
+    python benchmarks/cuda_prices.py --json src/elman/kernels/prices.json --rows rows.json
 
-Every cell, arithmetic, hidden size and batch of a grid, forward alone and with the backward pass, as
-a CUDA graph (so without Python), at two lengths: what a call costs before its first step, and what
-each step costs. Stacks and both directions are timed at some of the sizes. `elman.kernels.prices`
-reads the result.
+Every cell, arithmetic, hidden size and batch of a grid, forward alone and with the backward pass,
+as a CUDA graph (so without Python), at two lengths: what a call costs before its first step, and
+what each step costs. `elman.kernels.prices` reads the result. Stacks and both directions are timed
+at some of the sizes, for its rule about them.
 """
 
 from __future__ import annotations
@@ -146,9 +146,28 @@ def measured(case: Case) -> dict[str, list[float]]:
     return found
 
 
+def packed(rows: list[dict]) -> dict:
+    """[start, step] by engine, cell, arithmetic, size and batch, for `elman.kernels.prices`."""
+    table: dict = {"sizes": SIZES, "batches": BATCHES}
+    for row in rows:
+        if (row["layers"], row["directions"]) != (1, 1):
+            continue
+        for what in ("forward", "both"):
+            (first, last), (early, late) = row["steps"], row[what]
+            step = max((late - early) / (last - first), 0.01)
+            grid = table.setdefault(row["engine"], {}).setdefault(row["cell"], {})
+            grid = grid.setdefault(row["arithmetic"], {})
+            grid = grid.setdefault(what, [[None] * len(BATCHES) for _ in SIZES])
+            place = SIZES.index(row["hidden"]), BATCHES.index(row["batch"])
+            grid[place[0]][place[1]] = [round(max(early - first * step, 1), 1), round(step, 3)]
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True, help="where the prices go")
+    parser.add_argument("--rows", type=Path, help="where every measurement goes")
+    parser.add_argument("--engine", choices=("cuda", "cudnn"), help="this one alone")
     parser.add_argument("--seconds", type=float, default=300, help="stop after so long")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "RNN module weights")  # torch never flattens bf16
@@ -157,6 +176,8 @@ def main() -> None:
     compile_all()
     rows = []
     for case in cases():
+        if options.engine not in (None, case.engine):
+            continue
         if time.monotonic() - began > options.seconds:
             print(f"stopped before {case}")
             break
@@ -165,8 +186,10 @@ def main() -> None:
             rows.append({**case._asdict(), "steps": STEPS, **measured(case)})
         except RuntimeError as failure:
             print(case, str(failure).splitlines()[0], flush=True)
-    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-    options.json.write_text(json.dumps(found), encoding="utf-8")
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    options.json.write_text(json.dumps({**about, **packed(rows)}) + "\n", encoding="utf-8")
+    if options.rows:
+        options.rows.write_text(json.dumps({**about, "rows": rows}) + "\n", encoding="utf-8")
     print(f"{len(rows)} rows in {time.monotonic() - began:.0f} s")
 
 

@@ -14,6 +14,7 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 from typing import Any, final
 
@@ -25,8 +26,9 @@ from elman.cells import CELLS, Cell, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full
 from elman.gradients.memory import Memory, Stored
-from elman.kernels import Job
-from elman.recurrence import compiled, piecewise
+from elman.kernels import Job, runs_whole
+from elman.kernels.cudnn import Network, Whole
+from elman.recurrence import compiled, piecewise, whole
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
@@ -79,19 +81,33 @@ class _Module(torch.nn.RNNBase):
         self, input: PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        xs, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
-        self._check_input(xs, batched=True, time=0)
-        first = self._checked_state(xs, state)
+        rows = int(input.batch_sizes[0])
+        self._check_input(input.data.unsqueeze(0), batched=True, time=0)
+        first = self._checked_state(input.data[:rows].unsqueeze(0), state)
         if input.sorted_indices is not None:
             first = [s.index_select(1, input.sorted_indices) for s in first]
-        ys, last = self._recur(xs, first, lengths)
-        packed = pack_padded_sequence(ys, lengths)
+        ys, last = self._recur_packed(input.data, input.batch_sizes, first)
         if input.unsorted_indices is not None:
             last = tuple(s.index_select(1, input.unsorted_indices) for s in last)
-        ys = PackedSequence(
-            packed.data, packed.batch_sizes, input.sorted_indices, input.unsorted_indices
-        )
-        return ys, last
+        return input._replace(data=ys), last
+
+    def _recur_packed(
+        self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The recurrence of packed rows: as it is for cuDNN, padded for all others."""
+        if data.is_cuda and not torch.compiler.is_compiling():
+            x = self._inputs(data, first)
+            steps, rows = len(batch_sizes), int(batch_sizes[0])
+            stack = whole.described(self._recipe(), self._network(), x, steps, rows, packed=True)
+            if runs_whole(stack, data.device, lambda: self._padded_job(data, batch_sizes, first)):
+                return whole.recurrence(stack, x, self.dropout, batch_sizes.tolist())
+        xs, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
+        ys, last = self._recur(xs, first, lengths)
+        return pack_padded_sequence(ys, lengths).data, last
+
+    def _padded_job(self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]) -> Job:
+        xs, _ = pad_packed_sequence(PackedSequence(data, batch_sizes))
+        return self._job(self._inputs(xs, first))
 
     def _recur(
         self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None
@@ -101,7 +117,27 @@ class _Module(torch.nn.RNNBase):
         if torch.compiler.is_compiling():
             out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
             return out[0], tuple(out[1 : 1 + len(state)])
-        return recurrence(self._recipe(), x)
+        recipe = self._recipe()
+        if x.xs.is_cuda and lengths is None:
+            stack = self._whole(x)
+            if runs_whole(stack, xs.device, lambda: self._job(x)):
+                return whole.recurrence(stack, x, self.dropout)
+        return recurrence(recipe, x)
+
+    def _whole(self, x: Inputs) -> Whole:
+        """The stack as cuDNN would be handed it."""
+        return whole.described(self._recipe(), self._network(), x, *x.xs.shape[:2])
+
+    def _network(self) -> Network:
+        return Network(
+            named(self.cell).torch_mode,
+            self.bias,
+            self.input_size,
+            self.hidden_size,
+            self.proj_size,
+            self.num_layers,
+            2 if self.bidirectional else 1,
+        )
 
     def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
         """All tensors that go into the recurrence, in autocast's dtype where it is on."""
@@ -181,7 +217,10 @@ class _Module(torch.nn.RNNBase):
     def job(self, x: Tensor, state: Tensor | Sequence[Tensor] | None = None) -> Job:
         """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
         state = (state,) if isinstance(state, Tensor) else state
-        return self._recipe().job(self._inputs(*self._time_first(x, state)))
+        return self._job(self._inputs(*self._time_first(x, state)))
+
+    def _job(self, x: Inputs) -> Job:
+        return replace(self._recipe().job(x), whole=self._whole(x))
 
     def _check_input(self, input: Tensor, batched: bool, time: int) -> None:
         name, weight, shape = type(self).__name__, self._parameter_dtype(), tuple(input.shape)

@@ -1,163 +1,222 @@
 """cuDNN: torch.nn's own recurrent layers, where none of ours is faster.
 
-It takes a whole stack at once (layers and both directions, from one state to another) and gives
-back what its own backward pass wants: an opaque block of bytes. So it is no `Kernel`, which runs one
-layer in one direction and has every state: `elman.recurrence.cudnn` cuts time into pieces for it.
+It takes a whole stack at once (layers and both directions, from one state to another) and keeps
+what its backward pass wants in a block of bytes that only it can read. So it is no `Kernel`, which
+runs one layer in one direction and knows every state: a module asks for it with a `Whole`, beside
+the job that it would hand to a kernel. `prices` says when it is the faster of the two.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.backends.cudnn.rnn import get_cudnn_mode
 
-MODES = {"relu": 0, "tanh": 1, "lstm": 2, "gru": 3}
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-Stacked = Sequence[Tensor]
-"""h, or h and c, of all layers and directions, stacked as PyTorch does."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LARGEST_VOCABULARY = 4096  # ids become one-hot rows, which are multiplied
 
 
 class Network(NamedTuple):
-    """All that cuDNN is told about a stack beside its tensors."""
+    """A stack of layers, as cuDNN is told about it."""
 
-    cell: str
+    mode: str | None  # torch.nn's name of the cell
     bias: bool
     inputs: int
     hidden: int
     projection: int
     layers: int
-    bidirectional: bool
+    directions: int
 
     @property
     def each(self) -> int:
         """Tensors of one layer in one direction."""
         return 2 + 2 * self.bias + (self.projection > 0)
 
-    def _sizes(self) -> tuple[int, int, int, int]:
-        return MODES[self.cell], self.hidden, self.projection, self.layers
+    def sizes(self) -> tuple[int, int, int, int]:
+        """What all of cuDNN's operations ask for in this order."""
+        assert self.mode is not None
+        return get_cudnn_mode(self.mode), self.hidden, self.projection, self.layers
 
 
-class Pass(NamedTuple):
-    """What a forward pass found; `reserve` and `buffer` (all weights in one) are for its backward."""
+class Whole(NamedTuple):
+    """A stack over all of its time: everything about it but its tensors."""
 
-    ys: Tensor
-    last: tuple[Tensor, ...]
-    reserve: Tensor
-    buffer: Tensor
+    network: Network
+    steps: int
+    rows: int
+    dtype: torch.dtype
+    ids: bool = False
+    keeps: bool = True  # a backward pass may follow
+    window: int | None = None  # the gradient is cut every so many steps
+    drops: bool = False  # with dropout between its layers
+    apart: str | None = None  # why this stack cannot be handed over whole
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of time between cuts."""
+        return 1 if self.window is None else -(-self.steps // self.window)
 
 
-def forward(
-    net: Network,
+@final
+class Cudnn:
+    """torch's cuDNN layers, asked for by `Whole`."""
+
+    name = "cudnn"
+
+    def refuses(self, whole: Whole, device: torch.device) -> str | None:
+        """Why cuDNN cannot run this stack; None if it can."""
+        if device.type != "cuda":
+            return f"the tensors are on {device.type}, not on a CUDA GPU"
+        if not (torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
+            return "torch has no cuDNN here, or torch.backends.cudnn.enabled is off"
+        if whole.network.mode is None:
+            return "it has no such cell"
+        if whole.dtype not in DTYPES:
+            return f"{whole.dtype} is left to kernels that also give gradients of gradients"
+        if whole.ids and whole.network.inputs > LARGEST_VOCABULARY:
+            return f"ids are one-hot rows to it, and {whole.network.inputs} of them are too wide"
+        return whole.apart or self._refuses_pieces(whole)
+
+    def _refuses_pieces(self, whole: Whole) -> str | None:
+        if whole.pieces == 1:
+            return None
+        if whole.network.directions == 2:
+            return "a carry that cuts is run in pieces of time, and both directions need all of it"
+        if whole.drops:
+            return "a carry that cuts is run in pieces of time, and dropout is drawn for all of it"
+        if whole.dtype != torch.float32:
+            return "gradients of pieces of time would be summed in half precision"
+        return None
+
+    def switches(self, dtype: torch.dtype) -> tuple[bool, str | None]:
+        """What of torch's settings a choice depends on."""
+        return torch.backends.cudnn.enabled, precision() if dtype == torch.float32 else None
+
+
+KERNEL = Cudnn()
+
+
+def precision() -> str:
+    """How torch multiplies float32 in recurrent layers: tf32, or without it."""
+    return torch.backends.cudnn.rnn.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
+
+
+Between = Callable[[Tensor, int], Tensor]
+"""What the layer above reads of a layer's output: dropout."""
+
+
+def run(
+    whole: Whole,
     xs: Tensor,
-    first: Stacked,
+    first: Sequence[Tensor],
     weights: Sequence[Tensor],
-    buffer: Tensor | None,
-    keep: bool,
-) -> Pass:
-    """ys and the last states; without `keep` no backward will follow."""
-    h, c = first[0], first[1] if len(first) > 1 else None
-    ys, h, c, reserve, buffer = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
+    between: Between | None = None,
+    batch_sizes: Sequence[int] = (),
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """ys and the last states (stacked as PyTorch does), differentiable once.
+
+    With `batch_sizes`, xs and ys are those of a packed sequence. A gradient of a gradient is not to
+    be had from cuDNN: torch says so, and to switch `torch.backends.cudnn.flags(enabled=False)` for
+    the forward pass, which elman heeds too.
+    """
+    if whole.ids:
+        xs = torch.nn.functional.one_hot(xs, whole.network.inputs).to(whole.dtype)
+    if between is not None:
+        return _level_by_level(whole, xs, first, weights, between, batch_sizes)
+    if whole.pieces == 1:
+        return _piece(whole, xs, first, weights, batch_sizes)
+    ys: list[Tensor] = []
+    for start in range(0, whole.steps, whole.window or whole.steps):
+        state = first if start == 0 else [s.detach() for s in first]  # nothing crosses a cut
+        y, first = _piece(whole, xs[start : start + (whole.window or 0)], state, weights)
+        ys.append(y)
+    return torch.cat(ys), tuple(first)
+
+
+def _level_by_level(
+    whole: Whole,
+    xs: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    between: Between,
+    batch_sizes: Sequence[int],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Layers one after the other, with `between` between them."""
+    net, last = whole.network, []
+    wide, each = net.directions, net.directions * net.each
+    for level in range(net.layers):
+        xs = xs if level == 0 else between(xs, level - 1)
+        one = whole._replace(network=net._replace(inputs=xs.shape[-1], layers=1))
+        state = [s[level * wide : (level + 1) * wide] for s in first]
+        xs, after = _piece(one, xs, state, weights[level * each : (level + 1) * each], batch_sizes)
+        last.append(after)
+    return xs, tuple(torch.cat(states) for states in zip(*last, strict=True))
+
+
+def _piece(
+    whole: Whole,
+    xs: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    batch_sizes: Sequence[int] = (),
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    net = whole.network
+    found = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
         xs,
         weights,
         net.each,
-        buffer,
-        h,
-        c,
-        *net._sizes(),
+        all_weights(net, weights),
+        first[0].contiguous(),
+        first[1].contiguous() if len(first) > 1 else None,
+        *net.sizes(),
         False,  # time comes first
         0.0,  # no dropout
-        keep,
-        net.bidirectional,
-        (),  # all rows are of one length
+        whole.keeps,
+        net.directions == 2,
+        batch_sizes,
         None,
     )
-    return Pass(ys, (h, c) if net.cell == "lstm" else (h,), reserve, buffer)
+    return found[0], found[1 : 1 + len(first)]
 
 
-def backward(
-    net: Network,
-    xs: Tensor,
-    first: Stacked,
-    weights: Sequence[Tensor],
-    found: Pass,
-    dys: Tensor | None,
-    dlast: Sequence[Tensor | None],
-    needs: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-    """The pulls on xs, on the first states and on the weights, where `needs` asks for them.
-
-    cuDNN writes into `found.reserve`: a pass that may be asked again hands over a copy.
-    """
-    h, c = first[0], first[1] if len(first) > 1 else None
-    dh, dc = dlast[0], dlast[1] if len(dlast) > 1 else None
-    dxs, dh, dc, dws = torch.ops.aten._cudnn_rnn_backward(
-        xs,
-        weights,
-        net.each,
-        found.buffer,
-        h,
-        c,
-        found.ys,
-        dys,
-        dh,
-        dc,
-        *net._sizes(),
-        False,
-        0.0,
-        True,
-        net.bidirectional,
-        (),
-        None,
-        found.reserve,
-        (needs[0], needs[1], needs[1] and c is not None, needs[2]),
-    )
-    return dxs if needs[0] else None, [dh] if c is None else [dh, dc], list(dws)
-
-
-def whole_buffer(net: Network, weights: Sequence[Tensor]) -> Tensor | None:
+def all_weights(net: Network, weights: Sequence[Tensor]) -> Tensor | None:
     """The block of memory that all weights lie in, if they lie there as cuDNN wants them.
 
-    `torch.nn.RNNBase.flatten_parameters` puts them there; else cuDNN copies them at every call.
+    `torch.nn.RNNBase.flatten_parameters` puts them there; where they do not, cuDNN is handed None
+    and copies them at every call.
     """
     w = weights[0]
-    places = _places(net, w.dtype, w.device)
-    base = w.data_ptr() - places[0] * w.element_size()
-    for weight, place in zip(weights, places[:-1], strict=True):
-        if weight.data_ptr() != base + place * w.element_size():
+    size, places, begin = w.element_size(), _places(net, w.dtype, w.device), w.data_ptr()
+    for weight, place in zip(weights, places, strict=False):
+        if weight.data_ptr() - begin != place * size:
             return None
     storage = w.untyped_storage()
-    if storage.data_ptr() != base or storage.nbytes() < places[-1] * w.element_size():
+    if storage.data_ptr() != begin or storage.nbytes() < places[-1] * size:
         return None
-    return w.new_empty(0).set_(storage, 0, (places[-1],))  # pyright: ignore[reportArgumentType]
+    return w.detach().new_empty(0).set_(storage, 0, (places[-1],))  # pyright: ignore[reportArgumentType]
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def _places(net: Network, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
     """Where each weight begins in cuDNN's block, and the block's size, in elements."""
-    made = torch.nn.RNNBase(
-        {"relu": "RNN_RELU", "tanh": "RNN_TANH"}.get(net.cell, net.cell.upper()),
+    assert net.mode is not None
+    model = torch.nn.RNNBase(
+        net.mode,
         net.inputs,
         net.hidden,
         net.layers,
         net.bias,
-        bidirectional=net.bidirectional,
+        bidirectional=net.directions == 2,
         proj_size=net.projection,
         device="meta",
-        dtype=dtype,
     )
-    weights = [torch.empty(w.shape, dtype=dtype, device=device) for w in made.parameters()]
+    weights = [torch.empty(w.shape, dtype=dtype, device=device) for w in model.parameters()]
     block = torch._cudnn_rnn_flatten_weight(  # pyright: ignore[reportAttributeAccessIssue]
-        weights,
-        net.each,
-        net.inputs,
-        *net._sizes(),
-        False,
-        net.bidirectional,
+        weights, net.each, net.inputs, *net.sizes(), False, net.directions == 2
     )
-    size = block.element_size()
-    begins = [(w.data_ptr() - block.data_ptr()) // size for w in weights]
+    begins = [(w.data_ptr() - block.data_ptr()) // block.element_size() for w in weights]
     return *begins, block.numel()

@@ -244,9 +244,13 @@ def arithmetic(dtype: torch.dtype) -> int:
     return HALF.get(dtype, TF32 if allowed else FP32)
 
 
-@contextlib.contextmanager
-def _large_products(dtype: torch.dtype) -> Iterator[None]:
+def _large_products(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
     """Large products of a float32 layer as its loop: the switch of RNNs covers both."""
+    return contextlib.nullcontext() if dtype in HALF else _float32_products(dtype)
+
+
+@contextlib.contextmanager
+def _float32_products(dtype: torch.dtype) -> Iterator[None]:
     before = torch.backends.cuda.matmul.fp32_precision
     tf32 = arithmetic(dtype) == TF32
     torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"

@@ -89,7 +89,7 @@ class Function:
 
 
 class Launch:
-    """A kernel and the shape of its launch: all but the arguments, which change from call to call."""
+    """A kernel and the shape of its launch: all but the arguments, which differ between calls."""
 
     def __init__(self, function: Function, config: LaunchConfig, arguments: int) -> None:
         self.function, self.config = function, config

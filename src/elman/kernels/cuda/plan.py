@@ -32,7 +32,7 @@ GATHER_PRICES = (0.26, 0.0156, 0.0042, 0.0092, 0.0047, 0.0186, 0.0191)
 SCATTER_PRICES = (0.79, 0.0057, 0.0129, 0.0071, 0.0064, 0.0, 0.0303)
 # Of a far group, over 124 plans (10% rms): always; per tile of one warp; per reading of one from
 # shared memory; per value a thread reads from device memory; per partial sum; per chunk; per KB of
-# the vector; per KB that an SM of the GPU reads on average; for waiting, by the group's share of it.
+# the vector; per KB that an SM reads on average; for waiting, by the group's share of all SMs.
 FAR_PRICES = (1.387, 0.0081, 0.0068, 0.0578, 0.0073, 0.0245, 0.0095, 0.0179, 0.607)
 SMS = 132  # of the GPU on which prices were measured
 
