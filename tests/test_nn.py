@@ -1,6 +1,7 @@
 """The modules as a PyTorch user meets them: `torch.nn`'s promises, kept; and its refusals."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -11,7 +12,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from elman import kernels, nn
 from elman.errors import UserError
-from elman.gradients import Checkpointed, Full, Randomized, Sliding, Stored, Truncated
+from elman.gradients import Checkpointed, Full, Given, Randomized, Sliding, Stored, Truncated
+from elman.kernels import choice
 from elman.recurrence import compiled
 
 KINDS = {
@@ -302,6 +304,31 @@ def test_copies_of_a_module_share_compiled_code_but_not_their_draws():
     assert copy.deepcopy(drawn)._how != drawn._how
 
 
+def test_copies_that_are_gone_leave_nothing_behind():
+    drawn = nn.RNN(3, 4, carry=Randomized(0.5))
+    before = len(compiled._BY_NUMBER), len(compiled._BY_KEY), len(compiled._COMPILED)
+    for _ in range(10):
+        copy.deepcopy(drawn)(torch.zeros(2, 1, 3))[0].sum().backward()
+        drawn.carry = Given((1.0, 0.5))
+        drawn.carry = Randomized(0.5)
+    gc.collect()
+    assert (len(compiled._BY_NUMBER), len(compiled._BY_KEY), len(compiled._COMPILED)) == before
+
+
+def test_compiled_code_outlives_the_module(compiler):
+    module = nn.RNN(3, 4, carry=Randomized(0.5, seed=1), **DOUBLE)
+    eager = copy.deepcopy(module)
+    xs = torch.randn(9, 2, 3, **DOUBLE)
+    weights = [*module.parameters()]
+    loss = compiler(module, fullgraph=True, backend="aot_eager")(xs)[0].sin().sum()
+    del module
+    gc.collect()
+    loss.backward()
+    eager(xs)[0].sin().sum().backward()
+    for found, wanted in zip(weights, eager.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own, about TorchScript
 @pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
@@ -364,9 +391,9 @@ def test_autocast_and_dropout_on_a_gpu_are_repeatable():
 def test_explain_says_which_kernel_runs_and_why_not_another(monkeypatch):
     rnn, xs = nn.RNN(3, 4), torch.zeros(5, 2, 3)
     said = kernels.explain(rnn, xs)
-    assert said.runs in kernels.FASTEST_FIRST
+    assert said.runs in choice.FASTEST_FIRST
     assert str(said).endswith(f"{said.runs}: runs")
-    assert set(said.reasons) == set(kernels.FASTEST_FIRST) - set(_from(said.runs))
+    assert set(said.reasons) == set(choice.FASTEST_FIRST) - set(_from(said.runs))
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     assert kernels.explain(rnn, torch.zeros(5, 2, dtype=torch.long)).runs == "reference"
     monkeypatch.setenv("ELMAN_KERNELS", "abacus")
@@ -377,18 +404,18 @@ def test_explain_says_which_kernel_runs_and_why_not_another(monkeypatch):
 
 
 def _from(name):
-    return kernels.FASTEST_FIRST[kernels.FASTEST_FIRST.index(name) :]
+    return choice.FASTEST_FIRST[choice.FASTEST_FIRST.index(name) :]
 
 
 def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
     class Busy:
         name = "cpu"
 
-        def refuses(self, cell, w, xs, state):
+        def refuses(self, piece):
             return "it is busy"
 
     monkeypatch.setenv("ELMAN_KERNELS", "cpu")
-    monkeypatch.setattr(kernels, "_load", lambda name: Busy())
+    monkeypatch.setattr(choice, "_load", lambda name: Busy())
     with pytest.raises(
         UserError, match="ELMAN_KERNELS=cpu: this kernel cannot run here, it is busy"
     ):

@@ -478,7 +478,7 @@ def test_what_cannot_be_served_is_refused_with_a_reason():
         Recurrent(nn.Linear(2, 2))(torch.zeros(3, 2, 2))
     with pytest.raises(UserError, match="Wrong was given a state of structure"):
         Recurrent(Wrong())(torch.zeros(3, 2, INPUT))
-    with pytest.raises(UserError, match="carry=3 is no Carry"):
+    with pytest.raises(UserError, match="carry must be a Carry, got 3"):
         Recurrent(Plain(), carry=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="budget=10 bytes is too small"):
         Recurrent(Plain(), memory=Checkpointed(budget=10))(torch.zeros(3, 2, INPUT))

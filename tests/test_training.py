@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from elman import LanguageModel
 from elman.errors import UserError, WorkFailed
+from elman.gradients import Checkpointed, Full, Randomized, Sliding, Stored, Truncated
 from elman.language_model import Dropout
 from elman.training import (
     CarriedState,
@@ -154,7 +155,7 @@ def test_the_expected_randomised_gradient_is_the_full_one(cell, carry, monkeypat
     ids = IDS[: 2 * steps + 1 + window]
     reading = Reading(batch_size=2, window=window, carry=carry)
     model, oracle = build(cell=cell), build(cell=cell)
-    draws = segments._draw(reading, 4000, seed=0)
+    draws = reading.carry_used.seeded(0).weights(4000)
     ages, age = {}, 0  # 1/π by the number of steps since the last cut, as the library draws it
     for xi in draws.tolist():
         age = 0 if xi == 0 else age
@@ -173,7 +174,7 @@ def test_the_expected_randomised_gradient_is_the_full_one(cell, carry, monkeypat
             xi.append(0.0 if cut else 1 / keep(age))
             age = 1 if cut else age + 1
         monkeypatch.setattr(
-            segments, "_draw", lambda *_, xi=tuple(xi), **__: torch.tensor(xi, dtype=torch.float64)
+            Randomized, "weights", lambda *_, xi=tuple(xi): torch.tensor(xi, dtype=torch.float64)
         )
         train = Training(model, ids[: 2 * steps + 1], None, Settings(reading=reading))
         model.zero_grad()
@@ -192,6 +193,77 @@ def test_the_expected_randomised_gradient_is_the_full_one(cell, carry, monkeypat
     truncated = pass_gradient(build(cell=cell), replace(reading, carry="truncated"))
     scale = max(g.abs().max() for g in gradients(oracle).values())
     assert any((truncated[n] - g).abs().max() > 1e-3 * scale for n, g in total.items())
+
+
+@pytest.mark.parametrize(
+    ("carry", "named"),
+    [
+        (Truncated(8), Reading(window=8)),
+        (Sliding(every=8, steps=11), Reading(window=8, carry="sliding", history=3)),
+        (Randomized(keep=1 - 1 / 8, seed=5), Reading(window=8, carry="randomized")),
+        (Randomized.polynomial(mean=8), Reading(window=8, carry="polynomial")),
+        (Full(), Reading(carry="full")),
+    ],
+    ids=repr,
+)
+def test_a_carry_and_its_name_are_the_same_reading(carry, named):
+    assert Reading(carry=carry) == named
+    assert named.carry_used.seeded(0) == carry.seeded(0)
+    assert isinstance(Reading(carry=carry).carry, str), "as config.json holds it"
+
+
+def test_a_memory_and_its_bytes_are_the_same_reading():
+    assert Reading(memory=Checkpointed(budget=4096)) == Reading(memory=4096)
+    assert Reading(memory=Stored()) == Reading()
+    assert Reading(memory=Checkpointed(every=3)).memory_used == Checkpointed(every=3)
+
+
+@pytest.mark.parametrize(
+    ("model", "reading", "said"),
+    [
+        (
+            {"carry": Truncated(3)},
+            Reading(3, 8, carry="full"),
+            r"given carry=Truncated\(window=3\)",
+        ),
+        ({"carry": Truncated(3)}, Reading(3, 8), r"reads by Truncated\(window=8\)"),
+        ({"carry": Randomized(0.5, seed=0)}, Reading(3, 8, carry="randomized"), "reads by Random"),
+        ({"memory": Checkpointed(every=2)}, Reading(3, 8, memory=4096), "keeps by .*budget=4096"),
+    ],
+    ids=str,
+)
+def test_a_model_and_a_reading_that_disagree_are_refused(model, reading, said):
+    with pytest.raises(UserError, match=said):
+        training(build(**model), reading)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [Reading(3, 8), Reading(3, 8, carry="sliding", history=4), Reading(3, 8, carry="randomized")],
+    ids=repr,
+)
+def test_a_model_given_the_readings_own_carry_learns_the_same(reading):
+    carry = reading.carry_used.seeded(7)
+    agree(pass_gradient(build(carry=carry), reading), pass_gradient(build(), reading))
+
+
+@pytest.mark.parametrize("carry", ["truncated", "full", "randomized"])
+def test_a_reading_leaves_the_models_carry_and_memory_as_they_were(carry):
+    model, seen = build(), []
+    own = model.recurrence.carry, model.recurrence.memory
+    model.recurrence.register_forward_pre_hook(lambda rnn, _: seen.append(rnn.memory))
+    train = training(model, Reading(3, 8, carry=carry, memory=8192))
+    next(train.records())
+    assert (model.recurrence.carry, model.recurrence.memory) == own == (Full(), Stored())
+    assert carry == "full" or seen == [Checkpointed(budget=8192)], "but it was used"
+    assert model.recurrence.memory.keeps_all
+
+
+def test_a_model_with_a_memory_of_its_own_keeps_it_in_training():
+    model, plain = build(memory=Checkpointed(every=3)), build()
+    reading = Reading(3, 8, carry="full")
+    agree(pass_gradient(model, reading), pass_gradient(plain, reading))
+    assert model.recurrence.memory == Checkpointed(every=3)
 
 
 class Zero:

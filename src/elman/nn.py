@@ -4,7 +4,7 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 `torch.nn`, so a model changes sides by changing an import. What is added:
 
 - `carry=` says what part of the gradient flows back through time (default `Full()`, exact);
-- `memory=` says what is kept for the way back (default `Stored()`);
+- `memory=` says what is kept for the backward pass (default `Stored()`);
 - an integer input is read as one-hot rows: ids of shape (T, B), or (B, T) with `batch_first`, or
   (T,) unbatched, below `input_size`; they are looked up, never multiplied;
 - `RNN(nonlinearity="linear")`, the recurrence without a nonlinearity;
@@ -24,14 +24,15 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from elman.cells import CELLS, Cell, named
 from elman.errors import UserError
-from elman.gradients.carry import Carry, Full
-from elman.gradients.memory import Memory, Stored
+from elman.gradients.carry import Carry, Full, checked_carry
+from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job, runs_whole
 from elman.kernels.cudnn import Network, Whole
 from elman.recurrence import compiled, piecewise, whole
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
+from elman.recurrence.strand import is_cast
 
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
@@ -39,7 +40,7 @@ FULL, STORED = Full(), Stored()
 
 
 class _Module(torch.nn.RNNBase):
-    """What all of them have in common: from what the caller passes to time-first tensors and back."""
+    """What all have in common: from what the caller passes to time-first tensors and back."""
 
     cell: str
     carry: Carry
@@ -51,10 +52,7 @@ class _Module(torch.nn.RNNBase):
         self.cell = cell
         if mode is None:
             self._resize(named(cell).gates)
-        self.carry = _checked(
-            "carry", carry, Carry, "Full(), Truncated(window=35), Randomized(keep=0.9)"
-        )
-        self.memory = _checked("memory", memory, Memory, "Stored(), Checkpointed(every=100)")
+        self.carry, self.memory = checked_carry(carry), checked_memory(memory)
 
     def _resize(self, gates: int) -> None:
         """Give the parameters as many rows as a cell that `torch.nn` does not have wants."""
@@ -142,9 +140,9 @@ class _Module(torch.nn.RNNBase):
     def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
         """All tensors that go into the recurrence, in autocast's dtype where it is on."""
         weights = [getattr(self, name) for name in self._flat_weights_names]
-        device, dtype = xs.device.type, weights[0].dtype
-        if torch.is_autocast_enabled(device) and dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(device)
+        dtype = weights[0].dtype
+        if is_cast(xs.device) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(xs.device.type)
         drops = self.training and self.dropout > 0 and self.num_layers > 1
         return Inputs(
             _as(dtype if xs.is_floating_point() else torch.int64, xs),
@@ -170,7 +168,7 @@ class _Module(torch.nn.RNNBase):
         if any(wanted):
             torch.autograd.backward([*compress(x.flat(), wanted)], [*compress(pulls, wanted)])
         last = self._states_as_given(xs, last)
-        return value, last if len(last) > 1 else last[0]
+        return value, _as_hx(last)
 
     def _is_batched(self, input: Tensor) -> bool:
         return input.dim() == (3 if input.is_floating_point() else 2)
@@ -207,7 +205,8 @@ class _Module(torch.nn.RNNBase):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("carry", "memory") and hasattr(self, "carry") and hasattr(self, "memory"):
-            super().__setattr__("_how", compiled.register(self.carry, self.memory))
+            super().__setattr__("_registered", compiled.register(self.carry, self.memory))
+            super().__setattr__("_how", self._registered.number)  # a plain value to torch.compile
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""
@@ -224,9 +223,14 @@ class _Module(torch.nn.RNNBase):
 
     def _check_input(self, input: Tensor, batched: bool, time: int) -> None:
         name, weight, shape = type(self).__name__, self._parameter_dtype(), tuple(input.shape)
-        kind = input.dtype
+        kind, home = input.dtype, getattr(self, self._flat_weights_names[0]).device
+        if input.device != home:
+            raise UserError(
+                f"input is on {input.device}, the weights of {name} are on {home}",
+                hint="move both to one device, with .to(device)",
+            )
         integer = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
-        autocast = kind.is_floating_point and torch.is_autocast_enabled(input.device.type)
+        autocast = kind.is_floating_point and is_cast(input.device)
         if not (integer or kind == weight or autocast):
             raise UserError(
                 f"input has dtype {kind}, the weights of {name} have {weight}",
@@ -267,7 +271,9 @@ class _Module(torch.nn.RNNBase):
                     "layers · directions, batch, size" if batched else "layers · directions, size"
                 )
                 raise UserError(f"{name} has shape {tuple(given)}; it must be {rule}: ({what})")
-            if s.dtype != dtype and not torch.is_autocast_enabled(device.type):
+            if s.device != device:
+                raise UserError(f"{name} is on {s.device}, the input on {device}")
+            if s.dtype != dtype and not is_cast(device):
                 raise UserError(f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights")
         return state
 
@@ -279,14 +285,6 @@ class _Module(torch.nn.RNNBase):
 
 def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
-
-
-def _checked(name: str, value: Any, kind: type, examples: str) -> Any:
-    if not isinstance(value, kind):
-        raise UserError(
-            f"{name} must be a {kind.__name__}, got {value!r}", hint=f"for example {examples}"
-        )
-    return value
 
 
 @final
@@ -469,7 +467,7 @@ class Layers(_Module):
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
         """Every h_t of the last layer, and the last state of every layer: h_T, or (h_T, c_T)."""
         ys, last = self._run(input, (hx,) if isinstance(hx, Tensor) else hx)
-        return ys, last if len(last) > 1 else last[0]
+        return ys, _as_hx(last)
 
     def extra_repr(self) -> str:
         return f"{self.cell}, {super().extra_repr()}"
@@ -481,7 +479,7 @@ def of(cell: str, input_size: int, hidden_size: int, num_layers: int = 1, **opti
     >>> of("relu", 28, 256)
     RNN(28, 256)
     """
-    module = _module_of(named(cell))
+    module: Any = _module_of(named(cell))
     if module is Layers:
         return Layers(cell, input_size, hidden_size, num_layers, **options)
     chosen = {"nonlinearity": cell} if module is RNN else {}
@@ -494,6 +492,12 @@ def _module_of(cell: Cell) -> type[_Module]:
     if mode is None:
         return Layers
     return {"GRU": GRU, "LSTM": LSTM}.get(mode, RNN)
+
+
+def _as_hx(last: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """The last state as a module returns it: h, or (h, c)."""
+    h, *rest = last
+    return last if rest else h
 
 
 def _one_of(names: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """The same gradient by every carry, measured against the exact one."""
 
-import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from elman.diagnostics.passage import exact_copy
 from elman.errors import UserError
-from elman.gradients import Carry, Full, Polynomial, Randomized, Sliding, Truncated
+from elman.gradients import Carry, Full, Randomized, Sliding, Truncated
 from elman.language_model import LanguageModel
 
 
@@ -39,16 +38,7 @@ class CarryScore:
     @property
     def name(self) -> str:
         """The carry in words."""
-        carry = self.carry
-        if isinstance(carry, Truncated):
-            return f"truncated, window {carry.window}"
-        if isinstance(carry, Sliding):
-            return f"sliding, {carry.steps} every {carry.every}"
-        if isinstance(carry, Randomized):
-            if isinstance(carry.keep, Polynomial):
-                return f"randomised, polynomial, mean {carry.keep.mean:g}"
-            return f"randomised, keep {carry.keep:.3g}"
-        return "full"
+        return self.carry.words
 
 
 def carries(window: int, seed: int = 0) -> list[Carry]:
@@ -86,7 +76,7 @@ def compare_carries(
 def _score(
     model: LanguageModel, ids: Tensor, carry: Carry, exact: Tensor, draws: int
 ) -> CarryScore:
-    times = draws if isinstance(carry, Randomized) else 1
+    times = draws if carry.random else 1
     found = [_gradient(model, ids, carry) for _ in range(times)]
     g = torch.stack([gradient for gradient, _ in found])
     size, mean = exact.norm(), g.mean(0)
@@ -97,7 +87,7 @@ def _score(
         bias=float((mean - exact).norm() / size),
         deviation=float((g - mean).square().sum(1).mean().sqrt() / size),
         seconds=sum(seconds for _, seconds in found) / times,
-        steps_kept=_steps_kept(carry, len(ids) - 1),
+        steps_kept=max(stop - start for start, stop in carry.stretches(len(ids) - 1)),
     )
 
 
@@ -112,12 +102,3 @@ def _gradient(model: LanguageModel, ids: Tensor, carry: Carry) -> tuple[Tensor, 
     return torch.cat(
         [p.grad.flatten() for p in exact.recurrence.parameters() if p.grad is not None]
     ), seconds
-
-
-def _steps_kept(carry: Carry, steps: int) -> int:
-    if isinstance(carry, Sliding):
-        return min(carry.steps, steps)
-    assert isinstance(carry, Full | Truncated | Randomized)
-    cut = torch.nonzero(carry.weights(steps).reshape(steps, -1)[:, 0] == 0)[:, 0].tolist()
-    edges = [0, *cut, steps]
-    return max(b - a for a, b in itertools.pairwise(edges))

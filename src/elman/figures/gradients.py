@@ -1,6 +1,5 @@
 """The gradient drawn: by lag, by step and unit, its directions, tokens, and what carries keep."""
 
-import itertools
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -12,7 +11,6 @@ from matplotlib.patches import FancyBboxPatch
 
 from elman.diagnostics import Attribution, ByLag, CarryScore, SingularValues, Units
 from elman.figures.style import COLOURS, STYLES, house
-from elman.gradients import Full, Randomized, Sliding, Truncated
 
 TINY = 1e-12
 
@@ -155,7 +153,7 @@ def carries(scores: Sequence[CarryScore], text: Sequence[str]) -> Figure:
         figure, axes = plt.subplots(figsize=(12, 0.55 * len(scores) + 1.4), layout="constrained")
         steps = len(text)
         for row, score in enumerate(scores):
-            for start, stop in _stretches(score, steps):
+            for start, stop in score.carry.stretches(steps):
                 box = FancyBboxPatch(
                     (start + 0.08, row - 0.32),
                     stop - start - 0.16,
@@ -184,17 +182,6 @@ def carries(scores: Sequence[CarryScore], text: Sequence[str]) -> Figure:
         axes.spines[:].set_visible(False)
     plt.close(figure)
     return figure
-
-
-def _stretches(score: CarryScore, steps: int) -> list[tuple[int, int]]:
-    """Pieces of text between cuts (for a sliding carry: the window of the last block)."""
-    carry = score.carry
-    if isinstance(carry, Sliding):
-        return [(max(0, steps - carry.steps), steps)]
-    assert isinstance(carry, Full | Truncated | Randomized)
-    xi = carry.weights(steps).reshape(steps, -1)[:, 0].numpy()
-    edges = [0, *np.flatnonzero(xi == 0).tolist(), steps]
-    return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
 
 def _visible(token: str) -> str:

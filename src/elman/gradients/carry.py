@@ -5,14 +5,20 @@
 A carry is a choice of ξ_1 … ξ_T. ξ_1 = 1 always: the caller's h_0 keeps its gradient, and whoever
 carries a state between calls detaches it, as in PyTorch. All layers and directions share one ξ: a
 cut is a moment in time, not a place in the stack.
+
+A carry of your own is one class (a frozen dataclass) that answers what `Carry` asks; only `weights`
+has no answer by default. To have a name in `Reading` and on the command line it needs one line in
+`CARRIES`, at the end of this file.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -21,8 +27,102 @@ from torch import Tensor
 from elman.errors import UserError
 
 
-class Carry:
+class Block(NamedTuple):
+    """Losses [first, last) carried back within the window [start, stop)."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+
+
+class Cuts(NamedTuple):
+    """Where a training cuts a long text: segment i is the steps [edges[i], edges[i + 1])."""
+
+    edges: list[int]
+    xi: Tensor | None = None  # ξ of every step of the text; None: 1 inside every segment
+
+
+class Carry(ABC):
     """What part of ∂L/∂h_{t+1} is carried back to h_t."""
+
+    exact: ClassVar[bool] = False
+    """ξ = 1 everywhere: the gradient that autograd computes."""
+    random: ClassVar[bool] = False
+    """Every backward pass draws anew: a measurement takes the mean of many."""
+    in_blocks: ClassVar[bool] = False
+    """Not one pass back with one ξ, but one pass for each of `blocks`."""
+    windows: ClassVar[bool] = False
+    """A training reads windows of one length, each carried back by itself."""
+
+    @abstractmethod
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """ξ_1 … ξ_T in float64, of shape (steps,), or (steps, rows) where rows differ; ξ_1 = 1."""
+
+    def blocks(self, steps: int, both_ways: bool = False) -> Iterator[Block]:
+        """The passes over `steps` time steps, in order of time."""
+        yield Block(0, steps, 0, steps)
+
+    @property
+    def name(self) -> str | None:
+        """Its name in `CARRIES`; None: it has none."""
+        return None
+
+    @property
+    def words(self) -> str:
+        """The carry as figures and tables show it."""
+        return str(self)
+
+    def stretches(self, steps: int) -> list[tuple[int, int]]:
+        """The pieces [start, stop) of time that a gradient crosses: those between cuts.
+
+        >>> Truncated(window=2).stretches(5)
+        [(0, 2), (2, 4), (4, 5)]
+        """
+        return list(itertools.pairwise(_between_cuts(self._shared(steps))))
+
+    def cuts(self, steps: int) -> Cuts:
+        """How a training reads `steps` of text: a segment from each cut to the next."""
+        xi = self._shared(steps)
+        return Cuts(_between_cuts(xi), xi)
+
+    def reading(self) -> tuple[int, int] | None:
+        """(window, history) of the segments a training reads: their length, on average where it is
+        drawn, and how many steps before them are read again. None: any will do."""
+        return None
+
+    def seeded(self, seed: int) -> Carry:
+        """The same carry, whose draws (if it has any) begin at `seed`."""
+        return self
+
+    def key(self) -> Hashable:
+        """What two carries share if code compiled for one serves the other: their value, unless
+        each has draws of its own."""
+        return id(self) if self.random else self
+
+    def _shared(self, steps: int) -> Tensor:
+        """ξ that is the same for all rows."""
+        xi = self.weights(steps)
+        if xi.dim() != 1:
+            raise UserError(
+                f"{self} cuts every row at moments of its own; here all rows share them",
+                hint="per_row=False",
+            )
+        return xi
+
+
+def _between_cuts(xi: Tensor) -> list[int]:
+    return [0, *(t for t in torch.nonzero(xi == 0).flatten().tolist() if t > 0), len(xi)]
+
+
+def checked_carry(carry: object) -> Carry:
+    """The carry itself, if it is one."""
+    if not isinstance(carry, Carry):
+        raise UserError(
+            f"carry must be a Carry, got {carry!r}",
+            hint="e.g. Full(), Truncated(window=35), Randomized(keep=0.9)",
+        )
+    return carry
 
 
 def _at_least_one(name: str, value: object, hint: str) -> None:
@@ -35,9 +135,23 @@ def _at_least_one(name: str, value: object, hint: str) -> None:
 class Full(Carry):
     """Everything is carried: ξ = 1 everywhere, the exact gradient."""
 
+    exact: ClassVar[bool] = True
+
     def weights(self, steps: int, rows: int = 1) -> Tensor:
         """ξ_1 … ξ_T, of shape (steps,)."""
         return torch.ones(1, dtype=torch.float64).expand(steps)
+
+    @property
+    def name(self) -> str:
+        return "full"
+
+    @property
+    def words(self) -> str:
+        return "full"
+
+    def cuts(self, steps: int) -> Cuts:
+        """One segment: all of the text."""
+        return Cuts([0, steps])
 
 
 @final
@@ -51,6 +165,8 @@ class Truncated(Carry):
     [1.0, 1.0, 0.0, 1.0, 0.0]
     """
 
+    windows: ClassVar[bool] = True
+
     window: int
 
     def __post_init__(self) -> None:
@@ -62,11 +178,26 @@ class Truncated(Carry):
         xi[self.window :: self.window] = 0
         return xi
 
+    @property
+    def name(self) -> str:
+        return "truncated"
+
+    @property
+    def words(self) -> str:
+        return f"truncated, window {self.window}"
+
+    def cuts(self, steps: int) -> Cuts:
+        """Whole windows, so that every update has the same shape; what is left over is not read."""
+        return Cuts(list(range(0, steps + 1, self.window)))
+
+    def reading(self) -> tuple[int, int]:
+        return self.window, 0
+
 
 @final
 @dataclass(frozen=True)
 class Given(Carry):
-    """Exactly these ξ_1 … ξ_T, for a sequence of as many steps: whoever knows them may say them."""
+    """Exactly these ξ_1 … ξ_T, for a sequence of as many steps."""
 
     xi: tuple[float, ...]
 
@@ -75,6 +206,10 @@ class Given(Carry):
         if steps != len(self.xi):
             raise UserError(f"{len(self.xi)} weights were given for a sequence of {steps} steps")
         return torch.tensor(self.xi, dtype=torch.float64)
+
+    @property
+    def words(self) -> str:
+        return f"given, {len(self.xi)} weights"
 
 
 class Polynomial(NamedTuple):
@@ -111,6 +246,8 @@ class Randomized(Carry):
     One ξ serves the whole batch, or with `per_row` each row its own.
     """
 
+    random: ClassVar[bool] = True
+
     keep: float | Sequence[float] | Polynomial
     seed: int | None = None
     per_row: bool = False
@@ -145,6 +282,28 @@ class Randomized(Carry):
                 hint="alpha=4 keeps the variance low",
             )
         return cls(Polynomial(mean, alpha), seed, per_row)
+
+    @property
+    def name(self) -> str:
+        return "polynomial" if isinstance(self.keep, Polynomial) else "randomized"
+
+    @property
+    def words(self) -> str:
+        if isinstance(self.keep, Polynomial):
+            return f"randomised, polynomial, mean {self.keep.mean:g}"
+        if isinstance(self.keep, (int, float)):
+            return f"randomised, keep {self.keep:.3g}"
+        return f"randomised, {len(self.keep)} probabilities"
+
+    def reading(self) -> tuple[int, int] | None:
+        """The mean distance between cuts, m or 1/(1 - π), where there is one."""
+        if isinstance(self.keep, Polynomial):
+            return max(2, round(self.keep.mean)), 0
+        one_for_all = isinstance(self.keep, (int, float)) and self.keep < 1
+        return (max(2, round(1 / (1 - self.keep))), 0) if one_for_all else None
+
+    def seeded(self, seed: int) -> Randomized:
+        return replace(self, seed=seed, _draws=[0])
 
     def weights(self, steps: int, rows: int = 1) -> Tensor:
         """A fresh draw of ξ_1 … ξ_T, of shape (steps,), or (steps, rows) with `per_row`.
@@ -198,15 +357,6 @@ def _polynomial(law: Polynomial, steps: int, random: np.random.Generator) -> np.
     return xi
 
 
-class Block(NamedTuple):
-    """Losses [first, last) carried back within the window [start, stop)."""
-
-    first: int
-    last: int
-    start: int
-    stop: int
-
-
 @final
 @dataclass(frozen=True)
 class Sliding(Carry):
@@ -217,6 +367,8 @@ class Sliding(Carry):
     after τ = `steps` terms; every=steps is Truncated(window=steps) over whole windows. With rows of
     different lengths the blocks are the same moments for all of them.
     """
+
+    in_blocks: ClassVar[bool] = True
 
     every: int
     steps: int
@@ -231,6 +383,10 @@ class Sliding(Carry):
                 hint=f"Sliding(every={self.every}, steps={self.every})",
             )
 
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """1 everywhere inside a block's window; see `blocks`."""
+        return torch.ones(steps, dtype=torch.float64)
+
     def blocks(self, steps: int, both_ways: bool = False) -> Iterator[Block]:
         """The passes over `steps` time steps, in order of time.
 
@@ -242,6 +398,88 @@ class Sliding(Carry):
             stop = min(steps, first + self.steps) if both_ways else last
             yield Block(first, last, max(0, last - self.steps), stop)
 
+    @property
+    def name(self) -> str:
+        return "sliding"
 
-Weighted = Full | Truncated | Given | Randomized
-"""The carries that are one ξ; `Sliding` is one pass per block."""
+    @property
+    def words(self) -> str:
+        return f"sliding, {self.steps} every {self.every}"
+
+    def stretches(self, steps: int) -> list[tuple[int, int]]:
+        """The window of the last block; those before it overlap."""
+        return [(max(0, steps - self.steps), steps)]
+
+    def cuts(self, steps: int) -> Cuts:
+        """Whole blocks of losses; what is left over is not read."""
+        return Cuts(list(range(0, steps + 1, self.every)))
+
+    def reading(self) -> tuple[int, int]:
+        return self.every, self.steps - self.every
+
+
+# ---------------------------------------------------------------------- by name
+
+
+class Named(NamedTuple):
+    """A carry as `Reading` and the command line know it."""
+
+    make: Callable[[int, int], Carry]
+    """The carry for segments of `window` steps and `history` steps read again before them."""
+    suggests: Callable[[int], dict[str, int]] = lambda window: {}
+    """Options of a reading that it wants in other than their usual values, unless they are said."""
+
+
+def _sliding(window: int, history: int) -> Carry:
+    if history < 1:
+        raise UserError(
+            f"history={history} with carry=sliding: at least 1 step is read again before a window",
+            hint=f"history={window}, or carry=truncated",
+        )
+    return Sliding(every=window, steps=window + history)
+
+
+def _randomized(window: int, history: int) -> Carry:
+    return Randomized(keep=1 - 1 / _mean_length(window), seed=0)
+
+
+def _polynomial_mean(window: int, history: int) -> Carry:
+    return Randomized.polynomial(mean=_mean_length(window), seed=0)
+
+
+def _mean_length(window: int) -> int:
+    if window < 2:
+        raise UserError(
+            f"window={window} would cut before every step",
+            hint="window is the mean length of a segment here: at least 2",
+        )
+    return window
+
+
+CARRIES: dict[str, Named] = {
+    "truncated": Named(lambda window, history: Truncated(window)),
+    "sliding": Named(_sliding, lambda window: {"history": window}),
+    "randomized": Named(_randomized),
+    "polynomial": Named(_polynomial_mean),
+    "full": Named(lambda window, history: Full(), lambda window: {"memory": 64 << 20}),
+}
+"""Every carry with a name. A seed is 0 here: a training draws from a seed of its own."""
+
+
+def named(name: str, window: int, history: int = 0) -> Carry:
+    """The carry of this name, for segments of `window` steps.
+
+    >>> named("sliding", window=35, history=10)
+    Sliding(every=35, steps=45)
+    """
+    if name not in CARRIES:
+        raise UserError(f"unknown carry {name!r}", hint=f"one of {', '.join(CARRIES)}")
+    return CARRIES[name].make(window, history)
+
+
+def name_of(carry: Carry, window: int, history: int) -> str | None:
+    """The name by which `CARRIES` makes this very carry, whatever its seed; None: it has none."""
+    if carry.name not in CARRIES:
+        return None
+    same = CARRIES[carry.name].make(window, history).seeded(0) == carry.seeded(0)
+    return carry.name if same else None

@@ -209,7 +209,7 @@ def _pure_layer(module: nn.RNNBase) -> tuple[Step, Weights, Callable[[Tensor], N
         "W_hr": "weight_hr_l0",
     }
     given: dict[str, Any] = {field: getattr(module, name, None) for field, name in names.items()}
-    cell = module.cell if hasattr(module, "cell") else cells.of_mode(module.mode)
+    cell: Any = module.cell if hasattr(module, "cell") else cells.of_mode(module.mode)
     return _pure_cell(cell, LayerWeights(**given), names)
 
 

@@ -1,8 +1,8 @@
-"""Memory: which states are kept for the way back, and which are computed again.
+"""Memory: which states are kept for the backward pass, and which are computed again.
 
 `Stored` keeps everything. `Checkpointed` cuts time into pieces, keeps the state at the start of
-some of them, and on the way back runs each piece forwards again from the nearest state kept. The
-gradient is the same; only time and memory are traded.
+some of them, and in the backward pass runs each piece forwards again from the nearest state kept.
+The gradient is the same; only time and memory are traded.
 
 With room for s states beside the first, reversing n pieces takes at least
 
@@ -22,7 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar, final
+from typing import ClassVar, NamedTuple, TypeVar, final
 
 from elman.errors import UserError
 
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
         return piece * self.piece, min((piece + 1) * self.piece, self.steps)
 
     def kept(self) -> list[int]:
-        """The pieces whose first states the way there keeps: 0, then further and further on."""
+        """The pieces whose first states the forward pass keeps: 0, then further and further on."""
         held = [0]
         while (base := held[-1]) < self.pieces - 1 and len(held) <= self.slots:
             held.append(base + split(self.pieces - base, self.slots - len(held) + 1))
@@ -53,14 +53,17 @@ class Plan(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Bytes of one state, and of what one step needs on the way back."""
+    """Bytes of one state, and of what one step needs in the backward pass."""
 
     state: int
     step: int
 
 
 class Memory(ABC):
-    """What is kept of the way there for the way back."""
+    """What the forward pass keeps for the backward pass."""
+
+    keeps_all: ClassVar[bool] = False
+    """Everything is kept, in one piece: nothing is ever run again."""
 
     @abstractmethod
     def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
@@ -69,14 +72,26 @@ class Memory(ABC):
         What is kept for several strands of a stack is kept at once, so they share the budget.
         """
 
+    @property
+    def bytes(self) -> int | None:
+        """The number that stands for it in a configuration: 0 keeps all, else a budget; None: it
+        has no number."""
+        return None
+
 
 @final
 @dataclass(frozen=True)
 class Stored(Memory):
     """Every state is kept, O(T): one piece."""
 
+    keeps_all: ClassVar[bool] = True
+
     def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
         return Plan(steps, steps, 0)
+
+    @property
+    def bytes(self) -> int:
+        return 0
 
 
 @final
@@ -112,6 +127,10 @@ class Checkpointed(Memory):
             key=lambda p: (_recomputed(p), p.slots * size.state + p.piece * size.step),
         )
 
+    @property
+    def bytes(self) -> int | None:
+        return self.budget
+
     def _fitting(self, steps: int, size: Sizes, strands: int) -> list[Plan]:
         """Every plan worth comparing that fits the budget: piece lengths in a geometric series."""
         assert self.budget is not None
@@ -122,7 +141,7 @@ class Checkpointed(Memory):
             each = f" in each of {strands} directed layers" if strands > 1 else ""
             raise UserError(
                 f"budget={self.budget} bytes is too small: two states take {2 * size.state} "
-                f"and one step of the way back {size.step}{each}",
+                f"and one step of the backward pass {size.step}{each}",
                 hint=f"the smallest budget here is {strands * (2 * size.state + size.step)}",
             )
         series = range(1 + math.ceil(math.log(longest + 1, 1.1)))
@@ -134,11 +153,21 @@ class Checkpointed(Memory):
         return plans
 
 
+def checked_memory(memory: object) -> Memory:
+    """The memory itself, if it is one."""
+    if not isinstance(memory, Memory):
+        raise UserError(
+            f"memory must be a Memory, got {memory!r}",
+            hint="e.g. Stored(), Checkpointed(every=100)",
+        )
+    return memory
+
+
 def _recomputed(plan: Plan) -> int:
-    """Steps run again on the way back, beyond the one run with which each piece is reversed."""
+    """Steps run again in the backward pass, beyond the one run that reverses each piece."""
     if plan.pieces == 1:
         return -plan.steps  # nothing is run again: the trace itself is kept
-    return (cost(plan.pieces, plan.slots) - (plan.pieces - 1)) * plan.piece  # less the way there
+    return (cost(plan.pieces, plan.slots) - (plan.pieces - 1)) * plan.piece  # less the first run
 
 
 def cost(pieces: int, slots: int) -> int:

@@ -19,7 +19,7 @@ from elman.errors import UserError
 
 
 class Trace(NamedTuple):
-    """What the way back needs to know about the way there, over a piece of T steps."""
+    """What the backward pass needs to know of the forward pass, over a piece of T steps."""
 
     hs: Tensor  # (T+1, B, hidden or projection): h_0 … h_T
     cs: Tensor | None = None  # (T+1, B, hidden): an lstm's memory
@@ -46,7 +46,7 @@ def forward(
 ) -> Trace:
     """Run a cell over a piece of time; a row that has ended (t ≥ its length) holds its state.
 
-    `gates`, where given, is filled with what the cell wants back on the way back.
+    `gates`, where given, is filled with what the cell's backward step needs.
     """
     steps = len(xs)
     states = [s.new_empty(steps + 1, *s.shape) for s in state]

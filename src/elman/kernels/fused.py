@@ -72,6 +72,8 @@ class Fused:
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
+        piece.check()
+        pull.check(piece, trace, KEPT.get(piece.cell.name, 0) * piece.w.hidden_size)
         cell, w, xs, _, lengths = piece
         dhs, dstate, xi, needs_dxs, into = pull
         das_ih = trace.hs.new_empty(*xs.shape[:2], len(w.W_hh))

@@ -35,6 +35,8 @@ class Reference:
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
+        piece.check()
+        pull.check(piece, trace, piece.cell.keeps * piece.w.hidden_size)
         cell, w, xs, _, lengths = piece
         dhs, dstate, xi, needs_dxs, into = pull
         dw = w.zeros() if into is None else into

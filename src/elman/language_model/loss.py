@@ -27,9 +27,8 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
     """
     if hs.shape[:-1] != targets.shape or not targets.numel():
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
-    native = head.runs(KERNEL, hs, W_hq, b_q) and not torch.compiler.is_compiling()
-    cast = torch.is_autocast_enabled(hs.device.type)
-    if not native or cast != (hs.dtype == torch.bfloat16):
+    native = not torch.compiler.is_compiling() and head.runs(KERNEL, hs, W_hq, b_q)
+    if not native or torch.is_autocast_enabled("cpu") != (hs.dtype == torch.bfloat16):
         return _plain(hs, W_hq, b_q, targets)
     return _Fused.apply(hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
 

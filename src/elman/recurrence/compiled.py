@@ -7,34 +7,53 @@ generator) travel as a number that `register` gave out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from elman.gradients.carry import Carry, Randomized
+from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory
 from elman.kernels import Empty
 from elman.recurrence.operator import Inputs, Recipe, backward, forward, restack, unstack
 
-_REGISTERED: list[tuple[Carry, Memory]] = []
-_NUMBERS: dict[tuple[Any, Memory], int] = {}
+
+@final
+@dataclass(frozen=True)
+class Registered:
+    """A carry and a memory, and the number by which the operator knows them."""
+
+    number: int
+    carry: Carry
+    memory: Memory
 
 
-def register(carry: Carry, memory: Memory) -> int:
-    """The number by which the operator knows this carry and this memory; they are kept for good."""
-    key = (id(carry) if isinstance(carry, Randomized) else carry, memory)
-    if key not in _NUMBERS:
-        _REGISTERED.append((carry, memory))
-        _NUMBERS[key] = len(_REGISTERED) - 1
-    return _NUMBERS[key]
+_FRESH = itertools.count()
+_BY_KEY: WeakValueDictionary[tuple[Hashable, Memory], Registered] = WeakValueDictionary()
+_BY_NUMBER: WeakValueDictionary[int, Registered] = WeakValueDictionary()
+_COMPILED: dict[int, Registered] = {}
+
+
+def register(carry: Carry, memory: Memory) -> Registered:
+    """Give them a number. It holds as long as the caller keeps what is returned; once the operator
+    has been called with it, compiled code may hold it too, and it stays for good."""
+    key = (carry.key(), memory)
+    found = _BY_KEY.get(key)
+    if found is None:
+        found = _BY_KEY[key] = Registered(next(_FRESH), carry, memory)
+        _BY_NUMBER[found.number] = found
+    return found
 
 
 def _recipe(
     cell: str, bias: bool, projected: bool, directions: int, dropout: float, how: int
 ) -> Recipe:
-    return Recipe(cell, bias, projected, directions, dropout, *_REGISTERED[how])
+    found = _COMPILED.get(how) or _COMPILED.setdefault(how, _BY_NUMBER[how])
+    return Recipe(cell, bias, projected, directions, dropout, found.carry, found.memory)
 
 
 @torch.library.custom_op("elman::recurrence", mutates_args=())
@@ -52,7 +71,7 @@ def recurrence(
     how: int,
     keep: bool,
 ) -> list[Tensor]:
-    """[ys, h, (c), and what is kept for the way back], sharing no memory."""
+    """[ys, h, (c), and what is kept for the backward pass], sharing no memory."""
     recipe = _recipe(cell, bias, projected, directions, dropout, how)
     x = Inputs(xs, stacked, weights, lengths, seed)
     ys, last, kept = forward(recipe, x, recipe.stack(x), keep)

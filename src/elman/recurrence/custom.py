@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 from elman.cells import custom
 from elman.cells.custom import Nest
 from elman.errors import UserError
-from elman.gradients.carry import Carry, Full, Sliding, Weighted
-from elman.gradients.memory import Memory, Plan, Sizes, Stored, reversed_pieces
+from elman.gradients.carry import Carry, Full, checked_carry
+from elman.gradients.memory import Memory, Plan, Sizes, Stored, checked_memory, reversed_pieces
 
 FULL, STORED = Full(), Stored()
 
@@ -57,12 +57,8 @@ class Recurrent(nn.Module):
         memory: Memory = STORED,
     ) -> None:
         super().__init__()
-        if not isinstance(carry, Carry):
-            raise UserError(f"carry={carry!r} is no Carry", hint="e.g. Truncated(window=35)")
-        if not isinstance(memory, Memory):
-            raise UserError(f"memory={memory!r} is no Memory", hint="e.g. Checkpointed(every=100)")
-        self.cell = cell
-        self.batch_first, self.carry, self.memory = batch_first, carry, memory
+        self.cell, self.batch_first = cell, batch_first
+        self.carry, self.memory = checked_carry(carry), checked_memory(memory)
 
     def forward(self, xs: Tensor, state: Nest = None) -> tuple[Tensor, Nest]:
         """The output of every step, and the last state."""
@@ -94,8 +90,8 @@ class Recurrent(nn.Module):
             return ys.grad
 
         with torch.no_grad():
-            kept = walk.there(xs, leaves, keep=True, outputs=False)
-            found = walk.back(xs, kept, pull, [None] * len(leaves))
+            kept = walk.forward(xs, leaves, keep=True, outputs=False)
+            found = walk.backward(xs, kept, pull, [None] * len(leaves))
         inputs = zip([xs, *leaves, *walk.params()], found, strict=True)
         pulled = {x: d for x, d in inputs if d is not None and x.requires_grad}
         torch.autograd.backward([*pulled], [*pulled.values()])
@@ -136,7 +132,7 @@ def _check_state(leaves: list[Any], batch: int) -> None:
 
 
 class Autocast(NamedTuple):
-    """The autocast in force on the way there, to be in force again on the way back."""
+    """The autocast in force in the forward pass, to be in force again in the backward pass."""
 
     device: str
     enabled: bool
@@ -185,13 +181,13 @@ class Link(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the way there leaves behind."""
+    """What the forward pass leaves behind."""
 
     ys: Tensor | None
     last: list[Tensor]
     plan: Plan
     moments: dict[int, Moment]  # the states that the plan keeps
-    links: list[Link]  # every step, where the plan keeps all; used up by the way back
+    links: list[Link]  # every step, where the plan keeps all; used up by the backward pass
 
 
 Pull = Callable[[int, list[Tensor]], Sequence[Tensor | None] | Tensor | None]
@@ -201,7 +197,7 @@ Pull = Callable[[int, list[Tensor]], Sequence[Tensor | None] | Tensor | None]
 @final
 @dataclass(frozen=True)
 class Walk:
-    """A cell's walk there and back."""
+    """A cell's walk over time, forwards and back."""
 
     cell: nn.Module
     structure: pytree.TreeSpec
@@ -226,8 +222,8 @@ class Walk:
     def params(self) -> list[nn.Parameter]:
         return [p for p in self.cell.parameters() if p.requires_grad]
 
-    def there(self, xs: Tensor, leaves: list[Tensor], keep: bool, outputs: bool = True) -> Kept:
-        """Over all of time, keeping what the memory says for the way back."""
+    def forward(self, xs: Tensor, leaves: list[Tensor], keep: bool, outputs: bool = True) -> Kept:
+        """Over all of time, keeping what the memory says for the backward pass."""
         plan = Plan(len(xs), len(xs), 0)
         if keep:
             plan = self.memory.plan(len(xs), lambda: self.sizes(xs[0], leaves))
@@ -248,19 +244,17 @@ class Walk:
                 ys[t] = output
         return Kept(ys, [s.detach().clone() for s in leaves], plan, moments, links)
 
-    def back(
+    def backward(
         self, xs: Tensor, kept: Kept, pull: Pull, dlast: list[Tensor | None]
     ) -> list[Tensor | None]:
         """The pulls on xs, the first state and the parameters, by the carry."""
         sums = Sums(self.params(), xs, self.needs_dxs)
         pieces = self.pieces(xs, kept)
-        if isinstance(self.carry, Sliding):
-            dfirst = _sliding(pieces, sums, pull, dlast, self.carry, len(xs))
+        if self.carry.in_blocks:
+            dfirst = _in_blocks(pieces, sums, pull, dlast, self.carry, len(xs))
         else:
-            assert isinstance(self.carry, Weighted)
-            xi = None
-            if not isinstance(self.carry, Full):
-                xi = self.carry.weights(len(xs), xs.shape[1]).to(xs.device)
+            exact = self.carry.exact
+            xi = None if exact else self.carry.weights(len(xs), xs.shape[1]).to(xs.device)
             dfirst = _weighted(pieces, sums, pull, dlast, xi)
         kept.links.clear()
         return [sums.dxs, *dfirst, *sums.found()]
@@ -288,7 +282,7 @@ class Walk:
             links.clear()
 
     def sizes(self, x: Tensor, leaves: Sequence[Tensor]) -> Sizes:
-        """What a state takes, and what a step keeps for the way back: found by running one."""
+        """What a state takes, and what a step keeps for the backward pass: found by running one."""
         kept: dict[int, int] = {p.data_ptr(): 0 for p in self.cell.parameters()}
         random = _random(x.device)
 
@@ -304,7 +298,7 @@ class Walk:
 
 
 class Sums:
-    """Gradients added up on the way back, in float32 for half precision."""
+    """Gradients added up in the backward pass, in float32 for half precision."""
 
     def __init__(self, params: Sequence[Tensor], xs: Tensor, needs_dxs: bool) -> None:
         self.params = params
@@ -353,17 +347,19 @@ def _times(xi: Tensor, d: Tensor) -> Tensor:
     return torch.where(xi == 0, 0, xi * d)
 
 
-def _sliding(
+def _in_blocks(
     pieces: Iterator[tuple[int, list[Link]]],
     sums: Sums,
     pull: Pull,
     dlast: list[Tensor | None],
-    carry: Sliding,
+    carry: Carry,
     steps: int,
 ) -> list[Tensor | None]:
     """One pass per block of losses, the state before its window a constant (h_0 excepted).
 
-    The links of one window are held at a time, beside the piece that the memory is running.
+    The links of one window are held at a time, beside the piece that the memory is running. This is
+    `sliding.slide` for links instead of kernels: a link can be walked back more than once, so a
+    step that lies in several windows is run forwards once, while a kernel runs it in each window.
     """
     back = ((start + i, links[i]) for start, links in pieces for i in reversed(range(len(links))))
     window: deque[tuple[int, Link]] = deque()  # newest first
@@ -392,7 +388,7 @@ class _OverTime(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, walk: Walk, n: int, xs: Tensor, *tensors: Tensor) -> Any:
         keep = any(ctx.needs_input_grad)
-        kept = walk.there(xs, list(tensors[:n]), keep)
+        kept = walk.forward(xs, list(tensors[:n]), keep)
         ctx.mark_non_differentiable(*(s for s in kept.last if not s.is_floating_point()))
         if keep:
             states = [s for moment in kept.moments.values() for s in moment.leaves]
@@ -421,7 +417,7 @@ class _OverTime(torch.autograd.Function):
 
         # This uses the links up; a second backward (retain_graph=True) runs the steps again.
         kept = ctx.kept._replace(moments=moments)
-        return None, None, *ctx.walk.back(xs, kept, pull, list(dlast))
+        return None, None, *ctx.walk.backward(xs, kept, pull, list(dlast))
 
 
 class Replay:

@@ -19,7 +19,7 @@ from torch import Tensor
 from elman import kernels
 from elman.cells import Weights, named
 from elman.errors import UserError
-from elman.gradients.carry import Carry, Sliding
+from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, Piece, Pull, Trace
 from elman.kernels.bare import Bare
@@ -60,13 +60,13 @@ class Recipe:
     def is_one_layer(self, x: Inputs) -> bool:
         """One layer, everything stored, one ξ: nothing to do but to call the kernel."""
         one = len(x.weights) == 2 + 2 * self.bias + self.projected and self.directions == 1
-        return one and isinstance(self.memory, Stored) and not isinstance(self.carry, Sliding)
+        return one and self.memory.keeps_all and not self.carry.in_blocks
 
     def keeping(self, keep: bool) -> tuple[bool, bool]:
-        """Whether the way there keeps anything, and gates too: Sliding wants states only."""
-        if not isinstance(self.carry, Sliding):
+        """Whether the forward pass keeps anything, and gates too: blocks want states only."""
+        if not self.carry.in_blocks:
             return keep, True
-        return keep and isinstance(self.memory, Stored), False
+        return keep and self.memory.keeps_all, False
 
     def stack(self, x: Inputs, kernel: Kernel | None = None) -> Stack:
         """The stack that these inputs run through, on the kernel that takes them."""
@@ -107,7 +107,7 @@ def unstack(stacked: Sequence[Tensor]) -> States:
 
 
 def restack(states: States) -> tuple[Tensor, ...]:
-    """The way back from `unstack`."""
+    """The reverse of `unstack`."""
     return tuple(map(torch.stack, zip(*states, strict=True)))
 
 
@@ -215,7 +215,7 @@ class _Layer(torch.autograd.Function):
 def forward(
     recipe: Recipe, x: Inputs, stack: Stack, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
-    """ys, the last states, and what is kept for the way back."""
+    """ys, the last states, and what is kept for the backward pass."""
     with Careful(x.xs, stack.layers[0].W_ih.shape[1]):
         ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept
@@ -261,7 +261,7 @@ def _reversed(
 ) -> Pulls:
     """Back by the kernel, or by a loop that can be differentiated again if autograd is watching."""
     watched = torch.is_grad_enabled()
-    if isinstance(stack.carry, Sliding):
+    if stack.carry.in_blocks:
         once = _bare if watched else _there_and_back
         return slide(stack, xs, states, kept, dys, dlast, needs_dxs, once)
     xi = stack.draw(xs)

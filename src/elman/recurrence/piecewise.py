@@ -1,7 +1,7 @@
 """Forward and backward through a sequence whose outputs are too many to hold.
 
-A module's output is O(T) by itself. Here the loss is taken piece by piece, on the way back, so that
-nothing of size T × hidden exists beyond what the memory allows.
+A module's output is O(T) by itself. Here the loss is taken piece by piece, in the backward pass, so
+that nothing of size T × hidden exists beyond what the memory allows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from elman.errors import UserError
-from elman.gradients.carry import Sliding
 from elman.gradients.through_time import Trace
 from elman.recurrence.operator import Inputs, Recipe, restack, state_pulls, unstack, weight_pulls
 from elman.recurrence.sliding import edges
@@ -30,7 +29,7 @@ def backward_through_time(
     stack, states = recipe.stack(x), unstack(x.stacked)
     pulls = Pulls.zeros(stack, x.xs, states, x.xs.requires_grad)
     total = Total(pulls, loss)
-    run = _slid if isinstance(stack.carry, Sliding) else _carried
+    run = _slid if stack.carry.in_blocks else _carried
     with torch.no_grad():
         last = run(stack, stack.levels()[0][0], x.xs, states, total)
     found = [pulls.dxs, *state_pulls(pulls, x), *weight_pulls(pulls, x)]
@@ -85,7 +84,7 @@ class Total:
 
 
 def _carried(stack: Stack, strand: Strand, xs: Tensor, states: States, total: Total) -> States:
-    """There keeping what the memory keeps; back piece by piece, last to first."""
+    """Forward keeping what the memory keeps; backward piece by piece, last to first."""
     plan = strand.plan(xs, states, stack.memory)
     hold, held = set(plan.kept()), Shelf(states, plan.slots + 1)
     for piece in range(plan.pieces):

@@ -1,4 +1,4 @@
-"""The sliding carry over a whole stack: one pass back per block of losses.
+"""A carry in blocks (`Sliding`) over a whole stack: one pass back per block of losses.
 
 A block's losses go back through the steps of its window alone. The states at the window's edges
 are taken as constant, except where an edge is an end of the sequence: there the caller's own first
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from elman.cells import State
-from elman.gradients.carry import Block, Sliding
+from elman.gradients.carry import Block
 from elman.gradients.memory import Stored
 from elman.gradients.through_time import Trace
 from elman.recurrence.stack import Pulls, Stack
@@ -61,7 +61,6 @@ def edges(
     stack: Stack, xs: Tensor, states: States, kept: list[Tensor]
 ) -> Iterator[tuple[Block, States]]:
     """Every block with the states that enter its window, found again or taken from `kept`."""
-    assert isinstance(stack.carry, Sliding)
     blocks = stack.carry.blocks(len(xs), both_ways=stack.directions == 2)
     if stack.directions == 1 and not kept:
         return _walked(stack, xs, states, blocks)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from elman.cells import Cell, Gradients, Weights
-from elman.gradients.carry import Carry, Full, Weighted
+from elman.gradients.carry import Carry, Full
 from elman.gradients.memory import Memory, Stored
 from elman.gradients.through_time import Trace
 from elman.kernels import Kernel
@@ -49,8 +49,7 @@ class Pulls(NamedTuple):
 
 def draw(carry: Carry, xs: Tensor, dtype: torch.dtype) -> Tensor | None:
     """A backward pass's ξ for weights of this dtype; None where it is 1 everywhere."""
-    assert isinstance(carry, Weighted)
-    if isinstance(carry, Full):
+    if carry.exact:
         return None
     dtype = torch.promote_types(dtype, torch.float32)
     return carry.weights(len(xs), xs.shape[1]).to(xs.device, dtype)

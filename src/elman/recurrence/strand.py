@@ -261,9 +261,14 @@ class Shelf(MutableMapping[int, States]):
         return len(self.first) + len(self.row)
 
 
+def is_cast(device: torch.device) -> bool:
+    """Whether autocast is on; torch cannot be asked about tensors without memory."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def uncast(xs: Tensor) -> AbstractContextManager[object]:
     """Autocast off: whoever calls has cast already."""
-    if torch.is_autocast_enabled(xs.device.type):
+    if is_cast(xs.device):
         return torch.autocast(xs.device.type, enabled=False)
     return nullcontext()
 

@@ -25,17 +25,17 @@ from typing import IO, Any
 import torch
 
 from elman import __version__
-from elman.runs import checkpoints
-from elman.scoring import metrics
-from elman.text import prepared
 from elman.errors import MissingSource, UserError
 from elman.files import atomic, write_text
 from elman.language_model import LanguageModel
+from elman.runs import checkpoints
+from elman.scoring import metrics
+from elman.text import prepared
+from elman.text.prepared import Data, Splits
+from elman.text.vocab import Vocab
+from elman.training import Record, Settings, Training, Validation
 from elman.training.optimisation import Optimisation
 from elman.training.segments import Reading
-from elman.text.prepared import Data, Splits
-from elman.training import Record, Settings, Training, Validation
-from elman.text.vocab import Vocab
 
 FORMAT = 1
 FILES = (
@@ -65,6 +65,7 @@ class Config:
 
     def json(self) -> dict[str, Any]:
         """As config.json holds it."""
+        self.training.reading.check_storable()
         return {"format": FORMAT, "elman": __version__, **asdict(self)}
 
     @classmethod

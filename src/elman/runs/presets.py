@@ -8,11 +8,12 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from elman.errors import UserError
+from elman.gradients.carry import CARRIES
 from elman.language_model import Dropout
-from elman.training.optimisation import Optimisation
-from elman.training.segments import Reading, one_pass
 from elman.text.prepared import Data
 from elman.training import Settings
+from elman.training.optimisation import Optimisation
+from elman.training.segments import Reading, one_pass
 
 Options = dict[str, Any]
 
@@ -84,7 +85,6 @@ VALIDATION_SHARE = 0.1
 """The part of the time that validations may take."""
 VALIDATION_COST = 0.5
 """The time to predict a held-out token as a part of that to learn from one: 0.3 to 0.7 measured."""
-CHECKPOINTED = 64 << 20
 CHANGEABLE = ("epochs", "patience", "learning_rate", "clip")
 """What a training may be continued with in another value, and still be a continuation."""
 
@@ -94,11 +94,8 @@ def expand(preset: str, given: Options) -> Options:
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
     options = defaults() | PRESETS[preset] | given
-    if options["carry"] == "full" and "memory" not in given:
-        options["memory"] = CHECKPOINTED
-    if options["carry"] == "sliding" and "history" not in given:
-        options["history"] = options["window"]
-    return options
+    carry = CARRIES.get(options["carry"])  # an unknown name is refused with the other settings
+    return options | (carry.suggests(options["window"]) if carry else {}) | given
 
 
 def defaults() -> Options:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from elman.errors import UserError, WorkFailed
-from elman.gradients import Checkpointed, Given
+from elman.gradients import Full, Given
 from elman.language_model import LanguageModel, Masks, State
 from elman.recurrence.operator import known_ids
 from elman.scoring import metrics
@@ -98,8 +98,6 @@ class Training:
         self.train_ids, self.validation_ids = self._checked_ids(train_ids), validation_ids
         how = self.settings.optimisation
         self._check_model()
-        if self.settings.reading.memory:
-            model.recurrence.memory = Checkpointed(budget=self.settings.reading.memory)
         self.optimizer = build_optimizer(model, how)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.average = Average(model, how)
@@ -116,7 +114,9 @@ class Training:
 
     def _check_model(self) -> None:
         reading = self.settings.reading
-        if not self.model.recurrent and (reading.carry != "truncated" or reading.memory):
+        if self.model.recurrence is not None:
+            reading.check_agrees(self.model.recurrence.carry, self.model.recurrence.memory)
+        elif not reading.carry_used.windows or reading.memory:
             raise UserError(
                 f"carry={reading.carry} memory={reading.memory} with an mlp: it has no state "
                 "to carry a gradient through time, nor to keep",
@@ -141,7 +141,7 @@ class Training:
     def _whole_update(self) -> WholeUpdate | None:
         """Where every update does the same on windows of one shape; see there."""
         how, reading = self.settings, self.settings.reading
-        same = reading.carry == "truncated" and not reading.memory and how.accumulate == 1
+        same = reading.carry_used.windows and not reading.memory and how.accumulate == 1
         if not same or not suits(self.model):
             return None
         shared = (self.model, self.optimizer, how.optimisation.clip)
@@ -303,9 +303,9 @@ class Training:
         x, y, masks = self._prepared(segment)
         state = None if segment.fresh else self.carried.value
         self._latest = (x, state, masks)
-        if self.settings.reading.carry == "full":
+        if self.settings.reading.carry_used.exact:
             return self._read_lane(x, y, masks, share / (len(x) * segment.divisor))
-        with self._cast():
+        with self._cast(), self._lent(segment.xi):
             hs, after = self._run(x, state, masks, segment)
             y = y[:, -segment.scored :]
             loss = self.model.mean_nats(hs[len(hs) - segment.scored :], y.T, masks)
@@ -330,7 +330,7 @@ class Training:
             return self.model.mean_nats(hs, piece.T, masks) * (piece.numel() * scale)
 
         xs = self.model.inputs(x.T, masks)
-        with self._cast():
+        with self._cast(), self._lent():
             total, _ = self.model.recur_back(xs, None, masks, loss)
         return total.item() / scale
 
@@ -345,8 +345,7 @@ class Training:
     def _run(self, x: Tensor, state: State, masks: Masks, segment: Segment) -> tuple[Tensor, State]:
         """h_t of the segment, time first, and the state where the next segment starts."""
         if segment.advance == x.shape[1]:
-            with self._carrying(segment.xi):
-                return self.model.states(x, state, masks)
+            return self.model.states(x, state, masks)
         if segment.advance == 0:  # a sliding window that still reaches back to the text's start
             return self.model.states(x, state, masks)[0], state
         early, middle = self.model.states(x[:, : segment.advance], state, masks)
@@ -354,16 +353,19 @@ class Training:
         return torch.cat([early, late]), middle
 
     @contextmanager
-    def _carrying(self, xi: Tensor | None) -> Iterator[None]:
-        """Lend the recurrence the weights ξ for what is run inside this block."""
-        if xi is None:
+    def _lent(self, xi: Tensor | None = None) -> Iterator[None]:
+        """Inside this block the model carries by ξ (None: all) and keeps what the reading says."""
+        recurrence = self.model.recurrence
+        if recurrence is None:
             yield
             return
-        before, self.model.recurrence.carry = self.model.recurrence.carry, Given(tuple(xi.tolist()))
+        before = recurrence.carry, recurrence.memory
+        recurrence.carry = Full() if xi is None else Given(tuple(xi.tolist()))
+        recurrence.memory = self.settings.reading.memory_used or recurrence.memory
         try:
             yield
         finally:
-            self.model.recurrence.carry = before
+            recurrence.carry, recurrence.memory = before
 
     # ------------------------------------------------------------------ chance
 

@@ -5,10 +5,14 @@ nothing has to be remembered to continue it but a number.
 
     truncated    a window; its gradient stops at the window's edge: biased, bounded
     sliding      a window after `history` steps that are read again; each loss goes back at least
-                 `history` steps: less biased, and dearer by (history + window)/window
+                 `history` steps: less biased, and dearer by (history + window)/window. Not the
+                 passes of `recurrence/sliding.py`: there one sequence is at hand and the weights
+                 stand still; here they move after every window, so each is an update of its own
     randomized,  a stretch of random length, `window` on average, its gradient weighted by
     polynomial   1/P(no cut yet): the mean is the full gradient
     full         the whole lane: exact, one update per pass
+
+Each is a `Carry` (`elman.gradients.carry`), which says where the text is cut and with what ξ.
 
 **Why the randomised gradient is unbiased.** Cut before step t with probability 1-π_t, depending on
 nothing but the cuts before, and let ξ_t = 0 at a cut and 1/π_t elsewhere: E[ξ_t | past cuts] = 1.
@@ -29,6 +33,7 @@ through time").
 
 import abc
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -36,46 +41,111 @@ import torch
 from torch import Tensor
 
 from elman.errors import UserError
-from elman.gradients import Randomized
+from elman.gradients import Carry, Checkpointed, Memory
+from elman.gradients.carry import checked_carry, name_of, named
 from elman.text import batches
 
 SAMPLINGS = ("sequential", "random")
-CARRIES = ("truncated", "sliding", "randomized", "polynomial", "full")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the text is dealt out to updates."""
+    """How the text is dealt out to updates, how far back their losses are carried, what is kept.
+
+    `carry` is a name in `elman.gradients.carry.CARRIES` (with `window` and `history` for numbers)
+    or a `Carry`, which says window and history itself. `memory` is a number of bytes for the states
+    that the forward pass keeps (0: what the model keeps, all unless it was told otherwise), or a
+    `Memory`. What has a name or a number is held as such: the two spellings are the same reading.
+
+    >>> Reading(carry=Truncated(window=20)) == Reading(carry="truncated", window=20)
+    True
+    """
 
     batch_size: int = 32
     window: int = 35
     sampling: str = "sequential"
-    carry: str = "truncated"
+    carry: str | Carry = "truncated"
     history: int = 0
-    memory: int = 0  # bytes for the states kept on the way there; 0 keeps them all
+    memory: int | Memory = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("sampling", SAMPLINGS), ("carry", CARRIES)):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
-                )
-        if self.sampling == "random" and self.carry != "truncated":
+        if self.sampling not in SAMPLINGS:
+            raise UserError(
+                f"unknown sampling {self.sampling!r}", hint=f"one of {', '.join(SAMPLINGS)}"
+            )
+        if not isinstance(self.carry, str):
+            self._take(checked_carry(self.carry))
+        if isinstance(self.memory, Memory) and self.memory.bytes is not None:
+            object.__setattr__(self, "memory", self.memory.bytes)
+        own, _ = self.carry_used.reading(), self.memory_used  # built, and so checked
+        if own is not None and own[1] != self.history:
+            raise UserError(
+                f"history={self.history} with carry={self.carry}: no steps are read again before "
+                "its windows",
+                hint="history=0, or carry=sliding",
+            )
+        if self.sampling == "random" and not self.carry_used.windows:
             raise UserError(
                 f"carry={self.carry} needs sampling=sequential: windows drawn at random have no "
                 "past to carry anything back to",
                 hint="sampling=sequential, or carry=truncated",
             )
-        if (self.history > 0) != (self.carry == "sliding") or self.history < 0:
+
+    def _take(self, carry: Carry) -> None:
+        """The window and the history that a carry brings along, and its name where it has one."""
+        usual = (Reading.window, Reading.history)
+        own = carry.reading() or (self.window, self.history)
+        for name, said, default, here in zip(
+            ("window", "history"), (self.window, self.history), usual, own, strict=True
+        ):
+            if said not in (default, here):
+                raise UserError(
+                    f"{name}={said} with carry={carry}, whose {name} is {here}",
+                    hint=f"leave {name} out, or name the carry: carry={carry.name!r}",
+                )
+            object.__setattr__(self, name, here)
+        object.__setattr__(self, "carry", name_of(carry, *own) or carry)
+
+    @cached_property
+    def carry_used(self) -> Carry:
+        """What is carried back."""
+        if isinstance(self.carry, Carry):
+            return self.carry
+        return named(self.carry, self.window, self.history)
+
+    @cached_property
+    def memory_used(self) -> Memory | None:
+        """What is kept; None: what the model keeps."""
+        if isinstance(self.memory, Memory):
+            return self.memory
+        return Checkpointed(budget=self.memory) if self.memory else None
+
+    def check_agrees(self, carry: Carry, memory: Memory) -> None:
+        """Refuse a model that was given another carry or another memory than this reading's."""
+        mine = self.carry_used
+        if not carry.exact and carry.seeded(0) != mine.seeded(0):
             raise UserError(
-                f"history={self.history} with carry={self.carry}: the steps read again before each "
-                "window are at least 1 for carry=sliding and 0 for every other",
-                hint=f"carry=sliding history={self.window}, or history=0",
+                f"the model was given carry={carry}, but its training reads by {mine}",
+                hint=f"leave the model's carry at Full(), or read by it: Reading(carry={carry})",
             )
-        if self.carry in ("randomized", "polynomial") and self.window < 2:
+        kept = self.memory_used
+        if kept is not None and not memory.keeps_all and memory != kept:
             raise UserError(
-                f"window={self.window} with carry={self.carry} would cut before every step",
-                hint="window is the mean length of a segment: at least 2",
+                f"the model was given memory={memory}, but its training keeps by {kept}",
+                hint="leave the model's memory at Stored(), or the reading's memory at 0",
+            )
+
+    def check_storable(self) -> None:
+        """Refuse what config.json, which holds names and numbers, could not say."""
+        if isinstance(self.carry, Carry):
+            raise UserError(
+                f"carry={self.carry} has no name, so a run folder cannot hold it",
+                hint="give it one line in elman.gradients.carry.CARRIES, or train without a folder",
+            )
+        if isinstance(self.memory, Memory):
+            raise UserError(
+                f"memory={self.memory} is no number of bytes, so a run folder cannot hold it",
+                hint="e.g. memory=64 << 20, or train without a folder",
             )
 
 
@@ -137,16 +207,8 @@ class _Lanes(Pass):
         offset = int(chance.integers(how.window + 1))
         self.lanes = batches.streams(ids, batch=how.batch_size, window=how.window, offset=offset)
         self.how = how
-        steps = self.lanes.x.shape[1]
-        self.xi = None
-        if how.carry in ("randomized", "polynomial"):
-            self.xi = _draw(how, steps, int(chance.integers(2**62)))
-            cuts = torch.nonzero(self.xi == 0).flatten().tolist()
-            self.edges = [0, *cuts, steps]
-        elif how.carry == "full":
-            self.edges = [0, steps]
-        else:
-            self.edges = list(range(0, steps + 1, how.window))
+        carry = how.carry_used.seeded(int(chance.integers(2**62)))
+        self.edges, self.xi = carry.cuts(self.lanes.x.shape[1])
 
     def __len__(self) -> int:
         return len(self.edges) - 1
@@ -161,7 +223,7 @@ class _Lanes(Pass):
             fresh=index == 0,
             scored=end - begin,
             advance=following - start,
-            divisor=self.how.window if self.xi is not None else end - begin,
+            divisor=self.how.window if self.how.carry_used.random else end - begin,
             xi=self._weights(begin, end),
         )
 
@@ -181,10 +243,3 @@ class _Lanes(Pass):
         xi = self.xi[begin:end].clone()
         xi[0] = 1
         return xi
-
-
-def _draw(how: Reading, steps: int, seed: int) -> Tensor:
-    """ξ_1 … ξ_T of a whole lane: 0 where a segment begins, 1/π elsewhere."""
-    if how.carry == "polynomial":
-        return Randomized.polynomial(mean=how.window, seed=seed).weights(steps)
-    return Randomized(keep=1 - 1 / how.window, seed=seed).weights(steps)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from elman import cells, kernels
-from elman.gradients import Full, Stored
 from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
 from elman.language_model import LanguageModel, Masks, State
 from elman.training.graphed import Graphed, tensors_of
@@ -216,7 +215,7 @@ def suits(model: LanguageModel) -> bool:
     recurrence: Any = model.recurrence
     return (
         isinstance(recurrence, nn.Module)
-        and isinstance(recurrence.carry, Full)
-        and isinstance(recurrence.memory, Stored)
+        and recurrence.carry.exact
+        and recurrence.memory.keeps_all
         and not model.shape.dropout.layers
     )

@@ -100,7 +100,7 @@ def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def is_plain(t: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the memory at `t.data_ptr()` is the tensor, row by row, with no sign still to flip."""
+    """Whether the memory at `t.data_ptr()` is the tensor, row by row, no sign left to flip."""
     return (
         t.dtype == dtype
         and t.is_cpu

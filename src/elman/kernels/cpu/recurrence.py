@@ -70,7 +70,7 @@ class Cpu:
         tensors["h_0"] = plain(state[0], real)
         tensors["hs"] = hs = torch.empty(shape, dtype=real)
         cs = None
-        if len(state) > 1:
+        if len(piece.cell.states) > 1:
             tensors["c_0"] = plain(state[1], real)
             tensors["cs"] = cs = torch.empty(shape, dtype=real)
         tensors["gates"] = gates = self.empty_gates(piece) if needs_gates else None

@@ -147,8 +147,8 @@ class Windows:
     def carry(self) -> None:
         """Let the next window start where this one ended."""
         for i, trace in enumerate(self.traces):
-            for first, track in zip(self.state, trace, strict=False):
-                first[i].copy_(track[-1])
+            for first, last in zip(self.state, trace.state(len(trace.hs) - 1), strict=True):
+                first[i].copy_(last)
 
     def _point(self, ids: Tensor, targets: Tensor) -> None:
         """Weights may have moved in memory, and threads in number, since the last call."""
