@@ -27,7 +27,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
 from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job, runs_whole
-from elman.kernels.cudnn import Network, Whole
+from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.recurrence import compiled, piecewise, whole
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
@@ -127,8 +127,9 @@ class _Module(torch.nn.RNNBase):
         return whole.described(self._recipe(), self._network(), x, *x.xs.shape[:2])
 
     def _network(self) -> Network:
+        cell = named(self.cell)
         return Network(
-            named(self.cell).torch_mode,
+            cell.torch_mode if Cudnn.name in cell.kernels else None,
             self.bias,
             self.input_size,
             self.hidden_size,

@@ -67,7 +67,9 @@ def train(
         str | None,
         _option("Bytes that are not text: strict, replace or ignore (default: strict)", Text),
     ] = None,
-    model: Annotated[str | None, _option("A cell (elman, relu, linear, gru, lstm) or mlp", Model)] = None,
+    model: Annotated[
+        str | None, _option("A cell (elman, relu, linear, gru, lstm) or mlp", Model)
+    ] = None,
     hidden_size: Annotated[int | None, _option("Units of a layer", Model, min=1)] = None,
     layers: Annotated[int | None, _option("Layers", Model, min=1)] = None,
     embedding_size: Annotated[int | None, _option("0: one-hot", Model, min=0)] = None,

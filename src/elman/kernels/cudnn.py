@@ -14,8 +14,8 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.backends.cudnn.rnn import get_cudnn_mode
 
+MODES = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")  # as cuDNN counts them
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_VOCABULARY = 4096  # ids become one-hot rows, which are multiplied
 
@@ -23,7 +23,7 @@ LARGEST_VOCABULARY = 4096  # ids become one-hot rows, which are multiplied
 class Network(NamedTuple):
     """A stack of layers, as cuDNN is told about it."""
 
-    mode: str | None  # torch.nn's name of the cell
+    mode: str | None  # torch.nn's name of the cell; None: cuDNN has no such cell
     bias: bool
     inputs: int
     hidden: int
@@ -39,7 +39,7 @@ class Network(NamedTuple):
     def sizes(self) -> tuple[int, int, int, int]:
         """What all of cuDNN's operations ask for in this order."""
         assert self.mode is not None
-        return get_cudnn_mode(self.mode), self.hidden, self.projection, self.layers
+        return MODES.index(self.mode), self.hidden, self.projection, self.layers
 
 
 class Whole(NamedTuple):

@@ -338,7 +338,7 @@ class LanguageModel(nn.Module):
         An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
         out here, from the weights as they are now.
         """
-        if not self.recurrent or self.bias_q.device.type != "cpu":
+        if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
         rnn, weights = self.recurrence, self.recurrence.state_dict()
         if self.embedding is not None:
