@@ -15,6 +15,10 @@ settings.register_profile("elman", deadline=None, print_blob=True)
 # CI decides about a change, not about luck: there the same examples are tried every time.
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "elman")
+# ELMAN_EXAMPLES=1000 with --hypothesis-seed=N: is a law true, or has it been lucky?
+if EXAMPLES := os.environ.get("ELMAN_EXAMPLES"):
+    settings.register_profile("many", deadline=None, print_blob=True, max_examples=int(EXAMPLES))
+    settings.load_profile("many")
 
 
 @pytest.fixture(scope="session")

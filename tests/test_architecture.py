@@ -13,6 +13,7 @@ PACKAGE = ROOT / "src" / "elman"
 STAGES = (
     "errors",
     "files",
+    "options",
     "text",
     "counting",
     "cells",

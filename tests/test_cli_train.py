@@ -58,7 +58,7 @@ def test_a_run_is_trained_scored_named_and_gets_a_report(text, tmp_path, capsys)
 def test_json_is_one_object_per_line(text, tmp_path, capsys):
     assert train(text, tmp_path / "run", "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {line["kind"] for line in lines} == {"update", "validation", "result"}
+    assert {line["kind"] for line in lines} == {"update", "validation", "sample", "result"}
     assert lines[-1]["run"] == str(tmp_path / "run")
     update = next(line for line in lines if line["kind"] == "update")
     assert {"step", "epoch", "nats", "perplexity", "gradient_norm"} <= update.keys()
@@ -157,14 +157,16 @@ def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch):
 
 REFUSED = {
     "unknown preset": (["--preset", "fast"], "quick, best, notes"),
-    "unknown model": (["--model", "transformer"], "elman, gru, lstm, mlp"),
+    "unknown model": (["--model", "transformer"], "elman, relu, linear, gru, lstm, mlp"),
     "unknown device": (["--device", "tpu"], "auto, cpu, cuda"),
     "no memory": (["--memory", "lots"], "64M"),
     "too large a batch": (["--batch-size", "5000"], "more text"),
     "mlp carries nothing": (["--model", "mlp", "--carry", "full"], "no state"),
     "rate": (["--learning-rate", "-1"], "must be positive"),
     "not a number": (["--epochs", "many"], "elman train --help"),
-    "both ways": (["--bidirectional"], "the very token that is to be predicted"),
+    "no epochs": (["--epochs", "0"], "epochs=0 must be at least 1"),
+    "checkpoints": (["--checkpoint-every", "-1"], "checkpoint_every=-1 must be at least 0"),
+    "unknown option": (["--bidirectional"], "elman train --help"),
 }
 
 

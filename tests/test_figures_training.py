@@ -59,12 +59,20 @@ def test_gradient_norms_stand_beside_the_threshold():
     assert words(training.gradient_norms(Curve([1, 2], [0.5, 4.0]), None)) == []
 
 
-def test_figures_of_an_empty_run_can_be_drawn():
-    for figure in (
-        training.perplexity(Curve([], []), Curve([], []), {}),
-        training.gradient_norms(Curve([], []), 1.0),
-    ):
-        figure.savefig(io.BytesIO(), format="svg")
+def test_figures_of_an_empty_run_have_axes_and_threshold_but_no_curve():
+    perplexity = training.perplexity(Curve([], []), Curve([], []), {})
+    norms = training.gradient_norms(Curve([], []), 1.0)
+    for figure, quantity, across in ((perplexity, "perplexity", []), (norms, "‖g‖", [1.0])):
+        page = io.BytesIO()
+        figure.savefig(page, format="svg")
+        assert page.getvalue().rstrip().endswith(b"</svg>")
+        (axes,) = figure.axes
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("update", quantity)
+        assert levels(figure) == across
+        assert len(axes.lines) == 2 * len(across), "a threshold and the stroke to its label"
+        assert not axes.collections, "no band either"
+    assert words(perplexity) == []
+    assert words(norms) == ["θ = 1\n0% clipped"]
 
 
 @given(values=st.lists(st.floats(0.01, 1e6), min_size=1, max_size=400), points=st.integers(1, 50))

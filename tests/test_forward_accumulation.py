@@ -47,9 +47,12 @@ def layer(kind: str, g: torch.Generator) -> tuple[str, Weights, tuple[Tensor, ..
 
 
 def late_loss(ys: Tensor, start: int) -> Tensor:
-    """A loss that differs from step to step and grows late, so the far past matters."""
+    """A loss that differs from step to step and grows late, so the far past matters.
+
+    Every term is at least t + 1, so that their sum never cancels to nothing.
+    """
     t = torch.arange(start, start + len(ys), dtype=ys.dtype)[:, None, None]
-    return ((t + 1) * torch.sin(ys + t)).sum()
+    return ((t + 1) * (2 + torch.sin(ys + t))).sum()
 
 
 def agree(got: Tensor, want: Tensor | None) -> None:

@@ -239,7 +239,10 @@ REFUSED = {
     "inputs": ({"dropout": {"inputs": 0.5}}, "one-hot input has no components"),
     "layers": ({"dropout": {"layers": 0.5}}, "nothing lies between"),
     "mlp W_hh": ({"cell": "mlp", "dropout": {"recurrent": 0.5}}, "no W_hh"),
-    "all dropped": ({"dropout": {"outputs": 1.0}}, "less than 1"),
+    "all dropped": (
+        {"dropout": {"outputs": 1.0}},
+        "dropout of outputs=1.0 must be at least 0 and below 1",
+    ),
 }
 
 

@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from elman.errors import UserError
 from elman.kernels.cpu import KERNEL
-from elman.training.optimisation import Optimisation, build_optimizer, clip_gradients, take_step
+from elman.training import optimisation
+from elman.training.optimisation import (
+    Optimisation,
+    Optimizer,
+    build_optimizer,
+    clip_gradients,
+    take_step,
+)
 
 TORCHS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -102,3 +110,41 @@ def test_gradients_that_lie_scattered_are_clipped_too():
     p.grad = torch.ones(6, 4).T
     assert clip_gradients([p], 1.0) == pytest.approx(24**0.5)
     torch.testing.assert_close(p.grad.norm(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda groups: torch.optim.Adam(groups, 0.01, amsgrad=True, fused=True),
+        lambda groups: torch.optim.AdamW(groups, 0.01, maximize=True, fused=True),
+        lambda groups: torch.optim.Adam(groups, 0.01, foreach=False),
+        lambda groups: torch.optim.SGD(groups, 0.01, momentum=0.9, nesterov=True, fused=True),
+        lambda groups: torch.optim.SGD(groups, 0.01, maximize=True, fused=True),
+        lambda groups: torch.optim.RMSprop(groups, 0.01),
+        lambda groups: torch.optim.NAdam(groups, 0.01),
+    ],
+)
+def test_what_the_direct_step_does_not_do_is_left_to_torch(build):
+    ours, theirs = network(), network()
+    found = descend(ours, build(ours.parameters()), 6)
+    expected = descend(
+        theirs, build(theirs.parameters()), 6, take=lambda optimizer: optimizer.step()
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_new_optimizer_is_one_entry_in_the_table(monkeypatch):
+    monkeypatch.setitem(optimisation.OPTIMIZERS, "rmsprop", Optimizer(torch.optim.RMSprop))
+    ours, theirs = network(), network()
+    found = descend(ours, build_optimizer(ours, Optimisation("rmsprop", 0.01)))
+    for a, b in zip(
+        found,
+        descend(
+            theirs, torch.optim.RMSprop(theirs.parameters(), 0.01), take=torch.optim.RMSprop.step
+        ),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+    with pytest.raises(UserError, match=r"momentum=0.9 belongs to sgd, not rmsprop"):
+        Optimisation("rmsprop", momentum=0.9)

@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 
-from elman import Vocab, corpus
+from elman import Vocab, corpus, kernels
 from elman.errors import UserError, WorkFailed
-from elman.gradients import Randomized
 from elman.kernels.cpu import HALF, KERNEL
 from elman.language_model import Dropout, LanguageModel
 from elman.training import Optimisation, Reading, Settings, Training
-from elman.training.update import CapturedUpdate, NativeUpdate, suits
+from elman.training.update import CapturedUpdate, NativeUpdate
 
 OPTIMISERS = {
     "sgd": Optimisation(optimizer="sgd", learning_rate=0.5, clip=0.1),
@@ -49,21 +48,23 @@ def training(shape="elman", optimiser="sgd", device="cpu", dtype=torch.float32, 
     return Training(model, ids, ids[:200], dataclasses.replace(settings, **changes))
 
 
+def trained(**shape):
+    ids = torch.randint(11, (600,), generator=torch.Generator().manual_seed(1))
+    return Training(
+        LanguageModel(11, hidden_size=8, **shape), ids, settings=Settings(reading=Reading(6, 11))
+    )
+
+
 def in_pieces(made):
-    made._whole = None
+    made._choice = made._choice._replace(update=None)
     return made
 
 
 def in_one_go(made, capture=False):
     """A GPU's way, which runs on a CPU too, uncaptured."""
-    made._whole = CapturedUpdate(
-        made.model,
-        made.optimizer,
-        made.settings.optimisation.clip,
-        made.settings.reading.batch_size,
-        made._read_window,
-        capture=capture,
-    )
+    captured = CapturedUpdate.of(made)
+    captured.capture = capture
+    made._choice = made._choice._replace(update=captured)
     return made
 
 
@@ -91,7 +92,7 @@ native = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was n
 @pytest.mark.parametrize("shape", ["elman", "notes", "gru", "lstm, tokens"])
 def test_native_calls_are_the_same_as_pieces_to_the_last_bit(shape, optimiser, dtype):
     pieces, whole = (training(shape, optimiser, dtype=dtype) for _ in range(2))
-    assert isinstance(whole._whole, NativeUpdate)
+    assert isinstance(whole._choice.update, NativeUpdate)
     assert told(whole.records()) == told(in_pieces(pieces).records())
     for p, w in zip(pieces.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(p, w)
@@ -104,7 +105,7 @@ def test_native_bfloat16_is_as_near_to_float32_as_autocast(shape):
         pytest.skip("this processor has no bfloat16 products")
     exact = told(training(shape).records())
     whole, pieces = (training(shape, precision="bfloat16") for _ in range(2))
-    assert isinstance(whole._whole, NativeUpdate)
+    assert isinstance(whole._choice.update, NativeUpdate)
     found, cast = told(whole.records()), told(in_pieces(pieces).records())
 
     def distance(one):
@@ -125,7 +126,7 @@ def test_native_bfloat16_trains_the_notes_job_to_the_same_perplexity(time_machin
         torch.manual_seed(0)
         settings = Settings(epochs=500, precision=precision, optimisation=CONCISE)
         made = Training(LanguageModel(len(vocab)), vocab.encode(text), None, settings)
-        assert isinstance(made._whole, NativeUpdate)
+        assert isinstance(made._choice.update, NativeUpdate)
         last = [r.nats for r in made.records() if r.epoch >= 490]
         return sum(last) / len(last)
 
@@ -158,14 +159,14 @@ def test_weights_that_change_their_type_are_refused_in_words():
         made.update()
     made.model.float()
     told(made.records(), 2)
-    assert isinstance(made._whole, NativeUpdate)
+    assert isinstance(made._choice.update, NativeUpdate)
     with pytest.raises(UserError, match=r"ids \(11, 5\) and targets .* windows of \(11, 6\)"):
-        made._whole.windows(*torch.zeros(2, 11, 5, dtype=torch.int64))
+        made._choice.update.windows(*torch.zeros(2, 11, 5, dtype=torch.int64))
 
 
 def test_a_model_in_bfloat16_trains_in_pieces():
     made = training("elman", dtype=torch.bfloat16)
-    assert made._whole is None
+    assert made._choice.update is None
     found, exact = told(made.records()), told(training("elman").records())
     assert len(found) == len(exact)
     assert found[0] == pytest.approx(exact[0], rel=2**-5)  # a few roundings to 8 bits
@@ -180,13 +181,21 @@ def test_ids_of_every_kind_are_taken_or_refused_in_words():
 
 
 def test_what_does_not_suit_goes_in_pieces(monkeypatch):
-    assert training("lstm, masks")._whole is None
-    assert training("tied")._whole is None
-    for hidden in (Dropout(outputs=0.1), Dropout(recurrent=0.1)):
-        assert not NativeUpdate.suits(LanguageModel(5, hidden_size=4, dropout=hidden), half=False)
-    assert training(accumulate=2)._whole is None
+    for made, reason in (
+        (training("tied"), "the model has an embedding"),
+        (training(accumulate=2), "accumulate=2 reads several segments"),
+        (training(reading=Reading(6, 11, memory=1 << 20)), "a memory budget"),
+        (training(reading=Reading(6, 11, carry="full")), "carry=full reads segments"),
+        (trained(cell="mlp"), "a mlp, has no recurrence"),
+        (trained(dropout=Dropout(outputs=0.1)), "dropout hides outputs or weights"),
+        (trained(dropout=Dropout(recurrent=0.1)), "dropout hides outputs or weights"),
+        (trained(layers=2, dropout=Dropout(layers=0.1)), "dropout between layers"),
+    ):
+        assert made._choice.update is None
+        assert kernels.explain(made).runs == "piecewise"
+        assert reason in str(kernels.explain(made))
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
-    assert training("elman")._whole is None
+    assert "native: no, ELMAN_KERNELS names reference" in str(training("elman").explain())
 
 
 @pytest.mark.parametrize("way", [in_one_go, pytest.param(lambda made: made, marks=native)])
@@ -202,11 +211,14 @@ def test_what_is_not_finite_changes_nothing(way):
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
-def test_only_models_that_do_the_same_on_every_window_suit():
-    assert suits(LanguageModel(5, hidden_size=4))
-    assert not suits(LanguageModel(5, hidden_size=4, cell="mlp"))
-    assert not suits(LanguageModel(5, hidden_size=4, layers=2, dropout=Dropout(layers=0.1)))
-    assert not suits(LanguageModel(5, hidden_size=4, carry=Randomized(keep=0.5)))
+def test_a_training_says_which_way_it_updates():
+    made = training("elman")
+    if KERNEL.library is not None:
+        assert str(kernels.explain(made)) == "captured: no, the model is on cpu\nnative: runs"
+    with pytest.raises(UserError, match="without an input"):
+        kernels.explain(made.model.recurrence)
+    with pytest.raises(UserError, match="a Linear, which runs on no elman kernel"):
+        kernels.explain(torch.nn.Linear(2, 2))
 
 
 def test_ids_beyond_the_vocabulary_are_refused_before_training():
@@ -226,9 +238,9 @@ def test_the_graph_is_the_update_to_the_last_bit(shape, optimiser, precision):
     graph = training(shape, optimiser, "cuda", precision=precision)
     steps = in_one_go(training(shape, optimiser, "cuda", precision=precision))
     assert told(graph.records()) == told(steps.records())
-    assert isinstance(graph._whole, CapturedUpdate)
-    assert graph._whole._graph is not None
-    assert getattr(steps._whole, "_graph", 1) is None
+    assert isinstance(graph._choice.update, CapturedUpdate)
+    assert graph._choice.update._graph is not None
+    assert getattr(steps._choice.update, "_graph", 1) is None
 
 
 @pytest.mark.gpu

@@ -206,8 +206,11 @@ class _Module(torch.nn.RNNBase):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("carry", "memory") and hasattr(self, "carry") and hasattr(self, "memory"):
-            super().__setattr__("_registered", compiled.register(self.carry, self.memory))
-            super().__setattr__("_how", self._registered.number)  # a plain value to torch.compile
+            registered = compiled.register(self.carry, self.memory)
+            super().__setattr__(
+                "_registered", registered
+            )  # as long as the module, so is its number
+            super().__setattr__("_how", registered.number)  # a plain value to torch.compile
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""

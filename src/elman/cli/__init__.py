@@ -16,6 +16,7 @@ from elman.cli import (
     forecast,
     generate,
     gradients,
+    made,
     ngram,
     report,
     statistics,
@@ -31,7 +32,6 @@ app = typer.Typer(
     name="elman",
     help="Recurrent sequence models: train, measure, generate, forecast, and see the gradient.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -52,7 +52,7 @@ def options(
     """Options that belong to no verb."""
 
 
-app.command("train")(train.train)
+app.command("train", cls=made.command(train.train))(train.work)
 app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("report")(report.report)

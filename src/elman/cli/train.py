@@ -11,208 +11,104 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note, progress
-from elman.cli.device import pick
 from elman.errors import UserError, WorkFailed
 
 if TYPE_CHECKING:
     from elman.runs import Run
-    from elman.training import Record, Training
-
-Text, Model, Reading, Updates, Where = "Text", "Model", "Reading", "Updates", "Run"
-
-
-def _option(help: str, panel: str, *names: str, **limits: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **limits)
+    from elman.session import Session
+    from elman.training import Record
 
 
-def train(
+def train() -> Callable[..., int | None]:
+    """The function behind `elman train`: `work` with an option for every field of the settings."""
+    from elman.cli.made import with_options
+    from elman.options import described
+    from elman.runs import presets
+    from elman.session import RunOptions
+
+    options = [*described(RunOptions), *presets.OPTIONS.values()]
+    defaults = {o.name: o.default for o in options} | presets.expand("quick", {})
+    return with_options(work, (o for o in options if o.name != "source"), defaults)
+
+
+def work(
     source: Annotated[
         str | None,
-        typer.Argument(
-            help="Name, file, folder or - (default: python-reference)", show_default=False
-        ),
+        typer.Argument(help="Name, file, folder or -", show_default="python-reference"),
     ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
-            help="quick, best, or notes: a name for many options below (default: quick)",
-            show_default=False,
+            help="A name for many options below: quick, best, notes", show_default="quick"
         ),
     ] = None,
     resume: Annotated[
-        Path | None, _option("Continue this run, exactly where it was", Where)
+        Path | None,
+        typer.Option(help="Continue this run, exactly where it was", rich_help_panel="Run"),
     ] = None,
-    out: Annotated[Path | None, _option("Run folder to write (default: runs/NAME)", Where)] = None,
-    force: Annotated[bool, _option("Overwrite the run folder", Where)] = False,
-    device: Annotated[str, _option("auto, cpu or cuda", Where)] = "auto",
-    seed: Annotated[int | None, _option("Same seed, same model", Where, min=0)] = None,
-    checkpoint_every: Annotated[
-        int, _option("Updates between checkpoints; 0: by time only", Where, min=0)
-    ] = 0,
-    checkpoint_seconds: Annotated[
-        float, _option("Seconds between checkpoints (30); 0: never", Where, min=0)
-    ] = 30.0,
-    diagnose: Annotated[
-        int, _option("Updates between looks at the gradient (500); 0: never", Where, min=0)
-    ] = 500,
-    tensorboard: Annotated[bool, _option("Log for TensorBoard too", Where)] = False,
-    as_json: Annotated[bool, _option("One JSON record per line", Where, "--json")] = False,
-    level: Annotated[str | None, _option("char, word or byte", Text)] = None,
-    clean: Annotated[str | None, _option("letters (as the notes), or none", Text)] = None,
-    max_tokens: Annotated[int | None, _option("Use the first so many; 0: all", Text, min=0)] = None,
-    min_freq: Annotated[int | None, _option("Rarer tokens are <unk>", Text, min=0)] = None,
-    validation: Annotated[float | None, _option("Part held out, at the end (0.1)", Text)] = None,
-    encoding: Annotated[str | None, _option("Of the text (default: utf-8)", Text)] = None,
-    errors: Annotated[
-        str | None,
-        _option("Bytes that are not text: strict, replace or ignore (default: strict)", Text),
-    ] = None,
-    model: Annotated[
-        str | None, _option("A cell (elman, relu, linear, gru, lstm) or mlp", Model)
-    ] = None,
-    hidden_size: Annotated[int | None, _option("Units of a layer", Model, min=1)] = None,
-    layers: Annotated[int | None, _option("Layers", Model, min=1)] = None,
-    embedding_size: Annotated[int | None, _option("0: one-hot", Model, min=0)] = None,
-    bidirectional: Annotated[bool, typer.Option(hidden=True)] = False,
-    tied: Annotated[
-        bool | None, _option("Output uses the embedding", Model, "--tied/--untied")
-    ] = None,
-    context: Annotated[int | None, _option("Tokens an mlp sees", Model, min=1)] = None,
-    init: Annotated[str | None, _option("default, or notes: N(0, 0.01)", Model)] = None,
-    dropout_tokens: Annotated[float | None, _option("Whole tokens hidden", Model)] = None,
-    dropout_inputs: Annotated[float | None, _option("Variational, embeddings", Model)] = None,
-    dropout_layers: Annotated[float | None, _option("Between layers", Model)] = None,
-    dropout_outputs: Annotated[float | None, _option("Variational, outputs", Model)] = None,
-    dropout_recurrent: Annotated[float | None, _option("DropConnect on W_hh", Model)] = None,
-    batch_size: Annotated[int | None, _option("Parallel lanes", Reading, min=1)] = None,
-    window: Annotated[int | None, _option("Steps per update", Reading, min=1)] = None,
-    sampling: Annotated[str | None, _option("sequential or random", Reading)] = None,
-    carry: Annotated[
-        str | None, _option("truncated, sliding, randomized, polynomial or full", Reading)
-    ] = None,
-    history: Annotated[
-        int | None,
-        _option("Sliding: steps read again before a window (default: as many)", Reading, min=0),
-    ] = None,
-    memory: Annotated[
-        str | None, _option("stored, or a budget: 64M keeps few states, recomputes", Reading)
-    ] = None,
-    epochs: Annotated[int | None, _option("Passes over the text", Updates, min=1)] = None,
-    optimizer: Annotated[str | None, _option("sgd, adam or adamw", Updates)] = None,
-    learning_rate: Annotated[float | None, _option("Size of a step", Updates)] = None,
-    momentum: Annotated[float | None, _option("Of sgd", Updates)] = None,
-    weight_decay: Annotated[float | None, _option("On matrices", Updates)] = None,
-    clip: Annotated[float | None, _option("Largest ‖gradient‖; 0: any", Updates, min=0)] = None,
-    schedule: Annotated[str | None, _option("constant, cosine or plateau", Updates)] = None,
-    warm_up: Annotated[int | None, _option("Updates to full learning rate", Updates, min=0)] = None,
-    accumulate: Annotated[int | None, _option("Segments per update", Updates, min=1)] = None,
-    average: Annotated[str | None, _option("none, ema or asgd", Updates)] = None,
-    average_decay: Annotated[float | None, _option("Of ema (0.999)", Updates)] = None,
-    average_start: Annotated[
-        float | None, _option("Of asgd: when, as part of the training (0.5)", Updates)
-    ] = None,
-    plateau_factor: Annotated[float | None, _option("Learning rate × this (0.5)", Updates)] = None,
-    plateau_patience: Annotated[
-        int | None, _option("after so many validations without a better one (2)", Updates, min=0)
-    ] = None,
-    validate_every: Annotated[
-        int | None, _option("Updates; 0: twenty times, or a tenth of the time", Updates, min=0)
-    ] = None,
-    patience: Annotated[
-        int | None,
-        _option("Stop after so many validations without a better one; 0: never", Updates),
-    ] = None,
-    precision: Annotated[str | None, _option("float32, or bfloat16 autocast", Updates)] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Log for TensorBoard too", rich_help_panel="Run")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON record per line", rich_help_panel="Run")
+    ] = False,
+    **typed: Any,
 ) -> int | None:
     """Train a language model on a text, or continue a run with --resume RUN."""
-    given = _given(locals())
+    given = {name: value for name, value in typed.items() if value is not None}
+    if source is not None:
+        given["source"] = source
     board = _board_kind() if tensorboard else None
-    if resume is None:
-        run, training = _begin(preset or "quick", given, out, force, pick(device))
-    else:
-        _refuse_beside_resume(preset=preset, out=out, force=force)
-        run, training = _continue(resume, given, None if device == "auto" else pick(device))
-    every = {"every_steps": checkpoint_every, "every_seconds": checkpoint_seconds}
-    stopped = _work(run, training, every, diagnose, as_json, board)
+    session = _begin(preset or "quick", given) if resume is None else _resume(resume, preset, given)
+    stopped = _train(session, as_json, board)
     if stopped:
-        note(f"stopped by {stopped}; saved at step {training.step}")
-        note(f"continue with: elman train --resume {shlex.quote(str(run.path))}")
+        note(f"stopped by {stopped}; saved at step {session.training.step}")
+        note(f"continue with: {_resuming(session.run)}")
         return 130
-    _conclude(run, training, as_json)
+    _conclude(session, as_json)
     return None
 
 
 # ---------------------------------------------------------------------- before
 
 
-def _given(typed: dict[str, Any]) -> dict[str, Any]:
-    """Of all that `train` takes, the options of text, model and training that were typed."""
-    from elman.language_model import model
+def _begin(preset: str, given: dict[str, Any]) -> "Session":
     from elman.runs import presets
+    from elman.session import Session
 
-    if typed["bidirectional"]:
-        raise model.both_ways()
-    given = {name: typed[name] for name in presets.defaults() if typed[name] is not None}
-    if "memory" in given:
-        given["memory"] = _bytes(given["memory"])
-    return given
+    kept, asked = _divided(given)
+    command = shlex.join(["elman", *sys.argv[1:]])
+    session = Session.begin(asked, preset, kept, command)
+    note(f"preset {preset}: " + presets.as_flags(presets.PRESETS[preset] | asked))
+    return session
 
 
-def _begin(
-    preset: str, given: dict[str, Any], out: Path | None, force: bool, device: str
-) -> tuple["Run", "Training"]:
-    """A new run folder and its training; a refused request leaves nothing behind."""
-    import torch
+def _resume(path: Path, preset: str | None, given: dict[str, Any]) -> "Session":
+    from elman.runs import Run, options_of, presets
+    from elman.session import Session
 
-    from elman import runs
+    _refuse_beside_resume(preset=preset, out=given.get("out"), force=given.get("force"))
+    kept, asked = _divided(given)
+    before = options_of(Run.open(path).config)
+    session = Session.resume(path, asked, kept)
+    after = options_of(session.run.config)
+    changes = {name: value for name, value in after.items() if value != before[name]}
+    other = f" with {presets.as_flags(changes)}" if changes else ""
+    note(f"continuing {session.run.path} at step {session.training.step}{other}")
+    return session
+
+
+def _divided(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The options of the run's folder, and those of text, model and training."""
     from elman.runs import presets
-    from elman.text import prepared
+    from elman.session import RunOptions
 
-    options = presets.expand(preset, given)
-    options["source"] = prepared.located(options["source"])
-    data = presets.data(options)
-    text = prepared.read(data)
-    parts = prepared.prepare(data, text)
-    config = runs.Config(
-        data=data,
-        model=presets.model(options, len(parts.vocab)),
-        training=presets.settings(options, parts.train, len(parts.validation)),
-        sha256=parts.sha256,
-        device=device,
-        threads=torch.get_num_threads(),
-        command=shlex.join(["elman", *sys.argv[1:]]),
-    )
-    training = runs.fresh_training(config, parts, device)
-    path = out or _free_folder(data.source, options["model"])
-    kept = text if data.source == "-" else None
-    run = runs.Run.create(path, config, parts.vocab, source=kept, force=force)
-    note(f"preset {preset}: " + _as_flags(presets.PRESETS[preset] | given))
-    return run, training
-
-
-def _continue(path: Path, given: dict[str, Any], device: str | None) -> tuple["Run", "Training"]:
-    """The run folder and its training, where it was last saved."""
-    import torch
-
-    from elman import runs
-    from elman.runs import presets
-    from elman.text import prepared
-
-    run = runs.Run.open(path)
-    config = run.config
-    if "source" in given:
-        given = given | {"source": prepared.located(given["source"])}
-    stored = presets.flat(config.data, config.model, config.training)
-    if changes := presets.changed(stored, given):
-        config = runs.with_options(config, stored | changes)
-    torch.set_num_threads(config.threads)  # sums in another order would end in other bits
-    training = runs.fresh_training(config, run.splits(), device or config.device)
-    run.resume(training)
-    if changes:
-        run.save_config(config)
-    other = f" with {_as_flags(changes)}" if changes else ""
-    note(f"continuing {run.path} at step {training.step}{other}")
-    return run, training
+    asked = {name: value for name, value in given.items() if name in presets.OPTIONS}
+    for name, value in asked.items():
+        read = presets.OPTIONS[name].option.read
+        asked[name] = read(value) if read else value
+    kept = {name: value for name, value in given.items() if name not in presets.OPTIONS}
+    return RunOptions(**kept), asked
 
 
 def _refuse_beside_resume(**given: Any) -> None:
@@ -225,37 +121,8 @@ def _refuse_beside_resume(**given: Any) -> None:
             )
 
 
-def _bytes(text: str) -> int:
-    """`stored` → 0; `64M` → 64 · 2²⁰."""
-    if text == "stored":
-        return 0
-    unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
-    digits = text[:-1] if unit else text
-    if not digits.isdecimal() or not int(digits):
-        raise UserError(f"--memory {text} is no size", hint="stored, or bytes: 64M, 2G")
-    return int(digits) << unit
-
-
-def _free_folder(source: str, model: str) -> Path:
-    name = "stdin" if source == "-" else Path(source).name.split(".")[0] or "text"
-    number, path = 1, Path("runs") / f"{name}-{model}"
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{model}-{number}"
-    return path
-
-
-def _as_flags(options: dict[str, Any]) -> str:
-    """The options as one types them."""
-    said = []
-    for name, value in options.items():
-        if name == "tied":
-            said.append("--tied" if value else "--untied")
-        elif name == "memory":
-            said.append(f"--memory {value or 'stored'}")
-        elif name != "source":
-            said.append(f"--{name.replace('_', '-')} {value}")
-    return " ".join(said)
+def _resuming(run: "Run") -> str:
+    return f"elman train --resume {shlex.quote(str(run.path))}"
 
 
 # ---------------------------------------------------------------------- during
@@ -280,89 +147,35 @@ def _gentle_signals() -> Iterator[list[str]]:
             signal.signal(which, handler)
 
 
-def _work(
-    run: "Run",
-    training: "Training",
-    every: dict[str, Any],
-    diagnose: int,
-    as_json: bool,
-    board: Any,
-) -> str:
+def _train(session: "Session", as_json: bool, board: Any) -> str:
     """Train to the end; returns the name of what stopped it, if anything did."""
-    from elman import runs
-
-    with _gentle_signals() as caught, _display(training) as show, _board(run, board) as log:
+    run = session.run
+    with _gentle_signals() as caught, _display(session) as show, _board(run, board) as log:
         try:
-            look, sample = _onlooker(training, diagnose), _sampler(run, training)
-            also = {
-                "stop": lambda: bool(caught),
-                "remarks": lambda record: filter(None, (look(record), sample(record))),
-            }
-            for record in runs.train(run, training, **also, **every):
+            for record in session.records(stop=lambda: bool(caught)):
                 show(record)
                 log(record)
                 if as_json:
                     emit(record.json())
         except WorkFailed as failure:
-            again = f"elman train --resume {shlex.quote(str(run.path))}"
-            raise WorkFailed(
-                failure.message,
-                hint=f"{failure.hint}; from the last checkpoint: {again} --learning-rate …",
-            ) from failure
+            again = f"from the last checkpoint: {_resuming(run)} --learning-rate …"
+            raise WorkFailed(failure.message, hint=f"{failure.hint}; {again}") from failure
         except BrokenPipeError:  # whoever read our output has left; the folder is well
             raise
         except OSError as failure:
             raise WorkFailed(
                 f"cannot write to {run.path}: {failure.strerror}",
-                hint=f"make room, then elman train --resume {shlex.quote(str(run.path))}",
+                hint=f"make room, then {_resuming(run)}",
             ) from failure
     return caught[0] if caught else ""
 
 
-def _onlooker(training: "Training", every: int) -> Callable[["Record"], dict[str, Any] | None]:
-    """After every so many updates, how far back the gradient reaches (`diagnostics.glance`)."""
-    from elman.diagnostics import glance
-    from elman.training import Update
-
-    held_out = training.validation_ids
-    ids = training.train_ids if held_out is None else held_out
-
-    def look(record: "Record") -> dict[str, Any] | None:
-        if not every or not isinstance(record, Update) or record.step % every:
-            return None
-        found = glance(training.model, ids, training.settings.reading.window)
-        return None if found is None else found.json(record.step)
-
-    return look
-
-
-def _sampler(run: "Run", training: "Training") -> Callable[["Record"], dict[str, Any] | None]:
-    """After validations 1, 2, 4, 8, … and the last, a text of the model's own for the report."""
-    from elman import generation
-    from elman.training import Validation
-
-    every = training.settings.validate_every
-
-    def sample(record: "Record") -> dict[str, Any] | None:
-        number = record.step // every if every else 0
-        if not isinstance(record, Validation) or (number & (number - 1) and not training.finished):
-            return None
-        try:
-            with training.average.applied():
-                text = generation.specimen(training.model, run.vocab)
-        except WorkFailed:  # nothing to draw from: the next update stops and says where it began
-            return None
-        return {"kind": "sample", "step": record.step, "text": text}
-
-    return sample
-
-
 @contextmanager
-def _display(training: "Training") -> Iterator[Callable[["Record"], None]]:
+def _display(session: "Session") -> Iterator[Callable[["Record"], None]]:
     """A bar with loss, perplexity, speed, time left; without a terminal, a line per validation."""
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-    from elman.training import Update
+    from elman.training import Update, Validation
 
     columns = (
         BarColumn(),
@@ -372,7 +185,7 @@ def _display(training: "Training") -> Iterator[Callable[["Record"], None]]:
     )
     held_out = ""
     with progress(*columns) as bar:
-        task = bar.add_task("reading", total=1.0, completed=training.progress)
+        task = bar.add_task("reading", total=1.0, completed=session.training.progress)
 
         def show(record: "Record") -> None:
             nonlocal held_out
@@ -382,6 +195,7 @@ def _display(training: "Training") -> Iterator[Callable[["Record"], None]]:
                     f"{record.tokens_per_second:,.0f} tokens/s"
                 )
                 bar.update(task, completed=record.progress, description=said)
+            if not isinstance(record, Validation):
                 return
             held_out = f" · held out {record.perplexity:.2f}"
             if bar.disable:
@@ -426,20 +240,16 @@ def _board(run: "Run", kind: Any) -> Iterator[Callable[["Record"], None]]:
 # ---------------------------------------------------------------------- after
 
 
-def _conclude(run: "Run", training: "Training", as_json: bool) -> None:
+def _conclude(session: "Session", as_json: bool) -> None:
     """Score the best weights by the definition, and say what was written and what comes next."""
-    from elman import runs
-    from elman.reports import report
-
-    found = runs.conclude(run, training)
-    page = report.write(run)
+    result, page, run = session.conclude(), session.report(), session.run
     if as_json:
-        emit({"kind": "result", "run": str(run.path), **found})
+        emit({"kind": "result", "run": str(run.path), **(result.json() if result else {})})
         return
-    if found:
+    if result is not None:
         typer.echo(
-            f"held out, {found['tokens']:,} tokens: {found['nats_per_token']:.4f} nats per token, "
-            f"perplexity {found['perplexity']:.3f}, {found['bits_per_char']:.4f} bits per character"
+            f"held out, {result.tokens:,} tokens: {result.nats_per_token:.4f} nats per token, "
+            f"perplexity {result.perplexity:.3f}, {result.bits_per_char:.4f} bits per character"
         )
     typer.echo(f"wrote {run.path}; to read in a browser: {page}")
     quoted = shlex.quote(str(run.path))

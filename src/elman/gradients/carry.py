@@ -299,8 +299,9 @@ class Randomized(Carry):
         """The mean distance between cuts, m or 1/(1 - π), where there is one."""
         if isinstance(self.keep, Polynomial):
             return max(2, round(self.keep.mean)), 0
-        one_for_all = isinstance(self.keep, (int, float)) and self.keep < 1
-        return (max(2, round(1 / (1 - self.keep))), 0) if one_for_all else None
+        if isinstance(self.keep, (int, float)) and self.keep < 1:
+            return max(2, round(1 / (1 - self.keep))), 0
+        return None
 
     def seeded(self, seed: int) -> Randomized:
         return replace(self, seed=seed, _draws=[0])

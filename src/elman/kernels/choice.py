@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -66,13 +66,22 @@ def _once(key: Hashable, job: Callable[[], Job]) -> str:
     return name
 
 
-def explain(module: torch.nn.Module, x: Tensor, state: Tensor | State | None = None) -> Explanation:
-    """Which kernel runs `module(x)`, and why not the faster ones."""
-    job = getattr(module, "job", None)
-    if job is None:
+def explain(
+    runner: Any, x: Tensor | None = None, state: Tensor | State | None = None
+) -> Explanation:
+    """Which kernel runs `module(x)`, and why not the faster ones.
+
+    Anything else that can say how it runs does so itself: `explain(training)` is
+    `training.explain()`.
+    """
+    job, own = getattr(runner, "job", None), getattr(runner, "explain", None)
+    if job is None and own is not None:
+        return own()
+    if job is None or x is None:
         raise UserError(
-            f"explain() was given a {type(module).__name__}, which runs on no elman kernel",
-            hint="pass a module of elman.nn",
+            f"explain() was given a {type(runner).__name__}"
+            + (", which runs on no elman kernel" if job is None else " without an input"),
+            hint="explain(module, x) of a module of elman.nn, or explain(training)",
         )
     kernel, reasons = _choose(job(x, state))
     return Explanation(kernel.name, reasons)

@@ -11,7 +11,7 @@ one of these models does so for all of them.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -25,11 +25,19 @@ from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
 from elman.nn import of
+from elman.options import check, option
 
 State = Tensor | tuple[Tensor, Tensor] | None
 WINDOWED = "mlp"
 """The `cell` of the model that has none: it reads a window of tokens and carries no state."""
 INITS = ("default", "notes")
+PANEL = "Model"
+PROBABILITY: dict[str, Any] = {
+    "panel": PANEL,
+    "at_least": 0,
+    "below": 1,
+    "hint": "it is the probability of hiding; 0 hides nothing",
+}
 TABLE = 1 << 22
 """How many entries E W_ihᵀ may have for a `stepper` to work it out beforehand."""
 
@@ -52,19 +60,14 @@ class Dropout:
     Gal and Ghahramani (2016) for the masks that hold through time, Merity et al. (2018) for W_hh.
     """
 
-    tokens: float = 0.0
-    inputs: float = 0.0
-    layers: float = 0.0
-    outputs: float = 0.0
-    recurrent: float = 0.0
+    tokens: float = option(0.0, "Whole tokens hidden", **PROBABILITY)
+    inputs: float = option(0.0, "Variational, embeddings", **PROBABILITY)
+    layers: float = option(0.0, "Between layers", **PROBABILITY)
+    outputs: float = option(0.0, "Variational, outputs", **PROBABILITY)
+    recurrent: float = option(0.0, "DropConnect on W_hh", **PROBABILITY)
 
     def __post_init__(self) -> None:
-        for name, probability in asdict(self).items():
-            if not 0 <= probability < 1:
-                raise UserError(
-                    f"dropout of {name} {probability} must be at least 0 and less than 1",
-                    hint="it is the probability of hiding; 0 hides nothing",
-                )
+        check(self, "dropout of {}")
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,25 @@ class Shape:
     """What a language model is made of; checked when built, stored with every run."""
 
     vocab_size: int
-    cell: str
-    hidden_size: int
-    layers: int
-    embedding_size: int | None
-    tied: bool
-    context: int
-    dropout: Dropout
-    init: str
+    cell: str = option(
+        "elman", "What the hidden layer is", panel=PANEL, choices=kinds, name="model"
+    )
+    hidden_size: int = option(256, "Units of a layer", panel=PANEL, at_least=1)
+    layers: int = option(1, "Layers", panel=PANEL, at_least=1)
+    embedding_size: int | None = option(
+        None, "Numbers a token becomes; 0: one-hot", panel=PANEL, at_least=1, zero_is_none=True
+    )
+    tied: bool = option(False, "Output uses the embedding", panel=PANEL, flag="--tied/--untied")
+    context: int = option(8, "Tokens an mlp sees", panel=PANEL, at_least=1)
+    dropout: Dropout = field(default_factory=Dropout)
+    init: str = option(
+        "default", "First weights, as torch's or N(0, 0.01)", panel=PANEL, choices=INITS
+    )
 
     def __post_init__(self) -> None:
-        for name, known in (("cell", kinds()), ("init", INITS)):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
-                )
-        for name in ("vocab_size", "hidden_size", "layers", "context", "embedding_size"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise UserError(f"{name}={size} must be at least 1")
+        check(self)
+        if self.vocab_size < 1:
+            raise UserError(f"vocab_size={self.vocab_size} must be at least 1")
         if self.tied and self.embedding_size != self.hidden_size:
             raise UserError(
                 f"tied weights need embedding_size equal to hidden_size={self.hidden_size}, not "

@@ -1,14 +1,8 @@
 """Runs: a training as a folder that can be read, resumed and compared."""
 
-from elman.runs.folder import (
-    Config,
-    Run,
-    conclude,
-    fresh_model,
-    fresh_training,
-    train,
-    with_options,
-)
+from elman.runs.config import Config, fresh_model, fresh_training, options_of, with_options
+from elman.runs.folder import Run
+from elman.runs.training import conclude, train
 
 __all__ = [
     "Config",
@@ -16,6 +10,7 @@ __all__ = [
     "conclude",
     "fresh_model",
     "fresh_training",
+    "options_of",
     "train",
     "with_options",
 ]

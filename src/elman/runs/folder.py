@@ -13,31 +13,25 @@ long metrics.jsonl was when it was written, so after a crash both go back to the
 """
 
 import json
-import math
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from elman import __version__
 from elman.errors import MissingSource, UserError
 from elman.files import atomic, write_text
 from elman.language_model import LanguageModel
 from elman.runs import checkpoints
-from elman.scoring import metrics
+from elman.runs.card import model_card
+from elman.runs.config import Config, fresh_model
 from elman.text import prepared
-from elman.text.prepared import Data, Splits
+from elman.text.prepared import Splits
 from elman.text.vocab import Vocab
-from elman.training import Record, Settings, Training, Validation
-from elman.training.optimisation import Optimisation
-from elman.training.segments import Reading
+from elman.training import Record, Training
+from elman.training.records import from_json
 
-FORMAT = 1
 FILES = (
     "config.json",
     "vocab.json",
@@ -49,48 +43,6 @@ FILES = (
     "source",
     "tensorboard",
 )
-
-
-@dataclass(frozen=True)
-class Config:
-    """All that was asked for: enough to make the run again."""
-
-    data: Data
-    model: dict[str, Any]  # the arguments of LanguageModel
-    training: Settings
-    sha256: str  # of the text as read
-    device: str = "cpu"
-    threads: int = 1
-    command: str = ""
-
-    def json(self) -> dict[str, Any]:
-        """As config.json holds it."""
-        self.training.reading.check_storable()
-        return {"format": FORMAT, "elman": __version__, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, record: Any, where: Path) -> "Config":
-        """Read config.json back; anything else is refused."""
-        try:
-            if record["format"] != FORMAT:
-                raise ValueError(f"its format is {record['format']}, this elman reads {FORMAT}")
-            options = dict(record["training"])
-            options["reading"] = Reading(**options["reading"])
-            options["optimisation"] = Optimisation(**options["optimisation"])
-            return cls(
-                data=Data(**record["data"]),
-                model=dict(record["model"]),
-                training=Settings(**options),
-                sha256=str(record["sha256"]),
-                device=str(record["device"]),
-                threads=int(record["threads"]),
-                command=str(record["command"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise UserError(
-                f"{where} is not the configuration of an elman run: {problem!r}",
-                hint="restore it from a copy, or train the run again",
-            ) from problem
 
 
 class Run:
@@ -152,11 +104,11 @@ class Run:
         data = self.config.data
         kept = self.path / "source"
         text = prepared.read(data, kept if data.source == "-" else None)
-        found = prepared.fingerprint(text)
-        if found != self.config.sha256:
+        sha256 = prepared.fingerprint(text)
+        if sha256 != self.config.sha256:
             raise UserError(
                 f"the text {data.source} has changed since this run was made: its SHA-256 is "
-                f"{found[:12]}…, it was {self.config.sha256[:12]}…",
+                f"{sha256[:12]}…, it was {self.config.sha256[:12]}…",
                 hint="put the old text back, or train a new run on the new one",
             )
         return prepared.prepare(data, text, self.vocab)
@@ -197,6 +149,10 @@ class Run:
                 ) from problem
         return records
 
+    def records(self) -> list[Record]:
+        """Every record so far, as what it is: updates, validations, samples, the result."""
+        return [from_json(values) for values in self.metrics()]
+
     # ------------------------------------------------------------------ writing
 
     def save_best(self, training: Training) -> None:
@@ -235,148 +191,14 @@ class Run:
 
     def _shorten_metrics(self, length: int) -> None:
         path = self.path / "metrics.jsonl"
-        found = path.stat().st_size if path.exists() else 0
-        if found < length:
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
             raise UserError(
-                f"{path} has {found} bytes, fewer than the {length} it had at the last checkpoint",
+                f"{path} has {size} bytes, fewer than the {length} it had at the last checkpoint",
                 hint="restore it from a copy, or train the run again",
             )
-        if found > length:
+        if size > length:
             os.truncate(path, length)
-
-
-# ---------------------------------------------------------------------- training in a folder
-
-
-def fresh_model(config: Config) -> LanguageModel:
-    """The model before its first update: from the run's own seed, whatever the global one."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(config.training.seed)
-        try:
-            return LanguageModel.from_config(config.model)
-        except (KeyError, TypeError) as problem:
-            raise UserError(
-                f"config.json describes no model of this elman: {problem!r}",
-                hint="restore it from a copy, or train the run again",
-            ) from problem
-
-
-def fresh_training(config: Config, parts: Splits, device: str) -> Training:
-    """The training before its first update, on `device`."""
-    if device == "cuda" and not torch.cuda.is_available():
-        device = "cpu"
-    held_out = parts.validation if len(parts.validation) else None
-    return Training(fresh_model(config).to(device), parts.train, held_out, config.training)
-
-
-def with_options(config: Config, options: dict[str, Any]) -> Config:
-    """The configuration with some training options in other values."""
-    how = config.training.optimisation
-    clip = options["clip"] or None
-    how = replace(how, learning_rate=options["learning_rate"], clip=clip)
-    settings = replace(
-        config.training,
-        epochs=options["epochs"],
-        patience=options["patience"],
-        optimisation=how,
-    )
-    return replace(config, training=settings)
-
-
-def train(
-    run: Run,
-    training: Training,
-    *,
-    every_steps: int = 0,
-    every_seconds: float = 30.0,
-    stop: Callable[[], bool] = lambda: False,
-    remarks: Callable[[Record], Iterable[dict[str, Any]]] = lambda record: (),
-) -> Iterator[Record]:
-    """Train to the end, or until `stop()`, keeping the folder in step; yields every record.
-
-    The `remarks` on a record, such as a sample of the model's writing, are kept after it.
-
-    A checkpoint is written every so many updates, every so many seconds, with each better
-    validation, when stopped and at the end.
-    """
-    saved_at = time.monotonic()
-    with open(run.path / "metrics.jsonl", "ab") as log:
-        for record in training.records():
-            _append(log, record.json())
-            for remark in remarks(record):
-                _append(log, remark)
-            better = isinstance(record, Validation) and record.improved
-            late = every_seconds > 0 and time.monotonic() - saved_at >= every_seconds
-            if better or late or (every_steps and training.step % every_steps == 0):
-                _checkpoint(run, training, log, better)
-                saved_at = time.monotonic()
-            yield record
-            if stop():
-                break
-        _checkpoint(run, training, log, better=False)
-
-
-def _append(log: IO[bytes], record: dict[str, Any]) -> None:
-    log.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
-    log.flush()
-
-
-def _checkpoint(run: Run, training: Training, log: IO[bytes], better: bool) -> None:
-    log.flush()
-    os.fsync(log.fileno())
-    if better or math.isinf(training.best):  # never validated: the latest weights are the best
-        run.save_best(training)
-    run.save_state(training, log.tell())
-
-
-def conclude(run: Run, training: Training) -> dict[str, Any]:
-    """Score the best weights on the whole held-out text, and add that to the record and the card.
-
-    The score is by the definition: one lane, the state never reset.
-    """
-    found = {}
-    if training.validation_ids is not None:
-        score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
-        characters = metrics.characters(run.vocab, training.validation_ids)
-        found = {
-            "step": training.best_step,
-            "tokens": score.tokens,
-            "nats_per_token": score.nats_per_token,
-            "perplexity": score.perplexity,
-            "bits_per_char": score.bits_per_char(characters),
-        }
-        with open(run.path / "metrics.jsonl", "ab") as log:
-            _append(log, {"kind": "result", **found})
-    write_text(run.path / "README.md", model_card(run))
-    return found
-
-
-def model_card(run: Run) -> str:
-    """README.md: what the model is, what it was trained on, how well it does, how to use it."""
-    config = run.config
-    found = [r for r in run.metrics() if r.get("kind") == "result"]
-    score = (
-        f"Held-out text, {found[-1]['tokens']:,} tokens: "
-        f"{found[-1]['nats_per_token']:.4f} nats per token, perplexity "
-        f"{found[-1]['perplexity']:.3f}, {found[-1]['bits_per_char']:.4f} bits per character."
-        if found
-        else "Not finished yet: there is no held-out score."
-    )
-    model = ", ".join(f"{k} {v}" for k, v in config.model.items() if k != "dropout")
-    return (
-        f"# {run.path.name}\n\n"
-        f"A {config.data.level}-level language model made with elman {__version__}.\n\n"
-        f"- model: {model}\n"
-        f"- text: {config.data.source}, SHA-256 {config.sha256}, the last "
-        f"{config.data.validation:.0%} held out\n"
-        f"- seed: {config.training.seed}; every option is in config.json\n\n"
-        f"{score}\n\n"
-        "```sh\n"
-        f"elman evaluate {run.path}\n"
-        f"elman generate {run.path}\n"
-        f"elman train --resume {run.path}\n"
-        "```\n"
-    )
 
 
 # ---------------------------------------------------------------------- small helpers
@@ -420,9 +242,9 @@ def _part(tensors: dict[str, torch.Tensor], first: str) -> dict[str, torch.Tenso
 def _fill(model: LanguageModel, weights: dict[str, torch.Tensor], where: Path) -> None:
     wanted = dict(model.named_parameters())
     shapes = {n: tuple(p.shape) for n, p in wanted.items()}
-    found = {n: tuple(t.shape) for n, t in weights.items()}
-    if shapes != found:
-        odd = sorted(set(shapes.items()) ^ set(found.items()))
+    given = {n: tuple(t.shape) for n, t in weights.items()}
+    if shapes != given:
+        odd = sorted(set(shapes.items()) ^ set(given.items()))
         raise UserError(
             f"the weights in {where} do not fit its config.json: {odd[0][0]} differs",
             hint="the two files come from different runs",

@@ -4,12 +4,14 @@ A preset only names options: what it expands to is printed and stored, and any o
 it wins. Nothing else in elman knows about presets.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import replace
 from typing import Any
 
 from elman.errors import UserError
 from elman.gradients.carry import CARRIES
 from elman.language_model import Dropout
+from elman.language_model.model import Shape
+from elman.options import Described, described, flag, stored, typed
 from elman.text.prepared import Data
 from elman.training import Settings
 from elman.training.optimisation import Optimisation
@@ -69,24 +71,24 @@ PRESETS: dict[str, Options] = {
     },
 }
 
-MODEL: Options = {
-    "model": "lstm",
-    "hidden_size": 256,
-    "layers": 1,
-    "embedding_size": 0,
-    "tied": False,
-    "context": 8,
-    "init": "default",
+GROUPS: dict[type, list[Described]] = {
+    Data: described(Data),
+    Shape: described(Shape),
+    Dropout: described(Dropout, prefix="dropout_"),
+    Reading: described(Reading),
+    Optimisation: described(Optimisation),
+    Settings: described(Settings),
 }
-DROPOUT: Options = {f"dropout_{f.name}": f.default for f in fields(Dropout)}
+"""The options of each dataclass of settings, as their fields describe them."""
+OPTIONS: dict[str, Described] = {o.name: o for group in GROUPS.values() for o in group}
+CHANGEABLE = tuple(name for name, o in OPTIONS.items() if o.option.later)
+"""What a training may be continued with in another value, and still be a continuation."""
 VALIDATIONS = 20
 """How often a training is validated, unless that takes too long or something else is asked for."""
 VALIDATION_SHARE = 0.1
 """The part of the time that validations may take."""
 VALIDATION_COST = 0.5
 """The time to predict a held-out token as a part of that to learn from one: 0.3 to 0.7 measured."""
-CHANGEABLE = ("epochs", "patience", "learning_rate", "clip")
-"""What a training may be continued with in another value, and still be a continuation."""
 
 
 def expand(preset: str, given: Options) -> Options:
@@ -100,36 +102,36 @@ def expand(preset: str, given: Options) -> Options:
 
 def defaults() -> Options:
     """Every option that there is, in the value it has when nothing is asked."""
-    own = asdict(Settings())
-    reading, optimisation = own.pop("reading"), own.pop("optimisation")
-    return asdict(Data()) | MODEL | DROPOUT | own | reading | optimisation
+    return {name: o.as_typed(o.default) for name, o in OPTIONS.items()}
 
 
 def data(options: Options) -> Data:
     """The part of the options that says which text."""
-    return Data(**_fields(Data, options))
+    return Data(**stored(GROUPS[Data], options))
 
 
 def model(options: Options, vocab_size: int) -> dict[str, Any]:
     """The arguments of LanguageModel."""
-    shape = {name: options[name] for name in MODEL if name != "model"}
-    shape["embedding_size"] = shape["embedding_size"] or None
-    dropout = {name.removeprefix("dropout_"): options[name] for name in DROPOUT}
-    return {"vocab_size": vocab_size, "cell": options["model"], **shape, "dropout": dropout}
+    shape, dropout = (stored(GROUPS[part], options) for part in (Shape, Dropout))
+    return {"vocab_size": vocab_size, **shape, "dropout": dropout}
 
 
-def settings(options: Options, train_ids: Any, held_out: int = 0) -> Settings:
-    """How to train, and, unless that is said, how often to stop and predict `held_out` tokens."""
-    reading = Reading(**_fields(Reading, options))
-    updating: Options = _fields(Optimisation, options) | {"clip": options["clip"] or None}
-    own: Options = _fields(Settings, options)
-    own |= {"reading": reading, "optimisation": Optimisation(**updating)}
-    if not own["validate_every"]:
-        segments = len(one_pass(train_ids, reading, seed=own["seed"], epoch=0))
-        updates = -(-segments // own["accumulate"]) * own["epochs"]
-        times = validations(len(train_ids) * own["epochs"], held_out)
-        own["validate_every"] = -(-updates // times)
-    return Settings(**own)
+def settings(options: Options, train_ids: Any = None, held_out: int = 0) -> Settings:
+    """How to train; with the text, also how often to stop and predict `held_out` tokens.
+
+    A `validate_every` that was given stays as it is.
+    """
+    made = Settings(
+        **stored(GROUPS[Settings], options),
+        reading=Reading(**stored(GROUPS[Reading], options)),
+        optimisation=Optimisation(**stored(GROUPS[Optimisation], options)),
+    )
+    if train_ids is None or made.validate_every:
+        return made
+    segments = len(one_pass(train_ids, made.reading, seed=made.seed, epoch=0))
+    updates = -(-segments // made.accumulate) * made.epochs
+    times = validations(len(train_ids) * made.epochs, held_out)
+    return replace(made, validate_every=-(-updates // times))
 
 
 def validations(read: int, held_out: int) -> int:
@@ -144,27 +146,38 @@ def validations(read: int, held_out: int) -> int:
 
 def flat(data: Data, model: dict[str, Any], settings: Settings) -> Options:
     """The options that a stored configuration stands for: `expand` read backwards."""
-    own = asdict(settings)
-    options = asdict(data) | own.pop("reading") | own.pop("optimisation") | own
-    options |= {f"dropout_{name}": value for name, value in model["dropout"].items()}
-    options |= {name: model[name] for name in MODEL if name != "model"}
-    options["embedding_size"] = options["embedding_size"] or 0
-    return options | {"model": model["cell"], "clip": options["clip"] or 0.0}
+    parts = {
+        Data: vars(data),
+        Shape: model,
+        Dropout: model["dropout"],
+        Reading: vars(settings.reading),
+        Optimisation: vars(settings.optimisation),
+        Settings: vars(settings),
+    }
+    return {k: v for part, values in parts.items() for k, v in typed(GROUPS[part], values).items()}
 
 
-def changed(stored: Options, given: Options) -> Options:
+def changed(before: Options, given: Options) -> Options:
     """The options that a resume asks to change; one that it cannot change is refused by name."""
-    different = {name: value for name, value in given.items() if stored[name] != value}
+    different = {name: value for name, value in given.items() if before[name] != value}
     for name, value in different.items():
         if name not in CHANGEABLE:
-            flag = "SOURCE" if name == "source" else "--" + name.replace("_", "-")
+            named = "SOURCE" if name == "source" else flag(name)
             raise UserError(
-                f"{flag} {value} cannot be changed by a resume: this run has {stored[name]}",
-                hint=f"leave {flag} out, or train a new run; a resume may change "
-                + ", ".join("--" + n.replace("_", "-") for n in CHANGEABLE),
+                f"{named} {value} cannot be changed by a resume: this run has {before[name]}",
+                hint=f"leave {named} out, or train a new run; a resume may change "
+                + ", ".join(flag(n) for n in CHANGEABLE),
             )
     return different
 
 
-def _fields(kind: type, options: Options) -> Options:
-    return {f.name: options[f.name] for f in fields(kind) if f.name in options}
+def as_flags(options: Options) -> str:
+    """The options as one types them."""
+    return " ".join(_as_flag(OPTIONS[name], options[name]) for name in options if name != "source")
+
+
+def _as_flag(option: Described, value: Any) -> str:
+    if option.type is bool:
+        yes, no = option.option.flag.split("/")
+        return yes if value else no
+    return f"{flag(option.name)} {option.option.show(value)}"

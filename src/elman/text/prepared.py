@@ -12,35 +12,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elman.errors import UserError
+from elman.options import check, option
 from elman.text import corpus
 from elman.text.datasets import DATASETS
-from elman.text.tokens import as_bytes, as_text, byte_chunks, check_level
+from elman.text.tokens import LEVELS, as_bytes, as_text, byte_chunks
 from elman.text.vocab import Vocab, numbered
 
 CLEANINGS = ("letters", "none")
+PANEL = "Text"
 
 
 @dataclass(frozen=True)
 class Data:
     """Which text, and how it becomes tokens."""
 
-    source: str = "python-reference"
-    level: str = "char"
-    clean: str = "none"
-    max_tokens: int = 0
-    min_freq: int = 0
-    validation: float = 0.1
-    encoding: str = "utf-8"
-    errors: str = "strict"
+    source: str = option("python-reference", "Name, file, folder or -", panel=PANEL)
+    level: str = option("char", "What a token is", panel=PANEL, choices=LEVELS)
+    clean: str = option("none", "letters as in the notes, or all", panel=PANEL, choices=CLEANINGS)
+    max_tokens: int = option(
+        0, "Use the first so many; 0: all", panel=PANEL, at_least=0, hint="0: all"
+    )
+    min_freq: int = option(0, "Rarer tokens are <unk>", panel=PANEL, at_least=0, hint="0: all")
+    validation: float = option(0.1, "Part held out, at the end", panel=PANEL, at_least=0, below=1)
+    encoding: str = option("utf-8", "Of the text", panel=PANEL)
+    errors: str = option("strict", "Bytes that are not text", panel=PANEL, choices=corpus.ERRORS)
 
     def __post_init__(self) -> None:
-        check_level(self.level)
-        if self.clean not in CLEANINGS:
-            raise UserError(f"unknown clean {self.clean!r}", hint=f"one of {', '.join(CLEANINGS)}")
-        for name in ("max_tokens", "min_freq"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name}={getattr(self, name)} must not be negative", hint="0: all")
+        check(self)
 
 
 class Splits(NamedTuple):

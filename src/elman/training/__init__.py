@@ -2,15 +2,18 @@
 
 from elman.training.loop import Settings, Training
 from elman.training.optimisation import Optimisation
-from elman.training.records import Record, Update, Validation
+from elman.training.records import Diagnosis, Record, Result, Sample, Update, Validation
 from elman.training.segments import Reading
 from elman.training.state import CarriedState
 
 __all__ = [
     "CarriedState",
+    "Diagnosis",
     "Optimisation",
     "Reading",
     "Record",
+    "Result",
+    "Sample",
     "Settings",
     "Training",
     "Update",

@@ -21,12 +21,15 @@ from torch import Tensor
 
 from elman.errors import UserError, WorkFailed
 from elman.gradients import Full, Given
+from elman.kernels import Explanation
 from elman.language_model import LanguageModel, Masks, State
+from elman.options import check, option
 from elman.recurrence.operator import known_ids
 from elman.scoring import metrics
 from elman.text import batches
 from elman.training.divergence import first_broken_tensor
 from elman.training.optimisation import (
+    PANEL,
     Average,
     Optimisation,
     build_optimizer,
@@ -34,10 +37,10 @@ from elman.training.optimisation import (
     learning_rate,
     take_step,
 )
-from elman.training.records import Record, Update, Validation
+from elman.training.records import Progress, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.state import CarriedState
-from elman.training.update import CapturedUpdate, NativeUpdate, WholeUpdate, suits
+from elman.training.update import WholeUpdate, choose
 
 __all__ = [
     "CarriedState",
@@ -58,29 +61,27 @@ TOKENS_ON_GPU = 2**27  # 1 GiB of int64
 class Settings:
     """A whole training: how to read, how to update, for how long."""
 
-    epochs: int = 10
-    accumulate: int = 1
-    validate_every: int = 0
-    patience: int = 0
-    precision: str = "float32"
-    seed: int = 0
+    epochs: int = option(10, "Passes over the text", panel=PANEL, at_least=1, later=True)
+    accumulate: int = option(1, "Segments per update", panel=PANEL, at_least=1)
+    validate_every: int = option(
+        0, "Updates; 0: twenty times, or a tenth of the time", panel=PANEL, at_least=0
+    )
+    patience: int = option(
+        0,
+        "Stop after so many validations without a better one; 0: never",
+        panel=PANEL,
+        at_least=0,
+        later=True,
+    )
+    precision: str = option(
+        "float32", "Of the products, by autocast", panel=PANEL, choices=PRECISIONS
+    )
+    seed: int = option(0, "Same seed, same model", panel="Run", at_least=0)
     reading: Reading = field(default_factory=Reading)
     optimisation: Optimisation = field(default_factory=Optimisation)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.accumulate < 1:
-            raise UserError(
-                f"epochs={self.epochs} and accumulate={self.accumulate} must be at least 1"
-            )
-        for name in ("validate_every", "patience", "seed"):
-            if getattr(self, name) < 0:
-                raise UserError(
-                    f"{name}={getattr(self, name)} must not be negative", hint="0 is allowed"
-                )
-        if self.precision not in PRECISIONS:
-            raise UserError(
-                f"unknown precision {self.precision!r}", hint=f"one of {', '.join(PRECISIONS)}"
-            )
+        check(self)
 
 
 class Training:
@@ -96,11 +97,10 @@ class Training:
         self.model, self.settings = model, settings or Settings()
         self.device = next(model.parameters()).device
         self.train_ids, self.validation_ids = self._checked_ids(train_ids), validation_ids
-        how = self.settings.optimisation
         self._check_model()
-        self.optimizer = build_optimizer(model, how)
+        self.optimizer = build_optimizer(model, self.settings.optimisation)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.average = Average(model, how)
+        self.average = Average(model, self.settings.optimisation)
         self.carried = CarriedState()
         self.chance = _global_generators(self.device, self.settings.seed)
         self.step = self.epoch = self.index = 0
@@ -110,7 +110,7 @@ class Training:
         self._clock = time.perf_counter()
         self._passes = {0: self._one_pass(0)}  # too little text is refused here
         self._ahead: tuple[tuple[Pass, int], Segment] | None = None
-        self._whole = self._whole_update()
+        self._choice = choose(self)
 
     def _check_model(self) -> None:
         reading = self.settings.reading
@@ -138,23 +138,13 @@ class Training:
             return torch.tensor(values, dtype=torch.int64, device=self.device)
         return ids
 
-    def _whole_update(self) -> WholeUpdate | None:
-        """Where every update does the same on windows of one shape; see there."""
-        how, reading = self.settings, self.settings.reading
-        same = reading.carry_used.windows and not reading.memory and how.accumulate == 1
-        if not same or not suits(self.model):
-            return None
-        shared = (self.model, self.optimizer, how.optimisation.clip)
-        if self.device.type == "cuda":
-            return CapturedUpdate(*shared, reading.batch_size, self._read_window)
-        if not NativeUpdate.suits(self.model, self._narrow):
-            return None
-        windows = (reading.batch_size, reading.window)
-        return NativeUpdate(*shared, windows, half=self._narrow)
+    def explain(self) -> Explanation:
+        """Whether updates run `captured`, `native` or `piecewise`, and why not the faster way."""
+        return self._choice.explanation
 
     # ------------------------------------------------------------------ the loop
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Progress]:
         """Train to the end, yielding after every update and validation.
 
         Leave it at any record and call it again, or save and load in between: it goes on.
@@ -193,8 +183,8 @@ class Training:
         indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
         segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
-        if self._whole is not None:
-            nats, norm = self._update_whole(self._whole, segments[0], rate)
+        if self._choice.update is not None:
+            nats, norm = self._update_whole(self._choice.update, segments[0], rate)
         else:
             nats, norm = self._update_piecewise(segments, rate)
         tokens = sum(len(segment.y) * segment.scored for segment in segments)
@@ -231,10 +221,10 @@ class Training:
         x, y, masks = self._prepared(segment)
         whole.start_from(None if segment.fresh else self.carried.value)
         self._latest = (x, whole.state, masks)
-        told = whole(x, y, masks, rate)
+        outcome = whole(x, y, masks, rate)
         self.carried.value = whole.state
         self._look_ahead()
-        nats, norm = told()
+        nats, norm = outcome()
         self._check_finite(nats, norm)
         return nats * y.numel(), norm
 
@@ -245,13 +235,13 @@ class Training:
             score = metrics.evaluate(self.model, self.validation_ids, lanes=VALIDATION_LANES)
         nats = score.nats_per_token
         improved = nats < self.best
-        how = self.settings.optimisation
         self.worse = 0 if improved else self.worse + 1
         self.plateau_worse = 0 if improved else self.plateau_worse + 1
         if improved:
             self.best, self.best_step = nats, self.step
-        elif self.plateau_worse > how.plateau_patience:
-            self.plateau, self.plateau_worse = self.plateau * how.plateau_factor, 0
+        elif self.plateau_worse > self.settings.optimisation.plateau_patience:
+            self.plateau *= self.settings.optimisation.plateau_factor
+            self.plateau_worse = 0
         self.validated_at = self.step
         self._lap()
         return Validation(self.step, self.epoch, nats, metrics.perplexity(nats), improved)
@@ -314,9 +304,7 @@ class Training:
         (loss if weight == 1 else loss * weight).backward()
         return loss.item() * y.numel()
 
-    def _read_window(
-        self, x: Tensor, y: Tensor, state: State, masks: Masks
-    ) -> tuple[Tensor, State]:
+    def read_window(self, x: Tensor, y: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
         """The mean nats of a plain window, and the state after it."""
         with self._cast(), known_ids():
             hs, after = self.model.states(x, state, masks)
@@ -336,10 +324,11 @@ class Training:
 
     def _cast(self) -> torch.autocast:
         """bfloat16 inside this block, where it was asked for."""
-        return torch.autocast(self.device.type, torch.bfloat16, self._narrow)
+        return torch.autocast(self.device.type, torch.bfloat16, self.half)
 
     @property
-    def _narrow(self) -> bool:
+    def half(self) -> bool:
+        """Whether products are taken in bfloat16."""
         return self.settings.precision == "bfloat16"
 
     def _run(self, x: Tensor, state: State, masks: Masks, segment: Segment) -> tuple[Tensor, State]:
@@ -393,11 +382,11 @@ class Training:
 
     def _diagnosis(self, nats: float, norm: float) -> WorkFailed:
         what = f"the loss became {nats}" if not math.isfinite(nats) else f"‖gradient‖ became {norm}"
-        how = self.settings.optimisation
-        tries = [f"a smaller learning rate than {how.learning_rate:g}"]
-        if how.clip is None or how.clip > 1:
+        optimisation = self.settings.optimisation
+        tries = [f"a smaller learning rate than {optimisation.learning_rate:g}"]
+        if optimisation.clip is None or optimisation.clip > 1:
             tries.append("clipping to norm 1")
-        if self._narrow:
+        if self.half:
             tries.append("float32 instead of bfloat16")
         with self._cast():
             origin = first_broken_tensor(self.model, *self._latest)
@@ -454,7 +443,7 @@ class Training:
         self.model.noise.seed = numbers["noise"]
         self.model.noise.load_state_dict(parts.get("noise", {}))
         self.chance |= parts.get("chance", {})
-        self._whole = self._whole_update()  # a captured graph holds the optimizer's old state
+        self._choice = choose(self)  # a captured graph holds the optimizer's old state
 
     def _load_optimizer(self, saved: dict[str, Tensor], parameters: dict[str, Any]) -> None:
         self.optimizer.state.clear()

@@ -6,9 +6,9 @@ a ← a + (1-d)(w - a)                  averaging (EMA), or the mean since `aver
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -16,95 +16,11 @@ from torch import Tensor, nn
 
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, clip_norm
+from elman.options import check, option
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
+PANEL = "Updates"
 SCHEDULES = ("constant", "cosine", "plateau")
 AVERAGES = ("none", "ema", "asgd")
-
-
-@dataclass(frozen=True)
-class Optimisation:
-    """How weights follow gradients."""
-
-    optimizer: str = "adam"
-    learning_rate: float = 1e-3
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = 1.0
-    schedule: str = "constant"
-    warm_up: int = 0
-    plateau_factor: float = 0.5
-    plateau_patience: int = 2
-    average: str = "none"
-    average_decay: float = 0.999
-    average_start: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("optimizer", OPTIMIZERS),
-            ("schedule", SCHEDULES),
-            ("average", AVERAGES),
-        ):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}"
-                )
-        if not 0 < self.learning_rate < math.inf:
-            raise UserError(
-                f"learning_rate={self.learning_rate} must be positive", hint="0.004 suits adam"
-            )
-        if self.clip is not None and not self.clip > 0:
-            raise UserError(f"clip={self.clip} must be positive", hint="clip=None never clips")
-        for name in ("weight_decay", "warm_up", "plateau_patience"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name}={getattr(self, name)} must not be negative")
-        for name in ("momentum", "average_decay", "average_start", "plateau_factor"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
-        if self.momentum and self.optimizer != "sgd":
-            raise UserError(
-                f"momentum={self.momentum} belongs to sgd, not {self.optimizer}",
-                hint="leave momentum at 0, or optimizer='sgd'",
-            )
-
-
-def build_optimizer(model: nn.Module, how: Optimisation) -> torch.optim.Optimizer:
-    """The optimizer over what can be trained; weight decay pulls on matrices, never on biases."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": how.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    if how.optimizer == "sgd":
-        return torch.optim.SGD(groups, how.learning_rate, momentum=how.momentum, fused=True)
-    kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
-    return kind(groups, how.learning_rate, fused=True)
-
-
-def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.step()` of an optimizer that `build_optimizer` made.
-
-    On a CPU torch's fused operator is called directly: what torch does around it at every step
-    (grouping by device and more) takes longer than the update of a small network.
-    """
-    groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in optimizer.param_groups]
-    update = _sgd if isinstance(optimizer, torch.optim.SGD) else _adam
-    if all(_is_plain(optimizer, group, weights) for group, weights in groups):
-        with torch.no_grad():
-            for group, weights in groups:
-                if weights:
-                    update(optimizer, group, weights)
-    else:
-        optimizer.step()
-
-
-def _is_plain(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]
-) -> bool:
-    """On a CPU, of one type, without momentum; torch makes Adam's averages at the first step."""
-    ready = "betas" not in group or all(optimizer.state[w] for w in weights)
-    one_type = len({w.dtype for w in weights}) < 2
-    return ready and one_type and not group.get("momentum") and all(w.is_cpu for w in weights)
 
 
 def _sgd(_: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]) -> None:
@@ -125,9 +41,7 @@ def _sgd(_: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor])
 
 def _adam(optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]) -> None:
     """m ← β₁ m + (1-β₁) g,  v ← β₂ v + (1-β₂) g²,  w ← w - η m̂ / (√v̂ + ε)."""
-    fused = torch._fused_adamw_
-    if not isinstance(optimizer, torch.optim.AdamW):
-        fused = torch._fused_adam_
+    fused = torch._fused_adamw_ if isinstance(optimizer, torch.optim.AdamW) else torch._fused_adam_
     states = [optimizer.state[w] for w in weights]
     steps = [s["step"] for s in states]
     torch._foreach_add_(steps, 1)
@@ -146,6 +60,123 @@ def _adam(optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list
         amsgrad=False,
         maximize=False,
     )
+
+
+DirectStep = Callable[[torch.optim.Optimizer, dict[str, Any], list[Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One of torch's optimizers: how to build it, and which options are its own."""
+
+    kind: type[torch.optim.Optimizer]
+    arguments: dict[str, Any] = field(default_factory=dict)  # the same for every training
+    own: tuple[str, ...] = ()  # fields of Optimisation that no other takes
+    direct_step: DirectStep | None = None  # its fused operator, called without torch's preparations
+
+
+FUSED = {"fused": True}
+OPTIMIZERS = {
+    "sgd": Optimizer(torch.optim.SGD, FUSED, own=("momentum",), direct_step=_sgd),
+    "adam": Optimizer(torch.optim.Adam, FUSED, direct_step=_adam),
+    "adamw": Optimizer(torch.optim.AdamW, FUSED, direct_step=_adam),
+}
+"""Every optimizer: a new one is one entry here, an option of its own one field of Optimisation."""
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How weights follow gradients."""
+
+    optimizer: str = option("adam", "How weights follow gradients", panel=PANEL, choices=OPTIMIZERS)
+    learning_rate: float = option(
+        1e-3, "Size of a step", panel=PANEL, above=0, hint="0.004 suits adam", later=True
+    )
+    momentum: float = option(0.0, "Of sgd", panel=PANEL, at_least=0, below=1)
+    weight_decay: float = option(0.0, "On matrices", panel=PANEL, at_least=0)
+    clip: float | None = option(
+        1.0,
+        "Largest ‖gradient‖; 0: any",
+        panel=PANEL,
+        above=0,
+        hint="clip=None never clips",
+        zero_is_none=True,
+        later=True,
+    )
+    schedule: str = option("constant", "Of the learning rate", panel=PANEL, choices=SCHEDULES)
+    warm_up: int = option(0, "Updates to full learning rate", panel=PANEL, at_least=0)
+    plateau_factor: float = option(
+        0.5, "Plateau: learning rate × this", panel=PANEL, at_least=0, below=1
+    )
+    plateau_patience: int = option(
+        2, "Plateau: after so many validations without a better one", panel=PANEL, at_least=0
+    )
+    average: str = option("none", "Of the weights, to be used", panel=PANEL, choices=AVERAGES)
+    average_decay: float = option(0.999, "Of ema", panel=PANEL, at_least=0, below=1)
+    average_start: float = option(
+        0.5, "Of asgd: when, as part of the training", panel=PANEL, at_least=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, entry in OPTIMIZERS.items():
+            for own in entry.own:
+                if getattr(self, own) and own not in OPTIMIZERS[self.optimizer].own:
+                    raise UserError(
+                        f"{own}={getattr(self, own)} belongs to {name}, not {self.optimizer}",
+                        hint=f"leave {own} at 0, or optimizer={name!r}",
+                    )
+
+
+def build_optimizer(model: nn.Module, settings: Optimisation) -> torch.optim.Optimizer:
+    """The optimizer over what can be trained; weight decay pulls on matrices, never on biases."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    entry = OPTIMIZERS[settings.optimizer]
+    own = {name: getattr(settings, name) for name in entry.own}
+    build: Any = entry.kind
+    return build(groups, settings.learning_rate, **entry.arguments, **own)
+
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()`, of any optimizer, to the last bit.
+
+    On a CPU torch's fused operator is called directly: what torch does around it at every step
+    (grouping by device and more) takes longer than the update of a small network. What the direct
+    call does not do (momentum, amsgrad and the like) is left to torch.
+    """
+    step = _direct_step(optimizer)
+    groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in optimizer.param_groups]
+    if step is None or not all(_is_plain(optimizer, group, weights) for group, weights in groups):
+        optimizer.step()
+        return
+    with torch.no_grad():
+        for group, weights in groups:
+            if weights:
+                step(optimizer, group, weights)
+
+
+def _direct_step(optimizer: torch.optim.Optimizer) -> DirectStep | None:
+    for entry in OPTIMIZERS.values():
+        if type(optimizer) is entry.kind:
+            return entry.direct_step
+    return None
+
+
+_NOT_DIRECT = ("momentum", "nesterov", "dampening", "amsgrad", "maximize", "differentiable")
+
+
+def _is_plain(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]
+) -> bool:
+    """On a CPU, of one type, nothing but the textbook's step; Adam's averages exist already."""
+    ready = "betas" not in group or all(optimizer.state[w] for w in weights)
+    one_type = len({w.dtype for w in weights}) < 2
+    textbook = bool(group["fused"]) and not any(group.get(name) for name in _NOT_DIRECT)
+    return ready and one_type and textbook and all(w.is_cpu for w in weights)
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
@@ -168,18 +199,18 @@ def clip_gradients(parameters: list[nn.Parameter], theta: float | None) -> float
     return norm
 
 
-def learning_rate(how: Optimisation, step: int, progress: float, plateau: float) -> float:
+def learning_rate(settings: Optimisation, step: int, progress: float, plateau: float) -> float:
     """η for the update after `step` updates, `progress` of the whole training done.
 
     constant: η; cosine: η ½(1 + cos π·progress); plateau: η times `plateau`, which shrinks when
     validation stops improving. The first `warm_up` updates rise linearly to it.
     """
-    rate = how.learning_rate
-    if how.schedule == "cosine":
+    rate = settings.learning_rate
+    if settings.schedule == "cosine":
         rate *= 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    elif how.schedule == "plateau":
+    elif settings.schedule == "plateau":
         rate *= plateau
-    return rate * min(1.0, (step + 1) / (how.warm_up + 1))
+    return rate * min(1.0, (step + 1) / (settings.warm_up + 1))
 
 
 class Average:
@@ -191,22 +222,24 @@ class Average:
     Polyak and Juditsky (1992).
     """
 
-    def __init__(self, model: nn.Module, how: Optimisation) -> None:
-        self.how = how
+    def __init__(self, model: nn.Module, settings: Optimisation) -> None:
+        self.settings = settings
         self.weights = [p for p in model.parameters() if p.requires_grad]
         self.count = 0
-        self.averages = [p.detach().clone() for p in self.weights] if how.average != "none" else []
+        self.averages = (
+            [p.detach().clone() for p in self.weights] if settings.average != "none" else []
+        )
 
     def update(self, progress: float) -> None:
         """Take in the weights after one update."""
-        if self.how.average == "none":
+        if self.settings.average == "none":
             return
-        if self.how.average == "asgd" and progress < self.how.average_start:
+        if self.settings.average == "asgd" and progress < self.settings.average_start:
             return
         self.count += 1
         keep = 1 - 1 / self.count
-        if self.how.average == "ema":
-            keep = min(self.how.average_decay, (self.count - 1) / (self.count + 8))
+        if self.settings.average == "ema":
+            keep = min(self.settings.average_decay, (self.count - 1) / (self.count + 8))
         with torch.no_grad():
             torch._foreach_lerp_(self.averages, [w.detach() for w in self.weights], 1 - keep)
 

@@ -1,13 +1,33 @@
-"""What a training tells after every update and validation."""
+"""What a training tells: each kind of record, as a class and as a line of metrics.jsonl.
 
-from dataclasses import asdict, dataclass
-from typing import Any
+    {"kind": "update", "step": 1, "epoch": 0, "nats": 3.3, …}        ⇄  Update(step=1, epoch=0, …)
+
+`step` is always the number of updates made so far.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from elman.errors import UserError
+
+
+class Record:
+    """One of the classes below; `KINDS` has them by the name they go by in the file."""
+
+    kind: ClassVar[str]
+    step: int
+
+    def json(self) -> dict[str, Any]:
+        """The record as it stands in metrics.jsonl."""
+        values: Any = self
+        return {"kind": self.kind, **asdict(values)}
 
 
 @dataclass(frozen=True)
-class Update:
+class Update(Record):
     """What one update did; `nats` is the mean over the tokens it read, dropout included."""
 
+    kind: ClassVar[str] = "update"
     step: int
     epoch: int
     nats: float
@@ -18,24 +38,70 @@ class Update:
     tokens_per_second: float
     progress: float  # of the whole training, 0 to 1
 
-    def json(self) -> dict[str, Any]:
-        """The record as it stands in metrics.jsonl."""
-        return {"kind": "update", **asdict(self)}
-
 
 @dataclass(frozen=True)
-class Validation:
+class Validation(Record):
     """The score of the held-out text, read in parallel lanes (see `metrics.evaluate`)."""
 
+    kind: ClassVar[str] = "validation"
     step: int
     epoch: int
     nats: float
     perplexity: float
     improved: bool
 
-    def json(self) -> dict[str, Any]:
-        """The record as it stands in metrics.jsonl."""
-        return {"kind": "validation", **asdict(self)}
+
+Progress = Update | Validation
+"""What a training itself tells."""
 
 
-Record = Update | Validation
+@dataclass(frozen=True)
+class Sample(Record):
+    """A text of the model's own, always from the same beginning and with the same seed."""
+
+    kind: ClassVar[str] = "sample"
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Diagnosis(Record):
+    """How far back the gradient reached at one moment (`diagnostics.glance`)."""
+
+    kind: ClassVar[str] = "diagnosis"
+    step: int
+    half_within: int
+    ninety_within: int
+    window_keeps: float
+    decay_per_step: float | None
+    saturation: float
+
+
+@dataclass(frozen=True)
+class Result(Record):
+    """The score of the best weights on the whole held-out text, by the definition: one lane."""
+
+    kind: ClassVar[str] = "result"
+    step: int  # of the best weights
+    tokens: int
+    nats_per_token: float
+    perplexity: float
+    bits_per_char: float
+
+
+KINDS: dict[str, type[Record]] = {
+    kind.kind: kind for kind in (Update, Validation, Sample, Diagnosis, Result)
+}
+"""Every kind of record: a new one is a class and a name here."""
+
+
+def from_json(values: dict[str, Any]) -> Record:
+    """The record that a line of metrics.jsonl stands for; what a later elman added is left out."""
+    kind: Any = KINDS.get(values.get("kind", ""))
+    try:
+        return kind(**{f.name: values[f.name] for f in fields(kind)})
+    except (KeyError, TypeError) as problem:
+        raise UserError(
+            f"{values} is not a record of a training: {problem!r}",
+            hint=f"its kind is one of {', '.join(KINDS)}, with all of that kind's numbers",
+        ) from problem

@@ -42,10 +42,31 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.gradients import Carry, Checkpointed, Memory
-from elman.gradients.carry import checked_carry, name_of, named
+from elman.gradients.carry import CARRIES, checked_carry, name_of, named
+from elman.options import check, option
 from elman.text import batches
 
 SAMPLINGS = ("sequential", "random")
+PANEL = "Reading"
+
+
+def bytes_of(text: str) -> int:
+    """
+    >>> bytes_of("stored"), bytes_of("64M"), bytes_of("1000")
+    (0, 67108864, 1000)
+    """
+    if text == "stored":
+        return 0
+    unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
+    digits = text[:-1] if unit else text
+    if not digits.isdecimal() or not int(digits):
+        raise UserError(f"--memory {text} is no size", hint="stored, or bytes: 64M, 2G")
+    return int(digits) << unit
+
+
+def as_size(budget: int) -> str:
+    """What one types for a budget of so many bytes."""
+    return str(budget) if budget else "stored"
 
 
 @dataclass(frozen=True)
@@ -61,22 +82,29 @@ class Reading:
     True
     """
 
-    batch_size: int = 32
-    window: int = 35
-    sampling: str = "sequential"
-    carry: str | Carry = "truncated"
-    history: int = 0
-    memory: int | Memory = 0
+    batch_size: int = option(32, "Parallel lanes", panel=PANEL, at_least=1)
+    window: int = option(35, "Steps per update", panel=PANEL, at_least=1)
+    sampling: str = option("sequential", "Order of the windows", panel=PANEL, choices=SAMPLINGS)
+    carry: str | Carry = option(
+        "truncated", "How far back a loss goes", panel=PANEL, choices=CARRIES, other=Carry
+    )
+    history: int = option(0, "Sliding: steps read again before a window", panel=PANEL, at_least=0)
+    memory: int | Memory = option(
+        0,
+        "stored, or a budget: 64M keeps few states and recomputes the rest",
+        panel=PANEL,
+        at_least=0,
+        other=Memory,
+        read=bytes_of,
+        show=as_size,
+    )
 
     def __post_init__(self) -> None:
-        if self.sampling not in SAMPLINGS:
-            raise UserError(
-                f"unknown sampling {self.sampling!r}", hint=f"one of {', '.join(SAMPLINGS)}"
-            )
         if not isinstance(self.carry, str):
             self._take(checked_carry(self.carry))
         if isinstance(self.memory, Memory) and self.memory.bytes is not None:
             object.__setattr__(self, "memory", self.memory.bytes)
+        check(self)
         own, _ = self.carry_used.reading(), self.memory_used  # built, and so checked
         if own is not None and own[1] != self.history:
             raise UserError(
@@ -171,22 +199,22 @@ class Pass(abc.ABC):
     def __getitem__(self, index: int) -> Segment: ...
 
 
-def one_pass(ids: Any, how: Reading, *, seed: int, epoch: int) -> Pass:
+def one_pass(ids: Any, reading: Reading, *, seed: int, epoch: int) -> Pass:
     """Deal out the text once, from an offset drawn for this pass as in the notes."""
     chance = np.random.default_rng([seed, epoch])
-    if how.sampling == "random":
-        return _Shuffled(ids, how, chance)
-    return _Lanes(ids, how, chance)
+    if reading.sampling == "random":
+        return _Shuffled(ids, reading, chance)
+    return _Lanes(ids, reading, chance)
 
 
 @final
 class _Shuffled(Pass):
     """Windows in random order, each from the state before any text."""
 
-    def __init__(self, ids: Any, how: Reading, chance: np.random.Generator) -> None:
-        offset, seed = int(chance.integers(how.window)), int(chance.integers(2**62))
+    def __init__(self, ids: Any, reading: Reading, chance: np.random.Generator) -> None:
+        offset, seed = int(chance.integers(reading.window)), int(chance.integers(2**62))
         self.windows = batches.shuffled(
-            ids, batch=how.batch_size, window=how.window, offset=offset, seed=seed
+            ids, batch=reading.batch_size, window=reading.window, offset=offset, seed=seed
         )
 
     def __len__(self) -> int:
@@ -203,11 +231,13 @@ class _Shuffled(Pass):
 class _Lanes(Pass):
     """Parallel lanes of consecutive text, cut into segments; row b continues row b."""
 
-    def __init__(self, ids: Any, how: Reading, chance: np.random.Generator) -> None:
-        offset = int(chance.integers(how.window + 1))
-        self.lanes = batches.streams(ids, batch=how.batch_size, window=how.window, offset=offset)
-        self.how = how
-        carry = how.carry_used.seeded(int(chance.integers(2**62)))
+    def __init__(self, ids: Any, reading: Reading, chance: np.random.Generator) -> None:
+        offset = int(chance.integers(reading.window + 1))
+        self.lanes = batches.streams(
+            ids, batch=reading.batch_size, window=reading.window, offset=offset
+        )
+        self.reading = reading
+        carry = reading.carry_used.seeded(int(chance.integers(2**62)))
         self.edges, self.xi = carry.cuts(self.lanes.x.shape[1])
 
     def __len__(self) -> int:
@@ -215,15 +245,15 @@ class _Lanes(Pass):
 
     def __getitem__(self, index: int) -> Segment:
         begin, end = self.edges[index : index + 2]
-        start = max(0, begin - self.how.history)
+        start = max(0, begin - self.reading.history)
         last = index + 1 == len(self)
-        following = end if last else max(0, end - self.how.history)
+        following = end if last else max(0, end - self.reading.history)
         return Segment(
             *self._between(start, end),
             fresh=index == 0,
             scored=end - begin,
             advance=following - start,
-            divisor=self.how.window if self.how.carry_used.random else end - begin,
+            divisor=self.reading.window if self.reading.carry_used.random else end - begin,
             xi=self._weights(begin, end),
         )
 

@@ -1,42 +1,94 @@
-"""A training's whole update without autograd's tape, or any Python, between its parts.
+"""What an update of a training is, and which of three ways runs it.
 
-lookup → recurrence → output → loss → back through time → clip → step, and the state carried on
+    h_0 ← the state the last window ended in         cut off from what made it
+    L   ← mean nats of the window's tokens           lookup → recurrence → output → loss
+    g   ← ∂L/∂w                                      back through time, as far as the carry says
+    g   ← min(1, θ/‖g‖) g                            clipping
+    w   ← optimizer(w, g)                            unless L or ‖g‖ is not finite
+
+    piecewise   any model, any segment: autograd, part by part (`Training._update_piecewise`)
+    native      on a CPU: three native calls over memory and jobs made once
+    captured    on a GPU: one CUDA graph, captured once and replayed (`graphed.py`)
 
 At the notes' sizes Python costs a CPU a tenth of an update, and a GPU more than the mathematics. An
-update that is the same work on the same shapes every time needs none: on a CPU it is three native
-calls over memory and jobs made once; on a GPU it is captured once (`graphed.py`) and replayed,
-and what differs from one to the next (ids, masks, learning rate, state) lies in tensors.
+update that is the same work on the same shapes every time needs none: what differs from one to the
+next (ids, masks, learning rate, state) lies in tensors. `choose` takes the fastest way that suits,
+and says why the others do not: `elman.kernels.explain(training)`.
 """
 
 import abc
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from elman import cells, kernels
+from elman.kernels import Explanation
 from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
 from elman.language_model import LanguageModel, Masks, State
 from elman.training.graphed import Graphed, tensors_of
 from elman.training.optimisation import clip_gradients, gradient_norm, take_step
 from elman.training.state import CarriedState
 
+if TYPE_CHECKING:
+    from elman.training.loop import Training
+
 Loss = Callable[[Tensor, Tensor, State, Masks], tuple[Tensor, State]]
 """The mean nats of y (batch, time) after x, and the state at the end."""
 
-Told = Callable[[], tuple[float, float]]
-"""Gives (nats, ‖g‖) once they are known."""
+Outcome = Callable[[], tuple[float, float]]
+"""Gives (nats, ‖g‖), waiting for them where it must."""
+
+
+class Choice(NamedTuple):
+    """How a training updates: in one go, or (None) piece by piece; and why."""
+
+    update: "WholeUpdate | None"
+    explanation: Explanation
+
+
+def choose(training: "Training") -> Choice:
+    """The fastest way to run every update of this training, and why not the others."""
+    reasons = {}
+    for way in (CapturedUpdate, NativeUpdate):
+        reason = _differs(training) or way.refuses(training)
+        if reason is None:
+            return Choice(way.of(training), Explanation(way.name, reasons))
+        reasons[way.name] = reason
+    return Choice(None, Explanation("piecewise", reasons))
+
+
+def _differs(training: "Training") -> str | None:
+    """Why two updates of this training are not the same work on the same shapes."""
+    settings, model = training.settings, training.model
+    recurrence: Any = model.recurrence
+    reasons = {
+        f"carry={settings.reading.carry} reads segments of other shapes": (
+            not settings.reading.carry_used.windows
+        ),
+        "a memory budget has states computed again": settings.reading.memory,
+        f"accumulate={settings.accumulate} reads several segments": settings.accumulate > 1,
+        f"the model, a {model.cell}, has no recurrence": not model.recurrent,
+        "dropout between layers is drawn for each step": model.shape.dropout.layers,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return reason
+    if not recurrence.carry.exact or not recurrence.memory.keeps_all:
+        return "the model has a carry or a memory of its own"
+    return None
 
 
 class WholeUpdate(abc.ABC):
     """`update(x, y, masks, rate)` moves the weights, and `state` goes on by itself.
 
-    What it returns gives (nats, ‖g‖), waiting for them where it must. A loss or norm that is not
-    finite changes neither weights nor state.
+    A loss or norm that is not finite changes neither weights nor state.
     """
+
+    name: ClassVar[str]
 
     def __init__(
         self,
@@ -51,8 +103,18 @@ class WholeUpdate(abc.ABC):
         states = cells.of_model(model.cell).states
         self.held = [model.bias_q.detach().new_zeros(shape) for _ in states]
 
+    @staticmethod
     @abc.abstractmethod
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Told: ...
+    def refuses(training: "Training") -> str | None:
+        """Why this way does not suit the training; None if it does."""
+
+    @classmethod
+    @abc.abstractmethod
+    def of(cls, training: "Training") -> "WholeUpdate":
+        """This way, for the updates of a training."""
+
+    @abc.abstractmethod
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome: ...
 
     @property
     def state(self) -> State:
@@ -73,6 +135,8 @@ class WholeUpdate(abc.ABC):
 class NativeUpdate(WholeUpdate):
     """On a CPU: `elman.kernels.cpu.Windows`, for one-hot tokens and nothing hidden but tokens."""
 
+    name = "native"
+
     def __init__(
         self,
         model: LanguageModel,
@@ -90,20 +154,36 @@ class NativeUpdate(WholeUpdate):
         self.pairs = [(w, g) for w, g in pairs if w.requires_grad]
 
     @staticmethod
-    def suits(model: LanguageModel, half: bool) -> bool:
-        """Whether the native kernel runs this model, and nothing lies between its parts."""
+    def refuses(training: "Training") -> str | None:
+        """Whether the native kernel runs the model, and nothing lies between its parts."""
+        model, half = training.model, training.half
         drop, weight = model.shape.dropout, model.bias_q
-        plain = model.embedding is None and not drop.outputs and not drop.recurrent
         dtypes = (torch.float32,) if half else (torch.float32, torch.float64)
-        if not plain or weight.device.type != "cpu" or weight.dtype not in dtypes:
-            return False
-        job = model.recurrence.job(torch.zeros(1, 1, dtype=torch.int64))
-        native = kernels.select(job) is KERNEL and all(
-            p.is_contiguous() for p in model.parameters()
-        )
-        return native and (not half or KERNEL.variant(HALF) is not None)
+        if weight.device.type != "cpu":
+            return f"the model is on {weight.device.type}"
+        if model.embedding is not None:
+            return "the model has an embedding"
+        if drop.outputs or drop.recurrent:
+            return "dropout hides outputs or weights"
+        if weight.dtype not in dtypes:
+            return f"the weights are {weight.dtype}"
+        explanation = kernels.explain(model.recurrence, torch.zeros(1, 1, dtype=torch.int64))
+        if explanation.runs != KERNEL.name:
+            return explanation.reasons.get(KERNEL.name, f"ELMAN_KERNELS names {explanation.runs}")
+        if not all(p.is_contiguous() for p in model.parameters()):
+            return "some weights lie scattered in memory"
+        if half and KERNEL.variant(HALF) is None:
+            return "this processor has no bfloat16 products"
+        return None
 
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Told:
+    @classmethod
+    def of(cls, training: "Training") -> "NativeUpdate":
+        """For windows of the training's shape."""
+        reading = training.settings.reading
+        windows = (reading.batch_size, reading.window)
+        return cls(*_moved(training), windows, half=training.half)
+
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome:
         """Returns when all is done."""
         nats = self.windows(x.T, y.T)
         for weight, gradient in self.pairs:
@@ -125,6 +205,8 @@ class CapturedUpdate(WholeUpdate):
     state; then it is captured.
     """
 
+    name = "captured"
+
     def __init__(
         self,
         model: LanguageModel,
@@ -140,13 +222,27 @@ class CapturedUpdate(WholeUpdate):
         self.rate = torch.zeros((), device=like.device)
         for group in optimizer.param_groups:
             group["lr"] = self.rate
-        self.told = torch.zeros(2, dtype=like.dtype, pin_memory=like.is_cuda)  # read by the host
+        self.numbers = torch.zeros(2, dtype=like.dtype, pin_memory=like.is_cuda)  # nats, ‖g‖
         self.capture, self.calls = capture, 0
         self._graph: Graphed | None = None
         self._rate = 0.0
         self._shape: tuple[bool, bool, list[str]] = (False, False, [])
 
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Told:
+    @staticmethod
+    def refuses(training: "Training") -> str | None:
+        """Whether there is a GPU, and an optimizer that runs on it without asking back."""
+        if training.device.type != "cuda":
+            return f"the model is on {training.device.type}"
+        if not all(group.get("fused") for group in training.optimizer.param_groups):
+            return f"{type(training.optimizer).__name__} is not fused"
+        return None
+
+    @classmethod
+    def of(cls, training: "Training") -> "CapturedUpdate":
+        """For windows of the training's shape."""
+        return cls(*_moved(training), training.settings.reading.batch_size, training.read_window)
+
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome:
         """Launches the update and returns; what it returns waits."""
         inputs = [x, y, *self._flat(masks)]
         if rate != self._rate:
@@ -156,12 +252,12 @@ class CapturedUpdate(WholeUpdate):
             self._graph = self._captured(inputs)
         self.calls += 1
         (self._graph or self._update)(*inputs)
-        return self._told
+        return self._wait
 
-    def _told(self) -> tuple[float, float]:
+    def _wait(self) -> tuple[float, float]:
         if self.rate.is_cuda:
             torch.cuda.current_stream().synchronize()
-        nats, norm = self.told.tolist()
+        nats, norm = self.numbers.tolist()
         return nats, norm
 
     def _captured(self, inputs: Sequence[Tensor]) -> Graphed:
@@ -177,13 +273,13 @@ class CapturedUpdate(WholeUpdate):
         self.optimizer.zero_grad()
         loss, after = self.loss(x, y, self.state, self._masks(flat))
         loss.backward()
-        told = torch.stack([loss.detach(), gradient_norm(self.parameters)])
-        broken = (told.sum() * 0).ne(0)  # 0 · ∞ and 0 · NaN are NaN, which is not 0
-        self._tell_optimizer(broken, told[1])
+        numbers = torch.stack([loss.detach(), gradient_norm(self.parameters)])
+        broken = (numbers.sum() * 0).ne(0)  # 0 · ∞ and 0 · NaN are NaN, which is not 0
+        self._tell_optimizer(broken, numbers[1])
         self.optimizer.step()
         for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
             torch.where(broken, held, new.detach(), out=held)
-        self.told.copy_(told, non_blocking=True)
+        self.numbers.copy_(numbers, non_blocking=True)
         return ()
 
     def _tell_optimizer(self, broken: Tensor, norm: Tensor) -> None:
@@ -210,12 +306,6 @@ class CapturedUpdate(WholeUpdate):
         )
 
 
-def suits(model: LanguageModel) -> bool:
-    """Whether the model does the same on every window: nothing drawn, cut or kept in between."""
-    recurrence: Any = model.recurrence
-    return (
-        isinstance(recurrence, nn.Module)
-        and recurrence.carry.exact
-        and recurrence.memory.keeps_all
-        and not model.shape.dropout.layers
-    )
+def _moved(training: "Training") -> tuple[LanguageModel, torch.optim.Optimizer, float | None]:
+    """What every update moves, and how far at most."""
+    return training.model, training.optimizer, training.settings.optimisation.clip

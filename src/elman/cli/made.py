@@ -1,0 +1,95 @@
+"""A command whose options are made from the fields of settings (`elman.options`).
+
+The fields lie in modules that import torch, so they are asked only when the command itself is:
+`elman --help` does not wait for them.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from elman.options import Described, flag
+
+
+def command(make: Callable[[], Callable[..., Any]]) -> type[TyperCommand]:
+    """A command that takes what the function made by `make` takes, and does what it does."""
+
+    class Made(TyperCommand):
+        @functools.cached_property
+        def _made(self) -> Any:
+            app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            app.command(self.name)(make())
+            return typer.main.get_command(app)
+
+        def get_params(self, ctx: Any) -> Any:
+            return self._made.get_params(ctx)
+
+        def invoke(self, ctx: Any) -> Any:
+            return self._made.invoke(ctx)
+
+    return Made
+
+
+def with_options(
+    function: Callable[..., Any], options: Iterable[Described], defaults: dict[str, Any]
+) -> Callable[..., Any]:
+    """`function(…, **options)` with a signature that names every option.
+
+    An option that is not typed arrives as None. `defaults` are what that stands for, to be shown.
+    """
+
+    plain = inspect.signature(function)
+    fixed = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    made = [*fixed, *(_parameter(option, defaults[option.name]) for option in options)]
+
+    @functools.wraps(function)
+    def called(**typed: Any) -> Any:
+        return function(**typed)
+
+    called.__dict__["__signature__"] = plain.replace(parameters=made)
+    called.__annotations__ = {p.name: p.annotation for p in made}
+    return called
+
+
+def _parameter(option: Described, default: Any) -> inspect.Parameter:
+    said = option.option
+    kind = str if said.read else option.type
+    info = typer.Option(
+        said.flag or flag(option.name),
+        help=help_text(option),
+        rich_help_panel=said.panel,
+        show_default=_shown(option, default),
+        autocompletion=_completion(said.known),
+    )
+    annotation = Annotated[kind | None, info]
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def help_text(option: Described) -> str:
+    """The help with the choices or the range behind it."""
+    said = option.option
+    if said.known:
+        return f"{said.help}: {', '.join(said.known)}"
+    interesting = said.range not in ("", "at least 0") and not said.zero_is_none
+    return f"{said.help} ({said.range})" if interesting else said.help
+
+
+def _shown(option: Described, default: Any) -> str | bool:
+    if option.type is bool:
+        yes, _, no = option.option.flag.partition("/")
+        return (yes if default else no).removeprefix("--") or False
+    text = option.option.show(default)
+    return text if default is not None and text else False
+
+
+def _completion(choices: Iterable[str]) -> Callable[[str], list[str]] | None:
+    known = list(choices)
+    if not known:
+        return None
+    return lambda incomplete: [name for name in known if name.startswith(incomplete)]

@@ -1,0 +1,145 @@
+"""An option is said once: on the field of the settings that it belongs to.
+
+    @dataclass(frozen=True)
+    class Settings:
+        epochs: int = option(10, "Passes over the text", panel="Updates", at_least=1, later=True)
+
+        def __post_init__(self) -> None:
+            check(self)
+
+What is said there (help, range, choices, whether a resume may change it) is what the check
+enforces, what `elman train --help` shows, and what a page or a report can read with `described`.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args, get_type_hints
+
+from elman.errors import UserError
+
+KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What there is to know about one option, besides its type and default."""
+
+    help: str
+    panel: str
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: Collection[str] | Callable[[], Collection[str]] = ()  # asked each time, if it can be
+    hint: str = ""  # what to try instead of a value out of range
+    name: str = ""  # as one types it, where that is not the field's name
+    flag: str = ""  # as one types it on a command line, where that is not --name
+    other: type | None = None  # objects that do instead of a word or number, and check themselves
+    zero_is_none: bool = False  # one types 0 for None
+    read: Callable[[str], Any] | None = None  # from the word that is typed to the value
+    show: Callable[[Any], str] = str  # and back
+    later: bool = False  # a training may be continued with another value
+
+    def refuse_outside(self, name: str, value: Any) -> None:
+        """Raise a UserError for a value that is not one of the choices, or out of range."""
+        if self.other is not None and isinstance(value, self.other):
+            return
+        if self.known:
+            if value not in self.known:
+                raise UserError(f"unknown {name} {value!r}", hint=f"one of {', '.join(self.known)}")
+        elif not (value is None and self.zero_is_none) and not self._inside(value):
+            raise UserError(
+                f"{name}={value} must be {self.range}", hint=self.hint or f"{name}: {self.help}"
+            )
+
+    @property
+    def known(self) -> Collection[str]:
+        """The choices that there are now; none: any value."""
+        return self.choices() if callable(self.choices) else self.choices
+
+    def _inside(self, value: Any) -> bool:
+        if self.at_least is self.above is self.below is None:
+            return True
+        low = self.at_least is None or value >= self.at_least
+        return (
+            low
+            and (self.above is None or value > self.above)
+            and value < (math.inf if self.below is None else self.below)
+        )
+
+    @property
+    def range(self) -> str:
+        """The range in words.
+
+        >>> Option("", "", at_least=0, below=1).range, Option("", "", above=0).range
+        ('at least 0 and below 1', 'positive')
+        """
+        words = [] if self.at_least is None else [f"at least {self.at_least:g}"]
+        if self.above is not None:
+            words.append("positive" if self.above == 0 else f"above {self.above:g}")
+        if self.below is not None:
+            words.append(f"below {self.below:g}")
+        return " and ".join(words)
+
+
+def option(default: Any, help: str, *, panel: str, **facts: Any) -> Any:
+    """A dataclass field that describes itself; `facts` are the fields of `Option`."""
+    return field(default=default, metadata={KEY: Option(help, panel, **facts)})
+
+
+def check(settings: Any, label: str = "{}") -> None:
+    """Refuse any field of a dataclass that breaks the rule stated on it."""
+    for f in fields(settings):
+        if KEY in f.metadata:
+            f.metadata[KEY].refuse_outside(label.format(f.name), getattr(settings, f.name))
+
+
+@dataclass(frozen=True)
+class Described:
+    """An option, found on the field of a dataclass."""
+
+    name: str  # among all options
+    owner: type  # the dataclass
+    field: str  # its name there
+    type: type
+    default: Any
+    option: Option
+
+    def as_typed(self, value: Any) -> Any:
+        """The value as one types it: 0 where None is stored."""
+        return self.type(0) if value is None and self.option.zero_is_none else value
+
+    def as_stored(self, value: Any) -> Any:
+        """The value as its field holds it: None where 0 is typed."""
+        return None if self.option.zero_is_none and not value else value
+
+
+def described(owner: type, prefix: str = "") -> list[Described]:
+    """The options among the fields of a dataclass, in their order."""
+    types = get_type_hints(owner)
+    found = []
+    for f in fields(owner):
+        if KEY in f.metadata:
+            said: Option = f.metadata[KEY]
+            kind = next(iter(get_args(types[f.name])), types[f.name])  # int of int | None
+            name = said.name or prefix + f.name
+            found.append(Described(name, owner, f.name, kind, f.default, said))
+    return found
+
+
+def stored(options: Iterable[Described], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a dataclass, from all options as typed."""
+    return {o.field: o.as_stored(values[o.name]) for o in options}
+
+
+def typed(options: Iterable[Described], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All options as typed, from the fields of a dataclass: `stored` read backwards."""
+    return {o.name: o.as_typed(settings[o.field]) for o in options}
+
+
+def flag(name: str) -> str:
+    """
+    >>> flag("hidden_size")
+    '--hidden-size'
+    """
+    return "--" + name.replace("_", "-")

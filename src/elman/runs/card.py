@@ -1,0 +1,40 @@
+"""README.md of a run: what the model is, what it read, how well it does, how to use it."""
+
+from typing import TYPE_CHECKING
+
+from elman import __version__
+from elman.training import Result
+
+if TYPE_CHECKING:
+    from elman.runs.folder import Run
+
+
+def model_card(run: "Run") -> str:
+    """The text of README.md, from the run's own files."""
+    config = run.config
+    model = ", ".join(f"{k} {v}" for k, v in config.model.items() if k != "dropout")
+    return (
+        f"# {run.path.name}\n\n"
+        f"A {config.data.level}-level language model made with elman {__version__}.\n\n"
+        f"- model: {model}\n"
+        f"- text: {config.data.source}, SHA-256 {config.sha256}, the last "
+        f"{config.data.validation:.0%} held out\n"
+        f"- seed: {config.training.seed}; every option is in config.json\n\n"
+        f"{_score(run)}\n\n"
+        "```sh\n"
+        f"elman evaluate {run.path}\n"
+        f"elman generate {run.path}\n"
+        f"elman train --resume {run.path}\n"
+        "```\n"
+    )
+
+
+def _score(run: "Run") -> str:
+    results = [record for record in run.records() if isinstance(record, Result)]
+    if not results:
+        return "Not finished yet: there is no held-out score."
+    result = results[-1]
+    return (
+        f"Held-out text, {result.tokens:,} tokens: {result.nats_per_token:.4f} nats per token, "
+        f"perplexity {result.perplexity:.3f}, {result.bits_per_char:.4f} bits per character."
+    )

@@ -1,0 +1,89 @@
+"""What a run was asked for, as config.json holds it, and the model and training it describes."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elman import __version__
+from elman.errors import UserError
+from elman.language_model import LanguageModel
+from elman.runs import presets
+from elman.text.prepared import Data, Splits
+from elman.training import Optimisation, Reading, Settings, Training
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that was asked for: enough to make the run again."""
+
+    data: Data
+    model: dict[str, Any]  # the arguments of LanguageModel
+    training: Settings
+    sha256: str  # of the text as read
+    device: str = "cpu"
+    threads: int = 1
+    command: str = ""
+
+    def json(self) -> dict[str, Any]:
+        """As config.json holds it."""
+        self.training.reading.check_storable()
+        return {"format": FORMAT, "elman": __version__, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, record: Any, where: Path) -> "Config":
+        """Read config.json back; anything else is refused."""
+        try:
+            if record["format"] != FORMAT:
+                raise ValueError(f"its format is {record['format']}, this elman reads {FORMAT}")
+            options = dict(record["training"])
+            options["reading"] = Reading(**options["reading"])
+            options["optimisation"] = Optimisation(**options["optimisation"])
+            return cls(
+                data=Data(**record["data"]),
+                model=dict(record["model"]),
+                training=Settings(**options),
+                sha256=str(record["sha256"]),
+                device=str(record["device"]),
+                threads=int(record["threads"]),
+                command=str(record["command"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise UserError(
+                f"{where} is not the configuration of an elman run: {problem!r}",
+                hint="restore it from a copy, or train the run again",
+            ) from problem
+
+
+def options_of(config: Config) -> presets.Options:
+    """The options that make this configuration, as one types them."""
+    return presets.flat(config.data, config.model, config.training)
+
+
+def with_options(config: Config, options: presets.Options) -> Config:
+    """The configuration with its training as these options have it."""
+    return replace(config, training=presets.settings(options))
+
+
+def fresh_model(config: Config) -> LanguageModel:
+    """The model before its first update: from the run's own seed, whatever the global one."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(config.training.seed)
+        try:
+            return LanguageModel.from_config(config.model)
+        except (KeyError, TypeError) as problem:
+            raise UserError(
+                f"config.json describes no model of this elman: {problem!r}",
+                hint="restore it from a copy, or train the run again",
+            ) from problem
+
+
+def fresh_training(config: Config, parts: Splits, device: str) -> Training:
+    """The training before its first update, on `device`."""
+    if device == "cuda" and not torch.cuda.is_available():
+        device = "cpu"
+    held_out = parts.validation if len(parts.validation) else None
+    return Training(fresh_model(config).to(device), parts.train, held_out, config.training)

@@ -1,0 +1,82 @@
+"""Training in a run folder: every record kept, checkpoints in time, the result at the end."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO
+
+from elman.files import write_text
+from elman.runs.card import model_card
+from elman.runs.folder import Run
+from elman.scoring import metrics
+from elman.training import Record, Result, Training, Validation
+
+
+def train(
+    run: Run,
+    training: Training,
+    *,
+    every_steps: int = 0,
+    every_seconds: float = 30.0,
+    stop: Callable[[], bool] = lambda: False,
+    remarks: Callable[[Record], Iterable[Record]] = lambda record: (),
+) -> Iterator[Record]:
+    """Train to the end, or until `stop()`, keeping the folder in step; yields every record.
+
+    The `remarks` on a record, such as a sample of the model's writing, are kept and yielded after
+    it. A checkpoint is written every so many updates, every so many seconds, with each better
+    validation, when stopped and at the end.
+    """
+    saved_at = time.monotonic()
+    with open(run.path / "metrics.jsonl", "ab") as log:
+        for record in training.records():
+            told = [record, *remarks(record)]
+            for each in told:
+                _append(log, each)
+            better = isinstance(record, Validation) and record.improved
+            late = every_seconds > 0 and time.monotonic() - saved_at >= every_seconds
+            if better or late or (every_steps and training.step % every_steps == 0):
+                _checkpoint(run, training, log, better)
+                saved_at = time.monotonic()
+            yield from told
+            if stop():
+                break
+        _checkpoint(run, training, log, better=False)
+
+
+def conclude(run: Run, training: Training) -> Result | None:
+    """Score the best weights on the whole held-out text, and add that to the record and the card.
+
+    The score is by the definition: one lane, the state never reset. None where nothing is held out.
+    """
+    result = None
+    if training.validation_ids is not None:
+        score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
+        characters = metrics.characters(run.vocab, training.validation_ids)
+        result = Result(
+            step=training.best_step,
+            tokens=score.tokens,
+            nats_per_token=score.nats_per_token,
+            perplexity=score.perplexity,
+            bits_per_char=score.bits_per_char(characters),
+        )
+        with open(run.path / "metrics.jsonl", "ab") as log:
+            _append(log, result)
+    write_text(run.path / "README.md", model_card(run))
+    return result
+
+
+def _append(log: IO[bytes], record: Record) -> None:
+    line = json.dumps(record.json(), ensure_ascii=False)
+    log.write(line.encode("utf-8", "surrogatepass") + b"\n")
+    log.flush()
+
+
+def _checkpoint(run: Run, training: Training, log: IO[bytes], better: bool) -> None:
+    log.flush()
+    os.fsync(log.fileno())
+    if better or math.isinf(training.best):  # never validated: the latest weights are the best
+        run.save_best(training)
+    run.save_state(training, log.tell())

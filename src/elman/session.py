@@ -1,0 +1,175 @@
+"""A training session in a run folder: begin or continue, train, sample, diagnose, score, report.
+
+    session = Session.begin({"source": "book.txt", "hidden_size": 128})
+    for record in session.records():                  # updates, validations, samples, diagnoses
+        ...
+    result, page = session.conclude(), session.report()
+
+`elman train` is this, with the records printed. Nothing here prints.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from elman import generation, runs
+from elman.diagnostics import glance
+from elman.errors import WorkFailed
+from elman.options import check, option
+from elman.reports import report
+from elman.runs import Config, Run, presets
+from elman.runs.device import pick
+from elman.text import prepared
+from elman.training import Diagnosis, Record, Result, Sample, Training, Update, Validation
+
+PANEL = "Run"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run is kept and computed, and how often it is saved and looked at."""
+
+    out: Path | None = option(None, "Run folder to write; else runs/NAME", panel=PANEL)
+    force: bool = option(False, "Overwrite the run folder", panel=PANEL, flag="--force")
+    device: str = option("auto", "auto, cpu or cuda", panel=PANEL)
+    checkpoint_every: int = option(
+        0, "Updates between checkpoints; 0: by time only", panel=PANEL, at_least=0
+    )
+    checkpoint_seconds: float = option(
+        30.0, "Seconds between checkpoints; 0: never", panel=PANEL, at_least=0
+    )
+    diagnose: int = option(
+        500, "Updates between looks at the gradient; 0: never", panel=PANEL, at_least=0
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@final
+class Session:
+    """A run folder and its training, moved on together."""
+
+    def __init__(self, run: Run, training: Training, kept: RunOptions | None = None) -> None:
+        self.run, self.training, self.kept = run, training, kept or RunOptions()
+
+    @classmethod
+    def begin(
+        cls,
+        given: Mapping[str, Any] | None = None,
+        preset: str = "quick",
+        kept: RunOptions | None = None,
+        command: str = "",
+    ) -> "Session":
+        """A new run with the options of a preset and those `given` beside it, which win.
+
+        A request that is refused leaves no folder behind. `command` is what report and config.json
+        name as the way to make the run again.
+        """
+        kept = kept or RunOptions()
+        options = presets.expand(preset, dict(given or {}))
+        options["source"] = prepared.located(options["source"])
+        device, data = pick(kept.device), presets.data(options)
+        text = prepared.read(data)
+        parts = prepared.prepare(data, text)
+        config = Config(
+            data=data,
+            model=presets.model(options, len(parts.vocab)),
+            training=presets.settings(options, parts.train, len(parts.validation)),
+            sha256=parts.sha256,
+            device=device,
+            threads=torch.get_num_threads(),
+            command=command,
+        )
+        training = runs.fresh_training(config, parts, device)
+        path = kept.out or free_folder(data.source, options["model"])
+        source = text if data.source == "-" else None
+        run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
+        return cls(run, training, kept)
+
+    @classmethod
+    def resume(
+        cls,
+        path: Path | str,
+        given: Mapping[str, Any] | None = None,
+        kept: RunOptions | None = None,
+    ) -> "Session":
+        """A run exactly where it was last saved, with the few options that may change."""
+        kept, run, given = kept or RunOptions(), Run.open(path), dict(given or {})
+        if "source" in given:
+            given["source"] = prepared.located(given["source"])
+        config, before = run.config, runs.options_of(run.config)
+        changes = presets.changed(before, given)
+        if changes:
+            config = runs.with_options(config, before | changes)
+        torch.set_num_threads(config.threads)  # sums in another order would end in other bits
+        device = config.device if kept.device == "auto" else pick(kept.device)
+        training = runs.fresh_training(config, run.splits(), device)
+        run.resume(training)
+        if changes:
+            run.save_config(config)
+        return cls(run, training, kept)
+
+    def records(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
+        """Train to the end, or until `stop()`; what is yielded is in metrics.jsonl already."""
+        return runs.train(
+            self.run,
+            self.training,
+            every_steps=self.kept.checkpoint_every,
+            every_seconds=self.kept.checkpoint_seconds,
+            stop=stop,
+            remarks=self._remarks,
+        )
+
+    def sample(self) -> Sample | None:
+        """What the model writes now; None where its guesses are no longer numbers."""
+        try:
+            with self.training.average.applied():
+                text = generation.specimen(self.training.model, self.run.vocab)
+        except WorkFailed:  # nothing to draw from: the next update stops and says where it began
+            return None
+        return Sample(self.training.step, text)
+
+    def diagnose(self) -> Diagnosis | None:
+        """How far back the gradient reaches now; None for a model that has no state."""
+        training = self.training
+        held_out = training.validation_ids
+        ids = training.train_ids if held_out is None else held_out
+        seen = glance(training.model, ids, training.settings.reading.window)
+        return None if seen is None else Diagnosis(training.step, **asdict(seen))
+
+    def conclude(self) -> Result | None:
+        """Score the best weights on the held-out text, by the definition."""
+        return runs.conclude(self.run, self.training)
+
+    def report(self) -> Path:
+        """Write report.html; returns its path."""
+        return report.write(self.run)
+
+    def _remarks(self, record: Record) -> Iterator[Record]:
+        """A diagnosis every so many updates, a sample after validations 1, 2, 4, … and the last."""
+        remark = None
+        if isinstance(record, Update) and self.kept.diagnose:
+            remark = None if record.step % self.kept.diagnose else self.diagnose()
+        elif isinstance(record, Validation):
+            number = record.step // (self.training.settings.validate_every or record.step)
+            remark = self.sample() if _power_of_two(number) or self.training.finished else None
+        if remark is not None:
+            yield remark
+
+
+def _power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def free_folder(source: str, model: str) -> Path:
+    """runs/NAME-MODEL, with a number where that exists already."""
+    name = "stdin" if source == "-" else Path(source).name.split(".")[0] or "text"
+    number, path = 1, Path("runs") / f"{name}-{model}"
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{model}-{number}"
+    return path

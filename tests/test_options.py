@@ -1,0 +1,89 @@
+"""An option is described once, and checked, shown and stored by that description."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from elman.cli import run
+from elman.errors import UserError
+from elman.options import check, described, option, stored, typed
+from elman.runs import presets
+from elman.session import RunOptions
+
+
+@dataclass(frozen=True)
+class Oven:
+    heat: float = option(180.0, "Degrees", panel="Oven", at_least=0, below=300)
+    rack: str = option("middle", "Where", panel="Oven", choices=("top", "middle"))
+    minutes: int | None = option(None, "0: until done", panel="Oven", above=0, zero_is_none=True)
+    seed: int = 3  # no option
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"heat": -1.0}, "heat=-1.0 must be at least 0 and below 300; heat: Degrees"),
+        ({"heat": 300.0}, "below 300"),
+        ({"heat": float("nan")}, "heat=nan"),
+        ({"rack": "floor"}, "unknown rack 'floor'; one of top, middle"),
+        ({"minutes": 0}, "minutes=0 must be positive"),
+    ],
+)
+def test_what_breaks_its_rule_is_refused_in_words(given, said):
+    with pytest.raises(UserError, match=said):
+        Oven(**given)
+
+
+def test_what_keeps_its_rule_is_taken():
+    assert Oven(heat=0.0, rack="top", minutes=1).minutes == 1
+    assert Oven().minutes is None
+
+
+def test_options_are_found_on_the_fields_and_go_there_and_back():
+    options = described(Oven, prefix="oven_")
+    assert [(o.name, o.field, o.type) for o in options] == [
+        ("oven_heat", "heat", float),
+        ("oven_rack", "rack", str),
+        ("oven_minutes", "minutes", int),
+    ]
+    flat = typed(options, vars(Oven()))
+    assert flat == {"oven_heat": 180.0, "oven_rack": "middle", "oven_minutes": 0}
+    assert Oven(**stored(options, flat)) == Oven()
+
+
+def test_every_default_keeps_its_own_rule():
+    for o in (*presets.OPTIONS.values(), *described(RunOptions)):
+        o.option.refuse_outside(o.name, o.default)
+
+
+def test_help_shows_every_option_whole_with_its_default_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["train", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert max(len(line) for line in page.splitlines()) <= 80
+    assert "…" not in page
+    quick = presets.expand("quick", {})
+    words = page.split()
+    for o in (*presets.OPTIONS.values(), *described(RunOptions)):
+        if o.name == "source":
+            continue
+        flags = (o.option.flag or "--" + o.name.replace("_", "-")).split("/")
+        assert set(flags) <= set(words), o.name
+        if o.name in quick and o.type is not bool:
+            default = o.option.show(quick[o.name])
+            assert f"[default: ({default})]" in page, o.name
+    for panel in ("Text", "Model", "Reading", "Updates", "Run"):
+        assert f"╭─ {panel} ─" in page
+
+
+def test_a_shell_completes_options_and_their_choices(capsys, monkeypatch):
+    for typed_so_far, expected in (("--optimi", "--optimizer"), ("--optimizer ad", "adamw")):
+        monkeypatch.setenv("_ELMAN_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", f"elman train {typed_so_far}")
+        monkeypatch.setenv("COMP_CWORD", str(1 + len(typed_so_far.split())))
+        with pytest.raises(SystemExit):
+            run(None)
+        assert expected in capsys.readouterr().out.split()

@@ -1,0 +1,87 @@
+"""A training session from Python: begun, sampled, diagnosed, stopped, continued, reported."""
+
+import pytest
+
+from elman.errors import UserError
+from elman.runs import Run
+from elman.session import RunOptions, Session
+from elman.training import Diagnosis, Result, Sample, Update, Validation
+from elman.training.records import KINDS, from_json
+
+TEXT = "the time traveller for so it will be convenient to speak of him " * 15
+SMALL = {
+    "model": "gru",
+    "hidden_size": 6,
+    "embedding_size": 0,
+    "batch_size": 4,
+    "window": 8,
+    "epochs": 2,
+    "validate_every": 10,
+}
+
+
+def begin(folder, **kept):
+    folder.mkdir(exist_ok=True)
+    text = folder / "text.txt"
+    text.write_text(TEXT)
+    options = RunOptions(out=folder / "run", device="cpu", diagnose=7, **kept)
+    return Session.begin(SMALL | {"source": str(text)}, kept=options)
+
+
+def test_what_is_yielded_is_what_the_folder_keeps(tmp_path):
+    session = begin(tmp_path)
+    records = list(session.records())
+    assert {type(r) for r in records} == {Update, Validation, Sample, Diagnosis}
+    assert [r.step for r in records if isinstance(r, Diagnosis)] == [*range(7, 53, 7)]
+    assert session.run.records() == records
+    result = session.conclude()
+    assert isinstance(result, Result)
+    assert session.run.records() == [*records, result]
+    assert session.report().read_text().count('class="sample"') > 1
+
+
+def test_samples_follow_validations_one_two_four_and_the_last(tmp_path):
+    session = begin(tmp_path)
+    records = list(session.records())
+    steps = [r.step for r in records if isinstance(r, Sample)]
+    assert steps == [10, 20, 40, session.training.step]
+    assert all(len(r.text) == 240 for r in records if isinstance(r, Sample))
+
+
+def test_a_session_can_be_asked_at_any_time_and_goes_on_the_same(tmp_path):
+    one, other = begin(tmp_path / "one"), begin(tmp_path / "other")
+    for _ in zip(range(5), one.records(), strict=False):
+        assert isinstance(one.sample(), Sample)
+        assert isinstance(one.diagnose(), Diagnosis)
+    rest, whole = list(one.records()), list(other.records())
+    assert [r.nats for r in rest if isinstance(r, Validation)] == [
+        r.nats for r in whole if isinstance(r, Validation)
+    ]
+
+
+def test_a_stopped_session_continues_where_it_was(tmp_path):
+    stopped, whole = begin(tmp_path / "one"), begin(tmp_path / "other")
+    list(stopped.records(stop=lambda: stopped.training.step >= 8))
+    assert stopped.training.step == 8
+    again = Session.resume(stopped.run.path)
+    list(again.records())
+    list(whole.records())
+    weights = [(s.run.path / "model.safetensors").read_bytes() for s in (stopped, whole)]
+    assert weights[0] == weights[1]
+    longer = Session.resume(stopped.run.path, {"epochs": 3})
+    assert not longer.training.finished
+    assert Run.open(longer.run.path).config.training.epochs == 3
+    with pytest.raises(UserError, match=r"--hidden-size 7 cannot be changed"):
+        Session.resume(stopped.run.path, {"hidden_size": 7})
+
+
+def test_every_kind_of_record_comes_back_from_its_line(tmp_path):
+    session = begin(tmp_path)
+    records = [*session.records(), session.conclude()]
+    assert {r.kind for r in records} == set(KINDS)
+    for record in records:
+        assert from_json(record.json()) == record
+    with pytest.raises(UserError, match="is not a record of a training"):
+        from_json({"kind": "poem", "step": 1})
+    with pytest.raises(UserError, match="is not a record of a training"):
+        from_json({"kind": "sample", "step": 1})
