@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import warnings
 from unittest import mock
 
 import pytest
@@ -239,18 +240,12 @@ def test_on_a_gpu_cudnn_by_name_is_torch_nn_to_the_bit(kind, dtype, monkeypatch)
         packed = pack_padded_sequence(xs, torch.tensor([3, 6, 2]), enforce_sorted=False)
         for given in (xs,) if case["batch_first"] else (xs, packed):
             assert kernels.explain(ours, xs).runs == "cudnn"
-            with pytest.warns(UserWarning, match="not part of single contiguous chunk") if dtype == torch.bfloat16 else _nothing():
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "RNN module weights")  # torch's, of bfloat16
                 theirs = gradients(peer, given)
-            for a, b in zip(gradients(ours, given), theirs, strict=True):
-                assert torch.equal(a, b), case
-
-
-class _nothing:  # noqa: N801
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
+            for _ in range(2):  # settled by the first call
+                for a, b in zip(gradients(ours, given), theirs, strict=True):
+                    assert torch.equal(a, b), case
 
 
 @gpu

@@ -13,7 +13,7 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, final
@@ -26,7 +26,7 @@ from elman.cells import CELLS, Cell, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
 from elman.gradients.memory import Memory, Stored, checked_memory
-from elman.kernels import Job, runs_whole
+from elman.kernels import Job, cudnn, runs_whole, settings
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.recurrence import compiled, piecewise, whole
 from elman.recurrence.custom import Recurrent
@@ -37,6 +37,12 @@ from elman.recurrence.strand import is_cast
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
 FULL, STORED = Full(), Stored()
+TORCHS = {
+    "RNN_TANH": torch._VF.rnn_tanh,
+    "RNN_RELU": torch._VF.rnn_relu,
+    "GRU": torch._VF.gru,
+    "LSTM": torch._VF.lstm,
+}
 
 
 class _Module(torch.nn.RNNBase):
@@ -45,6 +51,7 @@ class _Module(torch.nn.RNNBase):
     cell: str
     carry: Carry
     memory: Memory
+    _settled: dict[Hashable, bool]
 
     def __init__(self, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any) -> None:
         mode = named(cell).torch_mode
@@ -62,9 +69,12 @@ class _Module(torch.nn.RNNBase):
         self.reset_parameters()
 
     def flatten_parameters(self) -> None:
-        """As `torch.nn`, for cells that cuDNN has."""
+        """As `torch.nn`, for cells that cuDNN has; bfloat16 too, which torch forgets."""
         if named(getattr(self, "cell", "tanh")).torch_mode is not None:
             super().flatten_parameters()
+            weights = [w for w in self._flat_weights if isinstance(w, Tensor)]
+            if len(weights) == len(self._flat_weights_names):
+                cudnn.flatten_bfloat16(self._network(self.mode), weights)
 
     def _run(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -72,8 +82,63 @@ class _Module(torch.nn.RNNBase):
         """Output and last state, in the caller's layout."""
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
-        ys, last = self._recur(*self._time_first(input, state))
+        key = self._key(input, state)
+        if key is not None and self._settled.get(key):
+            return self._as_torch(input, state)
+        xs, first = self._time_first(input, state)
+        if key is not None and key not in self._settled:
+            self._settled[key] = self._is_torchs(xs, first)
+        ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
+        """All that decides whether a call may go to torch.nn's own function as it is.
+
+        None where it never may. A small call takes torch less time than our checks would: shapes
+        that have passed them once, and that cuDNN then ran, are not looked at again.
+        """
+        if torch.compiler.is_compiling() or not input.is_cuda or input.dim() != 3:
+            return None
+        if torch.is_autocast_enabled("cuda") or not (state is None or _are_tensors(state)):
+            return None
+        dtype = input.dtype
+        given = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
+        mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
+        return input.shape, dtype, input.device, given, mode, settings(dtype)
+
+    def _is_torchs(self, xs: Tensor, first: Sequence[Tensor]) -> bool:
+        """Whether cuDNN runs all of it in one call."""
+        x = self._inputs(xs, first)
+        stack = self._whole(x)
+        runs = runs_whole(stack, xs.device, lambda: self._job(x))
+        return runs and stack.pieces == 1 and not stack.drops and not stack.ids
+
+    def _as_torch(
+        self, input: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The call as `torch.nn` would make it."""
+        self._update_flat_weights()
+        if state is None:
+            rows = input.shape[0 if self.batch_first else 1]
+            state = self._zeros(rows, input.dtype, input.device)
+        ys, *last = TORCHS[self.mode](
+            input,
+            state if len(state) > 1 else state[0],
+            self._flat_weights,
+            self.bias,
+            self.num_layers,
+            0.0,
+            torch.is_grad_enabled(),
+            self.bidirectional,
+            self.batch_first,
+        )
+        return ys, tuple(last)
+
+    def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """The state that nobody gave."""
+        places = self.num_layers * (2 if self.bidirectional else 1)
+        sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
+        return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
 
     def _run_packed(
         self, input: PackedSequence, state: Sequence[Tensor] | None
@@ -126,10 +191,10 @@ class _Module(torch.nn.RNNBase):
         """The stack as cuDNN would be handed it."""
         return whole.described(self._recipe(), self._network(), x, *x.xs.shape[:2])
 
-    def _network(self) -> Network:
-        cell = named(self.cell)
+    def _network(self, mode: str | None = None) -> Network:
+        cell = named(getattr(self, "cell", "tanh"))
         return Network(
-            cell.torch_mode if Cudnn.name in cell.kernels else None,
+            mode or (cell.torch_mode if Cudnn.name in cell.kernels else None),
             self.bias,
             self.input_size,
             self.hidden_size,
@@ -211,6 +276,12 @@ class _Module(torch.nn.RNNBase):
                 "_registered", registered
             )  # as long as the module, so is its number
             super().__setattr__("_how", registered.number)  # a plain value to torch.compile
+            super().__setattr__("_settled", {})
+
+    def _apply(self, *args: Any, **options: Any) -> Any:
+        """Moved, or of another type: nothing is settled any more."""
+        self._settled.clear()
+        return super()._apply(*args, **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""
@@ -263,7 +334,7 @@ class _Module(torch.nn.RNNBase):
         sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
         dtype, device = self._parameter_dtype(), xs.device
         if state is None:
-            return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
+            return self._zeros(rows, dtype, device)
         if len(state) != len(sizes) or not all(isinstance(s, Tensor) for s in state):
             rule = f"a pair of tensors ({', '.join(names)})" if len(names) > 1 else "one tensor h0"
             raise UserError(f"the initial state of {type(self).__name__} must be {rule}")
@@ -285,6 +356,10 @@ class _Module(torch.nn.RNNBase):
         said = super().extra_repr()
         said += "" if self.carry == Full() else f", carry={self.carry}"
         return said + ("" if self.memory == Stored() else f", memory={self.memory}")
+
+
+def _are_tensors(state: Any) -> bool:
+    return isinstance(state, tuple | list) and all(isinstance(s, Tensor) for s in state)
 
 
 def _as(dtype: torch.dtype, t: Tensor) -> Tensor:

@@ -9,7 +9,15 @@ variable ELMAN_KERNELS (`auto` or a kernel's name) names one, and nothing is sub
 """
 
 from elman.cells import Gradients, State, Weights
-from elman.kernels.choice import Explanation, allows, explain, runs_whole, select, select_once
+from elman.kernels.choice import (
+    Explanation,
+    allows,
+    explain,
+    runs_whole,
+    select,
+    select_once,
+    settings,
+)
 from elman.kernels.contract import Empty, Job, Kernel, Piece, Pull, Trace
 
 __all__ = [
@@ -28,4 +36,5 @@ __all__ = [
     "runs_whole",
     "select",
     "select_once",
+    "settings",
 ]

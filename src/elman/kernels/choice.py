@@ -53,8 +53,12 @@ def select_once(key: Hashable, job: Callable[[], Job]) -> Kernel:
 
 def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bool:
     """Whether cuDNN runs this stack; `job` is asked for where this has not been settled before."""
-    switches = _cudnn().switches(whole.dtype)
-    return _once((whole, device, switches, requested()), job) == Cudnn.name
+    return _once((whole, device, settings(whole.dtype)), job) == Cudnn.name
+
+
+def settings(dtype: torch.dtype) -> Hashable:
+    """What else a choice depends on: the environment and torch's switches."""
+    return os.environ.get("ELMAN_KERNELS"), _cudnn().switches(dtype)
 
 
 def _once(key: Hashable, job: Callable[[], Job]) -> str:

@@ -183,21 +183,46 @@ def _piece(
     return found[0], found[1 : 1 + len(first)]
 
 
-def all_weights(net: Network, weights: Sequence[Tensor]) -> Tensor | None:
-    """The block of memory that all weights lie in, if they lie there as cuDNN wants them.
+def all_weights(net: Network, weights: Sequence[Tensor]) -> Tensor:
+    """The block of memory that all weights lie in, as cuDNN wants it.
 
-    `torch.nn.RNNBase.flatten_parameters` puts them there; where they do not, cuDNN is handed None
-    and copies them at every call.
+    `torch.nn.RNNBase.flatten_parameters` puts them there; where they do not lie so (autocast has
+    copied them, say) they are copied at every call.
     """
     w = weights[0]
     size, places, begin = w.element_size(), _places(net, w.dtype, w.device), w.data_ptr()
-    for weight, place in zip(weights, places, strict=False):
-        if weight.data_ptr() - begin != place * size:
-            return None
+    pairs = zip(weights, places, strict=False)
+    apart = any(weight.data_ptr() - begin != place * size for weight, place in pairs)
     storage = w.untyped_storage()
-    if storage.data_ptr() != begin or storage.nbytes() < places[-1] * size:
-        return None
+    if apart or storage.data_ptr() != begin or storage.nbytes() < places[-1] * size:
+        return _copied(weights, places)
     return w.detach().new_empty(0).set_(storage, 0, (places[-1],))  # pyright: ignore[reportArgumentType]
+
+
+@torch.no_grad()
+def _copied(weights: Sequence[Tensor], places: tuple[int, ...]) -> Tensor:
+    block = weights[0].new_zeros(places[-1])
+    pairs = zip(weights, places, strict=False)
+    rooms = [block.narrow(0, place, w.numel()).view(w.shape) for w, place in pairs]
+    torch._foreach_copy_(rooms, list(weights))
+    return block
+
+
+def flatten_bfloat16(net: Network, weights: Sequence[Tensor]) -> None:
+    """What `flatten_parameters` of torch.nn does for all types but this one."""
+    cuda = all(w.is_cuda and w.dtype == torch.bfloat16 for w in weights)
+    if not cuda or not torch.backends.cudnn.is_available() or not torch.backends.cudnn.enabled:
+        return
+    if len({w.data_ptr() for w in weights}) == len(weights):  # none is another
+        with torch.no_grad(), torch.cuda.device(weights[0].device):
+            _flatten(net, weights)
+
+
+def _flatten(net: Network, weights: Sequence[Tensor]) -> Tensor:
+    """Move the weights into one block; the block."""
+    return torch._cudnn_rnn_flatten_weight(  # pyright: ignore[reportAttributeAccessIssue]
+        weights, net.each, net.inputs, *net.sizes(), False, net.directions == 2
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -215,8 +240,6 @@ def _places(net: Network, dtype: torch.dtype, device: torch.device) -> tuple[int
         device="meta",
     )
     weights = [torch.empty(w.shape, dtype=dtype, device=device) for w in model.parameters()]
-    block = torch._cudnn_rnn_flatten_weight(  # pyright: ignore[reportAttributeAccessIssue]
-        weights, net.each, net.inputs, *net.sizes(), False, net.directions == 2
-    )
+    block = _flatten(net, weights)
     begins = [(w.data_ptr() - block.data_ptr()) // block.element_size() for w in weights]
     return *begins, block.numel()
