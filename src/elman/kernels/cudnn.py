@@ -94,15 +94,18 @@ class Cudnn:
 
     def switches(self, dtype: torch.dtype) -> tuple[bool, str | None]:
         """What of torch's settings a choice depends on."""
-        return torch.backends.cudnn.enabled, precision() if dtype == torch.float32 else None
+        return torch._C._get_cudnn_enabled(), precision() if dtype == torch.float32 else None
 
 
 KERNEL = Cudnn()
 
 
 def precision() -> str:
-    """How torch multiplies float32 in recurrent layers: tf32, or without it."""
-    return torch.backends.cudnn.rnn.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
+    """How torch multiplies float32 in recurrent layers: tf32, or without it.
+
+    That is `torch.backends.cudnn.rnn.fp32_precision`, which takes Python longer to find.
+    """
+    return torch._C._get_fp32_precision_getter("cuda", "rnn")
 
 
 Between = Callable[[Tensor, int], Tensor]
@@ -190,13 +193,25 @@ def all_weights(net: Network, weights: Sequence[Tensor]) -> Tensor:
     copied them, say) they are copied at every call.
     """
     w = weights[0]
-    size, places, begin = w.element_size(), _places(net, w.dtype, w.device), w.data_ptr()
-    pairs = zip(weights, places, strict=False)
-    apart = any(weight.data_ptr() - begin != place * size for weight, place in pairs)
-    storage = w.untyped_storage()
-    if apart or storage.data_ptr() != begin or storage.nbytes() < places[-1] * size:
+    places = _places(net, w.dtype, w.device)
+    if not _lie_at(weights, places):
         return _copied(weights, places)
+    storage = w.untyped_storage()
     return w.detach().new_empty(0).set_(storage, 0, (places[-1],))  # pyright: ignore[reportArgumentType]
+
+
+def lie_together(net: Network, weights: Sequence[Tensor]) -> bool:
+    """Whether all weights lie in one block of memory, as cuDNN wants them."""
+    return _lie_at(weights, _places(net, weights[0].dtype, weights[0].device))
+
+
+def _lie_at(weights: Sequence[Tensor], places: tuple[int, ...]) -> bool:
+    w, size = weights[0], weights[0].element_size()
+    begin, storage = w.data_ptr(), w.untyped_storage()
+    if storage.data_ptr() != begin or storage.nbytes() < places[-1] * size:
+        return False
+    pairs = zip(weights, places, strict=False)
+    return all(weight.data_ptr() - begin == place * size for weight, place in pairs)
 
 
 @torch.no_grad()

@@ -212,6 +212,7 @@ class LanguageModel(nn.Module):
                 carry=carry or Full(),
                 memory=memory or Stored(),
             )
+            self.recurrence.repeatable = True  # an update is the same captured or not
         else:
             self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
         if not tied:
@@ -350,6 +351,7 @@ class LanguageModel(nn.Module):
                 return None
             rnn = of(rnn.cell, len(E), self.hidden_size, self.shape.layers, device="meta").eval()
             rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
+            rnn.repeatable = True
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
         return Stepper(rnn, out, state, rows)
