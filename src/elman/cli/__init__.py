@@ -12,6 +12,7 @@ import typer
 from elman import __version__
 from elman.cli import (
     datasets,
+    demo,
     evaluate,
     forecast,
     generate,
@@ -61,10 +62,12 @@ app.command("ngram")(ngram.ngram)
 app.command("statistics")(statistics.statistics)
 app.command("forecast")(forecast.forecast)
 app.command("datasets")(datasets.datasets)
+app.command("demo")(demo.demo)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 2 for a bad request, 1 for failed work, 130 after Ctrl-C."""
+    _wait_briefly()
     sys.exit(run(arguments))
 
 
@@ -108,6 +111,16 @@ def run(arguments: list[str] | None = None) -> int:
         )
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _wait_briefly() -> None:
+    """Let torch's threads sleep after a tenth of a millisecond without work, not after several.
+
+    Beside other programs those who look for work take the processor from the one who has some. Must
+    be said before torch is loaded; whoever says something else is heard.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def _out_of_memory(failure: Exception) -> bool:
