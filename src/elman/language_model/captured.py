@@ -59,8 +59,8 @@ class Captured:
     @property
     def state(self) -> Any:
         """The state after the last step, a copy."""
-        copies = tuple(s.clone() for s in self.states)
-        return copies if len(copies) > 1 else copies[0]
+        copies = [s.clone() for s in self.states]
+        return tuple(copies) if len(copies) > 1 else copies[0]
 
     @state.setter
     def state(self, state: Any) -> None:
