@@ -58,7 +58,8 @@ def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bo
 
 def settings(dtype: torch.dtype) -> Hashable:
     """What else a choice depends on: the environment and torch's switches."""
-    return os.environ.get("ELMAN_KERNELS"), _cudnn().switches(dtype)
+    float32 = precision() if dtype is torch.float32 else None
+    return os.environ.get("ELMAN_KERNELS"), torch._C._get_cudnn_enabled(), float32
 
 
 def _once(key: Hashable, job: Callable[[], Job]) -> str:

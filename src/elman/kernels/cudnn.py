@@ -92,10 +92,6 @@ class Cudnn:
             return "gradients of pieces of time would be summed in half precision"
         return None
 
-    def switches(self, dtype: torch.dtype) -> tuple[bool, str | None]:
-        """What of torch's settings a choice depends on."""
-        return torch._C._get_cudnn_enabled(), precision() if dtype == torch.float32 else None
-
 
 KERNEL = Cudnn()
 
