@@ -65,12 +65,13 @@ def work(
         given["source"] = source
     board = _board_kind() if tensorboard else None
     session = _begin(preset, given) if resume is None else _resume(resume, preset, given)
+    result = page = None
     with _display(session) as show:
         stopped = _train(session, show, as_json, board)
         if not stopped:
             show("scoring, and writing the report")
             result, page = session.conclude(), session.report()
-    if stopped:
+    if page is None:
         note(f"stopped by {stopped}; saved at step {session.training.step}")
         note(f"continue with: {_resuming(session.run)}")
         return 130
