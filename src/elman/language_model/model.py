@@ -220,6 +220,7 @@ class LanguageModel(nn.Module):
                 carry=carry or Full(),
                 memory=memory or Stored(),
             )
+            self.recurrence.repeatable = True  # an update is the same captured or not
         else:
             self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
         if not tied:
@@ -357,7 +358,7 @@ class LanguageModel(nn.Module):
         An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
         out here, from the weights as they are now.
         """
-        if not self.recurrent or self.bias_q.device.type != "cpu":
+        if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
         rnn, weights = self.recurrence, self.recurrence.state_dict()
         if self.embedding is not None:
@@ -366,6 +367,7 @@ class LanguageModel(nn.Module):
                 return None
             rnn = of(rnn.cell, len(E), self.hidden_size, self.shape.layers, device="meta").eval()
             rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
+            rnn.repeatable = True
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
         return Stepper(rnn, out, state, rows)
