@@ -159,7 +159,7 @@ class _Module(torch.nn.RNNBase):
         self, input: PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        self._check_input(input.data, batched=False, time=0)
+        self._check_input(input.data[None], batched=True, time=1)
         rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
         rows = rows if torch.jit.is_tracing() else int(rows)
         first = self._checked_state(rows, input.data.device, state)
