@@ -210,7 +210,8 @@ class _Module(torch.nn.RNNBase):
 
     def _whole(self, x: Inputs) -> Whole:
         """The stack as cuDNN would be handed it."""
-        return self._described(x, *x.xs.shape[:2])
+        steps, rows = x.xs.shape[:2]
+        return self._described(x, steps, rows)
 
     def _described(self, x: Inputs, steps: int, rows: int, packed: bool = False) -> Whole:
         stack = whole.described(self._recipe(), self._network(), x, steps, rows, packed)

@@ -166,7 +166,7 @@ def _piece(
     net = whole.network
     found = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
         xs,
-        weights,
+        list(weights),
         net.each,
         all_weights(net, weights),
         first[0].contiguous(),
@@ -192,8 +192,7 @@ def all_weights(net: Network, weights: Sequence[Tensor]) -> Tensor:
     places = _places(net, w.dtype, w.device)
     if not _lie_at(weights, places):
         return _copied(weights, places)
-    storage = w.untyped_storage()
-    return w.detach().new_empty(0).set_(storage, 0, (places[-1],))  # pyright: ignore[reportArgumentType]
+    return w.detach().as_strided((places[-1],), (1,), 0)
 
 
 def lie_together(net: Network, weights: Sequence[Tensor]) -> bool:
@@ -232,7 +231,7 @@ def flatten_bfloat16(net: Network, weights: Sequence[Tensor]) -> None:
 def _flatten(net: Network, weights: Sequence[Tensor]) -> Tensor:
     """Move the weights into one block; the block."""
     return torch._cudnn_rnn_flatten_weight(  # pyright: ignore[reportAttributeAccessIssue]
-        weights, net.each, net.inputs, *net.sizes(), False, net.directions == 2
+        list(weights), net.each, net.inputs, *net.sizes(), False, net.directions == 2
     )
 
 

@@ -25,20 +25,20 @@ class Captured:
     def __init__(
         self, rnn: RNN | GRU | LSTM | Layers, out: torch.nn.Linear, state: Any, rows: int
     ) -> None:
-        weight = rnn.weight_ih_l0
+        device = out.weight.device
         self.rnn, self.out, self.time = rnn, out, 1 if rnn.batch_first else 0
         self.alive = [p.detach() for p in (*rnn.parameters(), *out.parameters())]
-        self.ids = torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        self.ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream(weight.device)
-        side.wait_stream(torch.cuda.current_stream(weight.device))
-        with torch.no_grad(), torch.cuda.device(weight.device), torch.cuda.stream(side):
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(side):
             hs, after = rnn(self.ids.unsqueeze(self.time), state)  # what CUDA asks: once before
             out(hs)
             self.states = [s.clone() for s in _flat(after)]
             with torch.cuda.graph(self.graph, stream=side):
                 self.logits = self._step()
-        torch.cuda.current_stream(weight.device).wait_stream(side)
+        torch.cuda.current_stream(device).wait_stream(side)
         self.state = state
 
     def _step(self) -> Tensor:
