@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -62,7 +63,7 @@ class Sampling:
     exclude: Sequence[int] = (UNK,)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
+        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < math.inf:
             raise UserError(
                 f"temperature={self.temperature} must be a number from 0 up",
                 hint="0 takes the likeliest token, 1 the model's own probabilities",
@@ -200,10 +201,13 @@ def beam_search(
         return _search(model, text, length, width, exclude)
 
 
-def specimen(model: nn.Module, vocab: Vocab, length: int = 240) -> str:
-    """A short text from nothing, always with the same seed, to see what a model can do by now."""
-    choices = {"exclude": unwritten(vocab), "start": opening(vocab)}
-    return vocab.decode(list(generate(model, [], length, temperature=0.8, seed=1, **choices)))
+def specimen(
+    model: nn.Module, vocab: Vocab, length: int = 240, prompt: str = "", temperature: float = 0.8
+) -> str:
+    """A short text, prompt and all, always with the same seed: what a model can do by now."""
+    choices = {"exclude": unwritten(vocab), "start": opening(vocab), "temperature": temperature}
+    ids = vocab.encode(prompt).tolist()
+    return vocab.decode(ids + list(generate(model, ids, length, seed=1, **choices)))
 
 
 def unwritten(vocab: Vocab) -> tuple[int, ...]:
@@ -373,11 +377,14 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _prompt(ids: Ids, start: int) -> tuple[int, ...]:
+    hint = "vocab.encode(tokens) makes one"
+    if isinstance(ids, str | bytes):
+        raise UserError(f"a prompt is a line of token ids, not the text {ids!r}", hint=hint)
     text = torch.as_tensor(ids)
     if text.numel() and (text.ndim != 1 or text.is_floating_point()):
         raise UserError(
             f"a prompt is a line of token ids, not {text.dtype} of shape {tuple(text.shape)}",
-            hint="vocab.encode(tokens) makes one",
+            hint=hint,
         )
     return tuple(text.tolist()) or (start,)
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -93,8 +94,16 @@ class Shape:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.vocab_size < 1:
-            raise UserError(f"vocab_size={self.vocab_size} must be at least 1")
+        if not isinstance(self.vocab_size, Integral) or self.vocab_size < 1:
+            raise UserError(
+                f"vocab_size={self.vocab_size!r} must be at least 1, a whole number",
+                hint="vocab_size=len(vocab)",
+            )
+        if not isinstance(self.dropout, Dropout):
+            raise UserError(
+                f"dropout={self.dropout!r} must say what it hides",
+                hint="dropout=Dropout(outputs=0.5), or another part of the model",
+            )
         if self.tied and self.embedding_size != self.hidden_size:
             raise UserError(
                 f"tied weights need embedding_size equal to hidden_size={self.hidden_size}, not "

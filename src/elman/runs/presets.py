@@ -4,6 +4,7 @@ A preset only names options: what it expands to is printed and stored, and any o
 it wins. Nothing else in elman knows about presets.
 """
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from elman.gradients.carry import CARRIES
 from elman.language_model import Dropout
 from elman.language_model.model import Shape
 from elman.options import Described, described, flag, stored, typed
+from elman.runs.shown import Shown
 from elman.text.prepared import Data
 from elman.training import Settings
 from elman.training.optimisation import Optimisation
@@ -56,7 +58,8 @@ PRESETS: dict[str, Options] = {
     "notes": {
         "model": "elman",
         "clean": "letters",
-        "max_tokens": 10_000,
+        "train_tokens": 10_000,
+        "validation": 0.5,
         "hidden_size": 512,
         "embedding_size": 0,
         "init": "notes",
@@ -68,8 +71,14 @@ PRESETS: dict[str, Options] = {
         "schedule": "constant",
         "warm_up": 0,
         "clip": 1.0,
+        "weights": "last",
+        "sample_every": 10,
+        "sample_prompt": "time traveller",
+        "sample_length": 50,
+        "sample_temperature": 0.0,
     },
 }
+PRESETS["notes-concise"] = PRESETS["notes"] | {"hidden_size": 256, "init": "default"}
 
 GROUPS: dict[type, list[Described]] = {
     Data: described(Data),
@@ -78,6 +87,7 @@ GROUPS: dict[type, list[Described]] = {
     Reading: described(Reading),
     Optimisation: described(Optimisation),
     Settings: described(Settings),
+    Shown: described(Shown),
 }
 """The options of each dataclass of settings, as their fields describe them."""
 OPTIONS: dict[str, Described] = {o.name: o for group in GROUPS.values() for o in group}
@@ -144,7 +154,12 @@ def validations(read: int, held_out: int) -> int:
     return max(1, min(VALIDATIONS, int(affordable)))
 
 
-def flat(data: Data, model: dict[str, Any], settings: Settings) -> Options:
+def shown(options: Options) -> Shown:
+    """What the run shows of itself."""
+    return Shown(**stored(GROUPS[Shown], options))
+
+
+def flat(data: Data, model: dict[str, Any], settings: Settings, shown: Shown) -> Options:
     """The options that a stored configuration stands for: `expand` read backwards."""
     parts = {
         Data: vars(data),
@@ -153,6 +168,7 @@ def flat(data: Data, model: dict[str, Any], settings: Settings) -> Options:
         Reading: vars(settings.reading),
         Optimisation: vars(settings.optimisation),
         Settings: vars(settings),
+        Shown: vars(shown),
     }
     return {k: v for part, values in parts.items() for k, v in typed(GROUPS[part], values).items()}
 
@@ -180,4 +196,4 @@ def _as_flag(option: Described, value: Any) -> str:
     if option.type is bool:
         yes, no = option.option.flag.split("/")
         return yes if value else no
-    return f"{flag(option.name)} {option.option.show(value)}"
+    return f"{flag(option.name)} {shlex.quote(option.option.show(value))}"

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from elman.errors import UserError
 from elman.language_model import State, read
 from elman.language_model.adapted import evaluating as evaluating
+from elman.text.batches import flat_integers
 from elman.text.vocab import Vocab
 
 Ids = Tensor | np.ndarray
@@ -91,12 +92,13 @@ def evaluate(
     the score differs from the definition by what a model remembers for longer than that.
     `piece` steps are held in memory at a time and change nothing.
     """
-    ids = torch.as_tensor(np.asarray(ids) if not isinstance(ids, Tensor) else ids)
-    if ids.dim() != 1 or len(ids) < 2:
+    ids = ids if isinstance(ids, Tensor) else np.asarray(ids)
+    if ids.ndim != 1 or len(ids) < 2:
         raise UserError(
             f"a text of shape {tuple(ids.shape)} has nothing to predict",
             hint="evaluate a one-dimensional text of at least two tokens",
         )
+    ids = torch.as_tensor(flat_integers(ids))
     predictions = len(ids) - 1
     if lanes < 2 or predictions < 2 * lanes * warm_up:
         lanes, warm_up = 1, 0

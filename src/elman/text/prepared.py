@@ -32,6 +32,9 @@ class Data:
     max_tokens: int = option(
         0, "Use the first so many; 0: all", panel=PANEL, at_least=0, hint="0: all"
     )
+    train_tokens: int = option(
+        0, "Train on the first so many, hold out after them; 0: all", panel=PANEL, at_least=0
+    )
     min_freq: int = option(0, "Rarer tokens are <unk>", panel=PANEL, at_least=0, hint="0: all")
     validation: float = option(0.1, "Part held out, at the end", panel=PANEL, at_least=0, below=1)
     encoding: str = option("utf-8", "Of the text", panel=PANEL)
@@ -94,9 +97,17 @@ def prepare(data: Data, text: str | bytes, vocab: Vocab | None = None) -> Splits
 
 
 def _cut(data: Data, tokens: Any) -> tuple[Any, Any]:
-    """The first `max_tokens` in two parts; arrays are not copied."""
+    """The first `max_tokens` in two parts; arrays are not copied.
+
+    With `train_tokens` the first part has at most so many, and the second, which comes right after
+    it, as many as make the same share.
+    """
     tokens = tokens[: data.max_tokens] if data.max_tokens else tokens
     train, validation, _ = corpus.split(tokens, validation=data.validation)
+    if 0 < data.train_tokens < len(train):
+        end = data.train_tokens
+        held_out = round(end * data.validation / (1 - data.validation))
+        return tokens[:end], tokens[end : end + held_out]
     return train, validation
 
 

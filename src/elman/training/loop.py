@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
-from elman.kernels import Explanation
+from elman.kernels import Explanation, explain
 from elman.language_model import Masks, State, reader_of
 from elman.options import check, option
 from elman.recurrence.operator import known_ids
@@ -81,6 +81,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
+        for name, kind in (("reading", Reading), ("optimisation", Optimisation)):
+            if not isinstance(getattr(self, name), kind):
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} must be of the type {kind.__name__}",
+                    hint=f"elman.training.{kind.__name__}(…)",
+                )
 
 
 class Training:
@@ -93,10 +99,16 @@ class Training:
         validation_ids: Any | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self.reader, self.settings = reader_of(model), settings or Settings()
+        self.reader, self.settings = reader_of(model), Settings() if settings is None else settings
         self.model: Any = model
         self.device = next(model.parameters()).device
-        self.train_ids, self.validation_ids = self._checked_ids(train_ids), validation_ids
+        if not isinstance(self.settings, Settings):
+            raise UserError(
+                f"settings={self.settings!r} must be of the type Settings",
+                hint="Training(model, train_ids, validation_ids, Settings(…))",
+            )
+        self.train_ids = self._beside_model(self._known_ids(train_ids))
+        self.validation_ids = None if validation_ids is None else self._known_ids(validation_ids)
         self._check_model()
         self.optimizer = build_optimizer(model, self.settings.optimisation)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -127,19 +139,38 @@ class Training:
                 hint="a larger part for validation, or none",
             )
 
-    def _checked_ids(self, ids: Any) -> Any:
-        """Ids the model knows; beside it on the GPU where they take little of it."""
+    def _known_ids(self, ids: Any) -> Any:
+        """One text in ids that the model knows."""
         ids = batches.flat_integers(ids)
-        values = ids.cpu().numpy() if isinstance(ids, Tensor) else ids  # torch orders no uint16
+        values = _as_array(ids)
         if len(values):
             self.reader.check_range(int(values.min()), int(values.max()))
+        return ids
+
+    def _beside_model(self, ids: Any) -> Any:
+        """On the GPU with the model, where the ids take little of it."""
         if self.device.type == "cuda" and len(ids) <= TOKENS_ON_GPU:
-            return torch.tensor(values, dtype=torch.int64, device=self.device)
+            return torch.tensor(_as_array(ids), dtype=torch.int64, device=self.device)
         return ids
 
     def explain(self) -> Explanation:
         """Whether updates run `captured`, `native` or `piecewise`, and why not the faster way."""
         return self._choice.explanation
+
+    def engine(self) -> str:
+        """Which update and which kernel run, in one line, and why not a faster update."""
+        update = self.explain()
+        reasons = dict.fromkeys(r for r in update.reasons.values() if "the model is on" not in r)
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        return f"{update.runs} updates{why}, {self._kernel()}"
+
+    def _kernel(self) -> str:
+        if self.reader.recurrence is None:
+            return "no kernel of elman's"
+        ids = torch.zeros(1, self.settings.reading.batch_size, dtype=torch.int64)
+        with torch.no_grad(), self._cast():
+            xs = self.model.inputs(ids.to(self.device), Masks(None, None, {}))
+            return f"{explain(self.reader.recurrence, xs).runs} kernel"
 
     # ------------------------------------------------------------------ the loop
 
@@ -463,6 +494,10 @@ class Training:
             owner, key = name.rsplit("/", 1)
             parameter = parameters[owner]
             self.optimizer.state[parameter][key] = value.to(self.device).clone()
+
+
+def _as_array(ids: Any) -> Any:
+    return ids.cpu().numpy() if isinstance(ids, Tensor) else ids  # torch orders no uint16
 
 
 def _global_generators(device: torch.device, seed: int) -> dict[str, Tensor]:
