@@ -32,13 +32,13 @@ class Data:
     max_tokens: int = option(
         0, "Use the first so many; 0: all", panel=PANEL, at_least=0, hint="0: all"
     )
-    train_tokens: int = option(
-        0, "Train on the first so many, hold out after them; 0: all", panel=PANEL, at_least=0
-    )
     min_freq: int = option(0, "Rarer tokens are <unk>", panel=PANEL, at_least=0, hint="0: all")
     validation: float = option(0.1, "Part held out, at the end", panel=PANEL, at_least=0, below=1)
     encoding: str = option("utf-8", "Of the text", panel=PANEL)
     errors: str = option("strict", "Bytes that are not text", panel=PANEL, choices=corpus.ERRORS)
+    train_tokens: int = option(
+        0, "Train on the first so many, hold out after them; 0: all", panel=PANEL, at_least=0
+    )
 
     def __post_init__(self) -> None:
         check(self)
