@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+import elman
 from elman import generation, metrics
 from elman.cli import run
 from elman.errors import UserError
@@ -45,16 +46,14 @@ def train(text, out, *more, preset="notes"):
 
 @pytest.mark.parametrize("level", ["char", "word", "byte"])
 def test_what_is_held_out_comes_right_after_what_trains(level):
-    text = TEXT.lower()
-    tokens = text.split() if level == "word" else text
-    parts = prepared.prepare(Data(level=level, train_tokens=300, validation=0.25), text)
+    text, data = TEXT.lower(), Data(level=level, train_tokens=300, validation=0.25)
+    parts = prepared.prepare(data, text)
     assert (len(parts.train), len(parts.validation)) == (300, 100)
-    joint = " " if level == "word" else ""
-    assert parts.vocab.decode(parts.train) == joint.join(tokens[:300])
-    assert parts.vocab.decode(parts.validation) == joint.join(tokens[300:400])
-    again = prepared.prepare(
-        Data(level=level, train_tokens=300, validation=0.25), text, parts.vocab
-    )
+    whole = prepared.prepare(Data(level=level, validation=0), text, parts.vocab).train.tolist()
+    assert parts.train.tolist() == whole[:300]
+    assert parts.validation.tolist() == whole[300:400]
+    assert text.startswith(parts.vocab.decode(parts.train))
+    again = prepared.prepare(data, text, parts.vocab)
     assert again.validation.tolist() == parts.validation.tolist()
     alone = prepared.prepare(Data(level=level, train_tokens=300, validation=0), text)
     assert (len(alone.train), len(alone.validation)) == (300, 0)
@@ -123,6 +122,7 @@ def test_such_a_run_writes_and_is_scored_with_its_last_weights(text, tmp_path, c
     best, last = opened.load_model(which="best"), opened.load_model(which="last")
     assert not torch.equal(best.bias_q, last.bias_q)
     assert torch.equal(opened.load_model().bias_q, last.bias_q)
+    assert torch.equal(elman.load(out).model.bias_q, last.bias_q)
     found = [r for r in opened.records() if isinstance(r, Result)][-1]
     expected = metrics.evaluate(last, opened.splits().validation)
     assert found.nats_per_token == expected.nats_per_token

@@ -14,11 +14,14 @@ enforces, what `elman train --help` shows, and what a page or a report can read 
 import functools
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 from elman.errors import UserError
+
+DEVICES = "auto, cpu, cuda, cuda:1, mps or another of torch"
+"""What `--device` may be, for people: any name of a device that PyTorch knows and finds."""
 
 KEY = "option"
 KINDS: dict[type, tuple[type, str]] = {
@@ -48,21 +51,21 @@ class Option:
     show: Callable[[Any], str] = str  # and back
     later: bool = False  # a training may be continued with another value
 
-    def refuse_outside(self, name: str, value: Any, kind: type = object) -> None:
+    def refuse_outside(self, name: str, value: Any, kinds: Sequence[type] = (object,)) -> None:
         """Raise a UserError for a value that is not one of the choices, or out of range.
 
-        `kind` is the type of the field; a number of any library will do for a number.
+        `kinds` are the types of the field; a number of any library will do for a number.
         """
         if self.other is not None and isinstance(value, self.other):
             return
         if self.known:
             if value not in self.known:
                 raise UserError(f"unknown {name} {value!r}", hint=f"one of {', '.join(self.known)}")
-        elif value is None and (self.zero_is_none or kind not in KINDS):
+        elif value is None and (self.zero_is_none or type(None) in kinds or object in kinds):
             return
-        elif kind in KINDS and not isinstance(value, KINDS[kind][0]):
+        elif kinds[0] in KINDS and not isinstance(value, KINDS[kinds[0]][0]):
             raise UserError(
-                f"{name}={value!r} must be {KINDS[kind][1]}",
+                f"{name}={value!r} must be {KINDS[kinds[0]][1]}",
                 hint=self.hint or f"{name}: {self.help}",
             )
         elif not self._inside(value):
@@ -115,9 +118,9 @@ def check(settings: Any, label: str = "{}") -> None:
 
 
 @functools.cache
-def _kinds(owner: type) -> dict[str, type]:
-    """The type of each field; the first of several: int of int | None."""
-    return {n: next(iter(get_args(t)), t) for n, t in get_type_hints(owner).items()}
+def _kinds(owner: type) -> dict[str, tuple[type, ...]]:
+    """The types of each field: (int, NoneType) of int | None."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(owner).items()}
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def described(owner: type, prefix: str = "") -> list[Described]:
         if KEY in f.metadata:
             said: Option = f.metadata[KEY]
             name = said.name or prefix + f.name
-            found.append(Described(name, owner, f.name, kinds[f.name], f.default, said))
+            found.append(Described(name, owner, f.name, kinds[f.name][0], f.default, said))
     return found
 
 

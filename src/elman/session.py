@@ -18,10 +18,11 @@ import torch
 from elman import generation, runs
 from elman.diagnostics import glance
 from elman.errors import WorkFailed
-from elman.options import check, option
+from elman.options import DEVICES, check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick
+from elman.runs.effort import Size
 from elman.text import prepared
 from elman.training import Diagnosis, Epoch, Record, Result, Sample, Training, Update, Validation
 
@@ -34,7 +35,7 @@ class RunOptions:
 
     out: Path | None = option(None, "Run folder to write; else runs/NAME", panel=PANEL)
     force: bool = option(False, "Overwrite the run folder", panel=PANEL, flag="--force")
-    device: str = option("auto", "auto, cpu or cuda", panel=PANEL)
+    device: str = option("auto", DEVICES, panel=PANEL)
     checkpoint_every: int = option(
         0, "Updates between checkpoints; 0: by time only", panel=PANEL, at_least=0
     )
@@ -60,7 +61,7 @@ class Session:
     def begin(
         cls,
         given: Mapping[str, Any] | None = None,
-        preset: str = "quick",
+        preset: str = presets.DEFAULT,
         kept: RunOptions | None = None,
         command: str = "",
     ) -> "Session":
@@ -69,12 +70,14 @@ class Session:
         A request that is refused leaves no folder behind. `command` is what report and config.json
         name as the way to make the run again.
         """
-        kept = kept or RunOptions()
-        options = presets.expand(preset, dict(given or {}))
-        options["source"] = prepared.located(options["source"])
-        device, data = pick(kept.device), presets.data(options)
-        text = prepared.read(data)
+        kept, given = kept or RunOptions(), dict(given or {})
+        options = presets.expand(preset, given)
+        device, text = pick(kept.device), prepared.read(presets.data(options))
+        options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
+        data = presets.data(options)
         parts = prepared.prepare(data, text)
+        size = Size(len(parts.train), len(parts.vocab))
+        options = presets.expand(preset, given | {"source": options["source"]}, size)
         config = Config(
             data=data,
             model=presets.model(options, len(parts.vocab)),
@@ -130,7 +133,7 @@ class Session:
     def sample(self) -> Sample | None:
         """What the model writes now; None where its guesses are no longer numbers."""
         shown = self.run.config.shown
-        prompt = str(prepared.cleaned(self.run.config.data, shown.sample_prompt))
+        prompt = str(prepared.prompt(self.run.config.data, shown.sample_prompt))
         try:
             with self.training.average.applied():
                 text = generation.specimen(

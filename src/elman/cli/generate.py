@@ -1,6 +1,5 @@
 """`elman generate`: write text with a trained run."""
 
-import codecs
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 from elman.cli.console import emit, note
 from elman.cli.device import pick
 from elman.errors import UserError
+from elman.options import DEVICES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +44,7 @@ def generate(
         str | None,
         typer.Option(help="best (by validation) or last", show_default="the run's own"),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per text")] = False,
 ) -> None:
     """Write text in the voice of a trained model, each token as soon as it is drawn.
@@ -54,7 +54,7 @@ def generate(
     from elman import generation
     from elman.runs import Run
 
-    opened = Run.open(run)
+    opened, device = Run.open(run), pick(device)
     prompts = [_read(opened, text) for text in prompt or [""]]
     choices: dict[str, Any] = {
         "exclude": () if special else generation.unwritten(opened.vocab),
@@ -62,12 +62,12 @@ def generate(
     }
     if beam is not None:
         _refuse_chance(temperature=temperature != 1, top_k=top_k, top_p=top_p, samples=samples > 1)
-        texts = _searched(opened.load_model(pick(device), weights), prompts, length, beam, choices)
+        texts = _searched(opened.load_model(device, weights), prompts, length, beam, choices)
     else:
         choices |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         generation.Sampling(temperature, top_k, top_p)  # refuse before the model is loaded
         rows = [(ids, shown, seed + n) for ids, shown in prompts for n in range(samples)]
-        texts = _sampled(opened.load_model(pick(device), weights), rows, length, choices)
+        texts = _sampled(opened.load_model(device, weights), rows, length, choices)
     if as_json:
         _write_json(texts, opened.vocab)
     else:
@@ -80,16 +80,17 @@ def _read(run: Any, text: str) -> tuple[Any, str]:
     """The ids of a prompt and the prompt as the model reads it; reports what it cannot read."""
     from elman.scoring import evaluation
     from elman.text import prepared
+    from elman.text.levels import level_of
 
-    shown = str(prepared.cleaned(run.config.data, text))
-    ids = run.encode(text)
+    level = level_of(run.vocab.level)
+    shown = str(prepared.prompt(run.config.data, text))
+    ids = run.vocab.encode(shown)
     if unknown := evaluation.unknown(run.vocab, ids):
-        tokens = shown.split() if run.vocab.level == "word" else shown
-        strange = dict.fromkeys(t for t in tokens if t not in run.vocab)
+        strange = dict.fromkeys(t for t in level.tokens(shown) if t not in run.vocab)
         names = " ".join(repr(token) for token in strange)
-        share = f"{unknown} of {len(ids)} {run.vocab.level}s"
+        share = f"{unknown} of {len(ids)} {level.unit}s"
         note(f"note: not in this run's vocabulary, read as <unk>: {names} ({share})")
-    if shown != text:
+    if shown != level.open_end(text):
         note(f"note: the prompt is read as {shown!r}, cleaned like the run's own text")
     return ids, shown
 
@@ -160,23 +161,20 @@ def _write_text(texts: list[Text], vocab: "Vocab") -> None:
             print(f"{chr(10) if number else ''}── {facts} ──")
         try:
             print(_visible(text.prompt), end="", flush=True)
-            for piece in _pieces(text.tokens, vocab, bool(text.prompt)):
+            for piece in _pieces(text, vocab):
                 print(_visible(piece), end="", flush=True)
         finally:
             print(flush=True)  # also after Ctrl-C: what was written stands on lines of its own
 
 
-def _pieces(tokens: Iterator[int], vocab: "Vocab", continues: bool) -> Iterator[str]:
-    """Text as it becomes whole: words with a space before, bytes when a character is complete."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for number, token in enumerate(tokens):
-        if vocab.level == "byte":
-            yield decoder.decode(vocab.decode_bytes([token]))
-        elif vocab.level == "word" and (number or continues):
-            yield " " + vocab.idx_to_token[token]
-        else:
-            yield vocab.idx_to_token[token]
-    yield decoder.decode(b"", final=True)
+def _pieces(text: Text, vocab: "Vocab") -> Iterator[str]:
+    """What follows the prompt, as it becomes whole."""
+    from elman.text.levels import level_of
+
+    level = level_of(vocab.level)
+    read = level.tokens(text.prompt)
+    written = (vocab.idx_to_token[token] for token in text.tokens)
+    return level.stream(written, read[-1] if read else None)
 
 
 def _visible(text: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -28,8 +29,11 @@ from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
 from elman.nn import of
 from elman.options import check, option
+from elman.recurrence.traced import listening
 
 State = Tensor | tuple[Tensor, Tensor] | None
+Ids = Tensor | np.ndarray
+"""Integers of shape (batch, time): a tensor on the model's device, or an array."""
 WINDOWED = "mlp"
 """The `cell` of the model that has none: it reads a window of tokens and carries no state."""
 INITS = ("default", "notes")
@@ -140,6 +144,10 @@ class Masks(NamedTuple):
     recurrent: dict[str, Tensor]  # by parameter name, each of that parameter's shape
 
 
+NO_MASKS = Masks(None, None, {})
+"""Nothing hidden."""
+
+
 class Noise:
     """Random numbers that can be saved: one generator per kind of device, from one seed."""
 
@@ -222,6 +230,7 @@ class LanguageModel(nn.Module):
                 carry=carry or Full(),
                 memory=memory or Stored(),
             )
+            self.recurrence.repeatable = True  # an update is the same captured or not
         else:
             self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
         if not tied:
@@ -292,22 +301,30 @@ class LanguageModel(nn.Module):
         return torch.where(kept > 0, ids, 0)
 
     def forward(
-        self, ids: Tensor, state: State = None, masks: Masks | None = None
+        self, ids: Ids, state: State = None, masks: Masks | None = None
     ) -> tuple[Tensor, State]:
         """Logits (batch, time, vocabulary) of the token after each id, and the state at the end.
 
         In training mode the masks of `dropout` are drawn afresh for each call, unless given.
         """
-        self._check_ids(ids)
+        ids = self._checked(ids)
         if masks is None:
-            masks = self.draw_masks(len(ids)) if self.training else Masks(None, None, {})
+            masks = self.draw_masks(len(ids)) if self.training else NO_MASKS
         if self.training:
             ids = self.hide_tokens(ids)
         hs, state = self.states(ids, state, masks)
         return self.project(hs, masks).transpose(0, 1), state
 
-    def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
-        """h_1 … h_T, time first, and the state after the last step."""
+    def states(
+        self, ids: Ids, state: State = None, masks: Masks | None = None
+    ) -> tuple[Tensor, State]:
+        """h_1 … h_T, time first, and the state after the last step.
+
+        Without masks nothing is hidden, in training mode neither.
+        """
+        if masks is None:
+            ids, masks = self._checked(ids), NO_MASKS
+        ids = cast(Tensor, ids)
         if not self.recurrent:
             return self.window(ids, self.embedding, cast("Tensor | None", state), masks.inputs)
         return self.recur(self.inputs(ids.T, masks), state, masks)
@@ -351,7 +368,7 @@ class LanguageModel(nn.Module):
         An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
         out here, from the weights as they are now.
         """
-        if not self.recurrent or self.bias_q.device.type != "cpu":
+        if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
         rnn, weights = self.recurrence, self.recurrence.state_dict()
         if self.embedding is not None:
@@ -360,6 +377,7 @@ class LanguageModel(nn.Module):
                 return None
             rnn = of(rnn.cell, len(E), self.hidden_size, self.shape.layers, device="meta").eval()
             rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
+            rnn.repeatable = True
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
         return Stepper(rnn, out, state, rows)
@@ -371,15 +389,20 @@ class LanguageModel(nn.Module):
             return self.embedding.weight[: self.vocab_size]
         return self.weight_hq
 
-    def _check_ids(self, ids: Tensor) -> None:
+    def _checked(self, ids: Ids) -> Tensor:
+        """The ids as a tensor, integers of shape (batch, time) that name tokens."""
+        if isinstance(ids, np.ndarray):
+            whole = ids.astype(np.int64) if ids.dtype.kind in "iu" else ids
+            ids = torch.from_numpy(whole).to(self.bias_q.device)
         if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype == torch.bool:
             raise UserError(
                 f"ids of shape {tuple(ids.shape)} and type {ids.dtype} must be integers of shape "
                 "(batch, time)",
                 hint="one text is ids[None, :]",
             )
-        if ids.device.type == "cpu" and ids.numel():
+        if not listening() and ids.device.type == "cpu" and ids.numel():
             self.check_range(int(ids.min()), int(ids.max()))
+        return ids
 
     def check_range(self, low: int, high: int) -> None:
         """Refuse ids from `low` to `high` that name no token."""
@@ -469,7 +492,7 @@ class Window(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(time, batch, hidden), and the last `context` ids, (batch, context)."""
         if before is None:
-            before = ids.new_full((len(ids), self.context), self.start)
+            before = ids.new_full((ids.shape[0], self.context), self.start)
         read = torch.cat([before, ids], dim=1)
         windows = read[:, 1:].unfold(1, self.context, 1).transpose(0, 1)  # (T, B, context)
         h = torch.tanh(self._sum(windows, embedding, mask) + self.bias_h)

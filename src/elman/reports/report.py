@@ -20,6 +20,7 @@ from elman.runs.shown import Shown
 from elman.scoring import evaluation
 from elman.scoring.evaluation import title
 from elman.scoring.metrics import Score
+from elman.text.levels import level_of
 
 Record = dict[str, Any]
 
@@ -108,7 +109,7 @@ def _model_words(model: dict[str, Any]) -> str:
 
 
 def _lead(config: Config, trained_on: int, story: Story) -> str:
-    level = {"char": "characters", "word": "words", "byte": "bytes"}[config.data.level]
+    level = level_of(config.data.level).units
     updates = story.updates[-1]["step"] if story.updates else 0
     text = (
         f"A model of {config.data.source}, trained on {trained_on:,} {level} in {updates:,} updates"
@@ -238,8 +239,8 @@ def _horizons(story: Story, config: Config) -> list[str]:
         "at most 48 steps back. "
         f"After {last['step']:,} updates half lay within {_steps(last['half_within'])} and 90 % "
         f"within {_steps(last['ninety_within'])}; a window of {window} keeps "
-        f"{last['window_keeps']:.0%} of it, and {last['saturation']:.1%} of the states were "
-        "saturated."
+        f"{100 * last['window_keeps']:.0f} % of it, and {100 * last['saturation']:.1f} % of the "
+        "states were saturated."
     )
     if len(story.diagnoses) == 1:  # a point is no curve
         return [f'<p class="soft">{page.text(words)}</p>']

@@ -10,6 +10,7 @@ from elman import __version__
 from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.runs import presets
+from elman.runs.device import is_here
 from elman.runs.shown import Shown
 from elman.text.prepared import Data, Splits
 from elman.training import Optimisation, Reading, Settings, Training
@@ -87,8 +88,7 @@ def fresh_model(config: Config) -> LanguageModel:
 
 
 def fresh_training(config: Config, parts: Splits, device: str) -> Training:
-    """The training before its first update, on `device`."""
-    if device == "cuda" and not torch.cuda.is_available():
-        device = "cpu"
+    """The training before its first update, on `device`, or on the CPU where there is none such."""
+    device = device if is_here(device) else "cpu"
     held_out = parts.validation if len(parts.validation) else None
     return Training(fresh_model(config).to(device), parts.train, held_out, config.training)

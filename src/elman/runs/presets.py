@@ -1,10 +1,11 @@
 """Flat options, as people type them, and the frozen settings they become.
 
-A preset only names options: what it expands to is printed and stored, and any option given beside
-it wins. Nothing else in elman knows about presets.
+A preset only names options, or finds them from the size of the text: what it expands to is printed
+and stored, and any option given beside it wins. Nothing else in elman knows about presets.
 """
 
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from elman.gradients.carry import CARRIES
 from elman.language_model import Dropout
 from elman.language_model.model import Shape
 from elman.options import Described, described, flag, stored, typed
+from elman.runs.effort import Size, effort
 from elman.runs.shown import Shown
 from elman.text.prepared import Data
 from elman.training import Settings
@@ -21,7 +23,32 @@ from elman.training.segments import Reading, one_pass
 
 Options = dict[str, Any]
 
-PRESETS: dict[str, Options] = {
+NOTES: Options = {
+    "model": "elman",
+    "clean": "letters",
+    "train_tokens": 10_000,
+    "validation": 0.5,
+    "hidden_size": 512,
+    "embedding_size": 0,
+    "init": "notes",
+    "batch_size": 32,
+    "window": 35,
+    "epochs": 500,
+    "optimizer": "sgd",
+    "learning_rate": 1.0,
+    "schedule": "constant",
+    "warm_up": 0,
+    "clip": 1.0,
+    "weights": "last",
+    "sample_every": 10,
+    "sample_prompt": "time traveller",
+    "sample_length": 50,
+    "sample_temperature": 0.0,
+}
+"""8.5 of the notes, from scratch; afterwards as much text again is held out."""
+
+PRESETS: dict[str, Options | Callable[[Size, Options], Options]] = {
+    "auto": effort,
     "quick": {
         "model": "lstm",
         "hidden_size": 256,
@@ -55,30 +82,9 @@ PRESETS: dict[str, Options] = {
         "average": "ema",
         "average_decay": 0.999,
     },
-    "notes": {
-        "model": "elman",
-        "clean": "letters",
-        "train_tokens": 10_000,
-        "validation": 0.5,
-        "hidden_size": 512,
-        "embedding_size": 0,
-        "init": "notes",
-        "batch_size": 32,
-        "window": 35,
-        "epochs": 500,
-        "optimizer": "sgd",
-        "learning_rate": 1.0,
-        "schedule": "constant",
-        "warm_up": 0,
-        "clip": 1.0,
-        "weights": "last",
-        "sample_every": 10,
-        "sample_prompt": "time traveller",
-        "sample_length": 50,
-        "sample_temperature": 0.0,
-    },
+    "notes": NOTES,
+    "notes-concise": NOTES | {"hidden_size": 256, "init": "default"},
 }
-PRESETS["notes-concise"] = PRESETS["notes"] | {"hidden_size": 256, "init": "default"}
 
 GROUPS: dict[type, list[Described]] = {
     Data: described(Data),
@@ -101,11 +107,26 @@ VALIDATION_COST = 0.5
 """The time to predict a held-out token as a part of that to learn from one: 0.3 to 0.7 measured."""
 
 
-def expand(preset: str, given: Options) -> Options:
-    """Every option with its value: as given, or as the preset has it, or as it is by default."""
+DEFAULT = "auto"
+
+
+def named(preset: str, given: Options, size: Size | None = None) -> Options:
+    """The options that a preset stands for, beside those that were given.
+
+    Without the size of the text, those that follow from it are left out.
+    """
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
-    options = defaults() | PRESETS[preset] | given
+    options = PRESETS[preset]
+    if not callable(options):
+        return options
+    return {} if size is None else options(size, given)
+
+
+def expand(preset: str, given: Options, size: Size | None = None) -> Options:
+    """Every option with its value: as given, or as the preset has it, or as it is by default."""
+    options = defaults() | named(preset, given, size) | given
+    options["min_freq"] = data(options).min_freq  # what suits the level, unless given
     carry = CARRIES.get(options["carry"])  # an unknown name is refused with the other settings
     return options | (carry.suggests(options["window"]) if carry else {}) | given
 
