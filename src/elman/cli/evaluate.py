@@ -34,7 +34,10 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
     ] = None,
-    weights: Annotated[str, typer.Option(help="best (by validation) or last")] = "best",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="best (by validation) or last", show_default="the run's own"),
+    ] = None,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:

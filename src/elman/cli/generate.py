@@ -40,7 +40,10 @@ def generate(
     special: Annotated[
         bool, typer.Option(help="Let it write <unk> and reserved tokens, too")
     ] = False,
-    weights: Annotated[str, typer.Option(help="best (by validation) or last")] = "best",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="best (by validation) or last", show_default="the run's own"),
+    ] = None,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per text")] = False,
 ) -> None:

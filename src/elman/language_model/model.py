@@ -10,8 +10,10 @@ one of these models does so for all of them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,7 +24,7 @@ from torch.nn import functional as F
 
 from elman import cells
 from elman.errors import UserError
-from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
+from elman.gradients import Carry, Full, Given, Memory, Stored, backward_through_time
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
 from elman.nn import of
@@ -96,8 +98,16 @@ class Shape:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.vocab_size < 1:
-            raise UserError(f"vocab_size={self.vocab_size} must be at least 1")
+        if not isinstance(self.vocab_size, Integral) or self.vocab_size < 1:
+            raise UserError(
+                f"vocab_size={self.vocab_size!r} must be at least 1, a whole number",
+                hint="vocab_size=len(vocab)",
+            )
+        if not isinstance(self.dropout, Dropout):
+            raise UserError(
+                f"dropout={self.dropout!r} must say what it hides",
+                hint="dropout=Dropout(outputs=0.5), or another part of the model",
+            )
         if self.tied and self.embedding_size != self.hidden_size:
             raise UserError(
                 f"tied weights need embedding_size equal to hidden_size={self.hidden_size}, not "
@@ -396,11 +406,57 @@ class LanguageModel(nn.Module):
 
     def check_range(self, low: int, high: int) -> None:
         """Refuse ids from `low` to `high` that name no token."""
-        if low < 0 or high >= self.vocab_size:
-            raise UserError(
-                f"token ids {low} to {high} must lie in 0 to {self.vocab_size - 1}",
-                hint="encode the text with the vocabulary the model was built for",
-            )
+        known_range(low, high, self.vocab_size)
+
+    # ------------------------------------------------------------------ what a training asks
+
+    @property
+    def draws_globally(self) -> bool:
+        """Dropout between layers draws from PyTorch's global generators."""
+        return self.shape.dropout.layers > 0
+
+    def refusal(self, carry: Carry, memory: Memory | None) -> tuple[str, str] | None:
+        """Why it cannot be trained so, and what to try; None if it can."""
+        if self.recurrent or (carry.windows and memory is None):
+            return None
+        why = "an mlp: it has no state to carry a gradient through time, nor to keep"
+        return why, "carry=truncated memory=0, or a recurrent cell, such as cell=gru"
+
+    def irregular(self) -> str | None:
+        """Why two of its windows are not the same work on the same shapes; None if they are."""
+        if not self.recurrent:
+            return f"the model, a {self.cell}, has no recurrence"
+        if self.shape.dropout.layers:
+            return "dropout between layers is drawn for each step"
+        if not self.recurrence.carry.exact or not self.recurrence.memory.keeps_all:
+            return "the model has a carry or a memory of its own"
+        return None
+
+    @contextmanager
+    def lent(self, xi: Tensor | None, memory: Memory | None) -> Iterator[None]:
+        """Inside this block it carries by ξ (None: all) and keeps by `memory` (None: its own)."""
+        recurrence = self.recurrence
+        if recurrence is None:
+            yield
+            return
+        before = recurrence.carry, recurrence.memory
+        recurrence.carry = Full() if xi is None else Given(tuple(xi.tolist()))
+        recurrence.memory = memory or recurrence.memory
+        try:
+            yield
+        finally:
+            recurrence.carry, recurrence.memory = before
+
+    def read_back(
+        self, ids: Tensor, masks: Masks, loss: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, State]:
+        """Read whole lanes from the beginning and carry all losses back, piece by piece."""
+        return self.recur_back(self.inputs(ids.T, masks), None, masks, loss)
+
+    def computed(self, ids: Tensor, state: State, masks: Masks) -> list[tuple[str, Tensor]]:
+        """What an update computes before its loss, by name and in order."""
+        hs, _ = self.states(ids, state, masks)
+        return [("the hidden states h_t", hs), ("the logits o_t", self.project(hs, masks))]
 
 
 class Window(nn.Module):
@@ -453,6 +509,15 @@ class Window(nn.Module):
         if mask is not None:
             xs = xs * mask[:, None]
         return xs.flatten(2) @ self.weight_xh
+
+
+def known_range(low: int, high: int, vocab_size: int) -> None:
+    """Refuse ids from `low` to `high` that name no token of so many."""
+    if low < 0 or high >= vocab_size:
+        raise UserError(
+            f"token ids {low} to {high} must lie in 0 to {vocab_size - 1}",
+            hint="encode the text with the vocabulary the model was built for",
+        )
 
 
 def both_ways() -> UserError:

@@ -182,8 +182,13 @@ class Loaded:
         )
 
 
-def load(path: Path | str, device: torch.device | str = "cpu", weights: str = "best") -> Loaded:
-    """Open the run folder that `elman train` wrote, with its `best` weights or its `last`."""
+def load(
+    path: Path | str, device: torch.device | str = "cpu", weights: str | None = None
+) -> Loaded:
+    """Open the run folder that `elman train` wrote, with its `best` weights or its `last`.
+
+    None: those that the run is known by, the best unless it was trained with `--weights last`.
+    """
     device = pick(str(device))
     run = Run.open(path)
     return Loaded(run, run.load_model(device, weights))
