@@ -26,6 +26,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
 from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job
+from elman.kernels.cpu import calls
 from elman.recurrence import compiled, piecewise
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
@@ -43,6 +44,7 @@ class _Module(torch.nn.RNNBase):
     cell: str
     carry: Carry
     memory: Memory
+    _prepared: calls.Prepared | None = None
 
     def __init__(self, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any) -> None:
         mode = named(cell).torch_mode
@@ -68,10 +70,33 @@ class _Module(torch.nn.RNNBase):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
+        if not torch.compiler.is_compiling() and (found := self._short_call(input, state)):
+            return found
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
         ys, last = self._recur(*self._time_first(input, state))
         return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _short_call(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """The same for a few steps on a CPU, time first, no gradient wanted; None: another call."""
+        if torch.is_grad_enabled() or self.batch_first or self.bidirectional or self.proj_size:
+            return None
+        if type(input) is not Tensor or not input.is_cpu or torch.is_autocast_enabled("cpu"):
+            return None
+        if self.dropout and self.training:
+            return None
+        parameters = self._parameters
+        weights = [parameters.get(name) for name in self._flat_weights_names]
+        if any(w is None for w in weights) or not self._is_batched(input):
+            return None
+        call = self._prepared
+        if call is None or not call.suits(input, state, weights):
+            self._prepared = call = calls.prepare(input, weights, lambda: self.job(input, state))
+            if call is None or not call.suits(input, state, weights):
+                return None
+        return call(input, state)
 
     def _run_packed(
         self, input: PackedSequence, state: Sequence[Tensor] | None

@@ -45,6 +45,14 @@ struct Head {
     void *dW, *db;               /* (V, H), (V), or null */
 };
 
+/* Layers that read one another over a piece of time, all of one type, with no gradient to come. Mirrored
+ * by `StackArguments` in library.py. */
+struct Stack {
+    const Job *layers; /* sizes and weights only */
+    int64_t count, reads_ids;
+    int64_t kind, level;
+};
+
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 
 /* One compiled variant of recurrence.h. */
