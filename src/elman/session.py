@@ -23,7 +23,7 @@ from elman.reports import report
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick
 from elman.text import prepared
-from elman.training import Diagnosis, Record, Result, Sample, Training, Update, Validation
+from elman.training import Diagnosis, Epoch, Record, Result, Sample, Training, Update, Validation
 
 PANEL = "Run"
 
@@ -71,9 +71,9 @@ class Session:
         """
         kept = kept or RunOptions()
         options = presets.expand(preset, dict(given or {}))
-        options["source"] = prepared.located(options["source"])
-        device, data = pick(kept.device), presets.data(options)
-        text = prepared.read(data)
+        device, text = pick(kept.device), prepared.read(presets.data(options))
+        options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
+        data = presets.data(options)
         parts = prepared.prepare(data, text)
         config = Config(
             data=data,
@@ -150,19 +150,24 @@ class Session:
         return report.write(self.run)
 
     def _remarks(self, record: Record) -> Iterator[Record]:
-        """A diagnosis every so many updates, a sample after validations 1, 2, 4, … and the last."""
+        """A diagnosis every so many updates, a sample after validations 1, 2, 4, … and the last.
+
+        Where nothing is held out, a sample after as many passes over the text.
+        """
         remark = None
         if isinstance(record, Update) and self.kept.diagnose:
             remark = None if record.step % self.kept.diagnose else self.diagnose()
         elif isinstance(record, Validation):
             number = record.step // (self.training.settings.validate_every or record.step)
-            remark = self.sample() if _power_of_two(number) or self.training.finished else None
+            remark = self._sample_at(number)
+        elif isinstance(record, Epoch) and self.training.validation_ids is None:
+            remark = self._sample_at(record.epoch)
         if remark is not None:
             yield remark
 
-
-def _power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0
+    def _sample_at(self, number: int) -> Sample | None:
+        power_of_two = number & (number - 1) == 0
+        return self.sample() if power_of_two or self.training.finished else None
 
 
 def free_folder(source: str, model: str) -> Path:

@@ -12,6 +12,7 @@ import typer
 from elman import __version__
 from elman.cli import (
     datasets,
+    demo,
     evaluate,
     forecast,
     generate,
@@ -61,6 +62,7 @@ app.command("ngram")(ngram.ngram)
 app.command("statistics")(statistics.statistics)
 app.command("forecast")(forecast.forecast)
 app.command("datasets")(datasets.datasets)
+app.command("demo")(demo.demo)
 
 
 def main(arguments: list[str] | None = None) -> None:

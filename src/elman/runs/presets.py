@@ -96,6 +96,7 @@ def expand(preset: str, given: Options) -> Options:
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
     options = defaults() | PRESETS[preset] | given
+    options["min_freq"] = data(options).min_freq  # what suits the level, unless given
     carry = CARRIES.get(options["carry"])  # an unknown name is refused with the other settings
     return options | (carry.suggests(options["window"]) if carry else {}) | given
 

@@ -54,7 +54,7 @@ def conclude(run: Run, training: Training) -> Result | None:
     result = None
     if training.validation_ids is not None:
         score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
-        characters = metrics.characters(run.vocab, training.validation_ids)
+        characters = run.splits().predicted_characters
         result = Result(
             step=training.best_step,
             tokens=score.tokens,

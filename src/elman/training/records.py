@@ -51,7 +51,20 @@ class Validation(Record):
     improved: bool
 
 
-Progress = Update | Validation
+@dataclass(frozen=True)
+class Epoch(Record):
+    """One pass over the text, as the notes print it: its perplexity while it was learnt from."""
+
+    kind: ClassVar[str] = "epoch"
+    step: int
+    epoch: int  # passes made so far
+    nats: float
+    perplexity: float
+    tokens: int
+    tokens_per_second: float
+
+
+Progress = Update | Epoch | Validation
 """What a training itself tells."""
 
 
@@ -90,7 +103,7 @@ class Result(Record):
 
 
 KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Update, Validation, Sample, Diagnosis, Result)
+    kind.kind: kind for kind in (Update, Epoch, Validation, Sample, Diagnosis, Result)
 }
 """Every kind of record: a new one is a class and a name here."""
 

@@ -71,7 +71,7 @@ def _differs(training: "Training") -> str | None:
         ),
         "a memory budget has states computed again": settings.reading.memory,
         f"accumulate={settings.accumulate} reads several segments": settings.accumulate > 1,
-        f"the model, a {model.cell}, has no recurrence": recurrence is None,
+        f"the model, a {model.cell}, has no recurrence": not model.recurrent,
         "dropout between layers is drawn for each step": model.shape.dropout.layers,
     }
     for reason, holds in reasons.items():
