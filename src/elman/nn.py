@@ -70,17 +70,17 @@ class _Module(torch.nn.RNNBase):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
-        if not torch.compiler.is_compiling() and (found := self._short_call(input, state)):
+        if not torch.compiler.is_compiling() and (found := self._plain_call(input, state)):
             return found
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
         ys, last = self._recur(*self._time_first(input, state))
         return self._as_given(input, ys), self._states_as_given(input, last)
 
-    def _short_call(
+    def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """The same for a few steps on a CPU, time first, no gradient wanted; None: another call."""
+        """The same on a CPU, time first, where no gradient is wanted; None: another kind of call."""
         if torch.is_grad_enabled() or self.batch_first or self.bidirectional or self.proj_size:
             return None
         if type(input) is not Tensor or not input.is_cpu or torch.is_autocast_enabled("cpu"):

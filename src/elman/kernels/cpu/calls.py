@@ -1,7 +1,7 @@
-"""A module called for its outputs alone, in one native call: a step of somebody's own loop.
+"""A module called for its outputs alone, all layers in one native call.
 
-Such a call takes microseconds, and most of them would go to finding out what it is. So that is
-found out once; the next call only looks whether anything has changed.
+One step of somebody's own loop takes microseconds, and most of them would go to finding out what
+it is. So that is found out once; the next call only looks whether anything has changed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,12 @@ from elman.kernels.cpu.library import (
 )
 from elman.kernels.cpu.recurrence import KERNEL
 
-SHORT = 256
-"""Rows of time and batch up to which a call is worth this: outputs are copied once more."""
-
 DTYPES = (torch.float32, torch.float64, torch.int64)
 
 
 def prepare(xs: Tensor, weights: Sequence[Tensor], job: Callable[[], Job]) -> Prepared | None:
     """What calls with inputs and weights like these need; None where this kernel runs none."""
-    if KERNEL.library is None or xs.dtype not in DTYPES or xs.shape[:2].numel() > SHORT:
+    if KERNEL.library is None or xs.dtype not in DTYPES:
         return None
     if not all(w.dtype in DTYPES and is_plain(w, w.dtype) for w in weights):
         return None
@@ -56,13 +53,15 @@ class Prepared:
         self.shape, self.threads = xs.shape, torch.get_num_threads()
         self.dtype, self.input_dtype = h.dtype, xs.dtype
         self.states = len(job.cell.states)
-        self.outputs = torch.Size((*xs.shape[:2], h.shape[1]))
+        copies = len(xs) == 1  # one step is copied sooner than Python cuts it out of its track
+        self.outputs = torch.Size((len(xs) + (not copies), *h.shape))
         self.stacked = torch.Size((len(job.layers), *h.shape))
         self.weights = [(w, w.data_ptr(), w.stride()) for w in weights]
         self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
         self.stack = StackArguments(
             layers=self.layers,
             count=len(job.layers),
+            copies=copies,
             reads_ids=not xs.is_floating_point(),
             kind=KINDS[h.dtype],
             level=KERNEL.level,
@@ -106,7 +105,7 @@ class Prepared:
         if status == library.BAD_ID:
             return None
         library.check_memory(status)
-        return ys, last
+        return ys if self.stack.copies else ys[1:], last
 
 
 def _nothing() -> None:

@@ -49,7 +49,7 @@ struct Head {
  * by `StackArguments` in library.py. */
 struct Stack {
     const Job *layers; /* sizes and weights only */
-    int64_t count, reads_ids;
+    int64_t count, reads_ids, copies; /* copies: y takes (T, B, H), else the whole track (T+1, B, H) */
     int64_t kind, level;
 };
 

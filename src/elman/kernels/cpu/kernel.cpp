@@ -164,21 +164,24 @@ struct Scratch {
 
 } // namespace
 
-/* y (T, B, H) of the last layer and the last h (and c) of every layer, stacked, from x and the first h (and
+/* y, the outputs of the last layer, and the last h (and c) of every layer, stacked, from x and the first h (and
  * c), stacked (null: zeros). */
 PUBLIC int elman_call(const Stack *stack, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c) {
     const Job &first = stack->layers[0];
     const Variant *v = variant(int(stack->kind), int(stack->level));
     int64_t state = first.B * first.H * (stack->kind == DOUBLE ? 8 : 4), track = (first.T + 1) * state;
-    Scratch hs(2 * track), cs(c ? track : 0), zeros(h_0 ? 0 : state); /* tracks of two layers, in turns */
-    if (!hs.data || (c && !cs.data) || (!h_0 && !zeros.data)) return NO_MEMORY;
+    int64_t tracks = stack->count - !stack->copies; /* of two layers, in turns */
+    if (tracks > 2) tracks = 2;
+    Scratch hs(tracks * track), cs(c ? track : 0), zeros(h_0 ? 0 : state);
+    if ((tracks && !hs.data) || (c && !cs.data) || (!h_0 && !zeros.data)) return NO_MEMORY;
     if (zeros.data) memset(zeros.data, 0, size_t(state));
     auto at = [&](const void *states, int64_t i) {
         return states ? static_cast<const char *>(states) + i * state : zeros.data;
     };
     for (int64_t i = 0; i < stack->count; i++) {
         Job job = stack->layers[i];
-        job.hs = hs.data + i % 2 * track;
+        bool own = i + 1 == stack->count && !stack->copies;
+        job.hs = own ? y : hs.data + i % 2 * track;
         job.xs = i ? hs.data + (i + 1) % 2 * track + state : stack->reads_ids ? nullptr : x;
         job.ids = i || !stack->reads_ids ? nullptr : static_cast<const int64_t *>(x);
         job.h_0 = at(h_0, i), job.c_0 = c ? at(c_0, i) : nullptr, job.cs = cs.data;
@@ -186,7 +189,7 @@ PUBLIC int elman_call(const Stack *stack, const void *x, const void *h_0, const 
         memcpy(static_cast<char *>(h) + i * state, static_cast<char *>(job.hs) + track - state, size_t(state));
         if (c) memcpy(static_cast<char *>(c) + i * state, cs.data + track - state, size_t(state));
     }
-    memcpy(y, hs.data + (stack->count + 1) % 2 * track + state, size_t(track - state));
+    if (stack->copies) memcpy(y, hs.data + (stack->count + 1) % 2 * track + state, size_t(track - state));
     return OK;
 }
 

@@ -50,7 +50,7 @@ class StackArguments(ctypes.Structure):
 
     _fields_ = [
         ("layers", ctypes.POINTER(LayerArguments)),
-        *((name, ctypes.c_int64) for name in ("count", "reads_ids", "kind", "level")),
+        *((name, ctypes.c_int64) for name in ("count", "reads_ids", "copies", "kind", "level")),
     ]
 
 

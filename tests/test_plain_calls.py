@@ -1,4 +1,4 @@
-"""Short calls without a gradient: the bits of the ordinary call, whatever happens in between."""
+"""Calls that want no gradient: the bits of the ordinary call, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def outputs(found) -> list[torch.Tensor]:
 
 
 def ordinary(module, *args):
-    """With gradients wanted there is no short call."""
+    """With gradients wanted there is no such call."""
     with torch.enable_grad():
         return [t.detach() for t in outputs(module(*args))]
 
 
-def short(module, *args):
+def plain(module, *args):
     with torch.no_grad():
         found = outputs(module(*args))
     assert module._prepared is not None
@@ -47,65 +47,65 @@ def state_of(kind, layers, rows, hidden):
 
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize(("T", "B"), [(1, 1), (1, 7), (3, 2)])
+@pytest.mark.parametrize(("T", "B"), [(1, 1), (1, 7), (3, 2), (20, 33)])
 def test_the_bits_of_the_ordinary_call(kind, layers, T, B):
     module = kind(5, 19, layers)
     for _ in range(2):  # prepared for the first, at hand for the second
         x, state = torch.randn(T, B, 5), state_of(kind, layers, B, 19)
-        assert same(short(module, x, state), ordinary(module, x, state))
-        assert same(short(module, x), ordinary(module, x))
+        assert same(plain(module, x, state), ordinary(module, x, state))
+        assert same(plain(module, x), ordinary(module, x))
     ids = torch.randint(5, (T, B))
-    assert same(short(module, ids), ordinary(module, ids))
+    assert same(plain(module, ids), ordinary(module, ids))
 
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_weights_may_change_move_and_turn(kind):
     module, x, state = kind(6, 6), torch.randn(1, 2, 6), state_of(kind, 1, 2, 6)
-    short(module, x, state)
+    plain(module, x, state)
     with torch.no_grad():
         module.weight_hh_l0.mul_(0.5)
-    assert same(short(module, x, state), ordinary(module, x, state))
+    assert same(plain(module, x, state), ordinary(module, x, state))
     module.weight_hh_l0.data = torch.randn_like(module.weight_hh_l0)
-    assert same(short(module, x, state), ordinary(module, x, state))
+    assert same(plain(module, x, state), ordinary(module, x, state))
     if kind is nn.RNN:
         module.weight_hh_l0.data = module.weight_hh_l0.data.t()
         with torch.no_grad():
             assert same(outputs(module(x, state)), ordinary(module, x, state))
         module.weight_hh_l0.data = module.weight_hh_l0.data.contiguous()
     module.double()
-    assert same(short(module, x.double()), ordinary(module, x.double()))
+    assert same(plain(module, x.double()), ordinary(module, x.double()))
 
 
 def test_other_weights_for_one_call_are_used():
     module, x = nn.GRU(4, 8), torch.randn(1, 1, 4)
-    short(module, x)
+    plain(module, x)
     other = {name: torch.randn_like(p) for name, p in module.named_parameters()}
     with torch.no_grad():
         got = torch.func.functional_call(module, other, (x,))
     fresh = nn.GRU(4, 8)
     fresh.load_state_dict(other)
     assert same(outputs(got), ordinary(fresh, x))
-    assert same(short(module, x), ordinary(module, x))
+    assert same(plain(module, x), ordinary(module, x))
 
 
 def test_a_copy_prepares_its_own():
     module, x = nn.LSTM(4, 8), torch.randn(2, 1, 4)
-    before = short(module, x)
+    before = plain(module, x)
     twin = copy.deepcopy(module)
     assert twin._prepared is None
     with torch.no_grad():
         module.weight_hh_l0.zero_()
-    assert same(short(twin, x), before)
+    assert same(plain(twin, x), before)
     buffer = io.BytesIO()
     torch.save(twin, buffer)
     buffer.seek(0)
-    assert same(short(torch.load(buffer, weights_only=False), x), before)
+    assert same(plain(torch.load(buffer, weights_only=False), x), before)
 
 
 def test_what_is_refused_is_refused_as_before():
     module = nn.RNN(4, 8)
     ids = torch.zeros(1, 1, dtype=torch.int64)
-    short(module, ids)
+    plain(module, ids)
     with torch.no_grad():
         with pytest.raises(UserError, match="ids from 9 to 9"):
             module(ids + 9)
@@ -120,7 +120,7 @@ def test_what_is_refused_is_refused_as_before():
 def test_dropout_between_layers_is_still_drawn():
     module, x = nn.RNN(4, 64, num_layers=2, dropout=0.5), torch.randn(1, 1, 4)
     module.eval()
-    calm = short(module, x)
+    calm = plain(module, x)
     module.train()
     with torch.no_grad():
         assert not torch.equal(module(x)[0], calm[0])
@@ -128,7 +128,7 @@ def test_dropout_between_layers_is_still_drawn():
 
 def test_a_kernel_asked_for_by_name_runs(monkeypatch):
     module, x = nn.GRU(4, 8), torch.randn(1, 1, 4)
-    short(module, x)
+    plain(module, x)
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     with torch.no_grad():
         assert same(outputs(module(x)), ordinary(module, x))
