@@ -146,7 +146,7 @@ def seconds(run: Callable[[], object], calls: int, device: str) -> float:
     return (clock() - start) / calls
 
 
-def measure(case: Case, device: str, rounds: int, slot: float) -> dict[str, object]:
+def measure(case: Case, device: str, rounds: int, slot: float) -> dict[str, Any]:
     """torch's time by ours, taking turns; `slot` is how long one turn lasts, in seconds."""
     (peer, mine), ran = contestants(case, device)
     for run in (peer, mine):

@@ -49,8 +49,8 @@ def test_a_run_is_trained_scored_named_and_gets_a_report(text, tmp_path, capsys)
     said = capsys.readouterr()
     assert "held out, 95 tokens:" in said.out
     assert f"elman generate {tmp_path / 'run'}" in said.out
-    assert "preset quick: --model gru" in said.err
-    assert "--learning-rate 0.004" in said.err, "what the preset expands to is printed"
+    assert "preset auto: --model gru" in said.err
+    assert "--learning-rate 0.01" in said.err, "what the preset expands to is printed"
     assert (tmp_path / "run" / "report.html").exists()
     assert "sample" in {r["kind"] for r in Run.open(tmp_path / "run").metrics()}
 
@@ -156,7 +156,7 @@ def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch):
 
 
 REFUSED = {
-    "unknown preset": (["--preset", "fast"], "quick, best, notes"),
+    "unknown preset": (["--preset", "fast"], "auto, quick, best, notes"),
     "unknown model": (["--model", "transformer"], "elman, relu, linear, gru, lstm, mlp"),
     "unknown device": (["--device", "tpu"], "auto, cpu, cuda"),
     "no memory": (["--memory", "lots"], "64M"),
@@ -289,10 +289,10 @@ def test_resume_may_name_its_text_again_but_no_other(text, tmp_path, monkeypatch
 def test_options_are_printed_as_they_are_typed(text, tmp_path, capsys):
     options = ["--embedding-size", "6", "--tied", "--memory", "stored"]
     assert train(text, tmp_path / "run", *options) == 0
-    said = next(s for s in capsys.readouterr().err.splitlines() if s.startswith("preset quick: "))
+    said = next(s for s in capsys.readouterr().err.splitlines() if s.startswith("preset auto: "))
     assert " --tied" in said
     assert " --memory stored" in said
-    flags = said.removeprefix("preset quick: ").split()
+    flags = said.removeprefix("preset auto: ").split()
     assert run(["train", str(text), "--out", str(tmp_path / "again"), *flags]) == 0
     first, again = (Run.open(tmp_path / name).config for name in ("run", "again"))
     assert (first.training, first.model) == (again.training, again.model)

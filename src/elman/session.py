@@ -22,6 +22,7 @@ from elman.options import check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick
+from elman.runs.effort import Size
 from elman.text import prepared
 from elman.training import Diagnosis, Epoch, Record, Result, Sample, Training, Update, Validation
 
@@ -60,7 +61,7 @@ class Session:
     def begin(
         cls,
         given: Mapping[str, Any] | None = None,
-        preset: str = "quick",
+        preset: str = presets.DEFAULT,
         kept: RunOptions | None = None,
         command: str = "",
     ) -> "Session":
@@ -69,12 +70,14 @@ class Session:
         A request that is refused leaves no folder behind. `command` is what report and config.json
         name as the way to make the run again.
         """
-        kept = kept or RunOptions()
-        options = presets.expand(preset, dict(given or {}))
+        kept, given = kept or RunOptions(), dict(given or {})
+        options = presets.expand(preset, given)
         device, text = pick(kept.device), prepared.read(presets.data(options))
         options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
         data = presets.data(options)
         parts = prepared.prepare(data, text)
+        size = Size(len(parts.train), len(parts.vocab))
+        options = presets.expand(preset, given | {"source": options["source"]}, size)
         config = Config(
             data=data,
             model=presets.model(options, len(parts.vocab)),

@@ -6,6 +6,7 @@ signal, never other numbers. ELMAN_FUZZ_CASES sets how many cases each entry get
 
 import os
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -141,7 +142,9 @@ def test_backward(seed):
             spoiled.append(spoil(trace, chance))
         traces = spoiled
     if KERNEL.refuses(piece) is None:
-        fresh = pull if pull.into is None else pull._replace(into=pull.into.map(torch.clone))
+        fresh: Any = pull
+        if fresh.into is not None:
+            fresh = fresh._replace(into=fresh.into.map(torch.clone))
         found = outcome(lambda: backward(KERNEL, piece, traces[0], pull))
         exact = outcome(lambda: backward(reference.KERNEL, piece, traces[1], fresh))
         if exact is None or which == 2:

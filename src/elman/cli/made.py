@@ -14,6 +14,9 @@ from typer.core import TyperCommand
 
 from elman.options import Described, flag
 
+BY_TEXT = "by the text"
+"""Shown for an option whose default follows from the text."""
+
 
 def command(make: Callable[[], Callable[..., Any]]) -> type[TyperCommand]:
     """A command that takes what the function made by `make` takes, and does what it does."""
@@ -81,6 +84,8 @@ def help_text(option: Described) -> str:
 
 
 def _shown(option: Described, default: Any) -> str | bool:
+    if default == BY_TEXT:
+        return BY_TEXT
     if option.type is bool:
         yes, _, no = option.option.flag.partition("/")
         return (yes if default else no).removeprefix("--") or False

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 def train() -> Callable[..., int | None]:
     """The function behind `elman train`: `work` with an option for every field of the settings."""
-    from elman.cli.made import with_options
+    from elman.cli.made import BY_TEXT, with_options
     from elman.options import described
     from elman.runs import presets
+    from elman.runs.effort import FOLLOW
     from elman.session import RunOptions
 
     options = [*described(RunOptions), *presets.OPTIONS.values()]
-    defaults = {o.name: o.default for o in options} | presets.expand("quick", {})
+    defaults = {o.name: o.default for o in options} | presets.expand(presets.DEFAULT, {})
+    defaults |= dict.fromkeys(FOLLOW, BY_TEXT)
     return with_options(work, (o for o in options if o.name != "source"), defaults)
 
 
@@ -41,7 +43,8 @@ def work(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="A name for many options below: quick, best, notes", show_default="quick"
+            help="A name for many options below: auto (by the text's length), quick, best, notes",
+            show_default="auto",
         ),
     ] = None,
     resume: Annotated[
@@ -61,13 +64,14 @@ def work(
     if source is not None:
         given["source"] = source
     board = _board_kind() if tensorboard else None
-    session = _begin(preset or "quick", given) if resume is None else _resume(resume, preset, given)
+    session = _begin(preset, given) if resume is None else _resume(resume, preset, given)
+    result = page = None
     with _display(session) as show:
         stopped = _train(session, show, as_json, board)
         if not stopped:
             show("scoring, and writing the report")
             result, page = session.conclude(), session.report()
-    if stopped:
+    if page is None:
         note(f"stopped by {stopped}; saved at step {session.training.step}")
         note(f"continue with: {_resuming(session.run)}")
         return 130
@@ -78,14 +82,19 @@ def work(
 # ---------------------------------------------------------------------- before
 
 
-def _begin(preset: str, given: dict[str, Any]) -> "Session":
-    from elman.runs import presets
+def _begin(preset: str | None, given: dict[str, Any]) -> "Session":
+    from elman.runs import options_of, presets
+    from elman.runs.effort import Size
     from elman.session import Session
 
     kept, asked = _divided(given)
     command = shlex.join(["elman", *sys.argv[1:]])
+    preset = presets.DEFAULT if preset is None else preset
     session = Session.begin(asked, preset, kept, command)
-    note(f"preset {preset}: " + presets.as_flags(presets.PRESETS[preset] | asked))
+    size = Size(len(session.training.train_ids), len(session.run.vocab))
+    chosen = presets.named(preset, asked, size) | asked
+    options = options_of(session.run.config)
+    note(f"preset {preset}: " + presets.as_flags({name: options[name] for name in chosen}))
     return session
 
 
