@@ -80,7 +80,7 @@ class _Module(torch.nn.RNNBase):
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """The same on a CPU, time first, where no gradient is wanted; None: another kind of call."""
+        """The same on a CPU, time first, no gradient wanted; None: another kind of call."""
         if torch.is_grad_enabled() or self.batch_first or self.bidirectional or self.proj_size:
             return None
         if type(input) is not Tensor or not input.is_cpu or torch.is_autocast_enabled("cpu"):

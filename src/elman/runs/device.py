@@ -1,4 +1,4 @@
-"""Where a run computes."""
+"""Where a run computes, and on how many threads."""
 
 from elman.errors import UserError
 
@@ -12,3 +12,13 @@ def pick(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: PyTorch finds no GPU here", hint="--device cpu")
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def use_threads(count: int) -> None:
+    """Compute on so many threads from now on; 0: as many as there are, as torch does by itself."""
+    import torch
+
+    if count < 0:
+        raise UserError(f"threads={count} must not be negative", hint="0: as many as there are")
+    if count:
+        torch.set_num_threads(count)
