@@ -120,7 +120,7 @@ template <class real> struct Run {
     void call(const Job *jobs, int kind, int level, std::vector<double> &all) const {
         Job layers[] = {jobs[0], jobs[1]};
         for (Job &layer : layers) layer.T = c.T, layer.hs = layer.cs = nullptr, layer.xs = nullptr, layer.ids = nullptr;
-        Stack stack = {layers, 2, 1, 1, kind, level};
+        Stack stack = {layers, 2, 1, 1, 1, kind, level};
         bool lstm = c.cell == LSTM;
         size_t states = size_t(2 * c.B * c.H);
         std::vector<real> y(size_t(S * c.H)), h(states), m(lstm ? states : 0), from = normal_like(int64_t(states));
@@ -133,6 +133,12 @@ template <class real> struct Run {
         std::vector<real> track(size_t((c.T + 1) * c.B * c.H));
         if (elman_call(&stack, ids.data(), nullptr, nullptr, track.data(), h.data(), lstm ? m.data() : nullptr) != OK) abort();
         all.insert(all.end(), track.begin(), track.end());
+        /* The first layer in both directions. */
+        Job both[] = {layers[0], layers[0]};
+        Stack two_ways = {both, 2, 2, 1, 1, kind, level};
+        std::vector<real> ys(size_t(2 * S * c.H));
+        if (elman_call(&two_ways, ids.data(), from.data(), lstm ? from.data() : nullptr, ys.data(), h.data(), lstm ? m.data() : nullptr) != OK) abort();
+        for (auto *v : {&ys, &h, &m}) all.insert(all.end(), v->begin(), v->end());
     }
     std::vector<real> normal_like(int64_t n) const { /* the same numbers for every variant */
         std::vector<real> v;

@@ -47,15 +47,23 @@ def state_of(kind, layers, rows, hidden):
 
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize(("T", "B"), [(1, 1), (1, 7), (3, 2), (20, 33)])
-def test_the_bits_of_the_ordinary_call(kind, layers, T, B):
-    module = kind(5, 19, layers)
+def test_the_bits_of_the_ordinary_call(kind, layers, bidirectional, T, B):
+    module = kind(5, 19, layers, bidirectional=bidirectional)
     for _ in range(2):  # prepared for the first, at hand for the second
-        x, state = torch.randn(T, B, 5), state_of(kind, layers, B, 19)
+        x, state = torch.randn(T, B, 5), state_of(kind, layers * (1 + bidirectional), B, 19)
         assert same(plain(module, x, state), ordinary(module, x, state))
         assert same(plain(module, x), ordinary(module, x))
     ids = torch.randint(5, (T, B))
     assert same(plain(module, ids), ordinary(module, ids))
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_the_batch_may_come_first(kind):
+    module = kind(5, 19, batch_first=True)
+    for x in (torch.randn(3, 4, 5), torch.randn(1, 1, 5), torch.randint(5, (3, 4))):
+        assert same(plain(module, x), ordinary(module, x))
 
 
 @pytest.mark.parametrize("kind", MODULES)

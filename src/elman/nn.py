@@ -80,23 +80,27 @@ class _Module(torch.nn.RNNBase):
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """The same on a CPU, time first, no gradient wanted; None: another kind of call."""
-        if torch.is_grad_enabled() or self.batch_first or self.bidirectional or self.proj_size:
+        """The same for a batch on a CPU, no gradient wanted; None: another kind of call."""
+        if torch.is_grad_enabled() or type(input) is not Tensor or not input.is_cpu:
             return None
-        if type(input) is not Tensor or not input.is_cpu or torch.is_autocast_enabled("cpu"):
-            return None
-        if self.dropout and self.training:
+        if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
             return None
         parameters = self._parameters
         weights = [parameters.get(name) for name in self._flat_weights_names]
         if any(w is None for w in weights) or not self._is_batched(input):
             return None
+        xs = input.transpose(0, 1).contiguous() if self.batch_first else input
         call = self._prepared
-        if call is None or not call.suits(input, state, weights):
-            self._prepared = call = calls.prepare(input, weights, lambda: self.job(input, state))
-            if call is None or not call.suits(input, state, weights):
+        if call is None or not call.suits(xs, state, weights):
+            directions = 2 if self.bidirectional else 1
+            call = calls.prepare(xs, weights, directions, lambda: self.job(input, state))
+            self._prepared = call
+            if call is None or not call.suits(xs, state, weights):
                 return None
-        return call(input, state)
+        found = call(xs, state)
+        if found is None or not self.batch_first:
+            return found
+        return found[0].transpose(0, 1), found[1]
 
     def _run_packed(
         self, input: PackedSequence, state: Sequence[Tensor] | None

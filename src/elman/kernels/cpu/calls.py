@@ -29,7 +29,9 @@ from elman.kernels.cpu.recurrence import KERNEL
 DTYPES = (torch.float32, torch.float64, torch.int64)
 
 
-def prepare(xs: Tensor, weights: Sequence[Tensor], job: Callable[[], Job]) -> Prepared | None:
+def prepare(
+    xs: Tensor, weights: Sequence[Tensor], directions: int, job: Callable[[], Job]
+) -> Prepared | None:
     """What calls with inputs and weights like these need; None where this kernel runs none."""
     if KERNEL.library is None or xs.dtype not in DTYPES:
         return None
@@ -40,27 +42,29 @@ def prepare(xs: Tensor, weights: Sequence[Tensor], job: Callable[[], Job]) -> Pr
         return None
     for piece in asked.pieces():
         piece.check()
-    return Prepared(asked, weights)
+    return Prepared(asked, weights, directions)
 
 
 @final
 class Prepared:
     """Calls of one module with inputs of one shape. Never changes, so that threads may share it."""
 
-    def __init__(self, job: Job, weights: Sequence[Tensor]) -> None:
+    def __init__(self, job: Job, weights: Sequence[Tensor], directions: int) -> None:
         assert KERNEL.library is not None
         xs, h = job.inputs[0], job.states[0][0]
         self.shape, self.threads = xs.shape, torch.get_num_threads()
         self.dtype, self.input_dtype = h.dtype, xs.dtype
         self.states = len(job.cell.states)
-        copies = len(xs) == 1  # one step is copied sooner than Python cuts it out of its track
-        self.outputs = torch.Size((len(xs) + (not copies), *h.shape))
+        # one step, or one beside another, is copied sooner than Python cuts it out of its track
+        copies = len(xs) == 1 or directions > 1
+        self.outputs = torch.Size((len(xs) + (not copies), len(h), directions * h.shape[1]))
         self.stacked = torch.Size((len(job.layers), *h.shape))
         self.weights = [(w, w.data_ptr(), w.stride()) for w in weights]
         self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
         self.stack = StackArguments(
             layers=self.layers,
             count=len(job.layers),
+            directions=directions,
             copies=copies,
             reads_ids=not xs.is_floating_point(),
             kind=KINDS[h.dtype],

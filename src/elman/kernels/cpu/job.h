@@ -48,8 +48,9 @@ struct Head {
 /* Layers that read one another over a piece of time, all of one type, with no gradient to come. Mirrored
  * by `StackArguments` in library.py. */
 struct Stack {
-    const Job *layers; /* sizes and weights only */
-    int64_t count, reads_ids, copies; /* copies: y takes (T, B, H), else the whole track (T+1, B, H) */
+    const Job *layers; /* sizes and weights only; both directions of a layer side by side */
+    int64_t count, directions, reads_ids;
+    int64_t copies; /* y takes (T, B, directions·H); 0, in one direction: the whole track (T+1, B, H) */
     int64_t kind, level;
 };
 

@@ -50,7 +50,8 @@ class StackArguments(ctypes.Structure):
 
     _fields_ = [
         ("layers", ctypes.POINTER(LayerArguments)),
-        *((name, ctypes.c_int64) for name in ("count", "reads_ids", "copies", "kind", "level")),
+        *((name, ctypes.c_int64) for name in ("count", "directions", "reads_ids", "copies")),
+        *((name, ctypes.c_int64) for name in ("kind", "level")),
     ]
 
 
