@@ -11,14 +11,25 @@ What is said there (help, range, choices, whether a resume may change it) is wha
 enforces, what `elman train --help` shows, and what a page or a report can read with `described`.
 """
 
+import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+import numbers
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 from elman.errors import UserError
 
+DEVICES = "auto, cpu, cuda, cuda:1, mps or another of torch"
+"""What `--device` may be, for people: any name of a device that PyTorch knows and finds."""
+
 KEY = "option"
+KINDS: dict[type, tuple[type, str]] = {
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a word"),
+}
+"""What may be given where a field has one of these types, and in words."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +51,24 @@ class Option:
     show: Callable[[Any], str] = str  # and back
     later: bool = False  # a training may be continued with another value
 
-    def refuse_outside(self, name: str, value: Any) -> None:
-        """Raise a UserError for a value that is not one of the choices, or out of range."""
+    def refuse_outside(self, name: str, value: Any, kinds: Sequence[type] = (object,)) -> None:
+        """Raise a UserError for a value that is not one of the choices, or out of range.
+
+        `kinds` are the types of the field; a number of any library will do for a number.
+        """
         if self.other is not None and isinstance(value, self.other):
             return
         if self.known:
             if value not in self.known:
                 raise UserError(f"unknown {name} {value!r}", hint=f"one of {', '.join(self.known)}")
-        elif not (value is None and self.zero_is_none) and not self._inside(value):
+        elif value is None and (self.zero_is_none or type(None) in kinds or object in kinds):
+            return
+        elif kinds[0] in KINDS and not isinstance(value, KINDS[kinds[0]][0]):
+            raise UserError(
+                f"{name}={value!r} must be {KINDS[kinds[0]][1]}",
+                hint=self.hint or f"{name}: {self.help}",
+            )
+        elif not self._inside(value):
             raise UserError(
                 f"{name}={value} must be {self.range}", hint=self.hint or f"{name}: {self.help}"
             )
@@ -89,9 +110,17 @@ def option(default: Any, help: str, *, panel: str, **facts: Any) -> Any:
 
 def check(settings: Any, label: str = "{}") -> None:
     """Refuse any field of a dataclass that breaks the rule stated on it."""
+    kinds = _kinds(type(settings))
     for f in fields(settings):
         if KEY in f.metadata:
-            f.metadata[KEY].refuse_outside(label.format(f.name), getattr(settings, f.name))
+            said: Option = f.metadata[KEY]
+            said.refuse_outside(label.format(f.name), getattr(settings, f.name), kinds[f.name])
+
+
+@functools.cache
+def _kinds(owner: type) -> dict[str, tuple[type, ...]]:
+    """The types of each field: (int, NoneType) of int | None."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(owner).items()}
 
 
 @dataclass(frozen=True)
@@ -116,14 +145,13 @@ class Described:
 
 def described(owner: type, prefix: str = "") -> list[Described]:
     """The options among the fields of a dataclass, in their order."""
-    types = get_type_hints(owner)
+    kinds = _kinds(owner)
     found = []
     for f in fields(owner):
         if KEY in f.metadata:
             said: Option = f.metadata[KEY]
-            kind = next(iter(get_args(types[f.name])), types[f.name])  # int of int | None
             name = said.name or prefix + f.name
-            found.append(Described(name, owner, f.name, kind, f.default, said))
+            found.append(Described(name, owner, f.name, kinds[f.name][0], f.default, said))
     return found
 
 

@@ -20,6 +20,7 @@ from elman.cli import (
     made,
     ngram,
     report,
+    runs,
     statistics,
     train,
 )
@@ -57,6 +58,7 @@ app.command("train", cls=made.command(train.train))(train.work)
 app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
+app.command("runs")(runs.runs)
 app.command("gradients")(gradients.gradients)
 app.command("ngram")(ngram.ngram)
 app.command("statistics")(statistics.statistics)

@@ -1,6 +1,6 @@
 """What a run was asked for, as config.json holds it, and the model and training it describes."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from elman import __version__
 from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.runs import presets
+from elman.runs.device import is_here
+from elman.runs.shown import Shown
 from elman.text.prepared import Data, Splits
 from elman.training import Optimisation, Reading, Settings, Training
 
@@ -27,6 +29,8 @@ class Config:
     device: str = "cpu"
     threads: int = 1
     command: str = ""
+    ran: str = ""  # which update and which kernel, in words
+    shown: Shown = field(default_factory=Shown)
 
     def json(self) -> dict[str, Any]:
         """As config.json holds it."""
@@ -50,6 +54,8 @@ class Config:
                 device=str(record["device"]),
                 threads=int(record["threads"]),
                 command=str(record["command"]),
+                ran=str(record.get("ran", "")),  # runs of elman 0.1.0 have neither
+                shown=Shown(**record.get("shown", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise UserError(
@@ -60,12 +66,12 @@ class Config:
 
 def options_of(config: Config) -> presets.Options:
     """The options that make this configuration, as one types them."""
-    return presets.flat(config.data, config.model, config.training)
+    return presets.flat(config.data, config.model, config.training, config.shown)
 
 
 def with_options(config: Config, options: presets.Options) -> Config:
-    """The configuration with its training as these options have it."""
-    return replace(config, training=presets.settings(options))
+    """The configuration with its training, and what it shows, as these options have it."""
+    return replace(config, training=presets.settings(options), shown=presets.shown(options))
 
 
 def fresh_model(config: Config) -> LanguageModel:
@@ -82,8 +88,7 @@ def fresh_model(config: Config) -> LanguageModel:
 
 
 def fresh_training(config: Config, parts: Splits, device: str) -> Training:
-    """The training before its first update, on `device`."""
-    if device == "cuda" and not torch.cuda.is_available():
-        device = "cpu"
+    """The training before its first update, on `device`, or on the CPU where there is none such."""
+    device = device if is_here(device) else "cpu"
     held_out = parts.validation if len(parts.validation) else None
     return Training(fresh_model(config).to(device), parts.train, held_out, config.training)

@@ -1,12 +1,20 @@
 """Where a run computes, and on how many threads."""
 
 from elman.errors import UserError
+from elman.options import DEVICES
+
+FAST = ("cpu", "cuda")
+"""The kinds of device that elman has kernels for."""
 
 
 def pick(name: str) -> str:
-    """`auto` is the GPU where there is one; a GPU that is not there is refused."""
+    """The device that PyTorch knows by this name; `auto` is a CUDA GPU where there is one.
+
+    One that PyTorch does not know, or does not find here, is refused.
+    """
     import torch
 
+<<<<<<< HEAD
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"unknown device {name!r}", hint="one of auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
@@ -22,3 +30,44 @@ def use_threads(count: int) -> None:
         raise UserError(f"threads={count} must not be negative", hint="0: as many as there are")
     if count:
         torch.set_num_threads(count)
+=======
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}", hint=f"one of {DEVICES}") from None
+    if device.type == "cpu":
+        return "cpu"
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if here is None or here.type != device.type:
+        what = "GPU" if device.type == "cuda" else device.type
+        other = f", or --device {here.type}" if here else ""
+        raise UserError(
+            f"--device {name}: PyTorch finds no {what} here", hint=f"--device cpu{other}"
+        )
+    count = torch.accelerator.device_count()
+    if (device.index or 0) >= count:
+        raise UserError(
+            f"--device {name}: PyTorch finds {count} here, counted from {device.type}:0",
+            hint=f"--device {device.type}:{count - 1}",
+        )
+    return name
+
+
+def is_here(name: str) -> bool:
+    """Whether `pick` takes it."""
+    try:
+        pick(name)
+    except UserError:
+        return False
+    return True
+
+
+def remark(device: str) -> str:
+    """What to say about computing there; "" where elman's own kernels run."""
+    kind = device.split(":")[0]
+    if kind in FAST:
+        return ""
+    return f"note: elman has no kernels of its own for {kind}: the reference, plain PyTorch, runs"
+>>>>>>> main
