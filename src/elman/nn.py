@@ -20,21 +20,17 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from elman.cells import CELLS, Cell, is_torchs, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
 from elman.gradients.memory import Memory, Stored, checked_memory
-<<<<<<< HEAD
-from elman.kernels import Job
-from elman.kernels.cpu import calls
-from elman.recurrence import compiled, piecewise
-=======
 from elman.kernels import Job, cudnn, runs_whole, settings
+from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.recurrence import compiled, piecewise, traced, whole
->>>>>>> main
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
@@ -57,13 +53,10 @@ class _Module(torch.nn.RNNBase):
     cell: str
     carry: Carry
     memory: Memory
-<<<<<<< HEAD
-    _prepared: calls.Prepared | None = None
-=======
     repeatable: bool = False
     """Whether a call must give the same bits in a CUDA graph as outside of one: not cuDNN's."""
     _settled: dict[Hashable, bool]
->>>>>>> main
+    _prepared: calls.Prepared | None = None
 
     def __init__(self, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any) -> None:
         mode = named(cell).torch_mode
@@ -92,19 +85,16 @@ class _Module(torch.nn.RNNBase):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
-<<<<<<< HEAD
-        if not torch.compiler.is_compiling() and (found := self._plain_call(input, state)):
-            return found
-=======
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
+        if not torch.compiler.is_compiling() and (found := self._plain_call(input, state)):
+            return found
         return self._run_any(input, state)
 
     def _run_any(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
->>>>>>> main
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
         key = self._key(input, state)
@@ -116,12 +106,13 @@ class _Module(torch.nn.RNNBase):
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
 
-<<<<<<< HEAD
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """The same for a batch on a CPU, no gradient wanted; None: another kind of call."""
         if torch.is_grad_enabled() or type(input) is not Tensor or not input.is_cpu:
+            return None
+        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
         if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
             return None
@@ -141,7 +132,7 @@ class _Module(torch.nn.RNNBase):
         if found is None or not self.batch_first:
             return found
         return found[0].transpose(0, 1), found[1]
-=======
+
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides whether a call may go to torch.nn's own function as it is.
 
@@ -195,7 +186,6 @@ class _Module(torch.nn.RNNBase):
         places = self.num_layers * (2 if self.bidirectional else 1)
         sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
         return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
->>>>>>> main
 
     def _run_packed(
         self, input: PackedSequence, state: Sequence[Tensor] | None

@@ -35,12 +35,8 @@ class RunOptions:
 
     out: Path | None = option(None, "Run folder to write; else runs/NAME", panel=PANEL)
     force: bool = option(False, "Overwrite the run folder", panel=PANEL, flag="--force")
-<<<<<<< HEAD
-    device: str = option("auto", "auto, cpu or cuda", panel=PANEL)
-    threads: int = option(0, "Threads on a CPU; 0: as many as there are", panel=PANEL, at_least=0)
-=======
     device: str = option("auto", DEVICES, panel=PANEL)
->>>>>>> main
+    threads: int = option(0, "Threads on a CPU; 0: as many as there are", panel=PANEL, at_least=0)
     checkpoint_every: int = option(
         0, "Updates between checkpoints; 0: by time only", panel=PANEL, at_least=0
     )
@@ -122,10 +118,7 @@ class Session:
         device = config.device if kept.device == "auto" else pick(kept.device)
         training = runs.fresh_training(config, run.splits(), device)
         run.resume(training)
-<<<<<<< HEAD
-=======
         config = replace(config, ran=training.engine())
->>>>>>> main
         if config != run.config:
             run.save_config(config)
         return cls(run, training, kept)

@@ -1,10 +1,7 @@
 """Where a verb computes."""
 
-<<<<<<< HEAD
-from elman.runs.device import pick as pick
-from elman.runs.device import use_threads as use_threads
-=======
 from elman.cli.console import note
+from elman.runs.device import use_threads as use_threads
 
 
 def pick(name: str) -> str:
@@ -15,4 +12,3 @@ def pick(name: str) -> str:
     if remark := device.remark(chosen):
         note(remark)
     return chosen
->>>>>>> main

@@ -34,17 +34,12 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
     ] = None,
-<<<<<<< HEAD
-    weights: Annotated[str, typer.Option(help="best (by validation) or last")] = "best",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
-=======
     weights: Annotated[
         str | None,
         typer.Option(help="best (by validation) or last", show_default="the run's own"),
     ] = None,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
->>>>>>> main
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """Score a text with a trained model: nats, perplexity, bits per character.
@@ -54,12 +49,8 @@ def evaluate(
     from elman.runs import Run
     from elman.scoring import evaluation
 
-<<<<<<< HEAD
     use_threads(threads)
-    opened = Run.open(run)
-=======
     opened, device = Run.open(run), pick(device)
->>>>>>> main
     if mix and not baselines:
         raise UserError("--mix counts the training text, too", hint="leave out --no-baselines")
     ids, characters, train, what = _texts(opened, source, baselines)

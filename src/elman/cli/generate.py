@@ -40,17 +40,12 @@ def generate(
     special: Annotated[
         bool, typer.Option(help="Let it write <unk> and reserved tokens, too")
     ] = False,
-<<<<<<< HEAD
-    weights: Annotated[str, typer.Option(help="best (by validation) or last")] = "best",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
-=======
     weights: Annotated[
         str | None,
         typer.Option(help="best (by validation) or last", show_default="the run's own"),
     ] = None,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
->>>>>>> main
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per text")] = False,
 ) -> None:
     """Write text in the voice of a trained model, each token as soon as it is drawn.
@@ -60,12 +55,8 @@ def generate(
     from elman import generation
     from elman.runs import Run
 
-<<<<<<< HEAD
     use_threads(threads)
-    opened = Run.open(run)
-=======
     opened, device = Run.open(run), pick(device)
->>>>>>> main
     prompts = [_read(opened, text) for text in prompt or [""]]
     choices: dict[str, Any] = {
         "exclude": () if special else generation.unwritten(opened.vocab),

@@ -14,23 +14,6 @@ def pick(name: str) -> str:
     """
     import torch
 
-<<<<<<< HEAD
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"unknown device {name!r}", hint="one of auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: PyTorch finds no GPU here", hint="--device cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-
-
-def use_threads(count: int) -> None:
-    """Compute on so many threads from now on; 0: as many as there are, as torch does by itself."""
-    import torch
-
-    if count < 0:
-        raise UserError(f"threads={count} must not be negative", hint="0: as many as there are")
-    if count:
-        torch.set_num_threads(count)
-=======
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -70,4 +53,13 @@ def remark(device: str) -> str:
     if kind in FAST:
         return ""
     return f"note: elman has no kernels of its own for {kind}: the reference, plain PyTorch, runs"
->>>>>>> main
+
+
+def use_threads(count: int) -> None:
+    """Compute on so many threads from now on; 0: as many as there are, as torch does by itself."""
+    import torch
+
+    if count < 0:
+        raise UserError(f"threads={count} must not be negative", hint="0: as many as there are")
+    if count:
+        torch.set_num_threads(count)
