@@ -128,7 +128,7 @@ def test_such_a_run_writes_and_is_scored_with_its_last_weights(text, tmp_path, c
     assert found.nats_per_token == expected.nats_per_token
     assert found.step == [r for r in opened.records() if isinstance(r, Epoch)][-1].step
     bests = [r for r in opened.records() if isinstance(r, Validation) and r.improved][-1]
-    assert f"in validation step {bests.step} had perplexity {bests.perplexity:.3f}" in said
+    assert f"the best on the way, step {bests.step}: perplexity {bests.perplexity:.3f})" in said
     assert "599 tokens, last weights:" in (out / "README.md").read_text()
     ids = opened.vocab.encode("time traveller")
     written = opened.vocab.decode(list(generation.generate(last, ids, 20, temperature=0)))

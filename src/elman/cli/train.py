@@ -323,7 +323,7 @@ def _not_the_best(session: "Session") -> str:
     if session.run.config.shown.weights == "best" or training.best_step == training.step:
         return ""
     best = metrics.perplexity(training.best)
-    return f"; the last weights, in validation step {training.best_step} had perplexity {best:.3f}"
+    return f" (last weights; the best on the way, step {training.best_step}: perplexity {best:.3f})"
 
 
 def _last_pass(run: "Run") -> str:
