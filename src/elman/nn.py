@@ -20,6 +20,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from elman.cells import CELLS, Cell, is_torchs, named
@@ -27,6 +28,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
 from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job, cudnn, runs_whole, settings
+from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.recurrence import compiled, piecewise, traced, whole
 from elman.recurrence.custom import Recurrent
@@ -54,6 +56,7 @@ class _Module(torch.nn.RNNBase):
     repeatable: bool = False
     """Whether a call must give the same bits in a CUDA graph as outside of one: not cuDNN's."""
     _settled: dict[Hashable, bool]
+    _prepared: calls.Prepared | None = None
 
     def __init__(self, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any) -> None:
         mode = named(cell).torch_mode
@@ -85,6 +88,8 @@ class _Module(torch.nn.RNNBase):
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
+        if not torch.compiler.is_compiling() and (found := self._plain_call(input, state)):
+            return found
         return self._run_any(input, state)
 
     def _run_any(
@@ -100,6 +105,33 @@ class _Module(torch.nn.RNNBase):
             self._settled[key] = self._is_torchs(xs, first)
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _plain_call(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """The same for a batch on a CPU, no gradient wanted; None: another kind of call."""
+        if torch.is_grad_enabled() or type(input) is not Tensor or not input.is_cpu:
+            return None
+        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
+            return None
+        if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
+            return None
+        parameters = self._parameters
+        weights = [parameters.get(name) for name in self._flat_weights_names]
+        if any(w is None for w in weights) or not self._is_batched(input):
+            return None
+        xs = input.transpose(0, 1).contiguous() if self.batch_first else input
+        call = self._prepared
+        if call is None or not call.suits(xs, state, weights):
+            directions = 2 if self.bidirectional else 1
+            call = calls.prepare(xs, weights, directions, lambda: self.job(input, state))
+            self._prepared = call
+            if call is None or not call.suits(xs, state, weights):
+                return None
+        found = call(xs, state)
+        if found is None or not self.batch_first:
+            return found
+        return found[0].transpose(0, 1), found[1]
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides whether a call may go to torch.nn's own function as it is.

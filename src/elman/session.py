@@ -21,7 +21,7 @@ from elman.errors import WorkFailed
 from elman.options import DEVICES, check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
-from elman.runs.device import pick
+from elman.runs.device import pick, use_threads
 from elman.runs.effort import Size
 from elman.text import prepared
 from elman.training import Diagnosis, Epoch, Record, Result, Sample, Training, Update, Validation
@@ -36,6 +36,7 @@ class RunOptions:
     out: Path | None = option(None, "Run folder to write; else runs/NAME", panel=PANEL)
     force: bool = option(False, "Overwrite the run folder", panel=PANEL, flag="--force")
     device: str = option("auto", DEVICES, panel=PANEL)
+    threads: int = option(0, "Threads on a CPU; 0: as many as there are", panel=PANEL, at_least=0)
     checkpoint_every: int = option(
         0, "Updates between checkpoints; 0: by time only", panel=PANEL, at_least=0
     )
@@ -71,6 +72,7 @@ class Session:
         name as the way to make the run again.
         """
         kept, given = kept or RunOptions(), dict(given or {})
+        use_threads(kept.threads)
         options = presets.expand(preset, given)
         device, text = pick(kept.device), prepared.read(presets.data(options))
         options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
@@ -110,7 +112,9 @@ class Session:
         changes = presets.changed(before, given)
         if changes:
             config = runs.with_options(config, before | changes)
-        torch.set_num_threads(config.threads)  # sums in another order would end in other bits
+        if kept.threads:
+            config = replace(config, threads=kept.threads)
+        use_threads(config.threads)  # torch's own sums in another order would end in other bits
         device = config.device if kept.device == "auto" else pick(kept.device)
         training = runs.fresh_training(config, run.splits(), device)
         run.resume(training)

@@ -1,6 +1,7 @@
 """Where a verb computes."""
 
 from elman.cli.console import note
+from elman.runs.device import use_threads as use_threads
 
 
 def pick(name: str) -> str:

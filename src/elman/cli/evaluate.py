@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elman.cli.console import emit, note
-from elman.cli.device import pick
+from elman.cli.device import pick, use_threads
 from elman.cli.source import printable
 from elman.errors import UserError
 from elman.options import DEVICES
@@ -39,6 +39,7 @@ def evaluate(
         typer.Option(help="best (by validation) or last", show_default="the run's own"),
     ] = None,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """Score a text with a trained model: nats, perplexity, bits per character.
@@ -48,6 +49,7 @@ def evaluate(
     from elman.runs import Run
     from elman.scoring import evaluation
 
+    use_threads(threads)
     opened, device = Run.open(run), pick(device)
     if mix and not baselines:
         raise UserError("--mix counts the training text, too", hint="leave out --no-baselines")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note
-from elman.cli.device import pick
+from elman.cli.device import pick, use_threads
 from elman.errors import UserError
 from elman.options import DEVICES
 
@@ -45,6 +45,7 @@ def generate(
         typer.Option(help="best (by validation) or last", show_default="the run's own"),
     ] = None,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per text")] = False,
 ) -> None:
     """Write text in the voice of a trained model, each token as soon as it is drawn.
@@ -54,6 +55,7 @@ def generate(
     from elman import generation
     from elman.runs import Run
 
+    use_threads(threads)
     opened, device = Run.open(run), pick(device)
     prompts = [_read(opened, text) for text in prompt or [""]]
     choices: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Where a run computes."""
+"""Where a run computes, and on how many threads."""
 
 from elman.errors import UserError
 from elman.options import DEVICES
@@ -53,3 +53,13 @@ def remark(device: str) -> str:
     if kind in FAST:
         return ""
     return f"note: elman has no kernels of its own for {kind}: the reference, plain PyTorch, runs"
+
+
+def use_threads(count: int) -> None:
+    """Compute on so many threads from now on; 0: as many as there are, as torch does by itself."""
+    import torch
+
+    if count < 0:
+        raise UserError(f"threads={count} must not be negative", hint="0: as many as there are")
+    if count:
+        torch.set_num_threads(count)
