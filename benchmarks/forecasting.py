@@ -60,7 +60,7 @@ def simulated(count: int, steps: int = 132, seed: int = 0) -> dict[str, list[Ser
     def season() -> NDArray[np.float64]:
         return rng.normal(size=12)[t % 12]
 
-    def keep(name: str, x: NDArray[np.float64], known: NDArray[np.float64] | None = None) -> None:
+    def keep(name: str, x: NDArray[Any], known: NDArray[np.float64] | None = None) -> None:
         clock = Clock(_start(), Frequency("month"))
         times = tuple(clock.label(k) for k in range(steps))
         row = Series(f"{name} {len(made.get(name, []))}", x[:, None], ("y",), times, 12, clock)

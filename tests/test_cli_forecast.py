@@ -251,7 +251,10 @@ def test_an_existing_folder_is_not_overwritten(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_to_is_an_error_without_a_traceback(capsys, tmp_path):
-    nowhere = tmp_path / "missing" / "a.svg"
-    assert run(["forecast", "airline", "--model", "last", "--figure", str(nowhere)]) == 1
-    assert "No such file or directory" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--figure", "--output"])
+def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(capsys, tmp_path, option):
+    nowhere = tmp_path / "missing" / ("a.svg" if option == "--figure" else "a.csv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("elman.forecasting.experiment.fit_and_measure", None)  # never called
+        assert run(["forecast", "airline", "--model", "last", option, str(nowhere)]) == 2
+    assert "there is no folder" in capsys.readouterr().err

@@ -49,14 +49,25 @@ def test_every_token_after_the_first_has_its_nats(trained):
     assert scored.total.nats == pytest.approx(whole.nats, rel=1e-6)
 
 
-def test_after_a_context_the_first_token_is_scored_too(trained):
-    """Words are split at spaces, so a context of words needs none at its end."""
-    joint = "" if trained.vocab.level != "word" else " "
-    context, text = "the naïve cat", joint + "sat by the sea."
+@pytest.mark.parametrize(
+    ("context", "text"), [("the naïve cat", " sat by the sea."), ("the naïve cat ", "sat by")]
+)
+def test_after_a_context_the_first_token_is_scored_too(trained, context, text):
+    """The space between two words is no token of its own, whichever of them brings it."""
     whole, part = trained.score(context + text), trained.score(text, context=context)
-    assert len(part) == len(trained.encode(text))
+    spaced = trained.vocab.level == "word"
+    assert len(part) == len(trained.encode(text.strip() if spaced else text))
     assert part.tokens == whole.tokens[-len(part) :]
+    assert "<unk>" not in part.tokens
     np.testing.assert_allclose(part.nats, whole.nats[-len(part) :], rtol=1e-6, atol=1e-6)
+    with pytest.raises(UserError, match="not of one kind"):
+        trained.score(text, context=context.encode())
+
+
+def test_a_space_at_the_end_of_a_prompt_of_words_is_the_next_words(tiny_run):
+    trained = elman.load(tiny_run(level="word"))
+    assert trained.next_token("the naïve ") == trained.next_token("the naïve")
+    assert trained.generate("the naïve ", 5) == trained.generate("the naïve", 5)
 
 
 def test_the_next_token_is_what_the_model_says(trained):
@@ -91,7 +102,7 @@ def test_it_writes_what_the_generator_writes(trained):
     got = trained.generate("the ", 20, temperature=0.7, top_k=9, seed=3)
     want = generation.generate(
         trained.model,
-        trained.encode("the "),
+        trained.encode("the" if trained.vocab.level == "word" else "the "),
         20,
         temperature=0.7,
         top_k=9,

@@ -79,7 +79,7 @@ def test_the_preset_trains_on_the_notes_ten_thousand_characters(time_machine_fil
 
 
 def test_scratch_and_concise_are_the_notes_two_models():
-    scratch, concise = (presets.PRESETS[name] for name in ("notes", "notes-concise"))
+    scratch, concise = (presets.named(name, {}) for name in ("notes", "notes-concise"))
     assert (scratch["hidden_size"], scratch["init"]) == (512, "notes")
     assert (concise["hidden_size"], concise["init"]) == (256, "default")
     different = {name for name in scratch if scratch[name] != concise[name]}

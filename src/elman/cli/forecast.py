@@ -143,12 +143,16 @@ def _teller(bar: Any, task: Any) -> Any:
 def check_files(output: Path | None, figure: Path | None) -> None:
     """Refuse names that cannot be written to before any work is done."""
     from elman.figures.style import check_format
+    from elman.files import check_target
     from elman.forecasting import output as tables
 
     if figure is not None:
         check_format(figure)
     if output is not None:
         tables.check_format(output)
+    for path in (figure, output):
+        if path is not None:
+            check_target(path)
 
 
 def refuse_with_run(fixed: dict[str, Any], run: Path) -> None:

@@ -25,6 +25,7 @@ from elman.runs.device import pick
 from elman.runs.folder import Run
 from elman.scoring.metrics import Score, evaluating
 from elman.scoring.mixture import PIECE, Network
+from elman.text import prepared
 from elman.text.vocab import Vocab
 
 
@@ -85,14 +86,18 @@ class Loaded:
         return self.run.encode(text)
 
     def score(self, text: str | bytes, context: str | bytes = "") -> Scored:
-        """How surprising each token of the text is, in nats, given all before it and the context.
+        """How surprising each token of the text is, in nats, given all before it.
 
-        Without a context the first token has nothing to be predicted from and is left out, as in
-        `elman evaluate`.
+        The context is read first and not scored: the text stands right after it, so between two
+        words one of them brings the space. Without a context the first token has nothing to be
+        predicted from and is left out, as in `elman evaluate`.
         """
-        before, ids = self.encode(context) if context else np.zeros(0, int), self.encode(text)
-        read = np.concatenate([before, ids])
-        first = max(1, len(before))
+        if context and type(context) is not type(text):
+            raise UserError("text and context are not of one kind", hint="two str, or two bytes")
+        read = self.encode(context + text if context else text)  # pyright: ignore[reportOperatorIssue]
+        before = self._opened(context)
+        same = read[: len(before)] == before[: len(read)]
+        first = max(1, len(before) if same.all() else int(same.argmin()))
         if len(read) <= first:
             raise UserError(
                 f"{text!r} has no token that is predicted from one before it",
@@ -134,7 +139,7 @@ class Loaded:
         After no text at all, what follows a line break (or else the most frequent token).
         """
         network = Network(self.model)
-        ids = self.encode(text) if text else np.zeros(0, int)
+        ids = self._opened(text)
         ids = ids if len(ids) else np.array([generation.opening(self.vocab)])
         p = np.exp(network.predict(network.read(network.start(), ids)))
         order = np.argsort(-p, kind="stable")
@@ -156,7 +161,7 @@ class Loaded:
         """
         written = generation.generate(
             self.model,
-            self.encode(prompt) if prompt else [],
+            self._opened(prompt),
             length,
             temperature=temperature,
             top_k=top_k,
@@ -166,6 +171,10 @@ class Loaded:
             start=generation.opening(self.vocab),
         )
         return self.vocab.decode(list(written))
+
+    def _opened(self, text: str | bytes) -> NDArray[Any]:
+        """The ids of a text that is to be continued: what follows brings its own space."""
+        return self.vocab.encode(prepared.prompt(self.config.data, text))
 
     def _nonempty(self, text: str | bytes) -> NDArray[Any]:
         ids = self.encode(text)
