@@ -60,6 +60,17 @@ def test_names_that_pytorch_does_not_know(name):
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])
 def test_verbs_refuse_before_they_read_the_text(verb, tiny_run, monkeypatch, capsys):
+    folder = tiny_run()  # which reads the text, if no test before this one has trained it
     monkeypatch.setattr("elman.runs.Run.splits", lambda self: pytest.fail("it read the text"))
-    assert run([verb, str(tiny_run()), "--device", "xpu:3"]) == 2
+    assert run([verb, str(folder), "--device", "xpu:3"]) == 2
     assert "--device xpu:3: PyTorch finds no xpu here" in capsys.readouterr().err
+
+
+def test_a_missing_cpu_kernel_is_said_with_what_to_install(monkeypatch):
+    from elman.kernels.cpu import KERNEL
+
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert "ELMAN_KERNELS=reference" in remark("cpu")
+    monkeypatch.delenv("ELMAN_KERNELS")
+    monkeypatch.setattr(KERNEL, "library", None)
+    assert "install a C++ compiler" in remark("cpu")

@@ -116,9 +116,9 @@ class _Module(torch.nn.RNNBase):
             return None
         if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
             return None
-        parameters = self._parameters
-        weights = [parameters.get(name) for name in self._flat_weights_names]
-        if any(w is None for w in weights) or not self._is_batched(input):
+        own, names = self._parameters, self._flat_weights_names
+        weights = [w for name in names if (w := own.get(name)) is not None]
+        if len(weights) < len(names) or not self._is_batched(input):  # a parametrized weight
             return None
         xs = input.transpose(0, 1).contiguous() if self.batch_first else input
         call = self._prepared

@@ -50,9 +50,28 @@ def is_here(name: str) -> bool:
 def remark(device: str) -> str:
     """What to say about computing there; "" where elman's own kernels run."""
     kind = device.split(":")[0]
+    if kind == "cpu":
+        return _about_the_cpu()
     if kind in FAST:
         return ""
     return f"note: elman has no kernels of its own for {kind}: the reference, plain PyTorch, runs"
+
+
+def _about_the_cpu() -> str:
+    from elman.kernels import choice
+    from elman.kernels.cpu import KERNEL
+
+    if KERNEL.library is None:
+        return (
+            "note: elman's CPU kernel was not built, and plain PyTorch is several times slower: "
+            "install a C++ compiler (on Debian, apt install g++), then elman again"
+        )
+    if not choice.allows(KERNEL.name):
+        return (
+            f"note: ELMAN_KERNELS={choice.requested()} keeps the CPU kernel from running, which is "
+            "several times faster: unset it"
+        )
+    return ""
 
 
 def use_threads(count: int) -> None:
