@@ -204,13 +204,13 @@ class Adapted:
         """The logits, time first, and the state after the last step."""
         steps, xi = ids.shape[1], self._xi
         inner = [] if xi is None else [t for t in range(1, steps) if xi[t] != 1]
-        found = []
+        pieces = []
         for start, end in itertools.pairwise([0, *inner, steps]):
             if start and xi is not None:
                 state = _weighed(state, float(xi[start]))
             logits, state = read(self.module, ids[:, start:end], state)
-            found.append(logits.transpose(0, 1))
-        return found[0] if len(found) == 1 else torch.cat(found), state
+            pieces.append(logits.transpose(0, 1))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces), state
 
     def mean_nats(self, hs: Tensor, targets: Tensor, masks: Masks) -> Tensor:
         """The mean of -log softmax(logits_t)[target_t]."""
