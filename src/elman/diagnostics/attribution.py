@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from elman.errors import UserError
-from elman.language_model import LanguageModel, Masks
+from elman.language_model import LanguageModel
+from elman.language_model.masks import NO_MASKS
 
 Array = NDArray[np.float64]
 
@@ -39,15 +40,15 @@ def attribute(model: LanguageModel, ids: Any) -> Attribution:
             hint="a flat text of at least two tokens",
         )
     past, target = ids[:-1], int(ids[-1])
-    none, was_training = Masks(None, None, {}), model.training
+    was_training = model.training
     model.eval()
     try:
-        xs = model.inputs(past[:, None], none)
+        xs = model.inputs(past[:, None], NO_MASKS)
         if not xs.is_floating_point():
             xs = F.one_hot(xs, model.vocab_size).to(model.bias_q.dtype)
         xs = xs.detach().requires_grad_()
-        hs, _ = model.recur(xs, None, none)
-        log_probability = F.log_softmax(model.project(hs[-1], none), -1)[0, target]
+        hs, _ = model.recur(xs, None, NO_MASKS)
+        log_probability = F.log_softmax(model.project(hs[-1], NO_MASKS), -1)[0, target]
         (pull,) = torch.autograd.grad(log_probability, xs)
         without = _without_each(model, past, target)
     finally:

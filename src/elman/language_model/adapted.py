@@ -22,13 +22,12 @@ from torch.nn import functional as F
 
 from elman.errors import UserError
 from elman.gradients import Carry, Memory
-from elman.language_model.model import LanguageModel, Masks, Noise, known_range
-from elman.language_model.nests import over
+from elman.language_model.masks import NO_MASKS, Masks, Noise
+from elman.language_model.model import LanguageModel, known_range
+from elman.language_model.nests import Nest, over
 
-State = Any
 
-
-def read(model: nn.Module, ids: Tensor, state: State = None) -> tuple[Tensor, State]:
+def read(model: nn.Module, ids: Tensor, state: Nest = None) -> tuple[Tensor, Nest]:
     """Logits (batch, time, vocabulary) of the token after each id, and the state at the end."""
     begin: Any = getattr(model, "begin_state", None)
     if state is None and begin is not None:
@@ -117,7 +116,7 @@ class Reader(Protocol):
         """Inside this block, step t hands ξ_t times its gradient back (None: 1)."""
         ...
 
-    def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
+    def states(self, ids: Tensor, state: Nest, masks: Masks) -> tuple[Tensor, Nest]:
         """What the predictions are made from, time first, and the state after the last step."""
         ...
 
@@ -125,11 +124,11 @@ class Reader(Protocol):
         """The mean of -log P(target_t), from what `states` found, both time first."""
         ...
 
-    def read_back(self, ids: Tensor, masks: Masks, loss: Loss) -> tuple[Tensor, State]:
+    def read_back(self, ids: Tensor, masks: Masks, loss: Loss) -> tuple[Tensor, Nest]:
         """Read whole lanes from the beginning and carry all losses back; their sum."""
         ...
 
-    def computed(self, ids: Tensor, state: State, masks: Masks) -> list[tuple[str, Tensor]]:
+    def computed(self, ids: Tensor, state: Nest, masks: Masks) -> list[tuple[str, Tensor]]:
         """What an update computes before its loss, by name and in order."""
         ...
 
@@ -185,7 +184,7 @@ class Adapted:
 
     def draw_masks(self, batch: int) -> Masks:
         """None: what it hides is its own affair."""
-        return Masks(None, None, {})
+        return NO_MASKS
 
     def hide_tokens(self, ids: Tensor) -> Tensor:
         """None are hidden."""
@@ -200,7 +199,7 @@ class Adapted:
         finally:
             self._xi = None
 
-    def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
+    def states(self, ids: Tensor, state: Nest, masks: Masks) -> tuple[Tensor, Nest]:
         """The logits, time first, and the state after the last step."""
         steps, xi = ids.shape[1], self._xi
         inner = [] if xi is None else [t for t in range(1, steps) if xi[t] != 1]
@@ -216,19 +215,19 @@ class Adapted:
         """The mean of -log softmax(logits_t)[target_t]."""
         return F.cross_entropy(hs.flatten(0, 1), targets.flatten())
 
-    def read_back(self, ids: Tensor, masks: Masks, loss: Loss) -> tuple[Tensor, State]:
+    def read_back(self, ids: Tensor, masks: Masks, loss: Loss) -> tuple[Tensor, Nest]:
         """In one go, by autograd."""
         logits, state = self.states(ids, None, masks)
         total = loss(logits, 0)
         total.backward()
         return total.detach(), state
 
-    def computed(self, ids: Tensor, state: State, masks: Masks) -> list[tuple[str, Tensor]]:
+    def computed(self, ids: Tensor, state: Nest, masks: Masks) -> list[tuple[str, Tensor]]:
         """Only the logits are seen from outside."""
         return [("the logits o_t", self.states(ids, state, masks)[0])]
 
 
-def _weighed(state: State, xi: float) -> State:
+def _weighed(state: Nest, xi: float) -> Nest:
     """The same state, whose gradient is multiplied by ξ on its way back; ξ = 0 cuts."""
 
     def one(tensor: Tensor) -> Tensor:
