@@ -182,7 +182,7 @@ class _Module(torch.nn.RNNBase):
         return ys, tuple(last)
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """The state that nobody gave."""
+        """The initial state where the caller passed none."""
         places = self.num_layers * (2 if self.bidirectional else 1)
         sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
         return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]

@@ -59,11 +59,9 @@ class Cell(abc.ABC):
     keeps: int = 0
     """How many blocks of `hidden` columns `step` wants back in `step_backward`."""
     openings: tuple[str, ...] = ()
-    """The names of the first kept blocks, for diagnostics; "" for one that is no gate."""
+    """The names of the first kept blocks, for diagnostics; "" for one that is not a gate."""
     apart: int = 0
     """How many of the last gates use a_hh alone before adding a_ih, so b_ih and b_hh differ."""
-    projects: bool = False
-    """Whether h may be a projection W_hr of the units (`proj_size`)."""
     torch_mode: str | None = None
     """The `torch.nn.RNNBase` mode with the same parameters; None: `elman.nn.Layers` runs it."""
     kernels: frozenset[str] = frozenset()

@@ -148,7 +148,7 @@ def reader_of(model: nn.Module) -> Reader:
 
 @final
 class Adapted:
-    """A module of anyone's, with the answers that a training asks for.
+    """Any other module, with the answers that a training asks for.
 
     It is called with a stretch of text at a time, and knows nothing of masks. Where a carry gives
     a step a weight ξ_t ≠ 1, the module is called up to there and again from there on, and what is
@@ -163,7 +163,7 @@ class Adapted:
         self._xi: Tensor | None = None
 
     def refusal(self, carry: Carry, memory: Memory | None) -> tuple[str, str] | None:
-        """Any carry will do, as any state can be handed on; what is kept is autograd's affair."""
+        """Any carry will do, as any state can be handed on; autograd decides what is kept."""
         if memory is None or memory.keeps_all:
             return None
         why = f"a {type(self.module).__name__}: elman does not know what its steps keep"
@@ -228,7 +228,7 @@ class Adapted:
 
 
 def _weighed(state: Nest, xi: float) -> Nest:
-    """The same state, whose gradient is multiplied by ξ on its way back; ξ = 0 cuts."""
+    """The same state, whose gradient is multiplied by ξ in the backward pass; ξ = 0 cuts."""
 
     def one(tensor: Tensor) -> Tensor:
         if not tensor.requires_grad or xi == 0:

@@ -392,7 +392,7 @@ class LanguageModel(nn.Module):
 
 
 def known_range(low: int, high: int, vocab_size: int) -> None:
-    """Refuse ids from `low` to `high` that name no token of so many."""
+    """Refuse ids from `low` to `high` that name no token of the vocabulary."""
     if low < 0 or high >= vocab_size:
         raise UserError(
             f"token ids {low} to {high} must lie in 0 to {vocab_size - 1}",

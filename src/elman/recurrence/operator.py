@@ -328,10 +328,10 @@ def known_ids() -> Iterator[None]:
 
 
 class Careful:
-    """Where a kernel runs: autocast off, and ids that are no columns of W_ih named in words.
+    """Where a kernel runs: autocast off, and ids outside the columns of W_ih refused in words.
 
     On a CPU the kernels look at every id by themselves, so only ids that they refused are looked at
-    again; elsewhere all are, by a check that on a GPU waits for nobody.
+    again; elsewhere all are, by a check that does not wait for the GPU.
     """
 
     def __init__(self, xs: Tensor, size: int) -> None:

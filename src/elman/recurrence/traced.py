@@ -30,7 +30,7 @@ def listening() -> bool:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Checks look at the example's sizes, which is no part of what is written down."""
+    """No tracer's warnings: checks read the example's sizes, which the trace leaves out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         yield
