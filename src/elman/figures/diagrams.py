@@ -20,6 +20,8 @@ from elman.figures.style import COLOURS, house
 from elman.language_model import LanguageModel
 from elman.language_model.masks import NO_MASKS
 
+NONE = NO_MASKS
+
 
 def unrolled(model: LanguageModel, batch: int = 32) -> Figure:
     """The network over three steps, with the shape of everything that flows (8.4.2).
@@ -146,7 +148,7 @@ def graph_gradients(model: LanguageModel, ids: Sequence[int]) -> GraphGradients:
         for _ in range(steps)
     ]
     W_hq = [model.output_weight.detach().clone().requires_grad_() for _ in range(steps)]
-    xs = model.inputs(text[:-1, None], NO_MASKS).detach()
+    xs = model.inputs(text[:-1, None], NONE).detach()
     embedded = [x[None].requires_grad_() for x in xs] if xs.is_floating_point() else []
     befores: list[tuple[torch.Tensor, ...]] = []
     outs, reads, state = [], [], None
