@@ -21,14 +21,12 @@ from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
 from elman.language_model import LanguageModel, read
-from elman.language_model.nests import over
+from elman.language_model.nests import Nest, over
 from elman.scoring.metrics import evaluating
 from elman.text.vocab import Vocab
 
 Ids: TypeAlias = Any
 """One-dimensional integers: a tensor, an array or a list."""
-
-State: TypeAlias = Any
 
 Scores: TypeAlias = NDArray[np.float64]
 """One number for each token of the vocabulary, a row for each text: (rows, vocabulary).
@@ -288,7 +286,7 @@ def _uniform(generator: torch.Generator) -> Iterator[float]:
 class _Steps:
     """Reads one token per row, call after call, by the quickest way the model has."""
 
-    def __init__(self, model: nn.Module, state: State, rows: int) -> None:
+    def __init__(self, model: nn.Module, state: Nest, rows: int) -> None:
         self.model, self.state, self.rows = model, state, rows
         own = type(model) is LanguageModel  # what inherits from it may do more in a step
         self.stepper = model.stepper(state, rows) if own else None
@@ -313,7 +311,7 @@ class _Steps:
         return self
 
 
-def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor, State]:
+def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Nest]:
     """Read each distinct prompt once; the last logits and the state, one row per prompt."""
     distinct = list(dict.fromkeys(prompts))
     readings = [_read(model, torch.tensor([text]), None) for text in distinct]
@@ -322,7 +320,7 @@ def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor,
     return logits[rows.to(logits.device)], _rows(_join([state for _, state in readings]), rows)
 
 
-def _read(model: nn.Module, ids: Tensor, state: State) -> tuple[Tensor, State]:
+def _read(model: nn.Module, ids: Tensor, state: Nest) -> tuple[Tensor, Nest]:
     """The logits after the last of `ids`, and the state there."""
     logits = torch.empty(0)
     for piece in ids.to(_device(model)).split(PIECE, dim=1):
@@ -362,12 +360,12 @@ def _trace(steps: list[tuple[Tensor, Tensor]], row: int) -> list[int]:
     return ids[::-1]
 
 
-def _join(states: Sequence[State]) -> State:
+def _join(states: Sequence[Nest]) -> Nest:
     """Several states of one row as one state of several rows."""
     return over(lambda *tensors: torch.cat(tensors, dim=-2), *states)
 
 
-def _rows(state: State, rows: Tensor) -> State:
+def _rows(state: Nest, rows: Tensor) -> Nest:
     """The chosen rows of a state, in the order given, as often as they are named."""
     return over(lambda tensor: tensor.index_select(-2, rows.to(tensor.device)), state)
 

@@ -88,8 +88,8 @@ class _Module(torch.nn.RNNBase):
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
-        if not torch.compiler.is_compiling() and (found := self._plain_call(input, state)):
-            return found
+        if not torch.compiler.is_compiling() and (plain := self._plain_call(input, state)):
+            return plain
         return self._run_any(input, state)
 
     def _run_any(
@@ -128,10 +128,10 @@ class _Module(torch.nn.RNNBase):
             self._prepared = call
             if call is None or not call.suits(xs, state, weights):
                 return None
-        found = call(xs, state)
-        if found is None or not self.batch_first:
-            return found
-        return found[0].transpose(0, 1), found[1]
+        result = call(xs, state)
+        if result is None or not self.batch_first:
+            return result
+        return result[0].transpose(0, 1), result[1]
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides whether a call may go to torch.nn's own function as it is.
@@ -146,9 +146,9 @@ class _Module(torch.nn.RNNBase):
         if torch.is_autocast_enabled("cuda") or not (state is None or _are_tensors(state)):
             return None
         dtype = input.dtype
-        given = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
+        states = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
         mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
-        return input.shape, dtype, input.device, given, mode, settings(dtype)
+        return input.shape, dtype, input.device, states, mode, settings(dtype)
 
     def _is_torchs(self, xs: Tensor, first: Sequence[Tensor]) -> bool:
         """Whether cuDNN runs all of it in one call."""
@@ -182,7 +182,7 @@ class _Module(torch.nn.RNNBase):
         return ys, tuple(last)
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """The state that nobody gave."""
+        """The initial state where the caller passed none."""
         places = self.num_layers * (2 if self.bidirectional else 1)
         sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
         return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
@@ -440,12 +440,12 @@ class _Module(torch.nn.RNNBase):
             raise UserError(f"the initial state of {type(self).__name__} must be {rule}")
         for name, s, n in zip(names, state, sizes, strict=True):
             rule = (places, rows, n) if batched else (places, n)
-            given = s.shape if batched else (s.shape[0], *s.shape[2:])
-            if tuple(given) != rule:
+            shape = s.shape if batched else (s.shape[0], *s.shape[2:])
+            if tuple(shape) != rule:
                 what = (
                     "layers · directions, batch, size" if batched else "layers · directions, size"
                 )
-                raise UserError(f"{name} has shape {tuple(given)}; it must be {rule}: ({what})")
+                raise UserError(f"{name} has shape {tuple(shape)}; it must be {rule}: ({what})")
             if s.device != device:
                 raise UserError(f"{name} is on {s.device}, the input on {device}")
             if s.dtype != dtype and not is_cast(device):
@@ -453,9 +453,9 @@ class _Module(torch.nn.RNNBase):
         return state
 
     def extra_repr(self) -> str:
-        said = super().extra_repr()
-        said += "" if self.carry == Full() else f", carry={self.carry}"
-        return said + ("" if self.memory == Stored() else f", memory={self.memory}")
+        arguments = super().extra_repr()
+        arguments += "" if self.carry == Full() else f", carry={self.carry}"
+        return arguments + ("" if self.memory == Stored() else f", memory={self.memory}")
 
 
 def _are_tensors(state: Any) -> bool:

@@ -59,11 +59,9 @@ class Cell(abc.ABC):
     keeps: int = 0
     """How many blocks of `hidden` columns `step` wants back in `step_backward`."""
     openings: tuple[str, ...] = ()
-    """The names of the first kept blocks, for diagnostics; "" for one that is no gate."""
+    """The names of the first kept blocks, for diagnostics; "" for one that is not a gate."""
     apart: int = 0
     """How many of the last gates use a_hh alone before adding a_ih, so b_ih and b_hh differ."""
-    projects: bool = False
-    """Whether h may be a projection W_hr of the units (`proj_size`)."""
     torch_mode: str | None = None
     """The `torch.nn.RNNBase` mode with the same parameters; None: `elman.nn.Layers` runs it."""
     kernels: frozenset[str] = frozenset()
@@ -121,12 +119,14 @@ def _by_autograd(
     weights = [(p, d) for p, d in zip(w, dw, strict=True) if p is not None and d is not None]
     inputs = [*state, *(p for p, _ in weights), *([] if dx is None else [x])]
     outputs, pulls = [a for a, _ in ends], [d for _, d in ends]
-    found = torch.autograd.grad(outputs, inputs, pulls, allow_unused=True, materialize_grads=True)
-    for (_, d), more in zip(weights, found[len(state) :], strict=False):
+    gradients = torch.autograd.grad(
+        outputs, inputs, pulls, allow_unused=True, materialize_grads=True
+    )
+    for (_, d), more in zip(weights, gradients[len(state) :], strict=False):
         d.add_(more)
     if dx is not None:
-        dx.copy_(found[-1])
-    return tuple(d.to(p.dtype) for d, p in zip(found, dafter, strict=False))
+        dx.copy_(gradients[-1])
+    return tuple(d.to(p.dtype) for d, p in zip(gradients, dafter, strict=False))
 
 
 def _leaf(t: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from elman.errors import UserError
 
 Nest: TypeAlias = Any
-"""A tensor, or a nesting of tuples, lists and dicts of tensors."""
+"""A state of any shape: a tensor, None, or a tuple, list or dict of nests."""
 
 
 def step(cell: nn.Module, x: Tensor, state: Nest) -> tuple[Tensor, Nest]:

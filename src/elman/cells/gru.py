@@ -20,7 +20,7 @@ from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
 
 @final
 class Gru(Cell):
-    """Keeps (r, z, n, a_hn) of each step for the way back."""
+    """Keeps (r, z, n, a_hn) of each step for the backward pass."""
 
     name = "gru"
     gates = 3

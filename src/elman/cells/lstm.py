@@ -22,14 +22,13 @@ from elman.cells.base import Cell, Gradients, State, Weights, add_outer, pull_ba
 
 @final
 class Lstm(Cell):
-    """Keeps (i, f, g, o) of each step for the way back."""
+    """Keeps (i, f, g, o) of each step for the backward pass."""
 
     name = "lstm"
     gates = 4
     states = ("h", "c")
     keeps = 4
     openings = ("input", "forget", "", "output")
-    projects = True
     torch_mode = "LSTM"
     kernels = frozenset({"cuda", "cudnn", "cpu", "fused"})
 

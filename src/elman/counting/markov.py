@@ -21,7 +21,7 @@ from elman.counting.sequence_model import Floats, Ints, SequenceModel, encode, v
 from elman.errors import UserError
 from elman.text.vocab import Vocab
 
-State = tuple[int, ...]
+Context = tuple[int, ...]
 """The last τ symbols; fewer at the beginning."""
 
 LIMIT = 1 << 26
@@ -32,7 +32,7 @@ WINDOWS = 2048
 
 
 @final
-class MarkovChain(SequenceModel[State]):
+class MarkovChain(SequenceModel[Context]):
     """A chain of any order: `transition[x_1, …, x_τ, y]` = P(y | x_1, …, x_τ).
 
     `initial[x_1, …, x_τ]` is the distribution of the first τ symbols; if it is not given, the
@@ -104,13 +104,13 @@ class MarkovChain(SequenceModel[State]):
             rest = np.log(self.transition.reshape(-1, m)[windows, ids[self.order :]])
         return np.concatenate([np.array(scores, np.float64), rest])
 
-    def start(self) -> State:
+    def start(self) -> Context:
         return ()
 
-    def read(self, state: State, ids: Ints) -> State:
+    def read(self, state: Context, ids: Ints) -> Context:
         return (*state, *ids.tolist())[-self.order :]
 
-    def predict(self, state: State) -> Floats:
+    def predict(self, state: Context) -> Floats:
         if len(state) == self.order:
             p = self.transition[state]
         else:

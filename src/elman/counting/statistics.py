@@ -91,7 +91,7 @@ class StopWords(NamedTuple):
 def stop_words(tokens: Frequencies, share: float = 1 / 3) -> StopWords:
     """The fewest of the most frequent tokens that make up at least `share` of the text.
 
-    They are derived from the text and no list of anyone's: so frequent that they say little about
+    They are derived from the text, not from a fixed list: so frequent that they say little about
     what is being talked of. With a third, a book has about fifteen.
 
     >>> stop_words(frequencies("to be or not to be".split()), 0.6)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from elman.errors import UserError
-from elman.language_model import LanguageModel, Masks
+from elman.language_model import LanguageModel
+from elman.language_model.masks import NO_MASKS
 
 Array = NDArray[np.float64]
 
@@ -39,21 +40,23 @@ def attribute(model: LanguageModel, ids: Any) -> Attribution:
             hint="a flat text of at least two tokens",
         )
     past, target = ids[:-1], int(ids[-1])
-    none, was_training = Masks(None, None, {}), model.training
+    was_training = model.training
     model.eval()
     try:
-        xs = model.inputs(past[:, None], none)
+        xs = model.inputs(past[:, None], NO_MASKS)
         if not xs.is_floating_point():
             xs = F.one_hot(xs, model.vocab_size).to(model.bias_q.dtype)
         xs = xs.detach().requires_grad_()
-        hs, _ = model.recur(xs, None, none)
-        said = F.log_softmax(model.project(hs[-1], none), -1)[0, target]
-        (pull,) = torch.autograd.grad(said, xs)
+        hs, _ = model.recur(xs, None, NO_MASKS)
+        log_probability = F.log_softmax(model.project(hs[-1], NO_MASKS), -1)[0, target]
+        (pull,) = torch.autograd.grad(log_probability, xs)
         without = _without_each(model, past, target)
     finally:
         model.train(was_training)
     gradient = (pull * xs.detach()).sum(-1)[:, 0]
-    return Attribution(said.item(), gradient.double().numpy(), said.item() - without)
+    return Attribution(
+        log_probability.item(), gradient.double().numpy(), log_probability.item() - without
+    )
 
 
 @torch.no_grad()
@@ -71,13 +74,13 @@ def telling(model: LanguageModel, ids: Any, context: int = 40, near: int = 6) ->
     windows = ids.unfold(0, context + 1, 1)
     target = windows[:, -1:]
 
-    def said(past: torch.Tensor) -> torch.Tensor:
+    def probability(past: torch.Tensor) -> torch.Tensor:
         return torch.softmax(model(past)[0][:, -1], -1).gather(1, target)[:, 0]
 
     was_training = model.training
     model.eval()
     try:
-        gained = said(windows[:, :-1]) - said(windows[:, -1 - near : -1])
+        gained = probability(windows[:, :-1]) - probability(windows[:, -1 - near : -1])
     finally:
         model.train(was_training)
     return context + int(gained.argmax())

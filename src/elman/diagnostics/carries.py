@@ -77,8 +77,8 @@ def _score(
     model: LanguageModel, ids: Tensor, carry: Carry, exact: Tensor, draws: int
 ) -> CarryScore:
     times = draws if carry.random else 1
-    found = [_gradient(model, ids, carry) for _ in range(times)]
-    g = torch.stack([gradient for gradient, _ in found])
+    drawn = [_gradient(model, ids, carry) for _ in range(times)]
+    g = torch.stack([gradient for gradient, _ in drawn])
     size, mean = exact.norm(), g.mean(0)
     return CarryScore(
         carry=carry,
@@ -86,7 +86,7 @@ def _score(
         norm_ratio=float((g.norm(dim=1) / size).mean()),
         bias=float((mean - exact).norm() / size),
         deviation=float((g - mean).square().sum(1).mean().sqrt() / size),
-        seconds=sum(seconds for _, seconds in found) / times,
+        seconds=sum(seconds for _, seconds in drawn) / times,
         steps_kept=max(stop - start for start, stop in carry.stretches(len(ids) - 1)),
     )
 

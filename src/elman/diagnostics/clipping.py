@@ -23,14 +23,14 @@ class Clipping:
 
 def clipping(norms: Sequence[float], threshold: float | None) -> Clipping:
     """Summarise gradient norms; g ← min(1, θ/‖g‖) g changes exactly those above θ."""
-    found = np.asarray(norms, dtype=np.float64)
-    if not len(found):
+    values = np.asarray(norms, dtype=np.float64)
+    if not len(values):
         raise UserError("there are no gradient norms yet", hint="train for at least one update")
     return Clipping(
-        updates=len(found),
+        updates=len(values),
         threshold=threshold,
-        median=float(np.median(found)),
-        ninety=float(np.quantile(found, 0.9)),
-        largest=float(found.max()),
-        clipped=0.0 if threshold is None else float((found > threshold).mean()),
+        median=float(np.median(values)),
+        ninety=float(np.quantile(values, 0.9)),
+        largest=float(values.max()),
+        clipped=0.0 if threshold is None else float((values > threshold).mean()),
     )

@@ -35,11 +35,11 @@ def glance(model: LanguageModel, ids: Any, window: int) -> Glance | None:
     if not model.recurrent or len(ids) < 3:
         return None
     passage = Passage.read(model, ids[:STEPS])
-    found = by_lag(passage, min(LAGS, len(passage) - 1))
+    lags = by_lag(passage, min(LAGS, len(passage) - 1))
     return Glance(
-        half_within=found.horizon(0.5),
-        ninety_within=found.horizon(0.9),
-        window_keeps=found.kept(window),
-        decay_per_step=found.decay if found.decay > float("-inf") else None,
+        half_within=lags.horizon(0.5),
+        ninety_within=lags.horizon(0.9),
+        window_keeps=lags.kept(window),
+        decay_per_step=lags.decay if lags.decay > float("-inf") else None,
         saturation=float((passage.top_states().abs() > SATURATED).double().mean()),
     )

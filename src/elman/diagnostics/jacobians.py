@@ -41,12 +41,14 @@ def singular_values(
             f"lags {lags} from step {start} must lie within the passage of {len(passage)} steps",
             hint="a longer text, or shorter lags",
         )
-    product, found = torch.eye(passage.states.shape[1], dtype=torch.float64), {}
+    product, values = torch.eye(passage.states.shape[1], dtype=torch.float64), {}
     for k in range(1, max(lags) + 1):
         product = jacobian(passage, start + k - 1) @ product
         if k in lags:
-            found[k] = torch.linalg.svdvals(product).numpy()
-    return SingularValues(start, tuple(sorted(found)), np.stack([found[k] for k in sorted(found)]))
+            values[k] = torch.linalg.svdvals(product).numpy()
+    return SingularValues(
+        start, tuple(sorted(values)), np.stack([values[k] for k in sorted(values)])
+    )
 
 
 def spectral_radius(passage: Passage) -> list[float]:

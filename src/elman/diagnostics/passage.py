@@ -16,7 +16,8 @@ from elman.cells import Cell, State, Weights
 from elman.errors import UserError
 from elman.kernels import Piece
 from elman.kernels.reference import KERNEL
-from elman.language_model import LanguageModel, Masks
+from elman.language_model import LanguageModel
+from elman.language_model.masks import NO_MASKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +53,9 @@ class Passage:
             )
         exact = exact_copy(model)
         with torch.no_grad():
-            xs = exact.inputs(ids[:-1, None], Masks(None, None, {}))
+            xs = exact.inputs(ids[:-1, None], NO_MASKS)
         passage = cls.run(exact.recurrence, xs)
-        logits = exact.project(passage.top_states(), Masks(None, None, {})).detach()
+        logits = exact.project(passage.top_states(), NO_MASKS).detach()
         nats = F.cross_entropy(logits, ids[1:], reduction="none")
         error = torch.softmax(logits, -1)
         error[torch.arange(len(error)), ids[1:]] -= 1  # ∇_o L = ŷ - 1

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from elman import cells
 from elman.errors import UserError
 from elman.figures.style import COLOURS, house
-from elman.language_model import LanguageModel, Masks
+from elman.language_model import LanguageModel
+from elman.language_model.masks import NO_MASKS
 
-NONE = Masks(None, None, {})
+NONE = NO_MASKS
 
 
 def unrolled(model: LanguageModel, batch: int = 32) -> Figure:
@@ -192,15 +193,15 @@ def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
             "the graph of 8.7.2 has one recurrent layer",
             hint="a run of --model gru --layers 1",
         )
-    found, steps = graph_gradients(model, ids), len(ids) - 1
+    norms, steps = graph_gradients(model, ids), len(ids) - 1
     cell = cells.of_model(model.cell)
-    rows = ["x", *("e" if found.state_to_embedding else ""), *cell.states[1:]]
+    rows = ["x", *("e" if norms.state_to_embedding else ""), *cell.states[1:]]
     at = {name: 2.0 * row for row, name in enumerate([*rows, "h", "o", "L"])}
     with house():
         size = (3.6 * steps + 2, 1.05 * at["L"] + 1)
         figure, axes = _canvas(*size, (-1.2, 3.4 * steps), (-0.6, at["L"] + 0.6))
         for t in range(steps):
-            _graph_step(axes, found, t, at, 3.4 * (steps - 1) / 2)
+            _graph_step(axes, norms, t, at, 3.4 * (steps - 1) / 2)
         _box(axes, 3.4 * (steps - 1) / 2, at["L"], "L", COLOURS[5], 0.5)
         gates = ", ".join(gate for gate in cell.openings if gate)
         axes.set_title(
@@ -212,7 +213,7 @@ def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
 
 
 def _graph_step(
-    axes: Axes, found: GraphGradients, t: int, at: dict[str, float], loss: float
+    axes: Axes, norms: GraphGradients, t: int, at: dict[str, float], loss: float
 ) -> None:
     """One step of the computational graph: its variables, its copy of the weights, its edges."""
     x = 3.4 * t
@@ -220,30 +221,30 @@ def _graph_step(
     column = [name for name in at if name != "L"]
     for name in column:
         _box(axes, x, at[name], f"{name}$_{t + 1}$", colours.get(name, "white"), 0.5)
-    numbers = {"o": found.output_to_state[t]}
-    if found.state_to_embedding:
-        numbers[column[2]] = found.state_to_embedding[t]
+    numbers = {"o": norms.output_to_state[t]}
+    if norms.state_to_embedding:
+        numbers[column[2]] = norms.state_to_embedding[t]
     for below, above in itertools.pairwise(column):
         label = _number(numbers[above]) if above in numbers else {"e": "W$_{xe}$"}.get(above, "")
         _arrow(axes, (x, at[below] + 0.35), (x, at[above] - 0.35), label)
-    _arrow(axes, (x, at["o"] + 0.35), (loss, at["L"] - 0.35), _number(found.loss_to_output[t]))
-    into = column[2] if found.state_to_embedding else column[1]
+    _arrow(axes, (x, at["o"] + 0.35), (loss, at["L"] - 0.35), _number(norms.loss_to_output[t]))
+    into = column[2] if norms.state_to_embedding else column[1]
     for name, weight, above in (
         ("W$_{xh}$", "weight_ih_l0", into),
         ("W$_{hq}$", "weight_hq", "o"),
     ):
         y = at[above] - 1.1
         _box(axes, x + 1.3, y, name, "#bbbbbb", 0.5)
-        share = _number(found.weights[weight][t])
+        share = _number(norms.weights[weight][t])
         _arrow(axes, (x + 0.85, y + 0.34), (x + 0.54, y + 0.85), share)
     if t:
-        state = _number(found.state_to_state[t - 1])
+        state = _number(norms.state_to_state[t - 1])
         _arrow(axes, (x - 2.86, at["h"]), (x - 0.54, at["h"]), state, above=True)
-        if found.memory_to_memory:
-            memory = _number(found.memory_to_memory[t - 1])
+        if norms.memory_to_memory:
+            memory = _number(norms.memory_to_memory[t - 1])
             _arrow(axes, (x - 2.86, at["c"]), (x - 0.54, at["c"]), memory, above=True)
         _box(axes, x - 0.9, at["h"] + 1.0, "W$_{hh}$", "#bbbbbb", 0.4)
-        share = _number(found.weights["weight_hh_l0"][t])
+        share = _number(norms.weights["weight_hh_l0"][t])
         _arrow(axes, (x - 0.8, at["h"] + 0.66), (x - 0.4, at["h"] + 0.36), share)
 
 

@@ -18,17 +18,17 @@ _MOST_CURVES = len(COLOURS) - 1
 
 
 def overview(
-    found: Experiment, compared: int = 0, horizons: tuple[int, ...] = (1, 4, 16, 64)
+    experiment: Experiment, compared: int = 0, horizons: tuple[int, ...] = (1, 4, 16, 64)
 ) -> Figure:
     """Four panels for one series: the future, past windows, k steps ahead, error by horizon."""
-    series = found.compared[compared]
+    series = experiment.compared[compared]
     with house():
         figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
-        ahead(axes[0, 0], found, series)
-        windows(axes[0, 1], found, compared)
-        k_steps(axes[1, 0], found, series, horizons)
-        error_by_horizon(axes[1, 1], found.scores(compared))
-        figure.suptitle(plain_text(f"{found.series[series].name}: {found.published}"))
+        ahead(axes[0, 0], experiment, series)
+        windows(axes[0, 1], experiment, compared)
+        k_steps(axes[1, 0], experiment, series, horizons)
+        error_by_horizon(axes[1, 1], experiment.scores(compared))
+        figure.suptitle(plain_text(f"{experiment.series[series].name}: {experiment.published}"))
     plt.close(figure)
     return figure
 
@@ -42,17 +42,17 @@ def moments(series: Series, first: int, count: int) -> Any:
     """Where steps lie on the axis: dates where the series has them, else numbers of steps."""
     if series.clock is None:
         return np.arange(first, first + count) + 1
-    found = [series.clock.at(first + k) for k in range(count)]
-    return np.array([_naive(m) for m in found])
+    dates = [series.clock.at(first + k) for k in range(count)]
+    return np.array([_naive(m) for m in dates])
 
 
 def _naive(moment: Any) -> Any:
     return moment.replace(tzinfo=None) if isinstance(moment, dt.datetime) else moment
 
 
-def ahead(axes: Axes, found: Experiment, i: int) -> None:
+def ahead(axes: Axes, experiment: Experiment, i: int) -> None:
     """The end of the data, the forecast that follows it, and its intervals."""
-    series, path, steps = found.series[i], found.ahead[i], found.settings.steps
+    series, path, steps = experiment.series[i], experiment.ahead[i], experiment.settings.steps
     shown = min(len(series), max(4 * steps, 60))
     past = moments(series, len(series) - shown, shown)
     future = moments(series, len(series), steps)
@@ -66,21 +66,21 @@ def ahead(axes: Axes, found: Experiment, i: int) -> None:
     _finish(axes, series, "What comes next")
 
 
-def windows(axes: Axes, found: Experiment, compared: int) -> None:
+def windows(axes: Axes, experiment: Experiment, compared: int) -> None:
     """What would have been said at the start of each window, and what came."""
-    series = found.series[found.compared[compared]]
-    backtest = next(iter(found.backtests().values()))[compared]
+    series = experiment.series[experiment.compared[compared]]
+    backtest = next(iter(experiment.backtests().values()))[compared]
     first = int(backtest.origins.min())
-    start = max(0, first - found.settings.steps)
+    start = max(0, first - experiment.settings.steps)
     axes.plot(
         moments(series, start, len(series) - start),
         series.values[start:, 0], color="#333333", linestyle="-", lw=0.9, label="data",
     )  # fmt: skip
-    level = found.settings.levels[0]
+    level = experiment.settings.levels[0]
     for n, w in enumerate(sorted(set(backtest.window.tolist()))):
         row = int(np.flatnonzero(backtest.window == w)[0])
-        at = moments(series, int(backtest.origins[row]), found.settings.steps)
-        low, high = interval(backtest.quantiles[row], level, found.ensemble.widen[level])
+        at = moments(series, int(backtest.origins[row]), experiment.settings.steps)
+        low, high = interval(backtest.quantiles[row], level, experiment.ensemble.widen[level])
         colour = COLOURS[n % 2 + 1]
         axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
         label = "forecast then" if n == 0 else None
@@ -88,11 +88,11 @@ def windows(axes: Axes, found: Experiment, compared: int) -> None:
     _finish(axes, series, "Windows it was not shown")
 
 
-def k_steps(axes: Axes, found: Experiment, i: int, horizons: tuple[int, ...]) -> None:
+def k_steps(axes: Axes, experiment: Experiment, i: int, horizons: tuple[int, ...]) -> None:
     """The k-step-ahead forecast at every step, for several k, of the first model of series i."""
-    series = found.series[i]
-    label = found.ensemble.members[i][0]
-    fitted, steps = found.ensemble.fitted[label], found.settings.steps
+    series = experiment.series[i]
+    label = experiment.ensemble.members[i][0]
+    fitted, steps = experiment.ensemble.fitted[label], experiment.settings.steps
     model = fitted.models[i]
     last = len(series) if not series.known.shape[1] else len(series) - steps
     origins = np.arange(model.lags, last + 1)

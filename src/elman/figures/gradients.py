@@ -18,7 +18,7 @@ STRONGEST = 24
 """How many units are drawn, each with its name."""
 
 
-def lags(found: ByLag, window: int | None = None, *, narrow: bool = False) -> Figure:
+def lags(by_lag: ByLag, window: int | None = None, *, narrow: bool = False) -> Figure:
     """‖∂L_t/∂h_{t-k}‖ by lag, and the share of it that a window of each length keeps.
 
     Side by side, or `narrow`: one above the other.
@@ -33,28 +33,28 @@ def lags(found: ByLag, window: int | None = None, *, narrow: bool = False) -> Fi
             figure = Figure(figsize=(9.6, 3.8))
             first, second = figure.subplots(1, 2)
             figure.subplots_adjust(left=0.08, right=0.985, bottom=0.13, top=0.92, wspace=0.22)
-        _by_lag(first, found)
-        _kept(second, found, window)
+        _by_lag(first, by_lag)
+        _kept(second, by_lag, window)
     return figure
 
 
-def _by_lag(axes: Axes, found: ByLag) -> None:
-    k = np.arange(found.lags + 1)
+def _by_lag(axes: Axes, by_lag: ByLag) -> None:
+    k = np.arange(by_lag.lags + 1)
     axes.fill_between(
         k,
-        np.maximum(found.quantile(0.1), TINY),
-        np.maximum(found.quantile(0.9), TINY),
+        np.maximum(by_lag.quantile(0.1), TINY),
+        np.maximum(by_lag.quantile(0.9), TINY),
         color=COLOURS[0],
         alpha=0.2,
         linewidth=0,
         label="eight losses in ten",
     )
-    axes.plot(k, np.maximum(found.mean, TINY), color=COLOURS[0], label="mean over the losses")
+    axes.plot(k, np.maximum(by_lag.mean, TINY), color=COLOURS[0], label="mean over the losses")
     axes.set(yscale="log", xlabel="lag k (steps back)", ylabel="‖∂L$_t$/∂h$_{t-k}$‖")
     axes.set_title("How far back the gradient reaches")
-    least = "" if found.settled else "at least "
+    least = "" if by_lag.settled else "at least "
     for part, dash in ((0.5, "--"), (0.9, ":")):
-        at = found.horizon(part)
+        at = by_lag.horizon(part)
         axes.axvline(at, color="black", linestyle=dash, linewidth=1)
         axes.annotate(
             f"{100 * part:.0f} % within {least}{at}",
@@ -68,12 +68,12 @@ def _by_lag(axes: Axes, found: ByLag) -> None:
     axes.legend(loc="upper right", bbox_to_anchor=(1, 0.82), fontsize=9)
 
 
-def _kept(axes: Axes, found: ByLag, window: int | None) -> None:
-    last = max(2 * found.lags, round(1.25 * (window or 1)))
+def _kept(axes: Axes, by_lag: ByLag, window: int | None) -> None:
+    last = max(2 * by_lag.lags, round(1.25 * (window or 1)))
     windows = np.unique(np.linspace(1, last, min(last, 200)).astype(int))
-    axes.plot(windows, [found.kept(int(w)) for w in windows], color=COLOURS[1])
+    axes.plot(windows, [by_lag.kept(int(w)) for w in windows], color=COLOURS[1])
     if window is not None:
-        kept, most = found.kept(window), "" if found.settled else "at most "
+        kept, most = by_lag.kept(window), "" if by_lag.settled else "at most "
         axes.plot([window], [kept], "o", color="black")
         axes.annotate(
             f"window {window} keeps {most}{100 * kept:.0f} %",
@@ -87,9 +87,9 @@ def _kept(axes: Axes, found: ByLag, window: int | None) -> None:
     axes.set_title("What a window keeps")
 
 
-def units(found: Units, text: Sequence[str] | None = None) -> Figure:
+def units(by_unit: Units, text: Sequence[str] | None = None) -> Figure:
     """|∂L/∂S_t| by step: of the whole state above, of the units that receive most below."""
-    order = np.argsort(-found.gradient.sum(0))[:STRONGEST]
+    order = np.argsort(-by_unit.gradient.sum(0))[:STRONGEST]
     with house():
         figure, (whole, each) = plt.subplots(
             2,
@@ -99,12 +99,12 @@ def units(found: Units, text: Sequence[str] | None = None) -> Figure:
             sharex=True,
             gridspec_kw={"height_ratios": (1, 4)},
         )
-        steps = np.arange(len(found.gradient))
-        whole.bar(steps, np.linalg.norm(found.gradient, axis=1), color=COLOURS[0])
+        steps = np.arange(len(by_unit.gradient))
+        whole.bar(steps, np.linalg.norm(by_unit.gradient, axis=1), color=COLOURS[0])
         whole.set(ylabel="‖∂L/∂S$_t$‖")
-        total = found.gradient.shape[1]
+        total = by_unit.gradient.shape[1]
         whole.set_title(f"The gradient that reaches all {total} units of the state, step by step")
-        image = np.maximum(found.gradient[:, order].T, TINY)
+        image = np.maximum(by_unit.gradient[:, order].T, TINY)
         high = max(float(image.max()), 10 * TINY)
         drawn = each.imshow(
             image,
@@ -116,9 +116,9 @@ def units(found: Units, text: Sequence[str] | None = None) -> Figure:
         figure.colorbar(drawn, ax=each, label="|∂L/∂S$_t$| of one unit")
         for axes in (whole, each):
             axes.grid(visible=False)
-        each.set_yticks(range(len(order)), [found.names[i] for i in order], fontsize=8)
-        held = share_of(found.gradient, order)
-        memory = ", c: the memory of an lstm" if any(n[0] == "c" for n in found.names) else ""
+        each.set_yticks(range(len(order)), [by_unit.names[i] for i in order], fontsize=8)
+        held = share_of(by_unit.gradient, order)
+        memory = ", c: the memory of an lstm" if any(n[0] == "c" for n in by_unit.names) else ""
         each.set_title(
             f"The {len(order)} that receive most, {held:.0%} of it together (h: output{memory})",
             fontsize=10,
@@ -135,12 +135,12 @@ def share_of(gradient: NDArray[np.float64], chosen: NDArray[np.intp]) -> float:
     return float(gradient[:, chosen].sum() / max(gradient.sum(), TINY))
 
 
-def directions(found: SingularValues) -> Figure:
+def directions(singular: SingularValues) -> Figure:
     """Singular values of ∂h_{t+k}/∂h_t: how many directions survive k steps."""
     with house():
         figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
         for k, values, colour, dash in zip(
-            found.lags, found.values, _cycle(COLOURS), _cycle(STYLES), strict=False
+            singular.lags, singular.values, _cycle(COLOURS), _cycle(STYLES), strict=False
         ):
             rank = np.arange(1, len(values) + 1)
             axes.plot(
@@ -148,16 +148,18 @@ def directions(found: SingularValues) -> Figure:
             )
         axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
         axes.set(yscale="log", xlabel="direction", ylabel="singular value of ∂h$_{t+k}$/∂h$_t$")
-        axes.set_ylim(bottom=max(TINY, float(found.values[found.values > TINY].min(initial=1))))
+        axes.set_ylim(
+            bottom=max(TINY, float(singular.values[singular.values > TINY].min(initial=1)))
+        )
         axes.set_title("Directions that survive k steps")
         axes.legend(ncols=2, fontsize=8)
     plt.close(figure)
     return figure
 
 
-def attribution(found: Attribution, past: Sequence[str], target: str) -> Figure:
+def attribution(shares: Attribution, past: Sequence[str], target: str) -> Figure:
     """The past tokens, coloured by what each did for the prediction of the next one."""
-    rows = {"exact, left out": found.left_out, "gradient × input": found.gradient}
+    rows = {"exact, left out": shares.left_out, "gradient × input": shares.gradient}
     with house():
         width = max(7.0, 0.28 * len(past) + 2)
         figure, axes = plt.subplots(figsize=(width, 2.2), layout="constrained")
@@ -177,7 +179,7 @@ def attribution(found: Attribution, past: Sequence[str], target: str) -> Figure:
         axes.grid(visible=False)
         axes.set_yticks(range(2), list(rows))
         axes.set_xticks([])
-        probability = np.exp(found.log_probability)
+        probability = np.exp(shares.log_probability)
         axes.set_title(
             f"Why {_visible(target)!r} next? P = {probability:.3f}; strongest {limit:.2g} nats"
         )

@@ -220,7 +220,7 @@ def _list_below(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
 def spread(heights: Sequence[float], rows: Sequence[float]) -> list[float]:
     """Move labels apart, as little as possible, until none overlap and all lie between 0 and 1.
 
-    `heights` is where each wishes to be centred, `rows` how much room it takes.
+    `heights` is where each would be centred, `rows` how much room it takes.
 
     >>> [round(y, 3) for y in spread([0.50, 0.52, 0.99], [0.1, 0.1, 0.1])]
     [0.46, 0.56, 0.95]

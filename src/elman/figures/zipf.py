@@ -14,19 +14,19 @@ POINTS = 400
 """Ranks drawn per curve, evenly spaced on the logarithmic axis."""
 
 
-def zipf(found: Sequence[tuple[Frequencies, Zipf | None]], token: str = "token") -> Figure:
+def zipf(curves: Sequence[tuple[Frequencies, Zipf | None]], token: str = "token") -> Figure:
     """One curve for each n, and the line fitted to it, from the first to the last rank it fits."""
     with house():
         figure = Figure(figsize=(6.4, 4.2))
         axes = figure.subplots()
-        for i, (frequencies, _) in enumerate(found):
+        for i, (frequencies, _) in enumerate(curves):
             _curve(axes, frequencies, i, token)
-        fits = [fit for _, fit in found if fit is not None]
+        fits = [fit for _, fit in curves if fit is not None]
         for i, fit in enumerate(fits):
             _line(axes, fit, "fitted between the bars" if i == 0 else "_nolegend_")
         axes.set(xscale="log", yscale="log", xlabel="rank", ylabel="occurrences")
         axes.set_title("Zipf's law: occurrences ∝ 1 / rank$^α$")
-        _name(axes, found, token)
+        _name(axes, curves, token)
     return figure
 
 
@@ -44,8 +44,8 @@ def _line(axes: Axes, fit: Zipf, label: str) -> None:
     )
 
 
-def _name(axes: Axes, found: Sequence[tuple[Frequencies, Zipf | None]], token: str) -> None:
-    for line, (frequencies, fit) in zip(axes.lines, found, strict=False):
+def _name(axes: Axes, curves: Sequence[tuple[Frequencies, Zipf | None]], token: str) -> None:
+    for line, (frequencies, fit) in zip(axes.lines, curves, strict=False):
         name = NAMES.get(frequencies.n, f"runs of {frequencies.n}").format(token)
         line.set_label(name if fit is None else f"{name}, α = {fit.alpha:.2f}")
     axes.legend()

@@ -208,9 +208,9 @@ def _pure_layer(module: nn.RNNBase) -> tuple[Step, Weights, Callable[[Tensor], N
         "b_hh": "bias_hh_l0",
         "W_hr": "weight_hr_l0",
     }
-    given: dict[str, Any] = {field: getattr(module, name, None) for field, name in names.items()}
+    weights: dict[str, Any] = {field: getattr(module, name, None) for field, name in names.items()}
     cell: Any = module.cell if hasattr(module, "cell") else cells.of_mode(module.mode)
-    return _pure_cell(cell, LayerWeights(**given), names)
+    return _pure_cell(cell, LayerWeights(**weights), names)
 
 
 def _pure_cell(

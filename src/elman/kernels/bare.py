@@ -1,6 +1,6 @@
 """The recurrence as a bare loop that autograd sees: for gradients of gradients.
 
-Where the gradient is itself differentiated (`create_graph=True`) a kernel is no use: its backward
+Where the gradient is itself differentiated (`create_graph=True`) a kernel will not do: its backward
 leaves no graph. This loop scales the gradient by ξ at each moment and leaves the rest to PyTorch;
 it is slow, holds everything, and differentiates as often as asked.
 """

@@ -33,8 +33,8 @@ class Explanation:
     reasons: dict[str, str]
 
     def __str__(self) -> str:
-        said = [f"{name}: no, {reason}" for name, reason in self.reasons.items()]
-        return "\n".join([*said, f"{self.runs}: runs"])
+        refusals = [f"{name}: no, {reason}" for name, reason in self.reasons.items()]
+        return "\n".join([*refusals, f"{self.runs}: runs"])
 
 
 def select(job: Job) -> Kernel:

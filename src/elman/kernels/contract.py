@@ -1,7 +1,7 @@
 """What a kernel is asked and what it answers.
 
 A kernel runs one layer in one direction over a piece of time, forwards and back. `Piece` is all
-that it reads, `Pull` all that the loss hands it on the way back, `Trace` what it keeps in between.
+that it reads, `Pull` all that the loss hands back to it, `Trace` what it keeps in between.
 """
 
 from __future__ import annotations

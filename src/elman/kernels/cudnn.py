@@ -164,7 +164,7 @@ def _piece(
     batch_sizes: Sequence[int] = (),
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     net = whole.network
-    found = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
+    outputs = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
         xs,
         list(weights),
         net.each,
@@ -179,7 +179,7 @@ def _piece(
         batch_sizes,
         None,
     )
-    return found[0], found[1 : 1 + len(first)]
+    return outputs[0], outputs[1 : 1 + len(first)]
 
 
 def all_weights(net: Network, weights: Sequence[Tensor]) -> Tensor:

@@ -91,9 +91,9 @@ class Fused:
             if held is not None:
                 before = tuple(torch.where(held, d, b) for d, b in zip(dstate, before, strict=True))
             dstate = before
-        found = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, [das_hh])
+        gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, [das_hh])
         dxs = das_ih @ w.W_ih if needs_dxs and xs.is_floating_point() else None
-        return dxs, products.add(into, found), dstate
+        return dxs, products.add(into, gradients), dstate
 
 
 def _hidden_bias(cell: Cell, w: Weights) -> Tensor | None:

@@ -74,11 +74,11 @@ def _line(
     i, u = _between(tables["sizes"], hidden, 1.0)
     j, v = _between(tables["batches"], rows, 2.0)
     corners = [(grid[i + a][j + b], (u if a else 1 - u) * (v if b else 1 - v)) for a, b in CORNERS]
-    known = [(found, weight) for found, weight in corners if found is not None and weight != 0]
+    known = [(line, weight) for line, weight in corners if line is not None and weight != 0]
     total = sum(weight for _, weight in known)
     if total < 0.75:  # too far from anything that was measured
         return None
-    sums = [sum(w * math.log(found[k]) for found, w in known) for k in range(2)]
+    sums = [sum(w * math.log(line[k]) for line, w in known) for k in range(2)]
     return Line(*(math.exp(s / total) for s in sums))
 
 

@@ -57,11 +57,11 @@ def _rows(blocks: list[Tensor]) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def add(into: Gradients | None, found: Gradients) -> Gradients:
-    """`found`, or `into` with `found` added in place."""
+def add(into: Gradients | None, gradients: Gradients) -> Gradients:
+    """`gradients`, or `into` with `gradients` added in place."""
     if into is None:
-        return found
-    for total, more in zip(into, found, strict=True):
+        return gradients
+    for total, more in zip(into, gradients, strict=True):
         if total is not None and more is not None:
             total.add_(more)
     return into

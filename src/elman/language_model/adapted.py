@@ -22,13 +22,12 @@ from torch.nn import functional as F
 
 from elman.errors import UserError
 from elman.gradients import Carry, Memory
-from elman.language_model.model import LanguageModel, Masks, Noise, known_range
-from elman.language_model.nests import over
+from elman.language_model.masks import NO_MASKS, Masks, Noise
+from elman.language_model.model import LanguageModel, known_range
+from elman.language_model.nests import Nest, over
 
-State = Any
 
-
-def read(model: nn.Module, ids: Tensor, state: State = None) -> tuple[Tensor, State]:
+def read(model: nn.Module, ids: Tensor, state: Nest = None) -> tuple[Tensor, Nest]:
     """Logits (batch, time, vocabulary) of the token after each id, and the state at the end."""
     begin: Any = getattr(model, "begin_state", None)
     if state is None and begin is not None:
@@ -117,7 +116,7 @@ class Reader(Protocol):
         """Inside this block, step t hands ξ_t times its gradient back (None: 1)."""
         ...
 
-    def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
+    def states(self, ids: Tensor, state: Nest, masks: Masks) -> tuple[Tensor, Nest]:
         """What the predictions are made from, time first, and the state after the last step."""
         ...
 
@@ -125,11 +124,11 @@ class Reader(Protocol):
         """The mean of -log P(target_t), from what `states` found, both time first."""
         ...
 
-    def read_back(self, ids: Tensor, masks: Masks, loss: Loss) -> tuple[Tensor, State]:
+    def read_back(self, ids: Tensor, masks: Masks, loss: Loss) -> tuple[Tensor, Nest]:
         """Read whole lanes from the beginning and carry all losses back; their sum."""
         ...
 
-    def computed(self, ids: Tensor, state: State, masks: Masks) -> list[tuple[str, Tensor]]:
+    def computed(self, ids: Tensor, state: Nest, masks: Masks) -> list[tuple[str, Tensor]]:
         """What an update computes before its loss, by name and in order."""
         ...
 
@@ -149,7 +148,7 @@ def reader_of(model: nn.Module) -> Reader:
 
 @final
 class Adapted:
-    """A module of anyone's, with the answers that a training asks for.
+    """Any other module, with the answers that a training asks for.
 
     It is called with a stretch of text at a time, and knows nothing of masks. Where a carry gives
     a step a weight ξ_t ≠ 1, the module is called up to there and again from there on, and what is
@@ -164,7 +163,7 @@ class Adapted:
         self._xi: Tensor | None = None
 
     def refusal(self, carry: Carry, memory: Memory | None) -> tuple[str, str] | None:
-        """Any carry will do, as any state can be handed on; what is kept is autograd's affair."""
+        """Any carry will do, as any state can be handed on; autograd decides what is kept."""
         if memory is None or memory.keeps_all:
             return None
         why = f"a {type(self.module).__name__}: elman does not know what its steps keep"
@@ -185,7 +184,7 @@ class Adapted:
 
     def draw_masks(self, batch: int) -> Masks:
         """None: what it hides is its own affair."""
-        return Masks(None, None, {})
+        return NO_MASKS
 
     def hide_tokens(self, ids: Tensor) -> Tensor:
         """None are hidden."""
@@ -200,36 +199,36 @@ class Adapted:
         finally:
             self._xi = None
 
-    def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
+    def states(self, ids: Tensor, state: Nest, masks: Masks) -> tuple[Tensor, Nest]:
         """The logits, time first, and the state after the last step."""
         steps, xi = ids.shape[1], self._xi
         inner = [] if xi is None else [t for t in range(1, steps) if xi[t] != 1]
-        found = []
+        pieces = []
         for start, end in itertools.pairwise([0, *inner, steps]):
             if start and xi is not None:
                 state = _weighed(state, float(xi[start]))
             logits, state = read(self.module, ids[:, start:end], state)
-            found.append(logits.transpose(0, 1))
-        return found[0] if len(found) == 1 else torch.cat(found), state
+            pieces.append(logits.transpose(0, 1))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces), state
 
     def mean_nats(self, hs: Tensor, targets: Tensor, masks: Masks) -> Tensor:
         """The mean of -log softmax(logits_t)[target_t]."""
         return F.cross_entropy(hs.flatten(0, 1), targets.flatten())
 
-    def read_back(self, ids: Tensor, masks: Masks, loss: Loss) -> tuple[Tensor, State]:
+    def read_back(self, ids: Tensor, masks: Masks, loss: Loss) -> tuple[Tensor, Nest]:
         """In one go, by autograd."""
         logits, state = self.states(ids, None, masks)
         total = loss(logits, 0)
         total.backward()
         return total.detach(), state
 
-    def computed(self, ids: Tensor, state: State, masks: Masks) -> list[tuple[str, Tensor]]:
+    def computed(self, ids: Tensor, state: Nest, masks: Masks) -> list[tuple[str, Tensor]]:
         """Only the logits are seen from outside."""
         return [("the logits o_t", self.states(ids, state, masks)[0])]
 
 
-def _weighed(state: State, xi: float) -> State:
-    """The same state, whose gradient is multiplied by ξ on its way back; ξ = 0 cuts."""
+def _weighed(state: Nest, xi: float) -> Nest:
+    """The same state, whose gradient is multiplied by ξ in the backward pass; ξ = 0 cuts."""
 
     def one(tensor: Tensor) -> Tensor:
         if not tensor.requires_grad or xi == 0:

@@ -68,8 +68,8 @@ class Captured:
             for mine in self.states:
                 mine.zero_()
             return
-        for mine, given in zip(self.states, _flat(state), strict=True):
-            mine.copy_(given)
+        for mine, new in zip(self.states, _flat(state), strict=True):
+            mine.copy_(new)
 
 
 def _flat(state: Any) -> tuple[Tensor, ...]:

@@ -41,24 +41,25 @@ def _plain(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Ten
 
 
 class _Fused(torch.autograd.Function):
-    """Forwards finds the gradient too, once; asked for it again it is found by torch."""
+    """The forward pass computes the gradient too, once; asked for it again, torch computes it."""
 
     @staticmethod
     def forward(ctx: Any, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
         needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3]))
-        nats, ctx.found = head.mean_nats(KERNEL, hs, W_hq, b_q, targets, needs)
+        nats, ctx.gradients = head.mean_nats(KERNEL, hs, W_hq, b_q, targets, needs)
         ctx.save_for_backward(hs, W_hq, b_q, targets)
         return nats
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        found, again = ctx.found, torch.is_grad_enabled()  # create_graph=True: leave a graph behind
-        if again or found is None:
+        again = torch.is_grad_enabled()  # create_graph=True: leave a graph behind
+        gradients = ctx.gradients
+        if again or gradients is None:
             return *_plain_gradient(ctx.saved_tensors, grads[0], again), None
-        ctx.found, scale = None, grads[0].item()
+        ctx.gradients, scale = None, grads[0].item()
         if scale != 1:
-            found = [None if d is None else d.mul_(scale) for d in found]
-        return *found, None
+            gradients = [None if d is None else d.mul_(scale) for d in gradients]
+        return *gradients, None
 
 
 def _plain_gradient(
@@ -74,5 +75,5 @@ def _plain_gradient(
         inputs = (own(hs), own(W_hq), None if b_q is None else own(b_q))
         wanted = [t for t in inputs if t is not None and t.requires_grad]
         nats = _plain(*inputs, targets)
-    found = iter(torch.autograd.grad(nats, wanted, grad, create_graph=graph))
-    return [next(found) if t is not None and t.requires_grad else None for t in inputs]
+    gradients = iter(torch.autograd.grad(nats, wanted, grad, create_graph=graph))
+    return [next(gradients) if t is not None and t.requires_grad else None for t in inputs]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from numbers import Integral
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,24 +26,20 @@ from elman import cells
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Given, Memory, Stored, backward_through_time
 from elman.language_model.loss import linear_cross_entropy
+from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
 from elman.language_model.stepper import Stepper
+from elman.language_model.window_model import Window
 from elman.nn import of
 from elman.options import check, option
 from elman.recurrence.traced import listening
 
-State = Tensor | tuple[Tensor, Tensor] | None
+ModelState = Tensor | tuple[Tensor, Tensor] | None
+"""The state of a `LanguageModel`: h, (h, c), the last ids of an mlp; None before any text."""
 Ids = Tensor | np.ndarray
 """Integers of shape (batch, time): a tensor on the model's device, or an array."""
 WINDOWED = "mlp"
 """The `cell` of the model that has none: it reads a window of tokens and carries no state."""
 INITS = ("default", "notes")
-PANEL = "Model"
-PROBABILITY: dict[str, Any] = {
-    "panel": PANEL,
-    "at_least": 0,
-    "below": 1,
-    "hint": "it is the probability of hiding; 0 hides nothing",
-}
 TABLE = 1 << 22
 """How many entries E W_ihᵀ may have for a `stepper` to work it out beforehand."""
 
@@ -51,29 +47,6 @@ TABLE = 1 << 22
 def kinds() -> tuple[str, ...]:
     """What `cell` may be: every cell by its name in models, or the model without a state."""
     return (*cells.models(), WINDOWED)
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """What is hidden from the model while it trains; each number is a probability in [0, 1).
-
-    tokens:     an input token is read as `<unk>` (id 0), drawn for each token
-    inputs:     a component of the embedding is zero, one mask per row for all steps
-    layers:     a component between two layers is zero, drawn for each step, as in torch.nn
-    outputs:    a component of h_t is zero on its way to the output, one mask per row for all steps
-    recurrent:  an entry of W_hh is zero, one mask per window (DropConnect)
-
-    Gal and Ghahramani (2016) for the masks that hold through time, Merity et al. (2018) for W_hh.
-    """
-
-    tokens: float = option(0.0, "Whole tokens hidden", **PROBABILITY)
-    inputs: float = option(0.0, "Variational, embeddings", **PROBABILITY)
-    layers: float = option(0.0, "Between layers", **PROBABILITY)
-    outputs: float = option(0.0, "Variational, outputs", **PROBABILITY)
-    recurrent: float = option(0.0, "DropConnect on W_hh", **PROBABILITY)
-
-    def __post_init__(self) -> None:
-        check(self, "dropout of {}")
 
 
 @dataclass(frozen=True)
@@ -134,47 +107,6 @@ class Shape:
                     f"dropout of {name} {getattr(self.dropout, name)} hides nothing: {reason}",
                     hint="dropout of tokens and outputs suits every model",
                 )
-
-
-class Masks(NamedTuple):
-    """One draw of the masks that hold for a whole window."""
-
-    inputs: Tensor | None  # (batch, embedding)
-    outputs: Tensor | None  # (batch, hidden)
-    recurrent: dict[str, Tensor]  # by parameter name, each of that parameter's shape
-
-
-NO_MASKS = Masks(None, None, {})
-"""Nothing hidden."""
-
-
-class Noise:
-    """Random numbers that can be saved: one generator per kind of device, from one seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.generators: dict[str, torch.Generator] = {}
-
-    def on(self, device: torch.device) -> torch.Generator:
-        """The generator of this device."""
-        if device.type not in self.generators:
-            self.generators[device.type] = torch.Generator(device).manual_seed(self.seed)
-        return self.generators[device.type]
-
-    def keep(self, shape: tuple[int, ...], drop: float, like: Tensor) -> Tensor:
-        """A mask of 0 (with probability `drop`) and 1/(1-drop), so that its mean is 1."""
-        mask = torch.empty(shape, device=like.device, dtype=like.dtype)
-        return mask.bernoulli_(1 - drop, generator=self.on(like.device)).div_(1 - drop)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Every generator's state, by kind of device."""
-        return {device: g.get_state() for device, g in self.generators.items()}
-
-    def load_state_dict(self, states: dict[str, Tensor]) -> None:
-        """Continue exactly where `state_dict` was taken; a device absent here is left out."""
-        for device, state in states.items():
-            if device == "cpu" or torch.cuda.is_available():
-                self.on(torch.device(device)).set_state(state.cpu())
 
 
 class LanguageModel(nn.Module):
@@ -301,8 +233,8 @@ class LanguageModel(nn.Module):
         return torch.where(kept > 0, ids, 0)
 
     def forward(
-        self, ids: Ids, state: State = None, masks: Masks | None = None
-    ) -> tuple[Tensor, State]:
+        self, ids: Ids, state: ModelState = None, masks: Masks | None = None
+    ) -> tuple[Tensor, ModelState]:
         """Logits (batch, time, vocabulary) of the token after each id, and the state at the end.
 
         In training mode the masks of `dropout` are drawn afresh for each call, unless given.
@@ -316,8 +248,8 @@ class LanguageModel(nn.Module):
         return self.project(hs, masks).transpose(0, 1), state
 
     def states(
-        self, ids: Ids, state: State = None, masks: Masks | None = None
-    ) -> tuple[Tensor, State]:
+        self, ids: Ids, state: ModelState = None, masks: Masks | None = None
+    ) -> tuple[Tensor, ModelState]:
         """h_1 … h_T, time first, and the state after the last step.
 
         Without masks nothing is hidden, in training mode neither.
@@ -336,15 +268,15 @@ class LanguageModel(nn.Module):
         xs = self.embedding(ids)
         return xs if masks.inputs is None else xs * masks.inputs
 
-    def recur(self, xs: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
+    def recur(self, xs: Tensor, state: ModelState, masks: Masks) -> tuple[Tensor, ModelState]:
         """Run the recurrence, with W_hh thinned out where there is a mask for it."""
         if not masks.recurrent:
             return self.recurrence(xs, state)
         return functional_call(self.recurrence, self._thinned(masks), (xs, state))
 
     def recur_back(
-        self, xs: Tensor, state: State, masks: Masks, loss: Callable[[Tensor, int], Tensor]
-    ) -> tuple[Tensor, State]:
+        self, xs: Tensor, state: ModelState, masks: Masks, loss: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, ModelState]:
         """Run the recurrence and carry its losses back: `gradients.backward_through_time`."""
         thinned = {f"rnn.{name}": W_hh for name, W_hh in self._thinned(masks).items()}
         return functional_call(_Back(self.recurrence), thinned, (xs, loss, state))
@@ -362,7 +294,7 @@ class LanguageModel(nn.Module):
         hs = hs if masks.outputs is None else hs * masks.outputs
         return linear_cross_entropy(hs, self.output_weight, self.bias_q, targets)
 
-    def stepper(self, state: State = None, rows: int = 1) -> Stepper | None:
+    def stepper(self, state: ModelState = None, rows: int = 1) -> Stepper | None:
         """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
 
         An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
@@ -449,70 +381,18 @@ class LanguageModel(nn.Module):
 
     def read_back(
         self, ids: Tensor, masks: Masks, loss: Callable[[Tensor, int], Tensor]
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, ModelState]:
         """Read whole lanes from the beginning and carry all losses back, piece by piece."""
         return self.recur_back(self.inputs(ids.T, masks), None, masks, loss)
 
-    def computed(self, ids: Tensor, state: State, masks: Masks) -> list[tuple[str, Tensor]]:
+    def computed(self, ids: Tensor, state: ModelState, masks: Masks) -> list[tuple[str, Tensor]]:
         """What an update computes before its loss, by name and in order."""
         hs, _ = self.states(ids, state, masks)
         return [("the hidden states h_t", hs), ("the logits o_t", self.project(hs, masks))]
 
 
-class Window(nn.Module):
-    """The body of the model without hidden state: h_t = tanh(Σ_k W_k x_{t-k} + b), k < context.
-
-    Before the text begins, x is the row after the last of the vocabulary, learned like any other.
-    """
-
-    def __init__(
-        self,
-        vocab_size: int,
-        context: int,
-        embedding_size: int | None,
-        hidden_size: int,
-        layers: int,
-    ) -> None:
-        super().__init__()
-        self.start, self.context = vocab_size, context
-        inputs = context * (embedding_size or vocab_size + 1)
-        self.weight_xh = nn.Parameter(torch.empty(inputs, hidden_size))
-        self.bias_h = nn.Parameter(torch.empty(hidden_size))
-        bound = 1 / math.sqrt(context * (embedding_size or 1))
-        nn.init.uniform_(self.weight_xh, -bound, bound)
-        nn.init.uniform_(self.bias_h, -bound, bound)
-        self.deeper = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(layers - 1))
-
-    def forward(
-        self,
-        ids: Tensor,
-        embedding: nn.Embedding | None,
-        before: Tensor | None,
-        mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """(time, batch, hidden), and the last `context` ids, (batch, context)."""
-        if before is None:
-            before = ids.new_full((ids.shape[0], self.context), self.start)
-        read = torch.cat([before, ids], dim=1)
-        windows = read[:, 1:].unfold(1, self.context, 1).transpose(0, 1)  # (T, B, context)
-        h = torch.tanh(self._sum(windows, embedding, mask) + self.bias_h)
-        for layer in self.deeper:
-            h = torch.tanh(layer(h))
-        return h, read[:, read.shape[1] - self.context :]
-
-    def _sum(self, windows: Tensor, embedding: nn.Embedding | None, mask: Tensor | None) -> Tensor:
-        if embedding is None:  # one-hot: the sum of one row of each W_k
-            rows = windows + torch.arange(self.context, device=windows.device) * (self.start + 1)
-            summed = F.embedding_bag(rows.flatten(0, 1), self.weight_xh, mode="sum")
-            return summed.view(*windows.shape[:2], -1)
-        xs = embedding(windows)
-        if mask is not None:
-            xs = xs * mask[:, None]
-        return xs.flatten(2) @ self.weight_xh
-
-
 def known_range(low: int, high: int, vocab_size: int) -> None:
-    """Refuse ids from `low` to `high` that name no token of so many."""
+    """Refuse ids from `low` to `high` that name no token of the vocabulary."""
     if low < 0 or high >= vocab_size:
         raise UserError(
             f"token ids {low} to {high} must lie in 0 to {vocab_size - 1}",
@@ -536,5 +416,5 @@ class _Back(nn.Module):
         super().__init__()
         self.rnn = rnn
 
-    def forward(self, xs: Tensor, loss: Callable[[Tensor, int], Tensor], state: State) -> Any:
+    def forward(self, xs: Tensor, loss: Callable[[Tensor, int], Tensor], state: ModelState) -> Any:
         return backward_through_time(self.rnn, xs, loss, state)

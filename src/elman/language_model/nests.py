@@ -1,14 +1,11 @@
 """States of any model: a tensor, None, or a tuple, list or dict of such."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
+from elman.cells.custom import Nest
 from elman.errors import UserError
-
-Nest = Any
-"""A tensor, None, or a tuple, list or dict of nests."""
 
 
 def over(function: Callable[..., Tensor], *nests: Nest) -> Nest:

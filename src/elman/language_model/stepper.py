@@ -89,7 +89,7 @@ class Stepper:
         if isinstance(self._steps, Captured):
             self._steps.state = state
             return
-        given = (state,) if isinstance(state, Tensor) else state
-        for layer, tracks in zip(zip(*given, strict=True), self._steps.states, strict=True):
+        states = (state,) if isinstance(state, Tensor) else state
+        for layer, tracks in zip(zip(*states, strict=True), self._steps.states, strict=True):
             for s, track in zip(layer, tracks, strict=True):
                 track[1] = s

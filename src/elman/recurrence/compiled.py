@@ -42,18 +42,18 @@ def register(carry: Carry, memory: Memory) -> Registered:
     """Give them a number. It holds as long as the caller keeps what is returned; once the operator
     has been called with it, compiled code may hold it too, and it stays for good."""
     key = (carry.key(), memory)
-    found = _BY_KEY.get(key)
-    if found is None:
-        found = _BY_KEY[key] = Registered(next(_FRESH), carry, memory)
-        _BY_NUMBER[found.number] = found
-    return found
+    registered = _BY_KEY.get(key)
+    if registered is None:
+        registered = _BY_KEY[key] = Registered(next(_FRESH), carry, memory)
+        _BY_NUMBER[registered.number] = registered
+    return registered
 
 
 def _recipe(
-    cell: str, bias: bool, projected: bool, directions: int, dropout: float, how: int
+    cell: str, bias: bool, projected: bool, directions: int, dropout: float, number: int
 ) -> Recipe:
-    found = _COMPILED.get(how) or _COMPILED.setdefault(how, _BY_NUMBER[how])
-    return Recipe(cell, bias, projected, directions, dropout, found.carry, found.memory)
+    registered = _COMPILED.get(number) or _COMPILED.setdefault(number, _BY_NUMBER[number])
+    return Recipe(cell, bias, projected, directions, dropout, registered.carry, registered.memory)
 
 
 @torch.library.custom_op("elman::recurrence", mutates_args=())
@@ -68,20 +68,22 @@ def recurrence(
     projected: bool,
     directions: int,
     dropout: float,
-    how: int,
+    number: int,
     keep: bool,
 ) -> list[Tensor]:
     """[ys, h, (c), and what is kept for the backward pass], sharing no memory."""
-    recipe = _recipe(cell, bias, projected, directions, dropout, how)
+    recipe = _recipe(cell, bias, projected, directions, dropout, number)
     x = Inputs(xs, stacked, weights, lengths, seed)
     ys, last, kept = forward(recipe, x, recipe.stack(x), keep)
     return [ys.clone() if kept else ys.contiguous(), *last, *kept]
 
 
 @recurrence.register_fake
-def _(xs, stacked, weights, lengths, seed, cell, bias, projected, directions, dropout, how, keep):
+def _(
+    xs, stacked, weights, lengths, seed, cell, bias, projected, directions, dropout, number, keep
+):
     """The same run with a kernel that computes nothing."""
-    recipe = _recipe(cell, bias, projected, directions, dropout, how)
+    recipe = _recipe(cell, bias, projected, directions, dropout, number)
     x = Inputs(xs, stacked, weights, lengths, None)
     stack = recipe.stack(x)
     stack = stack.replaced(kernels=[Empty(kernel) for kernel in stack.kernels])
@@ -105,11 +107,11 @@ def recurrence_backward(
     projected: bool,
     directions: int,
     dropout: float,
-    how: int,
+    number: int,
     needs_dxs: bool,
 ) -> list[Tensor]:
     """[the pulls on h, (c), the weights, and (where needed) xs], sharing no memory."""
-    recipe = _recipe(cell, bias, projected, directions, dropout, how)
+    recipe = _recipe(cell, bias, projected, directions, dropout, number)
     x = Inputs(xs, stacked, weights, lengths, seed)
     dlast = [dh, dc][: len(stacked)]
     dxs, dstacked, dws = backward(recipe.stack(x), x, list(kept), dys, dlast, needs_dxs)
@@ -141,14 +143,14 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> Any:
         dlast = [dh, dc][: ctx.n]
         stack = _recipe(*ctx.plain).stack(x)
         dxs, dstacked, dws = backward(stack, x, kept, dys, dlast, needs_dxs)
-        found = [*dstacked, *dws, dxs]
+        pulls = [*dstacked, *dws, dxs]
     else:
-        found = recurrence_backward(
+        pulls = recurrence_backward(
             dys, dh, dc, xs, stacked, weights, kept, lengths, seed, *ctx.plain, needs_dxs
         )
-    dxs = found[ctx.m] if len(found) > ctx.m else None
+    dxs = pulls[ctx.m] if len(pulls) > ctx.m else None
     plain = [None] * (len(ctx.plain) + 1)
-    return dxs, found[: ctx.n], found[ctx.n : ctx.m], None, None, *plain
+    return dxs, pulls[: ctx.n], pulls[ctx.n : ctx.m], None, None, *plain
 
 
 recurrence.register_autograd(_backward, setup_context=_setup)

@@ -125,8 +125,8 @@ class Recurrent(nn.Module):
 
         with torch.no_grad():
             kept = walk.forward(xs, leaves, keep=True, outputs=False)
-            found = walk.backward(xs, kept, pull, [None] * len(leaves))
-        inputs = zip([xs, *leaves, *walk.params()], found, strict=True)
+            pulls = walk.backward(xs, kept, pull, [None] * len(leaves))
+        inputs = zip([xs, *leaves, *walk.params()], pulls, strict=True)
         pulled = {x: d for x, d in inputs if d is not None and x.requires_grad}
         torch.autograd.backward([*pulled], [*pulled.values()])
         return total, pytree.tree_unflatten(kept.last, walk.structure)
@@ -162,9 +162,9 @@ class Recurrent(nn.Module):
         return ys.transpose(0, 1) if self.batch_first else ys
 
     def extra_repr(self) -> str:
-        said = [f"batch_first={self.batch_first}"] if self.batch_first else []
-        said += [] if self.carry == FULL else [f"carry={self.carry}"]
-        return ", ".join(said + ([] if self.memory == STORED else [f"memory={self.memory}"]))
+        settings = [f"batch_first={self.batch_first}"] if self.batch_first else []
+        settings += [] if self.carry == FULL else [f"carry={self.carry}"]
+        return ", ".join(settings + ([] if self.memory == STORED else [f"memory={self.memory}"]))
 
 
 def _check_state(leaves: list[Any], batch: int) -> None:
@@ -256,13 +256,13 @@ class Link(NamedTuple):
         pulled = [(r, d) for r, d in pulls if d is not None and r.requires_grad]
         into = [*params, self.x, *self.before]
         wanted = [tensor for tensor in into if tensor.requires_grad]
-        found: list[Tensor | None] = [None] * len(wanted)
+        gradients: list[Tensor | None] = [None] * len(wanted)
         if pulled:
             roots, grads = zip(*pulled, strict=True)
-            found = list(
+            gradients = list(
                 torch.autograd.grad(roots, wanted, grads, retain_graph=True, allow_unused=True)
             )
-        each = [found.pop(0) if tensor.requires_grad else None for tensor in into]
+        each = [gradients.pop(0) if tensor.requires_grad else None for tensor in into]
         n = len(params)
         return each[:n], each[n], each[n + 1 :]
 
@@ -343,7 +343,7 @@ class Walk:
         else:
             dfirst = _weighted(pieces, sums, pull, dlast, self.xi(xs))
         kept.links.clear()
-        return [sums.dxs, *dfirst, *sums.found()]
+        return [sums.dxs, *dfirst, *sums.parameter_pulls()]
 
     def xi(self, xs: Tensor) -> Tensor | None:
         """ξ of every step, 1 where a row has ended; None where it is 1 everywhere."""
@@ -415,7 +415,7 @@ class Sums:
             self.dxs[t] += dx
         return dbefore
 
-    def found(self) -> list[Tensor]:
+    def parameter_pulls(self) -> list[Tensor]:
         return [d.to(p.dtype) for p, d in zip(self.params, self.dparams, strict=True)]
 
 

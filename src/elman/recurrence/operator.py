@@ -231,18 +231,18 @@ def backward(
 ) -> tuple[Tensor | None, tuple[Tensor, ...], list[Tensor]]:
     """The pulls on xs, on the first states (stacked) and on the weights (flat)."""
     pulls = [torch.zeros_like(s) if d is None else d for s, d in zip(x.stacked, dlast, strict=True)]
-    found = _reversed(stack, x.xs, unstack(x.stacked), kept, dys, unstack(pulls), needs_dxs)
-    return found.dxs, state_pulls(found, x), weight_pulls(found, x)
+    gradients = _reversed(stack, x.xs, unstack(x.stacked), kept, dys, unstack(pulls), needs_dxs)
+    return gradients.dxs, state_pulls(gradients, x), weight_pulls(gradients, x)
 
 
-def state_pulls(found: Pulls, x: Inputs) -> tuple[Tensor, ...]:
+def state_pulls(pulls: Pulls, x: Inputs) -> tuple[Tensor, ...]:
     """The pulls on the first states, stacked and in their dtype."""
-    return tuple(d.to(s.dtype) for d, s in zip(restack(found.dstates), x.stacked, strict=True))
+    return tuple(d.to(s.dtype) for d, s in zip(restack(pulls.dstates), x.stacked, strict=True))
 
 
-def weight_pulls(found: Pulls, x: Inputs) -> list[Tensor]:
+def weight_pulls(pulls: Pulls, x: Inputs) -> list[Tensor]:
     """The pulls on the weights, flat and in their dtype."""
-    return _as_weights([d for dw in found.dws for d in dw if d is not None], x.weights)
+    return _as_weights([d for dw in pulls.dws for d in dw if d is not None], x.weights)
 
 
 def _as_weights(dws: list[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -300,8 +300,8 @@ def _bare(
     outs = [(y, d) for y, d in outs if d is not None and y.requires_grad]
     wanted = [t for t in (xs, *_flat(states), *_flat(stack.layers)) if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
-    found = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
-    grads = {id(t): g for t, g in zip(wanted, found, strict=True) if g is not None}
+    pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
+    grads = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
 
     def pull(t: Tensor) -> Tensor:
         return grads[id(t)] if id(t) in grads else torch.zeros_like(t)
@@ -328,10 +328,10 @@ def known_ids() -> Iterator[None]:
 
 
 class Careful:
-    """Where a kernel runs: autocast off, and ids that are no columns of W_ih named in words.
+    """Where a kernel runs: autocast off, and ids outside the columns of W_ih refused in words.
 
     On a CPU the kernels look at every id by themselves, so only ids that they refused are looked at
-    again; elsewhere all are, by a check that on a GPU waits for nobody.
+    again; elsewhere all are, by a check that does not wait for the GPU.
     """
 
     def __init__(self, xs: Tensor, size: int) -> None:

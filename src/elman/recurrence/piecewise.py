@@ -33,9 +33,9 @@ def backward_through_time(
     run = _slid if stack.carry.in_blocks else _carried
     with torch.no_grad():
         last = run(stack, stack.levels()[0][0], x.xs, states, total)
-    found = [pulls.dxs, *state_pulls(pulls, x), *weight_pulls(pulls, x)]
+    flat_pulls = [pulls.dxs, *state_pulls(pulls, x), *weight_pulls(pulls, x)]
     assert total.value is not None
-    return total.value, restack(last), found
+    return total.value, restack(last), flat_pulls
 
 
 class Total:

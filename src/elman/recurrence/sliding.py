@@ -52,8 +52,8 @@ def slide(
         pull = None if dys is None else only(dys[window], block)
         ends = ending(stack, block, len(xs), dlast)
         sub = stack.within(block.start, block.stop)
-        found = reverse(sub, xs[window], before, pull, ends, needs_dxs)
-        total.add(found, window, beginning(stack, block, len(xs)))
+        block_pulls = reverse(sub, xs[window], before, pull, ends, needs_dxs)
+        total.add(block_pulls, window, beginning(stack, block, len(xs)))
     return total
 
 

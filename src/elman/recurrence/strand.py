@@ -30,7 +30,7 @@ class Dropout:
     """Dropout between layers, the same mask however time is cut into pieces.
 
     Masks are drawn for a few steps at a time, from a seed that names the layer and the moment, so
-    they can be drawn again on the way back instead of being kept.
+    they can be drawn again in the backward pass instead of being kept.
     """
 
     p: float
@@ -147,7 +147,7 @@ class Strand:
         return reversed_pieces(plan, held, advance)
 
     def _step_bytes(self, layer: int, xs: Tensor, state: State) -> int:
-        """What one step of a layer takes on the way back: states, gates, pulls on h and x."""
+        """What one step of a layer takes in the backward pass: states, gates, pulls on h and x."""
         w = self.layers[layer]
         one = xs[:1] if layer == 0 else state[0].new_empty(1, len(state[0]), w.W_ih.shape[1])
         gates = self.kernel.empty_gates(Piece(self.cell, w, one, state))
@@ -278,6 +278,6 @@ def _flat(states: States) -> list[Tensor]:
 
 
 def _paired(flat: list[Tensor], like: States) -> States:
-    """The way back from `_flat`."""
+    """The inverse of `_flat`."""
     each = len(like[0])
     return [tuple(flat[i : i + each]) for i in range(0, len(flat), each)]

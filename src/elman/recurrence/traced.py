@@ -30,7 +30,7 @@ def listening() -> bool:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Checks look at the example's sizes, which is no part of what is written down."""
+    """No tracer's warnings: checks read the example's sizes, which the trace leaves out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         yield
@@ -79,11 +79,11 @@ def _torchs(
     first = list(x.stacked) if len(x.stacked) > 1 else x.stacked[0]
     each = 2 + 2 * recipe.bias + recipe.projected
     layers = len(x.weights) // each // recipe.directions
-    how = (recipe.bias, layers, recipe.dropout, training, recipe.directions == 2)
+    options = (recipe.bias, layers, recipe.dropout, training, recipe.directions == 2)
     if batch_sizes is not None:
-        ys, *last = operator(x.xs, batch_sizes, first, list(x.weights), *how)
+        ys, *last = operator(x.xs, batch_sizes, first, list(x.weights), *options)
     else:
-        ys, *last = operator(x.xs, first, list(x.weights), *how, False)
+        ys, *last = operator(x.xs, first, list(x.weights), *options, False)
     return ys, tuple(last)
 
 

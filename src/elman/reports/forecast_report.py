@@ -14,9 +14,10 @@ from elman.reports import page
 _MOST_SERIES = 20
 
 
-def write(folder: Path, found: Experiment, answer: dict[str, Any], picture: Figure) -> Path:
+def write(folder: Path, experiment: Experiment, answer: dict[str, Any], picture: Figure) -> Path:
     """Write report.html into the folder of a forecaster, from what `elman forecast` found."""
-    name = found.series[0].name if len(found.series) == 1 else f"{len(found.series)} series"
+    series = experiment.series
+    name = series[0].name if len(series) == 1 else f"{len(series)} series"
     scores, windows = answer["scores"], answer["windows"]
     measure, words = measure_shown(scores)
     horizons = shown_horizons(windows["steps"])

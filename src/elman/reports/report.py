@@ -242,7 +242,7 @@ def _horizons(story: Story, config: Config) -> list[str]:
         f"{100 * last['window_keeps']:.0f} % of it, and {100 * last['saturation']:.1f} % of the "
         "states were saturated."
     )
-    if len(story.diagnoses) == 1:  # a point is no curve
+    if len(story.diagnoses) == 1:  # one point does not make a curve
         return [f'<p class="soft">{page.text(words)}</p>']
     half, ninety = (_curve(story.diagnoses, f"{part}_within") for part in ("half", "ninety"))
     return [_figure(partial(figures.horizons, half, ninety), "horizons", words)]

@@ -74,19 +74,19 @@ def section(seen: Look, window: int) -> list[str]:
     return [*parts, *_carries(seen.carries)]
 
 
-def _explained(found: Attribution, past: list[str], target: str) -> list[str]:
-    strongest = int(abs(found.left_out).argmax())
-    effect = "helped" if found.left_out[strongest] > 0 else "hindered"
+def _explained(shares: Attribution, past: list[str], target: str) -> list[str]:
+    strongest = int(abs(shares.left_out).argmax())
+    effect = "helped" if shares.left_out[strongest] > 0 else "hindered"
     words = (
         f"How the tokens before it bear on the prediction of {shown(target)}, which came true with "
-        f"P = {math.exp(found.log_probability):.2f}: the darker, the more would change without the "
-        f"token. {shown(past[strongest])}, {len(past) - strongest} back, {effect} most, by "
-        f"{abs(found.left_out[strongest]):.1f} nats. This prediction was chosen because the model "
+        f"P = {math.exp(shares.log_probability):.2f}: the darker, the more would change without "
+        f"the token. {shown(past[strongest])}, {len(past) - strongest} back, {effect} most, by "
+        f"{abs(shares.left_out[strongest]):.1f} nats. This prediction was chosen because the model "
         "needed what lies more than six tokens back."
     )
     return [
         "<h3>One prediction, explained</h3>",
-        page.marked([visible(t) for t in past], found.left_out.tolist(), visible(target)),
+        page.marked([visible(t) for t in past], shares.left_out.tolist(), visible(target)),
         f'<p class="soft caption">{page.text(words)}</p>',
     ]
 

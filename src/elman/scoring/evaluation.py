@@ -45,7 +45,7 @@ class Evaluation:
     model: Score
     baselines: Mapping[str, Score]
     mixture: Mixed | None
-    characters: int | None  # of text, that the predicted tokens stand for; None: nobody knows
+    characters: int | None  # of text, that the predicted tokens stand for; None: unknown
     unknown: int  # tokens of the text that are not in the vocabulary
 
     def json(self) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elman.errors import UserError
-from elman.language_model import State, read
+from elman.language_model import read
 from elman.language_model.adapted import evaluating as evaluating
+from elman.language_model.nests import Nest
 from elman.text.batches import flat_integers
 from elman.text.vocab import Vocab
 
@@ -110,8 +111,8 @@ def evaluate(
 
 
 def token_nats(
-    model: torch.nn.Module, x: Tensor, y: Tensor, state: State = None
-) -> tuple[Tensor, State]:
+    model: torch.nn.Module, x: Tensor, y: Tensor, state: Nest = None
+) -> tuple[Tensor, Nest]:
     """-log P of each y, shape (batch, time), and the state after the last x."""
     logits, state = read(model, x.long(), state)
     nats = F.cross_entropy(widened(logits).flatten(0, 1), y.long().flatten(), reduction="none")

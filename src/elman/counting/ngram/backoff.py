@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from elman.counting.ngram.counts import Ints, find
 
 Floats = NDArray[np.float64]
-State = tuple[int, ...]
+Context = tuple[int, ...]
 """The ranks of the 1-gram, 2-gram, … that end at the last token read; empty before the first."""
 
 PIECE = 1 << 20
@@ -93,14 +93,14 @@ class BackoffTable:
                 indexes[-1][keys] = np.arange(len(keys))
         return indexes
 
-    def advance(self, state: State, token: int) -> State:
+    def advance(self, state: Context, token: int) -> Context:
         """The state after one more token; at most order-1 ranks."""
         ranks = [token]
         for keys, context in zip(self.keys[1:-1], state, strict=False):
             ranks.append(int(find(keys, np.array([context * self.base + token]))[0]))
         return tuple(ranks[: self.order - 1])
 
-    def next(self, state: State) -> Floats:
+    def next(self, state: Context) -> Floats:
         """log P of every symbol that can come next (all but the mark of beginning)."""
         unigram = self.log_p[0][:-1]
         result = unigram.copy()

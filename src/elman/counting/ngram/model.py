@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.counting.ngram import arpa
-from elman.counting.ngram.backoff import BackoffTable, Floats, State
+from elman.counting.ngram.backoff import BackoffTable, Context, Floats
 from elman.counting.ngram.counts import Ints, count
 from elman.counting.ngram.smoothing import chosen
 from elman.counting.sequence_model import SequenceModel, encode, is_token, pieces_of, vocabulary_of
@@ -26,7 +26,7 @@ _FORMATS = {"elman n-gram model, version 1": 1, "elman n-gram model, version 2":
 
 
 @final
-class NgramModel(SequenceModel[State]):
+class NgramModel(SequenceModel[Context]):
     """Predicts each token from the `order - 1` before it, by counting.
 
     >>> model = NgramModel.fit("abracadabra", order=2, smoothing="laplace", epsilon=0)
@@ -105,15 +105,15 @@ class NgramModel(SequenceModel[State]):
     def score(self, ids: Ints) -> Floats:
         return self.table.score(ids)
 
-    def start(self) -> State:
+    def start(self) -> Context:
         return (self.table.base - 1,)[: self.order - 1] if self.boundaries else ()
 
-    def read(self, state: State, ids: Ints) -> State:
+    def read(self, state: Context, ids: Ints) -> Context:
         for token in ids[-(self.order - 1) :] if len(ids) >= self.order > 1 else ids:
             state = self.table.advance(state, int(token))
         return state
 
-    def predict(self, state: State) -> Floats:
+    def predict(self, state: Context) -> Floats:
         return self.table.next(state)
 
     def log_probabilities(self, sequence: Any, context: Any = ()) -> Floats:

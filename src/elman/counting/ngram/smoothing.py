@@ -55,7 +55,7 @@ class Smoothing(abc.ABC):
     @property
     @abc.abstractmethod
     def about(self) -> str:
-        """The way in words, as the model says it of itself."""
+        """The smoothing in words, as the model describes itself."""
 
     @abc.abstractmethod
     def estimate(self, counts: Counts, special: Ints, *, sentences: bool) -> BackoffTable:

@@ -74,9 +74,9 @@ class Cuda:
         with torch.cuda.device(xs.device), _large_products(w.W_hh.dtype):
             das, dstate = _carry_back(piece, trace, pull)
             das_ih, das_hh = _shares(piece.cell, das)
-            found = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh)
+            gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh)
             dxs = das_ih @ w.W_ih if pull.needs_dxs and xs.is_floating_point() else None
-        return dxs, products.add(pull.into, found), dstate
+        return dxs, products.add(pull.into, gradients), dstate
 
 
 def _refusal_of_piece(piece: Piece) -> str | None:

@@ -142,8 +142,8 @@ def _nvrtc() -> ctypes.CDLL:
     major = (torch.version.cuda or "0").split(".")[0]
     name = f"nvrtc64_{major}0_0.dll" if sys.platform == "win32" else f"libnvrtc.so.{major}"
     beside_torch = Path(torch.__file__).parents[1]
-    found = [*beside_torch.glob(f"nvidia/*/lib/{name}"), *beside_torch.glob(f"torch/lib/{name}")]
-    for candidate in [name, *map(str, found)]:
+    paths = [*beside_torch.glob(f"nvidia/*/lib/{name}"), *beside_torch.glob(f"torch/lib/{name}")]
+    for candidate in [name, *map(str, paths)]:
         try:
             return ctypes.CDLL(candidate)
         except OSError:
