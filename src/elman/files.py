@@ -1,35 +1,66 @@
-"""Writing a file so that a reader, or a crash, never sees half of it."""
+"""Files that are whole or absent, and that can tell whether they are still what was written.
 
+`atomic` and `write_text` write so that a reader, or a crash, never sees half a file. A *seal* is a
+SHA-256 that a file carries inside itself: a writer puts `BLANK_SEAL` anywhere into the file (a
+value of its JSON, of a safetensors header), `sealed` fills it in, and `check_seal` later refuses a
+file of which any byte, the seal included, is another.
+"""
+
+import hashlib
 import os
+import re
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elman.errors import MissingSource, UserError
+
+BLANK_SEAL = "elman-sha256:" + 64 * "0"
+"""What a writer puts where the seal is to stand."""
+
+_SEAL = re.compile(rb"elman-sha256:([0-9a-f]{64})")
+_BLANK = BLANK_SEAL.encode()
+_DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+
 
 @contextmanager
 def atomic(path: Path | str) -> Iterator[Path]:
-    """Lend a temporary path beside `path`; on success flush it to disk and rename it into place.
+    """Lend a temporary path; on success put what was written there into `path`.
 
-    On any error, Ctrl-C included, the temporary file is removed and `path` is as it was before.
+    A new or regular file is flushed to disk under its temporary name beside `path` and then renamed
+    into place, so that on any error, Ctrl-C included, `path` is as it was before. A link is
+    followed: the file it points to is replaced, not the link. Pipes and character devices are
+    written to directly. Anything else is refused, see `check_target`.
 
-    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with atomic(folder / "a.txt") as draft:
     ...     _ = draft.write_text("whole")
     >>> [p.name for p in folder.iterdir()]
     ['a.txt']
     """
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    if not check_target(path):
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Path(folder) / "draft"
+            yield draft
+            with open(draft, "rb") as written, open(path, "wb") as target:
+                shutil.copyfileobj(written, target)
+        return
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name[:50]}.{os.getpid()}.partial")
     try:
         yield draft
         with open(draft, "rb") as written:
             os.fsync(written.fileno())
-        os.replace(draft, path)
+        if target.exists():
+            shutil.copymode(target, draft)
+        os.replace(draft, target)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # so that the new name, too, survives a power cut
     finally:
@@ -37,6 +68,104 @@ def atomic(path: Path | str) -> Iterator[Path]:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write `text` as UTF-8, atomically."""
+    """Write `text` as UTF-8, atomically; what has none (an undecodable file name) is escaped."""
     with atomic(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def check_target(path: Path | str) -> bool:
+    """Refuse a path that cannot become a file; True where one is replaced, False for a device.
+
+    Cheap, so that a long computation can ask before it begins.
+    """
+    if not str(path):
+        raise UserError("an empty path names no file", hint="give the file a name")
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        _check_folder(Path(path))
+        return True
+    except (OSError, ValueError) as problem:
+        raise _unusable(path, problem) from problem
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        return False
+    if not stat.S_ISREG(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "device or socket"
+        raise UserError(f"{path} is a {kind}, not a file", hint="name a file to write")
+    return not str(path).startswith(_DESCRIPTORS)  # output that a shell sent into a file
+
+
+def _check_folder(path: Path) -> None:
+    """A new file needs a folder that is there."""
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise MissingSource(
+            f"{path} cannot be written: there is no folder {folder}", hint=f"mkdir -p {folder}"
+        )
+
+
+def _unusable(path: Path | str, problem: OSError | ValueError) -> UserError:
+    why = problem.strerror if isinstance(problem, OSError) else problem
+    return UserError(f"{str(path)!r} cannot be used as a file: {why}", hint="name another file")
+
+
+def sealed(data: bytes) -> bytes:
+    """The contents of a file with the blank seal in them filled in.
+
+    >>> check_seal(sealed(b'{"seal": "' + BLANK_SEAL.encode() + b'", "answer": 42}'), "a.json")
+    """
+    if _BLANK not in data:
+        raise ValueError("there is no BLANK_SEAL in the data to fill in")
+    digest = hashlib.sha256(data).hexdigest().encode()
+    return data.replace(_BLANK, b"elman-sha256:" + digest, 1)
+
+
+def seal_holds(data: bytes) -> bool:
+    """Whether the contents are, to the last bit, what `sealed` returned."""
+    return any(_fits(data, seal) for seal in _SEAL.finditer(data))
+
+
+def check_seal(data: bytes, path: Path | str) -> None:
+    """Refuse contents that are not, to the last bit, what `sealed` returned."""
+    if not seal_holds(data):
+        raise UserError(
+            f"{path} is damaged: its contents do not match the checksum they were written with",
+            hint="restore it from a copy, or make it again",
+        )
+
+
+def has_seal(data: bytes) -> bool:
+    """Whether anything in the contents looks like a seal: files of older versions have none."""
+    return _SEAL.search(data) is not None
+
+
+def _fits(data: bytes, seal: re.Match[bytes]) -> bool:
+    """Whether this is the SHA-256 of the data with this very seal left blank."""
+    digest = hashlib.sha256(data[: seal.start()])
+    digest.update(_BLANK)
+    digest.update(memoryview(data)[seal.end() :])
+    return digest.hexdigest().encode() == seal[1]
+
+
+def write_sealed(path: Path | str, data: bytes) -> None:
+    """Seal the contents and write them, atomically."""
+    with atomic(path) as draft:
+        draft.write_bytes(sealed(data))
+
+
+def read_sealed(path: Path | str) -> bytes:
+    """The contents of a sealed file; one that is damaged is refused, and so is one without seal."""
+    data = read_bytes(path)
+    check_seal(data, path)
+    return data
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """The contents of a file; one that is not there, or may not be read, is refused in words."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError as missing:
+        raise MissingSource(f"there is no file {path}", hint="check its name") from missing
+    except (OSError, ValueError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise UserError(f"{path} cannot be read: {why}", hint="check its permissions") from problem

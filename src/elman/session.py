@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -22,6 +22,7 @@ from elman.options import check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick
+from elman.runs.folder import check_room
 from elman.text import prepared
 from elman.training import Diagnosis, Record, Result, Sample, Training, Update, Validation
 
@@ -55,6 +56,7 @@ class Session:
 
     def __init__(self, run: Run, training: Training, kept: RunOptions | None = None) -> None:
         self.run, self.training, self.kept = run, training, kept or RunOptions()
+        self.caveats: list[str] = []  # why a continuation is not what it would have been
 
     @classmethod
     def begin(
@@ -73,6 +75,9 @@ class Session:
         options = presets.expand(preset, dict(given or {}))
         options["source"] = prepared.located(options["source"])
         device, data = pick(kept.device), presets.data(options)
+        presets.settings(options)  # what is wrong with these is said before the text is read
+        path = kept.out or free_folder(data.source, options["model"])
+        check_room(path, kept.force)
         text = prepared.read(data)
         parts = prepared.prepare(data, text)
         config = Config(
@@ -85,7 +90,7 @@ class Session:
             command=command,
         )
         training = runs.fresh_training(config, parts, device)
-        path = kept.out or free_folder(data.source, options["model"])
+        config = replace(config, arithmetic=runs.arithmetic(training))
         source = text if data.source == "-" else None
         run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
         return cls(run, training, kept)
@@ -111,7 +116,9 @@ class Session:
         run.resume(training)
         if changes:
             run.save_config(config)
-        return cls(run, training, kept)
+        session = cls(run, training, kept)
+        session.caveats = _caveats(run, training)
+        return session
 
     def records(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
         """Train to the end, or until `stop()`; what is yielded is in metrics.jsonl already."""
@@ -159,6 +166,20 @@ class Session:
             remark = self.sample() if _power_of_two(number) or self.training.finished else None
         if remark is not None:
             yield remark
+
+
+def _caveats(run: Run, training: Training) -> list[str]:
+    """What keeps a continuation from being, to the last bit, what it would have been."""
+    caveats = []
+    if run.edited:
+        caveats.append("config.json is not as elman wrote it; it is used as it is now")
+    before, now = run.config.arithmetic, runs.arithmetic(training)
+    if before and before != now:
+        caveats.append(
+            f"this run was computed by {before}; it continues with {now}: the numbers agree to "
+            "rounding, not to the last bit"
+        )
+    return caveats
 
 
 def _power_of_two(number: int) -> bool:

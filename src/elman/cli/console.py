@@ -1,8 +1,9 @@
 """How every verb speaks: results on stdout, everything else on stderr."""
 
-import json
 import sys
 from typing import Any
+
+from elman import strict_json
 
 
 def complain(message: str, hint: str = "") -> None:
@@ -13,8 +14,8 @@ def complain(message: str, hint: str = "") -> None:
 
 
 def emit(record: dict[str, Any]) -> None:
-    """Print one JSON object on one line of stdout, at once."""
-    line = json.dumps(record, ensure_ascii=False)
+    """Print one strict JSON object on one line of stdout, at once: null for NaN and infinity."""
+    line = strict_json.dumps(record, ascii_only=False)
     # A lone surrogate has no UTF-8; its backslash escape is what JSON writes for it.
     print(line.encode("utf-8", "backslashreplace").decode("utf-8"), flush=True)
 

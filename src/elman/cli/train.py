@@ -95,6 +95,8 @@ def _resume(path: Path, preset: str | None, given: dict[str, Any]) -> "Session":
     changes = {name: value for name, value in after.items() if value != before[name]}
     other = f" with {presets.as_flags(changes)}" if changes else ""
     note(f"continuing {session.run.path} at step {session.training.step}{other}")
+    for caveat in session.caveats:
+        note(f"note: {caveat}")
     return session
 
 

@@ -12,6 +12,7 @@ one of these models does so for all of them.
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -26,6 +27,7 @@ from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
 from elman.nn import of
 from elman.options import check, option
+from elman.resources import check_memory
 
 State = Tensor | tuple[Tensor, Tensor] | None
 WINDOWED = "mlp"
@@ -79,7 +81,7 @@ class Shape:
         "elman", "What the hidden layer is", panel=PANEL, choices=kinds, name="model"
     )
     hidden_size: int = option(256, "Units of a layer", panel=PANEL, at_least=1)
-    layers: int = option(1, "Layers", panel=PANEL, at_least=1)
+    layers: int = option(1, "Layers", panel=PANEL, at_least=1, at_most=1000)
     embedding_size: int | None = option(
         None, "Numbers a token becomes; 0: one-hot", panel=PANEL, at_least=1, zero_is_none=True
     )
@@ -92,8 +94,8 @@ class Shape:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.vocab_size < 1:
-            raise UserError(f"vocab_size={self.vocab_size} must be at least 1")
+        if not isinstance(self.vocab_size, Integral) or self.vocab_size < 1:
+            raise UserError(f"vocab_size={self.vocab_size!r} must be a whole number, at least 1")
         if self.tied and self.embedding_size != self.hidden_size:
             raise UserError(
                 f"tied weights need embedding_size equal to hidden_size={self.hidden_size}, not "
@@ -106,6 +108,40 @@ class Shape:
     def recurrent(self) -> bool:
         """Whether a hidden state is carried from token to token."""
         return self.cell != WINDOWED
+
+    @property
+    def weights(self) -> int:
+        """How many numbers such a model learns.
+
+        >>> Shape(28, "gru", hidden_size=16, layers=2).weights
+        4348
+        >>> sum(p.numel() for p in LanguageModel(28, cell="gru", hidden_size=16, layers=2).parameters())
+        4348
+        """
+        V, H, E = self.vocab_size, self.hidden_size, self.embedding_size or 0
+        output = V if self.tied else V * H + V
+        if self.recurrent:
+            gates = cells.of_model(self.cell).gates
+            inputs = (E or V) + (self.layers - 1) * H
+            return V * E + gates * H * (inputs + self.layers * (H + 2)) + output
+        first = self.context * (E or V + 1) * H + H
+        return (V + 1) * E + first + (self.layers - 1) * (H + 1) * H + output
+
+    def check_affordable(self, copies: int = 1, besides: int = 0, what: str = "") -> None:
+        """Refuse a model of which so many copies, and `besides` bytes, are more than memory holds.
+
+        A training has a gradient for each weight, and what its optimizer keeps.
+        """
+        size = torch.get_default_dtype().itemsize
+        sized = (
+            f"a {self.cell} of {self.layers} × {self.hidden_size} units, {self.vocab_size} tokens"
+        )
+        each = f"{self.weights} weights of {size} bytes" + (f" × {copies}" if copies > 1 else "")
+        check_memory(
+            copies * size * self.weights + besides,
+            f"{sized} has {each}{what}, which",
+            "a smaller hidden_size or embedding_size, fewer layers",
+        )
 
     def _check_dropout(self) -> None:
         mlp = not self.recurrent
@@ -195,6 +231,8 @@ class LanguageModel(nn.Module):
         )
         if bidirectional:
             raise both_ways()
+        if torch.get_default_device().type != "meta":
+            self.shape.check_affordable()
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
         self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, ())))

@@ -1,0 +1,166 @@
+"""Files are whole or absent, links are followed, devices survive, and a flipped bit is noticed."""
+
+import json
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elman import files
+from elman.errors import MissingSource, UserError
+
+# Where a file goes
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def interrupted() -> None:
+        with files.atomic(path) as draft:
+            draft.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_followed_not_replaced(tmp_path: Path, exists: bool) -> None:
+    target, first, second = tmp_path / "there" / "file", tmp_path / "first", tmp_path / "second"
+    target.parent.mkdir()
+    if exists:
+        target.write_text("old")
+    second.symlink_to("there/file")
+    first.symlink_to(second)
+    files.write_text(first, "new")
+    assert target.read_text() == "new"
+    assert first.is_symlink()
+    assert second.is_symlink()
+    assert os.listdir(target.parent) == ["file"]
+
+
+def test_a_character_device_stays_one(tmp_path: Path) -> None:
+    device = tmp_path / "null"
+    device.symlink_to(os.devnull)
+    files.write_text(device, "gone")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    files.write_text(pipe, "through")
+    reader.join()
+    assert read == ["through"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_output_that_a_shell_sent_into_a_file_goes_to_that_file(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "wb", buffering=0) as log:
+        files.write_text(f"/dev/fd/{log.fileno()}", "first ")
+        log.seek(0, os.SEEK_END)
+        log.write(b"second")
+    assert (tmp_path / "log").read_text() == "first second"
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    files.write_text(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_folders_and_sockets_are_refused(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(tmp_path / "socket"))
+        for place in (tmp_path, tmp_path / "socket"):
+            with pytest.raises(UserError, match="not a file"):
+                files.write_text(place, "x")
+        assert stat.S_ISSOCK((tmp_path / "socket").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["", "missing/a", "\0", "x" * 300, "loop"])
+def test_a_path_that_cannot_be_a_file_is_refused_before_work_begins(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    with pytest.raises(UserError):
+        files.check_target(name)
+
+
+def test_the_longest_name_a_file_may_have_can_be_written(tmp_path: Path) -> None:
+    for letter in "x", "é":
+        name = letter * (255 // len(letter.encode()))
+        files.write_text(tmp_path / name, "whole")
+        assert (tmp_path / name).read_text() == "whole"
+
+
+# Seals
+
+
+def contents(payload: bytes) -> bytes:
+    return b"header " + files.BLANK_SEAL.encode() + payload
+
+
+@given(st.binary(max_size=200))
+def test_what_was_sealed_passes(payload: bytes) -> None:
+    files.check_seal(files.sealed(contents(payload)), "file")
+
+
+def test_text_that_looks_like_a_seal_is_only_text() -> None:
+    for decoy in (files.BLANK_SEAL.encode(), files.sealed(contents(b""))[7:]):
+        data = files.sealed(decoy + contents(decoy))
+        files.check_seal(data, "file")
+
+
+@given(st.binary(min_size=1, max_size=60), st.data())
+def test_every_flipped_bit_is_noticed(payload: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(files.sealed(contents(payload)))
+    bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(UserError, match="damaged"):
+        files.check_seal(bytes(damaged), "file")
+
+
+def test_a_missing_end_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "sealed"
+    files.write_sealed(path, contents(b"payload"))
+    assert files.read_sealed(path) == files.sealed(contents(b"payload"))
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(UserError, match="damaged"):
+        files.read_sealed(path)
+
+
+def test_a_safetensors_file_and_a_json_file_can_be_sealed(tmp_path: Path) -> None:
+    from safetensors.numpy import load, save
+
+    tensors = {"x": np.arange(3.0)}
+    files.write_sealed(tmp_path / "t", save(tensors, {"seal": files.BLANK_SEAL}))
+    assert load(files.read_sealed(tmp_path / "t"))["x"].tolist() == [0, 1, 2]
+    files.write_sealed(tmp_path / "j", json.dumps({"seal": files.BLANK_SEAL}).encode())
+    assert files.has_seal(json.loads(files.read_sealed(tmp_path / "j"))["seal"].encode())
+
+
+def test_data_without_a_place_for_the_seal_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="BLANK_SEAL"):
+        files.sealed(b"nothing")
+
+
+def test_unreadable_is_not_damaged(tmp_path: Path) -> None:
+    with pytest.raises(MissingSource, match="there is no file"):
+        files.read_sealed(tmp_path / "missing")
+    with pytest.raises(UserError, match="cannot be read"):
+        files.read_sealed(tmp_path)
