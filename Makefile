@@ -22,10 +22,9 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.c
 		|| { echo "note: some test oracles could not be installed; their tests will skip"; $(INSTALL) -e '.[dev]'; }
 	@touch $@
 
+# Three minutes: learn a book, beat counting, see the gradient, survive a kill.
 demo: setup
-	$(BIN)/elman train python-reference --out runs/demo --force
-	$(BIN)/elman evaluate runs/demo --mix kneser-ney:7
-	$(BIN)/elman generate runs/demo --prompt "The " --length 500 --temperature 0.8
+	$(BIN)/elman demo
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow"

@@ -8,8 +8,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
+
+# Before torch is loaded: tests run beside one another, and threads that wait should give way.
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 settings.register_profile("elman", deadline=None, print_blob=True)
 # CI decides about a change, not about luck: there the same examples are tried every time.
@@ -34,6 +36,8 @@ def time_machine_file() -> Path:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For long tests of small work: on a busy machine threads wait for one another for ages."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -62,6 +66,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             (folder / "book.txt").write_text(small_text(), encoding="utf-8")
             size = "--hidden-size 24 --embedding-size 8 --batch-size 4 --window 20 --epochs 2"
             words = ["train", str(folder / "book.txt"), "--out", str(folder / "run")]
+            words += ["--preset", "quick"]
             words += [*size.split(), "--learning-rate", "0.02", "--validate-every", "25"]
             quiet = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
             with quiet[0], quiet[1], pytest.MonkeyPatch.context() as patch:

@@ -13,6 +13,8 @@ PACKAGE = ROOT / "src" / "elman"
 STAGES = (
     "errors",
     "files",
+    "strict_json",
+    "resources",
     "options",
     "text",
     "counting",
@@ -47,9 +49,18 @@ def name_of(path: Path) -> str:
 NAMES = {name_of(path) for path in MODULES}
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything inside, late imports too; not what only a type checker reads."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if not typing_only:
+            yield from statements(child)
+
+
 def imports(path: Path) -> Iterator[str]:
     """Modules of the package that this one imports, at the top or late, below `elman`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (a.name.removeprefix("elman.") for a in node.names if "elman." in a.name)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:

@@ -12,7 +12,7 @@ from elman.counting.ngram.arpa import escape, unescape
 from elman.errors import MissingSource, UserError
 
 TEXT = "The cat's 100% here,\n\tthe cat\u00a0is <s> not </s> there %20 %\n" * 3
-EXPORTABLE = [{}, {"smoothing": "laplace", "epsilon": 0.4, "chain": True}]
+EXPORTABLE = [{}, {"smoothing": "laplace-open", "epsilon": 0.4, "chain": True}]
 
 
 @given(st.text())

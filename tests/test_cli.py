@@ -13,7 +13,8 @@ import elman
 from elman import __version__
 from elman.cli import app, run, source
 from elman.cli.console import emit, progress
-from elman.cli.source import read_bytes, read_text
+from elman.cli.source import follow_up, read
+from elman.text.prepared import Data
 
 
 def test_version_is_printed(capsys):
@@ -71,8 +72,19 @@ def test_json_holds_any_text_even_what_has_no_utf8(capsys):
 def test_a_source_is_read_for_a_verb_as_the_library_reads_it(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes("café".encode("latin-1"))
-    assert read_text(str(path), "latin-1") == read_text(str(path), errors="replace")[:-1] + "é"
-    assert read_bytes(str(path)) == b"caf\xe9"
+    latin, replaced = Data(str(path), encoding="latin-1"), Data(str(path), errors="replace")
+    assert read(latin) == str(read(replaced))[:-1] + "é"
+    assert read(Data(str(path), level="byte")) == b"caf\xe9"
+
+
+def test_a_verb_ends_with_a_command_that_can_be_typed():
+    assert follow_up("train", Data("time-machine")) == "elman train time-machine"
+    data = Data("my book.txt", "word", "letters", validation=0.2, lower=True)
+    assert follow_up("ngram", data, order="1-5") == (
+        "elman ngram 'my book.txt' --level word --order 1-5 --clean letters --validation 0.2 "
+        "--lower"
+    )
+    assert follow_up("train", Data("-")) == "cat TEXT | elman train -"
 
 
 def test_modules_and_classes_are_found_under_elman_without_an_import_of_their_own():

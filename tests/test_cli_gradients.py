@@ -1,15 +1,18 @@
 """`elman gradients`: a verdict, numbers, pictures, refusals; and the pictures themselves."""
 
 import json
+import re
 
 import pytest
 import torch
 
 from elman import diagnostics as d
 from elman.cli import run
+from elman.cli.gradients import carries_picture
 from elman.figures import diagrams
 from elman.figures import gradients as pictures
 from elman.language_model import LanguageModel
+from elman.runs import Run
 
 TINY = ["--hidden-size", "6", "--epochs", "1", "--max-tokens", "3000", "--window", "8"]
 TINY += ["--batch-size", "4", "--diagnose", "20"]
@@ -23,12 +26,24 @@ def trained(tmp_path_factory):
 
 
 def test_verdict_first_then_numbers(trained, capsys):
-    assert run(["gradients", str(trained), "--steps", "60", "--lags", "10", "--draws", "2"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("half of the gradient lies within ")
-    assert "a window of 8 keeps " in said
+    assert run(["gradients", str(trained), "--draws", "2"]) == 0
+    said, noted = capsys.readouterr()
+    horizons = r"half of the gradient lies within \d+ steps?, 90 % within \d+"
+    assert re.match(rf"{horizons}; a window of 8 keeps \d+ %\n", said)
+    assert "followed 16 steps back" in said
     assert "largest Lyapunov exponent" in said
     assert "truncated, window 8" in said
+    assert noted.endswith(f"next: elman gradients {trained} --figure {trained}/pictures\n")
+
+
+def test_lags_cut_short_give_bounds(trained, capsys):
+    short = ["--steps", "60", "--lags", "2", "--draws", "2"]
+    assert run(["gradients", str(trained), *short]) == 0
+    assert "90 % within at least 2; a window of 8 keeps at most" in capsys.readouterr().out
+    assert run(["gradients", str(trained), "--json", *short]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["settled"], said["lags"]) == (False, 2)
+    assert said["share_beyond"] > 0.001
 
 
 def test_json_and_every_picture(trained, capsys, tmp_path):
@@ -93,8 +108,40 @@ def test_lags_mark_the_horizons_and_the_window():
     passage = d.Passage.read(model(), torch.arange(40) % 7)
     found = d.by_lag(passage, 10)
     said = labels(pictures.lags(found, window=4))
-    assert f"50% within {found.horizon(0.5)}" in said
-    assert f"window 4 keeps {found.kept(4):.0%}" in said
+    assert f"50 % within {found.horizon(0.5)}" in said
+    assert f"window 4 keeps {100 * found.kept(4):.0f} %" in said
+    assert labels(pictures.lags(found, window=4, narrow=True)) == said
+
+
+def test_units_are_few_and_named():
+    passage = d.Passage.read(model("lstm"), torch.arange(30) % 7)
+    found = d.units(passage)
+    assert found.names[:6] == ("h 0", "h 1", "h 2", "h 3", "h 4", "c 0")
+    whole, each = pictures.units(found, list("abcdefg" * 5)[:29]).axes[:2]
+    assert whole.get_title() == "The gradient that reaches all 10 units of the state, step by step"
+    rows = [t.get_text() for t in each.get_yticklabels()]
+    assert sorted(rows) == sorted(found.names)
+    strongest = found.names[int(found.gradient.sum(0).argmax())]
+    assert rows[0] == strongest
+    wide = d.units(
+        d.Passage.read(LanguageModel(7, cell="gru", hidden_size=99, layers=2), [1, 2, 3])
+    )
+    assert (wide.names[0], wide.names[99]) == ("h1.0", "h2.0")
+    shown = pictures.units(wide).axes[1]
+    assert len(shown.get_yticklabels()) == pictures.STRONGEST
+    assert f"The {pictures.STRONGEST} that receive most" in shown.get_title()
+
+
+def test_the_picture_of_carries_takes_windows_that_fit_its_text(trained):
+    opened = Run.open(trained)
+    ids = opened.splits().validation[:200]
+    figure = carries_picture(opened.load_model(), ids, opened, window=500)
+    axes = figure.axes[0]
+    assert "over 72 characters, so with windows of 9 to 36 (this run trained with 500)" in (
+        axes.get_title()
+    )
+    bars = [p.get_bbox().width for p in axes.patches]
+    assert len(bars) >= 1 + 8 + 4 + 2 + 1
 
 
 def test_carries_draw_one_row_each_over_the_text():
@@ -122,11 +169,40 @@ def test_graph_shows_the_gradient_of_every_copy_of_the_weights():
     assert f"{found.state_to_state[0]:.2g}" in drawn
 
 
+def test_graph_shows_the_memory_and_the_embedding():
+    torch.manual_seed(0)
+    network = LanguageModel(7, cell="lstm", hidden_size=5, embedding_size=3).double()
+    ids = torch.tensor([1, 2, 3, 4])
+    found = diagrams.graph_gradients(network, ids)
+    e = network.inputs(ids[:-1, None], diagrams.NONE).detach().requires_grad_()
+    h = c = torch.zeros(1, 1, 5, dtype=torch.float64)
+    carried, outs = [], []
+    for t in range(3):
+        carried.append(c.clone().requires_grad_())  # what the step before hands on, and no more
+        _, (h, c) = network.recurrence(e[t : t + 1], (h, carried[-1]))
+        outs.append(torch.nn.functional.linear(h[0], network.output_weight, network.bias_q))
+    loss = torch.nn.functional.cross_entropy(torch.cat(outs), ids[1:])
+    pulls = torch.autograd.grad(loss, [e, *carried[1:]])
+    assert found.state_to_embedding == pytest.approx([float(g.norm()) for g in pulls[0]])
+    assert found.memory_to_memory == pytest.approx([float(g.norm()) for g in pulls[1:]])
+    drawn = labels(diagrams.graph(network, ids.tolist()))
+    assert {"c$_1$", "e$_1$", "W$_{xh}$", "W$_{hq}$", "W$_{xe}$"} <= set(drawn)
+    assert not {"W$_{hx}$", "W$_{qh}$"} & set(drawn)
+
+
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
 def test_diagrams_show_shapes_and_predictions(cell):
     shapes = labels(diagrams.unrolled(model(cell), batch=9))
     assert any("9 × 7" in s for s in shapes)
     assert any("1 × 9 × 5" in s for s in shapes)
+    assert any(s.startswith("c$_") for s in shapes) == (cell == "lstm")
+    assert any("gates" in s for s in shapes) == (cell != "elman")
+    assert {"W$_{xh}$", "W$_{hh}$", "W$_{hq}$"} <= set(shapes)
+    assert "W$_{xe}$" not in shapes
+    embedded = LanguageModel(7, cell=cell, hidden_size=5, embedding_size=3)
+    shapes = labels(diagrams.unrolled(embedded, batch=9))
+    assert "W$_{xe}$" in shapes
+    assert any("9 × 3" in s for s in shapes)
     said = labels(diagrams.character_model(model(cell), [1, 2, 3], list("abcdefg")))
     assert {"b", "c", "d"} <= set(said)
     assert sum(s.startswith(("a ", "b ", "c ", "d ", "e ", "f ", "g ")) for s in said) == 6

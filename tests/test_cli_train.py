@@ -16,7 +16,7 @@ from elman import generation
 from elman.cli import run
 from elman.reports import report
 from elman.runs import Run, presets
-from elman.training import Settings
+from elman.training import Epoch, Settings
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
 SMALL = [
@@ -49,8 +49,8 @@ def test_a_run_is_trained_scored_named_and_gets_a_report(text, tmp_path, capsys)
     said = capsys.readouterr()
     assert "held out, 95 tokens:" in said.out
     assert f"elman generate {tmp_path / 'run'}" in said.out
-    assert "preset quick: --model gru" in said.err
-    assert "--learning-rate 0.004" in said.err, "what the preset expands to is printed"
+    assert "preset auto: --model gru" in said.err
+    assert "--learning-rate 0.01" in said.err, "what the preset expands to is printed"
     assert (tmp_path / "run" / "report.html").exists()
     assert "sample" in {r["kind"] for r in Run.open(tmp_path / "run").metrics()}
 
@@ -58,7 +58,7 @@ def test_a_run_is_trained_scored_named_and_gets_a_report(text, tmp_path, capsys)
 def test_json_is_one_object_per_line(text, tmp_path, capsys):
     assert train(text, tmp_path / "run", "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {line["kind"] for line in lines} == {"update", "validation", "sample", "result"}
+    assert {line["kind"] for line in lines} == {"update", "epoch", "validation", "sample", "result"}
     assert lines[-1]["run"] == str(tmp_path / "run")
     update = next(line for line in lines if line["kind"] == "update")
     assert {"step", "epoch", "nats", "perplexity", "gradient_norm"} <= update.keys()
@@ -156,7 +156,7 @@ def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch):
 
 
 REFUSED = {
-    "unknown preset": (["--preset", "fast"], "quick, best, notes"),
+    "unknown preset": (["--preset", "fast"], "auto, quick, best, notes"),
     "unknown model": (["--model", "transformer"], "elman, relu, linear, gru, lstm, mlp"),
     "unknown device": (["--device", "tpu"], "auto, cpu, cuda"),
     "no memory": (["--memory", "lots"], "64M"),
@@ -178,6 +178,74 @@ def test_refusals_say_what_to_type_and_write_nothing(options, said, text, tmp_pa
     assert "hint: " in complaint
     assert said in complaint
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pipe_is_kept_in_the_run_and_the_run_goes_on_from_there(text, tmp_path, capsys):
+    pipe, path = tmp_path / "pipe", tmp_path / "run"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(TEXT))
+    writer.start()
+    assert train(pipe, path) == 0
+    writer.join()
+    assert Run.open(path).config.data.source == "-"
+    assert (path / "source").read_text() == TEXT
+    pipe.unlink()
+    assert run(["train", "--resume", str(path), "--epochs", "3"]) == 0
+    assert run(["evaluate", str(path), "--no-baselines"]) == 0
+
+
+def test_an_empty_source_is_not_this_folder(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(text.parent)
+    assert train("", tmp_path / "run") == 2
+    assert "an empty source names no text" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_line_ends_are_made_alike_unless_asked_otherwise(tmp_path, capsys):
+    path = tmp_path / "dos.txt"
+    path.write_bytes(TEXT.replace("him ", "him\r\n").encode())
+    assert train(path, tmp_path / "run") == 0
+    assert "\r" not in Run.open(tmp_path / "run").vocab
+    assert train(path, tmp_path / "raw", "--clean", "none") == 0
+    assert "\r" in Run.open(tmp_path / "raw").vocab
+
+
+def test_words_are_split_from_punctuation_and_lower_case_on_request(tmp_path, capsys):
+    path = tmp_path / "book.txt"
+    path.write_text("Well, he said. The end, he said: the END.\n" * 30)
+    words = ["--level", "word", "--batch-size", "2", "--window", "4"]
+    assert train(path, tmp_path / "run", *words) == 0
+    vocab = Run.open(tmp_path / "run").vocab
+    assert {"Well", ", ", "The", "the", "END", ".", "\n"} <= set(vocab)
+    assert train(path, tmp_path / "low", *words, "--lower") == 0
+    run_ = Run.open(tmp_path / "low")
+    assert {"The", "END"}.isdisjoint(run_.vocab)
+    assert run_.config.data.lower
+    assert run_.config.data.min_freq == 2
+    capsys.readouterr()
+    assert run(["generate", str(run_.path), "--prompt", "THE ", "--length", "4"]) == 0
+    assert capsys.readouterr().out.startswith("the")
+
+
+def test_a_run_that_knows_nothing_of_new_options_reads_its_text_as_before(text, tmp_path, capsys):
+    """A config.json and a vocab.json as an older elman wrote them."""
+    path = tmp_path / "run"
+    text.write_text(TEXT.replace("him ", "him,\r\n"))
+    spaced = ["--level", "spaced", "--clean", "none", "--batch-size", "2", "--window", "4"]
+    assert train(text, path, *spaced) == 0
+    ids = Run.open(path).splits()
+    config = json.loads((path / "config.json").read_text())
+    del config["data"]["lower"]
+    config["data"]["level"] = "word"
+    (path / "config.json").write_text(json.dumps(config))
+    vocab = json.loads((path / "vocab.json").read_text())
+    (path / "vocab.json").write_text(json.dumps(vocab | {"version": 1, "level": "word"}))
+    old = Run.open(path)
+    assert old.splits().train.tolist() == ids.train.tolist()
+    assert old.splits().validation.tolist() == ids.validation.tolist()
+    assert old.splits().characters == ids.characters
+    for verb in (["evaluate"], ["generate", "--length", "4"], ["train", "--resume"]):
+        assert run([*verb, str(path)]) == 0
 
 
 def test_an_existing_run_is_kept_unless_forced(text, tmp_path, capsys):
@@ -221,10 +289,10 @@ def test_resume_may_name_its_text_again_but_no_other(text, tmp_path, monkeypatch
 def test_options_are_printed_as_they_are_typed(text, tmp_path, capsys):
     options = ["--embedding-size", "6", "--tied", "--memory", "stored"]
     assert train(text, tmp_path / "run", *options) == 0
-    said = next(s for s in capsys.readouterr().err.splitlines() if s.startswith("preset quick: "))
+    said = next(s for s in capsys.readouterr().err.splitlines() if s.startswith("preset auto: "))
     assert " --tied" in said
     assert " --memory stored" in said
-    flags = said.removeprefix("preset quick: ").split()
+    flags = said.removeprefix("preset auto: ").split()
     assert run(["train", str(text), "--out", str(tmp_path / "again"), *flags]) == 0
     first, again = (Run.open(tmp_path / name).config for name in ("run", "again"))
     assert (first.training, first.model) == (again.training, again.model)
@@ -240,8 +308,11 @@ def test_without_tensorboard_it_is_named_and_nothing_is_written(
 
 
 def test_too_large_a_model_is_no_traceback(text, tmp_path, capsys):
-    assert train(text, tmp_path / "run", "--hidden-size", "100000000") == 1
-    assert "error: there is not enough memory" in capsys.readouterr().err
+    assert train(text, tmp_path / "run", "--hidden-size", "100000000") == 2
+    said = capsys.readouterr().err
+    assert "hidden_size=100000000" in said
+    assert "PB of memory" in said
+    assert "are available" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -304,3 +375,23 @@ def test_bytes_that_are_not_text_are_refused_or_replaced_as_asked(tmp_path, caps
     assert not (tmp_path / "run").exists()
     assert train(source, tmp_path / "run", "--errors", "replace") == 0
     assert Run.open(tmp_path / "run").config.data.errors == "replace"
+
+
+def test_with_nothing_held_out_report_and_training_perplexity_are_told_and_samples_kept(
+    text, tmp_path, capsys
+):
+    assert train(text, tmp_path / "run", "--validation", "0") == 0
+    said = capsys.readouterr()
+    last = [r for r in Run.open(tmp_path / "run").records() if isinstance(r, Epoch)][-1]
+    assert f"epoch 2: training perplexity {last.perplexity:.3f}" in said.err
+    assert f"training perplexity {last.perplexity:.3f} in pass 2" in said.out
+    assert f"elman evaluate {tmp_path / 'run'} OTHER.txt" in said.out
+    kinds = [r["kind"] for r in Run.open(tmp_path / "run").metrics()]
+    assert kinds.count("sample") == 2
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "Not finished yet" not in card
+    assert f"{last.perplexity:.3f}" in card
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "nothing was held out." in page
+    assert "not come to its end" not in page
+    assert run(["evaluate", str(tmp_path / "run"), str(text)]) == 0, "the suggested command works"

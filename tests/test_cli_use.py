@@ -85,7 +85,7 @@ def test_evaluate_warns_of_bits_per_char_where_words_are_unknown(tiny_run, capsy
     (tmp_path / "other.txt").write_text("the zebra slept")
     said = spoken(capsys, "evaluate", tiny_run(level="word"), tmp_path / "other.txt")
     assert "2 words predicted, 1 of them unknown" in said.out
-    assert "unknown word as one character" in said.err
+    assert "which unknown token it was" in said.err
     assert "flatters" not in spoken(capsys, "evaluate", tiny_run()).err
 
 
@@ -158,7 +158,9 @@ def test_an_empty_prompt_begins_like_a_line(tiny_run, capsys):
     assert record["prompt"] == ""
 
 
-@pytest.mark.parametrize(("level", "start"), [("char", "\n"), ("byte", 10), ("word", "the")])
+@pytest.mark.parametrize(
+    ("level", "start"), [("char", "\n"), ("byte", 10), ("word", "\n"), ("spaced", "the")]
+)
 def test_each_level_has_an_opening(tiny_run, level, start):
     vocab = Run.open(tiny_run(level=level)).vocab
     assert vocab.to_tokens(generation.opening(vocab)) == start
@@ -221,7 +223,18 @@ def test_a_prompt_is_cleaned_like_the_text_of_the_run(tiny_run, capsys):
     path = tiny_run("--clean", "letters")
     said = spoken(capsys, "generate", path, "--prompt", "The DOG,", "--length", 5)
     assert said.out.startswith("the dog")
-    assert "read as 'the dog'" in said.err
+    assert "read as 'the dog '" in said.err
+
+
+@pytest.mark.parametrize(("level", "shown"), [("char", "a dog "), ("word", "a dog")])
+def test_the_space_at_the_end_of_a_prompt_is_kept(tiny_run, capsys, level, shown):
+    path = tiny_run(level=level)
+    said = spoken(capsys, "generate", path, "--prompt", "a dog ", "--length", 3, "--json")
+    assert json.loads(said.out)["prompt"] == shown
+    assert "note" not in said.err
+    said = spoken(capsys, "generate", path, "--prompt", "a dog ", "--length", 3)
+    assert said.out.startswith("a dog ")
+    assert not said.out.startswith("a dog  ")
     assert "unk" not in said.err
 
 
@@ -246,11 +259,11 @@ def test_text_streams_as_it_is_drawn(tiny_run, capsys, monkeypatch):
 
 
 def test_bytes_are_shown_when_their_character_is_whole():
-    from elman.cli.generate import _pieces
+    from elman.cli.generate import Text, _pieces
     from elman.text.vocab import Vocab
 
     vocab = Vocab.from_text("é", "byte")
-    pieces = list(_pieces(iter([0x61, 0xC3, 0xA9, 0xC3]), vocab, False))
+    pieces = list(_pieces(Text("", iter([0x61, 0xC3, 0xA9, 0xC3]), {}), vocab))
     assert pieces == ["a", "", "é", "", "\ufffd"]
 
 
@@ -322,7 +335,7 @@ def test_a_reader_that_leaves_ends_it_quietly(words, tiny_run, tmp_path):
         assert process.stderr is not None
         said = process.stderr.read().decode()
     assert process.returncode == 1
-    hints = ("preset quick: ", "next: ")  # what a command says anyway
+    hints = ("preset auto: ", "next: ")  # what a command says anyway
     assert [line for line in said.splitlines() if not line.startswith(hints)] == []
 
 

@@ -1,10 +1,12 @@
 """Text by name, path or stdin; cleaning; splits; and every way a source can be no good."""
 
+import contextlib
 import gzip
 import hashlib
 import io
 import sys
 import threading
+import tracemalloc
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -75,6 +77,55 @@ def test_a_folder_is_its_texts_in_sorted_order(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
     assert corpus.load(tmp_path) == "first\nsecond\nthird\nlast"
     assert corpus.load_bytes(tmp_path) == b"first\nsecond\nthird\nlast"
+
+
+@pytest.mark.parametrize("encoding", ["undefined", "rot13", "hex", "base64", "no-such", ""])
+def test_a_codec_that_makes_no_text_is_refused(tmp_path, encoding):
+    (tmp_path / "a.txt").write_bytes(b"text")
+    with pytest.raises(UserError, match="unknown encoding"):
+        corpus.load(tmp_path / "a.txt", encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "unicode_escape", "utf-7"])
+@pytest.mark.parametrize("data", [b"xn--\xff\xfe", b"\\x", b"--99999999999z", b"+\xff", b"a" * 90])
+def test_a_codec_that_chokes_refuses_and_does_no_worse(tmp_path, encoding, data):
+    (tmp_path / "a.txt").write_bytes(data)
+    with contextlib.suppress(UserError):
+        assert isinstance(corpus.load(tmp_path / "a.txt", encoding=encoding), str)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", "an empty source names no text"),
+        ("~no-such-user/a.txt", "is not the path of a file"),
+        ("a\0b", "is not the path of a file"),
+        ("x" * 5000, "is not the path of a file"),
+        ("\udcff.txt", "there is no file"),
+    ],
+)
+def test_a_path_that_cannot_be_is_refused(source, message):
+    with pytest.raises(UserError, match=message):
+        corpus.load(source)
+
+
+def test_a_gzip_bomb_is_refused_before_it_goes_off(tmp_path):
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(bytes(corpus.SMALL * 4)))
+    tracemalloc.start()
+    with pytest.raises(UserError, match="unpacks to more than 16,777,216 bytes"):
+        corpus.load(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3.5 * corpus.SMALL
+    path.write_bytes(gzip.compress(b"the time machine " * 1000))  # repetitive, but small
+    assert len(corpus.load(path)) == 17_000
+
+
+def test_closed_stdin_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="stdin is closed"):
+        corpus.load("-")
 
 
 def test_a_dash_is_stdin(monkeypatch):
@@ -240,12 +291,12 @@ def test_elman_data_is_asked_before_the_cache_and_the_cache_before_the_network(
     assert download
     cache.mkdir()
     (cache / "new.txt").write_bytes(NEW)
-    assert datasets.found(download) == cache / "new.txt"
+    assert datasets.present(download) == cache / "new.txt"
     second = tmp_path / "second"
     second.mkdir()
     (second / "new.txt").write_bytes(NEW)
     monkeypatch.setenv("ELMAN_DATA", f"{tmp_path / 'missing'}:{second}")
-    assert datasets.found(download) == second / "new.txt"
+    assert datasets.present(download) == second / "new.txt"
     assert corpus.load("new") == NEW.decode()
     assert served["asked"] == 0
 

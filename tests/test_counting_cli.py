@@ -82,16 +82,29 @@ def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
     path.write_text("ab" * 20 + "ba")
     asked = ["ngram", str(path), "--order", "2", "--smoothing", "laplace", "--epsilon"]
     assert ask(capsys, *asked, "0")["models"][0]["perplexity"] == "Infinity"
+    assert ask(capsys, *asked, "1,0.5")["models"][0]["perplexity"] < 4
+    asked[asked.index("laplace")] = "laplace-open"
     assert ask(capsys, *asked, "1,0.5")["models"][0]["perplexity"] < 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--order", "0"], "order=0 must be at least 1"),
-        (["--order", "8-1"], "--order 8-1 must be a number or a range"),
-        (["--order", "two"], "--order two must be a number or a range"),
-        (["--order", "9999"], "order=9999 is longer than the text"),
+        (["--order", "0"], "--order 0 must be a number from 1 to 100, or a range"),
+        (["--order", "8-1"], "--order 8-1 must be a number from 1 to 100, or a range"),
+        (["--order", "two"], "--order two must be a number"),
+        (["--order", "²"], "--order ² must be a number"),
+        (["--order", "9" * 5000], "must be a number from 1 to 100"),
+        (["--order", "-"], "--order - must be a number"),
+        (["--order", "1-" + "9" * 30], "must be a number from 1 to 100"),
+        (["--generate", "9" * 30], "--generate"),
+        (["--min-freq", "9" * 30], "leaves no token: the most frequent, ' ', occurs"),
+        (["--arpa", ""], ". is a folder, not a file"),
+        (["--arpa", "/no/such/folder/file"], "there is no folder /no/such/folder"),
+        (["--out", "/"], "/ is a folder, not a file"),
+        (["--encoding", "undefined"], "unknown encoding 'undefined'"),
+        (["--encoding", "rot13"], "unknown encoding 'rot13'"),
+        (["--validation", "nan"], "validation=nan must be at least 0"),
         (["--order", "1-2", "--generate", "9"], "only one can be written"),
         (["--epsilon", "1"], "belong to Laplace"),
         (["--smoothing", "laplace", "--epsilon", "x"], "--epsilon x must be numbers"),

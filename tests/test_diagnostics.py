@@ -118,6 +118,54 @@ def test_decay_of_a_scaled_orthogonal_linear_network_is_log_of_the_scale(scale):
     assert found.decay == pytest.approx(math.log(scale), abs=1e-9)
 
 
+def within(part, scale):
+    """The smallest k with 1 - scaleᵏ⁺¹ ≥ part: where a gradient falling as scaleᵏ has so much."""
+    return math.ceil(math.log(1 - part) / math.log(scale) - 1 - 1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.5, 0.9, 0.97, 0.99])
+def test_lags_are_followed_as_far_as_the_answer_needs(scale):
+    Q = torch.nn.init.orthogonal_(torch.empty(4, 4, dtype=torch.float64))
+    found = d.by_lag(linear(scale * Q, steps=2048))
+    assert found.settled
+    assert found.beyond == pytest.approx(scale ** (found.lags + 1), rel=1e-6)
+    for part in (0.5, 0.9):  # less than a thousandth is missing, so the share is that much too high
+        assert within(0.999 * part, scale) <= found.horizon(part) <= within(part, scale)
+    window = 2 * found.horizon(0.9) + 2
+    kept = 1 - scale * (1 - scale**window) / (window * (1 - scale))
+    assert kept <= found.kept(window) <= kept / 0.999
+    assert "at least" not in found.words(window)
+
+
+def test_more_lags_do_not_change_what_has_settled():
+    torch.manual_seed(0)
+    rotated = torch.diag(torch.tensor([0.95, 0.8, 0.6, 0.3], dtype=torch.float64))
+    passage = linear(rotated, steps=2048)
+    found = d.by_lag(passage)
+    for lags in (found.lags, 2 * found.lags, 1000):
+        longer = d.by_lag(passage, lags)
+        assert [longer.horizon(p) for p in (0.5, 0.9)] == [found.horizon(p) for p in (0.5, 0.9)]
+        assert longer.recommend() == pytest.approx(found.recommend(), rel=0.02)
+
+
+@pytest.mark.parametrize(("scale", "lags"), [(0.9, 10), (0.999, None), (1.0, None), (1.01, 30)])
+def test_lags_that_end_too_early_say_at_least(scale, lags):
+    found = d.by_lag(linear(scale * torch.eye(3, dtype=torch.float64), steps=200), lags)
+    assert not found.settled
+    assert found.beyond > 0.001
+    said = found.words(8)
+    assert f"within at least {found.horizon(0.5)} steps" in said
+    assert "keeps at most" in said
+
+
+def test_a_gradient_that_is_cut_off_ends_there():
+    shift = torch.diag(torch.ones(5, dtype=torch.float64), diagonal=1)  # a delay line of six steps
+    found = d.by_lag(linear(shift, steps=100))
+    assert found.settled
+    assert found.beyond == 0
+    assert found.mean[6] == 0
+
+
 def test_lyapunov_exponents_of_a_linear_network_are_log_eigenvalues():
     torch.manual_seed(1)
     V = torch.randn(4, 4, dtype=torch.float64)

@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman import evaluation, metrics
+from elman.cli import run as cli
 from elman.counting.ngram import NgramModel
 from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.runs import Run
 from elman.scoring.metrics import Score
 from elman.scoring.mixture import fit_weights
+from elman.text import prepared
+from elman.text.prepared import Data
 from elman.text.vocab import Vocab
 
 texts = st.lists(st.integers(0, 5), min_size=2, max_size=30).map(np.array)
@@ -60,14 +63,47 @@ def test_characters_are_those_of_the_text():
     char, word, byte = (Vocab.from_text(text, level) for level in ("char", "word", "byte"))
     assert metrics.characters(char, char.encode(text)) == len(text) - 1
     assert metrics.characters(byte, byte.encode(text)) == len(text) - 1
-    assert metrics.characters(word, word.encode(text)) == len(" café 文")
+    assert metrics.characters(word, word.encode(text)) == len(" café 文\n")
+    spaced = Vocab.from_text(text, "spaced")
+    assert metrics.characters(spaced, spaced.encode(text)) == len(" café 文")
 
 
-def test_an_unknown_word_counts_as_one_character_not_as_its_placeholder():
+def test_an_unknown_word_has_as_many_characters_as_the_text_says_and_without_it_nobody_knows():
     vocab = Vocab.from_text("a bb ccc", "word")
     ids = vocab.encode("a supercalifragilistic bb")
-    assert metrics.characters(vocab, ids) == 1 + len(" bb")
+    assert metrics.characters(vocab, ids) is None
     assert evaluation.unknown(vocab, ids) == 1
+    model = LanguageModel(len(vocab), hidden_size=2)
+    assert evaluation.evaluate(model, vocab, ids).json()["bits_per_char"] is None
+    known = evaluation.evaluate(model, vocab, ids, characters=len(" supercalifragilistic bb"))
+    assert known.json()["bits_per_char"] == pytest.approx(known.model.nats / math.log(2) / 24)
+    data = Data("x", "word", validation=0.5)
+    parts = prepared.all_held_out(data, "a supercalifragilistic bb", vocab)
+    assert parts.predicted_characters == 24
+
+
+def test_counting_and_evaluating_measure_in_the_same_characters(tmp_path, capsys):
+    text = "the cat sat on a mat, the dog on another. " * 90 + "quux the cat zyzzyva sat. " * 9
+    (tmp_path / "book.txt").write_text(text)
+    source = [str(tmp_path / "book.txt"), "--level", "word"]
+    assert cli(["ngram", *source, "--order", "3", "--json"]) == 0
+    counted = json.loads(capsys.readouterr().out)["models"][0]
+    data = Data(source[0], "word")
+    parts = prepared.prepare(data, text)
+    assert evaluation.unknown(parts.vocab, parts.validation) > 0
+    whole = parts.vocab.decode(prepared.prepare(data, text).train)
+    bits = counted["nats_per_token"] * counted["tokens"] / math.log(2)
+    assert counted["bits_per_char"] == pytest.approx(bits / parts.characters)
+    assert parts.characters + len(whole) == len(text)
+    model = LanguageModel(len(parts.vocab), hidden_size=2)
+    told = {"train": parts.train, "characters": parts.predicted_characters}
+    scores = evaluation.evaluate(model, parts.vocab, parts.validation, **told)
+    rival = scores.baselines["kneser-ney:3"]
+    first = len(text) - len(whole) - parts.predicted_characters
+    assert 0 < first < 10
+    assert scores.bits_per_char(rival) == pytest.approx(
+        rival.nats / math.log(2) / (parts.characters - first)
+    )
 
 
 def test_byte_models_are_measured_in_bits_per_character_not_per_byte():

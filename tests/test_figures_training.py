@@ -55,7 +55,7 @@ def test_a_validation_that_was_better_once_says_so():
 def test_gradient_norms_stand_beside_the_threshold():
     figure = training.gradient_norms(Curve([1, 2, 3, 4], [0.5, 4.0, 2.0, 1.0]), 1.0)
     assert levels(figure) == [1.0]
-    assert words(figure) == ["θ = 1\n50% clipped"]
+    assert words(figure) == ["θ = 1\n50 % clipped"]
     assert words(training.gradient_norms(Curve([1, 2], [0.5, 4.0]), None)) == []
 
 
@@ -106,6 +106,18 @@ def test_labels_never_overlap_and_stay_in_order_and_in_sight(wishes):
 
 def test_labels_with_room_stay_where_they_are():
     assert spread([0.2, 0.8, 0.5], [0.1, 0.1, 0.1]) == pytest.approx([0.2, 0.8, 0.5])
+
+
+def test_narrow_figures_say_the_same_below_their_axes():
+    norms = Curve([1, 2, 3, 4], [0.5, 4.0, 2.0, 1.0])
+    figure = training.gradient_norms(norms, 1.0, narrow=True)
+    assert words(figure) == ["θ = 1, 50 % clipped"]
+    assert figure.get_figwidth() == training.NARROW
+    axes = figure.axes[0]
+    assert all(text.get_position()[1] < 0 for text in axes.texts)
+    curves = training.perplexity(norms, norms, {"uniform": 3.0}, narrow=True)
+    assert words(curves) == ["uniform: 3", "training: 1", "validation: 1 (best 0.5)"]
+    assert words(training.horizons(norms, norms, narrow=True)) == ["half within 1", "90 % within 1"]
 
 
 def test_the_same_figure_has_the_same_bytes(tmp_path):

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elman import LanguageModel, NgramModel, Vocab, corpus
 from elman.errors import UserError
-from elman.scoring.mixture import PIECE, Mixture, Network, fit_weights
+from elman.scoring.mixture import PIECE, Mixture, Network, fit_weights, possible_gain
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,7 @@ def models(texts):
     models=st.integers(1, 4),
     tokens=st.integers(1, 30),
 )
+@example(seed=15867, models=2, tokens=2)
 def test_no_other_weights_make_the_text_likelier(seed, models, tokens):
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.ones(5), size=(models, tokens))[:, :, 0]
@@ -40,7 +41,42 @@ def test_no_other_weights_make_the_text_likelier(seed, models, tokens):
     assert math.isclose(w.sum(), 1)
     best = np.log(w @ p).mean()
     for other in [*np.eye(models), *rng.dirichlet(np.ones(models), size=50)]:
-        assert np.log(other @ p + 1e-300).mean() <= best + 1e-6
+        # the promise, and the rounding of two means of logarithms of sums
+        bound = 1e-10 + 8 * np.finfo(float).eps * (1 + np.abs(np.log(p)).max())
+        assert np.log(other @ p + 1e-300).mean() <= best + bound
+
+
+@given(
+    log_p=st.integers(1, 5).flatmap(
+        lambda models: st.lists(
+            st.tuples(st.floats(-2, 0), *[st.floats(-800, 0) | st.just(-np.inf)] * (models - 1)),
+            min_size=1,
+            max_size=25,
+        ).map(lambda rows: np.array(rows).T)
+    )
+)
+def test_the_certificate_holds_for_models_that_differ_as_much_as_they_can(log_p):
+    w = fit_weights(log_p)
+    p = np.exp(log_p - log_p.max(axis=0))
+    assert (w >= 0).all()
+    assert math.isclose(w.sum(), 1)
+    assert possible_gain(w, p) <= 1e-10 + 4 * np.finfo(float).eps
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0, 1)), min_size=1, max_size=9
+    )
+)
+def test_nothing_gains_more_than_the_certificate_says(rows):
+    p, w, other = np.array(rows)[:, :2].T, np.array([0.3, 0.7]), rows[0][2]
+    gain = np.log([other, 1 - other] @ p).mean() - np.log(w @ p).mean()
+    assert gain <= possible_gain(w, p) + 1e-14 * 10
+
+
+def test_a_model_that_adds_nothing_has_no_weight():
+    assert fit_weights(np.log([[0.5, 0.5], [0.1, 0.1]])).tolist() == [1, 0]
+    assert fit_weights(np.log([[0.5, 0.2]])).tolist() == [1]
 
 
 def test_a_mixture_is_the_weighted_sum_of_its_models(models, texts):

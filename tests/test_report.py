@@ -9,9 +9,11 @@ import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
 
+from elman import diagnostics
 from elman.cli import run as elman
-from elman.reports import page, report
+from elman.reports import page, report, through_time
 from elman.runs import Run
 
 
@@ -59,7 +61,7 @@ def test_one_look_at_the_gradient_is_words_and_two_are_a_curve(looks, finished, 
     page = report.write(Run.open(copy)).read_text(encoding="utf-8")
     said = f"After {499 + looks} updates half lay within 1 step and 90 % within 5 steps"
     assert (said in page) == (looks > 0)
-    assert ("How far back the gradient reaches" in page) == (looks > 1)
+    assert ('id="horizons-' in page) == (looks > 1)
 
 
 def test_samples_show_the_way_and_are_escaped(finished, written):
@@ -86,7 +88,8 @@ def test_no_text_of_the_users_becomes_markup(finished, tmp_path):
 
 def test_every_figure_is_well_formed_and_no_two_parts_share_an_id(written):
     drawings = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
-    assert len(drawings) == 2
+    assert len(drawings) == 6  # perplexity, norms and lags, each for wide and for narrow screens
+    assert len(re.findall(r'<svg [^>]*class="narrow"', written)) == 3
     for drawing in drawings:
         ET.fromstring(drawing)
     names = re.findall(r'\bid="([^"]+)"', written)
@@ -101,6 +104,41 @@ def test_figures_take_the_colours_of_the_page(written):
         assert {"ink", "rule"} <= used
         for name in used:
             assert len(re.findall(rf"--{name}:", written)) == 2  # light and dark
+
+
+def test_the_page_looks_through_time(finished, written):
+    ids, window = finished.splits().validation, finished.config.training.reading.window
+    seen = through_time.look(finished, ids)
+    assert seen.by_lag.words(window)[1:] in html.unescape(written)
+    for score in seen.carries:
+        assert f'<td>{score.name}</td><td class="number">{score.cosine:.3f}' in written
+    shades = re.findall(r'<span class="(for|against)" style="--much: (\d+)%">(.*?)</span>', written)
+    assert html.unescape("".join(t for _, _, t in shades)) == "".join(
+        map(through_time.visible, seen.past)
+    )
+    assert [kind == "for" for kind, _, _ in shades] == [v >= 0 for v in seen.attribution.left_out]
+    assert max(int(much) for _, much, _ in shades) == 80
+
+
+def test_the_explained_prediction_is_the_one_that_needs_its_past_most(finished):
+    model, ids = finished.load_model(), torch.as_tensor(finished.splits().validation[:120]).long()
+    at = diagnostics.telling(model, ids, context=12, near=3)
+    gained = {}
+    for t in range(12, len(ids)):  # by the definition, one prediction at a time
+        said = [model(ids[None, t - n : t])[0][0, -1].log_softmax(-1)[ids[t]] for n in (12, 3)]
+        gained[t] = (said[0] - said[1]).item()
+    assert gained[at] == pytest.approx(max(gained.values()), abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [("--model", "mlp"), ("--validation", "0.006")])
+def test_what_has_nothing_to_see_through_time_has_a_page_without_it(tiny_run, options):
+    run = Run.open(tiny_run(*options))
+    assert "<h2>Through time</h2>" not in (run.path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_model_too_large_to_look_at_in_passing_is_left_to_elman_gradients(finished, monkeypatch):
+    monkeypatch.setattr(through_time, "LARGEST", 10)
+    assert through_time.look(finished, finished.splits().validation) is None
 
 
 def test_settings_are_all_there(finished, written):

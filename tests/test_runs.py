@@ -71,7 +71,7 @@ def test_a_run_holds_what_it_promises(trained):
         "README.md",
     }
     kinds = [r["kind"] for r in trained.metrics()]
-    assert set(kinds) == {"update", "validation", "result"}
+    assert set(kinds) == {"update", "epoch", "validation", "result"}
     assert kinds[-1] == "result"
     card = (trained.path / "README.md").read_text()
     assert f"perplexity {trained.metrics()[-1]['perplexity']:.3f}" in card

@@ -1,11 +1,13 @@
 """A training session from Python: begun, sampled, diagnosed, stopped, continued, reported."""
 
+import math
+
 import pytest
 
 from elman.errors import UserError
 from elman.runs import Run
 from elman.session import RunOptions, Session
-from elman.training import Diagnosis, Result, Sample, Update, Validation
+from elman.training import Diagnosis, Epoch, Result, Sample, Update, Validation
 from elman.training.records import KINDS, from_json
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
@@ -31,7 +33,7 @@ def begin(folder, **kept):
 def test_what_is_yielded_is_what_the_folder_keeps(tmp_path):
     session = begin(tmp_path)
     records = list(session.records())
-    assert {type(r) for r in records} == {Update, Validation, Sample, Diagnosis}
+    assert {type(r) for r in records} == {Update, Epoch, Validation, Sample, Diagnosis}
     assert [r.step for r in records if isinstance(r, Diagnosis)] == [*range(7, 53, 7)]
     assert session.run.records() == records
     result = session.conclude()
@@ -85,3 +87,21 @@ def test_every_kind_of_record_comes_back_from_its_line(tmp_path):
         from_json({"kind": "poem", "step": 1})
     with pytest.raises(UserError, match="is not a record of a training"):
         from_json({"kind": "sample", "step": 1})
+
+
+def test_an_epoch_is_the_mean_of_its_updates_also_after_a_stop_within_it(tmp_path):
+    session = begin(tmp_path)
+    list(session.records(stop=lambda: session.training.step >= 8))
+    list(Session.resume(session.run.path).records())
+    records = session.run.records()
+    epochs = [r for r in records if isinstance(r, Epoch)]
+    assert [r.epoch for r in epochs] == [1, 2]
+    for epoch in epochs:
+        made = [r for r in records if isinstance(r, Update) and r.epoch == epoch.epoch - 1]
+        assert epoch.step == made[-1].step
+        assert epoch.tokens == sum(r.tokens for r in made)
+        nats = sum(r.nats * r.tokens for r in made) / epoch.tokens
+        assert epoch.nats == pytest.approx(nats, rel=1e-12)
+        assert epoch.perplexity == pytest.approx(math.exp(nats), rel=1e-12)
+        seconds = sum(r.tokens / r.tokens_per_second for r in made)
+        assert epoch.tokens_per_second == pytest.approx(epoch.tokens / seconds, rel=1e-9)

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elman import tokens
+from elman import corpus, tokens
 from elman.errors import UserError
+from elman.text import levels, prepared
+from elman.text.vocab import learn
 
 LONE = "\ud83d\ude00\udc80"  # surrogates, the first two of which must not become one emoji
 FEW_LETTERS = st.text(
@@ -37,7 +39,7 @@ def test_text_at_the_byte_level_is_its_utf8(text):
 @given(text=st.text() | FEW_LETTERS)
 def test_counting_a_text_is_counting_its_tokens_in_the_same_order(level, chunk, text):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "_CHUNK", chunk)
+        patch.setattr(levels, "_CHUNK", chunk)
         counted = tokens.count(text, level)
     assert list(counted.items()) == list(Counter(tokens.tokenize([text], level)[0]).items())
     assert all(type(n) is int for n in counted.values())
@@ -50,7 +52,9 @@ def test_counting_bytes_is_counting_their_values(data):
 
 def test_an_unknown_level_is_refused_and_the_known_ones_listed():
     for refused in (lambda: tokens.tokenize(["a"], "syllable"), lambda: tokens.count("a", "chars")):
-        with pytest.raises(UserError, match=r"unknown level .*; levels are char, word, byte"):
+        with pytest.raises(
+            UserError, match=r"unknown level .*; levels are char, word, spaced, byte"
+        ):
             refused()
 
 
@@ -59,8 +63,95 @@ def test_one_string_is_not_a_list_of_lines():
         tokens.tokenize("the time machine", "char")
 
 
-@pytest.mark.parametrize("level", ["char", "word"])
-def test_bytes_have_no_characters_or_words(level):
+@pytest.mark.parametrize(
+    ("level", "units"), [("char", "characters"), ("word", "words"), ("spaced", "words")]
+)
+def test_bytes_have_no_characters_or_words(level, units):
     for refused in (lambda: tokens.tokenize([b"a b"], level), lambda: tokens.count(b"a b", level)):
-        with pytest.raises(UserError, match=f"no {level}s until they are decoded"):
+        with pytest.raises(UserError, match=f"no {units} until they are decoded"):
             refused()
+
+
+# Words, and what stands between them
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Well, it's 9 o'clock.\n", ["Well", ", ", "it's", "9", "o'clock", ".", "\n"]),
+        ("a  b", ["a", "  ", "b"]),
+        (" a ", [" ", "a", " "]),
+        ("(so) he said: “no—never!”", ["(", "so", ") ", "he", "said", ": ", "“", "no", "—"]),
+        ("wait... what", ["wait", "... ", "what"]),
+        ("one\n\n  two - three", ["one", "\n", "\n", "  ", "two", " - ", "three"]),
+    ],
+)
+def test_punctuation_is_split_from_words(text, expected):
+    assert tokens.tokenize([text], "word")[0][: len(expected)] == expected
+
+
+MARKED = st.lists(st.sampled_from([*"ab'’_1.-,\n \t\r\u2003é\u0301文"])).map("".join)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
+@given(text=st.text() | FEW_LETTERS | MARKED)
+def test_words_and_what_stands_between_them_are_the_text_exactly(chunk, text):
+    level = levels.LEVELS["word"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(levels, "_CHUNK", chunk)
+        cut = level.tokens(text)
+    assert level.join(cut) == text
+    assert level.characters(level.cut(text)) == len(text)
+    assert cut == [token for line in text.split("\n") for token in [*level.tokens(line), "\n"]][:-1]
+
+
+@given(text=MARKED, where=st.integers(0, 60))
+def test_the_characters_of_a_cut_text_are_shared_out_between_its_parts(text, where):
+    for level in levels.LEVELS.values():
+        cut = level.cut(text)
+        first, second = cut[:where], cut[where:]
+        parts = level.characters(first) + level.characters(second, first)
+        if level.name != "byte":  # a cut inside a character leaves two halves that decode to more
+            assert parts == level.characters(cut)
+
+
+def test_of_lines_of_letters_the_words_are_the_notes(time_machine_file):
+    lines = corpus.letters(corpus.load(time_machine_file))
+    notes = [line.split() for line in lines]
+    assert tokens.tokenize(lines, "word") == tokens.tokenize(lines, "spaced") == notes
+    assert sum(map(len, notes)) == 32_775
+
+
+@pytest.mark.parametrize("level", tokens.LEVELS)
+def test_a_list_of_lines_is_counted_as_text(level):
+    lines = ["the time", "", "machine"]
+    whole = "the timemachine" if level in ("char", "byte") else "the time machine"
+    assert tokens.count(lines, level) == tokens.count(whole, level)
+    with pytest.raises(UserError, match="a text is a str, or a list of lines, not a list of list"):
+        tokens.count([["the"]], level)
+
+
+def test_a_level_added_from_outside_is_known_everywhere(monkeypatch):
+    """One class and one line: what issue after issue will do."""
+
+    class Sentences(levels.ManyTokens):
+        name, units, unit, tokens_are = "sentence", "sentences", "sentence", "strings"
+
+        def chunks(self, text):
+            yield [piece for piece in text.split(".") if piece]
+
+        def fits(self, token):
+            return isinstance(token, str)
+
+        def between(self, left, right):
+            return "."
+
+        def spaces(self, cut, before):
+            return len(cut)
+
+    monkeypatch.setitem(levels.LEVELS, "sentence", Sentences())
+    text = "one two.three.one two"
+    vocab, ids = learn(text, "sentence")
+    assert (vocab.decode(ids), ids.tolist()) == (text, [1, 2, 1])
+    parts = prepared.prepare(prepared.Data("x", "sentence", validation=0.3), text)
+    assert (parts.train.tolist(), parts.validation.tolist()) == ([1, 2], [1])

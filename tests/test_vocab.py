@@ -1,5 +1,6 @@
 """The vocabulary: the notes' semantics, exact round trips, files, refusals."""
 
+import io
 import json
 from collections import Counter
 
@@ -36,10 +37,10 @@ def notes_vocabulary(flat, min_freq, reserved_tokens):
     return idx_to_token, token_freqs
 
 
-@pytest.mark.parametrize("level", ["char", "word"])
+@pytest.mark.parametrize("level", ["char", "word", "spaced"])
 @given(text=TEXTS, options=OPTIONS)
 def test_every_way_to_a_vocabulary_is_the_notes_vocabulary(level, text, options):
-    lines = tokens.tokenize(text.splitlines(keepends=True), level)
+    lines = tokens.tokenize(io.StringIO(text, newline="\n"), level)
     flat = [token for line in lines for token in line]
     expected = notes_vocabulary(flat, **options)
     learned, ids = learn(text, level, **options)
@@ -84,8 +85,10 @@ def test_characters_round_trip_any_text(text):
 
 
 @given(TEXTS)
-def test_words_round_trip_up_to_white_space(text):
+def test_words_round_trip_any_text_and_the_notes_words_up_to_white_space(text):
     vocab, ids = learn(text, "word")
+    assert vocab.decode(ids) == vocab.decode(ids.tolist()) == text
+    vocab, ids = learn(text, "spaced")
     assert vocab.decode(ids) == " ".join(text.split())
 
 
@@ -127,7 +130,8 @@ def test_ids_live_in_the_smallest_type_that_fits(size, dtype):
 
 def test_the_level_is_inferred_from_the_tokens_and_can_be_given():
     assert Vocab("ab").level == Vocab(["a", "b"]).level == "char"
-    assert Vocab(["a", "of"]).level == "word"
+    assert Vocab(["a", "of"]).level == "spaced"
+    assert Vocab(["a", ", ", "of"]).level == "word"
     assert Vocab(b"ab").level == Vocab([[0, 255]]).level == "byte"
     assert Vocab(["a", "b"], level="word").decode([1, 2]) == "a b"
     assert Vocab({"a": 3, "b": 5}).token_freqs == [("b", 5), ("a", 3)]
@@ -154,6 +158,48 @@ def test_any_token_survives_the_file(tmp_path_factory, words):
     vocab = Vocab(words, level="word")
     vocab.save(path)
     assert Vocab.load(path).idx_to_token == vocab.idx_to_token
+
+
+LINES = ["the time machine", "", "by h g wells", "i"]
+
+
+@pytest.mark.parametrize("level", tokens.LEVELS)
+def test_a_list_of_lines_is_text(level):
+    text = ("" if level in ("char", "byte") else " ").join(filter(None, LINES))
+    vocab, ids = learn(LINES, level)
+    assert vocab == Vocab.from_text(LINES, level) == Vocab.from_text(text, level)
+    assert ids.tolist() == vocab.encode(LINES).tolist() == vocab.encode(text).tolist()
+    assert 0 not in ids.tolist()
+    assert vocab.decode(ids) == text
+
+
+def test_lines_do_not_say_what_their_tokens_are():
+    with pytest.raises(UserError, match=r"'the time machine' is a line of text, not a token"):
+        Vocab(LINES)
+    with pytest.raises(UserError, match="is not a token of level 'char'"):
+        Vocab(LINES, level="char")
+    assert Vocab([["New York"], ["is"]]).encode([["New York"]]).tolist() == [1]
+    for wrong in ([*LINES[:1], 3], 7, None):
+        with pytest.raises(UserError, match="a text is a str, or a list of lines"):
+            learn(wrong)
+
+
+def test_the_notes_lines_encode_as_the_notes_do(time_machine_file):
+    lines = corpus.letters(corpus.load(time_machine_file))
+    vocab = Vocab(tokens.tokenize(lines, "char"))
+    assert vocab.encode(lines).shape == (170_580,)
+    assert np.count_nonzero(vocab.encode(lines) == vocab.unk) == 0
+    words = Vocab(tokens.tokenize(lines, "word"))
+    assert words.encode(lines).tolist() == words.encode(tokens.tokenize(lines, "word")).tolist()
+
+
+def test_a_vocabulary_of_an_older_elman_cuts_words_at_white_space(tmp_path):
+    path = tmp_path / "vocab.json"
+    freqs = [["the", 2], ["end.", 1]]
+    old = {"format": "elman vocabulary", "version": 1, "level": "word", "min_freq": 0}
+    old |= {"reserved_tokens": [], "token_freqs": freqs, "tokens": ["<unk>", "the", "end."]}
+    path.write_text(json.dumps(old))
+    assert Vocab.load(path).encode("the\nend. the").tolist() == [1, 2, 1]
 
 
 def test_vocabularies_are_equal_when_their_ids_are():
@@ -190,10 +236,10 @@ def test_ids_that_are_not_a_flat_list_of_integers_are_refused(bad):
         ({"tokens": "a", "reserved_tokens": [7]}, "reserved token 7 must be a string"),
         ({"tokens": ["ab"], "level": "char"}, "'ab' is not a token of level 'char'"),
         ({"tokens": [256]}, "256 is not a token of level 'byte'"),
-        ({"tokens": ["a", 1]}, "1 is not a token of level 'word'"),
+        ({"tokens": ["a", 1]}, "1 is not a token of level 'spaced'"),
         ({"tokens": b"a", "min_freq": 2}, "make no sense for bytes"),
         ({"tokens": b"a", "reserved_tokens": ["<pad>"]}, "make no sense for bytes"),
-        ({"tokens": "a", "level": "letter"}, "levels are char, word, byte"),
+        ({"tokens": "a", "level": "letter"}, "levels are char, word, spaced, byte"),
     ],
 )
 def test_vocabularies_that_cannot_be_are_refused(arguments, message):
@@ -202,9 +248,9 @@ def test_vocabularies_that_cannot_be_are_refused(arguments, message):
 
 
 def test_encoding_refuses_what_the_level_cannot_read():
-    with pytest.raises(UserError, match="bytes have no chars"):
+    with pytest.raises(UserError, match="bytes have no characters"):
         Vocab("ab").encode(b"ab")
-    for bad in ([256], [-1], ["a"], [0.5]):
+    for bad in ([256], [-1], [0.5]):
         with pytest.raises(OutOfRange, match="is not a byte"):
             Vocab(b"ab").encode(bad)
     with pytest.raises(UserError, match="has no bytes"):

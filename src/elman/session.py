@@ -17,14 +17,16 @@ import torch
 
 from elman import generation, runs
 from elman.diagnostics import glance
-from elman.errors import WorkFailed
+from elman.errors import UserError, WorkFailed
 from elman.options import check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick
+from elman.runs.effort import Size
 from elman.runs.folder import check_room
 from elman.text import prepared
-from elman.training import Diagnosis, Record, Result, Sample, Training, Update, Validation
+from elman.text.vocab import Vocab
+from elman.training import Diagnosis, Epoch, Record, Result, Sample, Training, Update, Validation
 
 PANEL = "Run"
 
@@ -62,7 +64,7 @@ class Session:
     def begin(
         cls,
         given: Mapping[str, Any] | None = None,
-        preset: str = "quick",
+        preset: str = presets.DEFAULT,
         kept: RunOptions | None = None,
         command: str = "",
     ) -> "Session":
@@ -71,15 +73,19 @@ class Session:
         A request that is refused leaves no folder behind. `command` is what report and config.json
         name as the way to make the run again.
         """
-        kept = kept or RunOptions()
-        options = presets.expand(preset, dict(given or {}))
-        options["source"] = prepared.located(options["source"])
+        kept, given = kept or RunOptions(), dict(given or {})
+        options = presets.expand(preset, given)
         device, data = pick(kept.device), presets.data(options)
         presets.settings(options)  # what is wrong with these is said before the text is read
         path = kept.out or free_folder(data.source, options["model"])
         check_room(path, kept.force)
         text = prepared.read(data)
+        options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
+        data = presets.data(options)
         parts = prepared.prepare(data, text)
+        _check_vocabulary(parts.vocab, data.min_freq)
+        size = Size(len(parts.train), len(parts.vocab))
+        options = presets.expand(preset, given | {"source": options["source"]}, size)
         config = Config(
             data=data,
             model=presets.model(options, len(parts.vocab)),
@@ -157,15 +163,33 @@ class Session:
         return report.write(self.run)
 
     def _remarks(self, record: Record) -> Iterator[Record]:
-        """A diagnosis every so many updates, a sample after validations 1, 2, 4, … and the last."""
+        """A diagnosis every so many updates, a sample after validations 1, 2, 4, … and the last.
+
+        Where nothing is held out, a sample after as many passes over the text.
+        """
         remark = None
         if isinstance(record, Update) and self.kept.diagnose:
             remark = None if record.step % self.kept.diagnose else self.diagnose()
         elif isinstance(record, Validation):
             number = record.step // (self.training.settings.validate_every or record.step)
-            remark = self.sample() if _power_of_two(number) or self.training.finished else None
+            remark = self._sample_at(number)
+        elif isinstance(record, Epoch) and self.training.validation_ids is None:
+            remark = self._sample_at(record.epoch)
         if remark is not None:
             yield remark
+
+    def _sample_at(self, number: int) -> Sample | None:
+        power_of_two = number & (number - 1) == 0
+        return self.sample() if power_of_two or self.training.finished else None
+
+
+def _check_vocabulary(vocab: Vocab, min_freq: int | None) -> None:
+    """Refuse a vocabulary that knows no token at all."""
+    if len(generation.unwritten(vocab)) == len(vocab):
+        raise UserError(
+            f"every token of the text is <unk>: none is seen as often as min_freq={min_freq}",
+            hint="a smaller --min-freq",
+        )
 
 
 def _caveats(run: Run, training: Training) -> list[str]:
@@ -180,10 +204,6 @@ def _caveats(run: Run, training: Training) -> list[str]:
             "rounding, not to the last bit"
         )
     return caveats
-
-
-def _power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0
 
 
 def free_folder(source: str, model: str) -> Path:

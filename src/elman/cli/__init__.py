@@ -12,6 +12,7 @@ import typer
 from elman import __version__
 from elman.cli import (
     datasets,
+    demo,
     evaluate,
     forecast,
     generate,
@@ -23,6 +24,7 @@ from elman.cli import (
     train,
 )
 from elman.cli.console import complain
+from elman.cli.limits import check_streams, guarded
 from elman.errors import UserError, WorkFailed
 
 # typer carries its own click, or the installed one, depending on its version; this finds either's.
@@ -53,24 +55,27 @@ def options(
 
 
 app.command("train", cls=made.command(train.train))(train.work)
-app.command("evaluate")(evaluate.evaluate)
-app.command("generate")(generate.generate)
-app.command("report")(report.report)
-app.command("gradients")(gradients.gradients)
-app.command("ngram")(ngram.ngram)
-app.command("statistics")(statistics.statistics)
-app.command("forecast")(forecast.forecast)
-app.command("datasets")(datasets.datasets)
+app.command("evaluate")(guarded(evaluate.evaluate))
+app.command("generate")(guarded(generate.generate))
+app.command("report")(guarded(report.report))
+app.command("gradients")(guarded(gradients.gradients))
+app.command("ngram")(guarded(ngram.ngram))
+app.command("statistics")(guarded(statistics.statistics))
+app.command("forecast")(guarded(forecast.forecast))
+app.command("datasets")(guarded(datasets.datasets))
+app.command("demo")(guarded(demo.demo))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 2 for a bad request, 1 for failed work, 130 after Ctrl-C."""
+    _wait_briefly()
     sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
+        check_streams()
         status = app(arguments, prog_name="elman", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written should fail here, not while Python shuts down
     except UserError as refusal:
@@ -108,6 +113,16 @@ def run(arguments: list[str] | None = None) -> int:
         )
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _wait_briefly() -> None:
+    """Let torch's threads sleep after a tenth of a millisecond without work, not after several.
+
+    Beside other programs those who look for work take the processor from the one who has some. Must
+    be said before torch is loaded; whoever says something else is heard.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def _out_of_memory(failure: Exception) -> bool:

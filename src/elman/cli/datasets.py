@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elman.cli.console import emit
+from elman.cli.console import emit, note
+from elman.cli.source import printable
 
 if TYPE_CHECKING:
     from elman.text.datasets import Dataset
@@ -19,17 +20,19 @@ def datasets(
     rows = [_row(dataset) for dataset in DATASETS.values()]
     if json:
         emit({"datasets": rows})
-        return
-    for row in rows:
-        typer.echo(f"{row['name']:<18}{row['kind']:<8}{row['about']}\n{'':26}{_where(row)}")
+    else:
+        for row in rows:
+            where = printable(_where(row))
+            typer.echo(f"{row['name']:<18}{row['kind']:<8}{row['about']}\n{'':26}{where}")
+    note("next: elman train NAME for a text, elman forecast NAME for a series")
 
 
 def _row(dataset: "Dataset") -> dict[str, str | None]:
     """One dataset: where its file lies now, if it has one and it is here, and where to get it."""
-    from elman.text.datasets import found
+    from elman.text.datasets import present
 
     download = dataset.download
-    path = found(download) if download else None
+    path = present(download) if download else None
     return {
         "name": dataset.name,
         "kind": dataset.kind,

@@ -2,13 +2,14 @@
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elman.cli.console import emit, note
 from elman.cli.device import pick
+from elman.cli.limits import RunFolder
+from elman.cli.source import printable
 from elman.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    run: RunFolder,
     source: Annotated[
         str | None,
         typer.Argument(
@@ -46,61 +47,71 @@ def evaluate(
     opened = Run.open(run)
     if mix and not baselines:
         raise UserError("--mix counts the training text, too", hint="leave out --no-baselines")
-    ids, train, what = _texts(opened, source, baselines)
-    found = evaluation.evaluate(
-        opened.load_model(pick(device), weights), opened.vocab, ids, train=train, mix=mix or ()
+    ids, characters, train, what = _texts(opened, source, baselines)
+    scores = evaluation.evaluate(
+        opened.load_model(pick(device), weights),
+        opened.vocab,
+        ids,
+        train=train,
+        mix=mix or (),
+        characters=characters,
     )
     if as_json:
         where = {"source": source or opened.config.data.source}
         where["split"] = "validation" if source is None else "all"
-        emit({"run": str(run), **where, **found.json()})
+        emit({"run": str(run), **where, **scores.json()})
         return
-    typer.echo(_table(opened, found, what))
-    if found.unknown and opened.vocab.level == "word":
-        note("note: bits/char counts an unknown word as one character, so it flatters every row")
+    typer.echo(printable(_table(opened, scores, what)))
+    if scores.unknown:
+        note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")
     note(f"next: elman generate {shlex.quote(str(run))}")
 
 
 def _texts(run: "Run", source: str | None, baselines: bool) -> tuple:
-    """What to score, what the baselines count (None: no baselines), and what to call the first."""
+    """What to score, the characters of text that it predicts, what the baselines count (None: no
+    baselines), and what to call the first."""
     from elman.text import prepared
 
     if source is not None:
-        ids = run.encode(prepared.read(run.config.data, source))
+        whole = prepared.read(run.config.data, source)
+        parts = prepared.all_held_out(run.config.data, whole, run.vocab)
         what = "stdin" if source == "-" else source
-        return ids, run.splits().train if baselines else None, what
+        train = run.splits().train if baselines else None
+        return parts.validation, parts.predicted_characters, train, what
     parts = run.splits()
     if len(parts.validation) < 2:
         raise UserError(
             "this run held nothing out: there is no text it has not trained on",
-            hint=f"elman evaluate {run.path} OTHER.txt",
+            hint=f"elman evaluate {shlex.quote(str(run.path))} OTHER.txt",
         )
     what = f"{run.config.data.source}, the {run.config.data.validation:.0%} held out"
-    return parts.validation, parts.train if baselines else None, what
+    train = parts.train if baselines else None
+    return parts.validation, parts.predicted_characters, train, what
 
 
-def _table(run: "Run", found: "Evaluation", what: str) -> str:
+def _table(run: "Run", scores: "Evaluation", what: str) -> str:
     """The scores for people, worst first, the model marked."""
     from elman.scoring.evaluation import title
+    from elman.text.levels import level_of
 
-    level = run.vocab.level
-    unknown = f"{found.unknown:,} of them unknown" if found.unknown else "none of them unknown"
-    rows = [(title(name), score) for name, score in found.baselines.items()]
-    rows.append((f"this run: {run.config.model['cell']}", found.model))
-    if found.mixture is not None:
-        rows.append(("mixture " + _share(found.mixture.weights), found.mixture.score))
+    level = level_of(run.vocab.level).unit
+    unknown = f"{scores.unknown:,} of them unknown" if scores.unknown else "none of them unknown"
+    rows = [(title(name), score) for name, score in scores.baselines.items()]
+    rows.append((f"this run: {run.config.model['cell']}", scores.model))
+    if scores.mixture is not None:
+        rows.append(("mixture " + _share(scores.mixture.weights), scores.mixture.score))
     rows.sort(key=lambda row: -row[1].nats_per_token)
     width = max(len(name) for name, _ in rows)
     lines = [
-        f"{what}: {found.model.tokens:,} {level}s predicted, {unknown}",
+        f"{what}: {scores.model.tokens:,} {level}s predicted, {unknown}",
         "",
         f"{'':{width}}  nats/{level}  perplexity  bits/char",
     ]
     for name, score in rows:
-        mark = " ←" if score is found.model else ""
+        mark = " ←" if score is scores.model else ""
         lines.append(
             f"{name:{width}}  {score.nats_per_token:{5 + len(level)}.4f}  {score.perplexity:10,.3f}"
-            f"  {score.bits_per_char(found.characters):9.4f}{mark}"
+            f"  {scores.bits_per_char(score):9.4f}{mark}"
         )
     return "\n".join(lines)
 

@@ -1,15 +1,14 @@
 """`elman generate`: write text with a trained run."""
 
-import codecs
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from elman.cli.console import emit, note
 from elman.cli.device import pick
+from elman.cli.limits import LONGEST, RunFolder
 from elman.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    run: RunFolder,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="Text to read first; give it again for another text", show_default=False),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Tokens to write")] = 300,
+    length: Annotated[int, typer.Option(min=1, max=LONGEST, help="Tokens to write")] = 300,
     temperature: Annotated[
         float, typer.Option(min=0, help="Below 1 bolder, above 1 wilder; 0: the likeliest token")
     ] = 1.0,
@@ -52,6 +51,7 @@ def generate(
     from elman.runs import Run
 
     opened = Run.open(run)
+    _refuse_endless(length, len(prompt or [""]) * (beam or samples))
     prompts = [_read(opened, text) for text in prompt or [""]]
     choices: dict[str, Any] = {
         "exclude": () if special else generation.unwritten(opened.vocab),
@@ -77,16 +77,17 @@ def _read(run: Any, text: str) -> tuple[Any, str]:
     """The ids of a prompt and the prompt as the model reads it; reports what it cannot read."""
     from elman.scoring import evaluation
     from elman.text import prepared
+    from elman.text.levels import level_of
 
-    shown = str(prepared.cleaned(run.config.data, text))
-    ids = run.encode(text)
+    level = level_of(run.vocab.level)
+    shown = str(prepared.prompt(run.config.data, text))
+    ids = run.vocab.encode(shown)
     if unknown := evaluation.unknown(run.vocab, ids):
-        tokens = shown.split() if run.vocab.level == "word" else shown
-        strange = dict.fromkeys(t for t in tokens if t not in run.vocab)
+        strange = dict.fromkeys(t for t in level.tokens(shown) if t not in run.vocab)
         names = " ".join(repr(token) for token in strange)
-        share = f"{unknown} of {len(ids)} {run.vocab.level}s"
+        share = f"{unknown} of {len(ids)} {level.unit}s"
         note(f"note: not in this run's vocabulary, read as <unk>: {names} ({share})")
-    if shown != text:
+    if shown != level.open_end(text):
         note(f"note: the prompt is read as {shown!r}, cleaned like the run's own text")
     return ids, shown
 
@@ -98,6 +99,15 @@ def _refuse_chance(**given: Any) -> None:
                 f"--{name.replace('_', '-')} belongs to sampling: beam search leaves no choice",
                 hint="leave out --beam, or the other",
             )
+
+
+def _refuse_endless(length: int, texts: int) -> None:
+    if length * texts > LONGEST:
+        raise UserError(
+            f"{texts:,} texts × {length:,} tokens are {texts * length:,} tokens, more than the "
+            f"{LONGEST:,} that one command writes",
+            hint="a smaller --length, --samples or --beam",
+        )
 
 
 class Text:
@@ -157,23 +167,20 @@ def _write_text(texts: list[Text], vocab: "Vocab") -> None:
             print(f"{chr(10) if number else ''}── {facts} ──")
         try:
             print(_visible(text.prompt), end="", flush=True)
-            for piece in _pieces(text.tokens, vocab, bool(text.prompt)):
+            for piece in _pieces(text, vocab):
                 print(_visible(piece), end="", flush=True)
         finally:
             print(flush=True)  # also after Ctrl-C: what was written stands on lines of its own
 
 
-def _pieces(tokens: Iterator[int], vocab: "Vocab", continues: bool) -> Iterator[str]:
-    """Text as it becomes whole: words with a space before, bytes when a character is complete."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for number, token in enumerate(tokens):
-        if vocab.level == "byte":
-            yield decoder.decode(vocab.decode_bytes([token]))
-        elif vocab.level == "word" and (number or continues):
-            yield " " + vocab.idx_to_token[token]
-        else:
-            yield vocab.idx_to_token[token]
-    yield decoder.decode(b"", final=True)
+def _pieces(text: Text, vocab: "Vocab") -> Iterator[str]:
+    """What follows the prompt, as it becomes whole."""
+    from elman.text.levels import level_of
+
+    level = level_of(vocab.level)
+    read = level.tokens(text.prompt)
+    written = (vocab.idx_to_token[token] for token in text.tokens)
+    return level.stream(written, read[-1] if read else None)
 
 
 def _visible(text: str) -> str:

@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.limits import RunFolder, a_path
 
 if TYPE_CHECKING:
     from elman.diagnostics import ByLag, CarryScore, Clipping, Units
     from elman.language_model import LanguageModel
     from elman.runs import Run
 
+NEAR, FAR = 400, 2049
+"""Tokens that are read: for the units and the carries; for the lags, twice as far as any goes."""
+
 
 def gradients(
-    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    run: RunFolder,
     source: Annotated[
         str | None, typer.Argument(help="Text to read (default: the run's held-out part)")
     ] = None,
-    steps: Annotated[int, typer.Option(min=8, help="Tokens of the text to read")] = 400,
-    lags: Annotated[int, typer.Option(min=1, help="How many steps back to follow")] = 100,
-    draws: Annotated[int, typer.Option(min=2, help="Draws of each randomised carry")] = 20,
-    figure: Annotated[Path | None, typer.Option(help="Draw every picture into this folder")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=8, max=10**6, help="Tokens of the text to read (default: as many as it takes)"
+        ),
+    ] = None,
+    lags: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10**6,
+            help="Steps back to follow a loss (default: until hardly any gradient is left)",
+        ),
+    ] = None,
+    draws: Annotated[
+        int, typer.Option(min=2, max=10**4, help="Draws of each randomised carry")
+    ] = 20,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw every picture into this folder", parser=a_path, metavar="FOLDER"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """See the gradient: how far back it reaches, which units are stuck, what a window cuts off."""
@@ -32,12 +57,13 @@ def gradients(
 
     opened = Run.open(run)
     model = opened.load_model()
-    ids = passage_ids(opened, source, steps)
-    passage = d.Passage.read(model, ids)
-    lags = min(lags, len(passage) - 1)
     window = opened.config.training.reading.window
+    text = text_ids(opened, source)
+    ids = text[: steps or NEAR]
+    far = text[: steps or (FAR if lags is None else max(NEAR, 2 * lags + 1))]
+    passage = d.Passage.read(model, ids)
     found = {
-        "by_lag": d.by_lag(passage, lags),
+        "by_lag": d.by_lag(d.Passage.read(model, far), lags),
         "units": d.units(passage),
         "exponents": d.lyapunov_exponents(d.Passage.read(model, ids[:101]), 1),
         "radius": d.spectral_radius(passage),
@@ -52,12 +78,16 @@ def gradients(
         return
     print(answer["verdict"])
     print_numbers(found, window)
-    if figure is not None:
+    quoted = shlex.quote(str(run))
+    if figure is None:
+        note(f"next: elman gradients {quoted} --figure {shlex.quote(str(run / 'pictures'))}")
+    else:
         note(f"drew {len(answer['figures'])} figures into {figure}")
+        note(f"next: elman report {quoted}")
 
 
-def passage_ids(opened: Run, source: str | None, steps: int) -> Any:
-    """The first `steps` tokens of the given text, or of the run's held-out part."""
+def text_ids(opened: Run, source: str | None) -> Any:
+    """The given text as ids, or the run's held-out part."""
     from elman.errors import UserError
     from elman.text import prepared
 
@@ -71,7 +101,7 @@ def passage_ids(opened: Run, source: str | None, steps: int) -> Any:
             f"{len(ids)} tokens are too few to see a gradient through time",
             hint="a text of at least 9 tokens",
         )
-    return ids[:steps]
+    return ids
 
 
 def norms(opened: Run) -> Clipping | None:
@@ -83,20 +113,18 @@ def norms(opened: Run) -> Clipping | None:
 
 
 def verdict(by_lag: ByLag, units: Units, exponent: float, window: int) -> str:
-    """The short answer, in words."""
+    """The short answer, in words: how far back, and whether anything is wrong."""
+    least = "" if by_lag.settled else "at least "
     if exponent > 0.01:
         flow = f"exploding: yes, small changes grow by {exponent:.2f} a step"
     elif by_lag.decay < -1:
-        flow = (
-            f"vanishing: the gradient falls by a factor of {2.718281828**-by_lag.decay:.1f} a step"
-        )
+        flow = f"vanishing: the gradient falls by a factor of {math.exp(-by_lag.decay):.1f} a step"
     else:
         flow = "exploding: no"
     return (
-        f"half of the gradient lies within {by_lag.horizon(0.5)} steps, 90 % within "
-        f"{by_lag.horizon(0.9)}; a window of {window} keeps {by_lag.kept(window):.0%}; "
-        f"{units.saturated} of {units.total} units are saturated, {units.dead} never move; {flow}. "
-        f"A window of {by_lag.recommend()} would keep 90 %: --window {by_lag.recommend()}"
+        f"{by_lag.words(window)}\n"
+        f"to keep 90 %: {least}--window {by_lag.recommend()}; "
+        f"{units.saturated} of {units.total} units are saturated, {units.dead} never move; {flow}"
     )
 
 
@@ -114,6 +142,9 @@ def summary(found: dict[str, Any], window: int, steps: int) -> dict[str, Any]:
         "ninety_within": by_lag.horizon(0.9),
         "window_keeps": by_lag.kept(window),
         "recommended_window": by_lag.recommend(),
+        "lags": by_lag.lags,
+        "settled": by_lag.settled,
+        "share_beyond": by_lag.beyond if math.isfinite(by_lag.beyond) else None,
         "units": units.total,
         "saturated_units": units.saturated,
         "dead_units": units.dead,
@@ -138,6 +169,7 @@ def print_numbers(found: dict[str, Any], window: int) -> None:
     for k in sorted({0, 1, 2, 5, 10, 20, window, len(by_lag.share) - 1}):
         if k < len(by_lag.share):
             print(f"{k:>3} {by_lag.mean[k]:18.3e} {by_lag.share[k]:14.1%}")
+    print(beyond(by_lag))
     for i, layer in enumerate(units.openness):
         if layer:
             said = ", ".join(f"{gate} {v.mean():.2f}" for gate, v in layer.items())
@@ -160,6 +192,16 @@ def print_numbers(found: dict[str, Any], window: int) -> None:
         )
 
 
+def beyond(by_lag: ByLag) -> str:
+    """How far the losses were followed, and what that leaves out."""
+    if not math.isfinite(by_lag.beyond):
+        return f"followed {by_lag.lags} steps back, where the gradient does not fall yet"
+    return (
+        f"followed {by_lag.lags} steps back; if it goes on falling as there, "
+        f"{by_lag.beyond:.1%} lies beyond"
+    )
+
+
 def draw(
     folder: Path, opened: Run, model: LanguageModel, ids: Any, found: dict[str, Any], window: int
 ) -> list[str]:
@@ -178,13 +220,36 @@ def draw(
         "tokens": pictures.attribution(
             d.attribute(model, ids[:40]), tokens[:39][: len(ids) - 1], tokens[min(39, len(ids) - 1)]
         ),
-        "carries": pictures.carries(found["carries"], tokens),
+        "carries": carries_picture(model, ids, opened, window),
         "unrolled": diagrams.unrolled(model, opened.config.training.reading.batch_size),
         "next-token": diagrams.character_model(model, ids[:8], opened.vocab.idx_to_token),
     }
     if model.shape.layers == 1:
         drawn["graph"] = diagrams.graph(model, ids[:4])
     return [str(save(figure, folder / f"{name}.svg")) for name, figure in drawn.items()]
+
+
+def carries_picture(model: LanguageModel, ids: Any, opened: Run, window: int) -> Any:
+    """The carries over as much text as can be read in one line, with windows that fit in it."""
+    from elman import diagnostics as d
+    from elman.diagnostics.carries import carries
+    from elman.figures import gradients as pictures
+
+    tokens = [str(opened.vocab.to_tokens(int(i))) for i in ids[:72]]
+    letters = np.cumsum([max(len(token), 1) for token in tokens])
+    tokens = tokens[: max(int(np.searchsorted(letters, 80)), 8)]
+    small = max(min(window, len(tokens) // 4), 1)
+    level = {"word": "words", "byte": "bytes"}.get(opened.vocab.level, "characters")
+    title = (
+        f"What each carry lets the gradient cross, over {len(tokens)} {level}, so with windows "
+        f"of {max(small // 2, 1)} to {2 * small} (this run trained with {window})"
+    )
+    scores = d.compare_carries(model, ids, small, draws=10)
+    fresh = [
+        replace(score, carry=carry)  # so that the picture shows the first draw
+        for score, carry in zip(scores, carries(small), strict=True)
+    ]
+    return pictures.carries(fresh, tokens, title)
 
 
 def _lags(steps: int) -> tuple[int, ...]:

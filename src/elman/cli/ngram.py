@@ -1,6 +1,7 @@
 """`elman ngram`: what counting can do, in the units in which networks are measured."""
 
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note
-from elman.cli.source import Encoding, Errors, Source, read_bytes, read_text
+from elman.cli.source import Clean, Encoding, Errors, Lower, Source, follow_up, printable, read
 from elman.errors import UserError
+from elman.files import check_target
 
 if TYPE_CHECKING:
     from elman.counting.ngram import NgramModel
     from elman.text.prepared import Splits
+
+HIGHEST = 100
+"""The highest order: each one keeps a table of up to as many n-grams as the text has tokens."""
 
 
 def ngram(
@@ -21,20 +26,25 @@ def ngram(
     order: Annotated[
         str, typer.Option(help="How many tokens make an n-gram; 1-8 fits each of them")
     ] = "5",
-    smoothing: Annotated[str, typer.Option(help="kneser-ney or laplace")] = "kneser-ney",
+    smoothing: Annotated[
+        str, typer.Option(help="kneser-ney, laplace (the notes' formula) or laplace-open")
+    ] = "kneser-ney",
     epsilon: Annotated[
         str | None, typer.Option(help="Laplace's ε (1), or one for each order: 1,0.5,0.1")
     ] = None,
     chain: Annotated[
         bool, typer.Option("--chain", help="Laplace: back off to the order below, not the unigram")
     ] = False,
-    level: Annotated[str, typer.Option(help="char, word or byte")] = "char",
-    clean: Annotated[str, typer.Option(help="letters (as the notes), or none")] = "none",
+    level: Annotated[str, typer.Option(help="char, word, byte, or spaced words")] = "char",
+    clean: Clean = "newlines",
+    lower: Lower = False,
     validation: Annotated[float, typer.Option(help="Part held out, at the end")] = 0.1,
-    min_freq: Annotated[int, typer.Option(min=0, help="Rarer tokens are <unk>")] = 0,
+    min_freq: Annotated[
+        int | None, typer.Option(min=0, help="Rarer tokens are <unk> (words: 2)")
+    ] = None,
     arpa: Annotated[Path | None, typer.Option(help="Write the model as an ARPA file")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the model for NgramModel.load")] = None,
-    generate: Annotated[int, typer.Option(min=0, help="Tokens of text to write")] = 0,
+    generate: Annotated[int, typer.Option(min=0, max=10**7, help="Tokens of text to write")] = 0,
     prompt: Annotated[str, typer.Option(help="Text that the written text continues")] = "",
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text")] = 0,
@@ -48,30 +58,32 @@ def ngram(
     """
     from elman.counting.ngram import NgramModel
     from elman.text.prepared import Data, prepare
+    from elman.text.prepared import prompt as prompt_of
 
     orders = _orders(order)
+    for target in (arpa, out):
+        if target is not None:
+            check_target(target)
     if len(orders) > 1 and (arpa or out or generate):
         raise UserError(
             f"--order {order} fits {len(orders)} models, and only one can be written",
             hint=f"--order {orders[-1]}",
         )
-    data = Data(source, level, clean, min_freq=min_freq, validation=validation)
-    raw = level == "byte" and clean == "none"
-    splits = prepare(data, read_bytes(source) if raw else read_text(source, encoding, errors))
+    data = Data(source, level, clean, 0, min_freq, validation, encoding, errors, lower)
     weights = _epsilon(epsilon, orders[-1])
+    splits = prepare(data, read(data))
 
     def fit(k: int) -> NgramModel:
         eps = weights and weights[:k]
         return NgramModel.fit(splits.train, k, smoothing, eps, chain=chain, vocab=splits.vocab)
 
-    *lower, highest = orders
-    rows = [_score(fit(k), splits) for k in lower]
-    model = fit(highest)
+    rows = [_score(fit(k), splits) for k in orders[:-1]]
+    model = fit(orders[-1])
     rows.append(_score(model, splits))
     record = {"source": source, "level": level, "smoothing": smoothing, "models": rows}
     record |= {"train_tokens": len(splits.train), "vocabulary": len(splits.vocab)}
     if generate:
-        start = splits.vocab.encode(prompt.encode() if level == "byte" else prompt)
+        start = splits.vocab.encode(prompt_of(data, prompt))
         ids = splits.vocab[
             model.generate(generate, prompt=start, temperature=temperature, seed=seed)
         ]
@@ -81,14 +93,20 @@ def ngram(
     else:
         _print(record)
     _write(model, arpa, out)
+    note(f"next: {printable(follow_up('train', data))}")
 
 
 def _orders(order: str) -> list[int]:
     """5, or 1-8."""
-    first, _, last = order.partition("-")
-    if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
-        raise UserError(f"--order {order} must be a number or a range of them", hint="--order 1-8")
-    return list(range(int(first), int(last or first) + 1))
+    digits = re.fullmatch(r"0*([1-9][0-9]{0,2})(?:-0*([1-9][0-9]{0,2}))?", order, re.ASCII)
+    first = int(digits[1]) if digits else 0
+    last = int(digits[2] or first) if digits else 0
+    if not 1 <= first <= last <= HIGHEST:
+        raise UserError(
+            f"--order {printable(order)[:40]} must be a number from 1 to {HIGHEST}, or a range",
+            hint="--order 1-8",
+        )
+    return list(range(first, last + 1))
 
 
 def _epsilon(epsilon: str | None, order: int) -> list[float] | None:
@@ -118,15 +136,7 @@ def _score(model: "NgramModel", splits: "Splits") -> dict[str, Any]:
     context = splits.train[len(splits.train) - model.order + 1 :]
     nats = -model.log_probability(splits.validation, context) / tokens
     row |= {"tokens": tokens, "nats_per_token": nats, "perplexity": math.exp(nats)}
-    characters = _characters(splits)
-    return row | {"bits_per_char": nats * tokens / math.log(2) / characters}
-
-
-def _characters(splits: "Splits") -> int:
-    """How many characters the held-out tokens stand for; a word counts with the space before it."""
-    if splits.vocab.level == "char":
-        return len(splits.validation)
-    return len(splits.vocab.decode(splits.validation)) + (splits.vocab.level == "word")
+    return row | {"bits_per_char": nats * tokens / math.log(2) / splits.characters}
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +147,8 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 def _print(record: dict[str, Any]) -> None:
     rows = record["models"]
     typer.echo(
-        f"{record['smoothing']} on {record['train_tokens']:,} tokens of {record['source']}, "
+        f"{record['smoothing']} on {record['train_tokens']:,} tokens of "
+        f"{printable(record['source'])}, "
         f"{record['vocabulary']:,} different; {rows[0]['tokens']:,} held out"
     )
     typer.echo(f"{'order':>5}  {'n-grams':>12}  {'nats':>8}  {'perplexity':>10}  {'bits/char':>9}")
@@ -148,13 +159,13 @@ def _print(record: dict[str, Any]) -> None:
             line += f"  {row['bits_per_char']:>9.4f}"
         typer.echo(line)
     if "text" in record:
-        typer.echo(f"\n{record['text']}")
+        typer.echo(f"\n{printable(record['text'])}")
 
 
 def _write(model: "NgramModel", arpa: Path | None, out: Path | None) -> None:
     if arpa is not None:
         model.to_arpa(arpa)
-        note(f"wrote {shlex.quote(str(arpa))}, which KenLM and SRILM read")
+        note(f"wrote {printable(shlex.quote(str(arpa)))}, which KenLM and SRILM read")
     if out is not None:
         model.save(out)
-        note(f"wrote {shlex.quote(str(out))}, which NgramModel.load reads")
+        note(f"wrote {printable(shlex.quote(str(out)))}, which NgramModel.load reads")

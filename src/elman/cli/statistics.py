@@ -1,24 +1,31 @@
 """`elman statistics`: which tokens, pairs and triples are frequent, and how Zipf's law fits."""
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from elman.cli.console import emit, note
-from elman.cli.source import Encoding, Errors, Source, read_bytes, read_text
+from elman.cli.source import Clean, Encoding, Errors, Lower, Source, follow_up, printable, read
+from elman.files import check_target
 
 if TYPE_CHECKING:
     from elman.counting.statistics import Frequencies, StopWords, Zipf
+    from elman.text.vocab import Vocab
 
     Row = tuple[Frequencies, Zipf | None, Zipf | None]
 
 
 def statistics(
     source: Source = "python-reference",
-    level: Annotated[str, typer.Option(help="word, char or byte")] = "word",
-    clean: Annotated[str, typer.Option(help="letters (as the notes), or none")] = "none",
-    n: Annotated[int, typer.Option("--n", min=1, help="Longest runs of tokens to count")] = 3,
+    level: Annotated[str, typer.Option(help="word, char, byte, or spaced words")] = "word",
+    clean: Clean = "newlines",
+    lower: Lower = False,
+    n: Annotated[
+        int, typer.Option("--n", min=1, max=100, help="Longest runs of tokens to count")
+    ] = 3,
     top: Annotated[int, typer.Option(min=0, help="How many of the most frequent to show")] = 10,
     share: Annotated[
         float, typer.Option(help="Stop words are the head that makes up this part of the text")
@@ -32,26 +39,42 @@ def statistics(
     errors: Errors = "strict",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Count tokens and runs of tokens, and fit Zipf's law to each."""
+    """Count tokens and runs of tokens, and fit Zipf's law to each.
+
+    At the word level the words count, not the punctuation and white space between them.
+    """
     from elman.counting import statistics as stats
     from elman.text.prepared import Data, prepare
 
-    data = Data(source, level, clean, validation=0.0)
-    raw = level == "byte" and clean == "none"
-    text = read_bytes(source) if raw else read_text(source, encoding, errors)
-    ids, _, vocab, _ = prepare(data, text)
-    found = [stats.frequencies(ids, k, vocab) for k in range(1, n + 1)]
-    rows = [_row(frequencies, first, last) for frequencies in found]
-    head = stats.stop_words(found[0], share)
+    data = Data(source, level, clean, 0, 0, 0.0, encoding, errors, lower)
+    if figure is not None:
+        check_target(figure)
+    splits = prepare(data, read(data))
+    vocab, ids = splits.vocab, _content(splits.train, splits.vocab)
+    runs = [stats.frequencies(ids, k, vocab) for k in range(1, n + 1)]
+    rows = [_row(frequencies, first, last) for frequencies in runs]
+    head = stats.stop_words(runs[0], share)
     if figure is not None:
         _draw(rows, level, figure)
     if json:
-        record = {"source": source, "level": level, "tokens": found[0].total}
+        record = {"source": source, "level": level, "tokens": runs[0].total}
         emit(record | {"runs": [_record(row, top) for row in rows], "stop_words": head._asdict()})
     else:
         _print(rows, head, top)
     if figure is not None:
-        note(f"wrote {figure}")
+        note(f"wrote {printable(shlex.quote(str(figure)))}")
+    ready = replace(data, validation=0.1, min_freq=None)
+    note(f"next: {printable(follow_up('ngram', ready, order='1-5'))}")
+
+
+def _content(ids: Any, vocab: "Vocab") -> Any:
+    """The tokens that are counted."""
+    import numpy as np
+
+    from elman.text.levels import level_of
+
+    level = level_of(vocab.level)
+    return ids[np.array([level.is_content(token) for token in vocab.idx_to_token])[ids]]
 
 
 def _row(frequencies: "Frequencies", first: int | None, last: int | None) -> "Row":
@@ -75,7 +98,7 @@ def _record(row: "Row", top: int) -> dict[str, Any]:
         "total": frequencies.total,
         "types": frequencies.types,
         "hapaxes": frequencies.hapaxes,
-        "most_common": [[list(gram), count] for gram, count in frequencies.most_common(top)],
+        "most_common": [[list(gram), count] for gram, count in _most_common(frequencies, top)],
         "zipf": None
         if line is None or likely is None
         else {
@@ -102,10 +125,14 @@ def _print(rows: list["Row"], head: "StopWords", top: int) -> None:
                 f"squares (r² {line.r2:.3f}), {likely.alpha:.3f} ± {likely.error:.3f} by maximum "
                 "likelihood"
             )
-        for gram, count in frequencies.most_common(top):
+        for gram, count in _most_common(frequencies, top):
             typer.echo(f"  {count:>9,}  {_shown(gram)}")
     words = " ".join(_shown((word,)) for word in head.words)
     typer.echo(f"stop words, the {len(head.words)} that make up {head.share:.0%} of it: {words}")
+
+
+def _most_common(frequencies: "Frequencies", top: int) -> list[tuple[tuple[Any, ...], int]]:
+    return frequencies.most_common(min(top, frequencies.types))
 
 
 def _shown(gram: tuple[Any, ...]) -> str:
@@ -118,5 +145,6 @@ def _draw(rows: list["Row"], level: str, path: Path) -> None:
     from elman.figures import save
     from elman.figures.zipf import zipf
 
-    names = {"char": "character"}
-    save(zipf([(found, line) for found, line, _ in rows], names.get(level, level)), path)
+    names = {"char": "character", "spaced": "word"}
+    curves = [(frequencies, line) for frequencies, line, _ in rows]
+    save(zipf(curves, names.get(level, level)), path)

@@ -11,23 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note, progress
+from elman.cli.limits import a_path
 from elman.errors import UserError, WorkFailed
 
 if TYPE_CHECKING:
     from elman.runs import Run
     from elman.session import Session
-    from elman.training import Record
+    from elman.training import Record, Result
+
+    Show = Callable[[Record | str], None]
 
 
 def train() -> Callable[..., int | None]:
     """The function behind `elman train`: `work` with an option for every field of the settings."""
-    from elman.cli.made import with_options
+    from elman.cli.made import BY_TEXT, with_options
     from elman.options import described
     from elman.runs import presets
+    from elman.runs.effort import FOLLOW
     from elman.session import RunOptions
 
     options = [*described(RunOptions), *presets.OPTIONS.values()]
-    defaults = {o.name: o.default for o in options} | presets.expand("quick", {})
+    defaults = {o.name: o.default for o in options} | presets.expand(presets.DEFAULT, {})
+    defaults |= dict.fromkeys(FOLLOW, BY_TEXT)
     return with_options(work, (o for o in options if o.name != "source"), defaults)
 
 
@@ -39,12 +44,18 @@ def work(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="A name for many options below: quick, best, notes", show_default="quick"
+            help="A name for many options below: auto (by the text's length), quick, best, notes",
+            show_default="auto",
         ),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue this run, exactly where it was", rich_help_panel="Run"),
+        typer.Option(
+            help="Continue this run, exactly where it was",
+            rich_help_panel="Run",
+            parser=a_path,
+            metavar="RUN",
+        ),
     ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard too", rich_help_panel="Run")
@@ -59,27 +70,36 @@ def work(
     if source is not None:
         given["source"] = source
     board = _board_kind() if tensorboard else None
-    session = _begin(preset or "quick", given) if resume is None else _resume(resume, preset, given)
-    stopped = _train(session, as_json, board)
+    session = _begin(preset, given) if resume is None else _resume(resume, preset, given)
+    with _display(session) as show:
+        stopped = _train(session, show, as_json, board)
+        if not stopped:
+            show("scoring, and writing the report")
+            result, page = session.conclude(), session.report()
     if stopped:
         note(f"stopped by {stopped}; saved at step {session.training.step}")
         note(f"continue with: {_resuming(session.run)}")
         return 130
-    _conclude(session, as_json)
+    _tell(session, result, page, as_json)
     return None
 
 
 # ---------------------------------------------------------------------- before
 
 
-def _begin(preset: str, given: dict[str, Any]) -> "Session":
-    from elman.runs import presets
+def _begin(preset: str | None, given: dict[str, Any]) -> "Session":
+    from elman.runs import options_of, presets
+    from elman.runs.effort import Size
     from elman.session import Session
 
     kept, asked = _divided(given)
     command = shlex.join(["elman", *sys.argv[1:]])
+    preset = presets.DEFAULT if preset is None else preset
     session = Session.begin(asked, preset, kept, command)
-    note(f"preset {preset}: " + presets.as_flags(presets.PRESETS[preset] | asked))
+    size = Size(len(session.training.train_ids), len(session.run.vocab))
+    chosen = presets.named(preset, asked, size) | asked
+    options = options_of(session.run.config)
+    note(f"preset {preset}: " + presets.as_flags({name: options[name] for name in chosen}))
     return session
 
 
@@ -149,10 +169,10 @@ def _gentle_signals() -> Iterator[list[str]]:
             signal.signal(which, handler)
 
 
-def _train(session: "Session", as_json: bool, board: Any) -> str:
+def _train(session: "Session", show: "Show", as_json: bool, board: Any) -> str:
     """Train to the end; returns the name of what stopped it, if anything did."""
     run = session.run
-    with _gentle_signals() as caught, _display(session) as show, _board(run, board) as log:
+    with _gentle_signals() as caught, _board(run, board) as log:
         try:
             for record in session.records(stop=lambda: bool(caught)):
                 show(record)
@@ -173,8 +193,8 @@ def _train(session: "Session", as_json: bool, board: Any) -> str:
 
 
 @contextmanager
-def _display(session: "Session") -> Iterator[Callable[["Record"], None]]:
-    """A bar with loss, perplexity, speed, time left; without a terminal, a line per validation."""
+def _display(session: "Session") -> Iterator["Show"]:
+    """A bar with loss, perplexity, speed, time left; without a terminal, a line now and then."""
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
     from elman.training import Update, Validation
@@ -189,25 +209,42 @@ def _display(session: "Session") -> Iterator[Callable[["Record"], None]]:
     with progress(*columns) as bar:
         task = bar.add_task("reading", total=1.0, completed=session.training.progress)
 
-        def show(record: "Record") -> None:
+        def show(record: "Record | str") -> None:
             nonlocal held_out
-            if isinstance(record, Update):
+            if isinstance(record, str):
+                bar.update(task, description=record)
+            elif isinstance(record, Update):
                 said = (
                     f"nats {record.nats:.3f} · perplexity {record.perplexity:.2f}{held_out} · "
                     f"{record.tokens_per_second:,.0f} tokens/s"
                 )
                 bar.update(task, completed=record.progress, description=said)
-            if not isinstance(record, Validation):
-                return
-            held_out = f" · held out {record.perplexity:.2f}"
-            if bar.disable:
-                better = " (best so far)" if record.improved else ""
-                note(
-                    f"step {record.step}: held out {record.nats:.4f} nats, "
-                    f"perplexity {record.perplexity:.3f}{better}"
-                )
+            elif isinstance(record, Validation):
+                held_out = f" · held out {record.perplexity:.2f}"
+            if bar.disable and not isinstance(record, str) and (line := _line(session, record)):
+                note(line)
 
         yield show
+
+
+def _line(session: "Session", record: "Record") -> str:
+    """What is worth a line where there is no bar: validations, or else every tenth pass."""
+    from elman.training import Epoch, Validation
+
+    if isinstance(record, Validation):
+        better = " (best so far)" if record.improved else ""
+        return (
+            f"step {record.step}: held out {record.nats:.4f} nats, "
+            f"perplexity {record.perplexity:.3f}{better}"
+        )
+    if isinstance(record, Epoch) and session.training.validation_ids is None:
+        epochs = session.training.settings.epochs
+        if epochs <= 20 or record.epoch % 10 == 0 or record.epoch == epochs:
+            return (
+                f"epoch {record.epoch}: training perplexity {record.perplexity:.3f}, "
+                f"{record.tokens_per_second:,.0f} tokens/s"
+            )
+    return ""
 
 
 def _board_kind() -> Any:
@@ -242,17 +279,27 @@ def _board(run: "Run", kind: Any) -> Iterator[Callable[["Record"], None]]:
 # ---------------------------------------------------------------------- after
 
 
-def _conclude(session: "Session", as_json: bool) -> None:
-    """Score the best weights by the definition, and say what was written and what comes next."""
-    result, page, run = session.conclude(), session.report(), session.run
+def _tell(session: "Session", result: "Result | None", page: Path, as_json: bool) -> None:
+    """Say how good it is, what was written and what comes next."""
+    run = session.run
     if as_json:
         emit({"kind": "result", "run": str(run.path), **(result.json() if result else {})})
         return
+    other = "" if result else " OTHER.txt"
     if result is not None:
         typer.echo(
             f"held out, {result.tokens:,} tokens: {result.nats_per_token:.4f} nats per token, "
             f"perplexity {result.perplexity:.3f}, {result.bits_per_char:.4f} bits per character"
         )
+    else:
+        typer.echo(_last_pass(run))
     typer.echo(f"wrote {run.path}; to read in a browser: {page}")
     quoted = shlex.quote(str(run.path))
-    typer.echo(f"next: elman generate {quoted}; elman evaluate {quoted}")
+    typer.echo(f"next: elman generate {quoted}; elman evaluate {quoted}{other}")
+
+
+def _last_pass(run: "Run") -> str:
+    from elman.training import Epoch
+
+    last = [record for record in run.records() if isinstance(record, Epoch)][-1]
+    return f"nothing was held out; training perplexity {last.perplexity:.3f} in pass {last.epoch}"

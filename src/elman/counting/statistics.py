@@ -74,10 +74,11 @@ def frequencies(sequence: Any, n: int = 1, vocab: Vocab | None = None) -> Freque
         raise UserError(
             f"a text of {len(ids)} tokens has no run of {n}", hint="a longer text, or a smaller n"
         )
-    found = count(ids, n, size)
-    order = np.argsort(-found.counts[-1], kind="stable")
-    order = order[: np.count_nonzero(found.counts[-1])]
-    return Frequencies(n, found.counts[-1][order], grams(found.keys, found.base, n, order), vocab)
+    counted = count(ids, n, size)
+    occurrences = counted.counts[-1]
+    order = np.argsort(-occurrences, kind="stable")[: np.count_nonzero(occurrences)]
+    rows = grams(counted.keys, counted.base, n, order)
+    return Frequencies(n, occurrences[order], rows, vocab)
 
 
 class StopWords(NamedTuple):
@@ -87,7 +88,7 @@ class StopWords(NamedTuple):
     share: float
 
 
-def stop_words(found: Frequencies, share: float = 1 / 3) -> StopWords:
+def stop_words(tokens: Frequencies, share: float = 1 / 3) -> StopWords:
     """The fewest of the most frequent tokens that make up at least `share` of the text.
 
     They are derived from the text and no list of anyone's: so frequent that they say little about
@@ -96,13 +97,13 @@ def stop_words(found: Frequencies, share: float = 1 / 3) -> StopWords:
     >>> stop_words(frequencies("to be or not to be".split()), 0.6)
     StopWords(words=['to', 'be'], share=0.6666666666666666)
     """
-    if found.n != 1:
-        raise UserError(f"stop words are single tokens, not runs of {found.n}", hint="n=1")
+    if tokens.n != 1:
+        raise UserError(f"stop words are single tokens, not runs of {tokens.n}", hint="n=1")
     if not 0 < share <= 1:
         raise UserError(f"share={share} must be above 0 and at most 1", hint="share=0.33")
-    covered = np.cumsum(found.counts) / found.total
+    covered = np.cumsum(tokens.counts) / tokens.total
     k = int(np.searchsorted(covered, share * (1 - 1e-12))) + 1
-    return StopWords([gram[0] for gram, _ in found.most_common(k)], float(covered[k - 1]))
+    return StopWords([gram[0] for gram, _ in tokens.most_common(k)], float(covered[k - 1]))
 
 
 class Zipf(NamedTuple):

@@ -5,7 +5,7 @@ all of its states and the pull of every loss. The functions take a passage and r
 dataclasses of arrays, which `elman.figures.gradients` draws and `elman gradients` puts into words.
 """
 
-from elman.diagnostics.attribution import Attribution, attribute
+from elman.diagnostics.attribution import Attribution, attribute, telling
 from elman.diagnostics.carries import CarryScore, compare_carries
 from elman.diagnostics.clipping import Clipping, clipping
 from elman.diagnostics.glance import Glance, glance
@@ -38,5 +38,6 @@ __all__ = [
     "lyapunov_exponents",
     "singular_values",
     "spectral_radius",
+    "telling",
     "units",
 ]

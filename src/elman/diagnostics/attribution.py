@@ -57,6 +57,33 @@ def attribute(model: LanguageModel, ids: Any) -> Attribution:
 
 
 @torch.no_grad()
+def telling(model: LanguageModel, ids: Any, context: int = 40, near: int = 6) -> int:
+    """The t at which the `context` tokens before x_t say most more of it than the last `near` do.
+
+    A good moment to ask `attribute(model, ids[t - context : t + 1])` what the model remembered.
+    """
+    ids = torch.as_tensor(ids, dtype=torch.int64)
+    if not 0 < near < context < len(ids):
+        raise UserError(
+            f"{len(ids)} tokens hold no prediction from {context} tokens before it",
+            hint="a longer text, or a shorter context",
+        )
+    windows = ids.unfold(0, context + 1, 1)
+    target = windows[:, -1:]
+
+    def said(past: torch.Tensor) -> torch.Tensor:
+        return F.log_softmax(model(past)[0][:, -1], -1).gather(1, target)[:, 0]
+
+    was_training = model.training
+    model.eval()
+    try:
+        gained = said(windows[:, :-1]) - said(windows[:, -1 - near : -1])
+    finally:
+        model.train(was_training)
+    return context + int(gained.argmax())
+
+
+@torch.no_grad()
 def _without_each(model: LanguageModel, past: torch.Tensor, target: int) -> Array:
     """log P(target) of every text with one token taken out, all in one batch."""
     steps = len(past)

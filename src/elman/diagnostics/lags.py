@@ -1,5 +1,6 @@
 """How far back the gradient reaches: ‖∂L_t/∂h_{t-k}‖ for every t and k."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,18 +12,33 @@ from elman.errors import UserError
 
 Array = NDArray[np.float64]
 
+BEYOND = 1e-3
+"""Lags are followed until less than this share lies beyond them: 1 % of the tenth that the lag
+within which 90 % lies leaves out, so that looking further would not move it."""
+LEAST, MOST = 16, 1024
+"""Lags are followed at least so far, where the text allows, and never further than so far."""
+EVERY = 4
+"""How many lags are followed between two looks at what lies beyond."""
+LOSSES = 128
+"""How many losses, spread over the second half of the passage, are followed."""
+
 
 @dataclass(frozen=True, eq=False)
 class ByLag:
     """The gradient of each loss by how many steps back it acts.
 
-    `norms[i, k]` is ‖∂L_t/∂S_{t-k}‖ with t = first + i: S is the carried state of all layers (for
-    an lstm h and c).
+    `norms[i, k]` is ‖∂L_t/∂S_{t-k}‖ for the i-th loss that was followed, the earliest at t = first:
+    S is the carried state of all layers (for an lstm h and c).
     """
 
     first: int
     norms: Array
     """(losses, lags + 1)"""
+
+    @property
+    def lags(self) -> int:
+        """How many steps back the losses were followed."""
+        return self.norms.shape[1] - 1
 
     @property
     def mean(self) -> Array:
@@ -50,6 +66,23 @@ class ByLag:
         summed = np.cumsum(self.mean)
         return summed / summed[-1] if summed[-1] > 0 else np.ones_like(summed)
 
+    @property
+    def beyond(self) -> float:
+        """The share estimated to lie beyond the measured lags: what follows if the decay goes on.
+
+        Over the last quarter of the lags mean[k] ≈ C qᵏ, so mean[K] q / (1 - q) lies beyond K. A
+        gradient that does not decay has no end: ∞.
+        """
+        return _beyond(self.mean)
+
+    @property
+    def settled(self) -> bool:
+        """Whether so little lies beyond that shares and horizons would not change by looking on.
+
+        If not, every horizon is a lower bound and every share a window keeps an upper one.
+        """
+        return self.beyond < BEYOND
+
     def horizon(self, part: float) -> int:
         """The smallest lag at or below which `part` of the gradient lies."""
         return int(np.argmax(self.share >= part - 1e-12))
@@ -72,22 +105,65 @@ class ByLag:
             window += 1
         return window
 
+    def words(self, window: int) -> str:
+        """The answer in one line, for a truncation window of so many steps."""
+        return words(
+            self.horizon(0.5), self.horizon(0.9), window, self.kept(window), settled=self.settled
+        )
 
-def by_lag(passage: Passage, lags: int = 100) -> ByLag:
-    """Exact norms for every loss that has `lags` steps before it.
+
+def words(half: int, ninety: int, window: int, keeps: float, *, settled: bool) -> str:
+    """Where the gradient lies, in one line; where lags were cut short, its bounds.
+
+    >>> words(2, 14, 64, 0.961, settled=True)
+    'half of the gradient lies within 2 steps, 90 % within 14; a window of 64 keeps 96 %'
+    """
+    least, most = ("", "") if settled else ("at least ", "at most ")
+    return (
+        f"half of the gradient lies within {least}{half} step{'' if half == 1 else 's'}, "
+        f"90 % within {least}{ninety}; a window of {window} keeps {most}{100 * keeps:.0f} %"
+    )
+
+
+def by_lag(passage: Passage, lags: int | None = None) -> ByLag:
+    """Exact norms of losses by lag: 0 … `lags`, or as many lags as it takes.
+
+    With `lags`, every loss that has so many steps before it. Without, losses spread over the second
+    half of the passage are followed until less than a thousandth lies beyond (`ByLag.settled`), or
+    until the start of the passage or lag 1024 is reached.
 
     All losses go back together: lag k is one batched vector–Jacobian product over the losses, so
-    the cost is `lags` steps of a batch, not one backward pass per loss.
+    the cost is that many steps of a batch, not one backward pass per loss.
     """
-    if not 1 <= lags < len(passage):
+    if lags is not None and not 1 <= lags < len(passage):
         raise UserError(
             f"lags={lags} must be at least 1 and below the {len(passage)} steps of the passage",
             hint="a longer text, or fewer lags",
         )
-    at = torch.arange(lags, len(passage))
+    most = min(len(passage) // 2, MOST) if lags is None else lags
+    at = torch.arange(most, len(passage))
+    if lags is None and len(at) > LOSSES:
+        at = torch.linspace(most, len(passage) - 1, LOSSES).long()
     G = passage.on_state(passage.pulls[at])
     norms = [G.norm(dim=1)]
-    for k in range(lags):
+    for k in range(most):
         G = passage.pull_back(at - k, G)
         norms.append(G.norm(dim=1))
-    return ByLag(lags, torch.stack(norms, 1).numpy())
+        look = lags is None and k + 1 >= LEAST and (k + 1) % EVERY == 0
+        if look and _beyond(torch.stack(norms).mean(1).numpy()) < BEYOND:
+            break
+    return ByLag(int(at[0]), torch.stack(norms, 1).numpy())
+
+
+def _beyond(mean: Array) -> float:
+    """Σ_{k>K} mean[k] as a part of Σ_k mean[k], the decay of the last quarter going on."""
+    last = mean[-max(len(mean) // 4, 2) :]
+    if not last.all():  # nothing arrives there any more
+        return 0.0
+    if len(mean) < 2 or not np.isfinite(mean).all():
+        return math.inf
+    q = math.exp(np.polyfit(np.arange(len(last)), np.log(last), 1)[0])
+    if q >= 1:
+        return math.inf
+    tail = last[-1] * q / (1 - q)
+    return float(tail / (mean.sum() + tail))

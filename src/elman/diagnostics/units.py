@@ -25,6 +25,8 @@ class Units:
     """of each layer and unit: the standard deviation of h over the steps"""
     openness: list[dict[str, Array]]
     """of each layer, by gate and unit: its mean opening, for cells with gates"""
+    names: tuple[str, ...]
+    """of each of the N columns of `gradient`: h 3 is unit 3 of h; in a stack h1.3, of layer 1"""
 
     @property
     def saturated(self) -> int:
@@ -49,6 +51,21 @@ def units(passage: Passage) -> Units:
         saturation=[(np.abs(h) > SATURATED).mean(0) for h in hs],
         spread=[h.std(0) for h in hs],
         openness=[_openness(passage, i) for i in range(len(passage.layers))],
+        names=_names(passage),
+    )
+
+
+def _names(passage: Passage) -> tuple[str, ...]:
+    parts = [
+        letter + ("" if len(passage.layers) == 1 else f"{layer}.")
+        for layer in range(1, len(passage.layers) + 1)
+        for letter in passage.cell.states
+    ]
+    gap = " " if len(passage.layers) == 1 else ""
+    return tuple(
+        f"{part}{gap}{unit}"
+        for part, size in zip(parts, passage.sizes, strict=True)
+        for unit in range(size)
     )
 
 

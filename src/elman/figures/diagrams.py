@@ -1,5 +1,7 @@
 """The notes' diagrams, drawn from a real model: its shapes, its predictions, its gradients."""
 
+import itertools
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from elman import cells
 from elman.errors import UserError
 from elman.figures.style import COLOURS, house
 from elman.language_model import LanguageModel, Masks
@@ -20,28 +23,57 @@ NONE = Masks(None, None, {})
 
 
 def unrolled(model: LanguageModel, batch: int = 32) -> Figure:
-    """The network over three steps, with the shape of everything that flows (8.4.2)."""
+    """The network over three steps, with the shape of everything that flows (8.4.2).
+
+    A gated cell shows its gates, an lstm its memory c, an embedded model its embedding e.
+    """
     if not model.recurrent:
         raise UserError("an mlp has no hidden state to unroll", hint="a run of --model gru")
-    V, H, L = model.vocab_size, model.hidden_size, model.shape.layers
+    cell = cells.of_model(model.cell)
+    V, H, L, E = model.vocab_size, model.hidden_size, model.shape.layers, model.shape.embedding_size
+    flows = {"x": f"{batch} × {V}"}
+    if E:
+        flows["e"] = f"{batch} × {E}"
+    if cell.gates > 1:
+        flows["gates"] = "gates " + ", ".join(gate for gate in cell.openings if gate)
+    flows |= dict.fromkeys(reversed(cell.states), f"{L} × {batch} × {H}")
+    flows["o"] = f"{batch} × {V}"
+    at = {name: 1.5 * row for row, name in enumerate(flows)}
     with house():
-        figure, axes = _canvas(11, 4.8, (-1.3, 9.4), (-0.6, 4.4))
-        names = ["t-1", "t", "t+1"]
-        for i, name in enumerate(names):
-            x = 1 + 3 * i
-            _box(axes, x, 0, f"x$_{{{name}}}$\n{batch} × {V}", "white")
-            _box(axes, x, 2, f"h$_{{{name}}}$\n{L} × {batch} × {H}", COLOURS[4])
-            _box(axes, x, 4, f"o$_{{{name}}}$\n{batch} × {V}", "white")
-            _arrow(axes, (x, 0.42), (x, 1.58), "W$_{xh}$")
-            _arrow(axes, (x, 2.42), (x, 3.58), "W$_{hq}$")
-            _arrow(axes, (x - 2.1, 2), (x - 0.9, 2), "W$_{hh}$", above=True)
-        _arrow(axes, (7.9, 2), (9.1, 2), "")
+        figure, axes = _canvas(11, 1.2 * len(flows) + 1, (-1.4, 9.5), (-0.6, at["o"] + 0.6))
+        for i, when in enumerate(("t-1", "t", "t+1")):
+            _column(axes, 1 + 3 * i, when, flows, at)
+        words = ["W$_{xh}$", "W$_{hh}$", "W$_{hq}$"]
+        if "e" in flows:
+            words.insert(0, "W$_{xe}$")
         axes.set_title(
-            f"{model.cell}: the same W$_{{xh}}$, W$_{{hh}}$, W$_{{hq}}$ at every step "
+            f"{model.cell}: the same {', '.join(words)} at every step "
             f"({sum(p.numel() for p in model.parameters()):,} parameters)"
         )
     plt.close(figure)
     return figure
+
+
+def _column(axes: Axes, x: float, when: str, flows: dict[str, str], at: dict[str, float]) -> None:
+    """One step of the unrolled network, and what reaches it from the step before."""
+    for name, shape in flows.items():
+        label = f"{name}$_{{{when}}}$\n{shape}"
+        if name == "gates":
+            label = textwrap.fill(shape, 16)
+        colour = {"h": COLOURS[4], "c": COLOURS[5], "gates": "#eeeeee"}.get(name, "white")
+        _box(axes, x, at[name], label, colour)
+    reads = "gates" if "gates" in flows else "h"
+    for below, above in itertools.pairwise(flows):
+        label = {"e": "W$_{xe}$", reads: "W$_{xh}$", "o": "W$_{hq}$"}.get(above, "")
+        _arrow(axes, (x, at[below] + 0.37), (x, at[above] - 0.37), label)
+    kept = "c" if "c" in flows else "h"  # what goes straight on; an lstm's h goes to the gates
+    label = "" if reads == "gates" else "W$_{hh}$"
+    _arrow(axes, (x - 2.1, at[kept]), (x - 0.9, at[kept]), label, above=True)
+    if when == "t+1":
+        for name in dict.fromkeys((kept, "h")):
+            _arrow(axes, (x + 0.9, at[name]), (x + 2.1, at[name]), "")
+    if reads == "gates":
+        _arrow(axes, (x - 2.1, at["h"] - 0.1), (x - 0.9, at["gates"]), "W$_{hh}$", along=0.7)
 
 
 @torch.no_grad()
@@ -96,6 +128,10 @@ class GraphGradients:
     output_to_state: list[float]
     state_to_state: list[float]
     """from h_{t+1} back to h_t; one fewer than the steps"""
+    memory_to_memory: list[float]
+    """from c_{t+1} back to c_t, of an lstm"""
+    state_to_embedding: list[float]
+    """from h_t back to e_t, where tokens are embedded"""
     weights: dict[str, list[float]]
     """each step's own share, ∂L/∂W^(t), by parameter name"""
 
@@ -111,29 +147,42 @@ def graph_gradients(model: LanguageModel, ids: Sequence[int]) -> GraphGradients:
         for _ in range(steps)
     ]
     W_hq = [model.output_weight.detach().clone().requires_grad_() for _ in range(steps)]
-    xs = model.inputs(text[:-1, None], NONE)
-    before, outs, reads, state = [], [], [], None
+    xs = model.inputs(text[:-1, None], NONE).detach()
+    embedded = [x[None].requires_grad_() for x in xs] if xs.is_floating_point() else []
+    befores: list[tuple[torch.Tensor, ...]] = []
+    outs, reads, state = [], [], None
     for t in range(steps):
-        if state is not None:  # one copy of h_{t} for the next step, one for the output
-            state = (
-                state.clone() if isinstance(state, torch.Tensor) else (state[0].clone(), state[1])
-            )
-            before.append(state if isinstance(state, torch.Tensor) else state[0])
-        hs, state = functional_call(recurrence, copies[t], (xs[t : t + 1], state))
+        if state is not None:  # one copy of h_t and c_t for the next step, one for the output
+            befores.append(tuple(s.clone() for s in _parts(state)))
+            state = befores[-1] if isinstance(state, tuple) else befores[-1][0]
+        x = embedded[t] if embedded else xs[t : t + 1]
+        hs, state = functional_call(recurrence, copies[t], (x, state))
         reads.append(hs.clone())
         outs.append(F.linear(reads[-1], W_hq[t], model.bias_q))
     loss = F.cross_entropy(torch.cat(outs)[:, 0], text[1:])
-    weights = [copies[t][n] for n in names for t in range(steps)]
-    found = torch.autograd.grad(loss, [*outs, *reads, *before, *weights, *W_hq])
-    norms = [float(g.norm()) for g in found]
-    rest = 3 * steps - 1
-    named = {n: norms[rest + i * steps : rest + (i + 1) * steps] for i, n in enumerate(names)}
+    edges = {
+        "outs": outs,
+        "reads": reads,
+        "h": [before[0] for before in befores],
+        "c": [before[1] for before in befores if len(before) > 1],
+        "e": embedded,
+        **{n: [copy[n] for copy in copies] for n in names},
+        "weight_hq": W_hq,
+    }
+    pulls = iter(torch.autograd.grad(loss, [edge for group in edges.values() for edge in group]))
+    norms = {name: [float(next(pulls).norm()) for _ in group] for name, group in edges.items()}
     return GraphGradients(
-        loss_to_output=norms[:steps],
-        output_to_state=norms[steps : 2 * steps],
-        state_to_state=norms[2 * steps : rest],
-        weights={**named, "weight_hq": norms[rest + 2 * steps :]},
+        loss_to_output=norms["outs"],
+        output_to_state=norms["reads"],
+        state_to_state=norms["h"],
+        memory_to_memory=norms["c"],
+        state_to_embedding=norms["e"],
+        weights={n: norms[n] for n in (*names, "weight_hq")},
     )
+
+
+def _parts(state: Any) -> tuple[torch.Tensor, ...]:
+    return state if isinstance(state, tuple) else (state,)
 
 
 def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
@@ -144,42 +193,58 @@ def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
             hint="a run of --model gru --layers 1",
         )
     found, steps = graph_gradients(model, ids), len(ids) - 1
+    cell = cells.of_model(model.cell)
+    rows = ["x", *("e" if found.state_to_embedding else ""), *cell.states[1:]]
+    at = {name: 2.0 * row for row, name in enumerate([*rows, "h", "o", "L"])}
     with house():
-        figure, axes = _canvas(3.6 * steps + 2, 6.4, (-1.2, 3.4 * steps), (-1.0, 6.4))
-        last = 3.4 * (steps - 1)
+        size = (3.6 * steps + 2, 1.05 * at["L"] + 1)
+        figure, axes = _canvas(*size, (-1.2, 3.4 * steps), (-0.6, at["L"] + 0.6))
         for t in range(steps):
-            x = 3.4 * t
-            _box(axes, x, 0, f"x$_{t + 1}$", "white", 0.5)
-            _box(axes, x, 2, f"h$_{t + 1}$", COLOURS[4], 0.5)
-            _box(axes, x, 4, f"o$_{t + 1}$", "white", 0.5)
-            _arrow(axes, (x, 0.35), (x, 1.65), "")
-            _arrow(axes, (x, 2.35), (x, 3.65), _number(found.output_to_state[t]))
-            _arrow(axes, (x, 4.35), (last / 2, 5.65), _number(found.loss_to_output[t]))
-            for y, name, share in (
-                (0.9, "W$_{hx}$", "weight_ih_l0"),
-                (2.9, "W$_{qh}$", "weight_hq"),
-            ):
-                _box(axes, x + 1.3, y, name, "#bbbbbb", 0.5)
-                _arrow(
-                    axes, (x + 0.85, y + 0.2), (x + 0.3, y + 0.9), _number(found.weights[share][t])
-                )
-            if t:
-                _arrow(
-                    axes,
-                    (x - 2.86, 2),
-                    (x - 0.54, 2),
-                    _number(found.state_to_state[t - 1]),
-                    above=True,
-                )
-                _box(axes, x - 0.9, 3.15, "W$_{hh}$", "#bbbbbb", 0.5)
-                share = found.weights["weight_hh_l0"][t]
-                _arrow(axes, (x - 0.75, 2.85), (x - 0.3, 2.3), _number(share), above=True)
-        _box(axes, last / 2, 6, "L", COLOURS[5], 0.5)
+            _graph_step(axes, found, t, at, 3.4 * (steps - 1) / 2)
+        _box(axes, 3.4 * (steps - 1) / 2, at["L"], "L", COLOURS[5], 0.5)
+        gates = ", ".join(gate for gate in cell.openings if gate)
         axes.set_title(
-            "Computational graph; numbers are gradient norms flowing back along the edge"
+            "Computational graph: gradient norms flowing back along the edges"
+            + (f" (in W$_{{xh}}$ and W$_{{hh}}$ the gates {gates})" if gates else "")
         )
     plt.close(figure)
     return figure
+
+
+def _graph_step(
+    axes: Axes, found: GraphGradients, t: int, at: dict[str, float], loss: float
+) -> None:
+    """One step of the computational graph: its variables, its copy of the weights, its edges."""
+    x = 3.4 * t
+    colours = {"h": COLOURS[4], "c": COLOURS[5]}
+    column = [name for name in at if name != "L"]
+    for name in column:
+        _box(axes, x, at[name], f"{name}$_{t + 1}$", colours.get(name, "white"), 0.5)
+    numbers = {"o": found.output_to_state[t]}
+    if found.state_to_embedding:
+        numbers[column[2]] = found.state_to_embedding[t]
+    for below, above in itertools.pairwise(column):
+        label = _number(numbers[above]) if above in numbers else {"e": "W$_{xe}$"}.get(above, "")
+        _arrow(axes, (x, at[below] + 0.35), (x, at[above] - 0.35), label)
+    _arrow(axes, (x, at["o"] + 0.35), (loss, at["L"] - 0.35), _number(found.loss_to_output[t]))
+    into = column[2] if found.state_to_embedding else column[1]
+    for name, weight, above in (
+        ("W$_{xh}$", "weight_ih_l0", into),
+        ("W$_{hq}$", "weight_hq", "o"),
+    ):
+        y = at[above] - 1.1
+        _box(axes, x + 1.3, y, name, "#bbbbbb", 0.5)
+        share = _number(found.weights[weight][t])
+        _arrow(axes, (x + 0.85, y + 0.34), (x + 0.54, y + 0.85), share)
+    if t:
+        state = _number(found.state_to_state[t - 1])
+        _arrow(axes, (x - 2.86, at["h"]), (x - 0.54, at["h"]), state, above=True)
+        if found.memory_to_memory:
+            memory = _number(found.memory_to_memory[t - 1])
+            _arrow(axes, (x - 2.86, at["c"]), (x - 0.54, at["c"]), memory, above=True)
+        _box(axes, x - 0.9, at["h"] + 1.0, "W$_{hh}$", "#bbbbbb", 0.4)
+        share = _number(found.weights["weight_hh_l0"][t])
+        _arrow(axes, (x - 0.8, at["h"] + 0.66), (x - 0.4, at["h"] + 0.36), share)
 
 
 def _canvas(
@@ -212,9 +277,14 @@ def _arrow(
     label: str,
     *,
     above: bool = False,
+    along: float = 0.5,
 ) -> None:
+    """An arrow with words at a part of its way."""
     axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color="black"))
-    middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+    middle = (
+        start[0] + along * (end[0] - start[0]),
+        start[1] + along * (end[1] - start[1]),
+    )
     offset, place = ((0, 5), "center") if above else ((4, 0), "left")
     axes.annotate(
         label,

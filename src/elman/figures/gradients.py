@@ -8,87 +8,131 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
+from numpy.typing import NDArray
 
 from elman.diagnostics import Attribution, ByLag, CarryScore, SingularValues, Units
 from elman.figures.style import COLOURS, STYLES, house
 
 TINY = 1e-12
+STRONGEST = 24
+"""How many units are drawn, each with its name."""
 
 
-def lags(found: ByLag, window: int | None = None) -> Figure:
-    """‖∂L_t/∂h_{t-k}‖ by lag, and the share of it that a window of each length keeps."""
+def lags(found: ByLag, window: int | None = None, *, narrow: bool = False) -> Figure:
+    """‖∂L_t/∂h_{t-k}‖ by lag, and the share of it that a window of each length keeps.
+
+    Side by side, or `narrow`: one above the other.
+    """
     with house():
-        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-        k = np.arange(found.norms.shape[1])
-        left.fill_between(
-            k,
-            np.maximum(found.quantile(0.1), TINY),
-            np.maximum(found.quantile(0.9), TINY),
-            color=COLOURS[0],
-            alpha=0.2,
-            linewidth=0,
-            label="from the 10th to the 90th in a hundred losses",
-        )
-        left.plot(k, np.maximum(found.mean, TINY), color=COLOURS[0], label="mean")
-        left.set(yscale="log", xlabel="lag k (steps back)", ylabel="‖∂L$_t$/∂h$_{t-k}$‖")
-        left.set_title("How far back the gradient reaches")
-        for part, dash in ((0.5, "--"), (0.9, ":")):
-            at = found.horizon(part)
-            left.axvline(at, color="black", linestyle=dash, linewidth=1)
-            left.annotate(
-                f"{part:.0%} within {at}",
-                (at, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(3, -2 if part == 0.5 else -14),
-                textcoords="offset points",
-                fontsize=8,
-                va="top",
-            )
-        left.legend(loc="lower left", fontsize=8)
-        _kept(right, found, window)
-    plt.close(figure)
+        # By hand: a layout that is worked out takes ten times as long as the drawing.
+        if narrow:
+            figure = Figure(figsize=(4.4, 6.4))
+            first, second = figure.subplots(2, 1)
+            figure.subplots_adjust(left=0.15, right=0.97, bottom=0.075, top=0.955, hspace=0.36)
+        else:
+            figure = Figure(figsize=(9.6, 3.8))
+            first, second = figure.subplots(1, 2)
+            figure.subplots_adjust(left=0.08, right=0.985, bottom=0.13, top=0.92, wspace=0.22)
+        _by_lag(first, found)
+        _kept(second, found, window)
     return figure
 
 
+def _by_lag(axes: Axes, found: ByLag) -> None:
+    k = np.arange(found.lags + 1)
+    axes.fill_between(
+        k,
+        np.maximum(found.quantile(0.1), TINY),
+        np.maximum(found.quantile(0.9), TINY),
+        color=COLOURS[0],
+        alpha=0.2,
+        linewidth=0,
+        label="eight losses in ten",
+    )
+    axes.plot(k, np.maximum(found.mean, TINY), color=COLOURS[0], label="mean over the losses")
+    axes.set(yscale="log", xlabel="lag k (steps back)", ylabel="‖∂L$_t$/∂h$_{t-k}$‖")
+    axes.set_title("How far back the gradient reaches")
+    least = "" if found.settled else "at least "
+    for part, dash in ((0.5, "--"), (0.9, ":")):
+        at = found.horizon(part)
+        axes.axvline(at, color="black", linestyle=dash, linewidth=1)
+        axes.annotate(
+            f"{100 * part:.0f} % within {least}{at}",
+            (at, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -2 if part == 0.5 else -16),
+            textcoords="offset points",
+            va="top",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
+    axes.legend(loc="upper right", bbox_to_anchor=(1, 0.82), fontsize=9)
+
+
 def _kept(axes: Axes, found: ByLag, window: int | None) -> None:
-    windows = np.arange(1, 2 * found.norms.shape[1])
+    last = max(2 * found.lags, round(1.25 * (window or 1)))
+    windows = np.unique(np.linspace(1, last, min(last, 200)).astype(int))
     axes.plot(windows, [found.kept(int(w)) for w in windows], color=COLOURS[1])
     if window is not None:
-        kept = found.kept(window)
+        kept, most = found.kept(window), "" if found.settled else "at most "
         axes.plot([window], [kept], "o", color="black")
         axes.annotate(
-            f"window {window} keeps {kept:.0%}",
+            f"window {window} keeps {most}{100 * kept:.0f} %",
             (window, kept),
-            xytext=(8, -12),
+            xytext=(0, -10),
             textcoords="offset points",
+            ha="right" if window > last / 2 else "left",
+            va="top",
         )
-    axes.set(xlabel="truncation window", ylabel="share of the gradient kept", ylim=(0, 1.02))
+    axes.set(xlabel="truncation window", ylabel="share of the gradient kept", ylim=(0, 1.04))
     axes.set_title("What a window keeps")
 
 
 def units(found: Units, text: Sequence[str] | None = None) -> Figure:
-    """Heat map of |∂L/∂h_t|: steps across, units down, sorted by how much they receive."""
+    """|∂L/∂S_t| by step: of the whole state above, of the units that receive most below."""
+    order = np.argsort(-found.gradient.sum(0))[:STRONGEST]
     with house():
-        figure, axes = plt.subplots(figsize=(11, 4.5), layout="constrained")
-        order = np.argsort(-found.gradient.sum(0))
+        figure, (whole, each) = plt.subplots(
+            2,
+            1,
+            figsize=(11, 6),
+            layout="constrained",
+            sharex=True,
+            gridspec_kw={"height_ratios": (1, 4)},
+        )
+        steps = np.arange(len(found.gradient))
+        whole.bar(steps, np.linalg.norm(found.gradient, axis=1), color=COLOURS[0])
+        whole.set(ylabel="‖∂L/∂S$_t$‖")
+        total = found.gradient.shape[1]
+        whole.set_title(f"The gradient that reaches all {total} units of the state, step by step")
         image = np.maximum(found.gradient[:, order].T, TINY)
         high = max(float(image.max()), 10 * TINY)
-        drawn = axes.imshow(
+        drawn = each.imshow(
             image,
             aspect="auto",
             cmap="cividis",
             interpolation="nearest",
             norm=LogNorm(max(high * 1e-4, TINY), high),
         )
-        figure.colorbar(drawn, ax=axes, label="|∂L/∂h$_t$|")
-        axes.grid(visible=False)
-        axes.set(
-            xlabel="step", ylabel="unit, strongest first", title="The gradient by step and unit"
+        figure.colorbar(drawn, ax=each, label="|∂L/∂S$_t$| of one unit")
+        for axes in (whole, each):
+            axes.grid(visible=False)
+        each.set_yticks(range(len(order)), [found.names[i] for i in order], fontsize=8)
+        held = share_of(found.gradient, order)
+        memory = ", c: the memory of an lstm" if any(n[0] == "c" for n in found.names) else ""
+        each.set_title(
+            f"The {len(order)} that receive most, {held:.0%} of it together (h: output{memory})",
+            fontsize=10,
         )
+        each.set_xlabel("the text that was read")
         if text is not None and len(text) <= 80:
-            axes.set_xticks(range(len(text)), [_visible(c) for c in text], fontsize=8)
+            each.set_xticks(range(len(text)), [_visible(c) for c in text], fontsize=8)
     plt.close(figure)
     return figure
+
+
+def share_of(gradient: NDArray[np.float64], chosen: NDArray[np.intp]) -> float:
+    """What part of Σ|∂L/∂S_t| the chosen units receive."""
+    return float(gradient[:, chosen].sum() / max(gradient.sum(), TINY))
 
 
 def directions(found: SingularValues) -> Figure:
@@ -144,7 +188,11 @@ def attribution(found: Attribution, past: Sequence[str], target: str) -> Figure:
     return figure
 
 
-def carries(scores: Sequence[CarryScore], text: Sequence[str]) -> Figure:
+def carries(
+    scores: Sequence[CarryScore],
+    text: Sequence[str],
+    title: str = "What each carry lets the gradient cross",
+) -> Figure:
     """The notes' figure of truncation strategies over real text, with what each costs and misses.
 
     One row a carry: a bar is a stretch of text that the gradient crosses; it stops at the gaps.
@@ -177,7 +225,12 @@ def carries(scores: Sequence[CarryScore], text: Sequence[str]) -> Figure:
             )
         axes.set_yticks(range(len(scores)), [s.name for s in scores], fontsize=8)
         axes.set(xlim=(0, steps + 0.45 * steps), ylim=(len(scores) - 0.4, -0.6), xticks=[])
-        axes.set_title("What each carry lets the gradient cross")
+        axes.set_title(title)
+        axes.set_xlabel(
+            "a bar is text that the gradient crosses, a gap cuts it; cos: of the angle to the full "
+            "gradient, bias: ‖mean - full‖ / ‖full‖, noise: the spread over draws",
+            fontsize=8,
+        )
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     plt.close(figure)

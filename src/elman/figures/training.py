@@ -16,6 +16,9 @@ from elman.figures.style import COLOURS, house
 POINTS = 200
 """A curve is drawn with at most this many points, however long the run was."""
 
+NARROW = 4.4
+"""The width in inches of a figure for a telephone, where its letters are as large as the page's."""
+
 INK, FAINT = "#333333", "#767676"
 
 
@@ -57,10 +60,13 @@ def binned(curve: Curve, points: int = POINTS) -> Bins:
     )
 
 
-def perplexity(train: Curve, validation: Curve, baselines: Mapping[str, float]) -> Figure:
+def perplexity(
+    train: Curve, validation: Curve, baselines: Mapping[str, float], *, narrow: bool = False
+) -> Figure:
     """Perplexity while training, on a logarithmic scale, with each baseline as a level line."""
     with house():
-        figure, axes = _axes("Perplexity: the choices left open at each token", "perplexity")
+        title = "Perplexity" if narrow else "Perplexity: the choices left open at each token"
+        figure, axes = _axes(title, "perplexity", narrow)
         labels = [
             (value, f"{name}: {_short(value)}", FAINT)
             for name, value in baselines.items()
@@ -73,43 +79,49 @@ def perplexity(train: Curve, validation: Curve, baselines: Mapping[str, float]) 
             labels.append((bins.middle[-1], f"training: {_short(bins.middle[-1])}", COLOURS[0]))
         if len(validation.steps):
             labels.append(_draw_validation(axes, binned(validation)))
-        _finish(axes, labels)
+        _finish(axes, labels, narrow)
     return figure
 
 
-def gradient_norms(norms: Curve, clip: float | None) -> Figure:
+def gradient_norms(norms: Curve, clip: float | None, *, narrow: bool = False) -> Figure:
     """‖g‖ before clipping at each update, and θ, above which g is scaled back to length θ."""
     with house():
-        figure, axes = _axes("Gradient norm before clipping", "‖g‖")
+        figure, axes = _axes("Gradient norm before clipping", "‖g‖", narrow)
         labels = []
         if len(norms.steps):
             _draw_band(axes, binned(norms), COLOURS[2])
         if clip is not None:
             axes.axhline(clip, color=COLOURS[1], linewidth=1.3, linestyle="--", zorder=3)
             share = clipped_share(norms, clip)
-            labels.append((clip, f"θ = {_short(clip)}\n{share:.0%} clipped", COLOURS[1]))
-        _finish(axes, labels)
+            labels.append((clip, f"θ = {_short(clip)}\n{100 * share:.0f} % clipped", COLOURS[1]))
+        _finish(axes, labels, narrow)
     return figure
 
 
-def horizons(half: Curve, ninety: Curve) -> Figure:
+def horizons(half: Curve, ninety: Curve, *, narrow: bool = False) -> Figure:
     """How many steps back half, and 90 %, of the gradient lies, over a training."""
     with house():
-        figure, axes = _axes("How far back the gradient reaches", "steps")
+        figure, axes = _axes("How far back the gradient reaches", "steps", narrow)
         axes.set_yscale("linear")
+        labels = []
         for curve, name, colour, dash in (
             (half, "half", COLOURS[0], "-"),
             (ninety, "90 %", COLOURS[1], "--"),
         ):
             axes.plot(curve.steps, curve.values, color=colour, linestyle=dash, marker="o")
-            axes.annotate(
-                f"{name} within {curve.values[-1]:g}",
-                (1.02, curve.values[-1]),
-                xycoords=("axes fraction", "data"),
-                color=colour,
-                va="center",
-            )
+            labels.append((curve.values[-1], f"{name} within {curve.values[-1]:g}", colour))
         axes.set_ylim(bottom=0)
+        if narrow:
+            _list_below(axes, labels)
+        else:
+            for value, text, colour in labels:
+                axes.annotate(
+                    text,
+                    (1.02, value),
+                    xycoords=("axes fraction", "data"),
+                    color=colour,
+                    va="center",
+                )
     return figure
 
 
@@ -122,10 +134,14 @@ def clipped_share(norms: Curve, clip: float) -> float:
     return float(np.mean(np.asarray(norms.values) > clip)) if len(norms.values) else 0.0
 
 
-def _axes(title: str, quantity: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8.8, 3.6))
+def _axes(title: str, quantity: str, narrow: bool) -> tuple[Figure, Axes]:
+    """Axes that are alike in all of the figures: labels beside them, or, where `narrow`, below."""
+    figure = Figure(figsize=(NARROW, NARROW) if narrow else (8.8, 3.6))
     axes = figure.add_subplot()
-    figure.subplots_adjust(left=0.075, right=0.765, bottom=0.14, top=0.91)  # alike in all of them
+    if narrow:
+        figure.subplots_adjust(left=0.14, right=0.97)  # and the height by what stands below
+    else:
+        figure.subplots_adjust(left=0.075, right=0.765, bottom=0.14, top=0.91)
     axes.set_title(title, loc="left", color=INK)
     axes.set_xlabel("update", color=INK)
     axes.set_ylabel(quantity, color=INK)
@@ -164,14 +180,17 @@ def _draw_validation(axes: Axes, bins: Bins) -> tuple[float, str, str]:
     return bins.middle[-1], text, colour
 
 
-def _finish(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
-    """Set the limits and write each label beside the right edge, clear of its neighbours."""
+def _finish(axes: Axes, labels: list[tuple[float, str, str]], narrow: bool) -> None:
+    """Set the limits and write the labels: below, or each beside its line, clear of the others."""
     axes.margins(x=0.01, y=0.06)
     axes.autoscale_view()
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=12))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    if narrow:
+        _list_below(axes, labels)
+        return
     low, high = np.log(axes.get_ylim())
     heights = [(math.log(value) - low) / (high - low) for value, _, _ in labels]
     rows = [0.075 * (1 + text.count("\n")) for _, text, _ in labels]
@@ -179,6 +198,23 @@ def _finish(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
     for (_, text, colour), at, y in zip(labels, heights, spread(heights, rows), strict=True):
         axes.plot([1.003, 1.017], [at, y], color=colour, linestyle="-", linewidth=0.7, **place)
         axes.text(1.022, y, text, color=colour, va="center", linespacing=1.15, **place)
+
+
+def _list_below(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
+    """The labels in two columns under the axes, each after a dash in its colour."""
+    rows = -(-len(labels) // 2)
+    plot, space = 2.6, 0.62 + 0.26 * rows  # inches, of the axes and below them
+    height = plot + space + 0.3
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    figure.set_size_inches(NARROW, height)
+    figure.subplots_adjust(bottom=space / height, top=(plot + space) / height)
+    place = {"transform": axes.transAxes, "clip_on": False}
+    for i, (_, text, colour) in enumerate(labels):
+        left, y = 0.55 * (i % 2) - 0.12, -(0.66 + 0.26 * (i // 2)) / plot
+        axes.plot([left, left + 0.04], [y, y], color=colour, linestyle="-", linewidth=1.4, **place)
+        words = text.replace("\n(", " (").replace("\n", ", ")
+        axes.text(left + 0.055, y, words, color=colour, va="center", fontsize=9, **place)
 
 
 def spread(heights: Sequence[float], rows: Sequence[float]) -> list[float]:

@@ -113,10 +113,9 @@ class Shape:
     def weights(self) -> int:
         """How many numbers such a model learns.
 
-        >>> Shape(28, "gru", hidden_size=16, layers=2).weights
-        4348
-        >>> sum(p.numel() for p in LanguageModel(28, cell="gru", hidden_size=16, layers=2).parameters())
-        4348
+        >>> model = LanguageModel(28, cell="gru", hidden_size=16, layers=2)
+        >>> model.shape.weights, sum(p.numel() for p in model.parameters())
+        (4316, 4316)
         """
         V, H, E = self.vocab_size, self.hidden_size, self.embedding_size or 0
         output = V if self.tied else V * H + V
@@ -133,13 +132,11 @@ class Shape:
         A training has a gradient for each weight, and what its optimizer keeps.
         """
         size = torch.get_default_dtype().itemsize
-        sized = (
-            f"a {self.cell} of {self.layers} × {self.hidden_size} units, {self.vocab_size} tokens"
-        )
-        each = f"{self.weights} weights of {size} bytes" + (f" × {copies}" if copies > 1 else "")
+        times = f" × {copies}" if copies > 1 else ""
         check_memory(
             copies * size * self.weights + besides,
-            f"{sized} has {each}{what}, which",
+            f"hidden_size={self.hidden_size} and layers={self.layers} over {self.vocab_size} "
+            f"tokens: {self.weights} weights × {size} bytes{times}{what}",
             "a smaller hidden_size or embedding_size, fewer layers",
         )
 

@@ -45,7 +45,8 @@ p { max-width: 44rem; margin: .4rem 0 .8rem; }
   font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: .85rem; }
 figure { margin: 0; } figure svg { width: 100%; height: auto; display: block; }
-figcaption { font-size: .9rem; max-width: 44rem; margin-top: .3rem; }
+.narrow { display: none; }
+figcaption, .caption { font-size: .9rem; max-width: 44rem; margin-top: .3rem; }
 table { border-collapse: collapse; font-size: .93rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .28rem 1.6rem .28rem 0; border-bottom: 1px solid var(--rule);
   vertical-align: top; }
@@ -58,8 +59,29 @@ tr.own td { font-weight: 600; }
 pre { background: var(--panel); border-radius: .5rem; padding: .7rem .9rem; margin: .3rem 0 1rem;
   white-space: pre-wrap; overflow-wrap: anywhere; font: .86rem/1.5 ui-monospace, "SF Mono", Menlo,
   "DejaVu Sans Mono", monospace; }
+h3 { font-size: 1rem; margin: 1.8rem 0 .5rem; }
 .sample h3 { font-size: .9rem; font-weight: 500; margin: 1rem 0 .2rem; color: var(--soft); }
+.scroll { overflow-x: auto; }
+.marked { background: var(--panel); border-radius: .5rem; padding: .8rem .9rem; max-width: none;
+  line-height: 2; overflow-wrap: anywhere; font-family: ui-monospace, "SF Mono", Menlo,
+  "DejaVu Sans Mono", monospace; }
+.marked span { padding: .25em .08em; border-radius: .2em; }
+.for { background: color-mix(in srgb, var(--line0) var(--much), transparent); }
+.against { background: color-mix(in srgb, var(--line1) var(--much), transparent); }
+.marked b { padding: .2em .35em; border: 1.5px solid var(--ink); border-radius: .3em; }
 footer { margin-top: 2.5rem; font-size: .85rem; }
+@media (max-width: 40rem) {
+  body { padding: 1.3rem 1rem 2.2rem; }
+  h1 { font-size: 1.45rem; }
+  .wide { display: none; } .narrow { display: block; }
+  .tiles { grid-template-columns: repeat(2, 1fr); gap: .5rem; }
+  .tile { padding: .55rem .7rem; } .tile b { font-size: 1.2rem; }
+  table { width: 100%; } th, td { padding-right: .6rem; }
+  .scroll td:first-child { min-width: 8.4rem; } .scroll table { font-size: .87rem; }
+  th:last-child, td:last-child { padding-right: 0; }
+  .columns td:first-child { white-space: normal; }
+  footer, .soft, figcaption { overflow-wrap: anywhere; }
+}
 @media print { body { max-width: none; } .sample, figure, table { break-inside: avoid; } }
 """
 
@@ -113,7 +135,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], own: int = -1) -> 
         cells = "".join(f"<td{kind}>{text(c)}</td>" for kind, c in zip(kinds, row, strict=True))
         kind = ' class="own"' if number == own else ""
         lines.append(f"<tr{kind}>{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+
+
+def marked(words: Sequence[str], weights: Sequence[float], last: str) -> str:
+    """A text whose words are shaded by weight, those above and below zero in two colours.
+
+    >>> marked(["a"], [0.5], "b")
+    '<p class="marked"><span class="for" style="--much: 80%">a</span> <b>b</b></p>'
+    """
+    most = max(map(abs, weights), default=0.0) or 1.0
+    spans = (
+        f'<span class="{"for" if weight >= 0 else "against"}" '
+        f'style="--much: {80 * abs(weight) / most:.0f}%">{text(word)}</span>'
+        for word, weight in zip(words, weights, strict=True)
+    )
+    return f'<p class="marked">{"".join(spans)} <b>{text(last)}</b></p>'
 
 
 def settings(groups: Mapping[str, Mapping[str, object]]) -> str:
@@ -128,10 +165,19 @@ def settings(groups: Mapping[str, Mapping[str, object]]) -> str:
     return f'<div class="columns">{"".join(tables)}</div>'
 
 
-def figure(drawing: Figure, name: str, caption: str) -> str:
-    """A matplotlib figure as inline SVG in the colours of the page, with words below it."""
+def figure(drawing: Figure, name: str, caption: str, narrow: Figure | None = None) -> str:
+    """A matplotlib figure as inline SVG in the colours of the page, with words below it.
+
+    `narrow` is the same drawn for the width of a telephone, shown there in its place.
+    """
     label = f'role="img" aria-label="{text(caption)}"'
-    svg = inline_svg(drawing, name).replace("<svg ", f"<svg {label} ", 1)
+    if narrow is None:
+        svg = inline_svg(drawing, name).replace("<svg ", f"<svg {label} ", 1)
+    else:
+        svg = "".join(
+            inline_svg(each, f"{name}-{kind}").replace("<svg ", f'<svg class="{kind}" {label} ', 1)
+            for each, kind in ((drawing, "wide"), (narrow, "narrow"))
+        )
     return f"<figure>{svg}<figcaption>{text(caption)}</figcaption></figure>"
 
 

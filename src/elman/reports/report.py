@@ -2,21 +2,24 @@
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from elman import __version__
 from elman.figures import training as figures
 from elman.files import write_text
-from elman.reports import page
+from elman.reports import page, through_time
 from elman.runs.folder import Config, Run, fresh_model
 from elman.scoring import evaluation
 from elman.scoring.evaluation import title
 from elman.scoring.metrics import Score
+from elman.text.levels import level_of
 
 Record = dict[str, Any]
 
@@ -55,12 +58,19 @@ def write(run: Run) -> Path:
     baselines = {}
     if len(parts.validation) > 1:
         baselines = evaluation.baselines(parts.train, parts.validation, run.vocab)
+    seen = through_time.look(run, parts.validation if len(parts.validation) else parts.train)
     path = run.path / "report.html"
-    write_text(path, render(run, Story.of(run.metrics()), baselines, len(parts.train)))
+    write_text(path, render(run, Story.of(run.metrics()), baselines, len(parts.train), seen))
     return path
 
 
-def render(run: Run, story: Story, baselines: dict[str, Score], trained_on: int) -> str:
+def render(
+    run: Run,
+    story: Story,
+    baselines: dict[str, Score],
+    trained_on: int,
+    seen: through_time.Look | None = None,
+) -> str:
     """The page itself."""
     config = run.config
     heading = f"{run.path.absolute().name}: {_model_words(config.model)}"
@@ -68,11 +78,12 @@ def render(run: Run, story: Story, baselines: dict[str, Score], trained_on: int)
         f"<h1>{page.text(heading)}</h1>",
         f'<p class="soft">{page.text(_lead(config, trained_on, story))}</p>',
         page.tiles(_tiles(run, story)),
-        page.figure(_perplexity(story, baselines), "perplexity", _perplexity_words(story)),
+        _figure(partial(_perplexity, story, baselines), "perplexity", _perplexity_words(story)),
         *_scores(story, baselines),
         "<h2>Gradients</h2>",
-        page.figure(_norms(story, config), "gradients", _norm_words(story, config)),
+        _figure(partial(_norms, story, config), "gradients", _norm_words(story, config)),
         *_horizons(story, config),
+        *(through_time.section(seen, config.training.reading.window) if seen else ()),
         *_samples(story),
         "<h2>Settings</h2>",
         page.settings(_settings(config)),
@@ -94,14 +105,26 @@ def _model_words(model: dict[str, Any]) -> str:
 
 
 def _lead(config: Config, trained_on: int, story: Story) -> str:
-    level = {"char": "characters", "word": "words", "byte": "bytes"}[config.data.level]
+    level = level_of(config.data.level).units
     updates = story.updates[-1]["step"] if story.updates else 0
     text = (
         f"A model of {config.data.source}, trained on {trained_on:,} {level} in {updates:,} updates"
     )
+    if (
+        story.result is None
+        and not config.data.validation
+        and _passes(story) >= config.training.epochs
+    ):
+        return f"{text}; nothing was held out."
     if story.result is None:
         return f"{text}; the training has not come to its end yet."
     return f"{text} and measured on the {story.result['tokens'] + 1:,} {level} held out at the end."
+
+
+def _passes(story: Story) -> int:
+    """How often the whole text was read: an update that ends the last pass has progress 1."""
+    last = story.updates[-1] if story.updates else {"epoch": 0, "progress": 0.0}
+    return last["epoch"] + (last["progress"] == 1.0)
 
 
 def _tiles(run: Run, story: Story) -> dict[str, str]:
@@ -142,10 +165,18 @@ def _curve(records: Sequence[Record], name: str) -> figures.Curve:
     return figures.Curve([r["step"] for r in records], [r[name] for r in records])
 
 
-def _perplexity(story: Story, baselines: dict[str, Score]) -> Any:
+def _figure(draw: Callable[..., Figure], name: str, caption: str) -> str:
+    """A drawing for wide screens and one for narrow ones."""
+    return page.figure(draw(), name, caption, narrow=draw(narrow=True))
+
+
+def _perplexity(story: Story, baselines: dict[str, Score], *, narrow: bool = False) -> Figure:
     lines = {title(name): score.perplexity for name, score in baselines.items()}
     return figures.perplexity(
-        _curve(story.updates, "perplexity"), _curve(story.validations, "perplexity"), lines
+        _curve(story.updates, "perplexity"),
+        _curve(story.validations, "perplexity"),
+        lines,
+        narrow=narrow,
     )
 
 
@@ -177,10 +208,9 @@ def _scores(story: Story, baselines: dict[str, Score]) -> list[str]:
 # ---------------------------------------------------------------------- gradients
 
 
-def _norms(story: Story, config: Config) -> Any:
-    return figures.gradient_norms(
-        _curve(story.updates, "gradient_norm"), config.training.optimisation.clip
-    )
+def _norms(story: Story, config: Config, *, narrow: bool = False) -> Figure:
+    clip = config.training.optimisation.clip
+    return figures.gradient_norms(_curve(story.updates, "gradient_norm"), clip, narrow=narrow)
 
 
 def _norm_words(story: Story, config: Config) -> str:
@@ -200,7 +230,8 @@ def _horizons(story: Story, config: Config) -> list[str]:
         return []
     last, window = story.diagnoses[-1], config.training.reading.window
     words = (
-        "How many steps back half, and 90 %, of the gradient lies, measured on a short passage. "
+        "How many steps back half, and 90 %, of the gradient lies, measured on a short passage, "
+        "at most 48 steps back. "
         f"After {last['step']:,} updates half lay within {_steps(last['half_within'])} and 90 % "
         f"within {_steps(last['ninety_within'])}; a window of {window} keeps "
         f"{last['window_keeps']:.0%} of it, and {last['saturation']:.1%} of the states were "
@@ -209,7 +240,7 @@ def _horizons(story: Story, config: Config) -> list[str]:
     if len(story.diagnoses) == 1:  # a point is no curve
         return [f'<p class="soft">{page.text(words)}</p>']
     half, ninety = (_curve(story.diagnoses, f"{part}_within") for part in ("half", "ninety"))
-    return [page.figure(figures.horizons(half, ninety), "horizons", words)]
+    return [_figure(partial(figures.horizons, half, ninety), "horizons", words)]
 
 
 def _steps(number: int) -> str:

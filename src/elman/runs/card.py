@@ -4,7 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from elman import __version__
-from elman.training import Result
+from elman.training import Epoch, Result
 
 if TYPE_CHECKING:
     from elman.runs.folder import Run
@@ -23,17 +23,28 @@ def model_card(run: "Run") -> str:
         f"- seed: {config.training.seed}; every option is in config.json\n\n"
         f"{_score(run)}\n\n"
         "```sh\n"
-        f"elman evaluate {where}\n"
+        f"elman evaluate {where}{'' if config.data.validation else ' OTHER.txt'}\n"
         f"elman generate {where}\n"
         f"elman train --resume {where}\n"
         "```\n"
     )
 
 
+def _unscored(run: "Run") -> str:
+    """What can be said without a held-out score: the training is over, or not yet."""
+    passes = [record for record in run.records() if isinstance(record, Epoch)]
+    if not passes or passes[-1].epoch < run.config.training.epochs or run.config.data.validation:
+        return "Not finished yet: there is no held-out score."
+    return (
+        f"Nothing was held out. Perplexity of the training text in the last of {passes[-1].epoch} "
+        f"passes: {passes[-1].perplexity:.3f}."
+    )
+
+
 def _score(run: "Run") -> str:
     results = [record for record in run.records() if isinstance(record, Result)]
     if not results:
-        return "Not finished yet: there is no held-out score."
+        return _unscored(run)
     result = results[-1]
     return (
         f"Held-out text, {result.tokens:,} tokens: {result.nats_per_token:.4f} nats per token, "

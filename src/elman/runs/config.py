@@ -99,13 +99,11 @@ def _check_affordable(config: Config) -> None:
     settings, shape = config.training, shape_of(config.model)
     kept = 2 if settings.optimisation.optimizer.startswith("adam") else 0  # m and v
     copies = 2 + kept + (settings.optimisation.average != "none")
-    reading, states, besides = settings.reading, 0, ""
+    reading, states = settings.reading, 0
+    besides = " (weights, gradients, what the optimizer keeps)"
     if not reading.memory and reading.carry_used.windows:
         states = 4 * reading.batch_size * reading.window * shape.hidden_size * shape.layers
-        besides = (
-            f" (with gradients and the optimizer's), and states of {reading.batch_size} lanes × "
-            f"{reading.window} steps"
-        )
+        besides += f" and the states of {reading.batch_size} lanes × {reading.window} steps"
     shape.check_affordable(copies, states, besides)
 
 

@@ -1,9 +1,10 @@
 """Flat options, as people type them, and the frozen settings they become.
 
-A preset only names options: what it expands to is printed and stored, and any option given beside
-it wins. Nothing else in elman knows about presets.
+A preset only names options, or finds them from the size of the text: what it expands to is printed
+and stored, and any option given beside it wins. Nothing else in elman knows about presets.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from elman.gradients.carry import CARRIES
 from elman.language_model import Dropout
 from elman.language_model.model import Shape
 from elman.options import Described, described, flag, stored, typed
+from elman.runs.effort import Size, effort
 from elman.text.prepared import Data
 from elman.training import Settings
 from elman.training.optimisation import Optimisation
@@ -19,7 +21,8 @@ from elman.training.segments import Reading, one_pass
 
 Options = dict[str, Any]
 
-PRESETS: dict[str, Options] = {
+PRESETS: dict[str, Options | Callable[[Size, Options], Options]] = {
+    "auto": effort,
     "quick": {
         "model": "lstm",
         "hidden_size": 256,
@@ -91,11 +94,26 @@ VALIDATION_COST = 0.5
 """The time to predict a held-out token as a part of that to learn from one: 0.3 to 0.7 measured."""
 
 
-def expand(preset: str, given: Options) -> Options:
-    """Every option with its value: as given, or as the preset has it, or as it is by default."""
+DEFAULT = "auto"
+
+
+def named(preset: str, given: Options, size: Size | None = None) -> Options:
+    """The options that a preset stands for, beside those that were given.
+
+    Without the size of the text, those that follow from it are left out.
+    """
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
-    options = defaults() | PRESETS[preset] | given
+    options = PRESETS[preset]
+    if not callable(options):
+        return options
+    return {} if size is None else options(size, given)
+
+
+def expand(preset: str, given: Options, size: Size | None = None) -> Options:
+    """Every option with its value: as given, or as the preset has it, or as it is by default."""
+    options = defaults() | named(preset, given, size) | given
+    options["min_freq"] = data(options).min_freq  # what suits the level, unless given
     carry = CARRIES.get(options["carry"])  # an unknown name is refused with the other settings
     return options | (carry.suggests(options["window"]) if carry else {}) | given
 

@@ -75,7 +75,7 @@ def _result(run: Run, training: Training) -> Result | None:
     if training.validation_ids is None:
         return None
     score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
-    characters = metrics.characters(run.vocab, training.validation_ids)
+    characters = run.splits().predicted_characters
     return Result(
         step=training.best_step,
         tokens=score.tokens,

@@ -25,12 +25,10 @@ from elman.language_model import LanguageModel
 from elman.scoring import metrics
 from elman.scoring.metrics import Score
 from elman.scoring.mixture import Network, fit_weights
+from elman.text.levels import level_of
 from elman.text.vocab import Vocab
 
 Ids = NDArray[Any]
-
-ORDERS = {"char": (5, 7), "byte": (5, 7), "word": (2, 3)}
-"""How far the counting baselines look, by level: near their best and cheap."""
 
 
 class Mixed(NamedTuple):
@@ -47,7 +45,7 @@ class Evaluation:
     model: Score
     baselines: Mapping[str, Score]
     mixture: Mixed | None
-    characters: int  # of text, that the predicted tokens stand for
+    characters: int | None  # of text, that the predicted tokens stand for; None: nobody knows
     unknown: int  # tokens of the text that are not in the vocabulary
 
     def json(self) -> dict[str, Any]:
@@ -64,14 +62,18 @@ class Evaluation:
         }
 
     def row(self, score: Score) -> dict[str, Any]:
-        """The four numbers of one score; null stands for a perplexity beyond all numbers."""
+        """The four numbers of one score; null stands for what is infinite or not known."""
         numbers = {
             "tokens": score.tokens,
             "nats_per_token": score.nats_per_token,
             "perplexity": score.perplexity,
-            "bits_per_char": score.bits_per_char(self.characters),
+            "bits_per_char": self.bits_per_char(score),
         }
-        return {name: n if math.isfinite(n) else None for name, n in numbers.items()}
+        return {n: x if x is not None and math.isfinite(x) else None for n, x in numbers.items()}
+
+    def bits_per_char(self, score: Score) -> float | None:
+        """Bits for each character of the text, where their number is known."""
+        return score.bits_per_char(self.characters) if self.characters else None
 
 
 def evaluate(
@@ -81,10 +83,13 @@ def evaluate(
     *,
     train: Ids | None = None,
     mix: Sequence[str] = (),
+    characters: int | None = None,
 ) -> Evaluation:
     """Score `ids` with the model and, where `train` is given, with baselines that counted it.
 
-    `mix` names counting models, such as "kneser-ney:7", to be mixed with the model.
+    `mix` names counting models, such as "kneser-ney:7", to be mixed with the model. `characters` is
+    how many characters of text all ids but the first stand for; ids alone do not say it where some
+    of them are `<unk>`.
     """
     orders = [order_of(name) for name in mix]
     if mix and train is None:
@@ -96,8 +101,9 @@ def evaluate(
         counted = [kneser_ney(train, len(vocab), order) for order in orders]
         log_p = np.stack([m.score(np.asarray(ids))[1:] for m in (Network(model), *counted)])
         mixture = mixed(log_p, ("model", *mix))
-    unread = unknown(vocab, ids)
-    return Evaluation(score, rivals, mixture, metrics.characters(vocab, ids), unread)
+    if characters is None:
+        characters = metrics.characters(vocab, ids)
+    return Evaluation(score, rivals, mixture, characters, unknown(vocab, ids))
 
 
 def mixed(log_p: NDArray[np.float64], names: Sequence[str]) -> Mixed:
@@ -119,10 +125,10 @@ def mixed(log_p: NDArray[np.float64], names: Sequence[str]) -> Mixed:
 
 def order_of(name: str) -> int:
     """The order in "kneser-ney:7"; anything else is refused."""
-    found = re.fullmatch(r"kneser-ney:([1-9]\d?)", name)
-    if found is None:
+    match = re.fullmatch(r"kneser-ney:([1-9][0-9]?)", name)
+    if match is None:
         raise UserError(f"cannot mix with {name!r}", hint="kneser-ney:7, or another order than 7")
-    return int(found[1])
+    return int(match[1])
 
 
 def unknown(vocab: Vocab, ids: Ids) -> int:
@@ -134,7 +140,7 @@ def baselines(train: Ids, ids: Ids, vocab: Vocab) -> dict[str, Score]:
     """Every baseline's score on `ids`, having counted `train`; weakest first."""
     size = len(vocab)
     scores = {"uniform": uniform(ids, size), "unigram": unigram(train, ids, size)}
-    for order in ORDERS[vocab.level]:
+    for order in level_of(vocab.level).counting_orders:
         if len(train) > order:
             scores[f"kneser-ney:{order}"] = counting(kneser_ney(train, size, order), ids)
     return scores

@@ -62,23 +62,19 @@ class Score:
         return self.nats_per_token / math.log(2)
 
     def bits_per_char(self, characters: int) -> float:
-        """The total in bits over the characters that the predicted tokens stand for."""
+        """The total in bits over the characters of text that the predicted tokens stand for."""
         return self.nats / math.log(2) / characters
 
 
-def characters(vocab: Vocab, ids: Any) -> int:
+def characters(vocab: Vocab, ids: Any) -> int | None:
     """How many characters of text the predicted tokens, all after the first, stand for.
 
-    A word counts with the space before it, a byte as its share of the text it decodes to. What
-    `<unk>` stood for is not known: it counts as one character, never as its own spelling.
+    None where one of them is `<unk>`, which may have been any word: only the text itself knows
+    (`elman.text.prepared.Splits.predicted_characters`).
     """
-    if vocab.level == "char":
-        return len(ids) - 1
-    if vocab.level == "byte":
-        return len(vocab.decode(ids[1:]))
-    special = 1 + len(vocab.reserved_tokens)
-    lengths = np.array([1 if i < special else 1 + len(word) for i, word in enumerate(vocab)])
-    return int(lengths[np.asarray(ids)[1:]].sum())
+    if vocab.unk is not None and (np.asarray(ids)[1:] == vocab.unk).any():
+        return None
+    return len(vocab.decode(ids)) - len(vocab.decode(ids[:1]))
 
 
 @contextmanager

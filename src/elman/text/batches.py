@@ -207,7 +207,7 @@ def flat_integers(ids: Ids) -> Any:
     except ValueError as ragged:
         raise UserError(
             "ids must be one flat list, not lines of different lengths",
-            hint="vocab.encode(lines) joins the lines of a text",
+            hint="vocab.encode(tokens) makes one flat array of the tokens of all lines",
         ) from ragged
     if isinstance(flat, Tensor):
         whole = not (flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.bool)

@@ -21,6 +21,9 @@ from elman.text.datasets import DATASETS, Progress, named, path_of
 ERRORS = ("strict", "replace", "ignore")
 """What to do about bytes that are not text: refuse, put U+FFFD, or leave them out."""
 
+SMALL, RATIO = 1 << 24, 100
+"""A gzip file may unpack to so many bytes, or to so many times its own size."""
+
 
 def load(
     source: str | Path,
@@ -31,6 +34,7 @@ def load(
 ) -> str:
     r"""The text of a source, exactly as it is: no cleaning, and `\r\n` stays `\r\n`.
 
+    Models should read `unix_newlines` of it, as every command does unless told otherwise.
     A byte-order mark at the start is not part of the text and is dropped. The files of a folder
     follow one another, with a line end between them where a file does not end in one.
 
@@ -46,6 +50,15 @@ def load_bytes(source: str | Path, *, progress: Progress | None = None) -> bytes
     """The bytes of a source, whatever they are: for the byte level, where any file will do."""
     pieces = [data for _, data in _pieces(source, progress)]
     return b"".join([p if p.endswith(b"\n") else p + b"\n" for p in pieces[:-1]] + pieces[-1:])
+
+
+def unix_newlines(text: str) -> str:
+    r"""Every line end as `\n`: a `\r\n` is one line end, not two tokens of which one is free.
+
+    >>> unix_newlines("one\r\ntwo\rthree\n")
+    'one\ntwo\nthree\n'
+    """
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def letters(text: str) -> list[str]:
@@ -103,16 +116,41 @@ def _share(total: int, name: str, fraction: float) -> int:
 def _pieces(source: str | Path, progress: Progress | None) -> Iterator[tuple[str, bytes]]:
     """Each file of the source: what to call it, and its bytes."""
     if source == "-":
-        yield _not_empty("stdin", sys.stdin.buffer.read())
+        yield _not_empty("stdin", _stdin())
     elif isinstance(source, str) and source in DATASETS:
         yield _dataset(source, progress)
     else:
-        path = Path(source).expanduser()
+        path = path_from(source)
         if not path.exists():
             named(str(source), "text")
             raise MissingSource(f"there is no file {source}", hint="elman datasets lists names")
         for file in _texts_in(path) if path.is_dir() else [path]:
             yield _not_empty(str(file), _read(file))
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:  # as `elman … - <&-` leaves it
+        raise UserError("stdin is closed", hint="pipe a text in: cat FILE | elman … -")
+    return sys.stdin.buffer.read()
+
+
+def path_from(source: str | Path) -> Path:
+    """The path that a source names; one that no file system could hold is refused."""
+    if not str(source):
+        raise UserError(
+            "an empty source names no text", hint="elman datasets lists names; . is this folder"
+        )
+    try:
+        path = Path(source).expanduser()
+        if "\0" in str(source):
+            raise ValueError("it holds a NUL")
+        path.exists()  # a name too long, a loop of links
+    except (RuntimeError, ValueError, OSError) as problem:
+        raise UserError(
+            f"{str(source)[:80]!r} is not the path of a file: {problem}",
+            hint="name a file, a folder, - or a dataset",
+        ) from problem
+    return path
 
 
 def _dataset(name: str, progress: Progress | None) -> tuple[str, bytes]:
@@ -148,7 +186,7 @@ def _texts_in(folder: Path) -> list[Path]:
 def _read(path: Path) -> bytes:
     try:
         data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        return _unpacked(data, path) if path.suffix == ".gz" else data
     except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
         raise UserError(
             f"{path} is not a whole gzip file: {problem}", hint="gzip -t FILE checks one"
@@ -157,6 +195,20 @@ def _read(path: Path) -> bytes:
         raise UserError(
             f"cannot read {path}: {problem.strerror}", hint="check its permissions"
         ) from problem
+
+
+def _unpacked(data: bytes, path: Path) -> bytes:
+    """What a gzip file holds; one that swells beyond all reason is refused before it does."""
+    limit = max(SMALL, RATIO * len(data))
+    with gzip.open(io.BytesIO(data)) as packed:
+        text = packed.read(limit + 1)
+    if len(text) > limit:
+        raise UserError(
+            f"{path} unpacks to more than {limit:,} bytes, {RATIO} times its {len(data):,}: text "
+            "packs four times smaller, rarely twenty times",
+            hint="if that is what you want, unpack it first: gunzip FILE",
+        )
+    return text
 
 
 def _not_empty(where: str, data: bytes) -> tuple[str, bytes]:
@@ -171,17 +223,23 @@ def _check_encoding(encoding: str, errors: str) -> None:
     if errors not in ERRORS:
         raise UserError(f"unknown errors={errors!r}", hint=f"choose from {', '.join(ERRORS)}")
     try:
-        "a".encode(encoding)
-    except LookupError as unknown:
+        reads = isinstance(b"a".decode(encoding, "replace"), str)
+    except (LookupError, ValueError):  # codecs that are none of text, as rot13 and undefined
+        reads = False
+    if not reads:
         raise UserError(
             f"unknown encoding {encoding!r}", hint="try utf-8, latin-1, utf-16 or gb18030"
-        ) from unknown
+        )
 
 
 def _decode(data: bytes, where: str, encoding: str, errors: str) -> str:
     try:
         text = data.decode(encoding, errors)
     except UnicodeDecodeError as problem:
+        if not 0 <= problem.start < len(data):  # punycode and idna do not say where
+            raise UserError(
+                f"{where} is not {encoding}: {problem.reason}", hint="name its encoding"
+            ) from problem
         if b"\0" in data:
             raise _binary(where, data) from problem
         raise UserError(
@@ -189,6 +247,8 @@ def _decode(data: bytes, where: str, encoding: str, errors: str) -> str:
             hint="name its encoding (latin-1, gb18030, …), or let errors be replace or ignore; "
             "the byte level reads any file",
         ) from problem
+    except ValueError as problem:  # what some codecs raise instead
+        raise UserError(f"{where} is not {encoding}: {problem}", hint="try utf-8") from problem
     if "\0" in text:
         raise _binary(where, data)
     return text.removeprefix("\ufeff")

@@ -102,12 +102,12 @@ def named(name: str, kind: str) -> Dataset:
 
 def path_of(download: Download, progress: Progress | None = None) -> Path:
     """The file, found or fetched, with the contents it must have."""
-    path = found(download) or _fetch(download, cache_folder() / download.file, progress)
+    path = present(download) or _fetch(download, cache_folder() / download.file, progress)
     _check(path.read_bytes(), download, path)
     return path
 
 
-def found(download: Download) -> Path | None:
+def present(download: Download) -> Path | None:
     """Where the file lies already, if it does."""
     places = (folder / download.file for folder in folders())
     return next((path for path in places if path.is_file()), None)

@@ -6,63 +6,115 @@ later text's news will be.
 """
 
 import hashlib
+import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from elman.errors import UserError
 from elman.options import check, option
 from elman.text import corpus
 from elman.text.datasets import DATASETS
-from elman.text.tokens import LEVELS, as_bytes, as_text, byte_chunks
-from elman.text.vocab import Vocab, numbered
+from elman.text.levels import LEVELS, Level, as_bytes, byte_chunks, level_of
+from elman.text.vocab import Vocab
 
-CLEANINGS = ("letters", "none")
+__all__ = ["CLEANINGS", "Data", "Splits", "as_bytes", "cleaned", "located", "prepare", "read"]
+
 PANEL = "Text"
+CLEANINGS: dict[str, Callable[[str, Level], str]] = {
+    "newlines": lambda text, level: corpus.unix_newlines(text),
+    "letters": lambda text, level: level.text_of_lines(corpus.letters(text)),
+    "none": lambda text, level: text,
+}
+"""What is done to a text before it is cut: line ends made alike; the notes' way; nothing."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Which text, and how it becomes tokens."""
+    """Which text, and how it becomes tokens.
+
+    `min_freq` is, unless given, what suits the level: 2 for words, so that a model meets `<unk>`
+    while it trains, and 0 for characters.
+    """
 
     source: str = option("python-reference", "Name, file, folder or -", panel=PANEL)
     level: str = option("char", "What a token is", panel=PANEL, choices=LEVELS)
-    clean: str = option("none", "letters as in the notes, or all", panel=PANEL, choices=CLEANINGS)
+    clean: str = option(
+        "newlines",
+        "newlines makes line ends alike; letters is the notes' way",
+        panel=PANEL,
+        choices=CLEANINGS,
+    )
     max_tokens: int = option(
         0, "Use the first so many; 0: all", panel=PANEL, at_least=0, hint="0: all"
     )
-    min_freq: int = option(0, "Rarer tokens are <unk>", panel=PANEL, at_least=0, hint="0: all")
+    min_freq: int | None = option(
+        None, "Rarer tokens are <unk> (words: 2)", panel=PANEL, at_least=0, hint="0: all"
+    )
     validation: float = option(0.1, "Part held out, at the end", panel=PANEL, at_least=0, below=1)
     encoding: str = option("utf-8", "Of the text", panel=PANEL)
     errors: str = option("strict", "Bytes that are not text", panel=PANEL, choices=corpus.ERRORS)
+    lower: bool = option(
+        False, "Read the text in lower case", panel=PANEL, flag="--lower/--keep-case"
+    )
 
     def __post_init__(self) -> None:
+        if self.min_freq is None and self.level in LEVELS:
+            object.__setattr__(self, "min_freq", LEVELS[self.level].min_freq)
         check(self)
+        if self.raw and self.lower:
+            raise UserError(
+                "bytes have no lower case", hint='clean="letters", or level="char" and lower=True'
+            )
+
+    @property
+    def raw(self) -> bool:
+        """Whether the source is read as bytes, whatever they are: nothing is cleaned then."""
+        return level_of(self.level).reads_bytes and self.clean != "letters"
 
 
 class Splits(NamedTuple):
-    """Ids of the two parts, the vocabulary of the first, and the fingerprint of the source."""
+    """Ids of the two parts, the vocabulary of the first, and the fingerprint of the source.
+
+    `characters` says of how many characters of text the held-out tokens are made, what reads as
+    `<unk>` included; `first`, how many of those belong to its first token.
+    """
 
     train: Any
     validation: Any
     vocab: Vocab
     sha256: str
+    characters: int
+    first: int
+
+    @property
+    def predicted_characters(self) -> int:
+        """The characters of all held-out tokens after the first, which nothing comes before."""
+        return self.characters - self.first
 
 
 def located(source: str) -> str:
-    """The source as it can be found again from anywhere: a name, `-`, or an absolute path."""
+    """The source as it can be found again from anywhere: a name, or an absolute path.
+
+    `-` stands for what cannot be read a second time: stdin, a pipe.
+    """
     if source == "-" or source in DATASETS:
         return source
-    return str(Path(source).expanduser().absolute())
+    path = corpus.path_from(source)
+    if path.exists() and not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+        return "-"
+    return str(path.absolute())
 
 
-def read(data: Data, source: str | Path | None = None) -> str | bytes:
+def read(
+    data: Data, source: str | Path | None = None, progress: corpus.Progress | None = None
+) -> str | bytes:
     """The source as it is, or as kept at `source`: bytes for the byte level, else text."""
-    where = source or data.source
-    if data.level == "byte" and data.clean == "none":
-        return corpus.load_bytes(where)
-    return corpus.load(where, encoding=data.encoding, errors=data.errors)
+    where = data.source if source is None else source
+    if data.raw:
+        return corpus.load_bytes(where, progress=progress)
+    return corpus.load(where, encoding=data.encoding, errors=data.errors, progress=progress)
 
 
 def fingerprint(text: str | bytes) -> str:
@@ -75,37 +127,61 @@ def fingerprint(text: str | bytes) -> str:
 
 def cleaned(data: Data, text: str | bytes) -> str | bytes:
     """The text as the model reads it."""
-    if data.clean != "letters" or isinstance(text, bytes):
+    if isinstance(text, bytes) or data.raw:
         return text
-    joint = " " if data.level == "word" else ""  # the notes join characters with nothing
-    return joint.join(corpus.letters(text))
+    text = text.lower() if data.lower else text
+    return CLEANINGS[data.clean](text, level_of(data.level))
+
+
+def prompt(data: Data, text: str | bytes) -> str | bytes:
+    """The beginning of a text as the model reads it: cleaned, but with the spaces at its ends.
+
+    >>> prompt(Data(clean="letters"), "The Time, "), prompt(Data(level="word"), "The Time ")
+    ('the time ', 'The Time')
+    """
+    if isinstance(text, bytes):
+        return text
+    inside = str(cleaned(data, f"x{text}x"))[1:-1]  # as if letters stood before and after it
+    return level_of(data.level).open_end(inside)
 
 
 def prepare(data: Data, text: str | bytes, vocab: Vocab | None = None) -> Splits:
     """Clean, cut, encode; with the vocabulary given, or that of the training part."""
-    sha256, text = fingerprint(text), cleaned(data, text)
-    if vocab is not None:
-        return Splits(*_cut(data, vocab.encode(text)), vocab, sha256)
-    if data.level == "word":
-        return Splits(*_words(data, as_text(text, "word")), sha256)
-    train, validation = _cut(data, as_bytes(text) if data.level == "byte" else text)
-    vocab = Vocab.from_text(train, data.level, data.min_freq)
-    return Splits(vocab.encode(train), vocab.encode(validation), vocab, sha256)
+    level = level_of(data.level if vocab is None else vocab.level)
+    cut = level.cut(cleaned(data, text))
+    cut = cut[: data.max_tokens] if data.max_tokens else cut
+    train, held_out, _ = corpus.split(cut, validation=data.validation)
+    if vocab is None:
+        assert data.min_freq is not None
+        vocab = Vocab(level.count(train), data.min_freq, level=level.name)
+        _check_not_empty(vocab)
+    return _splits(level, train, held_out, vocab, text)
 
 
-def _cut(data: Data, tokens: Any) -> tuple[Any, Any]:
-    """The first `max_tokens` in two parts; arrays are not copied."""
-    tokens = tokens[: data.max_tokens] if data.max_tokens else tokens
-    train, validation, _ = corpus.split(tokens, validation=data.validation)
-    return train, validation
+def _check_not_empty(vocab: Vocab) -> None:
+    """A vocabulary of nothing but `<unk>` is a misunderstanding."""
+    if vocab.token_freqs and all(n < vocab.min_freq for _, n in vocab.token_freqs):
+        token, n = vocab.token_freqs[0]
+        raise UserError(
+            f"min_freq={vocab.min_freq} leaves no token: the most frequent, {token!r}, occurs {n} "
+            "times",
+            hint="a smaller min_freq, or 0 for all",
+        )
 
 
-def _words(data: Data, text: str) -> tuple[Any, Any, Vocab]:
-    """Both parts and the vocabulary of the first, with one object per distinct word."""
-    words, order = numbered(text)
-    train, validation = _cut(data, order)
-    # Numbers are given in order of appearance: the words that train lacks are those after its last.
-    counts = dict(zip(words, np.bincount(train).tolist(), strict=False))
-    vocab = Vocab(counts, data.min_freq, level="word")
-    ids = vocab.encode(words)
-    return ids[train], ids[validation], vocab
+def all_held_out(data: Data, text: str | bytes, vocab: Vocab) -> Splits:
+    """Another text than the one a vocabulary was made from, cleaned alike: all of it held out."""
+    level = level_of(vocab.level)
+    cut = level.cut(cleaned(data, text))
+    return _splits(level, cut[:0], cut, vocab, text)
+
+
+def _splits(level: Level, train: Any, held_out: Any, vocab: Vocab, text: str | bytes) -> Splits:
+    return Splits(
+        vocab.encode_cut(train),
+        vocab.encode_cut(held_out),
+        vocab,
+        fingerprint(text),
+        level.characters(held_out, train),
+        level.characters(held_out[:1], train),
+    )

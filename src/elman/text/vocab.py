@@ -11,7 +11,7 @@ of them, and nothing is ever unknown, so there is no `<unk>` and nothing to rese
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -20,21 +20,15 @@ from numpy.typing import NDArray
 
 from elman.errors import MissingSource, OutOfRange, UserError
 from elman.files import atomic
-from elman.text.tokens import (
-    Token,
-    as_text,
-    byte_chunks,
-    check_level,
-    code_point_chunks,
-    count,
-    word_chunks,
-)
+from elman.text.levels import LEVELS, Ids, Level, inferred, level_of
+from elman.text.tokens import count
 
 UNKNOWN = "<unk>"
-Ids = NDArray[np.unsignedinteger[Any]]
 
 _FORMAT = "elman vocabulary"
-_VERSION = 1
+_VERSION = 2
+_LEVELS_OF_VERSION_1 = {"char": "char", "word": "spaced", "byte": "byte"}
+"""What the levels of older files are called now: words were cut at white space alone."""
 
 
 @final
@@ -43,8 +37,8 @@ class Vocab:
 
     `tokens` is a list of tokens, a list of lines of tokens, a `str` (its characters), `bytes`, or a
     mapping from token to frequency. The level decides how `encode` reads and `decode` joins; it is
-    inferred (integers are bytes, single characters are characters, anything else is words) unless
-    given.
+    inferred unless given: integers are bytes, single characters are characters, anything else is
+    words (`elman.text.levels.inferred`).
 
     >>> vocab = Vocab([["the", "time"], ["the", "end"]])
     >>> vocab.idx_to_token
@@ -67,32 +61,29 @@ class Vocab:
         *,
         level: str | None = None,
     ) -> None:
+        if level is None:
+            tokens = _refuse_lines(tokens)
         counts = count_corpus(tokens)
-        self.level = _infer_level(counts) if level is None else level
+        self._level = inferred(counts) if level is None else level_of(level)
+        self.level = self._level.name
         self.min_freq = min_freq
         self.reserved_tokens = tuple(reserved_tokens or ())
-        _check_tokens(self.level, counts)
-        _check_options(self.level, min_freq, self.reserved_tokens)
+        _check_tokens(self._level, counts)
+        _check_options(self._level, min_freq, self.reserved_tokens)
         self._token_freqs = sorted(counts.items(), key=lambda item: item[1], reverse=True)
-        self.idx_to_token = self._assign_ids()
+        frequent = (token for token, n in self._token_freqs if n >= min_freq)
+        self.idx_to_token = self._level.assign((UNKNOWN, *self.reserved_tokens), frequent)
         self.token_to_idx = {token: idx for idx, token in enumerate(self.idx_to_token)}
-
-    def _assign_ids(self) -> tuple[Token, ...]:
-        if self.level == "byte":
-            return tuple(range(256))
-        special = (UNKNOWN, *self.reserved_tokens)
-        frequent = (t for t, n in self._token_freqs if n >= self.min_freq and t not in special)
-        return (*special, *frequent)
 
     @classmethod
     def from_text(
         cls,
-        text: str | bytes,
+        text: str | bytes | Sequence[str],
         level: str = "char",
         min_freq: int = 0,
         reserved_tokens: Iterable[str] | None = (),
     ) -> Self:
-        """The vocabulary of a whole text, counted without an object per token."""
+        """The vocabulary of a whole text, or of its lines, counted without an object per token."""
         return cls(count(text, level), min_freq, reserved_tokens, level=level)
 
     # The notes' interface
@@ -104,9 +95,9 @@ class Vocab:
         """The id of a token, or the list of ids of a list (or list of lists) of tokens."""
         if isinstance(tokens, list | tuple):
             return [self[token] for token in tokens]
-        if self.level == "byte":
-            return int(self._encode_list([tokens])[0])
-        return self.token_to_idx.get(tokens, 0)
+        if self.unk is None:
+            return int(self._level.read_list([tokens], self.token_to_idx, self.dtype)[0])
+        return self.token_to_idx.get(tokens, self.unk)
 
     def to_tokens(self, indices: Any) -> Any:
         """The token of an id, or the list of tokens of a list or array of ids."""
@@ -117,7 +108,7 @@ class Vocab:
     @property
     def unk(self) -> int | None:
         """The id of `<unk>`: 0, or None at the byte level, where nothing is unknown."""
-        return None if self.level == "byte" else 0
+        return self._level.unknown
 
     @property
     def token_freqs(self) -> list[tuple[Any, int]]:
@@ -127,77 +118,45 @@ class Vocab:
     # Whole texts
 
     def encode(self, source: str | bytes | Sequence[Any] | NDArray[Any]) -> Ids:
-        """Turn text, or a list (of lists) of tokens, into one array of ids.
+        """Turn text, its lines, or a list (of lists) of tokens, into one array of ids.
 
-        The array is one-dimensional and of the smallest unsigned type that holds every id. A `str`
-        is read at the vocabulary's level; lists of lines are joined with nothing between them.
+        The array is one-dimensional and of the smallest unsigned type that holds every id. Text is
+        read at the vocabulary's level. A list of strings of which one is longer than a token is a
+        list of lines; as in the notes they have no line ends, and characters are joined with
+        nothing between them, words with a space.
         """
         if isinstance(source, str | bytes):
             return self._encode_text(source)
-        return self._encode_list(_flat(source))
+        tokens = _flat(source)
+        if self._are_lines(source, tokens):
+            return self._encode_text(self._level.text_of_lines(tokens))
+        return self._level.read_list(tokens, self.token_to_idx, self.dtype)
 
     def _encode_text(self, text: str | bytes) -> Ids:
-        if self.level == "byte":
-            return np.concatenate([np.empty(0, np.uint8), *byte_chunks(text)])
-        text = as_text(text, self.level)
-        if self.level == "char":
-            return self._encode_chars(text)
-        return np.concatenate(
-            [np.empty(0, self.dtype), *(self._look_up(words) for words in word_chunks(text))]
-        )
+        return self.encode_cut(self._level.cut(text))
 
-    def _encode_chars(self, text: str) -> Ids:
-        table = self._code_point_table()
-        ids = np.empty(len(text), dtype=self.dtype)
-        done = 0
-        for codes in code_point_chunks(text):
-            # clip: every code point above the table's end falls on its last entry, <unk>
-            np.take(table, codes, mode="clip", out=ids[done : done + len(codes)])
-            done += len(codes)
-        return ids
+    def encode_cut(self, cut: Any) -> Ids:
+        """The ids of a text that this vocabulary's level has cut (`Level.cut`)."""
+        return self._level.encode(cut, self.token_to_idx, self.dtype)
 
-    def _code_point_table(self) -> Ids:
-        known = {ord(t): i for t, i in self.token_to_idx.items() if len(t) == 1}
-        table = np.zeros(max(known, default=0) + 2, dtype=self.dtype)
-        table[list(known)] = list(known.values())
-        return table
-
-    def _encode_list(self, tokens: Sequence[Any]) -> Ids:
-        if self.level != "byte":
-            return self._look_up(tokens)
-        for token in tokens:
-            if token not in self.token_to_idx:
-                raise OutOfRange(
-                    f"{token!r} is not a byte", hint="a byte is an integer from 0 to 255"
-                )
-        return np.array(tokens, dtype=np.uint8)
-
-    def _look_up(self, tokens: Sequence[Any]) -> Ids:
-        ids = map(self.token_to_idx.get, tokens, repeat(0))
-        return np.fromiter(ids, dtype=self.dtype, count=len(tokens))
+    def _are_lines(self, source: Any, tokens: Sequence[Any]) -> bool:
+        """Whether a flat list holds lines of text: strings that are no tokens of this level."""
+        if not isinstance(source, list | tuple) or tokens is not source:
+            return False
+        strange = {token for token in tokens if isinstance(token, str)} - self.token_to_idx.keys()
+        return any(map(self._level.is_line, strange)) and all(isinstance(t, str) for t in tokens)
 
     def decode(self, ids: Any) -> str:
-        """Turn ids back into text: characters side by side, words with a space between.
+        """Turn ids back into text: characters side by side, words as they stood in the text.
 
-        At the byte level the bytes are read as UTF-8 and what is not UTF-8 becomes U+FFFD;
-        `decode_bytes` gives the bytes themselves.
+        The notes' words (level "spaced") get a space between them. At the byte level the bytes are
+        read as UTF-8 and what is not UTF-8 becomes U+FFFD; `decode_bytes` gives the bytes.
         """
-        if self.level == "byte":
-            return self.decode_bytes(ids).decode("utf-8", "replace")
-        checked = self._check_ids(ids)
-        if self.level == "word":
-            return " ".join(map(self.idx_to_token.__getitem__, checked.tolist()))
-        special = 1 + len(self.reserved_tokens)
-        if (
-            checked.size and checked.min() < special
-        ):  # <unk> and its kind are longer than one character
-            return "".join(map(self.idx_to_token.__getitem__, checked.tolist()))
-        codes = np.fromiter(map(ord, self.idx_to_token[special:]), dtype="<u4")
-        return codes[checked - special].tobytes().decode("utf-32-le", "surrogatepass")
+        return self._level.decode(self._check_ids(ids), self.idx_to_token)
 
     def decode_bytes(self, ids: Any) -> bytes:
         """The bytes behind byte-level ids, exactly, whether or not they are text."""
-        if self.level != "byte":
+        if not self._level.reads_bytes:
             raise UserError(
                 f"a {self.level} vocabulary has no bytes", hint='use decode(ids).encode("utf-8")'
             )
@@ -210,35 +169,46 @@ class Vocab:
 
     def _check_ids(self, ids: Any) -> NDArray[Any]:
         """`ids` as a one-dimensional array, all of them in range."""
-        found = np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
-        if found.size == 0:
+        array = np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
+        if array.size == 0:
             return np.empty(0, dtype=np.int64)
-        if found.ndim != 1 or found.dtype.kind not in "iu":
+        if array.ndim != 1 or array.dtype.kind not in "iu":
             raise UserError(
-                f"ids must be a flat list of integers, not {found.ndim}-dimensional {found.dtype}",
+                f"ids must be a flat list of integers, not {array.ndim}-dimensional {array.dtype}",
                 hint="decode one row at a time",
             )
-        low, high = int(found.min()), int(found.max())
+        low, high = int(array.min()), int(array.max())
         if low < 0 or high >= len(self):
             raise OutOfRange(
                 f"id {low if low < 0 else high} is not in a vocabulary of {len(self)} tokens",
                 hint=f"ids run from 0 to {len(self) - 1}",
             )
-        return found
+        return array
 
     # Files
 
-    def save(self, path: Path | str) -> None:
-        """Write the vocabulary as one JSON object, atomically."""
-        record = {
-            "format": _FORMAT,
-            "version": _VERSION,
+    def record(self) -> dict[str, Any]:
+        """What `from_record` makes this vocabulary of: plain values, fit for JSON."""
+        return {
             "level": self.level,
             "min_freq": self.min_freq,
             "reserved_tokens": self.reserved_tokens,
-            "tokens": self.idx_to_token,
             "token_freqs": self._token_freqs,
         }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], version: int = _VERSION) -> Self:
+        """The vocabulary of a record, perhaps of an older version of elman."""
+        level = record["level"]
+        if version == 1:
+            level = _LEVELS_OF_VERSION_1[level]
+        counts = dict(record["token_freqs"])
+        return cls(counts, record["min_freq"], record["reserved_tokens"], level=level)
+
+    def save(self, path: Path | str) -> None:
+        """Write the vocabulary as one JSON object, atomically."""
+        record = {"format": _FORMAT, "version": _VERSION, **self.record()}
+        record["tokens"] = self.idx_to_token
         # Not ASCII escapes, so that vocabularies stay readable; surrogatepass, so that a lone
         # surrogate, which has no UTF-8, comes back as it went.
         written = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -250,12 +220,7 @@ class Vocab:
         """Read what `save` wrote; refuse anything else."""
         record = _read_record(Path(path))
         try:
-            vocab = cls(
-                dict(record["token_freqs"]),
-                record["min_freq"],
-                record["reserved_tokens"],
-                level=record["level"],
-            )
+            vocab = cls.from_record(record, record["version"])
             if list(vocab.idx_to_token) != record["tokens"]:
                 raise ValueError("its tokens and their frequencies disagree")
         except (KeyError, TypeError, ValueError) as problem:
@@ -283,50 +248,29 @@ class Vocab:
 
     def __repr__(self) -> str:
         common = ", ".join(f"{token!r} {n}" for token, n in self._token_freqs[:3])
-        return f"<Vocab of {len(self)} {self.level}s{': ' + common + ', …' if common else ''}>"
+        return (
+            f"<Vocab of {len(self)} {self._level.unit}s{': ' + common + ', …' if common else ''}>"
+        )
 
 
 def learn(
-    text: str | bytes,
+    text: str | bytes | Sequence[str],
     level: str = "char",
     min_freq: int = 0,
     reserved_tokens: Iterable[str] | None = (),
 ) -> tuple[Vocab, Ids]:
-    """The vocabulary of a text and the text's ids in it.
+    """The vocabulary of a text, or of its lines, and the text's ids in it.
 
-    The same as `Vocab.from_text` and then `encode`, but words are read only once: half the time.
+    The same as `Vocab.from_text` and then `encode`, but the text is cut into tokens only once.
 
     >>> vocab, ids = learn("to be or not to be", "word")
     >>> len(vocab), ids.tolist()
     (5, [1, 2, 3, 4, 1, 2])
     """
-    if level != "word" or isinstance(text, bytes):
-        vocab = Vocab.from_text(text, level, min_freq, reserved_tokens)
-        return vocab, vocab.encode(text)
-    words, order = numbered(text)
-    counts = dict(zip(words, np.bincount(order).tolist(), strict=True))
-    vocab = Vocab(counts, min_freq, reserved_tokens, level=level)
-    return vocab, vocab.encode(words)[order]
-
-
-def numbered(text: str) -> tuple[list[str], NDArray[np.uint32]]:
-    """The distinct words of a text, in order of appearance, and which of them each word is.
-
-    >>> words, order = numbered("to be or not to be")
-    >>> words, order.tolist()
-    (['to', 'be', 'or', 'not'], [0, 1, 2, 3, 0, 1])
-    """
-    seen = _FirstSeen()
-    pieces = [np.fromiter(map(seen.__getitem__, words), np.uint32) for words in word_chunks(text)]
-    return list(seen), np.concatenate([np.empty(0, np.uint32), *pieces])
-
-
-class _FirstSeen(dict[str, int]):
-    """Numbers words in the order in which they are first asked for."""
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = len(self)
-        return number
+    chosen = level_of(level)
+    cut = chosen.cut(chosen.whole(text))
+    vocab = Vocab(chosen.count(cut), min_freq, reserved_tokens, level=level)
+    return vocab, vocab.encode_cut(cut)
 
 
 def count_corpus(tokens: Iterable[Any] | Mapping[Any, int]) -> dict[Any, int]:
@@ -338,45 +282,49 @@ def count_corpus(tokens: Iterable[Any] | Mapping[Any, int]) -> dict[Any, int]:
     return dict(Counter(_flat(tokens)))
 
 
-def _flat(tokens: Iterable[Any]) -> list[Any]:
-    """A list of tokens, or the tokens of a list of lines: as in the notes, the first one tells."""
-    listed = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)  # pyright: ignore
+def _flat(tokens: Iterable[Any]) -> Sequence[Any]:
+    """A list of tokens as it is, or the tokens of a list of lines: as in the notes, the first one
+    tells."""
+    if isinstance(tokens, list | tuple):
+        listed = tokens
+    else:
+        listed = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)  # pyright: ignore
     if listed and isinstance(listed[0], list | tuple):
         return list(chain.from_iterable(listed))
     return listed
 
 
-def _infer_level(counts: Mapping[Any, int]) -> str:
-    if counts and all(isinstance(token, int) for token in counts):
-        return "byte"
-    single = all(isinstance(token, str) and len(token) == 1 for token in counts)
-    return "char" if single else "word"
-
-
-def _check_tokens(level: str, counts: Mapping[Any, int]) -> None:
-    """Every token must be of the level's kind."""
-    check_level(level)
-    for token in counts:
-        if level == "byte":
-            fits = isinstance(token, int) and 0 <= token < 256
-        else:
-            fits = isinstance(token, str) and (level == "word" or len(token) == 1)
-        if not fits:
-            kind = {
-                "byte": "integers from 0 to 255",
-                "char": "single characters",
-                "word": "strings",
-            }
+def _refuse_lines(tokens: Any) -> Any:
+    """Tokens as they are; a flat list of lines, which does not say what their tokens are, not."""
+    if isinstance(tokens, str | bytes | Mapping) or hasattr(tokens, "tolist"):
+        return tokens
+    listed = list(tokens)
+    for item in listed:
+        if isinstance(item, str) and " " in item.strip() and LEVELS["word"].is_line(item):
             raise UserError(
-                f"{token!r} is not a token of level {level!r}, whose tokens are {kind[level]}",
-                hint="reserved_tokens= holds tokens like <pad>",
+                f"{item[:40]!r} is a line of text, not a token",
+                hint='Vocab.from_text(lines, "char") or (lines, "word") cuts lines into tokens; '
+                'Vocab(lines, level="word") takes each as one token',
+            )
+    return listed
+
+
+def _check_tokens(level: Level, counts: Mapping[Any, int]) -> None:
+    """Every token must be of the level's kind."""
+    for token in counts:
+        if not level.fits(token):
+            raise UserError(
+                f"{token!r} is not a token of level {level.name!r}, whose tokens are "
+                f"{level.tokens_are}",
+                hint="reserved_tokens= holds tokens like <pad>; Vocab.from_text cuts text",
             )
 
 
-def _check_options(level: str, min_freq: int, reserved: tuple[str, ...]) -> None:
-    if level == "byte" and (min_freq > 0 or reserved):
+def _check_options(level: Level, min_freq: int, reserved: tuple[str, ...]) -> None:
+    if level.unknown is None and (min_freq > 0 or reserved):
         raise UserError(
-            f"min_freq={min_freq} and reserved_tokens={list(reserved)} make no sense for bytes",
+            f"min_freq={min_freq} and reserved_tokens={list(reserved)} make no sense for "
+            f"{level.units}",
             hint="every byte has its value as id, so none can be dropped and none is left over",
         )
     for token in reserved:
@@ -397,7 +345,7 @@ def _read_record(path: Path) -> dict[str, Any]:
         raise MissingSource(
             f"there is no vocabulary at {path}", hint="Vocab.save writes one"
         ) from missing
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise UserError(
             f"{path} cannot be read as a vocabulary: {problem}",
             hint="Vocab.load reads the JSON that Vocab.save writes",
@@ -407,9 +355,9 @@ def _read_record(path: Path) -> dict[str, Any]:
             f"{path} is JSON, but not an elman vocabulary",
             hint="Vocab.load reads the JSON that Vocab.save writes",
         )
-    if record.get("version") != _VERSION:
+    if record.get("version") not in (1, _VERSION):
         raise UserError(
-            f"{path} has version {record.get('version')!r}, this elman reads version {_VERSION}",
+            f"{path} has version {record.get('version')!r}, this elman reads up to {_VERSION}",
             hint="a newer elman may read it",
         )
     return record

@@ -2,13 +2,22 @@
 
 from elman.training.loop import Settings, Training
 from elman.training.optimisation import Optimisation
-from elman.training.records import Diagnosis, Record, Result, Sample, Update, Validation
+from elman.training.records import (
+    Diagnosis,
+    Epoch,
+    Record,
+    Result,
+    Sample,
+    Update,
+    Validation,
+)
 from elman.training.segments import Reading
 from elman.training.state import CarriedState
 
 __all__ = [
     "CarriedState",
     "Diagnosis",
+    "Epoch",
     "Optimisation",
     "Reading",
     "Record",

@@ -37,7 +37,7 @@ from elman.training.optimisation import (
     learning_rate,
     take_step,
 )
-from elman.training.records import Progress, Update, Validation
+from elman.training.records import Epoch, Progress, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.state import CarriedState
 from elman.training.update import WholeUpdate, choose
@@ -105,6 +105,7 @@ class Training:
         self.carried = CarriedState()
         self.chance = _global_generators(self.device, self.settings.seed)
         self.step = self.epoch = self.index = 0
+        self.epoch_nats = self.epoch_tokens = self.epoch_seconds = 0.0
         self.validated_at = -1
         self.best, self.best_step, self.worse = math.inf, 0, 0
         self.plateau, self.plateau_worse = 1.0, 0
@@ -154,13 +155,15 @@ class Training:
     # ------------------------------------------------------------------ the loop
 
     def records(self) -> Iterator[Progress]:
-        """Train to the end, yielding after every update and validation.
+        """Train to the end, yielding after every update, pass over the text and validation.
 
         Leave it at any record and call it again, or save and load in between: it goes on.
         """
         self._clock = time.perf_counter()
         while True:
-            if self._validation_is_due():
+            if self.index == 0 and self.epoch_tokens:
+                yield self._end_epoch()
+            elif self._validation_is_due():
                 yield self.validate()
             elif self.finished:
                 return
@@ -188,6 +191,8 @@ class Training:
 
     def update(self) -> Update:
         """Read the next segments, carry their losses back, and move the weights once."""
+        if self.index == 0:
+            self._forget_epoch()
         reads, epoch = self._pass(), self.epoch
         indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
         segments = [self._segment(reads, index) for index in indices]
@@ -199,6 +204,10 @@ class Training:
         tokens = sum(len(segment.y) * segment.scored for segment in segments)
         self._advance(indices.stop, len(reads))
         self.average.update(self.progress)
+        seconds = self._lap()
+        self.epoch_nats += nats
+        self.epoch_tokens += tokens
+        self.epoch_seconds += seconds
         return Update(
             step=self.step,
             epoch=epoch,
@@ -207,7 +216,7 @@ class Training:
             gradient_norm=norm,
             learning_rate=rate,
             tokens=tokens,
-            tokens_per_second=tokens / self._lap(),
+            tokens_per_second=tokens / seconds,
             progress=self.progress,
         )
 
@@ -236,6 +245,15 @@ class Training:
         nats, norm = outcome()
         self._check_finite(nats, norm)
         return nats * y.numel(), norm
+
+    def _end_epoch(self) -> Epoch:
+        nats, tokens = self.epoch_nats / self.epoch_tokens, int(self.epoch_tokens)
+        speed = tokens / self.epoch_seconds
+        self._forget_epoch()
+        return Epoch(self.step, self.epoch, nats, metrics.perplexity(nats), tokens, speed)
+
+    def _forget_epoch(self) -> None:
+        self.epoch_nats = self.epoch_tokens = self.epoch_seconds = 0.0
 
     def validate(self) -> Validation:
         """Score the held-out text with the averaged weights, where weights are averaged."""
@@ -417,6 +435,7 @@ class Training:
         "plateau",
         "plateau_worse",
     )
+    EPOCH = ("epoch_nats", "epoch_tokens", "epoch_seconds")
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that the rest of the training depends on: tensors by name, and plain numbers."""
@@ -430,7 +449,7 @@ class Training:
         tensors |= {f"carried/{n}": t for n, t in self.carried.state_dict().items()}
         tensors |= {f"noise/{n}": t for n, t in self.model.noise.state_dict().items()}
         tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
-        numbers = {name: getattr(self, name) for name in self.NUMBERS}
+        numbers = {name: getattr(self, name) for name in (*self.NUMBERS, *self.EPOCH)}
         return tensors, numbers | {"averaged": self.average.count, "noise": self.model.noise.seed}
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
@@ -447,6 +466,8 @@ class Training:
         self.carried.load_state_dict(parts.get("carried", {}))
         self.carried.to(self.device)
         self._load_numbers(numbers)
+        for name in self.EPOCH:
+            setattr(self, name, numbers.get(name, 0.0))  # runs of elman 0.1.0 have none
         self.average.count = numbers["averaged"]
         self.model.noise.seed = numbers["noise"]
         self.model.noise.load_state_dict(parts.get("noise", {}))

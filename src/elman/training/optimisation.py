@@ -21,6 +21,8 @@ from elman.options import check, option
 PANEL = "Updates"
 SCHEDULES = ("constant", "cosine", "plateau")
 AVERAGES = ("none", "ema", "asgd")
+ENOUGH = 1 << 17
+"""Weights from which on a second thread is worth waking for one pass over them."""
 
 
 def _sgd(_: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]) -> None:
@@ -153,10 +155,28 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     if step is None or not all(_is_plain(optimizer, group, weights) for group, weights in groups):
         optimizer.step()
         return
-    with torch.no_grad():
+    with torch.no_grad(), _worthwhile_threads([w for _, weights in groups for w in weights]):
         for group, weights in groups:
             if weights:
                 step(optimizer, group, weights)
+
+
+@contextmanager
+def _worthwhile_threads(weights: list[Tensor]) -> Iterator[None]:
+    """One thread for a pass over few weights, or beside programs that keep threads waiting.
+
+    Such a pass sums nothing, so that the number of threads changes no bit.
+    """
+    threads = torch.get_num_threads()
+    few = sum(w.numel() for w in weights) < ENOUGH
+    alone = threads > 1 and (few or KERNEL.is_machine_busy())
+    if alone:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if alone:
+            torch.set_num_threads(threads)
 
 
 def _direct_step(optimizer: torch.optim.Optimizer) -> DirectStep | None:
@@ -240,7 +260,7 @@ class Average:
         keep = 1 - 1 / self.count
         if self.settings.average == "ema":
             keep = min(self.settings.average_decay, (self.count - 1) / (self.count + 8))
-        with torch.no_grad():
+        with torch.no_grad(), _worthwhile_threads(self.averages):
             torch._foreach_lerp_(self.averages, [w.detach() for w in self.weights], 1 - keep)
 
     @contextmanager

@@ -7,7 +7,7 @@
 
 import math
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from elman.errors import UserError
 
@@ -52,7 +52,20 @@ class Validation(Record):
     improved: bool
 
 
-Progress = Update | Validation
+@dataclass(frozen=True)
+class Epoch(Record):
+    """One pass over the text, as the notes print it: its perplexity while it was learnt from."""
+
+    kind: ClassVar[str] = "epoch"
+    step: int
+    epoch: int  # passes made so far
+    nats: float
+    perplexity: float
+    tokens: int
+    tokens_per_second: float
+
+
+Progress = Update | Epoch | Validation
 """What a training itself tells."""
 
 
@@ -91,7 +104,7 @@ class Result(Record):
 
 
 KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Update, Validation, Sample, Diagnosis, Result)
+    kind.kind: kind for kind in (Update, Epoch, Validation, Sample, Diagnosis, Result)
 }
 """Every kind of record: a new one is a class and a name here."""
 
@@ -112,14 +125,15 @@ def from_json(values: Any) -> Record:
 
 
 def _value(field: Any, values: dict[str, Any]) -> Any:
-    """The value of one field, of its type; an older elman's record may leave out one that has a
-    default."""
-    if field.name not in values and field.default is not MISSING:
-        return field.default
+    """The value of one field, of its type; an older elman's record may leave out what can be None
+    or has a default."""
+    optional = type(None) in get_args(field.type)
+    if field.name not in values and (optional or field.default is not MISSING):
+        return None if field.default is MISSING else field.default
     value = values[field.name]
-    if value is None and field.type is float:
-        return math.nan
-    kinds = TYPES.get(field.type, ())
+    if value is None and (optional or field.type is float):
+        return None if optional else math.nan
+    kinds = TYPES.get(get_args(field.type)[0] if optional else field.type, ())
     if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
         raise TypeError(f"{field.name} is {str(value)[:40]!r}")
     return value

@@ -12,7 +12,7 @@ import re
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -22,9 +22,6 @@ from elman.counting.ngram.counts import Ints, find, grams
 from elman.errors import MissingSource, UserError
 from elman.files import atomic
 from elman.text.vocab import UNKNOWN, Vocab
-
-if TYPE_CHECKING:
-    from elman.counting.ngram.model import NgramModel
 
 BEGIN, END = "<s>", "</s>"
 MARKS = (BEGIN, END, "<UNK>")
@@ -59,9 +56,8 @@ def unescape(word: str) -> str:
     return token if escape(token) == word else word
 
 
-def write(model: "NgramModel", path: Path | str) -> None:
-    """Write a model; refuse one that the format cannot express."""
-    table = model.table
+def write(path: Path | str, table: BackoffTable, tokens: Iterable[Any], boundaries: bool) -> None:
+    """Write a model whose ids stand for `tokens`; refuse one that the format cannot express."""
     if table.to_unigram and table.order > 2:
         raise UserError(
             "in an ARPA file every order backs off to the one below, and this model to the unigram",
@@ -74,17 +70,11 @@ def write(model: "NgramModel", path: Path | str) -> None:
             hint="epsilon above 0, or Kneser–Ney",
         )
     with atomic(path) as draft, open(draft, "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.writelines(_lines(table, _words(model), model.boundaries))
+        words = [*map(escape, tokens), *([END] if boundaries else []), BEGIN]
+        file.writelines(_lines(table, words))
 
 
-def _words(model: "NgramModel") -> list[str]:
-    """How each id is written, `<s>` last."""
-    size = model.table.base - 1 - model.boundaries
-    tokens = range(size) if model.vocab is None else model.vocab.idx_to_token
-    return [*map(escape, tokens), *([END] if model.boundaries else []), BEGIN]
-
-
-def _lines(table: BackoffTable, words: list[str], boundaries: bool) -> Iterator[str]:
+def _lines(table: BackoffTable, words: list[str]) -> Iterator[str]:
     extra = [word for word in (UNKNOWN, END) if word not in words]  # KenLM asks for both
     sizes = [len(keys) for keys in table.keys]
     sizes[0] += len(extra)
@@ -152,9 +142,9 @@ class _Lines:
         return line or self.fail(f"the file ends where {expected} should follow")
 
     def expect(self, line: str) -> None:
-        found = self.next(line).decode("utf-8", "replace")
-        if found != line:
-            self.fail(f"{found!r} where {line!r} should be")
+        actual = self.next(line).decode("utf-8", "replace")
+        if actual != line:
+            self.fail(f"{actual!r} where {line!r} should be")
 
     def fail(self, problem: str, number: int | None = None) -> NoReturn:
         raise UserError(

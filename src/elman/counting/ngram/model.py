@@ -1,4 +1,8 @@
-"""`NgramModel`: fit, score, generate, save."""
+"""`NgramModel`: fit, score, generate, save.
+
+A saved model is one safetensors file: the arrays of its table, and in the header its vocabulary,
+what it is, and the seal (`elman.files`) that tells whether any of it has changed.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,16 +12,17 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from elman.counting.ngram import arpa
 from elman.counting.ngram.backoff import BackoffTable, Floats, State
 from elman.counting.ngram.counts import Ints, count
-from elman.counting.ngram.smoothing import kneser_ney, laplace
+from elman.counting.ngram.smoothing import chosen
 from elman.counting.sequence_model import SequenceModel, encode, is_token, pieces_of, vocabulary_of
-from elman.errors import MissingSource, UserError
-from elman.files import atomic
+from elman.errors import UserError
+from elman.files import BLANK_SEAL, check_seal, has_seal, read_bytes, write_sealed
 from elman.text.vocab import Vocab
 
-SMOOTHINGS = ("kneser-ney", "laplace")
-_FORMAT = "elman n-gram model, version 1"
+_FORMATS = {"elman n-gram model, version 1": 1, "elman n-gram model, version 2": 2}
+"""Version 1 has no seal, and words of its vocabulary were cut at white space."""
 
 
 @final
@@ -64,26 +69,23 @@ class NgramModel(SequenceModel[State]):
     ) -> Self:
         """Count a text: a `str`, `bytes`, a list (of lists) of tokens, or an array of ids.
 
-        `epsilon` (one number, or one for each order; 1 if not given) and `chain` belong to Laplace
-        smoothing. With `boundaries` each list of a list of lists is a sentence whose beginning is
-        known and whose end is predicted; without, they are read as one text.
+        `smoothing` is one of `smoothing.SMOOTHINGS`: "kneser-ney", "laplace" (the notes' formula)
+        or "laplace-open" (which gives `<unk>` a share). `epsilon` (one number, or one for each
+        order; 1 if not given) and `chain` belong to Laplace smoothing.
+
+        With `boundaries` each list of a list of lists is a sentence whose beginning is known and
+        whose end is predicted; without, they are read as one text.
         """
-        weights = _check_options(order, smoothing, epsilon, chain)
+        if order < 1:
+            raise UserError(f"order={order} must be at least 1", hint="order=1 counts tokens")
+        kind = chosen(smoothing, order, epsilon, chain)
         vocab, size = vocabulary_of(sequence, vocab, vocab_size)
         base = size + 1 + boundaries
         ids, starts = _marked(sequence, vocab, size, boundaries)
         _check_length(len(ids) - 1, order, boundaries)
         counts = count(ids, order, base, starts)
-        if weights is None:
-            return cls(
-                kneser_ney(counts, sentences=boundaries),
-                vocab,
-                boundaries=boundaries,
-                about="Kneser–Ney",
-            )
-        table = laplace(counts, weights, chain=chain)
-        about = f"Laplace with ε = {', '.join(f'{e:g}' for e in weights)}"
-        return cls(table, vocab, boundaries=boundaries, about=about)
+        table = kind.estimate(counts, _special(vocab), sentences=boundaries)
+        return cls(table, vocab, boundaries=boundaries, about=kind.about)
 
     def probability(self, token: Any, context: Any = ()) -> float:
         """P(token | context); only the last order-1 tokens of the context matter.
@@ -128,74 +130,57 @@ class NgramModel(SequenceModel[State]):
 
     def to_arpa(self, path: Path | str) -> None:
         """Write the model in the format that KenLM, SRILM and others read (docs/counting.md)."""
-        from elman.counting.ngram.arpa import write
-
-        write(self, path)
+        tokens = range(self.table.base - 1 - self.boundaries)
+        words = tokens if self.vocab is None else self.vocab.idx_to_token
+        arpa.write(path, self.table, words, self.boundaries)
 
     @classmethod
     def from_arpa(cls, path: Path | str, vocab: Vocab | None = None) -> Self:
         """Read an ARPA file; with `vocab` its words get the ids they have there."""
-        from elman.counting.ngram.arpa import read
-
-        table, words, boundaries = read(path, vocab)
+        table, words, boundaries = arpa.read(path, vocab)
         return cls(table, words, boundaries=boundaries, about="read from an ARPA file")
 
     def save(self, path: Path | str) -> None:
-        """Write everything into one safetensors file, atomically."""
-        from safetensors.numpy import save_file
+        """Write everything into one sealed safetensors file, atomically."""
+        from safetensors.numpy import save
 
         tensors = {f"keys.{k}": keys for k, keys in enumerate(self.table.keys, 1)}
         tensors |= {f"log_p.{k}": p for k, p in enumerate(self.table.log_p, 1)}
         tensors |= {f"log_backoff.{k}": w for k, w in enumerate(self.table.log_backoff, 1)}
         about = {"about": self.about, "base": self.table.base, "boundaries": self.boundaries}
         about |= {"order": self.order, "to_unigram": self.table.to_unigram}
-        about |= {"vocab": None if self.vocab is None else _vocab_record(self.vocab)}
-        with atomic(path) as draft:
-            save_file(tensors, draft, {"format": _FORMAT, "model": json.dumps(about)})
+        about |= {"vocab": None if self.vocab is None else self.vocab.record()}
+        header = {"format": list(_FORMATS)[-1], "seal": BLANK_SEAL, "model": json.dumps(about)}
+        write_sealed(path, save(tensors, header))
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read what `save` wrote; refuse anything else."""
-        from safetensors import SafetensorError, safe_open
+        """Read what `save` wrote; refuse anything else, and what has changed since."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
 
-        if not Path(path).is_file():
-            raise MissingSource(f"there is no file {path}", hint="NgramModel.save writes one")
+        data = read_bytes(path)
         try:
-            with safe_open(path, "np") as file:
-                about = _about(file.metadata())
-                table = _table(file, about)
-            vocab = None if about["vocab"] is None else _vocab_from(about["vocab"])
-        except (SafetensorError, KeyError, TypeError, ValueError) as problem:
+            about, version = _header(data)
+            if version > 1 or has_seal(data):
+                check_seal(data, path)
+            table = _table(load(data), about)
+            vocab = None if about["vocab"] is None else Vocab.from_record(about["vocab"], version)
+            return cls(table, vocab, boundaries=about["boundaries"], about=about["about"])
+        except UserError:
+            raise
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as problem:
             raise UserError(
                 f"{path} is not an n-gram model that elman wrote: {problem}",
                 hint="NgramModel.from_arpa reads ARPA files",
             ) from problem
-        return cls(table, vocab, boundaries=about["boundaries"], about=about["about"])
 
 
-def _check_options(
-    order: int, smoothing: str, epsilon: float | Sequence[float] | None, chain: bool
-) -> tuple[float, ...] | None:
-    """One ε for each order, or None for Kneser–Ney, which estimates its discounts."""
-    if order < 1:
-        raise UserError(f"order={order} must be at least 1", hint="order=1 counts single tokens")
-    if smoothing not in SMOOTHINGS:
-        raise UserError(f"unknown smoothing {smoothing!r}", hint=f"one of {', '.join(SMOOTHINGS)}")
-    if smoothing == "kneser-ney":
-        if epsilon is not None or chain:
-            raise UserError(
-                "epsilon and chain belong to Laplace smoothing, not to Kneser–Ney",
-                hint='smoothing="laplace"',
-            )
-        return None
-    weights = np.atleast_1d(np.asarray(1.0 if epsilon is None else epsilon, np.float64))
-    weights = np.repeat(weights, order) if weights.shape == (1,) else weights
-    if weights.shape != (order,) or not (weights >= 0).all():
-        raise UserError(
-            f"epsilon={epsilon} must be 0 or more: one number, or one for each of {order} orders",
-            hint="epsilon=1",
-        )
-    return tuple(weights.tolist())
+def _special(vocab: Vocab | None) -> Ints:
+    """The ids of a vocabulary that stand for no word of a text."""
+    if vocab is None or vocab.unk is None:
+        return np.arange(0)
+    return np.arange(1 + len(vocab.reserved_tokens))
 
 
 def _check_length(length: int, order: int, boundaries: bool) -> None:
@@ -226,31 +211,23 @@ def _tokens(context: Any) -> list[Any]:
     return list(context) if not is_token(context) or isinstance(context, str) else [context]
 
 
-def _vocab_record(vocab: Vocab) -> dict[str, Any]:
-    return {
-        "level": vocab.level,
-        "min_freq": vocab.min_freq,
-        "reserved_tokens": vocab.reserved_tokens,
-        "token_freqs": vocab.token_freqs,
-    }
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    """What the header of a safetensors file says of the model, and the version of the format."""
+    length = int.from_bytes(data[:8], "little")
+    if not 0 < length <= len(data) - 8:
+        raise ValueError("it is not a safetensors file")
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    version = _FORMATS.get(metadata.get("format"))
+    if version is None:
+        raise ValueError(f"its header does not say {list(_FORMATS)[-1]!r}")
+    return json.loads(metadata["model"]), version
 
 
-def _vocab_from(record: dict[str, Any]) -> Vocab:
-    counts = dict(record["token_freqs"])
-    return Vocab(counts, record["min_freq"], record["reserved_tokens"], level=record["level"])
-
-
-def _about(metadata: dict[str, str] | None) -> dict[str, Any]:
-    if metadata is None or metadata.get("format") != _FORMAT:
-        raise ValueError(f"its header does not say {_FORMAT!r}")
-    return json.loads(metadata["model"])
-
-
-def _table(file: Any, about: dict[str, Any]) -> BackoffTable:
+def _table(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> BackoffTable:
     """The arrays of a file, checked to fit together, so that no lookup can leave them."""
     orders = range(1, int(about["order"]) + 1)
     keys, log_p, weights = (
-        tuple(file.get_tensor(f"{name}.{k}") for k in ks)
+        tuple(arrays[f"{name}.{k}"] for k in ks)
         for name, ks in (("keys", orders), ("log_p", orders), ("log_backoff", orders[:-1]))
     )
     sizes = [len(k) for k in keys]

@@ -68,6 +68,9 @@ void give_back(void *memory, int64_t bytes);
 /* Run task(data, 0) … task(data, tasks-1) on up to `threads` threads; returns when all are done. */
 void parallel(int64_t threads, int64_t tasks, void (*task)(void *, int64_t), void *data);
 
+/* Whether torch's threads were lately kept waiting by other programs. */
+bool is_busy();
+
 template <class F> void each(int64_t threads, int64_t tasks, F &&body) {
     parallel(threads, tasks, [](void *data, int64_t i) { (*static_cast<F *>(data))(i); }, &body);
 }

@@ -1,10 +1,8 @@
 /* What Python calls: the variant for this processor, on torch's own threads. */
 #include "job.h"
 #include <atomic>
-#include <dlfcn.h>
 #include <cmath>
 #include <cstdlib>
-#include <pthread.h>
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
@@ -37,23 +35,6 @@ const Variant *variant(int kind, int level) {
     if (level == AVX2) return kind == DOUBLE ? &avx2_double : &avx2_float;
 #endif
     return kind == HALF ? nullptr : kind == DOUBLE ? &portable_double : &portable_float;
-}
-
-struct Work {
-    void (*task)(void *, int64_t);
-    void *data;
-    int64_t tasks;
-    std::atomic<int64_t> next{0};
-};
-
-void take(void *p) {
-    Work &work = *static_cast<Work *>(p);
-    for (int64_t i; (i = work.next.fetch_add(1)) < work.tasks;) work.task(work.data, i);
-}
-
-void *take_thread(void *p) {
-    take(p);
-    return nullptr;
 }
 
 /* A few blocks of memory between calls. Whoever finds it in use does without. */
@@ -101,9 +82,6 @@ struct Pool {
 
 Pool pool;
 
-/* The entry point compilers emit calls to for `#pragma omp parallel`: OpenMP's stable interface. */
-using Team = void (*)(void (*)(void *), void *, unsigned, unsigned);
-
 } // namespace
 
 void *borrow(int64_t bytes) {
@@ -119,23 +97,6 @@ void give_back(void *memory, int64_t bytes) {
     memory = pool.put(memory, bytes);
 #endif
     free(memory);
-}
-
-/* Torch's idle OpenMP workers spin, waiting for more: joining their team costs microseconds, where
- * threads of our own would have to fight them for the processor. Without OpenMP: fresh threads. */
-void parallel(int64_t threads, int64_t tasks, void (*task)(void *, int64_t), void *data) {
-    Work work{task, data, tasks};
-    if (threads > tasks) threads = tasks;
-    if (threads <= 1) return take(&work);
-    static const Team team = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    if (team) return team(take, &work, unsigned(threads), 0);
-    constexpr int64_t MOST = 256;
-    pthread_t others[MOST];
-    int64_t started = 0;
-    while (started < threads - 1 && started < MOST && !pthread_create(&others[started], nullptr, take_thread, &work))
-        started++;
-    take(&work);
-    for (int64_t i = 0; i < started; i++) pthread_join(others[i], nullptr);
 }
 
 /* The states and gates of a training step are torch's, given back after every step. glibc returns large
@@ -189,6 +150,9 @@ PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const voi
 
 PUBLIC void elman_tanh(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->tanh(x, y, n); }
 PUBLIC void elman_sigmoid(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->sigmoid(x, y, n); }
+
+/* Whether torch's threads were lately kept waiting by other programs. */
+PUBLIC int elman_is_busy() { return is_busy(); }
 
 /* The name of the variant that runs, or null where this processor has none of that kind. */
 PUBLIC const char *elman_variant(int kind, int level) {

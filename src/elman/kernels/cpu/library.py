@@ -78,6 +78,8 @@ def load(file: Path) -> ctypes.CDLL:
     for squash in (library.elman_tanh, library.elman_sigmoid):
         squash.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_int] * 2]
         squash.restype = None
+    library.elman_is_busy.argtypes = []
+    library.elman_is_busy.restype = ctypes.c_int
     library.elman_variant.argtypes = [ctypes.c_int, ctypes.c_int]
     library.elman_variant.restype = ctypes.c_char_p
     return library

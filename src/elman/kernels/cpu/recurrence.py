@@ -56,6 +56,10 @@ class Cpu:
         name = self.library.elman_variant(kind, self.level)
         return name and name.decode()
 
+    def is_machine_busy(self) -> bool:
+        """Whether torch's threads were lately kept waiting by other programs."""
+        return self.library is not None and bool(self.library.elman_is_busy())
+
     def empty_gates(self, piece: Piece) -> Tensor | None:
         width, like = piece.cell.keeps * piece.w.hidden_size, piece.state[0]
         if not width:

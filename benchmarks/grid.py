@@ -1,0 +1,278 @@
+"""`elman.nn` against `torch.nn` over a grid of shapes that nobody tuned for.
+
+    python benchmarks/grid.py [--device cpu|cuda] [--quick] [--random N] [--seed S] [--only WORD]
+                              [--json FILE] [--figure FILE]
+
+A case is a cell, a hidden size, a batch, a number of steps, layers, directions, a dtype, and a
+job: `forward` (no gradient wanted), `both` (forward and backward), `step` (one step of B rows, no
+gradient). Both modules have the same weights and take turns in one process, a few calls each, for
+several rounds; a case's number is the median over the rounds of torch's time by elman's: above 1
+elman is faster. Every case below 1 is listed, with the kernel that ran. `--random N` draws N
+shapes at random instead of walking the grid, because cliffs lie between the shapes one thinks of.
+On a GPU both run as torch runs them by default, and a call is timed until the GPU is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import elman.nn
+from elman import kernels
+
+MODULES = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+JOBS = ("forward", "both", "step")
+RESULTS = Path(__file__).parent / "results"
+
+
+class Case(NamedTuple):
+    """One cell of the grid."""
+
+    cell: str
+    H: int
+    B: int
+    T: int
+    layers: int
+    directions: int
+    dtype: str
+    job: str
+
+    def __str__(self) -> str:
+        more = f" layers={self.layers}" if self.layers > 1 else ""
+        more += " both ways" if self.directions > 1 else ""
+        return f"{self.cell} H={self.H} B={self.B} T={self.T}{more} {self.dtype} {self.job}"
+
+    def multiply_adds(self) -> float:
+        """Of one call, with inputs as wide as the state."""
+        gates = {"elman": 1, "gru": 3, "lstm": 4}[self.cell]
+        once = gates * 2 * self.H**2 * self.T * self.B * self.layers * self.directions
+        return once * (3 if self.job == "both" else 1)
+
+
+def walk(device: str, quick: bool) -> Iterator[Case]:
+    """The grid: every cell at every size, and around the middle of it every other choice."""
+    wide = device == "cuda"
+    sizes = (
+        (64, 256, 1024) if quick else (32, 64, 128, 256, 512, 1024) + ((1536, 2048) if wide else ())
+    )
+    batches = (1, 32) if quick else (1, 8, 32, 64) + ((256,) if wide else ())
+    steps = (35,) if quick else (35, 256) + ((1024,) if wide else ())
+    stacks = ((1, 1),) if quick else ((1, 1), (2, 1), (1, 2)) + (((4, 1),) if wide else ())
+    dtypes = ("float32", "bfloat16") if wide else ("float32",)
+    for cell, H, B, dtype in itertools.product(MODULES, sizes, batches, dtypes):
+        yield Case(cell, H, B, 1, 1, 1, dtype, "step")
+        for T, (layers, directions), job in itertools.product(steps, stacks, ("forward", "both")):
+            if (layers, directions) == (1, 1) or T in steps[:1]:
+                yield Case(cell, H, B, T, layers, directions, dtype, job)
+
+
+def drawn(device: str, count: int, seed: int) -> Iterator[Case]:
+    """Shapes between the shapes: sizes and lengths uniform in their logarithm."""
+    draw = random.Random(seed)
+    wide = device == "cuda"
+
+    def between(low: int, high: int) -> int:
+        return round(math.exp(draw.uniform(math.log(low), math.log(high))))
+
+    for _ in range(count):
+        H, B = between(16, 2048 if wide else 1024), between(1, 512 if wide else 128)
+        job, dtype = (
+            draw.choice(JOBS),
+            draw.choice(("float32", "bfloat16") if wide else ("float32",)),
+        )
+        T = 1 if job == "step" else between(2, 1024 if wide else 256)
+        stack = draw.choice(((1, 1), (1, 1), (2, 1), (1, 2), (3, 1)))
+        yield Case(draw.choice([*MODULES]), H, B, T, *stack, dtype, job)
+
+
+def contestants(case: Case, device: str) -> tuple[list[Callable[[], object]], str]:
+    """A call of torch's module and one of ours with the same weights; the kernel that runs ours."""
+    torch.manual_seed(0)
+    like: dict[str, Any] = {"device": device, "dtype": DTYPES[case.dtype]}
+    name = MODULES[case.cell]
+    shape = (case.H, case.H, case.layers)
+    options = {"bidirectional": case.directions > 1, **like}
+    peer = getattr(torch.nn, name)(*shape, **options)
+    mine = getattr(elman.nn, name)(*shape, **options)
+    mine.load_state_dict(peer.state_dict())
+    x = torch.randn(case.T, case.B, case.H, **like)
+    state = torch.zeros(case.layers * case.directions, case.B, case.H, **like)
+    state = (state, state.clone()) if case.cell == "lstm" else state
+    ran = kernels.explain(mine, x).runs
+    return [_job(case, module, x, state) for module in (peer, mine)], ran
+
+
+def _job(case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any) -> Callable[[], object]:
+    if case.job == "both":
+        x = x.clone().requires_grad_()
+        dys = torch.randn(case.T, case.B, case.H * case.directions, device=x.device, dtype=x.dtype)
+
+        def both() -> None:
+            module(x, state)[0].backward(dys)
+
+        return both
+
+    def forward() -> None:
+        with torch.no_grad():
+            module(x, state)
+
+    return forward
+
+
+def seconds(run: Callable[[], object], calls: int, device: str) -> float:
+    """Of one call, the GPU's part included."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls
+
+
+def measure(case: Case, device: str, rounds: int, slot: float) -> dict[str, object]:
+    """torch's time by ours, taking turns; `slot` is how long one turn lasts, in seconds."""
+    (peer, mine), ran = contestants(case, device)
+    for run in (peer, mine):
+        for _ in range(3):
+            run()
+    calls = [max(1, round(slot / seconds(run, 2, device))) for run in (peer, mine)]
+    times = []
+    for i in range(rounds):
+        turn = [(peer, calls[0]), (mine, calls[1])]
+        found = [seconds(run, n, device) for run, n in (turn if i % 2 else turn[::-1])]
+        times.append(found if i % 2 else found[::-1])
+    return {
+        **case._asdict(),
+        "kernel": ran,
+        "ratio": statistics.median(a / b for a, b in times),
+        "low": min(a / b for a, b in times),
+        "high": max(a / b for a, b in times),
+        "torch_ms": 1e3 * statistics.median(a for a, _ in times),
+        "elman_ms": 1e3 * statistics.median(b for _, b in times),
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, object]:
+    ratios = [row["ratio"] for row in rows]
+    return {
+        "cases": len(rows),
+        "geometric_mean": statistics.geometric_mean(ratios),
+        "least": min(ratios),
+        "below_1": sum(r < 1 for r in ratios),
+        "below_0.97": sum(r < 0.97 for r in ratios),
+    }
+
+
+def draw(rows: Sequence[dict[str, Any]], file: str) -> None:
+    """A heat map: hidden sizes across, batches and lengths down, a panel for every cell and job."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import TwoSlopeNorm
+
+    def panel(row: dict[str, Any]) -> tuple[str, ...]:
+        return (f"{row['cell']} {row['job']}", row["dtype"])
+
+    panels = sorted({panel(row) for row in rows})
+    jobs = [f"{cell} {job}" for cell in MODULES for job in JOBS]
+    kinds = sorted({dtype for _, dtype in panels})
+    figure, axes = plt.subplots(
+        len(kinds) * 3, 3, figsize=(11, 8 * len(kinds)), squeeze=False, layout="constrained"
+    )
+    norm, colours = TwoSlopeNorm(0, -1.0, 3.0), plt.get_cmap("RdYlGn")
+    for i, (kind, name) in enumerate(itertools.product(kinds, jobs)):
+        ax = axes[i // 3][i % 3]
+        some = [row for row in rows if panel(row) == (name, kind)]
+        across = sorted({row["H"] for row in some})
+        down = sorted({(row["B"], row["T"], row["layers"], row["directions"]) for row in some})
+        for row in some:
+            x, y = across.index(row["H"]), down.index(_where(row))
+            power = math.log2(row["ratio"])
+            ax.add_patch(
+                plt.Rectangle((x, y), 1, 1, color=colours(norm(max(-1.0, min(3.0, power)))))
+            )
+            ax.text(x + 0.5, y + 0.5, f"{row['ratio']:.2g}", ha="center", va="center", fontsize=5)
+        labels = [f"{B}·{T}" + "²" * (n > 1) + "⇄" * (d > 1) for B, T, n, d in down]
+        ax.set(xlim=(0, len(across)), ylim=(0, len(down)), title=f"{name}, {kind}")
+        ax.set_xticks([x + 0.5 for x in range(len(across))], across, fontsize=6)
+        ax.set_yticks([y + 0.5 for y in range(len(down))], labels, fontsize=6)
+    figure.supxlabel("hidden size")
+    figure.supylabel("batch · steps (²: several layers, ⇄: both directions)")
+    figure.savefig(file)
+
+
+def _where(row: dict[str, Any]) -> tuple[int, int, int, int]:
+    return row["B"], row["T"], row["layers"], row["directions"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--quick", action="store_true", help="a smaller grid, shorter turns")
+    parser.add_argument("--random", type=int, metavar="N", help="N shapes drawn at random instead")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument(
+        "--most", type=float, default=2e10, help="multiply-adds of the largest case"
+    )
+    parser.add_argument(
+        "--json", help="default: benchmarks/results/grid-DEVICE.json, full grid only"
+    )
+    parser.add_argument("--figure", help="draw the heat map into this file")
+    options = parser.parse_args()
+    device = options.device
+    if options.random:
+        cases = list(drawn(device, options.random, options.seed))
+    else:
+        cases = list(walk(device, options.quick))
+    most = options.most * (100 if device == "cuda" else 1)
+    cases = [c for c in cases if options.only in str(c) and c.multiply_adds() <= most]
+    rounds, slot = (5, 0.02) if options.quick else (9, 0.05)
+    rows: list[dict[str, Any]] = []
+    for i, case in enumerate(cases):
+        rows.append(row := measure(case, device, rounds, slot))
+        mark = "  <" if row["ratio"] < 1 else ""
+        print(
+            f"{i + 1:4}/{len(cases)} {row['ratio']:6.2f}  {case} ({row['kernel']}){mark}",
+            flush=True,
+        )
+    found = summary(rows)
+    print("\nbelow 1:" if found["below_1"] else "\nno case below 1")
+    for row in sorted(rows, key=lambda row: row["ratio"]):
+        if row["ratio"] < 1:
+            case = Case(*(row[name] for name in Case._fields))
+            spread = f"{row['low']:.2f} to {row['high']:.2f}"
+            print(f"  {row['ratio']:.2f} ({spread})  {case} ({row['kernel']})")
+    print(
+        ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items())
+    )
+    whole = not (options.quick or options.random or options.only)
+    file = options.json or (str(RESULTS / f"grid-{device}.json") if whole else None)
+    if file:
+        where = (
+            torch.cuda.get_device_name()
+            if device == "cuda"
+            else f"{torch.get_num_threads()} threads"
+        )
+        record = {"device": where, "torch": torch.__version__, "summary": found, "rows": rows}
+        Path(file).write_text(json.dumps(record, indent=1) + "\n")
+    if options.figure:
+        draw(rows, options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+/* Who runs the tasks of a call: torch's own threads on a quiet machine, ours beside other programs.
+ *
+ * Results never depend on who runs a task, nor on how many do. */
+#include "job.h"
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <dlfcn.h>
+#include <ctime>
+#include <new>
+#include <pthread.h>
+
+namespace {
+
+using Task = void (*)(void *, int64_t);
+
+int64_t nanoseconds(clockid_t clock) {
+    timespec t;
+    clock_gettime(clock, &t);
+    return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+int64_t now() { return nanoseconds(CLOCK_MONOTONIC); }
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+/* How long a thread with nothing to do looks for more before it sleeps: about what waking it costs. */
+constexpr int64_t SPIN = 50000;
+
+/* Look until `found`, for a moment; whether it was. */
+template <class F> bool spin(F &&found) {
+    for (int64_t stop = now() + SPIN;;) {
+        for (int i = 0; i < 32; i++) {
+            if (found()) return true;
+            pause();
+        }
+        if (now() > stop) return false;
+    }
+}
+
+/* Threads of our own. The caller claims tasks like everybody else and waits only for tasks that somebody
+ * has begun: a thread that is not running holds nothing. Who finds nothing to do soon sleeps. */
+struct Crew {
+    static constexpr int MOST = 255;
+    /* The region that runs: its number, and how many of its tasks nobody has claimed yet. A claim changes
+     * both in one step, so it can only succeed for the region that the other fields describe. */
+    std::atomic<uint64_t> ticket{0};
+    std::atomic<Task> task{nullptr};
+    std::atomic<void *> data{nullptr};
+    std::atomic<int64_t> tasks{0}, done{0};
+    std::atomic<int> helpers{0}, sleeping{0};
+    std::atomic<bool> caller_sleeps{false};
+    std::atomic_flag taken = ATOMIC_FLAG_INIT;
+    int started = 0;
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t more = PTHREAD_COND_INITIALIZER, finished = PTHREAD_COND_INITIALIZER;
+
+    static constexpr uint64_t LEFT = 0xffffffff;
+
+    /* Claim and run tasks until none is left. */
+    void work() {
+        for (uint64_t seen = ticket.load(); seen & LEFT;) {
+            Task run = task.load();
+            void *with = data.load();
+            int64_t all = tasks.load();
+            if (!ticket.compare_exchange_weak(seen, seen - 1)) continue;
+            run(with, all - int64_t(seen & LEFT));
+            if (done.fetch_add(1) + 1 == all && caller_sleeps.load()) {
+                pthread_mutex_lock(&lock);
+                pthread_cond_signal(&finished);
+                pthread_mutex_unlock(&lock);
+            }
+            seen = ticket.load();
+        }
+    }
+    bool wanted(int i) const { return (ticket.load() & LEFT) && i < helpers.load(); }
+    void help(int i) {
+        for (;;) {
+            if (spin([&] { return wanted(i); })) {
+                work();
+                continue;
+            }
+            pthread_mutex_lock(&lock);
+            sleeping++;
+            while (!wanted(i)) pthread_cond_wait(&more, &lock);
+            sleeping--;
+            pthread_mutex_unlock(&lock);
+        }
+    }
+    void wait(int64_t all) {
+        auto ready = [&] { return done.load() == all; };
+        if (spin(ready)) return;
+        pthread_mutex_lock(&lock);
+        caller_sleeps = true;
+        while (!ready()) pthread_cond_wait(&finished, &lock);
+        caller_sleeps = false;
+        pthread_mutex_unlock(&lock);
+    }
+    void run(int64_t threads, int64_t all, Task what, void *with);
+    void start(int64_t wanted);
+};
+
+Crew crew;
+
+struct Helper {
+    static void *begin(void *number) {
+        crew.help(int(reinterpret_cast<intptr_t>(number)));
+        return nullptr;
+    }
+};
+
+/* With all signals blocked: they are for the program's own threads. */
+void Crew::start(int64_t wanted) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (pthread_t thread; started < wanted && started < MOST; started++) {
+        if (pthread_create(&thread, nullptr, Helper::begin, reinterpret_cast<void *>(intptr_t(started)))) break;
+        pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Crew::run(int64_t threads, int64_t all, Task what, void *with) {
+    if (started < threads - 1) start(threads - 1);
+    task = what, data = with, tasks = all, done = 0, helpers = int(threads - 1);
+    ticket = ((ticket.load() >> 32) + 1) << 32 | uint64_t(all);
+    if (sleeping.load()) {
+        pthread_mutex_lock(&lock);
+        pthread_cond_broadcast(&more);
+        pthread_mutex_unlock(&lock);
+    }
+    work();
+    wait(all);
+}
+
+/* Torch's own threads, through the entry point that compilers emit calls to for `#pragma omp parallel`.
+ *
+ * On a quiet machine nothing is faster: they look for work for milliseconds after every operation of
+ * torch, and threads of ours would have to fight them for the processor. Beside other programs nothing is
+ * slower: everyone waits, looking, for the one who is not running. So each region is watched. */
+struct Team {
+    using Parallel = void (*)(void (*)(void *), void *, unsigned, unsigned);
+    static constexpr int64_t LATE = 500000;                          /* a thread did not run for so long */
+    static constexpr int64_t SHORT = 1000000000, LONG = 64 * SHORT;  /* we do without it, before it is tried again */
+    std::atomic<int64_t> back{0}, away{SHORT};
+
+    struct Region {
+        Task task;
+        void *data;
+        int64_t tasks, begun = now();
+        std::atomic<int64_t> next{0};
+        std::atomic<bool> late{false};
+    };
+    static void work(void *p) {
+        Region &region = *static_cast<Region *>(p);
+        int64_t ran = -nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+        for (int64_t i; (i = region.next.fetch_add(1)) < region.tasks;) region.task(region.data, i);
+        ran += nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+        if (now() - region.begun - ran > LATE) region.late = true;
+    }
+    /* Whether it ran the tasks. */
+    bool run(int64_t threads, int64_t tasks, Task task, void *data) {
+        static const Parallel parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+        if (!parallel || now() < back.load()) return false;
+        Region region{task, data, tasks};
+        parallel(work, &region, unsigned(threads), 0);
+        if (region.late) leave(region.begun);
+        return true;
+    }
+    void leave(int64_t begun) {
+        bool again = begun < back.load() + away.load(); /* hardly tried, and late already */
+        away = !again ? SHORT : away.load() < LONG ? 2 * away.load() : LONG;
+        back = now() + away.load();
+    }
+};
+
+Team team;
+
+/* A child has none of its parent's threads, and OpenMP would wait for them. */
+void after_fork() {
+    new (&crew) Crew;
+    team.back = INT64_MAX;
+}
+__attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, after_fork); }
+
+} // namespace
+
+bool is_busy() { return now() < team.back.load(); }
+
+void parallel(int64_t threads, int64_t tasks, Task task, void *data) {
+    if (threads > tasks) threads = tasks;
+    if (threads > 1 && team.run(threads, tasks, task, data)) return;
+    /* Too little for two, or the tasks of another call are running: alone. */
+    if (threads <= 1 || uint64_t(tasks) > Crew::LEFT || crew.taken.test_and_set()) {
+        for (int64_t i = 0; i < tasks; i++) task(data, i);
+        return;
+    }
+    crew.run(threads, tasks, task, data);
+    crew.taken.clear();
+}

@@ -1,0 +1,51 @@
+"""Defaults that follow from the text: every size and every option beside them gives a training."""
+
+import itertools
+
+import pytest
+
+from elman import LanguageModel
+from elman.language_model.model import kinds
+from elman.runs import presets
+from elman.runs.effort import FOLLOW, Size, effort, passes
+
+
+@pytest.mark.parametrize("tokens", [1, 500, 20_000, 300_000, 5_000_000, 10**9])
+@pytest.mark.parametrize("vocab_size", [2, 80, 5_000])
+def test_any_text_gets_settings_that_can_be_built(tokens, vocab_size):
+    sizes = ({}, {"hidden_size": 24}, {"embedding_size": 0}, {"embedding_size": 16, "layers": 2})
+    for model, beside in itertools.product(kinds(), sizes):
+        given = {"model": model, **beside}
+        options = presets.expand("auto", given, Size(tokens, vocab_size))
+        assert {name: options[name] for name in given} == given, "what is given wins"
+        LanguageModel.from_config(presets.model(options, 30))
+        presets.settings(options)
+
+
+def test_the_options_that_follow_from_the_text_are_those_that_are_shown_so():
+    found = {*effort(Size(10_000, 80), {}), *effort(Size(10_000, 5_000), {})}
+    assert found == set(FOLLOW)
+
+
+def test_the_longer_a_text_the_fewer_passes_and_the_less_is_hidden():
+    sizes = [Size(n, 80) for n in (1_000, 100_000, 400_000, 900_000, 3_000_000, 20_000_000)]
+    epochs = [effort(size, {})["epochs"] for size in sizes]
+    hidden = [effort(size, {})["dropout_outputs"] for size in sizes]
+    assert epochs == sorted(epochs, reverse=True)
+    assert hidden == sorted(hidden, reverse=True)
+    assert (epochs[0], epochs[-1], hidden[0], hidden[-1]) == (60, 1, 0.4, 0.0)
+    assert passes(0, reads=10, most=3) == 3
+
+
+def test_dropout_follows_the_passes_that_were_asked_for():
+    text = Size(100_000, 80)
+    assert effort(text, {"epochs": 4})["dropout_outputs"] == 0
+    assert effort(text, {})["dropout_outputs"] == 0.4
+    assert effort(text, {"epochs": 0})["dropout_outputs"] == 0, "refused later, in words"
+
+
+def test_a_tied_embedding_is_as_wide_as_the_hidden_layer_or_not_tied():
+    words = Size(40_000, 5_000)
+    assert effort(words, {"hidden_size": 64})["embedding_size"] == 64
+    assert not effort(words, {"embedding_size": 32})["tied"]
+    assert effort(words, {})["tied"]
