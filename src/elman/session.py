@@ -17,7 +17,7 @@ import torch
 
 from elman import generation, runs
 from elman.diagnostics import glance
-from elman.errors import UserError, WorkFailed
+from elman.errors import WorkFailed
 from elman.options import check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
@@ -25,7 +25,6 @@ from elman.runs.device import pick
 from elman.runs.effort import Size
 from elman.runs.folder import check_room
 from elman.text import prepared
-from elman.text.vocab import Vocab
 from elman.training import Diagnosis, Epoch, Record, Result, Sample, Training, Update, Validation
 
 PANEL = "Run"
@@ -83,7 +82,6 @@ class Session:
         options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
         data = presets.data(options)
         parts = prepared.prepare(data, text)
-        _check_vocabulary(parts.vocab, data.min_freq)
         size = Size(len(parts.train), len(parts.vocab))
         options = presets.expand(preset, given | {"source": options["source"]}, size)
         config = Config(
@@ -183,18 +181,11 @@ class Session:
         return self.sample() if power_of_two or self.training.finished else None
 
 
-def _check_vocabulary(vocab: Vocab, min_freq: int | None) -> None:
-    """Refuse a vocabulary that knows no token at all."""
-    if len(generation.unwritten(vocab)) == len(vocab):
-        raise UserError(
-            f"every token of the text is <unk>: none is seen as often as min_freq={min_freq}",
-            hint="a smaller --min-freq",
-        )
-
-
 def _caveats(run: Run, training: Training) -> list[str]:
     """What keeps a continuation from being, to the last bit, what it would have been."""
     caveats = []
+    if not (run.path / "state.safetensors").exists():
+        caveats.append("there is no state.safetensors: the training begins again")
     if run.edited:
         caveats.append("config.json is not as elman wrote it; it is used as it is now")
     before, now = run.config.arithmetic, runs.arithmetic(training)

@@ -14,10 +14,11 @@ import json
 import os
 import random
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import NamedTuple
 
 FIRST = int(os.environ.get("ELMAN_FUZZ_FIRST", "0"))
@@ -38,11 +39,7 @@ def cases(default: int) -> Iterator[random.Random]:
         chance = random.Random(number)
         yield chance
         number += 1
-    TALLY.append(number - FIRST)
-
-
-TALLY: list[int] = []
-"""How many cases each test tried, for the figures in docs/reliability.md."""
+    print(f"{number - FIRST} cases, the first with seed {FIRST}")
 
 
 class Outcome(NamedTuple):
@@ -101,20 +98,13 @@ def _written(stream: io.TextIOWrapper) -> str:
     return buffer.getvalue().decode("utf-8", "replace")
 
 
-class _stdin:  # noqa: N801: a context manager
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __enter__(self) -> None:
-        import sys
-
-        self.before = sys.stdin
-        sys.stdin = io.TextIOWrapper(io.BytesIO(self.data), encoding="utf-8")
-
-    def __exit__(self, *_: object) -> None:
-        import sys
-
-        sys.stdin = self.before
+@contextmanager
+def _stdin(data: bytes) -> Iterator[None]:
+    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+    try:
+        yield
+    finally:
+        sys.stdin = before
 
 
 def _memory() -> int:

@@ -13,7 +13,8 @@ WORDS = (
     "0.5", "1.5", "-0.5", "nan", "inf", "-inf", "1e300", "1e-300", "²", "٣", "x", "auto", "cpu",
     "cuda", "best", "last", "char", "word", "byte", "lstm", "gru", "elman", "mlp", "sgd", "adam",
     "none", "full", "randomized", "sliding", "64M", "1", "stored", "0x10", "1_000", " 1", "~nouser",
-    "/dev/null", "/dev/full", "/proc/x", "/proc/nowhere/at/all", "a\0b", "\udcff", "$\\b$", "{}", "é",
+    "/dev/null", "/dev/full", "/proc/x", "/proc/nowhere/at/all", "a\0b", "\udcff", "$\\b$", "{}",
+    "é",
     "\u202e", "--json", "-", ".", "..", "a" * 300, "kneser-ney:3", "laplace:2", "kneser-ney:9999",
     "utf-8", "latin-1", "undefined", "punycode", "utf-16", "strict", "replace", "ignore",
 )  # fmt: skip
@@ -35,7 +36,10 @@ VERBS = {
     "gradients": ("--steps", "--lags", "--draws", "--figure"),
     "report": (),
 }  # fmt: skip
-SMALL = ["--hidden-size", "6", "--embedding-size", "3", "--batch-size", "2", "--window", "6", "--epochs", "1", "--max-tokens", "300", "--device", "cpu"]
+SMALL = (
+    "--hidden-size=6", "--embedding-size=3", "--batch-size=2", "--window=6", "--epochs=1",
+    "--max-tokens=300", "--device=cpu",
+)  # fmt: skip
 FLAGS = ("--json", "--tied", "--force", "--special", "--no-baselines", "--help", "--nonsense")
 
 

@@ -5,9 +5,14 @@ from typing import Any
 
 from elman import strict_json
 
+LONGEST = 1000
+"""Characters of a complaint."""
+
 
 def complain(message: str, hint: str = "") -> None:
-    """Say what is wrong and what to type instead."""
+    """Say what is wrong and what to type instead; of what was typed too long, both ends."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
