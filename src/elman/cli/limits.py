@@ -1,6 +1,7 @@
 """What every verb refuses alike: whole numbers beyond 64 bits, NaN, empty paths, closed streams."""
 
 import functools
+import io
 import math
 import os
 import sys
@@ -58,6 +59,8 @@ def check_streams() -> None:
         raise UserError(
             "stdout is closed, so the result has nowhere to go", hint="> /dev/null discards it"
         )
-    for stream in (sys.stdout, sys.stderr):  # what has no code there, as an odd file name, is shown
-        if hasattr(stream, "reconfigure"):
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # what has no code there, an odd file name, is shown
             stream.reconfigure(errors="backslashreplace")
