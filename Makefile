@@ -11,7 +11,7 @@ endif
 
 KERNEL := src/elman/kernels/cpu
 
-.PHONY: setup demo test test-slow fuzz fuzz-sanitized check format lint types bench sanitize wheel clean
+.PHONY: setup demo test test-slow test-fresh fuzz fuzz-sanitized check format lint types bench sanitize wheel clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,12 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow"
+
+# The laws, on examples nobody chose: SEED=7 repeats a run, EXAMPLES=1000 tries more.
+SEED ?= $(shell date +%s)
+test-fresh: setup
+	@echo "hypothesis seed $(SEED)"
+	env -u CI ELMAN_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-seed=$(SEED)
 
 # Inputs that nobody would type: a minute here; ELMAN_FUZZ_SECONDS=3600 make fuzz for hours of it.
 fuzz: setup

@@ -90,6 +90,8 @@ def shortest_step(cluster: int, milliseconds: Timer, steps: int = 4096) -> float
     architecture = "sm_{}{}".format(*torch.cuda.get_device_capability())
     cubin = driver.compiled(str(SOURCE), defines, architecture)
     function = driver.Function(cubin, "floor_of_step", SHARED_BYTES)
-    out = torch.zeros(cluster, device="cuda")
-    ms = milliseconds(lambda: function.launch(cluster, cluster, THREADS, out, steps))
+    config = driver.configuration(cluster, cluster, THREADS, SHARED_BYTES)
+    out, launch = torch.zeros(cluster, device="cuda"), driver.Launch(function, config, 2)
+    stream = torch.cuda.current_stream().cuda_stream
+    ms = milliseconds(lambda: launch(stream, [out.data_ptr(), steps]))
     return ms * 1000 / steps

@@ -1,14 +1,14 @@
-"""Forecasters against statsmodels and neuralforecast: accuracy and time, one run, same splits.
+"""`elman forecast` at its defaults beside statsforecast and neuralforecast at theirs.
 
-    python benchmarks/forecasting.py [--quick] [--json FILE]
+    python benchmarks/forecasting.py [--series 100] [--sets NAME …] [--peers NAME …] [--json FILE]
 
-Series: sunspots and airline from the package; CO2 at Mauna Loa by month and the yearly flow of the
-Nile from statsmodels. The first 60 % trains, the next 20 % is left for calibration, errors are on
-the last 20 %, from every origin, averaged over 12 steps ahead. "changes" means that the network
-forecasts the changes since one season ago (`Differenced`). statsmodels' AutoReg and exponential
-smoothing are fitted on the same training part and then filtered over the rest with their parameters
-fixed; neuralforecast's GRU and NHITS train on it for 300 steps at their own default settings.
-Peers that are not installed are left out, and said so.
+Sets: sunspots and airline from the package, monthly CO2 at Mauna Loa and the yearly Nile from
+statsmodels where it is installed, and five simulated ones with known answers: seasonal, trend,
+regime change, intermittent, driven by an input. Every forecaster sees a series up to a cutoff and
+is scored on the 12 steps after it: three cutoffs for a single series, one for a simulated set. MASE
+and CRPS (from the same 15 quantiles, in units of the seasonal naive error) are means over series,
+cutoffs and steps; coverage is that of 80 % intervals. Peers that are not installed are left out,
+and said so. `--quick` is a smoke test: few series, no peers' networks.
 """
 
 import argparse
@@ -17,190 +17,245 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from elman import forecasting as f
-from elman import series
-from elman.forecasting import accuracy
-from elman.forecasting.base import Paths, Values
-from elman.forecasting.evaluation import Parts, split
+from elman.forecasting import accuracy, series
+from elman.forecasting.dates import Clock, Frequency
+from elman.forecasting.experiment import Settings, fit_and_measure
+from elman.forecasting.intervals import GRID
+from elman.forecasting.series import Series
 
 STEPS = 12
-Predict = Callable[[Values, range], Paths]
+LEVELS = [round(100 * (1 - 2 * q), 6) for q in GRID if q < 0.5]
+Forecast = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""(series, steps) and (series, steps, len(GRID))"""
 
 
-def data() -> dict[str, tuple[Values, int]]:
-    """Each series with its season."""
-    import statsmodels.api as sm
+@dataclass(frozen=True)
+class Set:
+    """Series of one kind, and from how many cutoffs to forecast them."""
 
-    datasets: Any = sm.datasets
-    co2 = datasets.co2.load_pandas().data["co2"].resample("MS").mean().interpolate()
-    nile = datasets.nile.load_pandas().data["volume"]
-    return {
-        "sunspots": (series.load("sunspots")[0].values, 11),
-        "airline": (series.load("airline")[0].values, 12),
-        "co2 (monthly)": (co2.to_numpy()[:, None], 12),
-        "nile": (nile.to_numpy()[:, None], 1),
-    }
+    panel: list[Series]
+    cutoffs: int
 
 
-def elman_models(season: int, quick: bool) -> dict[str, Callable[[], f.Forecaster]]:
-    """Ours: baselines, exact linear, window and recurrent networks."""
-    tau, epochs = max(2 * season, 8), 5 if quick else 30
-    networks: dict[str, Callable[[], f.Forecaster]] = {
-        "elman window": lambda: f.Window(tau, 16, epochs=epochs),
-        "elman window, direct": lambda: f.Window(tau, 16, direct=STEPS, epochs=epochs),
-        "elman gru": lambda: f.Recurrent("gru", tau=tau, epochs=epochs),
-        "elman lstm": lambda: f.Recurrent("lstm", tau=tau, epochs=epochs),
-    }
-    changes: dict[str, Callable[[], f.Forecaster]] = {
-        f"{name}, changes": lambda make=make: f.Differenced(make(), season)
-        for name, make in networks.items()
-    }
-    return {
-        "last": f.Last,
-        "seasonal last": lambda: f.Seasonal(season),
-        "drift": f.Drift,
-        "elman linear": lambda: f.Linear(tau),
-        "elman linear, direct": lambda: f.Linear(tau, direct=STEPS),
-        **networks,
-        **changes,
-    }
+def simulated(count: int, steps: int = 132, seed: int = 0) -> dict[str, list[Series]]:
+    """Five kinds of series whose right forecast is known."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(steps)
+    made: dict[str, list[Series]] = {}
+
+    def noise(phi: float) -> NDArray[np.float64]:
+        e = rng.normal(size=steps)
+        for k in range(1, steps):
+            e[k] += phi * e[k - 1]
+        return e
+
+    def season() -> NDArray[np.float64]:
+        return rng.normal(size=12)[t % 12]
+
+    def keep(name: str, x: NDArray[Any], known: NDArray[np.float64] | None = None) -> None:
+        clock = Clock(_start(), Frequency("month"))
+        times = tuple(clock.label(k) for k in range(steps))
+        row = Series(f"{name} {len(made.get(name, []))}", x[:, None], ("y",), times, 12, clock)
+        if known is not None:
+            row = replace(row, known=known, inputs=("promotion",))
+        made.setdefault(name, []).append(row)
+
+    for _ in range(count):
+        keep("seasonal", 50 + 5 * season() + noise(0.5))
+        slope = rng.normal(0, 0.3)
+        keep("trend", 100 + slope * t + 0.5 * np.cumsum(noise(0.0)) + 2 * season())
+        at = rng.integers(40, 90)
+        keep("regime change", 20 + 15 * rng.normal() * (t >= at) + 3 * season() + noise(0.3))
+        keep(
+            "intermittent",
+            rng.poisson(rng.uniform(0.1, 0.5), steps) * rng.integers(1, 6, steps) * 1.0,
+        )
+        known = (rng.random((steps + STEPS, 1)) < 0.3) * rng.uniform(0.5, 2, (steps + STEPS, 1))
+        keep("input", 30 + 8 * known[:steps, 0] + 2 * season() + noise(0.6), known)
+    return made
 
 
-def auto_reg(train: Values, season: int) -> Predict:
-    """statsmodels' AutoReg with as many lags as our linear model, rolled from each origin."""
-    from statsmodels.tsa.ar_model import AutoReg
+def _start() -> Any:
+    import datetime as dt
 
-    fitted = AutoReg(train[:, 0], lags=max(2 * season, 8)).fit()
-
-    def predict(values: Values, origins: range) -> Paths:
-        paths = []
-        for o in origins:
-            past = AutoReg(values[:o, 0], lags=max(2 * season, 8))
-            paths.append(past.predict(fitted.params, start=o, end=o + STEPS - 1, dynamic=True))
-        return np.stack(paths)[..., None]
-
-    return predict
+    return dt.datetime(2010, 1, 1)
 
 
-def exponential_smoothing(train: Values, season: int) -> Predict:
-    """statsmodels' additive ETS: level, trend, and season where there is one."""
-    from statsmodels.tsa.exponential_smoothing.ets import ETSModel
+def sets(count: int) -> dict[str, Set]:
+    found = {name: Set(series.load(name), 3) for name in ("sunspots", "airline")}
+    if find_spec("statsmodels"):
+        import statsmodels.api as sm
 
-    options = {"error": "add", "trend": "add", "damped_trend": True}
-    if season > 1:
-        options |= {"seasonal": "add", "seasonal_periods": season}
-    fitted: Any = ETSModel(train[:, 0], **options).fit(disp=False)
-
-    def predict(values: Values, origins: range) -> Paths:
-        paths = []
-        for o in origins:
-            model: Any = ETSModel(values[:o, 0], **options)
-            paths.append(model.smooth(fitted.params).forecast(STEPS))
-        return np.stack(paths)[..., None]
-
-    return predict
+        datasets: Any = sm.datasets
+        co2 = datasets.co2.load_pandas().data["co2"].resample("MS").mean().interpolate()
+        nile = datasets.nile.load_pandas().data["volume"].to_numpy()
+        clock = Clock(co2.index[0].to_pydatetime(), Frequency("month"))
+        found["co2"] = Set([Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)], 3)
+        found["nile"] = Set([Series("nile", nile[:, None], ("volume",))], 3)
+    return found | {name: Set(panel, 1) for name, panel in simulated(count).items()}
 
 
-def neural(train: Values, season: int, validation: int, quick: bool, kind: str) -> Predict:
-    """neuralforecast's GRU or NHITS; it trains and forecasts in one call, so its fit time is 0."""
+def ours(panel: list[Series]) -> Forecast:
+    """What `elman forecast` publishes by default."""
+    settings = Settings(steps=STEPS, levels=tuple(LEVELS))
+    ahead = fit_and_measure(panel, settings).ahead
+    point = np.stack([a.point for a in ahead])
+    low = [np.stack([a.low[level] for a in ahead]) for level in LEVELS]
+    high = [np.stack([a.high[level] for a in ahead]) for level in reversed(LEVELS)]
+    return point, np.stack([*low, point, *high], axis=2)
+
+
+def frame(panel: list[Series], *, future: bool = False) -> Any:
+    """A long frame with whole numbers for dates; the input's past or future beside it."""
     import pandas as pd
-    from neuralforecast import NeuralForecast, models
 
-    def predict(values: Values, origins: range) -> Paths:
+    rows = []
+    for s in panel:
+        start = len(s) if future else 0
+        count = STEPS if future else len(s)
+        row = pd.DataFrame({"unique_id": s.name, "ds": np.arange(start, start + count)})
+        if not future:
+            row["y"] = s.values[:, 0]
+        for j in range(s.known.shape[1]):
+            row[f"x{j}"] = s.known[start : start + count, j]
+        rows.append(row)
+    return pd.concat(rows, ignore_index=True)
+
+
+def gathered(table: Any, name: str, middle: str, panel: list[Series]) -> Forecast:
+    """A peer's table as arrays in the order of our series."""
+    table = table.reset_index() if "unique_id" not in table.columns else table
+    by = {k: v.sort_values("ds") for k, v in table.groupby("unique_id", sort=False)}
+    ends = [f"{name}-lo-{x:g}" for x in LEVELS] + [middle]
+    ends += [f"{name}-hi-{x:g}" for x in reversed(LEVELS)]
+    if ends[0] not in table.columns:
+        ends = [e.replace("-lo-", "-lo-").rstrip() + ".0" if e[-1].isdigit() else e for e in ends]
+        ends[len(LEVELS)] = middle
+    point = np.stack([by[s.name][middle].to_numpy() for s in panel])
+    return point, np.stack([by[s.name][ends].to_numpy() for s in panel])
+
+
+def statistical(kind: str) -> Callable[[list[Series]], Forecast]:
+    """statsforecast's AutoARIMA or AutoETS; ARIMA is given the input, ETS cannot read one."""
+
+    def predict(panel: list[Series]) -> Forecast:
+        from statsforecast import StatsForecast, models
+
+        model = getattr(models, kind)(season_length=panel[0].season or 1)
+        table = frame(panel)
+        inputs = frame(panel, future=True) if "x0" in table and kind == "AutoARIMA" else None
+        if inputs is None:
+            table = table[["unique_id", "ds", "y"]]
+        found = StatsForecast([model], freq=1).forecast(
+            df=table, h=STEPS, level=[round(x) if x == round(x) else x for x in LEVELS], X_df=inputs
+        )
+        return gathered(found, kind, kind, panel)
+
+    return predict
+
+
+def neural(kind: str) -> Callable[[list[Series]], Forecast]:
+    """neuralforecast's NHITS or LSTM at their defaults, with the loss that gives quantiles."""
+
+    def predict(panel: list[Series]) -> Forecast:
+        from neuralforecast import NeuralForecast, models
+        from neuralforecast.losses.pytorch import MQLoss
+
+        table = frame(panel)
+        names = [c for c in table.columns if c.startswith("x")]
         model = getattr(models, kind)(
             h=STEPS,
-            input_size=max(2 * season, 8),
-            max_steps=30 if quick else 300,
-            scaler_type="standard",
+            input_size=2 * STEPS,
+            loss=MQLoss(level=LEVELS),
+            futr_exog_list=names or None,
             enable_progress_bar=False,
             enable_model_summary=False,
             logger=False,
         )
-        frame = pd.DataFrame({"unique_id": "x", "ds": range(len(values)), "y": values[:, 0]})
-        folds: Any = NeuralForecast([model], freq=1).cross_validation(
-            frame,
-            n_windows=None,
-            val_size=validation,
-            test_size=len(values) - origins[0],
-            step_size=1,
-        )
-        return folds[kind].to_numpy().reshape(len(origins), STEPS, 1).astype(np.float64)
+        fitted = NeuralForecast([model], freq=1)
+        fitted.fit(table)
+        found: Any = fitted.predict(futr_df=frame(panel, future=True) if names else None)
+        return gathered(found, kind, f"{kind}-median", panel)
 
     return predict
 
 
-def peers(part: Parts, season: int, quick: bool) -> dict[str, Callable[[], Predict]]:
-    """The rivals that are installed."""
-    found: dict[str, Callable[[], Predict]] = {
-        "statsmodels AutoReg": lambda: auto_reg(part.train, season),
-        "statsmodels ETS": lambda: exponential_smoothing(part.train, season),
+PEERS: dict[str, tuple[str, Callable[[list[Series]], Forecast]]] = {
+    "AutoARIMA": ("statsforecast", statistical("AutoARIMA")),
+    "AutoETS": ("statsforecast", statistical("AutoETS")),
+    "NHITS": ("neuralforecast", neural("NHITS")),
+    "LSTM": ("neuralforecast", neural("LSTM")),
+}
+
+
+def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, float]:
+    """MASE, CRPS in the same units, coverage of 80 %, and the time it took."""
+    errors, crps, inside = [], [], []
+    begun = time.perf_counter()
+    for back in range(given.cutoffs, 0, -1):
+        panel = [s.until(len(s) - back * STEPS) for s in given.panel]
+        point, quantiles = predict(panel)
+        for i, (s, full) in enumerate(zip(panel, given.panel, strict=True)):
+            m = s.season or 1
+            unit = np.abs(s.values[m:] - s.values[:-m]).mean()
+            truth = full.values[len(s) : len(s) + STEPS, 0]
+            errors.append(np.abs(truth - point[i]).mean() / unit)
+            crps.append(accuracy.quantile_crps(truth, quantiles[i], GRID).mean() / unit)
+            low, high = quantiles[i][:, GRID.index(0.1)], quantiles[i][:, GRID.index(0.9)]
+            inside.append(((low <= truth) & (truth <= high)).mean())
+    return {
+        "mase": float(np.mean(errors)),
+        "crps": float(np.mean(crps)),
+        "coverage_80": float(np.mean(inside)),
+        "seconds": time.perf_counter() - begun,
     }
-    if find_spec("neuralforecast"):
-        validation = part.test - part.validation
-        for kind in ("GRU", "NHITS"):
-            found[f"neuralforecast {kind}"] = lambda kind=kind: neural(
-                part.train, season, validation, quick, kind
-            )
-    return found
-
-
-def ours(make: Callable[[], f.Forecaster], train: Values) -> Predict:
-    model = make().fit(train)
-    return lambda values, origins: model.forecasts(values, origins, STEPS)
-
-
-def compare(values: Values, season: int, quick: bool) -> dict[str, dict[str, float]]:
-    """Every forecaster on one series: fit time, forecast time, MASE and RMSE over the horizons."""
-    part = split(values)
-    origins = range(part.test, len(values) - STEPS + 1)
-    truth = np.stack([values[o : o + STEPS] for o in origins])
-    rivals: dict[str, Callable[[], Predict]] = {
-        name: (lambda make=make: ours(make, part.train))
-        for name, make in elman_models(season, quick).items()
-    }
-    rivals |= peers(part, season, quick)
-    rows = {}
-    for name, fit in rivals.items():
-        start = time.perf_counter()
-        predict = fit()
-        fitted = time.perf_counter()
-        paths = predict(values, origins)
-        rows[name] = {
-            "mase": float(accuracy.mase(truth, paths, [part.train], season).mean()),
-            "rmse": float(accuracy.rmse(truth, paths).mean()),
-            "fit_seconds": fitted - start,
-            "forecast_seconds": time.perf_counter() - fitted,
-        }
-    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Forecasters against their peers")
-    parser.add_argument("--quick", action="store_true", help="few epochs")
-    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--quick", action="store_true", help="few series, one cutoff, no networks")
+    parser.add_argument("--series", type=int, default=100, help="series in each simulated set")
+    parser.add_argument("--sets", nargs="*", help="only these sets")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), help="only these peers")
+    parser.add_argument("--json", type=Path, help="write the results here, set by set")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")  # the peers' own: convergence, deprecations, few workers
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    if not find_spec("neuralforecast"):
-        print("neuralforecast is not installed and is left out: pip install neuralforecast")
-    results = {}
-    for name, (values, season) in data().items():
-        results[name] = compare(values, season, arguments.quick)
-        print(f"\n{name}: {len(values)} steps, season {season}")
-        print(f"{'':31}{'MASE':>8}{'RMSE':>10}{'fit s':>9}{'forecast s':>12}")
-        for rival, row in sorted(results[name].items(), key=lambda item: item[1]["mase"]):
+    count = 3 if arguments.quick else arguments.series
+    rivals: dict[str, Callable[[list[Series]], Forecast]] = {"elman": ours}
+    for name in arguments.peers:
+        package, predict = PEERS[name]
+        if not find_spec(package):
+            print(f"{package} is not installed, so {name} is left out: pip install {package}")
+        elif not (arguments.quick and package == "neuralforecast"):
+            rivals[name] = predict
+    results: dict[str, Any] = {}
+    for name, given in sets(count).items():
+        if arguments.sets and name not in arguments.sets:
+            continue
+        if arguments.quick:
+            given = replace(given, cutoffs=1)
+        print(f"\n{name}: {len(given.panel)} series, {given.cutoffs} cutoffs, {STEPS} steps ahead")
+        print(f"{'':14}{'MASE':>8}{'CRPS':>8}{'in 80 %':>9}{'seconds':>9}")
+        results[name] = {}
+        for rival, predict in rivals.items():
+            row = results[name][rival] = score(given, predict)
             print(
-                f"{rival:31}{row['mase']:8.3f}{row['rmse']:10.3g}"
-                f"{row['fit_seconds']:9.3f}{row['forecast_seconds']:12.3f}"
+                f"{rival:14}{row['mase']:8.3f}{row['crps']:8.3f}{row['coverage_80']:9.0%}"
+                f"{row['seconds']:9.1f}",
+                flush=True,
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"steps": STEPS, "results": results}, indent=2) + "\n")
+        if arguments.json:
+            whole = {"steps": STEPS, "series": count, "results": results}
+            arguments.json.write_text(json.dumps(whole, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`elman.nn` against `torch.nn` over a grid of shapes that nobody tuned for.
 
-    python benchmarks/grid.py [--device cpu|cuda] [--quick] [--random N] [--seed S] [--only WORD]
-                              [--json FILE] [--figure FILE]
+    python benchmarks/grid.py [--device cpu|cuda] [--quick] [--busy] [--random N] [--seed S]
+                              [--only WORD] [--json FILE] [--figure FILE]
 
 A case is a cell, a hidden size, a batch, a number of steps, layers, directions, a dtype, and a
 job: `forward` (no gradient wanted), `both` (forward and backward), `step` (one step of B rows, no
@@ -9,7 +9,8 @@ gradient). Both modules have the same weights and take turns in one process, a f
 several rounds; a case's number is the median over the rounds of torch's time by elman's: above 1
 elman is faster. Every case below 1 is listed, with the kernel that ran. `--random N` draws N
 shapes at random instead of walking the grid, because cliffs lie between the shapes one thinks of.
-On a GPU both run as torch runs them by default, and a call is timed until the GPU is done.
+On a GPU both run as torch runs them by default, and a call is timed until the GPU is done. `--busy`
+is for a machine with other work: one thread, and processor time instead of the clock on the wall.
 """
 
 from __future__ import annotations
@@ -130,19 +131,22 @@ def _job(case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any) -> Ca
     return forward
 
 
+clock = time.perf_counter
+
+
 def seconds(run: Callable[[], object], calls: int, device: str) -> float:
     """Of one call, the GPU's part included."""
     if device == "cuda":
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(calls):
         run()
     if device == "cuda":
         torch.cuda.synchronize()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
 
 
-def measure(case: Case, device: str, rounds: int, slot: float) -> dict[str, object]:
+def measure(case: Case, device: str, rounds: int, slot: float) -> dict[str, Any]:
     """torch's time by ours, taking turns; `slot` is how long one turn lasts, in seconds."""
     (peer, mine), ran = contestants(case, device)
     for run in (peer, mine):
@@ -223,6 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="a smaller grid, shorter turns")
+    parser.add_argument("--busy", action="store_true", help="one thread, processor time")
     parser.add_argument("--random", type=int, metavar="N", help="N shapes drawn at random instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="cases whose name contains this")
@@ -235,6 +240,10 @@ def main() -> None:
     parser.add_argument("--figure", help="draw the heat map into this file")
     options = parser.parse_args()
     device = options.device
+    if options.busy:
+        global clock
+        clock = time.process_time
+        torch.set_num_threads(1)
     if options.random:
         cases = list(drawn(device, options.random, options.seed))
     else:

@@ -393,6 +393,22 @@ def peer_jobs(seeds: int) -> list[Case]:
     ]
 
 
+WIDE = [  # layers beyond a cluster
+    Case("lstm", torch.bfloat16, 5, 64, 1024, 64),
+    Case("gru", torch.float16, 5, 37, 1024, 28, lengths=True, xi=2),
+    Case("tanh", torch.bfloat16, 8, 64, 2048, 16, xi=1),
+    Case("lstm", torch.bfloat16, 3, 3, 1536, 28, lengths=True),
+    Case("relu", torch.bfloat16, 4, 16, 2048, 5, ids=True),
+    Case("lstm", torch.float32, 5, 16, 1024, 28, xi=2),
+    Case("gru", torch.float32, 4, 8, 1000, 28, lengths=True, tf32=False),
+    Case("lstm", torch.bfloat16, 3, 16, 2048, 28, xi=1),
+    Case("gru", torch.bfloat16, 5, 1, 2048, 28),
+    Case("tanh", torch.float32, 4, 64, 1536, 28),
+    Case("lstm", torch.bfloat16, 4, 65, 1000, 28, lengths=True, xi=2),
+    Case("linear", torch.bfloat16, 4, 20, 4096, 28),
+]
+
+
 def compile_ahead(todo: list[Case]) -> None:
     """Compile what the jobs will need, on all cores."""
     here = machine(torch.cuda.current_device())
@@ -411,7 +427,7 @@ def compile_ahead(todo: list[Case]) -> None:
 def check_rounding() -> int:
     """Check many jobs, say which went wrong, and return how many."""
     small, large = (1, 5, 16, 33, 64, 100), (128, 200, 256, 300, 384, 512)
-    todo = jobs(80, 0, small) + jobs(90, 1, large) + jobs(6, 2, (1024,))
+    todo = jobs(80, 0, small) + jobs(90, 1, large) + jobs(6, 2, (1024,)) + WIDE
     compile_ahead(todo)
     bad = refused = 0
     for job in todo:

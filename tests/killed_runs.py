@@ -76,7 +76,7 @@ def spare_the_trimmings() -> None:
     Called by the script alone: pytest imports this file to look for doctests.
     """
     specimen = generation.specimen
-    generation.specimen = lambda model, vocab, *_: specimen(model, vocab, length=10)
+    generation.specimen = lambda model, vocab, **_: specimen(model, vocab, length=10)
     report.write = lambda run: run.path / "report.html"
 
 

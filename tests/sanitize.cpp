@@ -14,6 +14,7 @@ int elman_forward(const Job *, int kind, int level);
 int elman_backward(const Job *, int kind, int level);
 int elman_head(const Head *, int kind, int level);
 int elman_step(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level);
+int elman_call(const Stack *, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c);
 double elman_clip(void *const *, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind, int level);
 const char *elman_variant(int kind, int level);
 }
@@ -113,6 +114,31 @@ template <class real> struct Run {
         Job jobs[] = {job, above};
         if (elman_step(jobs, 2, W_hh.data(), c.bias ? b_ih.data() : nullptr, y.data(), M, kind, level) != OK) abort();
         for (auto *v : {&hs, &y}) all.insert(all.end(), v->begin(), v->end());
+        call(jobs, kind, level, all);
+    }
+    /* The same two layers, called from given states and from zeros. */
+    void call(const Job *jobs, int kind, int level, std::vector<double> &all) const {
+        Job layers[] = {jobs[0], jobs[1]};
+        for (Job &layer : layers) layer.T = c.T, layer.hs = layer.cs = nullptr, layer.xs = nullptr, layer.ids = nullptr;
+        Stack stack = {layers, 2, 1, 1, 1, kind, level};
+        bool lstm = c.cell == LSTM;
+        size_t states = size_t(2 * c.B * c.H);
+        std::vector<real> y(size_t(S * c.H)), h(states), m(lstm ? states : 0), from = normal_like(int64_t(states));
+        for (bool zeros : {false, true}) {
+            const void *h_0 = zeros ? nullptr : from.data(), *c_0 = lstm ? h_0 : nullptr;
+            if (elman_call(&stack, ids.data(), h_0, c_0, y.data(), h.data(), lstm ? m.data() : nullptr) != OK) abort();
+            for (auto *v : {&y, &h, &m}) all.insert(all.end(), v->begin(), v->end());
+        }
+        stack.copies = 0;
+        std::vector<real> track(size_t((c.T + 1) * c.B * c.H));
+        if (elman_call(&stack, ids.data(), nullptr, nullptr, track.data(), h.data(), lstm ? m.data() : nullptr) != OK) abort();
+        all.insert(all.end(), track.begin(), track.end());
+        /* The first layer in both directions. */
+        Job both[] = {layers[0], layers[0]};
+        Stack two_ways = {both, 2, 2, 1, 1, kind, level};
+        std::vector<real> ys(size_t(2 * S * c.H));
+        if (elman_call(&two_ways, ids.data(), from.data(), lstm ? from.data() : nullptr, ys.data(), h.data(), lstm ? m.data() : nullptr) != OK) abort();
+        for (auto *v : {&ys, &h, &m}) all.insert(all.end(), v->begin(), v->end());
     }
     std::vector<real> normal_like(int64_t n) const { /* the same numbers for every variant */
         std::vector<real> v;

@@ -88,6 +88,32 @@ def test_a_module_imports_only_from_stages_before_its_own(path):
     assert not later, f"{here} imports from later stages: {later}"
 
 
+def test_no_modules_import_each_other_even_late():
+    """A package's __init__ collects its modules, so it is their front page, not one of them."""
+    graph = {name_of(p): {n for n in imports(p) if n in NAMES} for p in MODULES}
+    fronts = {name_of(p) for p in MODULES if p.name == "__init__.py"}
+    edges = {
+        name: {n for n in targets if n not in fronts or not name.startswith(f"{n}.")} - {name}
+        for name, targets in graph.items()
+        if name not in fronts
+    }
+
+    def cycle(name: str, path: tuple[str, ...]) -> tuple[str, ...] | None:
+        if name in path:
+            return (*path[path.index(name) :], name)
+        if name in done:
+            return None
+        for other in sorted(edges.get(name, ())):
+            if found := cycle(other, (*path, name)):
+                return found
+        done.add(name)
+        return None
+
+    done: set[str] = set()
+    for name in sorted(edges):
+        assert (found := cycle(name, ())) is None, " → ".join(found or ())
+
+
 def test_every_stage_of_the_tree_is_in_the_list_and_in_the_docs():
     present = {stage(name) for name in NAMES} - {"", "__main__"}
     assert present <= set(STAGES), "a new folder or root module needs its place in STAGES"

@@ -1,5 +1,7 @@
 """`elman forecast`: tables, JSON, saved forecasters, pictures, refusals."""
 
+import datetime as dt
+import io
 import json
 
 import numpy as np
@@ -8,54 +10,206 @@ import pytest
 from elman.cli import run
 
 
+def refuse(word):
+    raise AssertionError(f"{word} is not JSON")
+
+
 def answer(capsys, *arguments):
     assert run(["forecast", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(capsys.readouterr().out, parse_constant=refuse)
+
+
+def table(folder, text, name="table.csv"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def daily(count, start=dt.date(2024, 1, 1)):
+    return [start + dt.timedelta(days=k) for k in range(count)]
 
 
 def test_json_holds_scores_beside_baselines_and_the_steps_ahead(capsys):
     said = answer(capsys, "sunspots", "--model", "linear", "--tau", "9", "--steps", "11")
-    assert set(said["scores"]) == {"linear", "linear, direct", "last", "mean", "drift", "seasonal"}
-    assert said["parts"]["sunspots"] == {"train": 185, "validation": 62, "test": 62}
+    baselines = {"last", "mean", "drift", "seasonal", "ets"}
+    assert set(said["scores"]) == {"linear", "linear, direct"} | baselines
+    assert said["windows"]["series"]["sunspots"] == {"train": 254, "test": 55}
     assert said["scores"]["linear"]["rmse"][0] < said["scores"]["last"]["rmse"][0]
     path = said["forecast"]["sunspots"]["sunspots"]
     assert len(path["mean"]) == len(path["low"]) == len(path["high"]) == 11
+    assert path["time"] == [str(year) for year in range(2009, 2020)]
     assert all(
         low < mean < high
         for low, mean, high in zip(*map(path.get, ("low", "mean", "high")), strict=True)
     )
 
 
-def test_a_saved_forecaster_continues_from_new_data(capsys, tmp_path):
-    folder, table = tmp_path / "run", tmp_path / "new.csv"
-    answer(capsys, "airline", "--model", "linear", "--tau", "12", "--out", str(folder))
+def test_a_saved_forecaster_continues_from_new_data_and_asks_for_nothing_it_knows(capsys, tmp_path):
+    folder = tmp_path / "run"
+    rows = "".join(f"{d},{k % 7},{k}\n" for k, d in enumerate(daily(60)))
+    old = table(tmp_path, "day,sold,noise\n" + rows)
+    options = ["--column", "sold", "--time", "day", "--model", "linear", "--steps", "7"]
+    answer(capsys, old, *options, "--out", str(folder))
     written = (folder / "report.html").read_text()
     assert written.count("<svg") == 1
     assert "Error by horizon" in written
     assert f"elman forecast NEW.csv --run {folder}" in written
-    values = np.arange(100, 130)
-    table.write_text("passengers\n" + "\n".join(map(str, values)) + "\n")
-    said = answer(capsys, str(table), "--run", str(folder), "--steps", "3")
-    assert len(said["forecast"]["new"]["passengers"]["mean"]) == 3
-    table.write_text("visitors\n" + "\n".join(map(str, values)) + "\n")
-    assert run(["forecast", str(table), "--run", str(folder)]) == 2
-    assert "hint: --column passengers" in capsys.readouterr().err
+    newer = "".join(f"{d},{k % 7},{-k}\n" for k, d in enumerate(daily(40, dt.date(2024, 2, 5))))
+    new = table(tmp_path, "day,sold,noise\n" + newer, "new.csv")
+    said = answer(capsys, new, "--run", str(folder), "--steps", "3")
+    path = said["forecast"]["new"]["sold"]
+    assert path["time"] == ["2024-03-16", "2024-03-17", "2024-03-18"]
+    assert path["mean"] == pytest.approx([5, 6, 0], abs=1e-6)
+    other = table(tmp_path, "day,visitors\n2024-01-01,1\n2024-01-02,2\n", "other.csv")
+    assert run(["forecast", other, "--run", str(folder)]) == 2
+    assert "fitted on sold" in capsys.readouterr().err
 
 
-def test_table_backtest_and_figure_for_a_person(capsys, tmp_path):
+def test_table_windows_and_figure_for_a_person(capsys, tmp_path):
     picture = tmp_path / "sine.svg"
-    assert (
-        run(["forecast", "sine", "--steps", "4", "--backtest", "2", "--figure", str(picture)]) == 0
-    )
-    said = capsys.readouterr().out
-    assert "held-out RMSE by steps ahead" in said
-    assert "backtest of sine: RMSE" in said
-    assert "k steps ahead, over the whole series" in picture.read_text()
+    words = ["sine", "--model", "window", "--steps", "4", "--backtest", "2"]
+    assert run(["forecast", *words, "--figure", str(picture)]) == 0
+    said = capsys.readouterr()
+    assert "held-out RMSE by steps ahead" in said.out
+    assert "in 2 windows of 4" in said.out
+    assert "fitted on everything" in said.out
+    assert "loss of window" in said.out
+    assert "next: elman forecast sine --steps 4 --out runs/sine" in said.err
+    drawn = picture.read_text()
+    assert "k steps ahead, over the whole series" in drawn
+    assert "What comes next" in drawn
 
 
-def test_gaussian_models_report_crps_below_their_absolute_error(capsys):
-    scores = answer(capsys, "sine", "--gaussian", "--steps", "2")["scores"]["window"]
-    assert scores["crps"][0] < scores["mae"][0]
+def test_the_figure_shows_dates_and_reaches_into_the_future(tmp_path):
+    from elman import forecasting as f
+    from elman import series
+    from elman.figures.forecast import overview
+
+    settings = f.Settings("seasonal", steps=6)
+    found = f.fit_and_measure(series.load("airline"), settings)
+    future = overview(found).axes[0].lines[-1]
+    months = [d.strftime("%Y-%m") for d in np.asarray(future.get_xdata())]
+    assert months == [f"1961-{m:02}" for m in range(1, 7)]
+    np.testing.assert_array_equal(future.get_ydata(), found.ahead[0].point)
+
+
+def test_crps_is_below_the_absolute_error(capsys):
+    words = ["sine", "--model", "window", "--gaussian", "--steps", "2"]
+    scores = answer(capsys, *words)["scores"]["window"]
+    assert scores["crps"][0] < 0.9 * scores["mae"][0]
+
+
+# Forecasts that do no harm
+
+
+def test_dates_written_month_first_are_ordered_as_dates(capsys, tmp_path):
+    days = daily(40, dt.date(2012, 1, 20))
+    rows = "".join(f"{d.month}/{d.day}/{d.year},{k}\n" for k, d in enumerate(days))
+    path = table(tmp_path, "when,x\n" + rows)
+    said = answer(capsys, path, "--time", "when", "--model", "drift", "--steps", "2")
+    assert said["forecast"]["table"]["x"]["mean"] == pytest.approx([40, 41])
+    assert said["forecast"]["table"]["x"]["time"] == ["02/29/2012", "03/01/2012"]
+
+
+def test_a_column_of_years_is_the_time_and_not_what_is_forecast(capsys, tmp_path):
+    rows = "".join(f"{1871 + k},{1000 + (k * 37) % 200}\n" for k in range(60))
+    said = answer(capsys, table(tmp_path, "year,volume\n" + rows, "nile.csv"), "--steps", "3")
+    assert list(said["forecast"]["nile"]) == ["volume"]
+    assert said["forecast"]["nile"]["volume"]["time"] == ["1931", "1932", "1933"]
+
+
+def test_columns_of_different_units_are_never_pooled_into_one_error(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = "".join(f"{a},{1e6 * b}\n" for a, b in rng.normal(size=(80, 2)))
+    said = answer(capsys, table(tmp_path, "a,b\n" + rows), "--model", "mean", "--steps", "3")
+    assert said["scores"]["mean"]["rmse"] is None
+    assert 0.3 < said["scores"]["mean"]["mase"][0] < 3
+    by_column = said["scores_by_series"]
+    assert by_column["a"]["mean"]["rmse"][0] < 10 < 1e5 < by_column["b"]["mean"]["rmse"][0]
+
+
+def test_the_published_forecast_has_learned_from_everything(capsys, tmp_path):
+    rows = "".join(f"{v}\n" for v in [0, 1] * 30 + [100, 101] * 2)
+    said = answer(capsys, table(tmp_path, "x\n" + rows), "--model", "mean", "--steps", "2")
+    assert said["forecast"]["table"]["x"]["mean"] == pytest.approx([6.75] * 2)  # 432 / 64
+
+
+def test_intervals_reach_as_far_as_the_forecast_and_beyond_it_grow_with_a_word(capsys, tmp_path):
+    folder = tmp_path / "run"
+    answer(capsys, "airline", "--model", "last", "--steps", "12", "--out", str(folder))
+    said = answer(capsys, "airline", "--run", str(folder), "--steps", "48")
+    path = said["forecast"]["airline"]["passengers"]
+    width = np.subtract(path["high"], path["low"])
+    assert len(width) == 48
+    assert width[47] == pytest.approx(2 * width[11])
+    assert any("beyond that its intervals" in line for line in said["notes"])
+
+
+def test_a_gap_in_the_dates_stops_and_is_filled_when_asked(capsys, tmp_path):
+    days = [*daily(40), *daily(40, dt.date(2024, 2, 20))]
+    path = table(tmp_path, "date,x\n" + "".join(f"{d},{k % 5}\n" for k, d in enumerate(days)))
+    assert run(["forecast", path, "--steps", "3"]) == 2
+    assert "10 times have no row (daily data): 2024-02-10 … 2024-02-19" in capsys.readouterr().err
+    said = answer(capsys, path, "--steps", "3", "--model", "last", "--fill", "forward")
+    assert any("filled (forward)" in line for line in said["notes"])
+
+
+def test_the_default_is_not_worse_than_the_last_value_where_a_season_can_be_seen(capsys):
+    said = answer(capsys, "airline", "--minutes", "0", "--steps", "12")
+    scores = said["scores"]
+    assert np.mean(scores["auto"]["mase"]) < 0.9 * np.mean(scores["seasonal"]["mase"])
+    assert np.mean(scores["auto"]["mase"]) < 0.3 * np.mean(scores["last"]["mase"])
+    assert said["warning"] is None
+    assert max(said["forecast"]["airline"]["passengers"]["mean"]) > 600  # 622 the summer before
+
+
+def test_a_model_worse_than_naive_is_published_with_a_warning_only(capsys):
+    assert run(["forecast", "airline", "--model", "mean", "--steps", "12"]) == 0
+    said = capsys.readouterr()
+    assert "warning: --model mean did worse than" in said.err
+    assert "--model auto" in said.err
+
+
+def test_force_only_replaces_a_forecaster(capsys, tmp_path):
+    place = tmp_path / "run"
+    place.mkdir()
+    (place / "config.json").write_text('{"format": "elman-run-3"}')
+    words = ["forecast", "airline", "--model", "last", "--out", str(place), "--force"]
+    assert run(words) == 2
+    assert "--force only replaces those" in capsys.readouterr().err
+    assert (place / "config.json").read_text() == '{"format": "elman-run-3"}'
+    (place / "config.json").unlink()
+    assert run(words) == 0
+    assert run(words) == 0
+
+
+def test_values_far_out_are_refused_and_json_is_strict(capsys, tmp_path):
+    rows = "".join(f"{k}e300\n" for k in range(1, 40))
+    assert run(["forecast", table(tmp_path, "x\n" + rows), "--json"]) == 2
+    assert "line 2, column 'x': '1e300' is beyond" in capsys.readouterr().err
+    constant = table(tmp_path, "x\n" + "5\n" * 40)
+    said = answer(capsys, constant, "--model", "last", "--steps", "2")  # MASE has no unit here
+    assert said["scores"]["last"]["mase"] is None
+    assert said["forecast"]["table"]["x"]["mean"] == [5, 5]
+
+
+def test_a_byte_order_mark_on_stdin_hides_no_column(capsys, monkeypatch):
+    text = "\ufeffday,x\n" + "".join(f"{d},{k % 3}\n" for k, d in enumerate(daily(30)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8"))
+    said = answer(capsys, "-", "--time", "day", "--model", "last", "--steps", "1")
+    assert said["forecast"]["stdin"]["x"]["time"] == ["2024-01-31"]
+
+
+def test_the_forecast_can_be_written_as_a_table(capsys, tmp_path):
+    written = tmp_path / "ahead.csv"
+    words = ["airline", "--model", "seasonal", "--steps", "2", "--level", "80,95"]
+    answer(capsys, *words, "--output", str(written))
+    head, first, *_ = written.read_text().splitlines()
+    ends = "seasonal-lo-95,seasonal-lo-80,seasonal-hi-80,seasonal-hi-95"
+    assert head == f"unique_id,ds,seasonal,{ends}"
+    assert first.startswith("airline,1961-01,417.0,")
+    numbers = [float(v) for v in first.split(",")[2:]]
+    assert numbers[1] < numbers[2] < numbers[0] < numbers[3] < numbers[4]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +222,19 @@ def test_gaussian_models_report_crps_below_their_absolute_error(capsys):
         (["sine", "--missing", "ignore"], "--missing 'ignore' is unknown"),
         (["sine", "--column", "y"], "--column 'y' is not a column"),
         (["sine", "--figure", "a.gif"], "cannot draw to 'a.gif'"),
-        (["sine", "--test", "0.9"], "leave some to train on"),
-        (["airline", "--steps", "40"], "test part has 29 steps"),
+        (["airline", "--steps", "140"], "too few to forecast 140 ahead"),
+        (["airline", "--steps", "1000000"], "--steps 1000000 must be at least 1 and at most 10000"),
+        (["airline", "--season", "0"], "--season 0 must be at least 1"),
+        (["airline", "--level", "120"], "--level 120 must lie between 0 and 100"),
+        (["airline", "--windows", "0"], "--windows 0 must be at least 1"),
+        (["airline", "--fill", "glue"], "--fill 'glue' is unknown"),
+        (["airline", "--output", "a.xlsx"], "cannot write a table to 'a.xlsx'"),
+        (["airline", "--model", "linear", "--hidden-size", "4"], "--hidden-size means nothing to"),
+        (["airline", "--model", "linear", "--epochs", "4"], "--epochs means nothing to"),
+        (["airline", "--model", "linear", "--gaussian"], "--gaussian means nothing to"),
+        (["airline", "--tau", "4"], "tau means nothing to --model auto"),
+        (["airline", "--model", "gru", "--hidden-size", "100000"], "is more than 4096"),
+        (["airline", "--time", "month", "--known", "month"], "asked for twice"),
         (["airline", "--run", "nowhere"], "nowhere is not a forecaster's folder"),
     ],
 )
@@ -86,7 +251,10 @@ def test_an_existing_folder_is_not_overwritten(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_to_is_an_error_without_a_traceback(capsys, tmp_path):
-    nowhere = tmp_path / "missing" / "a.svg"
-    assert run(["forecast", "airline", "--model", "last", "--figure", str(nowhere)]) == 1
-    assert "No such file or directory" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--figure", "--output"])
+def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(capsys, tmp_path, option):
+    nowhere = tmp_path / "missing" / ("a.svg" if option == "--figure" else "a.csv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("elman.forecasting.experiment.fit_and_measure", None)  # never called
+        assert run(["forecast", "airline", "--model", "last", option, str(nowhere)]) == 2
+    assert "there is no folder" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from elman import generation
 from elman.cli import run
 from elman.reports import report
-from elman.runs import Run, presets
+from elman.runs import Run, options_of, presets
 from elman.training import Epoch, Settings
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
@@ -30,7 +30,7 @@ def _quick_report(request, monkeypatch):
     """Report and samples have tests of their own; here, only the test that asks waits for them."""
     if "report" not in request.node.name and "explodes" not in request.node.name:
         monkeypatch.setattr(report, "write", lambda run: run.path / "report.html")
-        monkeypatch.setattr(generation, "specimen", lambda model, vocab: "a sample")
+        monkeypatch.setattr(generation, "specimen", lambda model, vocab, **_: "a sample")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_every_option_reaches_the_run(options, text, tmp_path):
     given = options.split()
     assert train(text, tmp_path / "run", "--validate-every", "20", *given) == 0
     opened = Run.open(tmp_path / "run")
-    stored = presets.flat(opened.config.data, opened.config.model, opened.config.training)
+    stored = options_of(opened.config)
     for flag, value in zip(given[::2], given[1::2], strict=False):
         name = flag.removeprefix("--").replace("-", "_")
         if flag == "--memory":
@@ -106,7 +106,7 @@ def test_options_and_settings_are_each_others_inverse():
         data, model = presets.data(options), presets.model(options, 28)
         settings = presets.settings(options, ids)
         assert isinstance(settings, Settings)
-        assert presets.flat(data, model, settings) == options
+        assert presets.flat(data, model, settings, presets.shown(options)) == options
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ def test_a_reader_that_leaves_ends_it_quietly(words, tiny_run, tmp_path):
         assert process.stderr is not None
         said = process.stderr.read().decode()
     assert process.returncode == 1
-    hints = ("preset auto: ", "next: ")  # what a command says anyway
+    hints = ("preset auto: ", "trains on ", "next: ")  # what a command says anyway
     assert [line for line in said.splitlines() if not line.startswith(hints)] == []
 
 

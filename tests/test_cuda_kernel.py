@@ -86,16 +86,31 @@ def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, b
         assert chosen.register_tiles <= plan.REGISTER_TILES
 
 
-def test_a_matrix_too_large_for_a_cluster_has_no_plan():
-    assert plan.cheapest("tanh", "forward", 4096, 2, 64, paper_gpu.MACHINE) is None
+def test_a_matrix_too_large_for_a_cluster_is_spread_over_blocks_that_are_all_there_at_once():
+    for batch in (1, 16, 64):
+        for direction in ("forward", "backward"):
+            chosen = plan.cheapest("lstm", direction, 1024, 2, batch, paper_gpu.MACHINE)
+            assert chosen is not None
+            assert chosen.far
+            assert chosen.hidden >= 1024
+            assert chosen.groups(batch) * chosen.cluster <= paper_gpu.MACHINE.clusters[1]
+            assert chosen.m * chosen.warps_k % (16 * plan.WARPS) == 0
+            assert chosen.shared_bytes <= paper_gpu.MACHINE.shared_bytes
 
 
-def test_a_gpu_without_clusters_runs_what_fits_one_sm():
+def test_a_matrix_too_large_for_the_gpu_has_no_plan():
+    assert plan.cheapest("tanh", "forward", 8192, 2, 64, paper_gpu.MACHINE) is None
+    assert plan.cheapest("lstm", "forward", 1024, 2, 64, plan.Machine({1: 16}, 232448)) is None
+
+
+def test_a_gpu_without_clusters_runs_what_fits_one_sm_or_many_that_meet_in_memory():
     old = plan.Machine({1: 108}, 166912)
     chosen = plan.cheapest("tanh", "forward", 256, 2, 64, old)
     assert chosen is not None
     assert chosen.cluster == 1
-    assert plan.cheapest("tanh", "forward", 1024, 2, 64, old) is None
+    chosen = plan.cheapest("tanh", "forward", 1024, 2, 64, old)
+    assert chosen is not None
+    assert chosen.far
 
 
 @pytest.mark.parametrize("tf32", [True, False])
@@ -211,6 +226,13 @@ def test_on_a_gpu_torchs_cells_step_by_step_are_the_reference(job):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_on_a_gpu_answers_are_the_references_and_the_same_each_time(job):
     assert check.faults(job) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_wide_layers_are_right():
+    check.compile_ahead(check.WIDE)
+    assert {job: wrong for job in check.WIDE if (wrong := check.faults(job))} == {}
 
 
 @pytest.mark.gpu

@@ -29,6 +29,7 @@ def small(monkeypatch, tmp_path):
     return tmp_path / "show"
 
 
+@pytest.mark.slow  # six processes, each of which imports torch
 def test_the_demo_shows_every_act(small, capsys):
     assert run(["demo", "--out", str(small)]) == 0
     said = capsys.readouterr().out
@@ -44,6 +45,13 @@ def test_the_demo_shows_every_act(small, capsys):
     assert said.rstrip().endswith("--prompt 'The ' --length 400 --temperature 0.7")
     assert (small / "report.html").exists()
     assert (small / "pictures" / "lags.svg").exists()
+
+
+@pytest.mark.parametrize("recipe", [*demo.RECIPES.values(), demo.KILLED])
+def test_the_options_of_the_demo_are_options_of_train(recipe, tmp_path, capsys):
+    small = ["--hidden-size", "4", "--max-tokens", "2000", "--epochs", "1", "--diagnose", "0"]
+    asked = ["train", demo.MANUAL, *recipe.split(), *small, "--out", str(tmp_path / "run")]
+    assert run(asked) == 0, capsys.readouterr().err
 
 
 def test_fingerprints_tell_trainings_apart(tiny_run):

@@ -72,7 +72,7 @@ def test_figures_of_an_empty_run_have_axes_and_threshold_but_no_curve():
         assert len(axes.lines) == 2 * len(across), "a threshold and the stroke to its label"
         assert not axes.collections, "no band either"
     assert words(perplexity) == []
-    assert words(norms) == ["θ = 1\n0% clipped"]
+    assert words(norms) == ["θ = 1\n0 % clipped"]
 
 
 @given(values=st.lists(st.floats(0.01, 1e6), min_size=1, max_size=400), points=st.integers(1, 50))

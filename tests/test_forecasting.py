@@ -27,6 +27,11 @@ MODELS = [
     f.Recurrent("lstm", tau=6, gaussian=True, num_layers=2, **SMALL),
     f.Differenced(f.Linear(3)),
     f.Differenced(f.Recurrent("gru", tau=6, **SMALL), lag=7),
+    f.Smoothing(),
+    f.Smoothing(7),
+    f.Regression(3),
+    f.Deseasonalised(f.Linear(3), 7),
+    f.Deseasonalised(f.Mean(), 7),
 ]
 
 
@@ -165,6 +170,154 @@ def test_a_column_that_reveals_the_target_step_gives_no_gain():
         assert (error > 0.97 * chance).all()  # white noise cannot be predicted
 
 
+def test_smoothing_finds_the_constants_that_made_a_series():
+    rng = np.random.default_rng(0)
+    level, slope, season = 50.0, 0.5, np.array([3.0, -1, -4, 2])
+    x = []
+    for t in range(1500):
+        error = rng.normal()
+        x.append(level + slope + season[t % 4] + error)
+        level, slope = level + slope + 0.3 * error, slope + 0.02 * error
+        season[t % 4] += 0.1 * error
+    model = f.Smoothing(4).fit(np.array(x))
+    alpha, beta, gamma, phi, sloped, seasonal = model.state()["constants"][0]
+    assert (sloped, seasonal, phi) == (1, 1, 1)
+    assert [alpha, beta, gamma] == pytest.approx([0.3, 0.02, 0.1], abs=0.05)
+    assert model.state()["spread"][0] == pytest.approx(1, rel=0.06)
+
+
+def test_smoothing_without_slope_or_season_is_the_textbook_recursion():
+    x = np.random.default_rng(1).normal(size=80)
+    model = f.Smoothing().fit(x)
+    alpha, beta, gamma, _, sloped, seasonal = model.state()["constants"][0]
+    assert (beta, gamma, sloped, seasonal) == (0, 0, 0, 0)
+    level = x[:4].mean()
+    for value in x:
+        level = alpha * value + (1 - alpha) * level
+    np.testing.assert_allclose(model.predict(x, 3)[:, 0], level)
+
+
+def test_the_spread_of_smoothing_is_that_of_its_own_simulated_futures():
+    model = f.Smoothing(4).fit(walk(60, 1))
+    model.restore({"constants": np.array([[0.4, 0.1, 0.2, 0.9, 1, 1]]), "spread": np.array([2.0])})
+    rng = np.random.default_rng(0)
+    n, paths = 20000, []
+    level, slope, season = np.zeros(n), np.zeros(n), np.zeros((4, n))
+    for t in range(9):
+        error = rng.normal(0, 2, n)
+        paths.append(level + 0.9 * slope + season[t % 4] + error)
+        level, slope = level + 0.9 * slope + 0.4 * error, 0.9 * slope + 0.1 * error
+        season[t % 4] += 0.2 * error
+    np.testing.assert_allclose(model.deviation(9)[:, 0], np.std(paths, axis=1), rtol=0.03)
+
+
+def driven(steps=200, ahead=12, seed=0):
+    """y_t = 2 u_t - u'_t + n_t, n an autoregression with small noise; u known ahead."""
+    rng = np.random.default_rng(seed)
+    u = rng.normal(size=(steps + ahead, 2))
+    n = np.zeros(steps)
+    for t in range(1, steps):
+        n[t] = 0.7 * n[t - 1] + rng.normal(0, 0.01)
+    return (u[:steps] @ [2, -1] + n)[:, None], u
+
+
+def test_regression_with_known_inputs_forecasts_what_they_drive():
+    y, u = driven()
+    inputs = f.Inputs(u, np.zeros((180, 0)))
+    model = f.Regression(3).fit([y[:180]], [inputs])
+    np.testing.assert_allclose(model.predict(y[:180], 12, inputs), y[180:192], atol=0.1)
+    blind = f.Linear(3).fit(y[:180]).predict(y[:180], 12)
+    assert np.abs(blind - y[180:192]).mean() > 1
+
+
+def test_regression_with_past_inputs_uses_them_one_horizon_at_a_time():
+    rng = np.random.default_rng(0)
+    v = rng.normal(size=(300, 1))
+    y = np.zeros((300, 1))
+    y[2:] = 3 * v[:-2]  # what v is today y will be in two steps
+    inputs = f.Inputs(np.zeros((300, 0)), v)
+    model = f.Regression(3, direct=2).fit([y], [inputs])
+    np.testing.assert_allclose(model.predict(y, 2, inputs)[:, 0], 3 * v[-2:, 0], atol=1e-9)
+    with pytest.raises(UserError, match="fitted for 2 steps ahead, not 3"):
+        model.predict(y, 3, inputs)
+
+
+def test_known_inputs_must_reach_the_horizon():
+    y, u = driven(ahead=3)
+    model = f.Regression(3).fit([y], [f.Inputs(u, np.zeros((200, 0)))])
+    with pytest.raises(UserError, match=r"known inputs end after step 203, .* step 205"):
+        model.predict(y, 5, f.Inputs(u, np.zeros((200, 0))))
+
+
+def test_a_season_that_repeats_is_taken_away_and_put_back():
+    t = np.arange(60)
+    x = (3 * t + np.array([5.0, -1, 0, 8])[t % 4])[:, None]
+    drift = f.Deseasonalised(f.Drift(), 4).fit(x[:50])
+    np.testing.assert_allclose(drift.predict(x[:50], 10), x[50:], atol=1e-8)
+    design = np.concatenate([np.eye(4)[t % 4], t[:, None]], axis=1)
+    solved = np.linalg.lstsq(design, x, rcond=None)[0][:4]
+    expected = solved - solved.mean(0)
+    np.testing.assert_allclose(drift.patterns(x, np.array([60]))[0], expected, atol=1e-9)
+
+
+def test_logarithms_turn_percents_into_steps():
+    x = 100 * 1.05 ** np.arange(40)
+    np.testing.assert_allclose(
+        f.Logged(f.Drift()).fit(x[:30]).predict(x[:30], 10)[:, 0], x[30:], rtol=1e-9
+    )
+    with pytest.raises(UserError, match="-1 has no logarithm"):
+        f.Logged(f.Drift()).fit([1.0, -1, 2])
+
+
+# One network over many series
+
+
+def waves(count=12, steps=120, seed=0):
+    rng = np.random.default_rng(seed)
+    t = np.arange(steps)
+    return [
+        (100 * i + (i + 1) * (np.sin(2 * np.pi * t / 12 + i) + rng.normal(0, 0.1, steps)))[:, None]
+        for i in range(count)
+    ]
+
+
+def test_a_shared_network_learns_series_of_every_size_and_says_how_sure_it_is():
+    panel = waves()
+    model = f.Global(6, tau=24, hidden=16, difference=12, updates=120, learning_rate=0.01)
+    model.fit([v[:108] for v in panel])
+    assert model.losses[-1] < model.losses[0]
+    for i, v in enumerate(panel):
+        naive = np.abs(v[96:102] - v[108:114]).mean()
+        said = model.quantiles(v[:108], [108], 6, [0.1, 0.5, 0.9])[0, :, 0]
+        assert (np.diff(said, axis=1) > 0).all()
+        assert np.abs(said[:, 1] - v[108:114, 0]).mean() < 1.3 * naive + 0.02 * (i + 1)
+
+
+def test_a_shared_network_sees_no_future_and_reads_known_inputs():
+    rng = np.random.default_rng(0)
+    known = (rng.random((150, 1)) < 0.3).astype(float)
+    panel = [10 * i + 5 * known[:120] + rng.normal(0, 0.1, (120, 1)) for i in range(8)]
+    inputs = [f.Inputs(known, np.zeros((120, 0)))] * 8
+    model = f.Global(4, "gru", tau=12, hidden=12, updates=150, learning_rate=0.01)
+    model.fit(panel, inputs)
+    before = model.forecasts(panel[0], [60, 100], 4, inputs[0])
+    changed = panel[0].copy()
+    changed[100:] = 1e6
+    np.testing.assert_array_equal(model.forecasts(changed, [60, 100], 4, inputs[0]), before)
+    ahead = model.predict(panel[3], 4, inputs[3])[:, 0]
+    assert np.abs(ahead - (30 + 5 * known[120:124, 0])).max() < 1.5
+
+
+def test_a_shared_network_is_saved_whole(tmp_path):
+    panel = waves(3)
+    model = f.Global(3, tau=12, hidden=4, updates=3).fit(panel)
+    fitted = Fitted(model, ("y",), f.Intervals(0.9, np.ones((3, 1))))
+    again = load(save(fitted, tmp_path / "run")).model
+    np.testing.assert_array_equal(again.predict(panel[0], 3), model.predict(panel[0], 3))
+    assert isinstance(again, f.Global)
+    assert again.losses == model.losses
+
+
 # Intervals and distributions
 
 
@@ -260,7 +413,7 @@ def test_backtest_refits_on_the_past_of_each_origin_only():
         (lambda: f.Window(learning_rate=-1), "learning_rate=-1 must be positive"),
         (
             lambda: f.Recurrent("transformer"),
-            "cell='transformer' is unknown; one of elman, gru, lstm",
+            "unknown cell 'transformer'; one of elman, relu, linear, gru, lstm",
         ),
         (lambda: f.Differenced(f.Last(), 0), "lag=0 must be at least 1"),
         (lambda: f.Seasonal(0), "season=0 must be at least 1"),
@@ -290,6 +443,22 @@ def test_backtest_refits_on_the_past_of_each_origin_only():
 def test_bad_requests_are_refused_by_name(wrong, message):
     with pytest.raises(UserError, match=message):
         wrong()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_no_changed_bit_of_a_saved_forecaster_goes_unnoticed(tmp_path, name):
+    x = walk()
+    model = f.Linear(3).fit(x)
+    folder = save(Fitted(model, ("a", "b"), f.calibrate(model, [(x, 50)], 2)), tmp_path / "run")
+    whole = (folder / name).read_bytes()
+    for at in np.random.default_rng(0).integers(0, 8 * len(whole), size=60).tolist():
+        bits = bytearray(whole)
+        bits[at // 8] ^= 1 << at % 8
+        (folder / name).write_bytes(bits)
+        with pytest.raises(UserError, match="does not hold a whole forecaster"):
+            load(folder)
+    (folder / name).write_bytes(whole)
+    load(folder)
 
 
 @pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])

@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -221,6 +222,36 @@ def test_a_seed_before_it_is_built_fixes_weights_and_masks(ids):
 def test_a_copy_computes_the_same(ids):
     model = build(MODELS["lstm, tied"]).eval()
     torch.testing.assert_close(copy.deepcopy(model)(ids)[0], model(ids)[0], rtol=0, atol=0)
+
+
+@each_model
+def test_arrays_are_read_as_tensors_are(options, ids):
+    model = build(options).eval()
+    for kind in (np.uint8, np.int32, np.uint16, np.int64):
+        torch.testing.assert_close(model(ids.numpy().astype(kind)), model(ids), rtol=0, atol=0)
+    with pytest.raises(UserError, match="integers"):
+        model(ids.numpy().astype(np.float32))
+    with pytest.raises(UserError, match="must lie in 0"):
+        model(ids.numpy() + VOCAB)
+
+
+@each_model
+def test_hidden_states_need_ids_and_nothing_else(options, ids):
+    drop = {"dropout": Dropout(outputs=0.5)}
+    model = build(options, **drop).train()
+    hs, state = model.states(ids)
+    assert hs.shape == (TIME, BATCH, HIDDEN)
+    logits, after = model.eval()(ids)
+    torch.testing.assert_close(
+        F.linear(hs, model.output_weight, model.bias_q), logits.transpose(0, 1)
+    )
+    torch.testing.assert_close(state, after)
+    torch.testing.assert_close(model.states(ids.numpy())[0], hs)
+    early, middle = model.states(ids[:, :4])
+    late, _ = model.states(ids[:, 4:], middle)
+    torch.testing.assert_close(torch.cat([early, late]), hs)
+    with pytest.raises(UserError, match="must lie in 0"):
+        model.states(ids + VOCAB)
 
 
 def test_a_fresh_model_is_close_to_uniform(ids):

@@ -10,8 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_sequence,
+    pad_packed_sequence,
+    unpack_sequence,
+)
 from torch.utils import _pytree as pytree
 
+import elman.nn
 from elman.cells import custom
 from elman.errors import UserError
 from elman.gradients import (
@@ -243,6 +250,67 @@ def test_torch_cells_give_what_torch_layers_give(build, batch_first):
         {f"{name}_l0": p.grad for name, p in cell.named_parameters()},
         {name: p.grad for name, p in layer.named_parameters()},
     )
+
+
+ROWS = [4, 7, 1]
+"""Lengths out of order: packing sorts them, and what comes back is in this order."""
+
+
+def packed_rows(seed: int = 0) -> tuple[list[Tensor], PackedSequence]:
+    torch.manual_seed(seed)
+    rows = [torch.randn(n, INPUT, dtype=torch.float64, requires_grad=True) for n in ROWS]
+    return rows, pack_sequence(rows, enforce_sorted=False)
+
+
+@pytest.mark.parametrize("memory", [Stored(), Checkpointed(every=3)], ids=repr)
+@pytest.mark.parametrize("carry", [Full(), Truncated(3)], ids=repr)
+@pytest.mark.parametrize("build", CELLS)
+def test_packed_rows_go_as_each_would_alone(build, carry, memory):
+    rows, packed = packed_rows()
+    cell, _, _ = problem(build, 1, 0)
+    random = cell.initial_state(len(ROWS))
+    first = pytree.tree_map(
+        lambda s: torch.randn_like(s).div_(4).requires_grad_() if s.is_floating_point() else s,
+        random,
+    )
+    module = Recurrent(cell, carry=carry, memory=memory)
+    ys, last = module(packed, first)
+    assert isinstance(ys, PackedSequence)
+    unpacked, total, want = unpack_sequence(ys), torch.zeros(()), torch.zeros(())
+    for i, row in enumerate(rows):
+        own = pytree.tree_map(lambda s, i=i: s[i : i + 1], first)
+        y, end = module(row[:, None], own)
+        torch.testing.assert_close(unpacked[i], y[:, 0], rtol=1e-12, atol=1e-12)
+        mine = pytree.tree_map(lambda s, i=i: s[i : i + 1], last)
+        torch.testing.assert_close(mine, end, rtol=1e-12, atol=1e-12)
+        total, want = total + loss(unpacked[i][:, None], mine), want + loss(y, end)
+    into = wanted(cell, rows[0], first)
+    into |= {f"row {i}": row for i, row in enumerate(rows)}
+    agree(gradients(total, into), gradients(want, into))
+
+
+@pytest.mark.parametrize("carry", [Truncated(2), Sliding(every=2, steps=3)], ids=repr)
+def test_packed_rows_are_cut_where_the_layers_of_elman_cut_them(carry):
+    """A cut is a moment in time; the steps that a row has ended before carry it uncut."""
+    rows, packed = packed_rows()
+    layer = elman.nn.LSTM(INPUT, HIDDEN, carry=carry, dtype=torch.float64)
+    cell = nn.LSTMCell(INPUT, HIDDEN, dtype=torch.float64)
+    for name, p in layer.named_parameters():
+        setattr(cell, name.removesuffix("_l0"), p)
+    (ys, last), (want, want_last) = Recurrent(cell, carry=carry)(packed), layer(packed)
+    torch.testing.assert_close(ys.data, want.data, rtol=1e-12, atol=1e-12)
+    into = dict(layer.named_parameters()) | {f"row {i}": row for i, row in enumerate(rows)}
+
+    def pull(ys: PackedSequence, last: Any) -> Tensor:
+        return loss(pad_packed_sequence(ys)[0], pytree.tree_map(lambda s: s.view(3, HIDDEN), last))
+
+    agree(gradients(pull(ys, last), into), gradients(pull(want, want_last), into))
+
+
+def test_packed_rows_one_loss_at_a_time_are_refused():
+    _, packed = packed_rows()
+    with pytest.raises(UserError, match="packed"):
+        backward_through_time(Recurrent(Plain().double()), packed, lambda ys, start: ys.sum())
 
 
 class Noisy(Plain):

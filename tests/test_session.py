@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from elman.errors import UserError
 from elman.runs import Run
@@ -105,3 +106,23 @@ def test_an_epoch_is_the_mean_of_its_updates_also_after_a_stop_within_it(tmp_pat
         assert epoch.perplexity == pytest.approx(math.exp(nats), rel=1e-12)
         seconds = sum(r.tokens / r.tokens_per_second for r in made)
         assert epoch.tokens_per_second == pytest.approx(epoch.tokens / seconds, rel=1e-9)
+
+
+def test_threads_are_kept_in_the_run_and_change_no_bit(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        one, two = begin(tmp_path / "one", threads=1), begin(tmp_path / "two", threads=2)
+        assert (one.run.config.threads, two.run.config.threads) == (1, 2)
+        losses = []
+        for session, threads in ((one, 1), (two, 2)):
+            torch.set_num_threads(threads)
+            losses.append([r.nats for r in session.records() if isinstance(r, Update)])
+        assert losses[0] == losses[1]
+        Session.resume(tmp_path / "one" / "run")
+        assert torch.get_num_threads() == 1
+        Session.resume(tmp_path / "one" / "run", kept=RunOptions(threads=2))
+        assert torch.get_num_threads() == Run.open(tmp_path / "one" / "run").config.threads == 2
+        with pytest.raises(UserError, match="threads=-1"):
+            RunOptions(threads=-1)
+    finally:
+        torch.set_num_threads(before)

@@ -12,21 +12,23 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from elman.counting.markov import MarkovChain as MarkovChain
     from elman.counting.ngram import NgramModel as NgramModel
     from elman.language_model import LanguageModel as LanguageModel
+    from elman.runs.loaded import load as load
     from elman.text.vocab import Vocab as Vocab
 
-_CLASSES = {
+_PUBLIC = {
     "LanguageModel": "elman.language_model",
     "MarkovChain": "elman.counting.markov",
     "NgramModel": "elman.counting.ngram",
     "Vocab": "elman.text.vocab",
+    "load": "elman.runs.loaded",
 }
-"""Public classes and the module each lives in."""
+"""Public classes and functions, and the module each lives in."""
 
 _SHORT = {
     **dict.fromkeys(("batches", "corpus", "datasets", "tokens", "vocab"), "text"),
@@ -65,12 +67,12 @@ if not any(type(finder).__name__ == _ShortNames.__name__ for finder in sys.meta_
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CLASSES:
-        return getattr(importlib.import_module(_CLASSES[name]), name)
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
     if importlib.util.find_spec(f"elman.{name}"):  # elman.corpus, without an import of its own
         return importlib.import_module(f"elman.{name}")
     raise AttributeError(f"module 'elman' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_CLASSES, *_SHORT])
+    return sorted([*globals(), *_PUBLIC, *_SHORT])

@@ -3,14 +3,15 @@
     p_t ∝ exp(o_t / temperature) on the tokens that are allowed,   x_{t+1} ~ p_t
 
 The hidden state is carried, so each token costs one step of the model however long the text
-already is. Any model will do that maps ids (B, T) and a state to logits (B, T, V) and the next
-state, where a state is None or a nest of tensors whose last dimension but one is the batch.
+already is. Any model will do that `elman.language_model.read` can read, with a state that is None
+or a nest of tensors whose last dimension but one is the batch.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
-from elman.language_model import LanguageModel
+from elman.language_model import LanguageModel, read
+from elman.language_model.nests import over
 from elman.scoring.metrics import evaluating
 from elman.text.vocab import Vocab
 
@@ -61,7 +63,7 @@ class Sampling:
     exclude: Sequence[int] = (UNK,)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
+        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < math.inf:
             raise UserError(
                 f"temperature={self.temperature} must be a number from 0 up",
                 hint="0 takes the likeliest token, 1 the model's own probabilities",
@@ -199,10 +201,13 @@ def beam_search(
         return _search(model, text, length, width, exclude)
 
 
-def specimen(model: nn.Module, vocab: Vocab, length: int = 240) -> str:
-    """A short text from nothing, always with the same seed, to see what a model can do by now."""
-    choices = {"exclude": unwritten(vocab), "start": opening(vocab)}
-    return vocab.decode(list(generate(model, [], length, temperature=0.8, seed=1, **choices)))
+def specimen(
+    model: nn.Module, vocab: Vocab, length: int = 240, prompt: str = "", temperature: float = 0.8
+) -> str:
+    """A short text, prompt and all, always with the same seed: what a model can do by now."""
+    choices = {"exclude": unwritten(vocab), "start": opening(vocab), "temperature": temperature}
+    ids = vocab.encode(prompt).tolist()
+    return vocab.decode(ids + list(generate(model, ids, length, seed=1, **choices)))
 
 
 def unwritten(vocab: Vocab) -> tuple[int, ...]:
@@ -321,7 +326,7 @@ def _read(model: nn.Module, ids: Tensor, state: State) -> tuple[Tensor, State]:
     """The logits after the last of `ids`, and the state there."""
     logits = torch.empty(0)
     for piece in ids.to(_device(model)).split(PIECE, dim=1):
-        logits, state = model(piece, state)
+        logits, state = read(model, piece, state)
     return logits[:, -1], state
 
 
@@ -359,25 +364,12 @@ def _trace(steps: list[tuple[Tensor, Tensor]], row: int) -> list[int]:
 
 def _join(states: Sequence[State]) -> State:
     """Several states of one row as one state of several rows."""
-    return _over(lambda *tensors: torch.cat(tensors, dim=-2), *states)
+    return over(lambda *tensors: torch.cat(tensors, dim=-2), *states)
 
 
 def _rows(state: State, rows: Tensor) -> State:
     """The chosen rows of a state, in the order given, as often as they are named."""
-    return _over(lambda tensor: tensor.index_select(-2, rows.to(tensor.device)), state)
-
-
-def _over(function: Callable[..., Tensor], *states: State) -> State:
-    """Apply `function` to the tensors that lie in the same place of each state."""
-    first = states[0]
-    if first is None:
-        return None
-    if isinstance(first, Tensor):
-        return function(*states)
-    if isinstance(first, Mapping):
-        return {key: _over(function, *(state[key] for state in states)) for key in first}
-    parts = [_over(function, *part) for part in zip(*states, strict=True)]
-    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return over(lambda tensor: tensor.index_select(-2, rows.to(tensor.device)), state)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -385,11 +377,14 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _prompt(ids: Ids, start: int) -> tuple[int, ...]:
+    hint = "vocab.encode(tokens) makes one"
+    if isinstance(ids, str | bytes):
+        raise UserError(f"a prompt is a line of token ids, not the text {ids!r}", hint=hint)
     text = torch.as_tensor(ids)
     if text.numel() and (text.ndim != 1 or text.is_floating_point()):
         raise UserError(
             f"a prompt is a line of token ids, not {text.dtype} of shape {tuple(text.shape)}",
-            hint="vocab.encode(tokens) makes one",
+            hint=hint,
         )
     return tuple(text.tolist()) or (start,)
 

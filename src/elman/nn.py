@@ -13,20 +13,24 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import compress
 from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from elman.cells import CELLS, Cell, named
+from elman.cells import CELLS, Cell, is_torchs, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
 from elman.gradients.memory import Memory, Stored, checked_memory
-from elman.kernels import Job
-from elman.recurrence import compiled, piecewise
+from elman.kernels import Job, cudnn, runs_whole, settings
+from elman.kernels.cpu import calls
+from elman.kernels.cudnn import Cudnn, Network, Whole
+from elman.recurrence import compiled, piecewise, traced, whole
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
@@ -35,6 +39,12 @@ from elman.recurrence.strand import is_cast
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
 FULL, STORED = Full(), Stored()
+TORCHS = {
+    "RNN_TANH": torch._VF.rnn_tanh,
+    "RNN_RELU": torch._VF.rnn_relu,
+    "GRU": torch._VF.gru,
+    "LSTM": torch._VF.lstm,
+}
 
 
 class _Module(torch.nn.RNNBase):
@@ -43,6 +53,10 @@ class _Module(torch.nn.RNNBase):
     cell: str
     carry: Carry
     memory: Memory
+    repeatable: bool = False
+    """Whether a call must give the same bits in a CUDA graph as outside of one: not cuDNN's."""
+    _settled: dict[Hashable, bool]
+    _prepared: calls.Prepared | None = None
 
     def __init__(self, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any) -> None:
         mode = named(cell).torch_mode
@@ -60,46 +74,194 @@ class _Module(torch.nn.RNNBase):
         self.reset_parameters()
 
     def flatten_parameters(self) -> None:
-        """As `torch.nn`, for cells that cuDNN has."""
+        """As `torch.nn`, for cells that cuDNN has; bfloat16 too, which torch forgets."""
         if named(getattr(self, "cell", "tanh")).torch_mode is not None:
             super().flatten_parameters()
+            weights = [w for w in self._flat_weights if isinstance(w, Tensor)]
+            if len(weights) == len(self._flat_weights_names):
+                cudnn.flatten_bfloat16(self._network(self.mode), weights)
 
     def _run(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
+        if torch.jit.is_tracing():
+            with traced.quietly():
+                return self._run_any(input, state)
+        if not torch.compiler.is_compiling() and (found := self._plain_call(input, state)):
+            return found
+        return self._run_any(input, state)
+
+    def _run_any(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
-        ys, last = self._recur(*self._time_first(input, state))
+        key = self._key(input, state)
+        if key is not None and self._settled.get(key):
+            return self._as_torch(input, state)
+        xs, first = self._time_first(input, state)
+        if key is not None and key not in self._settled:
+            self._settled[key] = self._is_torchs(xs, first)
+        ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _plain_call(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """The same for a batch on a CPU, no gradient wanted; None: another kind of call."""
+        if torch.is_grad_enabled() or type(input) is not Tensor or not input.is_cpu:
+            return None
+        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
+            return None
+        if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
+            return None
+        own, names = self._parameters, self._flat_weights_names
+        weights = [w for name in names if (w := own.get(name)) is not None]
+        if len(weights) < len(names) or not self._is_batched(input):  # a parametrized weight
+            return None
+        xs = input.transpose(0, 1).contiguous() if self.batch_first else input
+        call = self._prepared
+        if call is None or not call.suits(xs, state, weights):
+            directions = 2 if self.bidirectional else 1
+            call = calls.prepare(xs, weights, directions, lambda: self.job(input, state))
+            self._prepared = call
+            if call is None or not call.suits(xs, state, weights):
+                return None
+        found = call(xs, state)
+        if found is None or not self.batch_first:
+            return found
+        return found[0].transpose(0, 1), found[1]
+
+    def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
+        """All that decides whether a call may go to torch.nn's own function as it is.
+
+        None where it never may. A small call takes torch less time than our checks would: shapes
+        that have passed them once, and that cuDNN then ran, are not looked at again.
+        """
+        if not input.is_cuda or input.dim() != 3:
+            return None
+        if torch.compiler.is_compiling() or traced.listening():
+            return None
+        if torch.is_autocast_enabled("cuda") or not (state is None or _are_tensors(state)):
+            return None
+        dtype = input.dtype
+        given = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
+        mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
+        return input.shape, dtype, input.device, given, mode, settings(dtype)
+
+    def _is_torchs(self, xs: Tensor, first: Sequence[Tensor]) -> bool:
+        """Whether cuDNN runs all of it in one call."""
+        x = self._inputs(xs, first)
+        stack = self._whole(x)
+        if not runs_whole(stack, xs.device, lambda: self._job(x)):
+            return False
+        plain = stack.pieces == 1 and not stack.drops and not stack.ids
+        return plain and cudnn.lie_together(stack.network, x.weights)
+
+    def _as_torch(
+        self, input: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The call as `torch.nn` would make it."""
+        own = self._parameters  # a parametrized weight is elsewhere
+        weights = [own[n] if n in own else getattr(self, n) for n in self._flat_weights_names]
+        if state is None:
+            rows = input.shape[0 if self.batch_first else 1]
+            state = self._zeros(rows, input.dtype, input.device)
+        ys, *last = TORCHS[self.mode](
+            input,
+            state if len(state) > 1 else state[0],
+            weights,
+            self.bias,
+            self.num_layers,
+            0.0,
+            torch.is_grad_enabled(),
+            self.bidirectional,
+            self.batch_first,
+        )
+        return ys, tuple(last)
+
+    def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """The state that nobody gave."""
+        places = self.num_layers * (2 if self.bidirectional else 1)
+        sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
+        return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
 
     def _run_packed(
         self, input: PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        xs, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
-        self._check_input(xs, batched=True, time=0)
-        first = self._checked_state(xs, state)
+        self._check_input(input.data[None], batched=True, time=1)
+        rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
+        rows = rows if torch.jit.is_tracing() else int(rows)
+        first = self._checked_state(rows, input.data.device, state)
         if input.sorted_indices is not None:
             first = [s.index_select(1, input.sorted_indices) for s in first]
-        ys, last = self._recur(xs, first, lengths)
-        packed = pack_padded_sequence(ys, lengths)
+        ys, last = self._recur_packed(input.data, input.batch_sizes, first)
         if input.unsorted_indices is not None:
             last = tuple(s.index_select(1, input.unsorted_indices) for s in last)
-        ys = PackedSequence(
-            packed.data, packed.batch_sizes, input.sorted_indices, input.unsorted_indices
-        )
-        return ys, last
+        return input._replace(data=ys), last
+
+    def _recur_packed(
+        self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The recurrence of packed rows: as it is for torch's own, padded for all others."""
+        if traced.listening():
+            x = self._inputs(data, first)
+            return traced.recurrence(self._recipe(), x, self.training, batch_sizes)
+        if data.is_cuda and not torch.compiler.is_compiling():
+            x = self._inputs(data, first)
+            steps, rows = len(batch_sizes), int(batch_sizes[0])
+            stack = self._described(x, steps, rows, packed=True)
+            if runs_whole(stack, data.device, lambda: self._padded_job(data, batch_sizes, first)):
+                return whole.recurrence(stack, x, self.dropout, batch_sizes.tolist())
+        xs, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
+        ys, last = self._recur(xs, first, lengths)
+        return pack_padded_sequence(ys, lengths).data, last
+
+    def _padded_job(self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]) -> Job:
+        xs, _ = pad_packed_sequence(PackedSequence(data, batch_sizes))
+        return self._job(self._inputs(xs, first))
 
     def _recur(
         self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The recurrence itself, everything time first."""
         x = self._inputs(xs, state, lengths)
+        if traced.listening():
+            return traced.recurrence(self._recipe(), x, self.training)
         if torch.compiler.is_compiling():
             out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
             return out[0], tuple(out[1 : 1 + len(state)])
-        return recurrence(self._recipe(), x)
+        recipe = self._recipe()
+        if x.xs.is_cuda and lengths is None:
+            stack = self._whole(x)
+            if runs_whole(stack, xs.device, lambda: self._job(x)):
+                return whole.recurrence(stack, x, self.dropout)
+        return recurrence(recipe, x)
+
+    def _whole(self, x: Inputs) -> Whole:
+        """The stack as cuDNN would be handed it."""
+        steps, rows = x.xs.shape[:2]
+        return self._described(x, steps, rows)
+
+    def _described(self, x: Inputs, steps: int, rows: int, packed: bool = False) -> Whole:
+        stack = whole.described(self._recipe(), self._network(), x, steps, rows, packed)
+        if not self.repeatable:
+            return stack
+        return stack._replace(apart="its bits are not the same in a CUDA graph and outside of one")
+
+    def _network(self, mode: str | None = None) -> Network:
+        cell = named(getattr(self, "cell", "tanh"))
+        return Network(
+            mode or (cell.torch_mode if Cudnn.name in cell.kernels else None),
+            self.bias,
+            self.input_size,
+            self.hidden_size,
+            self.proj_size,
+            self.num_layers,
+            2 if self.bidirectional else 1,
+        )
 
     def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
         """All tensors that go into the recurrence, in autocast's dtype where it is on."""
@@ -145,9 +307,9 @@ class _Module(torch.nn.RNNBase):
         self._check_input(input, batched, time=1 if batched and self.batch_first else 0)
         if not batched:
             state = None if state is None else [s.unsqueeze(1) for s in state]
-            return input.unsqueeze(1), self._checked_state(input.unsqueeze(1), state, False)
+            return input.unsqueeze(1), self._checked_state(1, input.device, state, False)
         xs = input.transpose(0, 1) if self.batch_first else input
-        return xs, self._checked_state(xs, state)
+        return xs, self._checked_state(xs.shape[1], xs.device, state)
 
     def _as_given(self, input: Tensor, ys: Tensor) -> Tensor:
         """Outputs in the layout of the input."""
@@ -166,6 +328,42 @@ class _Module(torch.nn.RNNBase):
     def _recipe(self) -> Recipe:
         return Recipe(*self._plain(), self.carry, self.memory)
 
+    def to_torch(self) -> Any:
+        """The `torch.nn` module of the same name, with these very parameters: shared, not copied.
+
+        For tools that look for torch's own classes (`quantize_dynamic`, profilers). Training one
+        trains the other; `copy.deepcopy` parts them. What it computes is the same; its gradient is
+        the exact one, whatever the carry here, and it takes no ids.
+
+        >>> GRU(28, 256, num_layers=2).to_torch()
+        GRU(28, 256, num_layers=2)
+        """
+        cell = named(self.cell)
+        if not is_torchs(cell):
+            has = ", ".join(c.name for c in CELLS.values() if is_torchs(c))
+            raise UserError(
+                f"torch.nn has no module for the cell {cell.name}",
+                hint=f"it has {has}; torch.export and torch.onnx take this module as it is",
+            )
+        kind: Any = {"GRU": torch.nn.GRU, "LSTM": torch.nn.LSTM}.get(self.mode, torch.nn.RNN)
+        options: dict[str, Any] = {"nonlinearity": cell.name} if kind is torch.nn.RNN else {}
+        if self.proj_size:
+            options["proj_size"] = self.proj_size
+        twin = kind(
+            self.input_size,
+            self.hidden_size,
+            self.num_layers,
+            bias=self.bias,
+            batch_first=self.batch_first,
+            dropout=self.dropout,
+            bidirectional=self.bidirectional,
+            device="meta",
+            **options,
+        )
+        for name in self._flat_weights_names:
+            setattr(twin, name, getattr(self, name))
+        return twin.train(self.training)
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("carry", "memory") and hasattr(self, "carry") and hasattr(self, "memory"):
@@ -174,6 +372,12 @@ class _Module(torch.nn.RNNBase):
                 "_registered", registered
             )  # as long as the module, so is its number
             super().__setattr__("_how", registered.number)  # a plain value to torch.compile
+            super().__setattr__("_settled", {})
+
+    def _apply(self, *args: Any, **options: Any) -> Any:
+        """Moved, or of another type: nothing is settled any more."""
+        self._settled.clear()
+        return super()._apply(*args, **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""
@@ -183,7 +387,10 @@ class _Module(torch.nn.RNNBase):
     def job(self, x: Tensor, state: Tensor | Sequence[Tensor] | None = None) -> Job:
         """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
         state = (state,) if isinstance(state, Tensor) else state
-        return self._recipe().job(self._inputs(*self._time_first(x, state)))
+        return self._job(self._inputs(*self._time_first(x, state)))
+
+    def _job(self, x: Inputs) -> Job:
+        return replace(self._recipe().job(x), whole=self._whole(x))
 
     def _check_input(self, input: Tensor, batched: bool, time: int) -> None:
         name, weight, shape = type(self).__name__, self._parameter_dtype(), tuple(input.shape)
@@ -215,15 +422,19 @@ class _Module(torch.nn.RNNBase):
         return getattr(self, self._flat_weights_names[0]).dtype
 
     def _checked_state(
-        self, xs: Tensor, state: Sequence[Tensor] | None, batched: bool = True
+        self,
+        rows: Any,
+        device: torch.device,
+        state: Sequence[Tensor] | None,
+        batched: bool = True,
     ) -> Sequence[Tensor]:
         """The caller's (h,) or (h, c), or zeros."""
-        places, rows = self.num_layers * (2 if self.bidirectional else 1), xs.shape[1]
+        places = self.num_layers * (2 if self.bidirectional else 1)
         names = [f"{state}0" for state in named(self.cell).states]
         sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
-        dtype, device = self._parameter_dtype(), xs.device
+        dtype = self._parameter_dtype()
         if state is None:
-            return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in sizes]
+            return self._zeros(rows, dtype, device)
         if len(state) != len(sizes) or not all(isinstance(s, Tensor) for s in state):
             rule = f"a pair of tensors ({', '.join(names)})" if len(names) > 1 else "one tensor h0"
             raise UserError(f"the initial state of {type(self).__name__} must be {rule}")
@@ -245,6 +456,10 @@ class _Module(torch.nn.RNNBase):
         said = super().extra_repr()
         said += "" if self.carry == Full() else f", carry={self.carry}"
         return said + ("" if self.memory == Stored() else f", memory={self.memory}")
+
+
+def _are_tensors(state: Any) -> bool:
+    return isinstance(state, tuple | list) and all(isinstance(s, Tensor) for s in state)
 
 
 def _as(dtype: torch.dtype, t: Tensor) -> Tensor:

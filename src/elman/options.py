@@ -13,12 +13,15 @@ enforces, what `elman train --help` shows, and what a page or a report can read 
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
 from elman.errors import UserError
+
+DEVICES = "auto, cpu, cuda, cuda:1, mps or another of torch"
+"""What `--device` may be, for people: any name of a device that PyTorch knows and finds."""
 
 KEY = "option"
 LARGEST = 2**63 - 1
@@ -52,14 +55,24 @@ class Option:
     show: Callable[[Any], str] = str  # and back
     later: bool = False  # a training may be continued with another value
 
-    def refuse_outside(self, name: str, value: Any) -> None:
-        """Raise a UserError for a value that is not one of the choices, or out of range."""
+    def refuse_outside(self, name: str, value: Any, kinds: Sequence[type] = (object,)) -> None:
+        """Raise a UserError for a value that is not one of the choices, or out of range.
+
+        `kinds` are the types of the field; a number of any library will do for a number.
+        """
         if self.other is not None and isinstance(value, self.other):
             return
         if self.known:
             if value not in self.known:
                 raise UserError(f"unknown {name} {value!r}", hint=f"one of {', '.join(self.known)}")
-        elif not (value is None and self.zero_is_none) and not self._inside(value):
+        elif value is None and (self.zero_is_none or type(None) in kinds or object in kinds):
+            return
+        elif kinds[0] in KINDS and not isinstance(value, KINDS[kinds[0]][0]):
+            raise UserError(
+                f"{name}={value!r} must be {KINDS[kinds[0]][1]}",
+                hint=self.hint or f"{name}: {self.help}",
+            )
+        elif not self._inside(value):
             raise UserError(
                 f"{name}={value} must be {self.range}", hint=self.hint or f"{name}: {self.help}"
             )
@@ -104,21 +117,23 @@ def option(default: Any, help: str, *, panel: str, **facts: Any) -> Any:
 
 def check(settings: Any, label: str = "{}") -> None:
     """Refuse any field of a dataclass that breaks the rule stated on it, or is of another type."""
-    types = _types(type(settings))
+    kinds = _kinds(type(settings))
     for f in fields(settings):
         if KEY in f.metadata:
             name, value, option = label.format(f.name), getattr(settings, f.name), f.metadata[KEY]
             if option.other is None or not isinstance(value, option.other):
-                _refuse_type(name, value, types[f.name])
-            option.refuse_outside(name, value)
+                _refuse_type(name, value, kinds[f.name])
+            option.refuse_outside(name, value, kinds[f.name])
 
 
-_types = functools.cache(get_type_hints)
+@functools.cache
+def _kinds(owner: type) -> dict[str, tuple[type, ...]]:
+    """The types of each field: (int, NoneType) of int | None."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(owner).items()}
 
 
-def _refuse_type(name: str, value: Any, expected: Any) -> None:
+def _refuse_type(name: str, value: Any, kinds: Sequence[type]) -> None:
     """Refuse a value of a type that the field does not have, and numbers beyond 64 bits."""
-    kinds = get_args(expected) or (expected,)
     if value is None and type(None) in kinds:
         return
     known = [KINDS[kind] for kind in kinds if kind in KINDS]
@@ -168,14 +183,13 @@ class Described:
 
 def described(owner: type, prefix: str = "") -> list[Described]:
     """The options among the fields of a dataclass, in their order."""
-    types = get_type_hints(owner)
+    kinds = _kinds(owner)
     found = []
     for f in fields(owner):
         if KEY in f.metadata:
             said: Option = f.metadata[KEY]
-            kind = next(iter(get_args(types[f.name])), types[f.name])  # int of int | None
             name = said.name or prefix + f.name
-            found.append(Described(name, owner, f.name, kind, f.default, said))
+            found.append(Described(name, owner, f.name, kinds[f.name][0], f.default, said))
     return found
 
 

@@ -18,10 +18,10 @@ import torch
 from elman import generation, runs
 from elman.diagnostics import glance
 from elman.errors import WorkFailed
-from elman.options import check, option
+from elman.options import DEVICES, check, option
 from elman.reports import report
 from elman.runs import Config, Run, presets
-from elman.runs.device import pick
+from elman.runs.device import pick, use_threads
 from elman.runs.effort import Size
 from elman.runs.folder import check_room
 from elman.text import prepared
@@ -36,7 +36,8 @@ class RunOptions:
 
     out: Path | None = option(None, "Run folder to write; else runs/NAME", panel=PANEL)
     force: bool = option(False, "Overwrite the run folder", panel=PANEL, flag="--force")
-    device: str = option("auto", "auto, cpu or cuda", panel=PANEL)
+    device: str = option("auto", DEVICES, panel=PANEL)
+    threads: int = option(0, "Threads on a CPU; 0: as many as there are", panel=PANEL, at_least=0)
     checkpoint_every: int = option(
         0, "Updates between checkpoints; 0: by time only", panel=PANEL, at_least=0
     )
@@ -73,6 +74,7 @@ class Session:
         name as the way to make the run again.
         """
         kept, given = kept or RunOptions(), dict(given or {})
+        use_threads(kept.threads)
         options = presets.expand(preset, given)
         device, data = pick(kept.device), presets.data(options)
         presets.settings(options)  # what is wrong with these is said before the text is read
@@ -92,9 +94,10 @@ class Session:
             device=device,
             threads=torch.get_num_threads(),
             command=command,
+            shown=presets.shown(options),
         )
         training = runs.fresh_training(config, parts, device)
-        config = replace(config, arithmetic=runs.arithmetic(training))
+        config = replace(config, ran=training.engine(), arithmetic=runs.arithmetic(training))
         source = text if data.source == "-" else None
         run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
         return cls(run, training, kept)
@@ -114,11 +117,14 @@ class Session:
         changes = presets.changed(before, given)
         if changes:
             config = runs.with_options(config, before | changes)
-        torch.set_num_threads(config.threads)  # sums in another order would end in other bits
+        if kept.threads:
+            config = replace(config, threads=kept.threads)
+        use_threads(config.threads)  # torch's own sums in another order would end in other bits
         device = config.device if kept.device == "auto" else pick(kept.device)
         training = runs.fresh_training(config, run.splits(), device)
         run.resume(training)
-        if changes:
+        config = replace(config, ran=training.engine())
+        if config != run.config:
             run.save_config(config)
         session = cls(run, training, kept)
         session.caveats = _caveats(run, training)
@@ -137,9 +143,13 @@ class Session:
 
     def sample(self) -> Sample | None:
         """What the model writes now; None where its guesses are no longer numbers."""
+        shown = self.run.config.shown
+        prompt = str(prepared.prompt(self.run.config.data, shown.sample_prompt))
         try:
             with self.training.average.applied():
-                text = generation.specimen(self.training.model, self.run.vocab)
+                text = generation.specimen(
+                    self.training.model, self.run.vocab, prompt=prompt, **shown.sampling
+                )
         except WorkFailed:  # nothing to draw from: the next update stops and says where it began
             return None
         return Sample(self.training.step, text)
@@ -153,7 +163,7 @@ class Session:
         return None if seen is None else Diagnosis(training.step, **asdict(seen))
 
     def conclude(self) -> Result | None:
-        """Score the best weights on the held-out text, by the definition."""
+        """Score the run's weights on the held-out text, by the definition."""
         return runs.conclude(self.run, self.training)
 
     def report(self) -> Path:
@@ -163,12 +173,16 @@ class Session:
     def _remarks(self, record: Record) -> Iterator[Record]:
         """A diagnosis every so many updates, a sample after validations 1, 2, 4, … and the last.
 
-        Where nothing is held out, a sample after as many passes over the text.
+        Where nothing is held out, a sample after as many passes over the text; with `sample_every`
+        after every so many passes.
         """
-        remark = None
+        remark, every = None, self.run.config.shown.sample_every
         if isinstance(record, Update) and self.kept.diagnose:
             remark = None if record.step % self.kept.diagnose else self.diagnose()
-        elif isinstance(record, Validation):
+        elif isinstance(record, Epoch) and every:
+            due = record.epoch % every == 0 or self.training.finished
+            remark = self.sample() if due else None
+        elif isinstance(record, Validation) and not every:
             number = record.step // (self.training.settings.validate_every or record.step)
             remark = self._sample_at(number)
         elif isinstance(record, Epoch) and self.training.validation_ids is None:

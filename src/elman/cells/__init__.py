@@ -10,7 +10,7 @@ and differ in what they make of a_ih and a_hh. `base.py` says what a cell is, `t
 """
 
 from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
-from elman.cells.table import CELLS, models, named, of_mode, of_model
+from elman.cells.table import CELLS, is_torchs, models, named, of_mode, of_model
 
 __all__ = [
     "CELLS",
@@ -18,6 +18,7 @@ __all__ = [
     "Gradients",
     "State",
     "Weights",
+    "is_torchs",
     "models",
     "named",
     "of_mode",

@@ -20,7 +20,7 @@ from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
 class Elman(Cell):
     """φ, and φ'(a) written in terms of h = φ(a), which is all that need be kept."""
 
-    kernels = frozenset({"cuda", "cpu", "fused"})
+    kernels = frozenset({"cuda", "cudnn", "cpu", "fused"})
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class Gru(Cell):
     openings = ("reset", "update")
     apart = 1
     torch_mode = "GRU"
-    kernels = frozenset({"cuda", "cpu", "fused"})
+    kernels = frozenset({"cuda", "cudnn", "cpu", "fused"})
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor]:
         (h,) = state

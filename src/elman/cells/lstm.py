@@ -31,7 +31,7 @@ class Lstm(Cell):
     openings = ("input", "forget", "", "output")
     projects = True
     torch_mode = "LSTM"
-    kernels = frozenset({"cuda", "cpu", "fused"})
+    kernels = frozenset({"cuda", "cudnn", "cpu", "fused"})
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor]:
         h, c = state

@@ -37,3 +37,8 @@ def of_model(name: str) -> Cell:
 def of_mode(mode: str) -> Cell:
     """The cell of a `torch.nn` module, by its `mode`."""
     return next(cell for cell in CELLS.values() if cell.torch_mode == mode)
+
+
+def is_torchs(cell: Cell) -> bool:
+    """Whether a `torch.nn` module computes this very cell, not only has its parameters."""
+    return cell.torch_mode is not None and of_mode(cell.torch_mode) is cell

@@ -20,6 +20,7 @@ from elman.cli import (
     made,
     ngram,
     report,
+    runs,
     statistics,
     train,
 )
@@ -58,6 +59,7 @@ app.command("train", cls=made.command(train.train))(train.work)
 app.command("evaluate")(guarded(evaluate.evaluate))
 app.command("generate")(guarded(generate.generate))
 app.command("report")(guarded(report.report))
+app.command("runs")(guarded(runs.runs))
 app.command("gradients")(guarded(gradients.gradients))
 app.command("ngram")(guarded(ngram.ngram))
 app.command("statistics")(guarded(statistics.statistics))

@@ -24,11 +24,11 @@ from elman.cli.console import emit
 BOOK, MANUAL = "time-machine", "python-reference"
 
 LSTM = """--model lstm --hidden-size 256 --embedding-size 0 --batch-size 16 --window 40
-    --optimizer adamw --learning-rate 0.007 --weight-decay 0.01 --schedule cosine --warm-up 100
+    --optimizer adamw --learning-rate 0.008 --weight-decay 0.01 --schedule cosine --warm-up 100
     --clip 1 --dropout-tokens 0.05 --average ema --average-decay 0.998 --seed 0"""
 RECIPES = {
-    BOOK: f"{LSTM} --epochs 32 --dropout-outputs 0.35 --dropout-recurrent 0.35",
-    MANUAL: f"{LSTM} --epochs 12 --dropout-outputs 0.15 --dropout-recurrent 0.15",
+    BOOK: f"{LSTM} --epochs 28 --dropout-outputs 0.35 --dropout-recurrent 0.35",
+    MANUAL: f"{LSTM} --epochs 10 --dropout-outputs 0.15 --dropout-recurrent 0.15",
 }
 VALIDATE_EVERY = 224
 KILLED = """--model gru --hidden-size 128 --batch-size 16 --window 32 --epochs 2 --max-tokens 60000
@@ -244,11 +244,12 @@ def kill(stage: Stage, text: str) -> dict[str, Any]:
     for _ in records(stage.command("train", *options, str(unbroken)), unbroken):
         pass
     stopped = kill_on_the_way(stage.command("train", *options, str(killed)), killed)
-    stage.say(f"  SIGKILL after update {stopped}; the last checkpoint was before that")
+    stage.say(f"  killed (SIGKILL) after update {stopped}, with no time to save anything")
     resumed = subprocess.run(
         stage.command("train", "--resume", str(killed)), capture_output=True, text=True, check=False
     )
     check(resumed.returncode, resumed.stdout + resumed.stderr)
+    stage.say(*(f"  {line}" for line in resumed.stderr.splitlines() if "continuing" in line))
     hashes = {"unbroken": fingerprint(unbroken), "killed": fingerprint(killed)}
     same = hashes["unbroken"] == hashes["killed"]
     stage.say(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elman.cli.console import emit, note
-from elman.cli.device import pick
+from elman.cli.device import pick, use_threads
 from elman.cli.limits import RunFolder
 from elman.cli.source import printable
 from elman.errors import UserError
+from elman.options import DEVICES
 
 if TYPE_CHECKING:
     from elman.runs import Run
@@ -33,8 +34,12 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
     ] = None,
-    weights: Annotated[str, typer.Option(help="best (by validation) or last")] = "best",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="best (by validation) or last", show_default="the run's own"),
+    ] = None,
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """Score a text with a trained model: nats, perplexity, bits per character.
@@ -44,12 +49,13 @@ def evaluate(
     from elman.runs import Run
     from elman.scoring import evaluation
 
-    opened = Run.open(run)
+    use_threads(threads)
+    opened, device = Run.open(run), pick(device)
     if mix and not baselines:
         raise UserError("--mix counts the training text, too", hint="leave out --no-baselines")
     ids, characters, train, what = _texts(opened, source, baselines)
     scores = evaluation.evaluate(
-        opened.load_model(pick(device), weights),
+        opened.load_model(device, weights),
         opened.vocab,
         ids,
         train=train,

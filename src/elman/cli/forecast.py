@@ -1,260 +1,281 @@
-"""`elman forecast`: fit, measure on held-out steps beside the baselines, and look ahead."""
+"""`elman forecast`: arguments in, a table or JSON out; `forecasting.experiment` does the work."""
 
 from __future__ import annotations
 
-import functools
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elman.cli.console import emit, note
+from elman.cli.console import emit, note, progress
 
 if TYPE_CHECKING:
-    from elman.forecasting import Forecaster
-    from elman.forecasting.evaluation import Parts, Scores
-    from elman.forecasting.saving import Fitted
+    from elman.forecasting.experiment import Experiment
+    from elman.forecasting.saving import Saved
     from elman.forecasting.series import Series
 
-PLAIN = ("window", "linear", "last", "seasonal", "mean", "drift")
-"""Models that are not recurrent; all others are named after their cell."""
+MODELS = (
+    "auto (tries the others and keeps the best), last, seasonal, mean, drift, ets, linear, window, "
+    "or a cell: elman, gru, lstm …, global-gru, global-lstm …"
+)
 
 
 def forecast(
     source: Annotated[
         str, typer.Argument(help="sine, sunspots, airline, a .csv or .parquet file, or - for stdin")
     ],
-    model: Annotated[
-        str, typer.Option(help=f"{', '.join(PLAIN)}; or a cell: elman, gru, lstm …")
-    ] = "window",
+    model: Annotated[str, typer.Option(help=f"One of {MODELS}")] = "auto",
     steps: Annotated[int, typer.Option(help="How many steps to look ahead")] = 16,
     column: Annotated[list[str] | None, typer.Option(help="Column to forecast; repeatable")] = None,
-    time: Annotated[str | None, typer.Option(help="Column that orders the steps")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Column that orders the steps; none: rows are in order")
+    ] = None,
     group: Annotated[str | None, typer.Option(help="Column that tells series apart")] = None,
-    missing: Annotated[str, typer.Option(help="Gaps: error, or interpolate")] = "error",
-    season: Annotated[int | None, typer.Option(help="Steps in one season")] = None,
+    known: Annotated[
+        list[str] | None, typer.Option(help="Input whose future is in the table; repeatable")
+    ] = None,
+    past: Annotated[
+        list[str] | None, typer.Option(help="Input known only with hindsight; repeatable")
+    ] = None,
+    static: Annotated[
+        list[str] | None, typer.Option(help="Input with one value a series; repeatable")
+    ] = None,
+    calendar: Annotated[
+        bool, typer.Option(help="Add the time of day, week and year as inputs")
+    ] = False,
+    fill: Annotated[
+        str | None, typer.Option(help="Fill gaps: forward, linear or zero; otherwise they stop")
+    ] = None,
+    missing: Annotated[str, typer.Option(help="error, or interpolate (--fill linear)")] = "error",
+    date_format: Annotated[str | None, typer.Option(help="How dates are written: %d/%m/%Y")] = None,
+    timezone: Annotated[
+        str | None, typer.Option(help="Zone of times that name none: Europe/Berlin")
+    ] = None,
+    season: Annotated[
+        int | None, typer.Option(help="Steps in one season; from the dates if not given")
+    ] = None,
     tau: Annotated[int | None, typer.Option(help="Past values one forecast reads")] = None,
     difference: Annotated[int, typer.Option(help="Model changes since this many steps ago")] = 0,
     hidden_size: Annotated[int | None, typer.Option(help="Hidden units of a network")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training part")] = None,
+    updates: Annotated[int | None, typer.Option(help="Updates of a global network")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Step size of Adam")] = None,
-    gaussian: Annotated[bool, typer.Option(help="Model a distribution; adds CRPS")] = False,
-    validation: Annotated[float, typer.Option(help="Share that calibrates the intervals")] = 0.2,
-    test: Annotated[float, typer.Option(help="Share that is only ever measured on")] = 0.2,
-    level: Annotated[float, typer.Option(help="How often intervals should hold")] = 0.9,
-    backtest: Annotated[int, typer.Option(help="Refit at this many rolling origins")] = 0,
+    gaussian: Annotated[bool, typer.Option(help="Train a network by likelihood")] = False,
+    level: Annotated[
+        list[str] | None, typer.Option(help="Percent that intervals should hold: 80,95")
+    ] = None,
+    windows: Annotated[
+        int, typer.Option("--windows", "--backtest", help="Look back at this many rolling origins")
+    ] = 5,
+    minutes: Annotated[float, typer.Option(help="Time that auto gives to networks")] = 2.0,
     run: Annotated[
         Path | None, typer.Option(help="Use the forecaster saved in this folder")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the fitted forecaster here")] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite --out")] = False,
+    force: Annotated[bool, typer.Option(help="Replace the forecaster in --out")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the forecast to this .csv, .parquet or .json")
+    ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw to this .svg, .png or .pdf")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same forecast")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
-    """Forecast numbers: one step, many steps and direct, with intervals, beside the baselines."""
+    """Forecast numbers: with intervals, beside the baselines, measured at past origins."""
     from elman.forecasting import series
+    from elman.forecasting.experiment import Settings, fit_and_measure
+    from elman.forecasting.saving import check_place
 
-    check_requests(missing=missing, steps=steps, out=out, force=force, figure=figure)
-    given = series.load(
-        source,
-        column=column or (),
-        time=time,
-        group=group,
-        missing="interpolate" if missing == "interpolate" else "error",
-        season=season,
-        seed=seed,
-    )
+    check_files(output, figure)
+    asked = {
+        "column": column, "time": time, "group": group, "known": known, "past": past,
+        "static": static, "fill": fill_of(fill, missing), "date_format": date_format,
+        "timezone": timezone, "season": season,
+    }  # fmt: skip
     if run is not None:
-        report(continue_run(run, given, steps), as_json=json)
+        fixed = {
+            "--model": model if model != "auto" else None, "--tau": tau, "--difference": difference,
+            "--hidden-size": hidden_size, "--epochs": epochs, "--updates": updates,
+            "--learning-rate": learning_rate, "--gaussian": gaussian, "--level": level,
+            "--calendar": calendar, "--out": out, "--figure": figure, "--force": force,
+        }  # fmt: skip
+        refuse_with_run(fixed, run)
+        continue_run(run, source, steps, asked, seed, output=output, as_json=json)
         return
     options = {
-        "tau": tau,
-        "hidden": hidden_size,
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "gaussian": gaussian or None,
-        "seed": seed,
-    }
-    options = {k: v for k, v in options.items() if v is not None}
-    maker = Maker(model, given[0].season, difference, options)
-    answer = fit_and_measure(given, maker, steps, validation, test, level, backtest, figure, out)
-    report(answer, as_json=json)
+        "tau": tau, "hidden": hidden_size, "epochs": epochs, "updates": updates,
+        "learning_rate": learning_rate, "gaussian": gaussian or None,
+    }  # fmt: skip
+    settings = Settings(
+        model,
+        steps,
+        difference,
+        {k: v for k, v in options.items() if v is not None},
+        levels_of(level),
+        windows,
+        calendar=calendar,
+        minutes=minutes,
+        seed=seed,
+    )
     if out is not None:
-        note(f"saved {out}; to read in a browser: {answer['report']}")
-        note(f"next: elman forecast NEW.csv --run {out} --steps {steps}")
+        check_place(out, force=force)
+    given = series.load(source, seed=seed, **{k: v for k, v in asked.items() if v is not None})
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+        found = fit_and_measure(given, settings, _teller(bar, task))
+    answer = found.answer()
+    write_files(found, answer, out, figure, output, given)
+    report(answer, as_json=json)
+    say_next(source, answer, out, steps)
 
 
-def check_requests(
-    *, missing: str, steps: int, out: Path | None, force: bool, figure: Path | None
-) -> None:
-    """Refuse what cannot be served before any work is done."""
-    from elman.errors import UserError
+def _teller(bar: Any, task: Any) -> Any:
+    """Show every line on the bar, and the ones about the whole plan for good."""
+
+    def told(line: str) -> None:
+        bar.update(task, description=line)
+        if line.startswith("auto:"):
+            note(line)
+
+    return told
+
+
+def check_files(output: Path | None, figure: Path | None) -> None:
+    """Refuse names that cannot be written to before any work is done."""
     from elman.figures.style import check_format
+    from elman.files import check_target
+    from elman.forecasting import output as tables
+
+    if figure is not None:
+        check_format(figure)
+    if output is not None:
+        tables.check_format(output)
+    for path in (figure, output):
+        if path is not None:
+            check_target(path)
+
+
+def refuse_with_run(fixed: dict[str, Any], run: Path) -> None:
+    """Refuse options of a fit when nothing is fitted."""
+    from elman.errors import UserError
+
+    for flag, value in fixed.items():
+        if value:
+            raise UserError(
+                f"{flag} means nothing with --run: {run} is fitted already",
+                hint=f"leave {flag} away, or leave --run away and fit again",
+            )
+
+
+def fill_of(fill: str | None, missing: str) -> str | None:
+    """--fill, or what the older --missing asks for."""
+    from elman.errors import UserError
 
     if missing not in ("error", "interpolate"):
         raise UserError(f"--missing {missing!r} is unknown", hint="error or interpolate")
-    if steps < 1:
-        raise UserError(f"--steps {steps} must be at least 1", hint="how far ahead to look")
-    if out is not None and out.exists() and not force:
-        raise UserError(f"{out} exists already", hint="another --out, or --force to overwrite it")
-    if figure is not None:
-        check_format(figure)
+    return fill or ("linear" if missing == "interpolate" else None)
 
 
-class Maker:
-    """Builds fresh, unfitted models by the name the user typed."""
+def levels_of(words: list[str] | None) -> tuple[float, ...]:
+    """Percents from words like "80,95"; a number below 1 is a share."""
+    from elman.errors import UserError
 
-    def __init__(
-        self, name: str, season: int | None, difference: int, options: dict[str, Any]
-    ) -> None:
-        from elman.cells import models
-        from elman.errors import UserError
-
-        self.name, self.season, self.difference, self.options = name, season, difference, options
-        if difference < 0:
-            raise UserError(f"--difference {difference} is negative", hint="0 leaves values alone")
-        known = (*PLAIN, *(cell for cell in models() if cell not in PLAIN))
-        if name not in known:
-            raise UserError(f"--model {name!r} is unknown", hint=f"one of {', '.join(known)}")
-        if name == "seasonal" and not season:
-            raise UserError("the seasonal model needs to know the season", hint="--season 12")
-
-    def __call__(self, direct: int = 1) -> Forecaster:
-        from elman.forecasting import Differenced
-
-        model = self._plain(direct)
-        return Differenced(model, self.difference) if self.difference else model
-
-    def _plain(self, direct: int) -> Forecaster:
-        from elman import forecasting as f
-
-        network = {**self.options, "direct": direct}
-        if self.name == "window":
-            return f.Window(**network)
-        if self.name not in PLAIN:
-            return f.Recurrent(cell=self.name, **network)
-        if self.name == "linear":
-            return f.Linear(self.options.get("tau", 4), direct)
-        if self.name == "seasonal":
-            return f.Seasonal(self.season or 1)
-        return {"last": f.Last, "mean": f.Mean, "drift": f.Drift}[self.name]()
-
-    @property
-    def can_be_direct(self) -> bool:
-        return self.name in ("window", "linear") or self.name not in PLAIN
+    found = []
+    for word in ",".join(words or ["90"]).replace(" ", ",").split(","):
+        try:
+            value = float(word)
+        except ValueError:
+            raise UserError(f"--level {word!r} is not a number", hint="--level 80,95") from None
+        found.append(round(100 * value, 6) if 0 < value < 1 else value)
+    return tuple(dict.fromkeys(found))
 
 
-def fit_and_measure(
-    given: list[Series],
-    maker: Maker,
-    steps: int,
-    validation: float,
-    test: float,
-    level: float,
-    backtest: int,
-    figure: Path | None,
+def write_files(
+    found: Experiment,
+    answer: dict[str, Any],
     out: Path | None,
-) -> dict[str, Any]:
-    """Fit on the training parts, calibrate on the validation parts, measure on the test parts."""
+    figure: Path | None,
+    output: Path | None,
+    given: list[Series],
+) -> None:
+    """The saved forecaster with its report, the picture and the table that were asked for."""
     from elman.figures import save as save_figure
     from elman.figures.forecast import overview
-    from elman.forecasting import calibrate
-    from elman.forecasting.baselines import baselines
-    from elman.forecasting.evaluation import split
-    from elman.forecasting.saving import Fitted, save
+    from elman.forecasting import output as tables
+    from elman.forecasting.experiment import rows_ahead
+    from elman.forecasting.saving import Saved, save_ensemble
+    from elman.forecasting.series import Reading
     from elman.reports import forecast_report
 
-    parts = [split(s.values, validation, test) for s in given]
-    training = [p.train for p in parts]
-    season = given[0].season or 1
-    model = maker().fit(training)
-    unseen = [(p.values[: p.test], p.validation) for p in parts]
-    intervals = calibrate(model, unseen, steps, level)
-    rivals: dict[str, Forecaster] = {maker.name: model}
-    if maker.can_be_direct and steps > 1:
-        rivals[f"{maker.name}, direct"] = maker(direct=steps).fit(training)
-    for name, rival in baselines(given[0].season).items():
-        if name not in rivals and all(len(v) > rival.lags for v in training):
-            rivals[name] = rival.fit(training)
-    scores = measure_all(rivals, parts, steps, season, model, intervals)
-    fitted = Fitted(model, given[0].columns, intervals, given[0].season)
-    answer = {
-        "model": repr(model),
-        "parts": {s.name: _part_sizes(p) for s, p in zip(given, parts, strict=True)},
-        "scores": {name: _plain(score) for name, score in scores.items()},
-        "growth": _growth(scores[maker.name]),
-        "backtest": _backtests(maker, given, backtest, steps, season),
-        "forecast": {s.name: look_ahead(fitted, s, steps) for s in given},
-    }
-    picture = functools.partial(
-        overview, given[0].name, given[0].values, model, parts[0].test, scores, intervals
-    )
     if figure is not None:
-        answer["figure"] = str(save_figure(picture(), figure))
+        answer["figure"] = str(save_figure(overview(found), figure))
+    if output is not None:
+        rows = rows_ahead(found.series, found.ahead, found.settings.model)
+        answer["output"] = str(tables.write(rows, output))
     if out is not None:
-        answer["run"] = str(save(fitted, out))
-        answer["report"] = str(forecast_report.write(out, given[0].name, answer, picture()))
-    return answer
+        reading = given[0].reading or Reading()
+        columns = given[0].columns
+        saved = Saved(found.ensemble, reading, columns, found.settings.calendar)
+        extra = {k: answer[k] for k in ("model", "verdicts", "warning", "losses")}
+        answer["run"] = str(save_ensemble(saved, out, extra))
+        answer["report"] = str(forecast_report.write(out, found, answer, overview(found)))
 
 
-def measure_all(
-    rivals: dict[str, Forecaster],
-    parts: list[Parts],
+def continue_run(
+    run: Path,
+    source: str,
     steps: int,
-    season: int,
-    model: Forecaster,
-    intervals: Any,
-) -> dict[str, Scores]:
-    """Every rival on the same origins; intervals and CRPS for the model itself."""
-    from elman.forecasting.evaluation import score
+    asked: dict[str, Any],
+    seed: int,
+    *,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Forecast new data with a forecaster fitted before, reading it as it was read then."""
+    from elman.forecasting import output as tables
+    from elman.forecasting.experiment import look_ahead_plain, match, rows_ahead
+    from elman.forecasting.saving import load_ensemble
 
-    samples = 100 if model.samples else 0
-    return {
-        name: score(
-            rival,
-            parts,
-            steps,
-            season=season,
-            intervals=intervals if rival is model else None,
-            samples=samples if rival is model else 0,
+    saved = load_ensemble(run)
+    given = read_like(saved, source, asked, seed)
+    columns, ahead = match(saved.ensemble, given, steps, calendar=saved.calendar)
+    answer: dict[str, Any] = {
+        "model": saved.ensemble.description(0),
+        "notes": list(dict.fromkeys(n for s in columns for n in s.notes)),
+        "forecast": look_ahead_plain(columns, ahead),
+    }
+    if steps > saved.ensemble.steps:
+        answer["notes"].append(
+            f"{run} was measured {saved.ensemble.steps} steps ahead; beyond that its intervals "
+            "grow with the square root of the step"
         )
-        for name, rival in rivals.items()
-    }
+    if output is not None:
+        answer["output"] = str(tables.write(rows_ahead(columns, ahead, "forecast"), output))
+    report(answer, as_json=as_json)
+    note(
+        f"next: elman forecast {shlex.quote(source)} --out {shlex.quote(str(run))} --force "
+        "fits again"
+    )
 
 
-def continue_run(run: Path, given: list[Series], steps: int) -> dict[str, Any]:
-    """Forecast new data with a forecaster that was fitted before."""
+def read_like(saved: Saved, source: str, asked: dict[str, Any], seed: int) -> list[Series]:
+    """Load new data with the columns the run knows; what the user says now comes first."""
+    from dataclasses import asdict
+
     from elman.errors import UserError
-    from elman.forecasting.saving import load
+    from elman.forecasting import series
 
-    fitted = load(run)
-    for s in given:
-        if s.columns != fitted.columns:
-            raise UserError(
-                f"{s.name} has the columns {', '.join(s.columns)}, but {run} was fitted on "
-                f"{', '.join(fitted.columns)}",
-                hint=" ".join(f"--column {c}" for c in fitted.columns),
-            )
-    return {
-        "model": repr(fitted.model),
-        "forecast": {s.name: look_ahead(fitted, s, steps) for s in given},
-    }
-
-
-def look_ahead(fitted: Fitted, given: Series, steps: int) -> dict[str, Any]:
-    """The steps after the last known one, with intervals as far as they were calibrated."""
-    path = fitted.model.predict(given.values, steps)
-    known = min(steps, len(fitted.intervals.radius))
-    low, high = fitted.intervals.around(path[None, :known])
-    return {
-        column: {
-            "mean": path[:, j].tolist(),
-            "low": _finite(low[0, :, j]),
-            "high": _finite(high[0, :, j]),
-        }
-        for j, column in enumerate(given.columns)
-    }
+    reading = {k: v for k, v in asdict(saved.reading).items() if v not in (None, ())}
+    if source not in series.NAMES:
+        reading.setdefault("column", saved.columns)
+    reading |= {k: v for k, v in asked.items() if v is not None}
+    try:
+        return series.load(source, seed=seed, **reading)
+    except UserError as wrong:
+        if "is not a column" not in wrong.message:
+            raise
+        hint = f"the run was fitted on {', '.join(saved.columns)}; {wrong.hint}"
+        raise UserError(wrong.message, hint=hint) from wrong
 
 
 def report(answer: dict[str, Any], *, as_json: bool) -> None:
@@ -263,82 +284,87 @@ def report(answer: dict[str, Any], *, as_json: bool) -> None:
         emit(answer)
         return
     print(answer["model"])
-    for name, sizes in answer.get("parts", {}).items():
-        print(
-            f"{name}: {sizes['train']} steps to train, {sizes['validation']} to calibrate, "
-            f"{sizes['test']} to test"
-        )
+    for line in answer["notes"]:
+        print(line)
     if "scores" in answer:
         print_scores(answer)
-    for name, columns in answer["forecast"].items():
+    shown = list(answer["forecast"].items())
+    for name, columns in shown[:10]:
         for column, path in columns.items():
             print(f"\n{name}, {column}: the next {len(path['mean'])} steps")
             print_path(path)
+    if len(shown) > 10:
+        print(f"\n… and {len(shown) - 10} more series: --output forecast.csv has them all")
 
 
 def print_scores(answer: dict[str, Any]) -> None:
-    from elman.reports.forecast_report import shown_horizons
+    from elman.reports.forecast_report import measure_shown, shown_horizons
 
-    scores = answer["scores"]
-    steps = len(next(iter(scores.values()))["rmse"])
-    horizons = shown_horizons(steps)
-    print("\nheld-out RMSE by steps ahead")
-    print(f"{'':16}" + "".join(f"{k:>10}" for k in horizons))
-    for name, score in scores.items():
-        print(f"{name:16}" + "".join(f"{score['rmse'][k - 1]:10.4g}" for k in horizons))
-    first = next(iter(scores.values()))
-    if first["coverage"]:
-        print(f"{'coverage':16}" + "".join(f"{first['coverage'][k - 1]:10.0%}" for k in horizons))
+    scores, windows = answer["scores"], answer["windows"]
+    name, words = measure_shown(scores)
+    horizons = shown_horizons(windows["steps"])
+    for series, part in list(windows["series"].items())[:5]:
+        print(
+            f"{series}: {part['train']} steps to learn from, {part['test']} more to look back at, "
+            f"in {windows['count']} windows of {windows['steps']}"
+        )
+    print(f"\nheld-out {words} by steps ahead")
+    first, *rest = scores
+    order = [first, *sorted(rest, key=lambda k: sum(scores[k][name] or [0]))]
+    width = max(16, *(len(k) + 1 for k in order[:8]))
+    print(f"{'':{width}}" + "".join(f"{k:>10}" for k in horizons) + f"{'MASE':>9}{'CRPS':>9}")
+    for label in order[:8]:
+        score = scores[label]
+        cells = "".join(_cell(score[name], k) for k in horizons)
+        print(f"{label:{width}}{cells}{_mean(score['mase']):>9}{_mean(score['scaled_crps']):>9}")
+    if len(order) > 8:
+        print(f"… and {len(order) - 8} others")
+    for level, row in scores[first]["coverage_by_level"].items():
+        inside = "".join(f"{row[k - 1]:10.0%}" for k in horizons)
+        print(f"{f'inside {level} %':{width}}{inside}")
     if answer["growth"]:
         print(f"errors grow as ε + c ε with c = {answer['growth']['factor']:.3f}")
-    for name, score in (answer["backtest"] or {}).items():
-        print(
-            f"backtest of {name}: RMSE " + " ".join(f"{score['rmse'][k - 1]:.4g}" for k in horizons)
-        )
+    for line in answer["verdicts"]:
+        print(f"{first}: {line}")
+    for label, rows in answer["losses"].items():
+        print(f"loss of {label}: " + " ".join(f"{x:.3g}" for x in rows[:: max(1, len(rows) // 8)]))
+    print("the forecast below is from a model fitted on everything")
+
+
+def _cell(row: list[float] | None, k: int) -> str:
+    value = row[k - 1] if row else None
+    return f"{value:10.4g}" if value is not None else f"{'–':>10}"
+
+
+def _mean(row: list[float | None] | None) -> str:
+    known = [v for v in row or [] if v is not None]
+    return f"{sum(known) / len(known):.3f}" if known else "–"
 
 
 def print_path(path: dict[str, Any]) -> None:
-    for k, value in enumerate(path["mean"]):
-        known = k < len(path["low"]) and path["low"][k] is not None
-        span = f"   {path['low'][k]:.4g} … {path['high'][k]:.4g}" if known else ""
-        print(f"{k + 1:>4} {value:10.4g}{span}")
+    levels = path["levels"]
+    print(f"{'':20}{'forecast':>12}" + "".join(f"{level + ' %':>26}" for level in levels))
+    for k, (when, value) in enumerate(zip(path["time"], path["mean"], strict=True)):
+        spans = "".join(f"{_span(ends, k):>26}" for ends in levels.values())
+        print(f"{when:20}{value:12.4g}{spans}")
 
 
-def _part_sizes(part: Parts) -> dict[str, int]:
-    return {
-        "train": part.validation,
-        "validation": part.test - part.validation,
-        "test": len(part.values) - part.test,
-    }
+def _span(ends: dict[str, list[float]], k: int) -> str:
+    return f"{ends['low'][k]:.4g} … {ends['high'][k]:.4g}"
 
 
-def _plain(score: Scores) -> dict[str, Any]:
-    """Scores as JSON: an infinite width (too few residuals to say) becomes null."""
-    return {k: v if v is None or isinstance(v, int) else _finite(v) for k, v in vars(score).items()}
-
-
-def _finite(values: Any) -> list[float | None]:
-    return [v if abs(v) != float("inf") else None for v in values.tolist()]
-
-
-def _growth(score: Scores) -> dict[str, Any] | None:
-    from elman.forecasting.accuracy import growth
-
-    if len(score.rmse) < 2:
-        return None
-    fitted = growth(score.rmse)
-    return {
-        "first": fitted.first,
-        "factor": fitted.factor,
-        "predicted": fitted.predicted.tolist(),
-    }
-
-
-def _backtests(
-    maker: Maker, given: list[Series], folds: int, steps: int, season: int
-) -> dict[str, Any] | None:
-    from elman.forecasting.evaluation import backtest
-
-    if not folds:
-        return None
-    return {s.name: _plain(backtest(maker, s.values, folds, steps, season=season)) for s in given}
+def say_next(source: str, answer: dict[str, Any], out: Path | None, steps: int) -> None:
+    """What to be careful about, what was written, and what to type next."""
+    if answer["warning"]:
+        note(f"warning: {answer['warning']}")
+    for label, why in answer["left_out"].items():
+        note(f"left out {label}: {why}")
+    if out is not None:
+        note(f"saved {out}; to read in a browser: {answer['report']}")
+        note(f"next: elman forecast NEW.csv --run {shlex.quote(str(out))} --steps {steps}")
+    else:
+        place = Path("runs") / (Path(source).stem if source != "-" else "stdin")
+        note(
+            f"next: elman forecast {shlex.quote(source)} --steps {steps} --out "
+            f"{shlex.quote(str(place))} keeps this forecaster and writes a report"
+        )

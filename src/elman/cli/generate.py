@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note
-from elman.cli.device import pick
+from elman.cli.device import pick, use_threads
 from elman.cli.limits import LONGEST, RunFolder
 from elman.errors import UserError
+from elman.options import DEVICES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,8 +40,12 @@ def generate(
     special: Annotated[
         bool, typer.Option(help="Let it write <unk> and reserved tokens, too")
     ] = False,
-    weights: Annotated[str, typer.Option(help="best (by validation) or last")] = "best",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="best (by validation) or last", show_default="the run's own"),
+    ] = None,
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per text")] = False,
 ) -> None:
     """Write text in the voice of a trained model, each token as soon as it is drawn.
@@ -50,8 +55,9 @@ def generate(
     from elman import generation
     from elman.runs import Run
 
-    opened = Run.open(run)
     _refuse_endless(length, len(prompt or [""]) * (beam or samples))
+    use_threads(threads)
+    opened, device = Run.open(run), pick(device)
     prompts = [_read(opened, text) for text in prompt or [""]]
     choices: dict[str, Any] = {
         "exclude": () if special else generation.unwritten(opened.vocab),
@@ -59,12 +65,12 @@ def generate(
     }
     if beam is not None:
         _refuse_chance(temperature=temperature != 1, top_k=top_k, top_p=top_p, samples=samples > 1)
-        texts = _searched(opened.load_model(pick(device), weights), prompts, length, beam, choices)
+        texts = _searched(opened.load_model(device, weights), prompts, length, beam, choices)
     else:
         choices |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         generation.Sampling(temperature, top_k, top_p)  # refuse before the model is loaded
         rows = [(ids, shown, seed + n) for ids, shown in prompts for n in range(samples)]
-        texts = _sampled(opened.load_model(pick(device), weights), rows, length, choices)
+        texts = _sampled(opened.load_model(device, weights), rows, length, choices)
     if as_json:
         _write_json(texts, opened.vocab)
     else:

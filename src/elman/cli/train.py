@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note, progress
+from elman.cli.device import pick
 from elman.cli.limits import a_path
 from elman.errors import UserError, WorkFailed
 
@@ -44,7 +45,8 @@ def work(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="A name for many options below: auto (by the text's length), quick, best, notes",
+            help="A name for many options below: auto (by the text's length), quick, best, notes, "
+            "notes-concise",
             show_default="auto",
         ),
     ] = None,
@@ -71,12 +73,14 @@ def work(
         given["source"] = source
     board = _board_kind() if tensorboard else None
     session = _begin(preset, given) if resume is None else _resume(resume, preset, given)
+    pick(str(session.training.device))  # for what there is to say about it
+    result = page = None
     with _display(session) as show:
         stopped = _train(session, show, as_json, board)
         if not stopped:
             show("scoring, and writing the report")
             result, page = session.conclude(), session.report()
-    if stopped:
+    if page is None:
         note(f"stopped by {stopped}; saved at step {session.training.step}")
         note(f"continue with: {_resuming(session.run)}")
         return 130
@@ -100,7 +104,17 @@ def _begin(preset: str | None, given: dict[str, Any]) -> "Session":
     chosen = presets.named(preset, asked, size) | asked
     options = options_of(session.run.config)
     note(f"preset {preset}: " + presets.as_flags({name: options[name] for name in chosen}))
+    note(_text_words(session))
     return session
+
+
+def _text_words(session: "Session") -> str:
+    """Which part of the text trains and which is held out."""
+    training, what = session.training, session.run.vocab.level
+    tokens = f"{what}acter" if what == "char" else what
+    held_out = 0 if training.validation_ids is None else len(training.validation_ids)
+    rest = f"the {held_out:,} after them are held out" if held_out else "nothing is held out"
+    return f"trains on the first {len(training.train_ids):,} {tokens}s; {rest}"
 
 
 def _resume(path: Path, preset: str | None, given: dict[str, Any]) -> "Session":
@@ -197,7 +211,7 @@ def _display(session: "Session") -> Iterator["Show"]:
     """A bar with loss, perplexity, speed, time left; without a terminal, a line now and then."""
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-    from elman.training import Update, Validation
+    from elman.training import Epoch, Sample, Update, Validation
 
     columns = (
         BarColumn(),
@@ -205,7 +219,7 @@ def _display(session: "Session") -> Iterator["Show"]:
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
     )
-    held_out = ""
+    held_out, by_epoch = "", session.run.config.shown.sample_every > 0
     with progress(*columns) as bar:
         task = bar.add_task("reading", total=1.0, completed=session.training.progress)
 
@@ -221,25 +235,33 @@ def _display(session: "Session") -> Iterator["Show"]:
                 bar.update(task, completed=record.progress, description=said)
             elif isinstance(record, Validation):
                 held_out = f" · held out {record.perplexity:.2f}"
-            if bar.disable and not isinstance(record, str) and (line := _line(session, record)):
+            lasting = bar.disable or (by_epoch and isinstance(record, Epoch | Sample))
+            if lasting and not isinstance(record, str) and (line := _line(session, record)):
                 note(line)
 
         yield show
 
 
 def _line(session: "Session", record: "Record") -> str:
-    """What is worth a line where there is no bar: validations, or else every tenth pass."""
-    from elman.training import Epoch, Validation
+    """What is worth a line where there is no bar: validations, and every tenth pass or so.
 
+    With `sample_every`, the passes after which there is a sample, and the sample under it.
+    """
+    from elman.training import Epoch, Sample, Validation
+
+    every = session.run.config.shown.sample_every
     if isinstance(record, Validation):
         better = " (best so far)" if record.improved else ""
         return (
             f"step {record.step}: held out {record.nats:.4f} nats, "
             f"perplexity {record.perplexity:.3f}{better}"
         )
-    if isinstance(record, Epoch) and session.training.validation_ids is None:
+    if isinstance(record, Sample) and every:
+        return f"  {' '.join(record.text.split())}"
+    if isinstance(record, Epoch):
         epochs = session.training.settings.epochs
-        if epochs <= 20 or record.epoch % 10 == 0 or record.epoch == epochs:
+        every = every or (1 if epochs <= 20 else 10)
+        if record.epoch % every == 0 or record.epoch == epochs:
             return (
                 f"epoch {record.epoch}: training perplexity {record.perplexity:.3f}, "
                 f"{record.tokens_per_second:,.0f} tokens/s"
@@ -287,19 +309,33 @@ def _tell(session: "Session", result: "Result | None", page: Path, as_json: bool
         return
     other = "" if result else " OTHER.txt"
     if result is not None:
+        if run.config.shown.weights == "last":
+            typer.echo(_last_pass(run))
         typer.echo(
             f"held out, {result.tokens:,} tokens: {result.nats_per_token:.4f} nats per token, "
             f"perplexity {result.perplexity:.3f}, {result.bits_per_char:.4f} bits per character"
+            + _not_the_best(session)
         )
     else:
-        typer.echo(_last_pass(run))
+        typer.echo(f"nothing was held out; {_last_pass(run)}")
     typer.echo(f"wrote {run.path}; to read in a browser: {page}")
     quoted = shlex.quote(str(run.path))
     typer.echo(f"next: elman generate {quoted}; elman evaluate {quoted}{other}")
+
+
+def _not_the_best(session: "Session") -> str:
+    """What validation found on the way, where the run is not known by it."""
+    from elman.scoring import metrics
+
+    training = session.training
+    if session.run.config.shown.weights == "best" or training.best_step == training.step:
+        return ""
+    best = metrics.perplexity(training.best)
+    return f" (last weights; the best on the way, step {training.best_step}: perplexity {best:.3f})"
 
 
 def _last_pass(run: "Run") -> str:
     from elman.training import Epoch
 
     last = [record for record in run.records() if isinstance(record, Epoch)][-1]
-    return f"nothing was held out; training perplexity {last.perplexity:.3f} in pass {last.epoch}"
+    return f"training perplexity {last.perplexity:.3f} in pass {last.epoch}"

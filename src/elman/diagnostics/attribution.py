@@ -58,7 +58,7 @@ def attribute(model: LanguageModel, ids: Any) -> Attribution:
 
 @torch.no_grad()
 def telling(model: LanguageModel, ids: Any, context: int = 40, near: int = 6) -> int:
-    """The t at which the `context` tokens before x_t say most more of it than the last `near` do.
+    """The t at which remembering helps most: P(x_t | last `context`) - P(x_t | last `near` tokens).
 
     A good moment to ask `attribute(model, ids[t - context : t + 1])` what the model remembered.
     """
@@ -72,7 +72,7 @@ def telling(model: LanguageModel, ids: Any, context: int = 40, near: int = 6) ->
     target = windows[:, -1:]
 
     def said(past: torch.Tensor) -> torch.Tensor:
-        return F.log_softmax(model(past)[0][:, -1], -1).gather(1, target)[:, 0]
+        return torch.softmax(model(past)[0][:, -1], -1).gather(1, target)[:, 0]
 
     was_training = model.training
     model.eval()

@@ -1,6 +1,8 @@
-"""Forecasts drawn: the notes' three pictures, and error by horizon."""
+"""Forecasts drawn: what comes next, past windows, k steps ahead, and error by horizon."""
 
+import datetime as dt
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,105 +11,132 @@ from matplotlib.figure import Figure
 
 from elman.figures.style import COLOURS, STYLES, house
 from elman.forecasting.accuracy import growth
-from elman.forecasting.base import Forecaster, Values
-from elman.forecasting.evaluation import Scores
-from elman.forecasting.intervals import Intervals
+from elman.forecasting.experiment import Experiment, Scores, interval
+from elman.forecasting.series import Series
+
+_MOST_CURVES = len(COLOURS) - 1
 
 
 def overview(
-    name: str,
-    values: Values,
-    model: Forecaster,
-    first: int,
-    scores: Mapping[str, Scores],
-    intervals: Intervals,
-    horizons: tuple[int, ...] = (1, 4, 16, 64),
+    found: Experiment, compared: int = 0, horizons: tuple[int, ...] = (1, 4, 16, 64)
 ) -> Figure:
-    """Four panels: one step, many steps from one origin, k steps over the series, error by horizon.
-
-    `first` is where the test part begins; only the first column is drawn.
-    """
+    """Four panels for one series: the future, past windows, k steps ahead, error by horizon."""
+    series = found.compared[compared]
     with house():
         figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
-        one_step(axes[0, 0], values, model, first)
-        many_steps(axes[0, 1], values, model, first, intervals)
-        k_steps(axes[1, 0], values, model, horizons)
-        error_by_horizon(axes[1, 1], scores)
-        figure.suptitle(f"{name}: {type(model).__name__}")
+        ahead(axes[0, 0], found, series)
+        windows(axes[0, 1], found, compared)
+        k_steps(axes[1, 0], found, series, horizons)
+        error_by_horizon(axes[1, 1], found.scores(compared))
+        figure.suptitle(plain_text(f"{found.series[series].name}: {found.published}"))
     plt.close(figure)
     return figure
 
 
-def one_step(axes: Axes, values: Values, model: Forecaster, first: int) -> None:
-    """The data, and the prediction of each value from those before it."""
-    origins = range(model.lags, len(values))
-    axes.plot(values[:, 0], color="#999999", linestyle="-", linewidth=0.8, label="data")
-    axes.plot(origins, model.forecasts(values, origins, 1)[:, 0, 0], label="one step ahead")
-    axes.axvline(first, color="black", linestyle=":", linewidth=1)
-    axes.annotate("test part", (first, 1), xycoords=("data", "axes fraction"), fontsize=8, va="top")
-    axes.set(title="One step ahead", xlabel="step")
-    axes.legend(loc="lower left")
+def plain_text(words: str) -> str:
+    """Words that matplotlib must not read as mathematics."""
+    return words.replace("$", r"\$")
 
 
-def many_steps(
-    axes: Axes, values: Values, model: Forecaster, first: int, intervals: Intervals
-) -> None:
-    """What the model says at the start of the test part, fed its own predictions to the end."""
-    steps = len(values) - first
-    path = model.forecasts(values, [first], steps)[0, :, 0]
-    known = min(steps, len(intervals.radius))
-    radius = intervals.radius[:known, 0]
-    ahead = np.arange(first, first + steps)
-    axes.plot(values[:, 0], color="#999999", linestyle="-", linewidth=0.8, label="data")
-    axes.plot(ahead, path, color=COLOURS[1], linestyle="-", label="fed its own predictions")
-    if np.isfinite(radius).any():
+def moments(series: Series, first: int, count: int) -> Any:
+    """Where steps lie on the axis: dates where the series has them, else numbers of steps."""
+    if series.clock is None:
+        return np.arange(first, first + count) + 1
+    found = [series.clock.at(first + k) for k in range(count)]
+    return np.array([_naive(m) for m in found])
+
+
+def _naive(moment: Any) -> Any:
+    return moment.replace(tzinfo=None) if isinstance(moment, dt.datetime) else moment
+
+
+def ahead(axes: Axes, found: Experiment, i: int) -> None:
+    """The end of the data, the forecast that follows it, and its intervals."""
+    series, path, steps = found.series[i], found.ahead[i], found.settings.steps
+    shown = min(len(series), max(4 * steps, 60))
+    past = moments(series, len(series) - shown, shown)
+    future = moments(series, len(series), steps)
+    axes.plot(past, series.values[-shown:, 0], color="#333333", linestyle="-", lw=0.9, label="data")
+    for level in sorted(path.low, reverse=True):
         axes.fill_between(
-            ahead[:known],
-            path[:known] - radius,
-            path[:known] + radius,
-            color=COLOURS[1],
-            alpha=0.25,
-            linewidth=0,
-            label=f"{intervals.level:.0%} interval",
-        )
-    axes.set(title="Many steps from one origin", xlabel="step")
-    axes.legend(loc="lower left")
+            future, path.low[level], path.high[level], color=COLOURS[1], alpha=0.2, linewidth=0,
+            label=f"{level:g} % interval",
+        )  # fmt: skip
+    axes.plot(future, path.point, color=COLOURS[1], linestyle="-", label="forecast")
+    _finish(axes, series, "What comes next")
 
 
-def k_steps(axes: Axes, values: Values, model: Forecaster, horizons: tuple[int, ...]) -> None:
-    """The k-step-ahead prediction at every step, for several k."""
-    fits = [k for k in horizons if model.lags + k <= len(values)]
-    origins = np.arange(model.lags, len(values) + 1)
-    paths = model.forecasts(values, origins.tolist(), max(fits))[:, :, 0]
-    axes.plot(values[:, 0], color="#cccccc", linestyle="-", linewidth=0.8)
+def windows(axes: Axes, found: Experiment, compared: int) -> None:
+    """What would have been said at the start of each window, and what came."""
+    series = found.series[found.compared[compared]]
+    backtest = next(iter(found.backtests().values()))[compared]
+    first = int(backtest.origins.min())
+    start = max(0, first - found.settings.steps)
+    axes.plot(
+        moments(series, start, len(series) - start),
+        series.values[start:, 0], color="#333333", linestyle="-", lw=0.9, label="data",
+    )  # fmt: skip
+    level = found.settings.levels[0]
+    for n, w in enumerate(sorted(set(backtest.window.tolist()))):
+        row = int(np.flatnonzero(backtest.window == w)[0])
+        at = moments(series, int(backtest.origins[row]), found.settings.steps)
+        low, high = interval(backtest.quantiles[row], level, found.ensemble.widen[level])
+        colour = COLOURS[n % 2 + 1]
+        axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
+        label = "forecast then" if n == 0 else None
+        axes.plot(at, backtest.point[row], color=colour, linestyle="-", label=label)
+    _finish(axes, series, "Windows it was not shown")
+
+
+def k_steps(axes: Axes, found: Experiment, i: int, horizons: tuple[int, ...]) -> None:
+    """The k-step-ahead forecast at every step, for several k, of the first model of series i."""
+    series = found.series[i]
+    label = found.ensemble.members[i][0]
+    fitted, steps = found.ensemble.fitted[label], found.settings.steps
+    model = fitted.models[i]
+    last = len(series) if not series.known.shape[1] else len(series) - steps
+    origins = np.arange(model.lags, last + 1)
+    origins = origins[:: max(1, len(origins) // 500)]
+    fits = [k for k in horizons if k <= steps] or [1]
+    paths = fitted.forecast(i, series, origins.tolist(), max(fits)).point
+    axes.plot(
+        moments(series, 0, len(series)), series.values[:, 0], color="#cccccc", linestyle="-", lw=0.8
+    )
+    times = moments(series, 0, len(series))
     for k, colour, dash in zip(fits, COLOURS, STYLES, strict=False):
         at = origins + k - 1
-        inside = at < len(values)
-        axes.plot(at[inside], paths[inside, k - 1], color=colour, linestyle=dash, label=f"k = {k}")
-    axes.set(title="k steps ahead, over the whole series", xlabel="step")
-    axes.legend(loc="lower left", ncols=2)
+        inside = at < len(series)
+        axes.plot(
+            times[at[inside]], paths[inside, k - 1], color=colour, linestyle=dash,
+            label=f"k = {k}",
+        )  # fmt: skip
+    _finish(axes, series, "k steps ahead, over the whole series")
 
 
 def error_by_horizon(axes: Axes, scores: Mapping[str, Scores]) -> None:
     """Held-out root mean squared error at each horizon, and the growth the notes predict."""
-    for (name, score), colour, dash in zip(scores.items(), COLOURS, STYLES, strict=False):
-        axes.plot(_horizons(score), score.rmse, color=colour, linestyle=dash, label=name)
-    first = next(iter(scores.values()))
-    if len(first.rmse) > 1:
-        fitted = growth(first.rmse)
-        label = f"ε̄ + c ε, c = {fitted.factor:.2f}"
+    rows = [(name, s.rmse) for name, s in scores.items() if s.rmse is not None]
+    rest = sorted(rows[1:], key=lambda row: float(row[1].mean()))
+    for (name, rmse), colour, dash in zip(
+        [*rows[:1], *rest][:_MOST_CURVES], COLOURS, STYLES, strict=False
+    ):
+        at = np.arange(1, len(rmse) + 1)
+        axes.plot(at, rmse, color=colour, linestyle=dash, label=plain_text(name))
+    first = rows[0][1]
+    if len(first) > 1:
+        fitted = growth(first)
         axes.plot(
-            _horizons(first),
-            fitted.predicted,
-            color="black",
-            linewidth=0.8,
-            linestyle=":",
-            label=label,
-        )
+            np.arange(1, len(first) + 1), fitted.predicted, color="black", linewidth=0.8,
+            linestyle=":", label=f"ε̄ + c ε, c = {fitted.factor:.2f}",
+        )  # fmt: skip
     axes.set(title="Held-out error by horizon", xlabel="steps ahead", ylabel="RMSE")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=7)
 
 
-def _horizons(score: Scores) -> list[int]:
-    return list(range(1, len(score.rmse) + 1))
+def _finish(axes: Axes, series: Series, title: str) -> None:
+    dated = series.clock is not None and not isinstance(series.clock.start, int)
+    axes.set(title=title, xlabel="" if dated else "step")
+    if dated:
+        axes.tick_params(axis="x", labelrotation=20)
+    axes.legend(loc="upper left", fontsize=8)

@@ -78,7 +78,7 @@ def _kept(axes: Axes, found: ByLag, window: int | None) -> None:
         axes.annotate(
             f"window {window} keeps {most}{100 * kept:.0f} %",
             (window, kept),
-            xytext=(0, -10),
+            xytext=(0, -26),
             textcoords="offset points",
             ha="right" if window > last / 2 else "left",
             va="top",

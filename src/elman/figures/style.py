@@ -51,8 +51,8 @@ def house() -> Iterator[None]:
 def token_text(token: object) -> str:
     r"""A token, or any name, as a figure can show it: no mathematics between dollars.
 
-    >>> print(token_text("\n"), token_text("$\b$"), token_text("\udcff"))
-    ↵ \$\b\$ \udcff
+    >>> print(token_text("\n"), token_text("$x$"), token_text("\udcff"))
+    ↵ \$x\$ \udcff
     """
     text = {" ": "␣", "\n": "↵", "\t": "⇥"}.get(str(token), str(token)).replace("$", r"\$")
     return text.encode("utf-8", "backslashreplace").decode()

@@ -139,7 +139,7 @@ def _axes(title: str, quantity: str, narrow: bool) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(NARROW, NARROW) if narrow else (8.8, 3.6))
     axes = figure.add_subplot()
     if narrow:
-        figure.subplots_adjust(left=0.14, right=0.97)  # and the height by what stands below
+        figure.subplots_adjust(left=0.14, right=0.94)  # and the height by what stands below
     else:
         figure.subplots_adjust(left=0.075, right=0.765, bottom=0.14, top=0.91)
     axes.set_title(title, loc="left", color=INK)

@@ -11,24 +11,40 @@ Every model has one interface: `fit(values)`, then `predict(history, steps)`.
 [0.65, 0.571, 0.486]
 """
 
-from elman.forecasting.base import Forecaster, features
+from elman.forecasting.base import Forecaster, Inputs, features
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
-from elman.forecasting.differenced import Differenced
+from elman.forecasting.deseasonalised import Deseasonalised
+from elman.forecasting.differenced import Differenced, Logged
+from elman.forecasting.estimator import SeriesForecaster
+from elman.forecasting.experiment import Experiment, Settings, fit_and_measure
+from elman.forecasting.global_network import Global
 from elman.forecasting.intervals import Intervals, calibrate
 from elman.forecasting.linear import Linear
 from elman.forecasting.networks import Recurrent, Window
+from elman.forecasting.regression import Regression
+from elman.forecasting.smoothing import Smoothing
 
 __all__ = [
+    "Deseasonalised",
     "Differenced",
     "Drift",
+    "Experiment",
     "Forecaster",
+    "Global",
+    "Inputs",
     "Intervals",
     "Last",
     "Linear",
+    "Logged",
     "Mean",
     "Recurrent",
+    "Regression",
     "Seasonal",
+    "SeriesForecaster",
+    "Settings",
+    "Smoothing",
     "Window",
     "calibrate",
     "features",
+    "fit_and_measure",
 ]

@@ -1,5 +1,6 @@
 """How good a forecast is: error by horizon, intervals, distributions, and how errors grow."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,27 @@ def crps(truth: Paths, samples: NDArray[np.float64]) -> ByHorizon:
     weight = (2 * np.arange(1, n + 1) - n - 1).reshape(-1, 1, 1, 1)
     spread = (weight * ordered).sum(0) * 2 / (n * (n - 1)) if n > 1 else 0.0
     return (error - 0.5 * spread).mean((0, 2))
+
+
+def pinball(
+    truth: NDArray[np.float64], quantiles: NDArray[np.float64], levels: Sequence[float]
+) -> NDArray[np.float64]:
+    """max(q (x - x̂_q), (q - 1) (x - x̂_q)) for each level q; `quantiles` has levels last."""
+    miss = truth[..., None] - quantiles
+    q = np.asarray(levels)
+    return np.maximum(q * miss, (q - 1) * miss)
+
+
+def quantile_crps(
+    truth: NDArray[np.float64], quantiles: NDArray[np.float64], levels: Sequence[float]
+) -> NDArray[np.float64]:
+    """2 ∫ pinball_q dq by the trapezoidal rule, the ends continued to 0 and 1: CRPS from quantiles.
+
+    With the median alone that is the absolute error.
+    """
+    q = np.asarray(levels)
+    edges = np.concatenate([[0.0], (q[1:] + q[:-1]) / 2, [1.0]])
+    return 2 * (pinball(truth, quantiles, levels) * np.diff(edges)).sum(-1)
 
 
 def coverage(truth: Paths, low: Paths, high: Paths) -> ByHorizon:

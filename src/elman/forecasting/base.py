@@ -5,7 +5,8 @@ future: every forecast is a function of one window x_{t-lags+1} … x_t.
 """
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Self, cast
 
 import numpy as np
@@ -23,8 +24,36 @@ Windows = NDArray[np.float64]
 Paths = NDArray[np.float64]
 """(origins, steps, columns)"""
 
-
 State = dict[str, NDArray[np.float64]]
+
+Told = Callable[[str], None]
+"""Called with a line of progress."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What goes with one series: inputs known ahead, known with hindsight only, and never changing.
+
+    `known` may have more rows than the series: the future's. `past` has as many.
+    """
+
+    known: Values
+    past: Values
+    static: Values = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def width(self) -> int:
+        """How many inputs there are."""
+        return self.known.shape[1] + self.past.shape[1] + len(self.static)
+
+    def check(self, until: int) -> None:
+        """Refuse known inputs that do not reach step `until`."""
+        if self.known.shape[1] and len(self.known) < until:
+            raise UserError(
+                f"known inputs end after step {len(self.known)}, and the forecast reaches step "
+                f"{until}",
+                hint="add rows for the future with those columns filled in, or forecast less far",
+            )
 
 
 class Forecaster(abc.ABC):
@@ -40,9 +69,27 @@ class Forecaster(abc.ABC):
         """Whether the model has a distribution to `sample` from."""
         return False
 
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether the model uses inputs besides the series' own past."""
+        return False
+
+    @property
+    def learned(self) -> int:
+        """How many numbers per column were fitted: what residuals on the same data hide."""
+        return 0
+
     @abc.abstractmethod
     def _fit(self, series: list[Values]) -> None:
         """Learn from whole series, each longer than `lags`."""
+
+    def _fit_with(self, series: list[Values], inputs: list[Inputs]) -> None:
+        """Learn from series and their inputs, for models that read them."""
+        del series
+        raise UserError(
+            f"{type(self).__name__} does not read inputs, and {inputs[0].width} were given",
+            hint="Regression and Global do",
+        )
 
     @abc.abstractmethod
     def roll(self, windows: Windows, steps: int) -> Paths:
@@ -66,8 +113,13 @@ class Forecaster(abc.ABC):
     def restore(self, state: State) -> None:
         """Take back what `state` gave."""
 
-    def fit(self, values: ArrayLike | Sequence[ArrayLike]) -> Self:
-        """Learn from one series, shape (steps,) or (steps, columns), or from a list of them."""
+    def fit(
+        self, values: ArrayLike | Sequence[ArrayLike], inputs: Sequence[Inputs] | None = None
+    ) -> Self:
+        """Learn from one series, shape (steps,) or (steps, columns), or from a list of them.
+
+        `inputs` holds one entry a series, for models that read them.
+        """
         several = isinstance(values, list) and len(values) > 0 and np.ndim(values[0]) > 0
         series = [as_values(v) for v in cast(list[Any], values if several else [values])]
         for v in series:
@@ -77,19 +129,61 @@ class Forecaster(abc.ABC):
                     f"reads {self.lags} values to predict the next",
                     hint=f"at least {self.lags + 1} steps, or a smaller tau or window",
                 )
-        self._fit(series)
+        if inputs is None:
+            self._fit(series)
+        else:
+            self._fit_with(series, list(inputs))
         return self
 
-    def predict(self, history: ArrayLike, steps: int) -> Values:
+    def predict(self, history: ArrayLike, steps: int, inputs: Inputs | None = None) -> Values:
         """x̂_{T+1} … x̂_{T+steps} after a history x_1 … x_T, by feeding predictions back."""
         history = as_values(history)
-        return self.forecasts(history, [len(history)], steps)[0]
+        return self.forecasts(history, [len(history)], steps, inputs)[0]
 
-    def forecasts(self, values: Values, origins: Sequence[int], steps: int) -> Paths:
-        """x̂_{o+1} … x̂_{o+steps} for each origin o, from values[:o] alone."""
+    def forecasts(
+        self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
+    ) -> Paths:
+        """x̂_{o+1} … x̂_{o+steps} for each origin o, from values[:o] and known inputs alone."""
+        del inputs
         if steps < 1:
             raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
         return self.roll(windows_before(values, origins, self.lags), steps)
+
+    def quantiles(
+        self,
+        values: Values,
+        origins: Sequence[int],
+        steps: int,
+        levels: Sequence[float],
+        inputs: Inputs | None = None,
+    ) -> NDArray[np.float64] | None:
+        """The model's own quantiles, (origins, steps, columns, levels); None where it has none.
+
+        A model that can be sampled has those of 400 sampled paths.
+        """
+        del inputs
+        if not self.samples:
+            return None
+        drawn = self.sample(windows_before(values, origins, self.lags), steps, 400)
+        return np.moveaxis(np.quantile(drawn, levels, axis=0), 0, -1)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings by name, as scikit-learn asks for them."""
+        del deep
+        return {f.name: getattr(self, f.name) for f in fields(cast(Any, self)) if f.init}
+
+    def set_params(self, **settings: Any) -> Self:
+        """Change settings, as scikit-learn does it; what was fitted before no longer counts."""
+        for name, value in settings.items():
+            if name not in self.get_params():
+                raise UserError(
+                    f"{type(self).__name__} has no setting {name!r}",
+                    hint=f"it has {', '.join(self.get_params()) or 'none'}",
+                )
+            setattr(self, name, value)
+        if check := getattr(self, "__post_init__", None):
+            check()
+        return self
 
 
 def as_values(series: ArrayLike) -> Values:

@@ -1,5 +1,6 @@
-"""Forecast the changes and add them up: what a trend or a season needs."""
+"""Forecast the changes and add them up, or the logarithms: what a trend or a season needs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.forecasting.base import Forecaster, Paths, State, Values, Windows
+from elman.forecasting.base import Forecaster, Inputs, Paths, State, Values, Windows
 
 
 @final
@@ -33,6 +34,10 @@ class Differenced(Forecaster):
     @property
     def samples(self) -> bool:
         return self.inner.samples
+
+    @property
+    def learned(self) -> int:
+        return self.inner.learned
 
     def _fit(self, series: list[Values]) -> None:
         self.inner.fit([v[self.lag :] - v[: -self.lag] for v in series])
@@ -60,3 +65,62 @@ class Differenced(Forecaster):
 
     def restore(self, state: State) -> None:
         self.inner.restore(state)
+
+
+@final
+@dataclass
+class Logged(Forecaster):
+    """Any forecaster, on y_t = log x_t; then x̂ = exp ŷ. For what grows by percents.
+
+    The forecast is the middle of the distribution, not its mean: exp of a mean of logs.
+    """
+
+    inner: Forecaster
+
+    @property
+    def lags(self) -> int:
+        return self.inner.lags
+
+    @property
+    def samples(self) -> bool:
+        return self.inner.samples
+
+    @property
+    def learned(self) -> int:
+        return self.inner.learned
+
+    def _fit(self, series: list[Values]) -> None:
+        self.inner.fit([_log(v) for v in series])
+
+    def roll(self, windows: Windows, steps: int) -> Paths:
+        return _exp(self.inner.roll(_log(windows), steps))
+
+    def forecasts(
+        self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
+    ) -> Paths:
+        return _exp(self.inner.forecasts(_log(values), origins, steps, inputs))
+
+    def sample(
+        self, windows: Windows, steps: int, samples: int, seed: int = 0
+    ) -> NDArray[np.float64]:
+        return _exp(self.inner.sample(_log(windows), steps, samples, seed))
+
+    def state(self) -> State:
+        return self.inner.state()
+
+    def restore(self, state: State) -> None:
+        self.inner.restore(state)
+
+
+def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    if (values <= 0).any():
+        raise UserError(
+            f"{values.min():g} has no logarithm: Logged needs values above 0",
+            hint="leave the logarithm away",
+        )
+    return np.log(values)
+
+
+def _exp(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """exp, as far as numbers reach: a model that runs away is told apart by whoever uses it."""
+    return np.exp(np.clip(logs, -700, 700))

@@ -1,6 +1,9 @@
-"""Split-conformal intervals: how wide the forecast must be to hold the truth as often as it says.
+"""How wide a forecast must be to hold the truth as often as it says.
 
-The residuals of a part of the series that the model never learned from are sorted; the radius at
+Two ways. `Errors` describes how a fitted model errs k steps ahead: a spread that depends on k and a
+shape that does not, both from its forecasts of data it knows; held-out windows then say how much
+wider they must be. `calibrate` gives split-conformal intervals from held-out residuals alone: the
+residuals of a part of the series that the model never learned from are sorted; the radius at
 horizon k is the ⌈(n + 1)·level⌉-th smallest of n. If those residuals and the future's are
 exchangeable, x_{t+k} lies within x̂_{t+k} ± radius_k with probability at least `level` (Vovk and
 others, 2005).
@@ -9,12 +12,19 @@ others, 2005).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.forecasting.base import Forecaster, Paths, Values
+from elman.forecasting.base import Forecaster, Inputs, Paths, Values
+
+GRID = (0.005, 0.025, 0.05, *np.arange(0.1, 0.95, 0.1).round(2).tolist(), 0.95, 0.975, 0.995)
+"""Quantiles that stand for a distribution wherever one is stored or scored."""
+
+_MOST_ORIGINS = 300
+_FEWEST = 8
 
 
 @dataclass(frozen=True)
@@ -70,3 +80,82 @@ def _conformal_quantile(residuals: Values, level: float) -> Values:
     if rank > len(residuals):
         return np.full(residuals.shape[1], math.inf)
     return np.sort(residuals, axis=0)[rank - 1]
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """How a model errs: x_{t+k} - x̂_{t+k} is `spread[k]` times a draw with quantiles `shape`."""
+
+    spread: Values
+    """(steps, columns)"""
+    shape: NDArray[np.float64]
+    """(len(GRID), columns)"""
+
+    def offsets(self, steps: int, levels: Sequence[float]) -> NDArray[np.float64]:
+        """What to add to a forecast for its quantiles: (steps, columns, levels).
+
+        Beyond the horizon that was measured the spread grows with the square root of the step.
+        """
+        k = np.arange(1, steps + 1)
+        known = len(self.spread)
+        spread = self.spread[np.minimum(k, known) - 1]
+        spread = spread * np.sqrt(np.maximum(k / known, 1.0))[:, None]
+        z = np.stack([np.interp(levels, GRID, column) for column in self.shape.T])
+        return spread[:, :, None] * z
+
+
+def errors(model: Forecaster, values: Values, steps: int, inputs: Inputs | None = None) -> Errors:
+    """How a model errs on a series that it was fitted on, k = 1 … steps ahead.
+
+    The spread at k is the root mean square over origins, times √(n / (n - learned)) for what the
+    fit has hidden; horizons with fewer than 8 residuals are extended by √step.
+    Spreads never shrink with k.
+    """
+    origins = np.arange(model.lags, len(values))
+    if len(origins) < 2:
+        naive = np.diff(values, axis=0).std(0, keepdims=True) if len(values) > 2 else values[:1] * 0
+        return Errors(naive, _normal(values.shape[1]))
+    origins = origins[:: max(1, len(origins) // _MOST_ORIGINS)]
+    ahead = np.full((len(values) + steps, values.shape[1]), np.nan)
+    ahead[: len(values)] = values
+    truth = ahead[origins[:, None] + np.arange(steps)]
+    known = inputs
+    if inputs is not None and inputs.known.shape[1]:  # past the end only NaN is compared
+        short = max(0, len(values) + steps - len(inputs.known))
+        padded = np.concatenate([inputs.known, inputs.known[-1:].repeat(short, 0)])
+        known = Inputs(padded, inputs.past, inputs.static)
+    paths = model.forecasts(values, origins.tolist(), steps, known)
+    residuals = truth - np.clip(paths, -1e140, 1e140)  # of a model that runs away
+    counts = (~np.isnan(residuals[:, :, 0])).sum(0)
+    enough = max(1, int((counts >= _FEWEST).sum()))
+    with np.errstate(invalid="ignore"):
+        spread = np.sqrt(np.nanmean(residuals[:, :enough] ** 2, axis=0))
+    n = len(values) - model.lags
+    spread = spread * math.sqrt(n / max(n - model.learned, n / 4))
+    own = getattr(model, "deviation", None)
+    if own is not None:
+        spread = np.maximum(own(steps), 1e-300)
+        enough = steps
+    spread = np.maximum.accumulate(spread, axis=0)
+    return Errors(spread, _shape(residuals[:, : min(enough, steps)], spread))
+
+
+def _shape(residuals: Paths, spread: Values) -> NDArray[np.float64]:
+    """Quantiles of residuals over their spread, all horizons together.
+
+    Few residuals say little about the tails: the normal's quantiles count as twenty of them.
+    """
+    columns = []
+    for j in range(residuals.shape[2]):
+        unit = np.where(spread[:, j] > 0, spread[:, j], 1.0)[: residuals.shape[1]]
+        z = residuals[:, :, j] / unit
+        first = z[:, 0][~np.isnan(z[:, 0])]
+        found = np.quantile(z[~np.isnan(z)], GRID)
+        trust = len(first) / (len(first) + 20)
+        columns.append(trust * found + (1 - trust) * _normal(1)[:, 0])
+    return np.stack(columns, axis=1)
+
+
+def _normal(columns: int) -> NDArray[np.float64]:
+    quantiles = [NormalDist().inv_cdf(q) for q in GRID]
+    return np.array(quantiles)[:, None].repeat(columns, 1)

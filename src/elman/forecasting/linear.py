@@ -31,6 +31,10 @@ class Linear(Forecaster):
     def lags(self) -> int:
         return self.tau
 
+    @property
+    def learned(self) -> int:
+        return self.tau + 1
+
     def _fit(self, series: list[Values]) -> None:
         pairs = [features(v, self.tau, self.direct) for v in series]
         X = np.concatenate([_design(x) for x, _ in pairs])

@@ -55,6 +55,8 @@ class _Network(Forecaster):
     seed: int
     net: nn.Module
     scale: Scale
+    losses: list[float]
+    """The mean training loss of every epoch, in scaled units."""
 
     @property
     def lags(self) -> int:
@@ -91,7 +93,9 @@ class _Network(Forecaster):
         shuffle = torch.Generator().manual_seed(self.seed)
         batches = DataLoader(TensorDataset(x, y), self.batch, shuffle=True, generator=shuffle)
         optimiser = torch.optim.Adam(self.net.parameters(), self.learning_rate)
+        self.losses = []
         for epoch in range(self.epochs):
+            seen = 0.0
             for xs, ys in batches:
                 optimiser.zero_grad()
                 loss = self._loss(self.net(xs), ys)
@@ -102,6 +106,8 @@ class _Network(Forecaster):
                     )
                 loss.backward()
                 optimiser.step()
+                seen += loss.item() * len(xs)
+            self.losses.append(seen / len(x))
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean squared error, or the mean negative log-likelihood of N(μ, σ²), up to a constant."""
@@ -136,11 +142,13 @@ class _Network(Forecaster):
 
     def state(self) -> State:
         weights = {f"net.{k}": v.double().numpy() for k, v in self.net.state_dict().items()}
-        return {"scale.mean": self.scale.mean, "scale.spread": self.scale.spread, **weights}
+        scale = {"scale.mean": self.scale.mean, "scale.spread": self.scale.spread}
+        return {**scale, "losses": np.array(self.losses), **weights}
 
     def restore(self, state: State) -> None:
         self.scale = Scale(state["scale.mean"], state["scale.spread"])
         self.net = self.build(len(self.scale.mean))
+        self.losses = state["losses"].tolist()
         weights = {k[4:]: torch.as_tensor(v) for k, v in state.items() if k.startswith("net.")}
         self.net.load_state_dict(weights)
 
@@ -175,6 +183,7 @@ class Window(_Network):
     seed: int = 0
     net: nn.Module = field(init=False, repr=False)
     scale: Scale = field(init=False, repr=False)
+    losses: list[float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check()
@@ -239,6 +248,7 @@ class Recurrent(_Network):
     memory: Memory = field(default_factory=Stored)
     net: nn.Module = field(init=False, repr=False)
     scale: Scale = field(init=False, repr=False)
+    losses: list[float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check()

@@ -1,28 +1,56 @@
-"""A fitted forecaster as a folder: `config.json` and `model.safetensors`, nothing to unpickle."""
+"""Fitted forecasters as a folder: `config.json` and `model.safetensors`, nothing to unpickle.
 
+Both are sealed (`elman.files`), and `config.json` knows which weights are its own: a changed bit is
+refused rather than forecast from.
+"""
+
+import hashlib
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load as parse_arrays
+from safetensors.numpy import save as write_arrays
 
 from elman.errors import MissingSource, UserError
-from elman.files import atomic, write_text
-from elman.forecasting.base import Forecaster
+from elman.files import (
+    BLANK_SEAL,
+    atomic,
+    check_seal,
+    read_bytes,
+    read_sealed,
+    sealed,
+    write_sealed,
+)
+from elman.forecasting import panel
+from elman.forecasting.base import Forecaster, State
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
-from elman.forecasting.differenced import Differenced
-from elman.forecasting.intervals import Intervals
+from elman.forecasting.catalogue import Method
+from elman.forecasting.deseasonalised import Deseasonalised
+from elman.forecasting.differenced import Differenced, Logged
+from elman.forecasting.experiment import Ensemble
+from elman.forecasting.global_network import Global
+from elman.forecasting.intervals import Errors, Intervals
 from elman.forecasting.linear import Linear
 from elman.forecasting.networks import Recurrent, Window
+from elman.forecasting.regression import Regression
+from elman.forecasting.series import Reading
+from elman.forecasting.smoothing import Smoothing
 
-FORMAT = "elman-forecaster-1"
+FORMAT = "elman-forecaster-2"
+ENSEMBLE = "elman-forecast-1"
 
 KINDS: dict[str, type[Forecaster]] = {
-    k.__name__: k for k in (Last, Seasonal, Mean, Drift, Linear, Window, Recurrent, Differenced)
-}
+    k.__name__: k
+    for k in (
+        Last, Seasonal, Mean, Drift, Smoothing, Linear, Regression, Window, Recurrent, Global,
+        Differenced, Logged, Deseasonalised,
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,14 +63,20 @@ class Fitted:
     season: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What `elman forecast --out` keeps: the ensemble, and how its table was read."""
+
+    ensemble: Ensemble
+    reading: Reading
+    columns: tuple[str, ...]
+    calendar: bool = False
+
+
 def save(fitted: Fitted, folder: Path | str) -> Path:
     """Write a fitted forecaster; `load` gives back one with the same forecasts."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     arrays = {f"model.{k}": v for k, v in fitted.model.state().items()}
     arrays["intervals.radius"] = fitted.intervals.radius
-    with atomic(folder / "model.safetensors") as draft:
-        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, draft)
     config = {
         "format": FORMAT,
         "model": _describe(fitted.model),
@@ -50,31 +84,173 @@ def save(fitted: Fitted, folder: Path | str) -> Path:
         "season": fitted.season,
         "level": fitted.intervals.level,
     }
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
-    return folder
+    return _write(Path(folder), config, arrays)
 
 
 def load(folder: Path | str) -> Fitted:
     """Read what `save` wrote."""
-    folder = Path(folder)
+    with _Whole(folder):
+        config, arrays = _read(Path(folder), FORMAT)
+        model = _build(config["model"], _under(arrays, "model."))
+        intervals = Intervals(config["level"], arrays["intervals.radius"])
+        return Fitted(model, tuple(config["columns"]), intervals, config["season"])
+    raise AssertionError
+
+
+def save_ensemble(saved: Saved, folder: Path | str, extra: Mapping[str, Any] | None = None) -> Path:
+    """Write everything that later forecasts need; `extra` is kept in config.json for readers."""
+    arrays: State = {}
+    parts = []
+    ensemble = saved.ensemble
+    for n, (label, fitted) in enumerate(ensemble.fitted.items()):
+        users = [i for i, labels in enumerate(ensemble.members) if label in labels]
+        shared = fitted.method.of.shared
+        for i in users[:1] if shared else users:
+            arrays |= {f"{n}.{i}.{k}": v for k, v in fitted.models[i].state().items()}
+            if (known := fitted.errors[i]) is not None:
+                arrays |= {f"{n}.{i}.errors.spread": known.spread}
+                arrays |= {f"{n}.{i}.errors.shape": known.shape}
+        parts.append(
+            {
+                "label": label,
+                "kind": fitted.method.kind,
+                "series": users,
+                "models": [_describe(fitted.models[i]) for i in (users[:1] if shared else users)],
+            }
+        )
+    config = {
+        "format": ENSEMBLE,
+        "parts": parts,
+        "members": ensemble.members,
+        "names": ensemble.names,
+        "widen": {f"{k:g}": v for k, v in ensemble.widen.items()},
+        "steps": ensemble.steps,
+        "columns": saved.columns,
+        "reading": asdict(saved.reading),
+        "calendar": saved.calendar,
+        "about": dict(extra or {}),
+    }
+    return _write(Path(folder), config, arrays)
+
+
+def load_ensemble(folder: Path | str) -> Saved:
+    """Read what `save_ensemble` wrote."""
+    with _Whole(folder):
+        config, arrays = _read(Path(folder), ENSEMBLE)
+        fitted = {}
+        for n, part in enumerate(config["parts"]):
+            fitted[part["label"]] = _restored(n, part, arrays, len(config["names"]))
+        ensemble = Ensemble(
+            fitted,
+            [tuple(labels) for labels in config["members"]],
+            tuple(config["names"]),
+            {float(k): float(v) for k, v in config["widen"].items()},
+            int(config["steps"]),
+        )
+        kept = config["reading"].items()
+        reading: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kept}
+        return Saved(ensemble, Reading(**reading), tuple(config["columns"]), config["calendar"])
+    raise AssertionError
+
+
+def _restored(n: int, part: Any, arrays: State, series: int) -> panel.Fitted:
+    method = Method(part["kind"], name=part["label"])
+    models: dict[int, Forecaster] = {}
+    known: dict[int, Errors | None] = {}
+    for described, i in zip(part["models"], part["series"], strict=False):
+        state = _under(arrays, f"{n}.{i}.")
+        errors = _under(state, "errors.")
+        models[i] = _build(described, {k: v for k, v in state.items() if "errors." not in k})
+        known[i] = Errors(errors["spread"], errors["shape"]) if errors else None
+    first = part["series"][0]
+    return panel.Fitted(
+        method,
+        [models.get(i, models[first]) for i in range(series)],
+        [known.get(i, known[first]) for i in range(series)],
+    )
+
+
+def check_place(folder: Path, *, force: bool) -> None:
+    """Refuse a place that is taken, unless `force` and what is there is a forecaster."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file, not a folder", hint="another --out")
+    if not force:
+        raise UserError(
+            f"{folder} exists already", hint="another --out, or --force to overwrite it"
+        )
+    if any(folder.iterdir()) and _format_of(folder) is None:
+        raise UserError(
+            f"{folder} holds something that is not a forecaster, and --force only replaces those",
+            hint="another --out, or delete that folder yourself",
+        )
+
+
+def _format_of(folder: Path) -> str | None:
+    """Which of our formats a folder has, if any."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    found = config.get("format") if isinstance(config, dict) else None
+    ours = isinstance(found, str) and found.startswith(("elman-forecaster-", "elman-forecast-"))
+    return found if ours else None
+
+
+def _write(folder: Path, config: dict[str, Any], arrays: State) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+    weights = sealed(write_arrays(whole, {"seal": BLANK_SEAL}))
+    config |= {"weights": hashlib.sha256(weights).hexdigest(), "seal": BLANK_SEAL}
+    with atomic(folder / "model.safetensors") as draft:
+        draft.write_bytes(weights)
+    text = json.dumps(config, indent=2, allow_nan=False) + "\n"
+    write_sealed(folder / "config.json", text.encode())
+    return folder
+
+
+def _read(folder: Path, wanted: str) -> tuple[dict[str, Any], State]:
     if not (folder / "config.json").is_file():
         raise MissingSource(
             f"{folder} is not a forecaster's folder: it has no config.json",
             hint="elman forecast SOURCE --out FOLDER makes one",
         )
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if config.get("format") != FORMAT:
-            raise ValueError(f"its format is {config.get('format')!r}, not {FORMAT!r}")
-        arrays = load_file(folder / "model.safetensors")
-        model = _build(config["model"])
-        model.restore({k[6:]: v for k, v in arrays.items() if k.startswith("model.")})
-        intervals = Intervals(config["level"], arrays["intervals.radius"])
-        return Fitted(model, tuple(config["columns"]), intervals, config["season"])
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as wrong:
+    text = read_bytes(folder / "config.json")
+    config = json.loads(text)
+    if not isinstance(config, dict) or config.get("format") != wanted:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise ValueError(f"its format is {found!r}, not {wanted!r}")
+    check_seal(text, folder / "config.json")
+    weights = read_sealed(folder / "model.safetensors")
+    if hashlib.sha256(weights).hexdigest() != config["weights"]:
+        raise ValueError("model.safetensors does not belong to this config.json")
+    return config, parse_arrays(weights)
+
+
+class _Whole:
+    """Turn whatever reading a damaged folder raises into one refusal that names the folder."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: Any, wrong: BaseException | None, trace: Any) -> None:
+        known = (SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+        if isinstance(wrong, MissingSource) or not isinstance(
+            wrong, (*known, RuntimeError, RecursionError, FileNotFoundError)
+        ):
+            return
         raise UserError(
-            f"{folder} does not hold a whole forecaster: {wrong}", hint="fit it again with --force"
+            f"{self.folder} does not hold a whole forecaster: {wrong}",
+            hint="fit it again with --force",
         ) from wrong
+
+
+def _under(arrays: State, prefix: str) -> State:
+    return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
 
 
 def _describe(model: Forecaster) -> dict[str, Any]:
@@ -84,15 +260,19 @@ def _describe(model: Forecaster) -> dict[str, Any]:
     """
     settings = {f.name: getattr(model, f.name) for f in fields(cast(Any, model)) if f.init}
     settings = {k: v for k, v in settings.items() if k not in ("carry", "memory")}
-    if isinstance(model, Differenced):
-        settings["inner"] = _describe(model.inner)
+    settings = {k: _describe(v) if isinstance(v, Forecaster) else v for k, v in settings.items()}
     return {"kind": type(model).__name__, **settings}
 
 
-def _build(described: dict[str, Any]) -> Forecaster:
-    """The unfitted model that `_describe` described."""
-    settings = dict(described)
-    kind = KINDS[settings.pop("kind")]
-    if kind is Differenced:
-        settings["inner"] = _build(settings["inner"])
-    return kind(**settings)
+def _build(described: dict[str, Any], state: State) -> Forecaster:
+    """The fitted model that `_describe` described and whose `state` was kept."""
+    model = _made(described)
+    model.restore(state)
+    return model
+
+
+def _made(described: dict[str, Any]) -> Forecaster:
+    settings: dict[str, Any] = {
+        k: _made(v) if isinstance(v, dict) else v for k, v in described.items()
+    }
+    return KINDS[settings.pop("kind")](**settings)

@@ -1,51 +1,128 @@
-"""Numbers through time: by name, from a table, or from stdin; gaps reported, never guessed at.
+"""Numbers through time: by name, from a table, a data frame or stdin; nothing guessed at silently.
 
-A series is a `(steps, columns)` array with the names of its columns and, where known, the length of
-its season. Built in: the notes' noisy sine, yearly sunspot numbers, monthly airline passengers.
+A series is a `(steps, columns)` array with the names of its columns and, where known, its clock,
+the length of its season and the inputs that go with it. Built in: the notes' noisy sine, yearly
+sunspot numbers, monthly airline passengers.
 """
 
-import csv
-import io
+import datetime as dt
 import itertools
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import MissingSource, UserError
+from elman.forecasting import dates, tables
+from elman.forecasting.dates import Clock, Moment
+from elman.forecasting.tables import Table
 from elman.text.datasets import DATASETS
 
 Values = NDArray[np.float64]
 Missing = Literal["error", "interpolate"]
-Row = dict[str, str]
+Fill = Literal["forward", "linear", "zero"]
 
 NAMES = tuple(name for name, dataset in DATASETS.items() if dataset.kind == "series")
+FILLS: tuple[Fill, ...] = ("forward", "linear", "zero")
 
 _SEASONS = {"sunspots": 11, "airline": 12}
-_TIMES = {"sunspots": "year", "airline": "month"}
+_LONG = {"unique_id", "ds", "y"}
+_TIME_NAMES = frozenset(
+    {
+        *("ds", "date", "datetime", "time", "timestamp", "year", "month", "day", "week"),
+        *("quarter", "period", "hour", "minute", "t", "dt"),
+    }
+)
+_INDEX_NAMES = _TIME_NAMES | frozenset(
+    ["id", "index", "row", "no", "nr", "unnamed: 0", "unique_id"]
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One series: `values[t, j]` is column j at step t."""
+    """One series: `values[t, j]` is column j at step t.
+
+    `known[t]` holds inputs whose future is known, with as many rows after the values' last as the
+    source had; `past[t]` those known only with hindsight; `static` what never changes.
+    """
 
     name: str
     values: Values
     columns: tuple[str, ...]
     times: tuple[str, ...] | None = None
     season: int | None = None
+    clock: Clock | None = None
+    known: Values = field(default_factory=lambda: np.zeros((0, 0)))
+    past: Values = field(default_factory=lambda: np.zeros((0, 0)))
+    static: Values = field(default_factory=lambda: np.zeros(0))
+    inputs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    reading: "Reading | None" = None
+    """How its table was read, what was decided included."""
 
     def __post_init__(self) -> None:
         assert self.values.ndim == 2
         assert self.values.shape[1] == len(self.columns)
+        if not self.known.shape[1]:
+            object.__setattr__(self, "known", np.zeros((len(self.values), 0)))
+        if not self.past.shape[1]:
+            object.__setattr__(self, "past", np.zeros((len(self.values), 0)))
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def until(self, step: int) -> "Series":
+        """The series as it was known after `step` steps; known inputs keep their future."""
+        times = self.times[:step] if self.times else None
+        return replace(self, values=self.values[:step], past=self.past[:step], times=times)
+
+    def time(self, step: int) -> str:
+        """The time of a step, within the data or after it; its number where there are no dates."""
+        if self.times is not None and step < len(self.times):
+            return self.times[step]
+        return self.clock.label(step) if self.clock else str(step + 1)
+
+    def each_column(self) -> list["Series"]:
+        """One series per column."""
+        return [
+            replace(self, values=self.values[:, [j]], columns=(c,))
+            for j, c in enumerate(self.columns)
+        ]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which columns mean what, and what to do about gaps: everything `load` can be told."""
+
+    column: tuple[str, ...] = ()
+    time: str | None = None
+    group: str | None = None
+    known: tuple[str, ...] = ()
+    past: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    fill: Fill | None = None
+    date_format: str | None = None
+    timezone: str | None = None
+    season: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fill is not None and self.fill not in FILLS:
+            raise UserError(f"--fill {self.fill!r} is unknown", hint=f"one of {', '.join(FILLS)}")
+        if self.season is not None and self.season < 1:
+            raise UserError(
+                f"--season {self.season} must be at least 1",
+                hint="12 for monthly data, 1 for none",
+            )
+        roles = [*self.column, *self.known, *self.past, *self.static]
+        roles += [c for c in (self.time, self.group) if c not in (None, "none")]
+        for name in roles:
+            if roles.count(name) > 1:
+                raise UserError(
+                    f"column {name!r} is asked for twice", hint="a column has one role in a model"
+                )
 
 
 def load(
@@ -57,35 +134,41 @@ def load(
     missing: Missing = "error",
     season: int | None = None,
     seed: int = 0,
+    known: Sequence[str] = (),
+    past: Sequence[str] = (),
+    static: Sequence[str] = (),
+    fill: Fill | None = None,
+    date_format: str | None = None,
+    timezone: str | None = None,
 ) -> list[Series]:
     """Every series in `source`: a name of `NAMES`, a CSV or Parquet file, or "-" for CSV on stdin.
 
-    `column` chooses what to read (default: every column that holds numbers), `time` the column that
-    labels and orders the steps, `group` the column whose values tell several series apart.
+    `column` chooses what to read (default: every column that holds numbers and is no index), `time`
+    the column that labels and orders the steps ("none": the rows are in order), `group` the column
+    whose values tell several series apart. `known`, `past` and `static` name inputs. A table with
+    columns `unique_id`, `ds` and `y` is read as such.
 
     >>> [sine] = load("sine")
     >>> sine.values.shape
     (1000, 1)
     """
+    reading = Reading(
+        tuple(column), time, group, tuple(known), tuple(past), tuple(static),
+        fill or ("linear" if missing == "interpolate" else None), date_format, timezone, season,
+    )  # fmt: skip
     if source == "sine":
-        row = [(1, {"x": ""})]
-        for flag, names in (("--column", column), ("--time", [time]), ("--group", [group])):
-            for name in filter(None, names):
-                _known(name, row, flag)
-        found = [sine(seed=seed)]
-    else:
-        rows = _read(source)
-        time = time or _TIMES.get(source)
-        groups = _grouped(rows, group)
-        found = [
-            _series(label, member, column, time, group, missing) for label, member in groups.items()
-        ]
-        if source in _SEASONS or not group:
-            found = [
-                replace(s, name=Path(source).stem if source != "-" else "stdin") for s in found
-            ]
-    season = season or _SEASONS.get(source)
-    return [replace(s, season=season) for s in found]
+        return [replace(_named_sine(reading, seed), season=season)]
+    if source in NAMES:
+        content = (resources.files("elman") / "data" / f"{source}.csv").read_bytes()
+        reading = replace(reading, season=season or _SEASONS.get(source))
+        return from_table(tables.read_csv(content, source, source), reading)
+    try:
+        table = tables.read(source)
+    except MissingSource as missing_source:
+        raise MissingSource(
+            missing_source.message, hint=f"{missing_source.hint}, or one of {', '.join(NAMES)}"
+        ) from missing_source
+    return from_table(table, reading)
 
 
 def sine(steps: int = 1000, *, noise: float = 0.2, seed: int = 0) -> Series:
@@ -95,155 +178,319 @@ def sine(steps: int = 1000, *, noise: float = 0.2, seed: int = 0) -> Series:
     return Series("sine", x[:, None], ("x",))
 
 
-def _read(source: str) -> list[tuple[int, Row]]:
-    """The rows of a table, each with its line number in the file."""
-    if source in NAMES:
-        text = (resources.files("elman") / "data" / f"{source}.csv").read_text()
-        return _csv_rows(io.StringIO(text), source)
-    if source == "-":
-        return _csv_rows(sys.stdin, "stdin")
-    path = Path(source)
-    if not path.is_file():
-        raise MissingSource(
-            f"no series or file named {source!r}",
-            hint=f"a .csv or .parquet file, - for stdin, or one of {', '.join(NAMES)}",
-        )
-    if path.suffix.lower() in (".parquet", ".pq"):
-        return _parquet_rows(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            return _csv_rows(lines, source)
-    except UnicodeDecodeError as wrong:
-        raise UserError(
-            f"{source} is not UTF-8 text (byte {wrong.start})", hint="save the table as UTF-8 CSV"
-        ) from wrong
+def _named_sine(reading: Reading, seed: int) -> Series:
+    shown = Table("sine", {"x": []}, [])
+    flags = {"--column": reading.column, "--known": reading.known, "--past": reading.past}
+    flags |= {"--static": reading.static, "--time": filter(None, [reading.time])}
+    flags |= {"--group": filter(None, [reading.group])}
+    for flag, names in flags.items():
+        for name in names:
+            shown.column(name, flag)
+    return sine(seed=seed)
 
 
-def _csv_rows(lines: Iterable[str], source: str) -> list[tuple[int, Row]]:
-    reader = csv.DictReader(lines, strict=True)
-    rows: list[tuple[int, Row]] = []
-    try:
-        for row in reader:
-            if None in row or None in row.values():
+def from_frame(frame: Any, reading: Reading | None = None) -> list[Series]:
+    """The series in a pandas or polars frame, a pyarrow table, or a mapping of names to columns."""
+    return from_table(tables.from_frame(frame), reading or Reading())
+
+
+def from_table(table: Table, reading: Reading) -> list[Series]:
+    """Read a table as series: find the columns, part the groups, order the steps, fill if asked."""
+    notes: list[str] = []
+    reading = _roles(table, reading, notes)
+    parts: dict[str, list[int]] = {}
+    if reading.group is None:
+        parts[table.name] = list(range(len(table)))
+    else:
+        for i, cell in enumerate(table.column(reading.group, "--group")):
+            if tables.is_empty(cell):
                 raise UserError(
-                    f"{source}, line {reader.line_num}: the row does not have the "
-                    f"{len(reader.fieldnames or ())} cells that the header names",
-                    hint="mend that line; every row needs as many cells as the header",
+                    f"{table.where(i)}, column {reading.group!r} does not say which series this is",
+                    hint="fill in that cell",
                 )
-            rows.append((reader.line_num, row))
-    except csv.Error as wrong:
+            parts.setdefault(str(cell), []).append(i)
+    several = len(parts) > 1
+    made = [_one(name, table.take(rows), reading, several) for name, rows in parts.items()]
+    return [replace(s, notes=(*notes, *s.notes), reading=reading) for s in made]
+
+
+def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
+    """Decide which column is what where the user did not say, and say what was decided."""
+    if set(table.columns) >= _LONG and not (reading.group or reading.time or reading.column):
+        reading = replace(reading, group="unique_id", time="ds", column=("y",))
+    for flag, names in (
+        ("--column", reading.column),
+        ("--known", reading.known),
+        ("--past", reading.past),
+        ("--static", reading.static),
+        ("--group", [reading.group] if reading.group else []),
+    ):
+        for name in names:
+            table.column(name, flag)
+    taken = {reading.group, *reading.column, *reading.known, *reading.past, *reading.static}
+    if reading.time == "none":
+        reading = replace(reading, time=None)
+    elif reading.time is None:
+        reading = replace(reading, time=_time_column(table, taken))
+        if reading.time:
+            notes.append(f"time: column {reading.time!r} (--time none would ignore it)")
+    if not reading.column:
+        reading = replace(reading, column=_target_columns(table, {*taken, reading.time}, notes))
+    return reading
+
+
+def _time_column(table: Table, taken: set[str | None]) -> str | None:
+    """The one column that is called like a time or holds dates, if there is exactly one."""
+    found = []
+    for name, cells in table.columns.items():
+        numeric = tables.looks_numeric(cells)
+        called = name.strip().lower() in _TIME_NAMES
+        if name not in taken and (called or (not numeric and _dates_begin(table, name))):
+            found.append(name)
+    if len(found) != 1:
+        return None
+    cells = table.columns[found[0]]
+    readable = tables.looks_numeric(cells) or _dates_begin(table, found[0])
+    return found[0] if readable else None
+
+
+def _dates_begin(table: Table, name: str) -> bool:
+    """Whether the first cell of a column reads as a date, be it ambiguous."""
+    first = table.take([0])
+    if tables.is_empty(first.columns[name][0]):
+        return False
+    if dates.as_numbers(first.columns[name]) is not None:
+        return True
+    try:
+        dates.read_times(first, name)
+    except UserError as wrong:
+        return "can be read in two ways" in wrong.message
+    return True
+
+
+def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> tuple[str, ...]:
+    """Columns of numbers that are no index: neither called like one nor counting evenly."""
+    numeric = [
+        c for c, cells in table.columns.items() if c not in taken and tables.looks_numeric(cells)
+    ]
+    if not numeric:
+        raise _no_numbers(table, taken)
+    named = [c for c in numeric if c.strip().lower() in _INDEX_NAMES]
+    rest = [c for c in numeric if c not in named]
+    counting = [c for c in rest if _counts(table.columns[c])] if len(rest) > 1 else []
+    targets = [c for c in rest if c not in counting]
+    if not targets:
         raise UserError(
-            f"{source}, line {reader.line_num}: {wrong}", hint="mend that line"
-        ) from wrong
-    if not rows:
-        raise UserError(
-            f"{source} holds no rows of data", hint="a header line, then one row a step"
+            f"only columns that look like an index hold numbers: {', '.join(numeric)}",
+            hint=f"--column {numeric[0]} forecasts it all the same",
         )
-    return rows
+    if named or counting:
+        notes.append(f"not forecast, as they look like an index: {', '.join(named + counting)}")
+    return tuple(targets)
 
 
-def _parquet_rows(path: Path) -> list[tuple[int, Row]]:
+def _no_numbers(table: Table, taken: set[str | None]) -> UserError:
+    """Why no column can be forecast: all are taken, or what is in the others is not numbers."""
+    rest = [c for c in table.columns if c not in taken]
+    if not rest:
+        named = ", ".join(c for c in table.columns if c in taken)
+        return UserError(
+            f"only columns that look like an index hold numbers: {named}",
+            hint=f"--column {named.split(', ')[-1]} --time none forecasts it all the same",
+        )
+    said = f"no column holds numbers among {', '.join(table.columns)}"
+    for name in reversed(rest):
+        try:
+            tables.numbers(table, name)
+        except UserError as wrong:
+            return UserError(f"{said}: {wrong.message}", hint=wrong.hint)
+    return UserError(said, hint="name one with --column")
+
+
+def _counts(cells: list[Any]) -> bool:
+    """Whether a column goes up or down by the same amount each row."""
     try:
-        import pyarrow.parquet as parquet
-    except ImportError as absent:
-        raise UserError(
-            f"reading {path.name} needs pyarrow", hint="pip install pyarrow, or save it as .csv"
-        ) from absent
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ValueError) as wrong:
-        raise UserError(f"{path} is not a Parquet file: {wrong}", hint="check the file") from wrong
-    text = ({k: "" if v is None else str(v) for k, v in row.items()} for row in table.to_pylist())
-    return list(enumerate(text, start=1))
+        steps = np.diff([float(c) for c in cells])
+    except (TypeError, ValueError):
+        return False
+    return len(steps) > 1 and steps[0] != 0 and bool((steps == steps[0]).all())
 
 
-def _grouped(rows: list[tuple[int, Row]], group: str | None) -> dict[str, list[tuple[int, Row]]]:
-    if group is None:
-        return {"": rows}
-    _known(group, rows, "--group")
-    parts: dict[str, list[tuple[int, Row]]] = {}
-    for line, row in rows:
-        parts.setdefault(row[group], []).append((line, row))
-    return parts
+def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
+    """One series from the rows that belong to it."""
+    of = f"series {name}: " if several else ""
+    clock: Clock | None = None
+    times: tuple[str, ...] | None = None
+    notes: list[str] = []
+    steps = list(range(len(table)))
+    if reading.time is not None:
+        table, moments, clock = _in_order(table, reading)
+        if clock is None:
+            notes.append(f"{of}{reading.time} does not count evenly: used for the order only")
+            times = tuple(str(c) for c in table.columns[reading.time])
+        else:
+            found = dates.positions(moments, clock.frequency)
+            steps = [p for p in found if p is not None]
+            times = _labels(table, reading.time, clock, steps)
+    total = steps[-1] + 1
+    columns = {c: _spread(table, c, "--column", steps, total) for c in reading.column}
+    known = {c: _spread(table, c, "--known", steps, total) for c in reading.known}
+    last = _last_known(columns, total) if known else total
+    if not last:
+        raise UserError(f"{of}no column has a single value", hint="another --column")
+    gaps = _gaps(table, steps, total, clock)
+    if gaps and reading.fill is None:
+        raise UserError(of + gaps, hint="--fill forward, linear or zero fills them in")
+    if gaps:
+        notes.append(f"{of}{gaps}: filled ({reading.fill})")
+    where = dict(zip(steps, range(len(table)), strict=True))
+    values = [_filled(c, v[:last], table, where, reading.fill, of) for c, v in columns.items()]
+    inputs = [_filled(c, v, table, where, reading.fill, of) for c, v in known.items()]
+    past = [
+        _filled(c, _spread(table, c, "--past", steps, total)[:last], table, where, reading.fill, of)
+        for c in reading.past
+    ]
+    return Series(
+        name,
+        np.stack(values, axis=1),
+        reading.column,
+        times[:last] if times else None,
+        reading.season or (clock.frequency.season if clock else None),
+        clock,
+        np.stack(inputs, axis=1) if inputs else np.zeros((0, 0)),
+        np.stack(past, axis=1) if past else np.zeros((0, 0)),
+        np.array([_constant(table, c, of) for c in reading.static]),
+        (*reading.known, *reading.past, *reading.static),
+        tuple(notes),
+    )
 
 
-def _series(
-    name: str,
-    rows: list[tuple[int, Row]],
-    column: Sequence[str],
-    time: str | None,
-    group: str | None,
-    missing: Missing,
-) -> Series:
-    if time is not None:
-        _known(time, rows, "--time")
-        rows = _in_order(rows, time)
-    for wanted in column:
-        _known(wanted, rows, "--column")
-    columns = tuple(column) or _numeric_columns(rows, {time, group})
-    values = np.stack([_numbers(rows, c, missing) for c in columns], axis=1)
-    times = tuple(row[time] for _, row in rows) if time else None
-    return Series(name, values, columns, times)
+def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Clock | None]:
+    """Rows sorted by time, no two at the same, and the clock they follow.
 
-
-def _in_order(rows: list[tuple[int, Row]], time: str) -> list[tuple[int, Row]]:
-    """Rows sorted by time: as numbers where all are numbers, else as text (ISO dates sort so)."""
-    labels = [_number(row[time]) for _, row in rows]
-    keys = labels if not any(np.isnan(labels)) else [row[time] for _, row in rows]
-    order = sorted(range(len(rows)), key=keys.__getitem__)
+    Numbers that do not count evenly still order the rows; dates that do not are refused.
+    """
+    time = reading.time
+    assert time is not None
+    cells = table.column(time, "--time")
+    numbers = dates.as_numbers(cells) if reading.date_format is None else None
+    pattern, zone = "", None
+    moments: Sequence[Moment | float]
+    if numbers is not None:
+        moments = [int(v) if v.is_integer() else v for v in numbers]
+    else:
+        moments, pattern, zone = dates.read_times(
+            table, time, date_format=reading.date_format, timezone=reading.timezone
+        )
+    keys = [_sortable(m) for m in moments]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
     for before, after in itertools.pairwise(order):
         if keys[before] == keys[after]:
             raise UserError(
-                f"lines {rows[before][0]} and {rows[after][0]} have the same {time} "
-                f"{rows[after][1][time]!r}",
-                hint="a series has one row a time; --group COLUMN tells several series apart",
+                f"{table.unit}s {table.rows[before]} and {table.rows[after]} have the same {time} "
+                f"{str(cells[after])!r}",
+                hint="a series has one row a time; --group COLUMN tells several series apart, "
+                "--timezone the two hours when clocks go back",
             )
-    return [rows[i] for i in order]
+    table = table.take(order)
+    ordered = [m for m in (moments[i] for i in order) if not isinstance(m, float)]
+    if len(ordered) < len(order):
+        return table, [], None
+    frequency = dates.frequency_of(ordered, table, time)
+    if None in dates.positions(ordered, frequency):
+        return table, ordered, None
+    return table, ordered, Clock(ordered[0], frequency, zone, pattern)
 
 
-def _known(column: str, rows: list[tuple[int, Row]], flag: str) -> None:
-    names = list(rows[0][1])
-    if column not in names:
-        raise UserError(
-            f"{flag} {column!r} is not a column", hint=f"the columns are {', '.join(names)}"
-        )
+def _sortable(moment: Moment | float) -> float:
+    if not isinstance(moment, dt.datetime):
+        return moment
+    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
 
 
-def _numeric_columns(rows: list[tuple[int, Row]], taken: set[str | None]) -> tuple[str, ...]:
-    """Columns that hold at least one number and are neither the time nor the group."""
-    found = tuple(
-        c
-        for c in rows[0][1]
-        if c not in taken and any(not np.isnan(_number(row[c])) for _, row in rows)
-    )
-    if not found:
-        raise UserError(
-            f"no column holds numbers among {', '.join(rows[0][1])}", hint="name one with --column"
-        )
-    return found
+def _labels(table: Table, time: str, clock: Clock, steps: list[int]) -> tuple[str, ...]:
+    """The times as the source writes them, and for filled steps as the clock would."""
+    cells = zip(steps, table.columns[time], strict=True)
+    written = {k: str(c) for k, c in cells if not isinstance(c, dt.date)}
+    return tuple(written.get(k) or clock.label(k) for k in range(steps[-1] + 1))
 
 
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return float("nan")
+def _spread(table: Table, column: str, flag: str, steps: list[int], total: int) -> Values:
+    """A column on its steps, NaN where there is no row or an empty cell."""
+    values = np.full(total, np.nan)
+    values[steps] = tables.numbers(table, column, flag)
+    return values
 
 
-def _numbers(rows: list[tuple[int, Row]], column: str, missing: Missing) -> Values:
-    """One column as numbers; a gap is an error that names its line, or is drawn straight across."""
-    values = np.array([_number(row[column]) for _, row in rows])
-    gaps = np.flatnonzero(~np.isfinite(values))
-    if not len(gaps):
+def _last_known(columns: dict[str, Values], total: int) -> int:
+    """How many steps there are until every column is empty: rows after them are the future."""
+    seen = np.zeros(total, dtype=bool)
+    for values in columns.values():
+        seen |= ~np.isnan(values)
+    return int(np.flatnonzero(seen)[-1]) + 1 if seen.any() else 0
+
+
+def _gaps(table: Table, steps: list[int], total: int, clock: Clock | None) -> str:
+    """The steps without a row, by date, or "" where there are none."""
+    absent = sorted(set(range(total)) - set(steps))
+    if not absent or clock is None:
+        return ""
+    runs: list[tuple[int, int]] = []
+    for k in absent:
+        if runs and runs[-1][1] == k - 1:
+            runs[-1] = (runs[-1][0], k)
+        else:
+            runs.append((k, k))
+    named = [clock.label(a) + (f" … {clock.label(b)}" if b > a else "") for a, b in runs[:5]]
+    more = f" and {len(runs) - 5} more gaps" if len(runs) > 5 else ""
+    one = len(absent) == 1
+    count = "1 time has no row" if one else f"{len(absent)} times have no row"
+    return f"{count} ({clock.frequency.name} data): {', '.join(named)}{more}"
+
+
+def _filled(
+    column: str, values: Values, table: Table, where: dict[int, int], fill: Fill | None, of: str
+) -> Values:
+    """One column without gaps: as it is, or filled as asked, or refused by line."""
+    absent = np.flatnonzero(np.isnan(values))
+    if not len(absent):
         return values
-    if missing == "error":
-        shown = ", ".join(f"line {rows[i][0]} ({rows[i][1][column]!r})" for i in gaps[:5])
-        more = f" and {len(gaps) - 5} more" if len(gaps) > 5 else ""
-        raise UserError(
-            f"column {column!r} has no finite number at {shown}{more}",
-            hint="--missing interpolate draws a straight line across gaps",
-        )
-    known = np.flatnonzero(np.isfinite(values))
+    known = np.flatnonzero(~np.isnan(values))
     if not len(known):
-        raise UserError(f"column {column!r} has no finite number at all", hint="another --column")
-    return np.interp(np.arange(len(values)), known, values[known])
+        raise UserError(f"{of}column {column!r} has no finite number at all", hint="another column")
+    if fill is None:
+        cells = table.columns[column]
+        named = [
+            f"{table.where(where[k])} ({str(cells[where[k]])!r})"
+            for k in absent.tolist()
+            if k in where
+        ]
+        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+        raise UserError(
+            f"{of}column {column!r} has no finite number at {', '.join(named[:5])}{more}",
+            hint="--fill forward, linear or zero fills gaps in",
+        )
+    if fill == "zero":
+        return np.nan_to_num(values)
+    if fill == "linear":
+        return np.interp(np.arange(len(values)), known, values[known])
+    if absent[0] < known[0]:
+        raise UserError(
+            f"{of}column {column!r} begins with a gap, and --fill forward has nothing to repeat",
+            hint="--fill linear or zero, or drop the first rows",
+        )
+    latest = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values))))
+    return values[latest]
+
+
+def _constant(table: Table, column: str, of: str) -> float:
+    """A static column's one value."""
+    values = tables.numbers(table, column, "--static")
+    values = values[~np.isnan(values)]
+    if not len(values) or (values != values[0]).any():
+        raise UserError(
+            f"{of}static column {column!r} must have one value a series, "
+            f"not {len(set(values.tolist()))}",
+            hint="--known or --past are for columns that change",
+        )
+    return float(values[0])

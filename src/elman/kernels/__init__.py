@@ -2,13 +2,22 @@
 
 A kernel runs one layer in one direction over a piece of time, forwards and back. There are four:
 `cuda` (compiled at first use), `cpu` (C++), `fused` (torch's fused cells step by step, for what
-`cuda` refuses on a GPU) and `reference` (plain PyTorch, any dtype and device). The first that does
-not refuse the job runs it; `explain` says which, and why not the faster ones. The environment
+neither `cuda` nor cuDNN can do on a GPU) and `reference` (plain PyTorch, any dtype and device).
+`cudnn` is torch.nn's own, which runs whole stacks, where it is faster than `cuda`. The first that
+does not refuse the job runs it; `explain` says which, and why not the faster ones. The environment
 variable ELMAN_KERNELS (`auto` or a kernel's name) names one, and nothing is substituted for it.
 """
 
 from elman.cells import Gradients, State, Weights
-from elman.kernels.choice import Explanation, allows, explain, select
+from elman.kernels.choice import (
+    Explanation,
+    allows,
+    explain,
+    runs_whole,
+    select,
+    select_once,
+    settings,
+)
 from elman.kernels.contract import Empty, Job, Kernel, Piece, Pull, Trace
 
 __all__ = [
@@ -24,5 +33,8 @@ __all__ = [
     "Weights",
     "allows",
     "explain",
+    "runs_whole",
     "select",
+    "select_once",
+    "settings",
 ]

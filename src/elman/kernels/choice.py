@@ -1,20 +1,28 @@
-"""Which kernel runs: the fastest that does not refuse, or the one that ELMAN_KERNELS names."""
+"""Which kernel runs: the fastest that does not refuse, or the one that ELMAN_KERNELS names.
+
+Of `cuda` and `cudnn` the cheaper runs, by prices that were measured once (`prices`): which one that
+is depends on shapes, types and torch's settings alone, so it is found once for each and kept.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import os
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from elman.cells import State
 from elman.errors import UserError
+from elman.kernels import prices
 from elman.kernels.contract import Job, Kernel
+from elman.kernels.cudnn import Cudnn, Whole, precision
 
-FASTEST_FIRST = ("cuda", "cpu", "fused", "reference")
+FASTEST_FIRST = ("cuda", "cudnn", "cpu", "fused", "reference")
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,35 @@ class Explanation:
 def select(job: Job) -> Kernel:
     """The fastest kernel that takes the job, or the one ELMAN_KERNELS names."""
     kernel, _ = _choose(job)
-    return kernel
+    return cast(Kernel, kernel)  # cuDNN refuses jobs that are not handed over whole
+
+
+_CHOSEN: dict[Hashable, str] = {}
+
+
+def select_once(key: Hashable, job: Callable[[], Job]) -> Kernel:
+    """As `select`, for all jobs of this key: shapes, types and device of their tensors."""
+    return cast(Kernel, _load(_once((key, requested()), job)))
+
+
+def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bool:
+    """Whether cuDNN runs this stack; `job` is asked for where this has not been settled before."""
+    return _once((whole, device, settings(whole.dtype)), job) == Cudnn.name
+
+
+def settings(dtype: torch.dtype) -> Hashable:
+    """What else a choice depends on: the environment and torch's switches."""
+    float32 = precision() if dtype is torch.float32 else None
+    return os.environ.get("ELMAN_KERNELS"), torch._C._get_cudnn_enabled(), float32
+
+
+def _once(key: Hashable, job: Callable[[], Job]) -> str:
+    name = _CHOSEN.get(key)
+    if name is None:
+        if len(_CHOSEN) > 10_000:  # sequences of every length
+            _CHOSEN.clear()
+        name = _CHOSEN[key] = _choose(job())[0].name
+    return name
 
 
 def explain(
@@ -71,13 +107,15 @@ def allows(name: str) -> bool:
     return requested() in ("auto", name)
 
 
-def _choose(job: Job) -> tuple[Kernel, dict[str, str]]:
+def _choose(job: Job) -> tuple[Kernel | Cudnn, dict[str, str]]:
     """The kernel that runs, and the reason of every one asked before it."""
     reasons: dict[str, str] = {}
     named = requested()
     for name in FASTEST_FIRST if named == "auto" else (named,):
         kernel = _load(name)
         reason = "it is not part of this installation" if kernel is None else _refusal(kernel, job)
+        if name == "cuda" and named == "auto" and reason is None:
+            reason = _dearer(job)
         if kernel is not None and reason is None:
             return kernel, reasons
         reasons[name] = str(reason)
@@ -87,7 +125,11 @@ def _choose(job: Job) -> tuple[Kernel, dict[str, str]]:
     )
 
 
-def _refusal(kernel: Kernel, job: Job) -> str | None:
+def _refusal(kernel: Kernel | Cudnn, job: Job) -> str | None:
+    if isinstance(kernel, Cudnn):
+        if job.whole is None:
+            return "it runs whole stacks only, and here single layers or pieces are asked for"
+        return kernel.refuses(job.whole, job.inputs[0].device)
     if job.inputs[0].shape[1] == 0 and kernel.name != "reference":
         return "the batch is empty"  # so that no other kernel need think of it
     for piece in job.pieces():
@@ -96,8 +138,43 @@ def _refusal(kernel: Kernel, job: Job) -> str | None:
     return None
 
 
+def _dearer(job: Job) -> str | None:
+    """Why cuDNN is to run what our CUDA kernel could; None where ours is the faster."""
+    whole = job.whole
+    if whole is None or _refusal(_cudnn(), job):
+        return None
+    shape = _shape(whole)
+    ours, theirs = (prices.microseconds(engine, shape) for engine in ("cuda", "cudnn"))
+    if theirs is None or (ours is not None and ours <= theirs):
+        return None
+    if ours is None:
+        return "no layer like this one was ever timed, so cuDNN is preferred"
+    return f"cuDNN is faster at this size ({theirs:,.0f} µs against {ours:,.0f} on an H200)"
+
+
+def _shape(whole: Whole) -> prices.Shape:
+    net = whole.network
+    half = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    return prices.Shape(
+        "tanh" if net.mode in ("RNN_TANH", "RNN_RELU") else str(net.mode).lower(),
+        half.get(whole.dtype) or ("tf32" if precision() == "tf32" else "fp32"),
+        net.hidden,
+        whole.rows,
+        whole.steps,
+        net.layers,
+        net.directions,
+        whole.keeps,
+        whole.pieces,
+        whole.ids,  # a language model's update is one CUDA graph
+    )
+
+
+def _cudnn() -> Cudnn:
+    return cast(Cudnn, _load(Cudnn.name))
+
+
 @functools.cache
-def _load(name: str) -> Kernel | None:
+def _load(name: str) -> Kernel | Cudnn | None:
     """The kernel in `elman.kernels.NAME`; None where that part was not built."""
     home = f"elman.kernels.{name}"
     try:

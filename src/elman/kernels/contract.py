@@ -16,6 +16,7 @@ from torch import Tensor
 from elman.cells import Cell, Gradients, State, Weights
 from elman.errors import UserError
 from elman.gradients.through_time import Trace
+from elman.kernels.cudnn import Whole
 
 Expected = tuple[str, Tensor | None, tuple[int, ...]]
 """A tensor, its name and the shape it must have."""
@@ -189,6 +190,7 @@ class Job:
     layers: Sequence[Weights]
     inputs: Sequence[Tensor]
     states: Sequence[State]
+    whole: Whole | None = None  # the same for cuDNN, where a module asks for all of it at once
 
     def pieces(self) -> Iterator[Piece]:
         """Every layer's own piece."""

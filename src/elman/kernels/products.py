@@ -28,6 +28,9 @@ def input_share(cell: Cell, w: Weights, xs: Tensor) -> tuple[Tensor, Tensor | No
             bias[summed:] = w.b_ih[summed:]
     if xs.is_floating_point():
         return torch.nn.functional.linear(xs, w.W_ih, bias).contiguous(), None
+    if xs.numel() < w.W_ih.shape[1]:  # fewer rows than the table would have
+        shares = w.W_ih.T[xs.long()]
+        return (shares if bias is None else shares + bias).contiguous(), None
     table = w.W_ih.T if bias is None else w.W_ih.T + bias
     return table.contiguous(), xs.to(torch.int64).contiguous()
 

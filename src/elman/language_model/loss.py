@@ -4,7 +4,7 @@
     do_t = softmax(o_t) - one-hot(target_t)          (the notes' ŷ - 1)
 
 On a CPU in float32 or float64 this is native code, and under autocast where the states are already
-bfloat16; elsewhere or inside `torch.compile` it is `torch.nn.functional`'s `linear` and
+bfloat16; elsewhere, and where torch compiles or traces, it is `torch.nn.functional`'s `linear` and
 `cross_entropy`: the same numbers to rounding.
 """
 
@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, head
+from elman.recurrence.traced import listening
 
 
 def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
@@ -25,6 +26,8 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
     >>> linear_cross_entropy(hs, W_hq, None, torch.zeros(3, 2, dtype=torch.int64))  # log 4
     tensor(1.3863)
     """
+    if listening():
+        return _plain(hs, W_hq, b_q, targets)
     if hs.shape[:-1] != targets.shape or not targets.numel():
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
     native = not torch.compiler.is_compiling() and head.runs(KERNEL, hs, W_hq, b_q)

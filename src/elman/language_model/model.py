@@ -10,11 +10,13 @@ one of these models does so for all of them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -22,14 +24,17 @@ from torch.nn import functional as F
 
 from elman import cells
 from elman.errors import UserError
-from elman.gradients import Carry, Full, Memory, Stored, backward_through_time
+from elman.gradients import Carry, Full, Given, Memory, Stored, backward_through_time
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
 from elman.nn import of
 from elman.options import check, option
+from elman.recurrence.traced import listening
 from elman.resources import check_memory
 
 State = Tensor | tuple[Tensor, Tensor] | None
+Ids = Tensor | np.ndarray
+"""Integers of shape (batch, time): a tensor on the model's device, or an array."""
 WINDOWED = "mlp"
 """The `cell` of the model that has none: it reads a window of tokens and carries no state."""
 INITS = ("default", "notes")
@@ -95,7 +100,15 @@ class Shape:
     def __post_init__(self) -> None:
         check(self)
         if not isinstance(self.vocab_size, Integral) or self.vocab_size < 1:
-            raise UserError(f"vocab_size={self.vocab_size!r} must be a whole number, at least 1")
+            raise UserError(
+                f"vocab_size={self.vocab_size!r} must be at least 1, a whole number",
+                hint="vocab_size=len(vocab)",
+            )
+        if not isinstance(self.dropout, Dropout):
+            raise UserError(
+                f"dropout={self.dropout!r} must say what it hides",
+                hint="dropout=Dropout(outputs=0.5), or another part of the model",
+            )
         if self.tied and self.embedding_size != self.hidden_size:
             raise UserError(
                 f"tied weights need embedding_size equal to hidden_size={self.hidden_size}, not "
@@ -161,6 +174,10 @@ class Masks(NamedTuple):
     inputs: Tensor | None  # (batch, embedding)
     outputs: Tensor | None  # (batch, hidden)
     recurrent: dict[str, Tensor]  # by parameter name, each of that parameter's shape
+
+
+NO_MASKS = Masks(None, None, {})
+"""Nothing hidden."""
 
 
 class Noise:
@@ -246,6 +263,7 @@ class LanguageModel(nn.Module):
                 carry=carry or Full(),
                 memory=memory or Stored(),
             )
+            self.recurrence.repeatable = True  # an update is the same captured or not
         else:
             self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
         if not tied:
@@ -316,22 +334,30 @@ class LanguageModel(nn.Module):
         return torch.where(kept > 0, ids, 0)
 
     def forward(
-        self, ids: Tensor, state: State = None, masks: Masks | None = None
+        self, ids: Ids, state: State = None, masks: Masks | None = None
     ) -> tuple[Tensor, State]:
         """Logits (batch, time, vocabulary) of the token after each id, and the state at the end.
 
         In training mode the masks of `dropout` are drawn afresh for each call, unless given.
         """
-        self._check_ids(ids)
+        ids = self._checked(ids)
         if masks is None:
-            masks = self.draw_masks(len(ids)) if self.training else Masks(None, None, {})
+            masks = self.draw_masks(len(ids)) if self.training else NO_MASKS
         if self.training:
             ids = self.hide_tokens(ids)
         hs, state = self.states(ids, state, masks)
         return self.project(hs, masks).transpose(0, 1), state
 
-    def states(self, ids: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
-        """h_1 … h_T, time first, and the state after the last step."""
+    def states(
+        self, ids: Ids, state: State = None, masks: Masks | None = None
+    ) -> tuple[Tensor, State]:
+        """h_1 … h_T, time first, and the state after the last step.
+
+        Without masks nothing is hidden, in training mode neither.
+        """
+        if masks is None:
+            ids, masks = self._checked(ids), NO_MASKS
+        ids = cast(Tensor, ids)
         if not self.recurrent:
             return self.window(ids, self.embedding, cast("Tensor | None", state), masks.inputs)
         return self.recur(self.inputs(ids.T, masks), state, masks)
@@ -375,7 +401,7 @@ class LanguageModel(nn.Module):
         An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
         out here, from the weights as they are now.
         """
-        if not self.recurrent or self.bias_q.device.type != "cpu":
+        if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
         rnn, weights = self.recurrence, self.recurrence.state_dict()
         if self.embedding is not None:
@@ -384,6 +410,7 @@ class LanguageModel(nn.Module):
                 return None
             rnn = of(rnn.cell, len(E), self.hidden_size, self.shape.layers, device="meta").eval()
             rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
+            rnn.repeatable = True
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
         return Stepper(rnn, out, state, rows)
@@ -395,23 +422,74 @@ class LanguageModel(nn.Module):
             return self.embedding.weight[: self.vocab_size]
         return self.weight_hq
 
-    def _check_ids(self, ids: Tensor) -> None:
+    def _checked(self, ids: Ids) -> Tensor:
+        """The ids as a tensor, integers of shape (batch, time) that name tokens."""
+        if isinstance(ids, np.ndarray):
+            whole = ids.astype(np.int64) if ids.dtype.kind in "iu" else ids
+            ids = torch.from_numpy(whole).to(self.bias_q.device)
         if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype == torch.bool:
             raise UserError(
                 f"ids of shape {tuple(ids.shape)} and type {ids.dtype} must be integers of shape "
                 "(batch, time)",
                 hint="one text is ids[None, :]",
             )
-        if ids.device.type == "cpu" and ids.numel():
+        if not listening() and ids.device.type == "cpu" and ids.numel():
             self.check_range(int(ids.min()), int(ids.max()))
+        return ids
 
     def check_range(self, low: int, high: int) -> None:
         """Refuse ids from `low` to `high` that name no token."""
-        if low < 0 or high >= self.vocab_size:
-            raise UserError(
-                f"token ids {low} to {high} must lie in 0 to {self.vocab_size - 1}",
-                hint="encode the text with the vocabulary the model was built for",
-            )
+        known_range(low, high, self.vocab_size)
+
+    # ------------------------------------------------------------------ what a training asks
+
+    @property
+    def draws_globally(self) -> bool:
+        """Dropout between layers draws from PyTorch's global generators."""
+        return self.shape.dropout.layers > 0
+
+    def refusal(self, carry: Carry, memory: Memory | None) -> tuple[str, str] | None:
+        """Why it cannot be trained so, and what to try; None if it can."""
+        if self.recurrent or (carry.windows and memory is None):
+            return None
+        why = "an mlp: it has no state to carry a gradient through time, nor to keep"
+        return why, "carry=truncated memory=0, or a recurrent cell, such as cell=gru"
+
+    def irregular(self) -> str | None:
+        """Why two of its windows are not the same work on the same shapes; None if they are."""
+        if not self.recurrent:
+            return f"the model, a {self.cell}, has no recurrence"
+        if self.shape.dropout.layers:
+            return "dropout between layers is drawn for each step"
+        if not self.recurrence.carry.exact or not self.recurrence.memory.keeps_all:
+            return "the model has a carry or a memory of its own"
+        return None
+
+    @contextmanager
+    def lent(self, xi: Tensor | None, memory: Memory | None) -> Iterator[None]:
+        """Inside this block it carries by ξ (None: all) and keeps by `memory` (None: its own)."""
+        recurrence = self.recurrence
+        if recurrence is None:
+            yield
+            return
+        before = recurrence.carry, recurrence.memory
+        recurrence.carry = Full() if xi is None else Given(tuple(xi.tolist()))
+        recurrence.memory = memory or recurrence.memory
+        try:
+            yield
+        finally:
+            recurrence.carry, recurrence.memory = before
+
+    def read_back(
+        self, ids: Tensor, masks: Masks, loss: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, State]:
+        """Read whole lanes from the beginning and carry all losses back, piece by piece."""
+        return self.recur_back(self.inputs(ids.T, masks), None, masks, loss)
+
+    def computed(self, ids: Tensor, state: State, masks: Masks) -> list[tuple[str, Tensor]]:
+        """What an update computes before its loss, by name and in order."""
+        hs, _ = self.states(ids, state, masks)
+        return [("the hidden states h_t", hs), ("the logits o_t", self.project(hs, masks))]
 
 
 class Window(nn.Module):
@@ -447,7 +525,7 @@ class Window(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(time, batch, hidden), and the last `context` ids, (batch, context)."""
         if before is None:
-            before = ids.new_full((len(ids), self.context), self.start)
+            before = ids.new_full((ids.shape[0], self.context), self.start)
         read = torch.cat([before, ids], dim=1)
         windows = read[:, 1:].unfold(1, self.context, 1).transpose(0, 1)  # (T, B, context)
         h = torch.tanh(self._sum(windows, embedding, mask) + self.bias_h)
@@ -464,6 +542,15 @@ class Window(nn.Module):
         if mask is not None:
             xs = xs * mask[:, None]
         return xs.flatten(2) @ self.weight_xh
+
+
+def known_range(low: int, high: int, vocab_size: int) -> None:
+    """Refuse ids from `low` to `high` that name no token of so many."""
+    if low < 0 or high >= vocab_size:
+        raise UserError(
+            f"token ids {low} to {high} must lie in 0 to {vocab_size - 1}",
+            hint="encode the text with the vocabulary the model was built for",
+        )
 
 
 def both_ways() -> UserError:

@@ -1,7 +1,8 @@
 """One step at a time, for writing text: a recurrence and its output layer without ceremony.
 
 A module call checks its input, asks for a kernel and allocates; for one token of one text that is
-most of the time. A `Stepper` does all of it once and then only steps.
+most of the time. A `Stepper` does all of it once and then only steps: in native code on a CPU, on a
+GPU as a CUDA graph, which is captured once it is seen that many steps are wanted.
 """
 
 from typing import Any, final
@@ -12,7 +13,11 @@ from torch import Tensor
 from elman import kernels
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, Steps
+from elman.language_model.captured import Captured
 from elman.nn import GRU, LSTM, RNN, Layers
+
+FEW = 16
+"""Steps on a GPU that are taken one by one: capturing one costs as much as some of these."""
 
 
 @final
@@ -33,7 +38,9 @@ class Stepper:
         self, rnn: RNN | GRU | LSTM | Layers, out: torch.nn.Linear, state: Any = None, rows: int = 1
     ) -> None:
         self.rnn, self.out, self.rows, self._state = rnn, out, rows, state
-        self._steps = None if rnn.bidirectional or rnn.training else self._native(state)
+        fixed = not (rnn.bidirectional or rnn.training)
+        self._steps: Steps | Captured | None = self._native(state) if fixed else None
+        self._before_capture = FEW if fixed and rnn.weight_ih_l0.is_cuda else -1
 
     def _native(self, state: Any) -> Steps | None:
         rnn, weight = self.rnn, self.rnn.weight_ih_l0
@@ -50,10 +57,14 @@ class Stepper:
         """The logits (rows, outputs) after reading one id per row."""
         if ids.shape != (self.rows,):
             raise UserError(f"ids of shape {tuple(ids.shape)} for {self.rows} rows: one id per row")
+        if self._before_capture == 0:
+            self._steps = Captured(self.rnn, self.out, self._state, self.rows)
+        self._before_capture -= 1
         if self._steps is not None:
             return self._steps(ids)
         time = 1 if self.rnn.batch_first else 0
         with torch.no_grad():
+            ids = ids.to(self.out.weight.device)
             hs, self._state = self.rnn(ids.unsqueeze(time), self._state)
             return self.out(hs).squeeze(time)
 
@@ -65,6 +76,8 @@ class Stepper:
         """
         if self._steps is None:
             return self._state
+        if isinstance(self._steps, Captured):
+            return self._steps.state
         h, *c = (torch.stack([t[1] for t in s]) for s in zip(*self._steps.states, strict=True))
         return (h, *c) if c else h
 
@@ -72,6 +85,9 @@ class Stepper:
     def state(self, state: Any) -> None:
         if self._steps is None:
             self._state = state
+            return
+        if isinstance(self._steps, Captured):
+            self._steps.state = state
             return
         given = (state,) if isinstance(state, Tensor) else state
         for layer, tracks in zip(zip(*given, strict=True), self._steps.states, strict=True):

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils import _pytree as pytree
 
 from elman.cells import custom
 from elman.cells.custom import Nest
 from elman.errors import UserError
-from elman.gradients.carry import Carry, Full, checked_carry
+from elman.gradients.carry import Block, Carry, Full, checked_carry
 from elman.gradients.memory import Memory, Plan, Sizes, Stored, checked_memory, reversed_pieces
+from elman.recurrence import traced
 
 FULL, STORED = Full(), Stored()
 
@@ -37,7 +39,8 @@ class Recurrent(nn.Module):
 
     Called with xs of shape (time, batch, …), or (batch, time, …) with `batch_first`, and optionally
     the first state (default `cell.initial_state(batch)`), it returns the outputs stacked over time
-    and the last state. Every tensor of the state has the batch first.
+    and the last state. Every tensor of the state has the batch first. Given a `PackedSequence` it
+    returns one; a row that has ended holds its state.
 
     >>> ys, h = Recurrent(nn.GRUCell(3, 4))(torch.zeros(5, 2, 3))
     >>> ys.shape, h.shape
@@ -60,11 +63,42 @@ class Recurrent(nn.Module):
         self.cell, self.batch_first = cell, batch_first
         self.carry, self.memory = checked_carry(carry), checked_memory(memory)
 
-    def forward(self, xs: Tensor, state: Nest = None) -> tuple[Tensor, Nest]:
+    def forward(self, xs: Any, state: Nest = None) -> tuple[Any, Nest]:
         """The output of every step, and the last state."""
+        if isinstance(xs, PackedSequence):
+            return self._packed(xs, state)
+        if traced.listening():
+            return self._traced(xs, state)
         walk, xs, leaves = self._begin(xs, state)
         ys, *last = _OverTime.apply(walk, len(leaves), xs, *leaves, *walk.params())
         return self._as_given(ys), pytree.tree_unflatten(last, walk.structure)
+
+    def _packed(self, packed: PackedSequence, state: Nest) -> tuple[PackedSequence, Nest]:
+        """Rows of different lengths, from the longest to the shortest, and back in their order."""
+        if traced.listening():
+            raise traced.unpackable(type(self.cell).__name__)
+        xs, lengths = pad_packed_sequence(PackedSequence(packed.data, packed.batch_sizes))
+        lengths = lengths.to(xs.device)
+        state = custom.first_state(self.cell, xs[0]) if state is None else state
+        _check_state(pytree.tree_leaves(state), len(lengths))
+        state = _ordered(state, packed.sorted_indices)
+        leaves, structure = pytree.tree_flatten((state, lengths))
+        walk = self._walk(Ending(self.cell), structure, xs, lengths)
+        ys, *last = _OverTime.apply(walk, len(leaves), xs, *leaves, *walk.params())
+        state, _ = pytree.tree_unflatten(last, structure)
+        data = pack_padded_sequence(ys, lengths.cpu()).data
+        return packed._replace(data=data), _ordered(state, packed.unsorted_indices)
+
+    def _traced(self, xs: Tensor, state: Nest) -> tuple[Tensor, Nest]:
+        """Step by step, for torch to write down (see `traced`)."""
+        traced.check_gradient(self.carry, self.training)
+        with traced.quietly():
+            walk, xs, leaves = self._begin(xs, state)
+        state, ys = pytree.tree_unflatten(leaves, walk.structure), []
+        for x in xs.unbind():
+            y, state = custom.step(self.cell, x, state)
+            ys.append(y)
+        return self._as_given(torch.stack(ys)), state
 
     def backward_through_time(
         self, xs: Tensor, loss: Callable[[Tensor, int], Tensor], state: Nest = None
@@ -99,6 +133,11 @@ class Recurrent(nn.Module):
 
     def _begin(self, xs: Tensor, state: Nest) -> tuple[Walk, Tensor, list[Tensor]]:
         """What the walk needs, time first, checked."""
+        if isinstance(xs, PackedSequence):
+            raise UserError(
+                "backward_through_time reads a tensor, not a packed sequence",
+                hint="call the module itself, or pad the sequence",
+            )
         if xs.dim() < 2:
             raise UserError(f"xs of shape {tuple(xs.shape)} must be at least (time, batch)")
         xs = xs.transpose(0, 1) if self.batch_first else xs
@@ -107,9 +146,17 @@ class Recurrent(nn.Module):
         state = custom.first_state(self.cell, xs[0]) if state is None else state
         leaves, structure = pytree.tree_flatten(state)
         _check_state(leaves, xs.shape[1])
-        autocast = Autocast.now(xs.device.type)
-        walk = Walk(self.cell, structure, self.carry, self.memory, autocast, xs.requires_grad)
-        return walk, xs, leaves
+        return self._walk(self.cell, structure, xs), xs, leaves
+
+    def _walk(
+        self,
+        cell: nn.Module,
+        structure: pytree.TreeSpec,
+        xs: Tensor,
+        lengths: Tensor | None = None,
+    ) -> Walk:
+        autocast, needs_dxs = Autocast.now(xs.device.type), xs.requires_grad
+        return Walk(cell, structure, self.carry, self.memory, autocast, needs_dxs, lengths)
 
     def _as_given(self, ys: Tensor) -> Tensor:
         return ys.transpose(0, 1) if self.batch_first else ys
@@ -129,6 +176,46 @@ def _check_state(leaves: list[Any], batch: int) -> None:
                 f"the state holds a tensor of shape {tuple(leaf.shape)} for {batch} rows",
                 hint="every tensor of the state has the batch first",
             )
+
+
+def _ordered(state: Nest, rows: Tensor | None) -> Nest:
+    """The rows of a state in another order."""
+    if rows is None:
+        return state
+    return pytree.tree_map(
+        lambda s: s.index_select(0, rows) if _has_rows(s, len(rows)) else s, state
+    )
+
+
+def _has_rows(leaf: Tensor, batch: int) -> bool:
+    """A float tensor has the batch first; of others, those that could."""
+    return leaf.shape[:1] == (batch,)
+
+
+@final
+class Ending(nn.Module):
+    """A cell for rows of different lengths; its state is (the cell's state, each row's steps left).
+
+    s_t = cell(x_t, s_{t-1}) in the rows that have steps left, s_{t-1} in those that have ended
+    """
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor, state: Nest) -> tuple[Tensor, Nest]:
+        before, left = state
+        output, after = custom.step(self.cell, x, before)
+
+        def held(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(_rows(left > 0, new), new, old) if _has_rows(new, len(left)) else new
+
+        return output, (pytree.tree_map(held, after, before), left - 1)
+
+
+def _rows(each: Tensor, like: Tensor) -> Tensor:
+    """One value per row, against a tensor that has the batch first."""
+    return each.reshape(-1, *[1] * (like.dim() - 1))
 
 
 class Autocast(NamedTuple):
@@ -205,6 +292,7 @@ class Walk:
     memory: Memory
     autocast: Autocast
     needs_dxs: bool
+    lengths: Tensor | None = None  # (B,), or None where all rows are as long as xs
 
     def step(self, x: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         state = pytree.tree_unflatten(leaves, self.structure)
@@ -251,13 +339,21 @@ class Walk:
         sums = Sums(self.params(), xs, self.needs_dxs)
         pieces = self.pieces(xs, kept)
         if self.carry.in_blocks:
-            dfirst = _in_blocks(pieces, sums, pull, dlast, self.carry, len(xs))
+            dfirst = _in_blocks(pieces, sums, pull, dlast, self.carry, len(xs), self.lengths)
         else:
-            exact = self.carry.exact
-            xi = None if exact else self.carry.weights(len(xs), xs.shape[1]).to(xs.device)
-            dfirst = _weighted(pieces, sums, pull, dlast, xi)
+            dfirst = _weighted(pieces, sums, pull, dlast, self.xi(xs))
         kept.links.clear()
         return [sums.dxs, *dfirst, *sums.found()]
+
+    def xi(self, xs: Tensor) -> Tensor | None:
+        """ξ of every step, 1 where a row has ended; None where it is 1 everywhere."""
+        if self.carry.exact:
+            return None
+        xi = self.carry.weights(len(xs), xs.shape[1]).to(xs.device)
+        if self.lengths is None:
+            return xi
+        runs = torch.arange(len(xs), device=xs.device)[:, None] < self.lengths
+        return torch.where(runs, xi if xi.dim() == 2 else xi[:, None], 1)
 
     def pieces(self, xs: Tensor, kept: Kept) -> Iterator[tuple[int, list[Link]]]:
         """Every piece of time from the last to the first: where it starts, and its links."""
@@ -343,7 +439,7 @@ def _weighted(
 
 def _times(xi: Tensor, d: Tensor) -> Tensor:
     """ξ d, for one ξ or one per row; 0 cuts, even what is infinite."""
-    xi = xi.to(d).reshape(-1, *[1] * (d.dim() - 1))
+    xi = _rows(xi.to(d), d)
     return torch.where(xi == 0, 0, xi * d)
 
 
@@ -354,6 +450,7 @@ def _in_blocks(
     dlast: list[Tensor | None],
     carry: Carry,
     steps: int,
+    lengths: Tensor | None,
 ) -> list[Tensor | None]:
     """One pass per block of losses, the state before its window a constant (h_0 excepted).
 
@@ -371,13 +468,23 @@ def _in_blocks(
             window.popleft()
         losses = [link.output for t, link in window if t >= block.first]
         dys = pull(block.first, losses[::-1])
-        dstate = dlast if block.last == steps else [None] * len(dlast)
+        dstate = _ending(dlast, block, steps, lengths)
         for t, link in window:
             do = dys[t - block.first] if dys is not None and t >= block.first else None
             dstate = sums.add(t, link, do, dstate)
         if block.start == 0:
             dfirst = [_sum(a, b) for a, b in zip(dfirst, dstate, strict=True)]
     return dfirst
+
+
+def _ending(
+    dlast: list[Tensor | None], block: Block, steps: int, lengths: Tensor | None
+) -> list[Tensor | None]:
+    """The pull on the last state, for the rows whose last step is one of the block's."""
+    if lengths is None:
+        return dlast if block.last == steps else [None] * len(dlast)
+    here = (block.first < lengths) & (lengths <= block.last)
+    return [None if d is None else torch.where(_rows(here, d), d, 0) for d in dlast]
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -135,7 +135,8 @@ class _Eager(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         x = Inputs(xs, tensors[:n], tensors[n:], lengths, seed)
-        stack = recipe.stack(x)
+        kernel = _selected(recipe, (xs, *tensors), lambda: recipe.job(x))
+        stack = recipe.stack(x, kernel)
         ys, last, kept = forward(recipe, x, stack, keep)
         if keep:
             ctx.save_for_backward(lengths, seed, xs, *tensors, *kept)
@@ -151,6 +152,13 @@ class _Eager(torch.autograd.Function):
         needs_dxs = ctx.needs_input_grad[4]
         dxs, dstacked, dws = backward(stack, x, rest[ctx.m :], dys, dlast, needs_dxs)
         return None, None, None, None, dxs, *dstacked, *dws
+
+
+def _selected(recipe: Recipe, tensors: Sequence[Tensor], job: Callable[[], Job]) -> Kernel:
+    """The kernel for tensors of these shapes, types and device, chosen once for all of them."""
+    xs = tensors[0]
+    key = (recipe.cell, recipe.directions, xs.device, *[(t.shape, t.dtype) for t in tensors])
+    return kernels.select_once(key, job)
 
 
 class _Layer(torch.autograd.Function):
@@ -172,8 +180,8 @@ class _Layer(torch.autograd.Function):
         keep = any(ctx.needs_input_grad)
         w, state = recipe.layer(tensors[n:]), tuple([s[0] for s in tensors[:n]])
         piece = Piece(named(recipe.cell), w, xs, state, lengths)
-        ctx.kernel = kernels.select(Job(piece.cell, [w], [xs], [state]))
-        with _Careful(xs, w):
+        ctx.kernel = _selected(recipe, (xs, *tensors), lambda: Job(piece.cell, [w], [xs], [state]))
+        with Careful(xs, w.W_ih.shape[1]):
             trace = ctx.kernel.forward(piece, keep)
         if keep:
             ctx.save_for_backward(lengths, xs, *tensors, *trace)
@@ -208,7 +216,7 @@ def forward(
     recipe: Recipe, x: Inputs, stack: Stack, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
     """ys, the last states, and what is kept for the backward pass."""
-    with _Careful(x.xs, stack.layers[0]):
+    with Careful(x.xs, stack.layers[0].W_ih.shape[1]):
         ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept
 
@@ -319,15 +327,15 @@ def known_ids() -> Iterator[None]:
         _KNOWN_IDS.reset(token)
 
 
-class _Careful:
+class Careful:
     """Where a kernel runs: autocast off, and ids that are no columns of W_ih named in words.
 
     On a CPU the kernels look at every id by themselves, so only ids that they refused are looked at
     again; elsewhere all are, by a check that on a GPU waits for nobody.
     """
 
-    def __init__(self, xs: Tensor, w: Weights) -> None:
-        self.xs, self.size = xs, w.W_ih.shape[1]
+    def __init__(self, xs: Tensor, size: int) -> None:
+        self.xs, self.size = xs, size
         self.cast = uncast(xs)
 
     def __enter__(self) -> None:

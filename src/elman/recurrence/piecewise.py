@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from elman.cells import Gradients
 from elman.errors import UserError
 from elman.gradients.through_time import Trace
 from elman.recurrence.operator import Inputs, Recipe, restack, state_pulls, unstack, weight_pulls
@@ -75,9 +76,8 @@ class Total:
     ) -> States:
         """Carry one piece back; its pulls are added, that on its first states returned."""
         needs_dxs = self.pulls.dxs is not None
-        dxs, dstates = strand.backward(
-            xs, traces, dys, dstates, xi, start, stop, needs_dxs, self.pulls.dws
-        )
+        sums: list[Gradients | None] = [*self.pulls.dws]  # added to in place
+        dxs, dstates = strand.backward(xs, traces, dys, dstates, xi, start, stop, needs_dxs, sums)
         if self.pulls.dxs is not None and dxs is not None:
             self.pulls.dxs[start:stop] += dxs
         return dstates

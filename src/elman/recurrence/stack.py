@@ -117,7 +117,7 @@ class Stack:
         """The pulls on xs, the first states and the weights: one pass back through all of time."""
         levels = self.levels()
         inputs, held = self._sorted(kept, xs, levels)
-        dws = [w.zeros() for w in self.layers]
+        dws: list[Gradients | None] = [None for _ in self.layers]
         dstates = list(dlast)
         for level in reversed(range(len(levels))):
             dropout = self.dropout if level > 0 else None
@@ -125,6 +125,7 @@ class Stack:
             dx = None
             for d, strand in enumerate(levels[level]):
                 here = self._slice(level, d)
+                own = dws[here]
                 dx_d, dstates[here] = run_back(
                     strand,
                     self.turn(x, d),
@@ -135,14 +136,15 @@ class Stack:
                     dstates[here],
                     self.turn_xi(xi, d),
                     needs_dxs or level > 0,
-                    dws[here],
+                    own,
                 )
+                dws[here] = own
                 if dx_d is not None:
                     dx = self.turn(dx_d, d) if dx is None else dx + self.turn(dx_d, d)
             if dropout is not None and dx is not None:
                 dx = dx * dropout.mask(dx, level - 1, 0)
             dys = dx
-        return Pulls(dys if needs_dxs else None, dstates, dws)
+        return Pulls(dys if needs_dxs else None, dstates, [dw for dw in dws if dw is not None])
 
     def replaced(self, **changes: Any) -> Stack:
         """The same stack but for some of its fields."""

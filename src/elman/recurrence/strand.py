@@ -8,7 +8,7 @@ pieces its time is cut.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, MutableSequence, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import final
@@ -96,9 +96,9 @@ class Strand:
         start: int,
         stop: int,
         needs_dxs: bool,
-        dws: list[Gradients],
+        dws: MutableSequence[Gradients | None],
     ) -> tuple[Tensor | None, States]:
-        """The pull on the piece's xs and on the states at its start; adds to `dws`."""
+        """The pull on the piece's xs and on the states at its start; adds to `dws` (None: 0)."""
         dstates, xi = list(dstates), None if xi is None else xi[start:stop]
         lengths = self._lengths(start, stop)
         for i in reversed(range(len(self.layers))):
@@ -106,7 +106,7 @@ class Strand:
             with uncast(xs):
                 piece = Piece(self.cell, self.layers[i], inputs, traces[i].state(0), lengths)
                 pull = Pull(dys, dstates[i], xi, needs_dxs or i > 0, dws[i])
-                dys, _, dstates[i] = self.kernel.backward(piece, traces[i], pull)
+                dys, dws[i], dstates[i] = self.kernel.backward(piece, traces[i], pull)
             if i > 0 and self.dropout is not None and dys is not None:
                 dys = dys * self.dropout.mask(dys, i - 1, start)
         return dys, dstates
@@ -202,7 +202,7 @@ def run_back(
     dstates: States,
     xi: Tensor | None,
     needs_dxs: bool,
-    dws: list[Gradients],
+    dws: MutableSequence[Gradients | None],
 ) -> tuple[Tensor | None, States]:
     """The pull on all xs and on the first states, from the pulls on ys and the last states."""
     plan = strand.plan(xs, states, memory)

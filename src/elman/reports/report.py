@@ -16,6 +16,7 @@ from elman.figures import training as figures
 from elman.files import write_text
 from elman.reports import page, through_time
 from elman.runs.folder import Config, Run, fresh_model
+from elman.runs.shown import Shown
 from elman.scoring import evaluation
 from elman.scoring.evaluation import title
 from elman.scoring.metrics import Score
@@ -34,7 +35,8 @@ class Story(NamedTuple):
     validations: list[Record]
     samples: list[Record]
     diagnoses: list[Record]
-    result: Record | None  # the score of the best weights, once the training has ended
+    result: Record | None  # the score of the run's weights, once the training has ended
+    epochs: list[Record]
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> "Story":
@@ -49,6 +51,7 @@ class Story(NamedTuple):
             by_kind.get("sample", []),
             by_kind.get("diagnosis", []),
             results[-1] if results else None,
+            by_kind.get("epoch", []),
         )
 
 
@@ -77,6 +80,7 @@ def render(
     body = [
         f"<h1>{page.text(heading)}</h1>",
         f'<p class="soft">{page.text(_lead(config, trained_on, story))}</p>',
+        *([f'<p class="soft">Ran with {page.text(config.ran)}.</p>'] if config.ran else ()),
         page.tiles(_tiles(run, story)),
         _figure(partial(_perplexity, story, baselines), "perplexity", _perplexity_words(story)),
         *_scores(story, baselines),
@@ -84,7 +88,7 @@ def render(
         _figure(partial(_norms, story, config), "gradients", _norm_words(story, config)),
         *_horizons(story, config),
         *(through_time.section(seen, config.training.reading.window) if seen else ()),
-        *_samples(story),
+        *_samples(story, config.shown),
         "<h2>Settings</h2>",
         page.settings(_settings(config)),
         "<h2>Commands</h2>",
@@ -118,7 +122,8 @@ def _lead(config: Config, trained_on: int, story: Story) -> str:
         return f"{text}; nothing was held out."
     if story.result is None:
         return f"{text}; the training has not come to its end yet."
-    return f"{text} and measured on the {story.result['tokens'] + 1:,} {level} held out at the end."
+    where = "right after them" if config.data.train_tokens else "held out at the end"
+    return f"{text} and measured on the {story.result['tokens'] + 1:,} {level} {where}."
 
 
 def _passes(story: Story) -> int:
@@ -234,8 +239,8 @@ def _horizons(story: Story, config: Config) -> list[str]:
         "at most 48 steps back. "
         f"After {last['step']:,} updates half lay within {_steps(last['half_within'])} and 90 % "
         f"within {_steps(last['ninety_within'])}; a window of {window} keeps "
-        f"{last['window_keeps']:.0%} of it, and {last['saturation']:.1%} of the states were "
-        "saturated."
+        f"{100 * last['window_keeps']:.0f} % of it, and {100 * last['saturation']:.1f} % of the "
+        "states were saturated."
     )
     if len(story.diagnoses) == 1:  # a point is no curve
         return [f'<p class="soft">{page.text(words)}</p>']
@@ -250,19 +255,21 @@ def _steps(number: int) -> str:
 # ---------------------------------------------------------------------- samples
 
 
-def _samples(story: Story) -> list[str]:
-    """What the model wrote along the way, from the same beginning and the same seed."""
+def _samples(story: Story, shown: Shown) -> list[str]:
+    """What the model wrote along the way, always from the same beginning."""
     if not story.samples:
         return []
-    scores = {record["step"]: record["perplexity"] for record in story.validations}
+    scores = {r["step"]: f"validation perplexity {r['perplexity']:.2f}" for r in story.validations}
+    if shown.sample_every:
+        scores = {r["step"]: f"training perplexity {r['perplexity']:.2f}" for r in story.epochs}
     parts = [
         "<h2>What it wrote along the way</h2>",
-        '<p class="soft">From nothing, at temperature 0.8, every time with the same seed.</p>',
+        f'<p class="soft">{page.text(shown.words())}</p>',
     ]
     for index in spaced(len(story.samples), SAMPLES):
         sample = story.samples[index]
         score = scores.get(sample["step"])
-        beside = f", validation perplexity {score:.2f}" if score is not None else ""
+        beside = f", {score}" if score is not None else ""
         heading = f"after {sample['step']:,} updates{beside}"
         parts.append(
             f'<div class="sample"><h3>{page.text(heading)}</h3>'
@@ -295,6 +302,7 @@ def _settings(config: Config) -> dict[str, dict[str, object]]:
         "reading": reading,
         "updates": optimisation,
         "training": training | {"device": config.device, "threads": config.threads},
+        "samples": asdict(config.shown),
     }
     return {
         group: {name.replace("_", " "): _value(value) for name, value in values.items()}

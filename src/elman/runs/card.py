@@ -4,6 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from elman import __version__
+from elman.text.prepared import Data
 from elman.training import Epoch, Result
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ def model_card(run: "Run") -> str:
         f"# {run.path.name}\n\n"
         f"A {config.data.level}-level language model made with elman {__version__}.\n\n"
         f"- model: {model}\n"
-        f"- text: {config.data.source}, SHA-256 {config.sha256}, the last "
-        f"{config.data.validation:.0%} held out\n"
-        f"- seed: {config.training.seed}; every option is in config.json\n\n"
+        f"- text: {config.data.source}, SHA-256 {config.sha256}, {_held_out(config.data)}\n"
+        f"- seed: {config.training.seed}; every option is in config.json\n"
+        f"{f'- ran with: {config.ran}{chr(10)}' if config.ran else ''}\n"
         f"{_score(run)}\n\n"
         "```sh\n"
         f"elman evaluate {where}{'' if config.data.validation else ' OTHER.txt'}\n"
@@ -28,6 +29,13 @@ def model_card(run: "Run") -> str:
         f"elman train --resume {where}\n"
         "```\n"
     )
+
+
+def _held_out(data: Data) -> str:
+    if not data.train_tokens:
+        return f"the last {data.validation:.0%} held out"
+    first = f"trained on at most the first {data.train_tokens:,} tokens"
+    return f"{first}, the text right after them held out" if data.validation else first
 
 
 def _unscored(run: "Run") -> str:
@@ -47,6 +55,7 @@ def _score(run: "Run") -> str:
         return _unscored(run)
     result = results[-1]
     return (
-        f"Held-out text, {result.tokens:,} tokens: {result.nats_per_token:.4f} nats per token, "
+        f"Held-out text, {result.tokens:,} tokens, {run.config.shown.weights} weights: "
+        f"{result.nats_per_token:.4f} nats per token, "
         f"perplexity {result.perplexity:.3f}, {result.bits_per_char:.4f} bits per character."
     )

@@ -1,6 +1,6 @@
 """What a run was asked for, as config.json holds it, and the model and training it describes."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from elman.kernels.cpu import KERNEL
 from elman.language_model import Dropout, LanguageModel, Masks
 from elman.language_model.model import Shape
 from elman.runs import presets
+from elman.runs.device import is_here
+from elman.runs.shown import Shown
 from elman.text.prepared import Data, Splits
 from elman.training import Optimisation, Reading, Settings, Training
 
@@ -31,6 +33,8 @@ class Config:
     threads: int = 1
     command: str = ""
     arithmetic: str = ""  # what computed it, see `arithmetic`; older runs do not say
+    ran: str = ""  # which update and which kernel, in words
+    shown: Shown = field(default_factory=Shown)
 
     def json(self) -> dict[str, Any]:
         """As config.json holds it."""
@@ -55,6 +59,8 @@ class Config:
                 threads=int(record["threads"]),
                 command=str(record["command"]),
                 arithmetic=str(record.get("arithmetic", "")),
+                ran=str(record.get("ran", "")),  # runs of elman 0.1.0 have neither
+                shown=Shown(**record.get("shown", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise UserError(
@@ -70,12 +76,12 @@ def shape_of(model: dict[str, Any]) -> Shape:
 
 def options_of(config: Config) -> presets.Options:
     """The options that make this configuration, as one types them."""
-    return presets.flat(config.data, config.model, config.training)
+    return presets.flat(config.data, config.model, config.training, config.shown)
 
 
 def with_options(config: Config, options: presets.Options) -> Config:
-    """The configuration with its training as these options have it."""
-    return replace(config, training=presets.settings(options))
+    """The configuration with its training, and what it shows, as these options have it."""
+    return replace(config, training=presets.settings(options), shown=presets.shown(options))
 
 
 def fresh_model(config: Config) -> LanguageModel:
@@ -86,9 +92,8 @@ def fresh_model(config: Config) -> LanguageModel:
 
 
 def fresh_training(config: Config, parts: Splits, device: str) -> Training:
-    """The training before its first update, on `device`."""
-    if device == "cuda" and not torch.cuda.is_available():
-        device = "cpu"
+    """The training before its first update, on `device`, or on the CPU where there is none such."""
+    device = device if is_here(device) else "cpu"
     held_out = parts.validation if len(parts.validation) else None
     _check_affordable(config)
     return Training(fresh_model(config).to(device), parts.train, held_out, config.training)

@@ -18,7 +18,6 @@ Administrator's Handbook): held-out nats against Kneser–Ney of the best order.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from elman.language_model.model import WINDOWED
@@ -62,7 +61,7 @@ class Size(NamedTuple):
     vocab_size: int
 
 
-def effort(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
+def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
     """The options of a training on a text of this size, beside those that were `given`.
 
     >>> [effort(Size(tokens, 80), {})["epochs"] for tokens in (10_000, 180_000, 900_000, 10**7)]
@@ -83,7 +82,7 @@ def effort(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _small(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
+def _small(size: Size, given: dict[str, Any]) -> dict[str, Any]:
     epochs = passes(size.tokens, reads=6_500_000, most=60)
     often = given.get("epochs", epochs)
     hidden = 0.4 * min(1, max(0, math.log(often / 7) / math.log(40 / 7))) if often > 0 else 0
@@ -95,7 +94,7 @@ def _small(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _consistent(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _consistent(recipe: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The recipe without what the given options leave no room for."""
     used = recipe | given
     if used.get("tied") and "embedding_size" not in given:

@@ -37,6 +37,7 @@ from elman.runs.card import model_card
 from elman.runs.config import Config, fresh_model
 from elman.runs.lock import NAME as LOCK
 from elman.runs.lock import Lock
+from elman.runs.shown import WEIGHTS
 from elman.text import prepared
 from elman.text.prepared import Splits
 from elman.text.vocab import Vocab
@@ -184,9 +185,15 @@ class Run:
         """Any text as the run's ids, cleaned the way its own text was."""
         return self.vocab.encode(prepared.cleaned(self.config.data, text))
 
-    def load_model(self, device: torch.device | str = "cpu", which: str = "best") -> LanguageModel:
-        """The model with its best weights, or the last ones, ready to use (in eval mode)."""
-        if which not in ("best", "last"):
+    def load_model(
+        self, device: torch.device | str = "cpu", which: str | None = None
+    ) -> LanguageModel:
+        """The model with its `best` weights or the `last` ones, ready to use (in eval mode).
+
+        None: those that the run is known by (`Shown.weights`).
+        """
+        which = which or self.config.shown.weights
+        if which not in WEIGHTS:
             raise UserError(f"unknown weights {which!r}", hint="best or last")
         if which == "best":
             weights, _ = checkpoints.read(self.path / "model.safetensors", "model")

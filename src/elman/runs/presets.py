@@ -4,6 +4,7 @@ A preset only names options, or finds them from the size of the text: what it ex
 and stored, and any option given beside it wins. Nothing else in elman knows about presets.
 """
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,37 @@ from elman.language_model import Dropout
 from elman.language_model.model import Shape
 from elman.options import Described, described, flag, stored, typed
 from elman.runs.effort import Size, effort
+from elman.runs.shown import Shown
 from elman.text.prepared import Data
 from elman.training import Settings
 from elman.training.optimisation import Optimisation
 from elman.training.segments import Reading, one_pass
 
 Options = dict[str, Any]
+
+NOTES: Options = {
+    "model": "elman",
+    "clean": "letters",
+    "train_tokens": 10_000,
+    "validation": 0.5,
+    "hidden_size": 512,
+    "embedding_size": 0,
+    "init": "notes",
+    "batch_size": 32,
+    "window": 35,
+    "epochs": 500,
+    "optimizer": "sgd",
+    "learning_rate": 1.0,
+    "schedule": "constant",
+    "warm_up": 0,
+    "clip": 1.0,
+    "weights": "last",
+    "sample_every": 10,
+    "sample_prompt": "time traveller",
+    "sample_length": 50,
+    "sample_temperature": 0.0,
+}
+"""8.5 of the notes, from scratch; afterwards as much text again is held out."""
 
 PRESETS: dict[str, Options | Callable[[Size, Options], Options]] = {
     "auto": effort,
@@ -56,22 +82,8 @@ PRESETS: dict[str, Options | Callable[[Size, Options], Options]] = {
         "average": "ema",
         "average_decay": 0.999,
     },
-    "notes": {
-        "model": "elman",
-        "clean": "letters",
-        "max_tokens": 10_000,
-        "hidden_size": 512,
-        "embedding_size": 0,
-        "init": "notes",
-        "batch_size": 32,
-        "window": 35,
-        "epochs": 500,
-        "optimizer": "sgd",
-        "learning_rate": 1.0,
-        "schedule": "constant",
-        "warm_up": 0,
-        "clip": 1.0,
-    },
+    "notes": NOTES,
+    "notes-concise": NOTES | {"hidden_size": 256, "init": "default"},
 }
 
 GROUPS: dict[type, list[Described]] = {
@@ -81,6 +93,7 @@ GROUPS: dict[type, list[Described]] = {
     Reading: described(Reading),
     Optimisation: described(Optimisation),
     Settings: described(Settings),
+    Shown: described(Shown),
 }
 """The options of each dataclass of settings, as their fields describe them."""
 OPTIONS: dict[str, Described] = {o.name: o for group in GROUPS.values() for o in group}
@@ -162,7 +175,12 @@ def validations(read: int, held_out: int) -> int:
     return max(1, min(VALIDATIONS, int(affordable)))
 
 
-def flat(data: Data, model: dict[str, Any], settings: Settings) -> Options:
+def shown(options: Options) -> Shown:
+    """What the run shows of itself."""
+    return Shown(**stored(GROUPS[Shown], options))
+
+
+def flat(data: Data, model: dict[str, Any], settings: Settings, shown: Shown) -> Options:
     """The options that a stored configuration stands for: `expand` read backwards."""
     parts = {
         Data: vars(data),
@@ -171,6 +189,7 @@ def flat(data: Data, model: dict[str, Any], settings: Settings) -> Options:
         Reading: vars(settings.reading),
         Optimisation: vars(settings.optimisation),
         Settings: vars(settings),
+        Shown: vars(shown),
     }
     return {k: v for part, values in parts.items() for k, v in typed(GROUPS[part], values).items()}
 
@@ -198,4 +217,4 @@ def _as_flag(option: Described, value: Any) -> str:
     if option.type is bool:
         yes, no = option.option.flag.split("/")
         return yes if value else no
-    return f"{flag(option.name)} {option.option.show(value)}"
+    return f"{flag(option.name)} {shlex.quote(option.option.show(value))}"

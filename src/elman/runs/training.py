@@ -48,7 +48,7 @@ def train(
 
 
 def conclude(run: Run, training: Training) -> Result | None:
-    """Score the best weights on the whole held-out text, and add that to the record and the card.
+    """Score the run's weights on the whole held-out text, and add that to the record and the card.
 
     The score is by the definition: one lane, the state never reset. None where nothing is held out.
     """
@@ -77,7 +77,7 @@ def _result(run: Run, training: Training) -> Result | None:
     score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
     characters = run.splits().predicted_characters
     return Result(
-        step=training.best_step,
+        step=training.best_step if run.config.shown.weights == "best" else training.step,
         tokens=score.tokens,
         nats_per_token=score.nats_per_token,
         perplexity=score.perplexity,

@@ -5,8 +5,6 @@ perplexity      =  exp(nats per token), the geometric mean of the number of choi
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elman.errors import UserError
-from elman.language_model import LanguageModel, State
+from elman.language_model import State, read
+from elman.language_model.adapted import evaluating as evaluating
+from elman.text.batches import flat_integers
 from elman.text.vocab import Vocab
 
 Ids = Tensor | np.ndarray
@@ -77,22 +77,8 @@ def characters(vocab: Vocab, ids: Any) -> int | None:
     return len(vocab.decode(ids)) - len(vocab.decode(ids[:1]))
 
 
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients; every part's mode is put back afterwards."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def evaluate(
-    model: LanguageModel, ids: Ids, *, lanes: int = 1, warm_up: int = 256, piece: int = 1024
+    model: torch.nn.Module, ids: Ids, *, lanes: int = 1, warm_up: int = 256, piece: int = 1024
 ) -> Score:
     """Score every token of a text after its first, each exactly once, with the state carried on.
 
@@ -102,12 +88,13 @@ def evaluate(
     the score differs from the definition by what a model remembers for longer than that.
     `piece` steps are held in memory at a time and change nothing.
     """
-    ids = torch.as_tensor(np.asarray(ids) if not isinstance(ids, Tensor) else ids)
-    if ids.dim() != 1 or len(ids) < 2:
+    ids = ids if isinstance(ids, Tensor) else np.asarray(ids)
+    if ids.ndim != 1 or len(ids) < 2:
         raise UserError(
             f"a text of shape {tuple(ids.shape)} has nothing to predict",
             hint="evaluate a one-dimensional text of at least two tokens",
         )
+    ids = torch.as_tensor(flat_integers(ids))
     predictions = len(ids) - 1
     if lanes < 2 or predictions < 2 * lanes * warm_up:
         lanes, warm_up = 1, 0
@@ -123,10 +110,10 @@ def evaluate(
 
 
 def token_nats(
-    model: LanguageModel, x: Tensor, y: Tensor, state: State = None
+    model: torch.nn.Module, x: Tensor, y: Tensor, state: State = None
 ) -> tuple[Tensor, State]:
     """-log P of each y, shape (batch, time), and the state after the last x."""
-    logits, state = model(x.long(), state)
+    logits, state = read(model, x.long(), state)
     nats = F.cross_entropy(widened(logits).flatten(0, 1), y.long().flatten(), reduction="none")
     return nats.view(y.shape), state
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from elman.counting.sequence_model import Floats, Ints, SequenceModel
 from elman.errors import UserError, WorkFailed
+from elman.language_model import read
 from elman.scoring.metrics import evaluating, widened
 from elman.text.vocab import Vocab
 
@@ -72,7 +73,7 @@ class Network(SequenceModel[Any]):
         device = next(self.network.parameters()).device
         x = torch.as_tensor(ids.astype(np.int64), device=device)[None]
         with evaluating(self.network):
-            logits, inner = self.network(x, state[0])
+            logits, inner = read(self.network, x, state[0])
             log_p = widened(logits)[0].log_softmax(-1).cpu().double().numpy()
         return log_p, (inner, log_p[-1])
 

@@ -58,6 +58,9 @@ class Data:
     lower: bool = option(
         False, "Read the text in lower case", panel=PANEL, flag="--lower/--keep-case"
     )
+    train_tokens: int = option(
+        0, "Train on the first so many, hold out after them; 0: all", panel=PANEL, at_least=0
+    )
 
     def __post_init__(self) -> None:
         if self.min_freq is None and self.level in LEVELS:
@@ -148,14 +151,27 @@ def prompt(data: Data, text: str | bytes) -> str | bytes:
 def prepare(data: Data, text: str | bytes, vocab: Vocab | None = None) -> Splits:
     """Clean, cut, encode; with the vocabulary given, or that of the training part."""
     level = level_of(data.level if vocab is None else vocab.level)
-    cut = level.cut(cleaned(data, text))
-    cut = cut[: data.max_tokens] if data.max_tokens else cut
-    train, held_out, _ = corpus.split(cut, validation=data.validation)
+    train, held_out = _in_two(data, level.cut(cleaned(data, text)))
     if vocab is None:
         assert data.min_freq is not None
         vocab = Vocab(level.count(train), data.min_freq, level=level.name)
         _check_not_empty(vocab)
     return _splits(level, train, held_out, vocab, text)
+
+
+def _in_two(data: Data, cut: Any) -> tuple[Any, Any]:
+    """The first `max_tokens` in two parts, one to train on and one held out.
+
+    With `train_tokens` the first part has at most so many, and the second, which comes right after
+    it, as many as make the same share.
+    """
+    cut = cut[: data.max_tokens] if data.max_tokens else cut
+    train, held_out, _ = corpus.split(cut, validation=data.validation)
+    if 0 < data.train_tokens < len(train):
+        end = data.train_tokens
+        share = data.validation / (1 - data.validation)
+        return cut[:end], cut[end : end + round(end * share)]
+    return train, held_out
 
 
 def _check_not_empty(vocab: Vocab) -> None:

@@ -12,17 +12,16 @@ bit (on the same device with the same number of threads).
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
-from elman.gradients import Full, Given
-from elman.kernels import Explanation
-from elman.language_model import LanguageModel, Masks, State
+from elman.kernels import Explanation, explain
+from elman.language_model import Masks, State, reader_of
 from elman.options import check, option
 from elman.recurrence.operator import known_ids
 from elman.scoring import metrics
@@ -83,6 +82,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
+        for name, kind in (("reading", Reading), ("optimisation", Optimisation)):
+            if not isinstance(getattr(self, name), kind):
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} must be of the type {kind.__name__}",
+                    hint=f"elman.training.{kind.__name__}(…)",
+                )
 
 
 class Training:
@@ -90,14 +95,21 @@ class Training:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: nn.Module,
         train_ids: Any,
         validation_ids: Any | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self.model, self.settings = model, settings or Settings()
+        self.reader, self.settings = reader_of(model), Settings() if settings is None else settings
+        self.model: Any = model
         self.device = next(model.parameters()).device
-        self.train_ids, self.validation_ids = self._checked_ids(train_ids), validation_ids
+        if not isinstance(self.settings, Settings):
+            raise UserError(
+                f"settings={self.settings!r} must be of the type Settings",
+                hint="Training(model, train_ids, validation_ids, Settings(…))",
+            )
+        self.train_ids = self._beside_model(self._known_ids(train_ids))
+        self.validation_ids = None if validation_ids is None else self._known_ids(validation_ids)
         self._check_model()
         self.optimizer = build_optimizer(model, self.settings.optimisation)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -116,14 +128,12 @@ class Training:
 
     def _check_model(self) -> None:
         reading = self.settings.reading
-        if self.model.recurrence is not None:
-            reading.check_agrees(self.model.recurrence.carry, self.model.recurrence.memory)
-        elif not reading.carry_used.windows or reading.memory:
-            raise UserError(
-                f"carry={reading.carry} memory={reading.memory} with an mlp: it has no state "
-                "to carry a gradient through time, nor to keep",
-                hint="carry=truncated memory=0, or a recurrent cell, such as cell=gru",
-            )
+        refusal = self.reader.refusal(reading.carry_used, reading.memory_used)
+        if refusal is not None:
+            why, hint = refusal
+            raise UserError(f"carry={reading.carry} memory={reading.memory} with {why}", hint=hint)
+        if self.reader.recurrence is not None:
+            reading.check_agrees(self.reader.recurrence.carry, self.reader.recurrence.memory)
         if reading.memory:
             self._check_memory(reading)
         if self.validation_ids is not None and len(self.validation_ids) < 2:
@@ -136,21 +146,40 @@ class Training:
         """Refuse a budget that has no room for one step of every lane."""
         ids = torch.zeros(1, reading.batch_size, dtype=torch.int64, device=self.device)
         with self._cast(), self._lent():
-            self.model.recur(self.model.inputs(ids, NO_MASKS), None, NO_MASKS)
+            self.reader.recurrence(self.model.inputs(ids, NO_MASKS))
 
-    def _checked_ids(self, ids: Any) -> Any:
-        """Ids the model knows; beside it on the GPU where they take little of it."""
+    def _known_ids(self, ids: Any) -> Any:
+        """One text in ids that the model knows."""
         ids = batches.flat_integers(ids)
-        values = ids.cpu().numpy() if isinstance(ids, Tensor) else ids  # torch orders no uint16
+        values = _as_array(ids)
         if len(values):
-            self.model.check_range(int(values.min()), int(values.max()))
+            self.reader.check_range(int(values.min()), int(values.max()))
+        return ids
+
+    def _beside_model(self, ids: Any) -> Any:
+        """On the GPU with the model, where the ids take little of it."""
         if self.device.type == "cuda" and len(ids) <= TOKENS_ON_GPU:
-            return torch.tensor(values, dtype=torch.int64, device=self.device)
+            return torch.tensor(_as_array(ids), dtype=torch.int64, device=self.device)
         return ids
 
     def explain(self) -> Explanation:
         """Whether updates run `captured`, `native` or `piecewise`, and why not the faster way."""
         return self._choice.explanation
+
+    def engine(self) -> str:
+        """Which update and which kernel run, in one line, and why not a faster update."""
+        update = self.explain()
+        reasons = dict.fromkeys(r for r in update.reasons.values() if "the model is on" not in r)
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        return f"{update.runs} updates{why}, {self._kernel()}"
+
+    def _kernel(self) -> str:
+        if self.reader.recurrence is None:
+            return "no kernel of elman's"
+        ids = torch.zeros(1, self.settings.reading.batch_size, dtype=torch.int64)
+        with torch.no_grad(), self._cast():
+            xs = self.model.inputs(ids.to(self.device), Masks(None, None, {}))
+            return f"{explain(self.reader.recurrence, xs).runs} kernel"
 
     # ------------------------------------------------------------------ the loop
 
@@ -312,8 +341,8 @@ class Training:
         if not self.model.training:
             self.model.train()
         x, y = segment.x.to(self.device), segment.y.to(self.device)
-        masks = self.model.draw_masks(len(x))
-        return self.model.hide_tokens(x), y, masks
+        masks = self.reader.draw_masks(len(x))
+        return self.reader.hide_tokens(x), y, masks
 
     def _read(self, segment: Segment, share: float) -> float:
         """Forward and backward through one segment; returns the sum of its losses in nats."""
@@ -325,7 +354,7 @@ class Training:
         with self._cast(), self._lent(segment.xi):
             hs, after = self._run(x, state, masks, segment)
             y = y[:, -segment.scored :]
-            loss = self.model.mean_nats(hs[len(hs) - segment.scored :], y.T, masks)
+            loss = self.reader.mean_nats(hs[len(hs) - segment.scored :], y.T, masks)
         self.carried.carry(after)
         weight = share * segment.scored / segment.divisor
         (loss if weight == 1 else loss * weight).backward()
@@ -334,19 +363,18 @@ class Training:
     def read_window(self, x: Tensor, y: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
         """The mean nats of a plain window, and the state after it."""
         with self._cast(), known_ids():
-            hs, after = self.model.states(x, state, masks)
-            return self.model.mean_nats(hs, y.T, masks), after
+            hs, after = self.reader.states(x, state, masks)
+            return self.reader.mean_nats(hs, y.T, masks), after
 
     def _read_lane(self, x: Tensor, y: Tensor, masks: Masks, scale: float) -> float:
         """Forward and backward through whole lanes, the losses taken piece by piece."""
 
         def loss(hs: Tensor, start: int) -> Tensor:
             piece = y[:, start : start + len(hs)]
-            return self.model.mean_nats(hs, piece.T, masks) * (piece.numel() * scale)
+            return self.reader.mean_nats(hs, piece.T, masks) * (piece.numel() * scale)
 
-        xs = self.model.inputs(x.T, masks)
         with self._cast(), self._lent():
-            total, _ = self.model.recur_back(xs, None, masks, loss)
+            total, _ = self.reader.read_back(x, masks, loss)
         return total.item() / scale
 
     def _cast(self) -> torch.autocast:
@@ -361,34 +389,23 @@ class Training:
     def _run(self, x: Tensor, state: State, masks: Masks, segment: Segment) -> tuple[Tensor, State]:
         """h_t of the segment, time first, and the state where the next segment starts."""
         if segment.advance == x.shape[1]:
-            return self.model.states(x, state, masks)
+            return self.reader.states(x, state, masks)
         if segment.advance == 0:  # a sliding window that still reaches back to the text's start
-            return self.model.states(x, state, masks)[0], state
-        early, middle = self.model.states(x[:, : segment.advance], state, masks)
-        late, _ = self.model.states(x[:, segment.advance :], middle, masks)
+            return self.reader.states(x, state, masks)[0], state
+        early, middle = self.reader.states(x[:, : segment.advance], state, masks)
+        late, _ = self.reader.states(x[:, segment.advance :], middle, masks)
         return torch.cat([early, late]), middle
 
-    @contextmanager
-    def _lent(self, xi: Tensor | None = None) -> Iterator[None]:
+    def _lent(self, xi: Tensor | None = None) -> AbstractContextManager[None]:
         """Inside this block the model carries by ξ (None: all) and keeps what the reading says."""
-        recurrence = self.model.recurrence
-        if recurrence is None:
-            yield
-            return
-        before = recurrence.carry, recurrence.memory
-        recurrence.carry = Full() if xi is None else Given(tuple(xi.tolist()))
-        recurrence.memory = self.settings.reading.memory_used or recurrence.memory
-        try:
-            yield
-        finally:
-            recurrence.carry, recurrence.memory = before
+        return self.reader.lent(xi, self.settings.reading.memory_used)
 
     # ------------------------------------------------------------------ chance
 
     @contextmanager
     def _pinned_chance(self) -> Iterator[None]:
-        """Dropout between layers draws from PyTorch's global generators: lend it our own states."""
-        if not self.model.shape.dropout.layers:
+        """What draws from PyTorch's global generators, such as dropout, is lent our own states."""
+        if not self.reader.draws_globally:
             yield
             return
         cuda = self.device.type == "cuda"
@@ -416,7 +433,7 @@ class Training:
         if self.half:
             tries.append("float32 instead of bfloat16")
         with self._cast():
-            origin = first_broken_tensor(self.model, *self._latest)
+            origin = first_broken_tensor(self.model, self.reader, *self._latest)
         return WorkFailed(
             f"{what} at step {self.step + 1}; it began in {origin}",
             hint="try " + " or ".join(tries),
@@ -441,24 +458,29 @@ class Training:
         """All that the rest of the training depends on: tensors by name, and plain numbers."""
         tensors = {f"weights/{n}": p.detach() for n, p in self.model.named_parameters()}
         names = {id(p): n for n, p in self.model.named_parameters()}
+        tensors |= {f"buffers/{n}": b for n, b in self.model.named_buffers()}
         for parameter, values in self.optimizer.state.items():
             for key, value in values.items():
                 tensors[f"optimizer/{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
         for w, a in zip(self.average.weights, self.average.averages, strict=False):
             tensors[f"average/{names[id(w)]}"] = a
         tensors |= {f"carried/{n}": t for n, t in self.carried.state_dict().items()}
-        tensors |= {f"noise/{n}": t for n, t in self.model.noise.state_dict().items()}
+        tensors |= {f"noise/{n}": t for n, t in self.reader.noise.state_dict().items()}
         tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
         numbers = {name: getattr(self, name) for name in (*self.NUMBERS, *self.EPOCH)}
-        return tensors, numbers | {"averaged": self.average.count, "noise": self.model.noise.seed}
+        return tensors, numbers | {"averaged": self.average.count, "noise": self.reader.noise.seed}
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, on this training's device."""
         parts = _by_first_name(tensors)
         parameters = dict(self.model.named_parameters())
+        _check_fit("weights", parts, parameters)
+        _check_fit("buffers", parts, dict(self.model.named_buffers()))
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(parts["weights"][name])
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(parts["buffers"][name])
             for w, a in zip(self.average.weights, self.average.averages, strict=False):
                 name = next(n for n, p in parameters.items() if p is w)
                 a.copy_(parts["average"][name])
@@ -469,8 +491,8 @@ class Training:
         for name in self.EPOCH:
             setattr(self, name, numbers.get(name, 0.0))  # runs of elman 0.1.0 have none
         self.average.count = numbers["averaged"]
-        self.model.noise.seed = numbers["noise"]
-        self.model.noise.load_state_dict(parts.get("noise", {}))
+        self.reader.noise.seed = numbers["noise"]
+        self.reader.noise.load_state_dict(parts.get("noise", {}))
         self.chance |= parts.get("chance", {})
         self._choice = choose(self)  # a captured graph holds the optimizer's old state
 
@@ -498,12 +520,29 @@ class Training:
             self.optimizer.state[parameter][key] = value.to(self.device).clone()
 
 
+def _as_array(ids: Any) -> Any:
+    return ids.cpu().numpy() if isinstance(ids, Tensor) else ids  # torch orders no uint16
+
+
 def _global_generators(device: torch.device, seed: int) -> dict[str, Tensor]:
     """Fresh states for PyTorch's global generators, from our seed and not from theirs."""
     states = {"cpu": torch.Generator().manual_seed(seed).get_state()}
     if device.type == "cuda":
         states["cuda"] = torch.Generator(device).manual_seed(seed).get_state()
     return states
+
+
+def _check_fit(part: str, saved: dict[str, dict[str, Tensor]], model: dict[str, Any]) -> None:
+    """Refuse a saved training of another model, before anything of this one is touched."""
+    theirs = {name: tuple(tensor.shape) for name, tensor in saved.get(part, {}).items()}
+    ours = {name: tuple(tensor.shape) for name, tensor in model.items()}
+    odd = sorted({name for name, _ in theirs.items() ^ ours.items()})
+    if odd:
+        there, here = (shapes.get(odd[0], "absent") for shapes in (theirs, ours))
+        raise UserError(
+            f"the saved training does not fit this model: {odd[0]} is {there} there, {here} here",
+            hint="load it into a training of the model that it was saved from",
+        )
 
 
 def _by_first_name(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:

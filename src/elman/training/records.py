@@ -93,10 +93,10 @@ class Diagnosis(Record):
 
 @dataclass(frozen=True)
 class Result(Record):
-    """The score of the best weights on the whole held-out text, by the definition: one lane."""
+    """The score of the run's weights on the whole held-out text, by the definition: one lane."""
 
     kind: ClassVar[str] = "result"
-    step: int  # of the best weights
+    step: int  # of those weights
     tokens: int
     nats_per_token: float
     perplexity: float

@@ -78,6 +78,7 @@ class Reading:
     that the forward pass keeps (0: what the model keeps, all unless it was told otherwise), or a
     `Memory`. What has a name or a number is held as such: the two spellings are the same reading.
 
+    >>> from elman.gradients import Truncated
     >>> Reading(carry=Truncated(window=20)) == Reading(carry="truncated", window=20)
     True
     """

@@ -7,15 +7,13 @@ for x, y in batches.streams(ids, batch=32, window=35):
     state.carry(after)                     # the state crosses the edge, the gradient does not
 """
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from elman.errors import UserError
-
-Nest = Any
-"""A tensor, None, or a tuple, list or dict of nests."""
+from elman.language_model.nests import Nest, over
 
 
 @final
@@ -37,7 +35,7 @@ class CarriedState:
 
     def carry(self, value: Nest) -> None:
         """Keep `value` for the next window, cut off from the graph that made it."""
-        self.value = _map(lambda tensor: tensor.detach(), value)
+        self.value = over(lambda tensor: tensor.detach(), value)
 
     def reset(self, rows: Tensor | None = None) -> None:
         """Forget everything, or put the marked rows of the batch back to zero."""
@@ -56,7 +54,7 @@ class CarriedState:
             shape[self.batch_dim] = -1
             return tensor.masked_fill(rows.to(tensor.device).view(shape), 0)
 
-        self.value = _map(zeroed, self.value)
+        self.value = over(zeroed, self.value)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors of the nest by their paths; namedtuples come back as tuples."""
@@ -70,22 +68,7 @@ class CarriedState:
 
     def to(self, device: torch.device | str) -> None:
         """Move every tensor to `device`."""
-        self.value = _map(lambda tensor: tensor.to(device), self.value)
-
-
-def _map(f: Any, nest: Nest) -> Nest:
-    if nest is None or isinstance(nest, Tensor):
-        return None if nest is None else f(nest)
-    if isinstance(nest, dict):
-        return {key: _map(f, value) for key, value in nest.items()}
-    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        return type(nest)(*(_map(f, value) for value in nest))
-    if isinstance(nest, tuple | list):
-        return type(nest)(_map(f, value) for value in nest)
-    raise UserError(
-        f"a state cannot hold a {type(nest).__name__}",
-        hint="tensors, and tuples, lists and dicts of them",
-    )
+        self.value = over(lambda tensor: tensor.to(device), self.value)
 
 
 # A path says how to rebuild its nest: `(0` an item of a tuple, `[0` of a list, `{name` of a dict,

@@ -63,23 +63,18 @@ def choose(training: "Training") -> Choice:
 
 def _differs(training: "Training") -> str | None:
     """Why two updates of this training are not the same work on the same shapes."""
-    settings, model = training.settings, training.model
-    recurrence: Any = model.recurrence
+    settings = training.settings
     reasons = {
         f"carry={settings.reading.carry} reads segments of other shapes": (
             not settings.reading.carry_used.windows
         ),
         "a memory budget has states computed again": settings.reading.memory,
         f"accumulate={settings.accumulate} reads several segments": settings.accumulate > 1,
-        f"the model, a {model.cell}, has no recurrence": not model.recurrent,
-        "dropout between layers is drawn for each step": model.shape.dropout.layers,
     }
     for reason, holds in reasons.items():
         if holds:
             return reason
-    if not recurrence.carry.exact or not recurrence.memory.keeps_all:
-        return "the model has a carry or a memory of its own"
-    return None
+    return training.reader.irregular()
 
 
 class WholeUpdate(abc.ABC):

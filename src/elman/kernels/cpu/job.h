@@ -45,6 +45,15 @@ struct Head {
     void *dW, *db;               /* (V, H), (V), or null */
 };
 
+/* Layers that read one another over a piece of time, all of one type, with no gradient to come. Mirrored
+ * by `StackArguments` in library.py. */
+struct Stack {
+    const Job *layers; /* sizes and weights only; both directions of a layer side by side */
+    int64_t count, directions, reads_ids;
+    int64_t copies; /* y takes (T, B, directions·H); 0, in one direction: the whole track (T+1, B, H) */
+    int64_t kind, level;
+};
+
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 
 /* One compiled variant of recurrence.h. */

@@ -45,6 +45,16 @@ class HeadArguments(ctypes.Structure):
     ]
 
 
+class StackArguments(ctypes.Structure):
+    """`struct Stack` of job.h: layers that read one another."""
+
+    _fields_ = [
+        ("layers", ctypes.POINTER(LayerArguments)),
+        *((name, ctypes.c_int64) for name in ("count", "directions", "reads_ids", "copies")),
+        *((name, ctypes.c_int64) for name in ("kind", "level")),
+    ]
+
+
 def path() -> Path | None:
     """Where the build put the kernel; None where it built none."""
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
@@ -75,6 +85,8 @@ def load(file: Path) -> ctypes.CDLL:
         *[ctypes.c_int] * 2,
     ]
     library.elman_step.restype = ctypes.c_int
+    library.elman_call.argtypes = [ctypes.POINTER(StackArguments), *[ctypes.c_void_p] * 6]
+    library.elman_call.restype = ctypes.c_int
     for squash in (library.elman_tanh, library.elman_sigmoid):
         squash.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_int] * 2]
         squash.restype = None

@@ -127,20 +127,57 @@ struct Layout {
     int64_t size(int64_t k) const { return panels() * vectors() * ceil_div(k, PAIR) * PANEL; }
 };
 
+/* Lanes of two vectors whose numbers differ by D, exchanged across the diagonal. */
+template <int D> INLINE void exchange(vec &a, vec &b) {
+#ifdef __clang__
+    vec low, high;
+    FLATTEN for (int j = 0; j < LANES; j++) low[j] = j & D ? b[j & ~D] : a[j], high[j] = j & D ? b[j] : a[j | D];
+#else
+    bits from_low, from_high;
+    FLATTEN for (int j = 0; j < LANES; j++) {
+        from_low[j] = word(j & D ? LANES + (j & ~D) : j);
+        from_high[j] = word(j & D ? LANES + j : j | D);
+    }
+    vec low = __builtin_shuffle(a, b, from_low), high = __builtin_shuffle(a, b, from_high);
+#endif
+    a = low, b = high;
+}
+template <int D = LANES / 2> INLINE void transpose(vec (&v)[LANES]) {
+    FLATTEN for (int i = 0; i < LANES; i++)
+        if (!(i & D)) exchange<D>(v[i], v[i | D]);
+    if constexpr (D > 1) transpose<D / 2>(v);
+}
+
+/* Rows of K reals as lanes of operands: where they lie, or rounded into `rows`. */
+struct Lines {
+    const real *first; /* a lane of operands is as wide as a real */
+    int64_t stride;
+};
+INLINE Lines lines_of(const real *W, int64_t n, int64_t K, operand *rows) {
+#ifdef HALF
+    for (int64_t i = 0; i < n; i++) pack_row(W + i * K, K, rows + i * padded(K));
+    return {reinterpret_cast<const real *>(rows), padded(K) / PAIR};
+#else
+    (void)n, (void)rows;
+    return {W, K};
+#endif
+}
+
 /* `rows` holds LANES rows of K operands while they are turned. */
 void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *out, operand *rows) {
-    int64_t k_steps = ceil_div(K, PAIR), ld = padded(K), width = at.vectors() * PANEL;
-    out += p * width * k_steps;
+    int64_t k_steps = ceil_div(K, PAIR), width = at.vectors() * LANES;
+    real *to = reinterpret_cast<real *>(out) + p * width * k_steps;
     for (int c = 0; c < at.vectors(); c++) {
         int64_t unit = at.unit(p, c), n = at_most(at.units - unit, LANES);
-        for (int64_t i = 0; i < LANES; i++)
-            if (i < n)
-                pack_row(W + ((at.gate(c) * at.units + unit) + i) * K, K, rows + i * ld);
-            else
-                memset(rows + i * ld, 0, size_t(ld) * sizeof(operand));
-        for (int64_t k = 0; k < k_steps; k++)
-            for (int64_t i = 0; i < LANES; i++)
-                memcpy(out + k * width + c * PANEL + i * PAIR, rows + i * ld + k * PAIR, PAIR * sizeof(operand));
+        Lines lines = lines_of(W + (at.gate(c) * at.units + unit) * K, n, K, rows);
+        for (int64_t k = 0; k < k_steps; k += LANES) {
+            vec block[LANES];
+            FLATTEN for (int i = 0; i < LANES; i++)
+                block[i] = i < n ? load(lines.first + i * lines.stride + k, k_steps - k) : vec{};
+            transpose(block);
+            FLATTEN for (int i = 0; i < LANES; i++)
+                if (k + i < k_steps) store(to + (k + i) * width + c * LANES, block[i]);
+        }
     }
 }
 

@@ -108,7 +108,7 @@ def _refusal_of_device(piece: Piece) -> str | None:
         return missing.message
     for direction in ("forward", "backward"):
         if _plan(cell, direction, w, xs.shape[1]) is None:
-            return f"{w.hidden_size} hidden units of {w.W_hh.dtype} fit no cluster of SMs"
+            return f"{w.hidden_size} hidden units of {w.W_hh.dtype} do not fit the GPU's SMs"
     return None
 
 
@@ -132,9 +132,17 @@ def _architecture() -> str:
 
 
 def _plan(cell: Cell, direction: str, w: Weights, batch: int) -> Plan | None:
-    element = w.W_hh.element_size()
-    here = machine(w.W_hh.device.index or 0)
-    return cheapest(cell.name, direction, w.hidden_size, element, batch, here)
+    W_hh = w.W_hh
+    size, element = W_hh.shape[1], W_hh.element_size()
+    return plan_for(cell.name, direction, size, element, batch, W_hh.get_device())
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_for(
+    cell: str, direction: str, size: int, element: int, batch: int, device: int
+) -> Plan | None:
+    """How one direction of such a layer is spread over this GPU; None where it does not fit."""
+    return cheapest(cell, direction, size, element, batch, machine(max(device, 0)))
 
 
 def compiled(plan: Plan, dtype: int) -> bytes:
@@ -143,15 +151,28 @@ def compiled(plan: Plan, dtype: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _function(plan: Plan, dtype: int, device: int) -> driver.Function:
-    return driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
+def _prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) -> driver.Launch:
+    function = driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
+    blocks, cluster = plan.groups(batch) * plan.cluster, 1 if plan.far else plan.cluster
+    config = driver.configuration(blocks, cluster, plan.threads, plan.shared_bytes, plan.far)
+    return driver.Launch(function, config, arguments)
 
 
-def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: object) -> None:
+def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: Tensor | int | None) -> None:
+    """Queue the kernel; its last argument but two is for flags, which a far group needs."""
     assert plan is not None, "refuses() lets only jobs with a plan pass"
-    function = _function(plan, arithmetic(W_hh.dtype), torch.cuda.current_device())
-    blocks = plan.groups(batch) * plan.cluster
-    function.launch(blocks, plan.cluster, plan.threads, W_hh, *arguments)
+    device = W_hh.device.index
+    launch = _prepared(plan, arithmetic(W_hh.dtype), batch, device, len(arguments) + 2)
+    *rest, steps, rows = [W_hh, *arguments]
+    values = [0 if a is None else a if isinstance(a, int) else a.data_ptr() for a in rest]
+    flags = _flags(plan, batch, W_hh) if plan.far else None
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    launch(stream, [*values, 0 if flags is None else flags.data_ptr(), steps, rows])
+
+
+def _flags(plan: Plan, batch: int, like: Tensor) -> Tensor:
+    """One number for each block: the step that it has stored. None yet."""
+    return like.new_zeros(plan.groups(batch) * plan.cluster, dtype=torch.int32)
 
 
 def _track(first: Tensor, steps: int) -> Tensor:
@@ -223,9 +244,13 @@ def arithmetic(dtype: torch.dtype) -> int:
     return HALF.get(dtype, TF32 if allowed else FP32)
 
 
-@contextlib.contextmanager
-def _large_products(dtype: torch.dtype) -> Iterator[None]:
+def _large_products(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
     """Large products of a float32 layer as its loop: the switch of RNNs covers both."""
+    return contextlib.nullcontext() if dtype in HALF else _float32_products(dtype)
+
+
+@contextlib.contextmanager
+def _float32_products(dtype: torch.dtype) -> Iterator[None]:
     before = torch.backends.cuda.matmul.fp32_precision
     tf32 = arithmetic(dtype) == TF32
     torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"

@@ -12,9 +12,11 @@
 //     lstm   dc += dh o (1 - tanh² c);  di df dg do;  dc' = dc f
 //
 // A row that has ended hands its gradient on untouched. Cells with one gate broadcast da, cells with
-// more scatter shares of dh, whichever is less.
+// more scatter shares of dh, whichever is less; layers beyond a cluster read da from device memory.
 #define TRANSPOSED 1
-#if CELL == 2 || CELL == 3
+#if FAR
+#include "far.cuh"
+#elif CELL == 2 || CELL == 3
 #include "scatter.cuh"
 #else
 #include "gather.cuh"
@@ -64,7 +66,7 @@ DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(const void* W, const void* hs, const void* cs, const void* gates, const void* dhs, const float* dh_last, const float* dc_last,
-         const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, float* dh_first, float* dc_first, int steps, int batch) {
+         const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, float* dh_first, float* dc_first, u32* flags, int steps, int batch) {
     const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
 
     Values pass[ITEMS], dc[ITEMS], c[ITEMS];
@@ -107,8 +109,11 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
 
     for (int done = 0; done <= steps; done++) {
         const int t = steps - 1 - done;
-        fetch(done + AHEAD);
-        if (done > 0) collect(A, done);
+        constexpr int WIDTH = STORED_DA * SIZE * BYTES;  // of one row of das
+        const Exchange exchange = {flags + group * CLUSTER, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH, WIDTH, batch - group * ROWS};
+        if (!FAR) fetch(done + AHEAD);
+        if (done > 0) collect(A, done, exchange);
+        if (FAR) fetch(done + AHEAD);
         copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
@@ -147,7 +152,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
             for (int g = 0; g < STORED_DA; g++) store(das, it.in((i64)t * batch + it.batch_row, STORED_DA, g), stored[g], it.real);
         }
         if (done == steps) break;
-        conclude(A, done + 1, rank);
+        conclude(A, done + 1, rank, exchange);
     }
     leave();
 }

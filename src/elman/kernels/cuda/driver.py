@@ -22,16 +22,17 @@ from elman.errors import UserError, WorkFailed
 
 SOURCES = Path(__file__).parent
 MAX_DYNAMIC_SHARED_SIZE, NON_PORTABLE_CLUSTER_SIZE = 8, 14  # CUfunction_attribute
-CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
+NO_CONTEXT = (3, 201)  # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT
 
 
 class LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute, of which only the cluster's shape is used."""
+    """CUlaunchAttribute: the cluster's shape, or (1, …) for a cooperative launch."""
 
     _fields_ = (
         ("id", ctypes.c_int),
         ("pad", ctypes.c_char * 4),
-        ("cluster", ctypes.c_uint * 3),
+        ("value", ctypes.c_uint * 3),
         ("unused", ctypes.c_char * 52),
     )
 
@@ -50,17 +51,19 @@ class LaunchConfig(ctypes.Structure):
 
 
 def configuration(
-    blocks: int, cluster: int, threads: int, shared_bytes: int, stream: int = 0
+    blocks: int, cluster: int, threads: int, shared_bytes: int, cooperative: bool = False
 ) -> LaunchConfig:
-    """A one-dimensional grid of `blocks`, in clusters of `cluster`."""
-    attribute = LaunchAttribute(id=CLUSTER_DIMENSION, cluster=(cluster, 1, 1))
+    """A one-dimensional grid of `blocks`: in clusters of `cluster`, or all on the GPU at once."""
+    attribute = LaunchAttribute(id=CLUSTER_DIMENSION, value=(cluster, 1, 1))
+    if cooperative:
+        attribute = LaunchAttribute(id=COOPERATIVE, value=(1, 0, 0))
     return LaunchConfig(
         (blocks, 1, 1),
         (threads, 1, 1),
         shared_bytes,
-        stream,
+        None,
         ctypes.pointer(attribute),
-        1 if cluster > 1 else 0,  # no attribute on GPUs that have no clusters
+        1 if cluster > 1 or cooperative else 0,  # no attribute on GPUs that have no clusters
     )
 
 
@@ -77,14 +80,6 @@ class Function:
         self.handle = handle
         self.shared_bytes = shared_bytes
 
-    def launch(self, blocks: int, cluster: int, threads: int, *arguments: object) -> None:
-        """Queue the kernel on the current stream. Arguments: tensors, ints, None (no array)."""
-        stream = torch.cuda.current_stream().cuda_stream
-        config = configuration(blocks, cluster, threads, self.shared_bytes, stream)
-        values = [_argument(a) for a in arguments]
-        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        call("cuLaunchKernelEx", ctypes.byref(config), self.handle, addresses, None)
-
     def active_clusters(self, cluster: int, threads: int) -> int:
         """How many clusters of this kernel the device can hold at once."""
         count = ctypes.c_int()
@@ -93,16 +88,31 @@ class Function:
         return count.value
 
 
-def _argument(value: object) -> ctypes.c_void_p | ctypes.c_int:
-    if isinstance(value, torch.Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_void_p(None)
+class Launch:
+    """A kernel and the shape of its launch: all but the arguments, which differ between calls."""
+
+    def __init__(self, function: Function, config: LaunchConfig, arguments: int) -> None:
+        self.function, self.config = function, config
+        self.values, self.addresses = ctypes.c_uint64 * arguments, ctypes.c_void_p * arguments
+        self.offsets = range(0, 8 * arguments, 8)
+
+    def __call__(self, stream: int, arguments: Sequence[int]) -> None:
+        """Queue the kernel. Arguments: addresses (0: no array) and whole numbers."""
+        config = LaunchConfig.from_buffer_copy(self.config)  # others may launch at the same time
+        config.stream = stream
+        values = self.values(*arguments)
+        begin = ctypes.addressof(values)
+        addresses = self.addresses(*[begin + offset for offset in self.offsets])
+        call("cuLaunchKernelEx", ctypes.byref(config), self.function.handle, addresses, None)
 
 
 def call(name: str, *arguments: object) -> None:
     """One driver call, in the context torch uses on the current device."""
-    _enter_context(torch.cuda.current_device())
-    status = getattr(_driver(), name)(*arguments)
+    function = getattr(_driver(), name)
+    status = function(*arguments)
+    if status in NO_CONTEXT:
+        _enter_context(torch.cuda.current_device())
+        status = function(*arguments)
     if status:
         raise WorkFailed(f"{name} failed: {_reason(status)}")
 
@@ -116,11 +126,9 @@ def _reason(status: int) -> str:
 def _enter_context(device: int) -> None:
     """Backward passes run in threads of torch's own, which may not have met the GPU yet."""
     driver, context = _driver(), ctypes.c_void_p()
-    driver.cuCtxGetCurrent(ctypes.byref(context))
-    if not context.value:
-        torch.cuda.init()
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-        driver.cuCtxSetCurrent(context)
+    torch.cuda.init()
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    driver.cuCtxSetCurrent(context)
 
 
 @functools.cache

@@ -7,7 +7,11 @@
 // where x is the input's share, W_ih x_t + b, computed beforehand for all t in one matrix product, or
 // a table whose row ids[t, b] is looked up here.
 #define TRANSPOSED 0
+#if FAR
+#include "far.cuh"
+#else
 #include "gather.cuh"
+#endif
 
 typedef Ring<GATES, RING_AT> Inputs;
 static_assert(RING_AT + Inputs::SIZE_IN_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
@@ -38,6 +42,7 @@ DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values
 
 // Every block reads the whole of h_0 itself.
 DEVICE void load_first_vector(const void* hs, int group, int batch) {
+#if !FAR
     constexpr int PER_ROW = HIDDEN / WIDE;
     for (int i = threadIdx.x; i < ROWS * PER_ROW; i += THREADS) {
         const int row = i / PER_ROW, b = group * ROWS + row, unit = i % PER_ROW * WIDE;
@@ -46,10 +51,11 @@ DEVICE void load_first_vector(const void* hs, int group, int batch) {
         for (int j = 0; j < Stored::WORDS; j++) h.word[j] = operand(h.word[j]);
         store_words(vector(0, row) + unit * BYTES, h.word);
     }
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, void* hs, void* cs, void* gates, int steps, int batch) {
+forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, void* hs, void* cs, void* gates, u32* flags, int steps, int batch) {
     const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
 
     Values h[ITEMS], c[ITEMS], b_n[ITEMS];
@@ -89,8 +95,10 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     __syncthreads();
 
     for (int t = 0; t < steps; t++) {
-        fetch(t + AHEAD);
-        collect(A, t);
+        const Exchange exchange = {flags + group * CLUSTER, (const char*)hs + ((i64)t * batch + group * ROWS) * (SIZE * BYTES), SIZE * BYTES, batch - group * ROWS};
+        if (!FAR) fetch(t + AHEAD);
+        collect(A, t, exchange);
+        if (FAR) fetch(t + AHEAD);
         copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
@@ -117,7 +125,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
             for (int g = 0; g < KEPT; g++)
                 if (gates) store(gates, it.in(now, KEPT, g), pack(kept[g]), it.real);
         }
-        conclude(A, t + 1, rank);
+        conclude(A, t + 1, rank, exchange);
     }
     leave();
 }

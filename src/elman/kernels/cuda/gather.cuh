@@ -87,7 +87,7 @@ DEVICE void open_exchange() {
 }
 
 // Receives what step `use` reads (step 0 reads what is there) and multiplies.
-DEVICE void collect(const Matrix& A, int use) {
+DEVICE void collect(const Matrix& A, int use, const Exchange&) {
     if (use > 0) receive(use, EXPECTED);
     multiply(A, use % 2);
     __syncthreads();
@@ -105,6 +105,6 @@ DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) 
 }
 
 // After the items of all threads.
-DEVICE void conclude(const Matrix& A, int use, int rank) {
+DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange&) {
     if constexpr (CLUSTER == 1) __syncthreads();
 }

@@ -2,7 +2,9 @@
 
 The hidden units are cut into `cluster` slices, one per SM, and each SM's share of the recurrent
 matrix into tiles of 16 rows by 32 bytes over its warps; the batch is cut into groups of `rows`.
-Every way that fits is priced with a small model of the machine, and the cheapest taken.
+A group is a cluster of SMs that write into each other's memory, or, for larger layers, any number
+of SMs that meet in device memory (far.cuh). Every way that fits is priced with a small model of the
+machine, and the cheapest taken.
 """
 
 from __future__ import annotations
@@ -20,11 +22,19 @@ GATES = {name: cells.named(name).gates for name in CELLS}
 WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
 CLUSTERS = range(1, 17)
+FAR_ROWS = (8, 16, 32, 64)
+CHUNKS = ((2, 3), (4, 2), (4, 3), (8, 2), (8, 3), (16, 2), (16, 3))
+"""Of a far group: tiles of one warp that are read at a time, and how many chunks are in flight."""
 
 # Microseconds per step: always; per tile of one warp; more if it lies in shared memory; per value
 # a thread reads from device memory; per partial sum; per delivery; per KB that arrives.
 GATHER_PRICES = (0.26, 0.0156, 0.0042, 0.0092, 0.0047, 0.0186, 0.0191)
 SCATTER_PRICES = (0.79, 0.0057, 0.0129, 0.0071, 0.0064, 0.0, 0.0303)
+# Of a far group, over 124 plans (10% rms): always; per tile of one warp; per reading of one from
+# shared memory; per value a thread reads from device memory; per partial sum; per chunk; per KB of
+# the vector; per KB that an SM reads on average; for waiting, by the group's share of all SMs.
+FAR_PRICES = (1.387, 0.0081, 0.0068, 0.0578, 0.0073, 0.0245, 0.0095, 0.0179, 0.607)
+SMS = 132  # of the GPU on which prices were measured
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Plan:
     rows: int
     units: int  # hidden units of one SM, rounded up
     warps_k: int  # warps that share one sum
+    chunk: int = 0  # tiles of one warp that a far group reads at a time; 0: a cluster
+    stages: int = 0  # chunks in shared memory
 
     @property
     def hidden(self) -> int:
@@ -50,9 +62,14 @@ class Plan:
         return self.direction == "forward"
 
     @property
+    def far(self) -> bool:
+        """far.cuh: the SMs of a group meet in device memory."""
+        return self.chunk > 0
+
+    @property
     def gathers(self) -> bool:
-        """gather.cuh: every SM has the whole vector. Else scatter.cuh: it has all the sums."""
-        return self.forward or GATES[self.cell] == 1
+        """Every SM has the whole vector (gather.cuh, far.cuh). Else it has all the sums."""
+        return self.far or self.forward or GATES[self.cell] == 1
 
     @property
     def threads(self) -> int:
@@ -61,7 +78,9 @@ class Plan:
     @property
     def m(self) -> int:
         """Rows of the SM's slice of the matrix."""
-        return self.units * GATES[self.cell] if self.gathers else self.hidden
+        if not self.gathers:
+            return self.hidden
+        return self.units * (GATES[self.cell] if self.forward else 1)
 
     @property
     def m_tiles(self) -> int:
@@ -70,13 +89,24 @@ class Plan:
 
     @property
     def k_tiles(self) -> int:
-        """Tiles of one warp along the sum, an even number."""
-        summed = self.size if self.gathers else GATES[self.cell] * self.units
-        return -(-summed * self.element // (64 * self.warps_k)) * 2
+        """Tiles of one warp along the sum: whole chunks, or an even number."""
+        if self.far:
+            return -(-self.summed * self.element // (32 * self.warps_k * self.chunk)) * self.chunk
+        return -(-self.summed * self.element // (64 * self.warps_k)) * 2
+
+    @property
+    def summed(self) -> int:
+        """Elements of the vector that an SM multiplies its slice with."""
+        if not self.gathers:
+            return GATES[self.cell] * self.units
+        return self.size if self.forward else GATES[self.cell] * self.size
 
     @property
     def register_tiles(self) -> int:
-        return min(self.m_tiles * self.k_tiles, REGISTER_TILES)
+        taken = (
+            0 if not self.far else 10 if self.m_tiles * self.rows >= 64 else 4
+        )  # by sums, addresses
+        return min(self.m_tiles * self.k_tiles, REGISTER_TILES - taken)
 
     @property
     def shared_tiles(self) -> int:
@@ -85,9 +115,13 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """As laid out in gather.cuh and scatter.cuh; the kernels assert it."""
+        """As laid out in gather.cuh, scatter.cuh and far.cuh; the kernels assert it."""
         summed = self.warps_k * self.k_tiles * 32
-        if self.gathers:
+        if self.far:
+            chunks = self.stages * self.rows * (self.warps_k * self.chunk * 32 + 16)
+            vectors = max(chunks, 4 * self.warps_k * self.rows * (self.m + 4))
+            sums = 0  # they take the chunks' place
+        elif self.gathers:
             vectors = 2 * self.rows * (max(summed, self.hidden * self.element) + 16)
             sums = 4 * 2 * self.warps_k * self.rows * (self.m + 4)
         else:
@@ -109,9 +143,9 @@ class Plan:
 
     @property
     def _ring_bytes(self) -> int:
-        """Room for those of four steps."""
+        """Room for those of four steps, or of two (a far group's steps are longer)."""
         item_bytes, items, _ = self._items
-        return 4 * self._fields * items * self.threads * item_bytes
+        return (2 if self.far else 4) * self._fields * items * self.threads * item_bytes
 
     @property
     def microseconds(self) -> float:
@@ -132,6 +166,24 @@ class Plan:
         prices = GATHER_PRICES if self.gathers else SCATTER_PRICES
         return sum(amount * price for amount, price in zip(work, prices, strict=True))
 
+    def far_microseconds(self, batch: int) -> float:
+        """Of one step of a far group; all groups read at once and share what L2 can give."""
+        row_tiles = self.rows // 8
+        _, items, wide = self._items
+        vector = self.rows * self.summed * self.element / 1024
+        work = (
+            1,
+            self.m_tiles * self.k_tiles * row_tiles,
+            self.shared_tiles * -(-row_tiles // 4),
+            items * wide * self._fields,
+            items * wide * self.warps_k * self.m // self.units,
+            self.k_tiles // self.chunk,
+            vector,
+            vector * self.groups(batch) * self.cluster / SMS,
+            self.cluster / SMS,
+        )
+        return sum(amount * price for amount, price in zip(work, FAR_PRICES, strict=True))
+
     def groups(self, batch: int) -> int:
         return -(-batch // self.rows)
 
@@ -148,6 +200,9 @@ class Plan:
             "WARPS_K": self.warps_k,
             "REGISTER_TILES": self.register_tiles,
             "SHARED_BYTES": self.shared_bytes,
+            "FAR": int(self.far),
+            "CHUNK_TILES": self.chunk,
+            "STAGES": self.stages,
             "PATIENCE": 1 << 35,  # cycles: some 17 seconds
         }
 
@@ -170,9 +225,13 @@ def cheapest(
     """The plan with the lowest price, or None where the matrix fits no cluster."""
 
     def price(p: Plan) -> float:
+        if p.far:
+            return p.far_microseconds(batch)
         return -(-p.groups(batch) // machine.clusters[p.cluster]) * p.microseconds
 
-    return min(fitting(cell, direction, size, element, machine), key=price, default=None)
+    near = fitting(cell, direction, size, element, machine)
+    far = far_plans(cell, direction, size, element, batch, machine)
+    return min(itertools.chain(near, far), key=price, default=None)
 
 
 def fitting(cell: str, direction: str, size: int, element: int, machine: Machine) -> Iterator[Plan]:
@@ -197,3 +256,25 @@ def _cuts(
         yield replace(plan, units=units)
         if not plan.gathers:
             return
+
+
+def far_plans(
+    cell: str, direction: str, size: int, element: int, batch: int, machine: Machine
+) -> Iterator[Plan]:
+    """Every plan of groups beyond a cluster that are all on the machine at once.
+
+    A group that waited for one not yet on the machine would wait for ever.
+    """
+    if size * element % 16:  # far.cuh copies 16 bytes at a time
+        return
+    for rows, warps_k in itertools.product(FAR_ROWS, (1, 2, 4, 8)):
+        most = machine.clusters[1] // -(-batch // rows)
+        for units in range(8, size, 8):
+            blocks = -(-size // units)
+            plan = Plan(cell, direction, size, element, blocks, rows, units, warps_k, 2, 2)
+            if CLUSTERS[-1] < blocks <= most and plan.m * warps_k % (16 * WARPS) == 0:
+                for chunk, stages in CHUNKS:
+                    plan = replace(plan, chunk=chunk, stages=stages)
+                    crowded = plan.m_tiles * rows > 64 or plan.m_tiles * plan.k_tiles > 160
+                    if not crowded and plan.shared_bytes <= machine.shared_bytes:
+                        yield plan

@@ -157,6 +157,10 @@ template <int BYTES_>
 DEVICE void start_copy(void* to, const void* from, bool real) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES_), "r"(real ? BYTES_ : 0) : "memory");
 }
+// The same for 16 bytes that another SM has written: past L1, which might hold an older value.
+DEVICE void start_copy_past_l1(void* to, const void* from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
 DEVICE void mark_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 DEVICE void copied() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -264,4 +268,22 @@ DEVICE void deliver(u32 address, const u32 (&w)[WORDS], u32 mailbox) {
     if constexpr (WORDS == 4)
         asm volatile(ST_ASYNC ".v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(mailbox) : "memory");
 #undef ST_ASYNC
+}
+
+// ---- blocks anywhere on the GPU: a flag in device memory says which step a block has stored ---------------
+
+// What the thread, and those it met at a barrier before, have stored is seen by whoever sees the flag.
+DEVICE void raise_flag(u32* flag, u32 step) {
+    asm volatile("fence.acq_rel.gpu;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(step) : "memory");
+}
+
+// A flag that is never raised ends the kernel with an error after PATIENCE cycles, not in a hang.
+DEVICE void wait_for_flag(const u32* flag, u32 step) {
+    const long long start = clock64();
+    for (;;) {
+        u32 seen;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+        if (seen >= step) return;
+        if (clock64() - start > PATIENCE) asm volatile("trap;");
+    }
 }

@@ -120,7 +120,7 @@ DEVICE void gather(Values& sum, const float* from, int count, int stride) {
 
 // ---- what a thread reads from global memory, fetched ahead into a ring ---------------------------------
 
-constexpr int AHEAD = 3;  // steps: latency of device memory, some 0.7 us, over that of a fast step
+constexpr int AHEAD = FAR ? 1 : 3;  // steps: latency of device memory, some 0.7 us, over that of a fast step
 
 template <int FIELDS, int AT>
 struct Ring {
@@ -141,6 +141,14 @@ struct Ring {
 };
 
 // ---- between blocks -------------------------------------------------------------------------------
+
+// Where a step's vectors lie if they are read from device memory (FAR, far.cuh); else unused.
+struct Exchange {
+    u32* flags;           // of the group's blocks
+    const char* vectors;  // of the group's first row
+    i64 pitch;            // bytes from row to row
+    int rows;             // of the batch, from there on
+};
 
 // Two mailboxes at the start of shared memory, one for each buffer.
 DEVICE u32 mailbox(int buffer) { return shared_address(shared) + 8 * buffer; }
@@ -173,7 +181,7 @@ DEVICE void send(void* place, const u32 (&w)[WORDS], int buffer, int to) {
 
 // No block may leave while another can still write into its shared memory.
 DEVICE void leave() {
-    if constexpr (CLUSTER > 1) cluster_barrier();
+    if constexpr (CLUSTER > 1 && !FAR) cluster_barrier();
 }
 
 DEVICE void clear(void* from, int bytes) {

@@ -117,7 +117,7 @@ DEVICE void open_exchange() {
 }
 
 // Receives the shares that step `use` reads.
-DEVICE void collect(const Matrix& A, int use) { receive(use, EXPECTED); }
+DEVICE void collect(const Matrix& A, int use, const Exchange&) { receive(use, EXPECTED); }
 
 // W' times all gates' da, for one item.
 DEVICE void sum(Values& dh, const Item& it, int gate, int use) { gather(dh, share(use % 2, 0, it.row) + it.unit, CLUSTER, ROWS * SHARE_PITCH); }
@@ -130,7 +130,7 @@ DEVICE void hand_on(Stored da, const Item& it, int gate, int use, int rank) {
 }
 
 // After the items of all threads.
-DEVICE void conclude(const Matrix& A, int use, int rank) {
+DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange&) {
     __syncthreads();
     multiply_and_scatter(A, use, rank);
     if constexpr (CLUSTER == 1) __syncthreads();

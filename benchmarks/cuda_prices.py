@@ -1,0 +1,197 @@
+"""What a recurrent layer costs on this GPU by elman's CUDA kernel and by cuDNN.
+
+    python benchmarks/cuda_prices.py --json src/elman/kernels/prices.json --rows rows.json
+
+Every cell, arithmetic, hidden size and batch of a grid, forward alone and with the backward pass,
+as a CUDA graph (so without Python), at two lengths: what a call costs before its first step, and
+what each step costs. `elman.kernels.prices` reads the result. Stacks and both directions are timed
+at some of the sizes, for its rule about them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import elman.nn
+from elman.kernels.cuda import arithmetic, compiled, machine
+from elman.kernels.cuda.plan import cheapest
+
+CELLS = {"tanh": "RNN", "gru": "GRU", "lstm": "LSTM"}
+ARITHMETICS = {
+    "fp16": (torch.float16, "tf32"),
+    "bf16": (torch.bfloat16, "tf32"),
+    "tf32": (torch.float32, "tf32"),
+    "fp32": (torch.float32, "ieee"),
+}
+SIZES = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
+BATCHES = (1, 8, 32, 64, 256)
+STEPS = (32, 160)
+STACKS = ((1, 1), (2, 1), (4, 1), (1, 2))  # layers, directions
+STACK_SIZES, STACK_BATCHES = (64, 256, 512, 1024), (1, 64)
+
+
+class Case(NamedTuple):
+    """One shape, timed at both lengths."""
+
+    engine: str
+    cell: str
+    arithmetic: str
+    hidden: int
+    batch: int
+    layers: int
+    directions: int
+
+
+def cases() -> Iterator[Case]:
+    for layers, directions in STACKS:
+        one = (layers, directions) == (1, 1)
+        grid = (SIZES, BATCHES) if one else (STACK_SIZES, STACK_BATCHES)
+        kinds = ARITHMETICS if one else ("bf16", "tf32")
+        for cell, kind, hidden, batch in itertools.product(CELLS, kinds, *grid):
+            for engine in ("cuda", "cudnn"):
+                if engine == "cudnn" or fits(cell, kind, hidden, batch):
+                    yield Case(engine, cell, kind, hidden, batch, layers, directions)
+
+
+def plans(cell: str, kind: str, hidden: int, batch: int) -> list:
+    size = ARITHMETICS[kind][0].itemsize
+    return [cheapest(cell, way, hidden, size, batch, machine(0)) for way in ("forward", "backward")]
+
+
+def fits(cell: str, kind: str, hidden: int, batch: int) -> bool:
+    return None not in plans(cell, kind, hidden, batch)
+
+
+def switch(kind: str) -> None:
+    torch.backends.cudnn.rnn.fp32_precision = ARITHMETICS[kind][1]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def compile_all() -> None:
+    """Every kernel of the grid, on all cores."""
+    needed = set()
+    for cell, kind, hidden, batch in itertools.product(CELLS, ARITHMETICS, SIZES, BATCHES):
+        switch(kind)
+        if fits(cell, kind, hidden, batch):
+            code = arithmetic(ARITHMETICS[kind][0])
+            needed |= {(plan, code) for plan in plans(cell, kind, hidden, batch)}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda need: compiled(*need), needed))
+    print(f"{len(needed)} kernels compiled", flush=True)
+
+
+def captured(call: Callable[[], None]) -> Callable[[], None]:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            call()
+    return graph.replay
+
+
+def microseconds(replay: Callable[[], None], repeats: int = 3) -> float:
+    """The least of a few replays."""
+    replay()
+    best = float("inf")
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        replay()
+        stop.record()
+        stop.synchronize()
+        best = min(best, 1000 * start.elapsed_time(stop))
+    return best
+
+
+def measured(case: Case) -> dict[str, list[float]]:
+    """Microseconds at each length, forward and with the backward pass."""
+    dtype, home = ARITHMETICS[case.arithmetic][0], torch.nn if case.engine == "cudnn" else elman.nn
+    rnn = getattr(home, CELLS[case.cell])(
+        case.hidden,
+        case.hidden,
+        case.layers,
+        bidirectional=case.directions == 2,
+        device="cuda",
+        dtype=dtype,
+    )
+    found: dict[str, list[float]] = {"forward": [], "both": []}
+    for steps in STEPS:
+        xs = torch.randn(steps, case.batch, case.hidden, device="cuda", dtype=dtype)
+        dys = torch.randn(steps, case.batch, case.hidden * case.directions, device="cuda").to(dtype)
+        xs.requires_grad_()
+
+        def forward(xs: torch.Tensor = xs) -> None:
+            with torch.no_grad():
+                rnn(xs)
+
+        def both(xs: torch.Tensor = xs, dys: torch.Tensor = dys) -> None:
+            xs.grad = None
+            rnn.zero_grad()
+            rnn(xs)[0].backward(dys)
+
+        for what, call in (("forward", forward), ("both", both)):
+            found[what].append(round(microseconds(captured(call)), 1))
+    return found
+
+
+def packed(rows: list[dict]) -> dict:
+    """[start, step] by engine, cell, arithmetic, size and batch, for `elman.kernels.prices`."""
+    table: dict = {"sizes": SIZES, "batches": BATCHES}
+    for row in rows:
+        if (row["layers"], row["directions"]) != (1, 1):
+            continue
+        for what in ("forward", "both"):
+            (first, last), (early, late) = row["steps"], row[what]
+            step = max((late - early) / (last - first), 0.01)
+            grid = table.setdefault(row["engine"], {}).setdefault(row["cell"], {})
+            grid = grid.setdefault(row["arithmetic"], {})
+            grid = grid.setdefault(what, [[None] * len(BATCHES) for _ in SIZES])
+            place = SIZES.index(row["hidden"]), BATCHES.index(row["batch"])
+            grid[place[0]][place[1]] = [round(max(early - first * step, 1), 1), round(step, 3)]
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="where the prices go")
+    parser.add_argument("--rows", type=Path, help="where every measurement goes")
+    parser.add_argument("--engine", choices=("cuda", "cudnn"), help="this one alone")
+    parser.add_argument("--seconds", type=float, default=300, help="stop after so long")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "RNN module weights")  # torch never flattens bf16
+    os.environ["ELMAN_KERNELS"] = "cuda"
+    began = time.monotonic()
+    compile_all()
+    rows = []
+    for case in cases():
+        if options.engine not in (None, case.engine):
+            continue
+        if time.monotonic() - began > options.seconds:
+            print(f"stopped before {case}")
+            break
+        switch(case.arithmetic)
+        try:
+            rows.append({**case._asdict(), "steps": STEPS, **measured(case)})
+        except RuntimeError as failure:
+            print(case, str(failure).splitlines()[0], flush=True)
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    options.json.write_text(json.dumps({**about, **packed(rows)}) + "\n", encoding="utf-8")
+    if options.rows:
+        options.rows.write_text(json.dumps({**about, "rows": rows}) + "\n", encoding="utf-8")
+    print(f"{len(rows)} rows in {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""`elman runs`: the runs of a folder, or several side by side."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elman.cli.console import emit, note
+from elman.errors import UserError
+
+if TYPE_CHECKING:
+    from elman.runs.comparison import Summary
+
+
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="A folder of runs to list, or runs to compare", show_default="runs"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
+) -> None:
+    """List the runs of a folder, best first, or compare several side by side.
+
+    Scores are of the held-out text; a run that has not ended shows its best validation with a ~.
+    """
+    from elman.runs import comparison
+
+    given = folders or [Path("runs")]
+    listing = len(given) == 1 and not comparison.is_run(given[0])
+    paths = comparison.below(given[0]) if listing else given
+    found = [comparison.summary(path) for path in paths]
+    found = comparison.best_first(found) if listing else found
+    if as_json:
+        emit({"runs": [s.json() for s in found], "differ": comparison.differing(found)})
+        return
+    if not found:
+        raise UserError(f"there are no runs in {given[0]}", hint="elman train BOOK.txt makes one")
+    whole = [s for s in found if not s.problem]
+    if whole:
+        typer.echo(_listed(whole) if listing else _side_by_side(whole))
+    for broken in found[len(whole) :] if listing else [s for s in found if s.problem]:
+        note(f"{broken.path}: {broken.problem}")
+    note(_next(comparison.best_first(whole)))
+
+
+def _listed(runs: Sequence["Summary"]) -> str:
+    """A line for each run, ended by the options in which it is not like the others."""
+    from elman.runs import comparison, presets
+
+    differ = comparison.differing(runs)
+    named = [n for n in differ if n not in ("source", "model")]
+    rows = [
+        ["run", "model", "step", "done", "nats/token", "perplexity", "bits/char", "what differs"]
+    ]
+    for run in runs:
+        options = presets.as_flags({name: run.options[name] for name in named})
+        if "source" in differ:
+            options = f"{Path(run.options['source']).name} {options}"
+        rows.append([run.path.name, str(run.options["model"]), *_scores(run), options])
+    return _table(rows, right=range(2, 7))
+
+
+def _side_by_side(runs: Sequence["Summary"]) -> str:
+    """A column for each run: the options that differ, then the scores."""
+    from elman.options import flag
+    from elman.runs import comparison
+
+    rows = [["", *(str(run.path) for run in runs)]]
+    for name in comparison.differing(runs):
+        label = "SOURCE" if name == "source" else flag(name)
+        rows.append([label, *(str(run.options.get(name, "")) for run in runs)])
+    labels = ("step", "done", "nats/token", "perplexity", "bits/char")
+    columns = [_scores(run) for run in runs]
+    rows += [[label, *values] for label, *values in zip(labels, *columns, strict=True)]
+    return _table(rows, right=range(1, len(runs) + 1))
+
+
+def _scores(run: "Summary") -> list[str]:
+    """Step, progress, nats, perplexity, bits per character; ~ before what is not final."""
+    from elman.scoring.metrics import perplexity
+
+    far = [f"{run.step:,}", f"{run.progress:.0%}"]
+    if run.result is not None:
+        found = run.result
+        scores = (found.nats_per_token, found.perplexity, found.bits_per_char)
+        return [*far, f"{scores[0]:.4f}", f"{scores[1]:.3f}", f"{scores[2]:.4f}"]
+    if math.isnan(run.best):
+        return [*far, "–", "–", "–"]
+    return [*far, f"~{run.best:.4f}", f"~{perplexity(run.best):.3f}", "–"]
+
+
+def _table(rows: list[list[str]], right: range) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _next(ranked: Sequence["Summary"]) -> str:
+    if not ranked:
+        return "next: elman train BOOK.txt"
+    path = shlex.quote(str(ranked[0].path))
+    if ranked[0].result is not None:
+        return f"next: elman evaluate {path}; elman generate {path}"
+    if ranked[0].progress < 1:
+        return f"next: elman train --resume {path}"
+    return f"next: elman generate {path}"  # it has held nothing out

@@ -1,0 +1,202 @@
+"""The one table of forecasters: a new one is its class and one line here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elman.cells import models
+from elman.errors import UserError
+from elman.forecasting.base import Forecaster
+from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
+from elman.forecasting.deseasonalised import Deseasonalised
+from elman.forecasting.differenced import Differenced, Logged
+from elman.forecasting.global_network import Global
+from elman.forecasting.linear import Linear
+from elman.forecasting.networks import Recurrent, Window
+from elman.forecasting.regression import Regression
+from elman.forecasting.smoothing import Smoothing
+
+_NETWORK = ("tau", "hidden", "epochs", "learning_rate", "gaussian")
+_GLOBAL = ("tau", "hidden", "updates", "learning_rate", "carry", "memory")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a forecaster is made for: its horizon, season, data and inputs."""
+
+    steps: int
+    season: int | None = None
+    length: int = 1_000_000
+    known: int = 0
+    past: int = 0
+    seed: int = 0
+
+    @property
+    def inputs(self) -> int:
+        return self.known + self.past
+
+    def window(self, least: int) -> int:
+        """How many past values to read: a season and a bit, but at most a third of the data."""
+        return max(1, min(max(least, (self.season or 0) + 1), self.length // 3))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One line of the table: how to make it, and what it understands."""
+
+    make: Callable[[Plan, dict[str, Any]], Forecaster]
+    options: tuple[str, ...] = ()
+    direct: bool = False
+    """Whether one output can span the whole horizon (`direct=K`)."""
+    shared: bool = False
+    """Whether one model serves all series; the others are fitted series by series."""
+    inputs: bool = False
+    network: bool = False
+    """Whether it is trained by gradient descent, so that fitting it again is expensive."""
+
+
+def _seasonal(plan: Plan, _: dict[str, Any]) -> Forecaster:
+    if not plan.season:
+        raise UserError("the seasonal model needs to know the season", hint="--season 12")
+    return Seasonal(plan.season)
+
+
+def _linear(plan: Plan, o: dict[str, Any]) -> Forecaster:
+    tau = o.get("tau") or plan.window(8)
+    if plan.inputs:
+        return Regression(tau, plan.steps if plan.past else 1)
+    return Linear(tau, o.get("direct", 1))
+
+
+def _window(plan: Plan, o: dict[str, Any]) -> Forecaster:
+    return Window(**{"seed": plan.seed, **o})
+
+
+def _recurrent(cell: Any) -> Callable[[Plan, dict[str, Any]], Forecaster]:
+    def make(plan: Plan, o: dict[str, Any]) -> Forecaster:
+        tau = min(max(32, 2 * (plan.season or 0)), max(1, plan.length // 3))
+        return Recurrent(cell, **{"seed": plan.seed, "tau": tau, **o})
+
+    return make
+
+
+def _global(cell: str) -> Callable[[Plan, dict[str, Any]], Forecaster]:
+    def make(plan: Plan, o: dict[str, Any]) -> Forecaster:
+        season = plan.season or 1
+        tau = min(max(24, 2 * season), max(season, plan.length - plan.steps - 8))
+        lag = o.get("difference", season if season > 1 else 1)
+        settings = {"seed": plan.seed, "tau": max(tau, lag, 1), **o, "difference": lag}
+        return Global(plan.steps, cell, **settings)
+
+    return make
+
+
+FORECASTERS: dict[str, Kind] = {
+    "last": Kind(lambda plan, o: Last()),
+    "seasonal": Kind(_seasonal),
+    "mean": Kind(lambda plan, o: Mean()),
+    "drift": Kind(lambda plan, o: Drift()),
+    "ets": Kind(lambda plan, o: Smoothing(plan.season)),
+    "linear": Kind(_linear, ("tau",), direct=True, inputs=True),
+    "window": Kind(_window, _NETWORK, direct=True, network=True),
+}
+"""Those that are not named after a cell."""
+
+
+def forecasters() -> dict[str, Kind]:
+    """All by name: the table's, then one per cell, alone (`gru`) and shared (`global-gru`)."""
+    cells = [c for c in models() if c not in FORECASTERS]
+    own = {c: Kind(_recurrent(c), _NETWORK, direct=True, network=True) for c in cells}
+    shared = {
+        f"global-{c}": Kind(_global(c), _GLOBAL, shared=True, inputs=True, network=True)
+        for c in cells
+    }
+    return FORECASTERS | own | shared
+
+
+def names() -> tuple[str, ...]:
+    """What `--model` may be."""
+    return ("auto", *forecasters())
+
+
+@dataclass(frozen=True)
+class Method:
+    """A forecaster by name with its settings: what is tried, compared, chosen and fitted again."""
+
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    difference: tuple[int, ...] = ()
+    logged: bool = False
+    deseasonalised: bool = False
+    direct: bool = False
+    median: bool = False
+    """Whether the forecast is the middle of the distribution, not what the model expects."""
+    name: str = ""
+    """How tables call it, where that is not made from the settings."""
+
+    def __post_init__(self) -> None:
+        known = forecasters()
+        if self.kind not in known:
+            raise UserError(
+                f"--model {self.kind!r} is unknown", hint=f"one of {', '.join(names())}"
+            )
+        for name in self.options:
+            if name not in known[self.kind].options:
+                fits = [k for k, kind in known.items() if name in kind.options]
+                raise UserError(
+                    f"{_FLAGS.get(name, name)} means nothing to --model {self.kind}",
+                    hint=f"it is for {', '.join(fits)}",
+                )
+        for lag in self.difference:
+            if lag < 1:
+                raise UserError(f"--difference {lag} is negative", hint="0 leaves values alone")
+
+    @property
+    def of(self) -> Kind:
+        return forecasters()[self.kind]
+
+    @property
+    def label(self) -> str:
+        """Its name, or one from its settings: "linear, tau=9, changes over 12, logarithms"."""
+        if self.name:
+            return self.name
+        words = [self.kind]
+        words += ["direct"] if self.direct else []
+        words += [f"{k}={v}" for k, v in self.options.items() if k == "tau"]
+        words += [f"changes over {lag}" for lag in self.difference]
+        words += ["season removed"] if self.deseasonalised else []
+        words += ["logarithms"] if self.logged else []
+        words += ["median"] if self.median else []
+        return ", ".join(words)
+
+    def make(self, plan: Plan) -> Forecaster:
+        """A fresh, unfitted forecaster."""
+        settings = dict(self.options)
+        if self.direct:
+            settings["direct"] = plan.steps
+        if self.of.shared:
+            if self.difference:
+                settings["difference"] = self.difference[0]
+            return self.of.make(plan, settings)
+        if plan.inputs and self.of.inputs and (self.difference or self.logged):
+            raise UserError(
+                f"{self.kind} reads inputs beside plain values, not beside changes or logarithms",
+                hint="leave --difference away",
+            )
+        taken = sum(self.difference)
+        model = self.of.make(replace(plan, length=max(plan.length - taken, 1)), settings)
+        for lag in self.difference:
+            model = Differenced(model, lag)
+        if self.deseasonalised and plan.season:
+            model = Deseasonalised(model, plan.season)
+        return Logged(model) if self.logged else model
+
+
+_FLAGS = {
+    "tau": "--tau",
+    "hidden": "--hidden-size",
+    "epochs": "--epochs",
+    "updates": "--updates",
+    "learning_rate": "--learning-rate",
+    "gaussian": "--gaussian",
+}

@@ -1,0 +1,465 @@
+"""Times of a series: read from cells, given a frequency, checked for gaps, continued.
+
+A `Clock` is where a series starts and how it ticks: step k happens at `clock.at(k)`. Ticks are
+calendar ones (month ends, business days) or lengths of time; a step without a date ticks in whole
+numbers. Times that could mean two things are refused.
+"""
+
+import calendar
+import datetime as dt
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+
+from elman.errors import UserError
+from elman.forecasting.tables import Table, is_empty
+
+Unit = Literal["step", "second", "day", "business day", "month"]
+Moment = dt.datetime | int
+
+_WRITTEN = (
+    "%Y/%m/%d", "%Y.%m.%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y/%m", "%b %Y", "%B %Y",
+    "%Y %b", "%Y %B", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y",
+    "%Y-%m-%d %I:%M %p", "%a, %d %b %Y", "%YM%m", "%Ym%m",
+)  # fmt: skip
+"""Ways of writing a date that can mean only one thing."""
+
+_SLASHED = re.compile(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?)?$")
+_QUARTER = re.compile(r"(\d{4})[ -]?Q([1-4])$", re.IGNORECASE)
+_MONTH = re.compile(r"(\d{4})-(\d{1,2})$")
+_SEASONS = {"business day": 5, "month": 12}
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """`count` units from one step to the next.
+
+    >>> Frequency("month", 3).name, Frequency("second", 900).name, Frequency("day", 7).name
+    ('quarterly', 'every 15 minutes', 'weekly')
+    """
+
+    unit: Unit
+    count: int = 1
+    month_end: bool = False
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        known = {
+            ("month", 1): "monthly",
+            ("month", 3): "quarterly",
+            ("month", 12): "yearly",
+            ("day", 1): "daily",
+            ("day", 7): "weekly",
+            ("business day", 1): "every business day",
+            ("second", 3600): "hourly",
+            ("step", 1): "in single steps",
+        }.get((self.unit, self.count))
+        if known:
+            return known
+        count, unit = self.count, self.unit
+        if unit == "second":
+            size = next(s for s in (86400, 3600, 60, 1) if count % s == 0)
+            count, unit = count // size, {86400: "day", 3600: "hour", 60: "minute"}.get(size, unit)
+        return f"every {count} {unit}s" if count > 1 else f"every {unit}"
+
+    @property
+    def season(self) -> int | None:
+        """Steps after which such data usually repeats: a day, a week or a year of them."""
+        if self.unit == "month":
+            return 12 // self.count if 12 % self.count == 0 and self.count < 12 else None
+        if self.unit == "second" and 60 <= self.count < 86400 and 86400 % self.count == 0:
+            return 86400 // self.count
+        if self.unit == "day":
+            return {1: 7, 7: 52}.get(self.count)
+        return _SEASONS.get(self.unit) if self.count == 1 else None
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Step k is at `at(k)`; `zone` is None for times that name no zone."""
+
+    start: Moment
+    frequency: Frequency
+    zone: dt.tzinfo | None = None
+    pattern: str = ""
+
+    def at(self, step: int) -> Moment:
+        """The moment of a step, before or after the data too."""
+        every = self.frequency.count * step
+        if isinstance(self.start, int):
+            return self.start + every
+        if self.frequency.unit == "month":
+            return _add_months(self.start, every, self.frequency.month_end)
+        if self.frequency.unit == "business day":
+            return _add_business_days(self.start, every)
+        if self.frequency.unit == "day" or self.zone is None:
+            unit = 86400 if self.frequency.unit == "day" else 1
+            return self.start + dt.timedelta(seconds=unit * every)
+        moved = self.start.astimezone(dt.UTC) + dt.timedelta(seconds=every)
+        return moved.astimezone(self.zone)
+
+    def label(self, step: int) -> str:
+        """A step's time as the data writes it."""
+        moment = self.at(step)
+        if isinstance(moment, int):
+            return str(moment)
+        if self.pattern:
+            return moment.strftime(self.pattern)
+        if self.frequency.unit != "second" and moment.time() == dt.time(0):
+            return moment.date().isoformat()
+        return moment.isoformat(sep=" ", timespec="auto")
+
+
+def as_numbers(cells: Sequence[Any]) -> list[float] | None:
+    """Times that are plain numbers (years, counters), or None if they are dates or text."""
+    try:
+        values = [float(c) for c in cells if not isinstance(c, dt.date)]
+    except (TypeError, ValueError):
+        return None
+    if len(values) < len(cells) or not np.isfinite(values).all():
+        return None
+    return None if all(_eight_digits(str(c)) for c in cells) else values
+
+
+def read_times(
+    table: Table, column: str, *, date_format: str | None = None, timezone: str | None = None
+) -> tuple[list[dt.datetime], str, dt.tzinfo | None]:
+    """Every cell of a column as a date and time that all read the same way.
+
+    Returns the moments, the pattern that writes them again ("" for ISO), and the time zone.
+    """
+    cells = table.column(column, "--time")
+    for i, cell in enumerate(cells):
+        if is_empty(cell):
+            raise UserError(
+                f"{table.where(i)}, column {column!r} has no time", hint="fill in that cell"
+            )
+    zone = _zone(timezone)
+    moments, pattern = _parse(table, column, cells, date_format)
+    return _zoned(table, column, moments, pattern, zone)
+
+
+def _zoned(
+    table: Table, column: str, moments: list[dt.datetime], pattern: str, zone: ZoneInfo | None
+) -> tuple[list[dt.datetime], str, dt.tzinfo | None]:
+    aware = [m.tzinfo is not None for m in moments]
+    if any(aware) and not all(aware):
+        odd = aware.index(not aware[0])
+        raise UserError(
+            f"{table.where(odd)}, column {column!r}: {table.columns[column][odd]!r} "
+            f"{'names' if aware[odd] else 'lacks'} a time zone, unlike the rows before it",
+            hint="write all times with an offset, or none",
+        )
+    if all(aware):
+        offsets = {m.utcoffset() for m in moments}
+        home: dt.tzinfo = zone or (moments[0].tzinfo if len(offsets) == 1 else None) or dt.UTC
+        return [m.astimezone(home) for m in moments], pattern, home
+    if zone is None:
+        return list(moments), pattern, None
+    return [_local(table, column, i, m, zone, moments) for i, m in enumerate(moments)], "", zone
+
+
+def _local(
+    table: Table,
+    column: str,
+    row: int,
+    moment: dt.datetime,
+    zone: ZoneInfo,
+    moments: list[dt.datetime],
+) -> dt.datetime:
+    """A wall-clock time in its zone; the second of two equal ones is after the clocks went back."""
+    fold = int(row > 0 and moments[row - 1] >= moment)
+    found = moment.replace(tzinfo=zone, fold=fold)
+    if found.astimezone(dt.UTC).astimezone(zone).replace(tzinfo=None) != moment:
+        raise UserError(
+            f"{table.where(row)}, column {column!r}: {moment} does not exist in {zone.key}, "
+            "where the clocks went forward",
+            hint="check --timezone; perhaps the times are UTC",
+        )
+    return found
+
+
+def _zone(name: str | None) -> ZoneInfo | None:
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as unknown:
+        raise UserError(
+            f"--timezone {name!r} is unknown", hint="a name like Europe/Berlin or UTC"
+        ) from unknown
+
+
+def _eight_digits(text: str) -> bool:
+    return bool(re.fullmatch(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])", text.strip()))
+
+
+def _parse(
+    table: Table, column: str, cells: Sequence[Any], date_format: str | None
+) -> tuple[list[dt.datetime], str]:
+    if all(isinstance(c, dt.date) for c in cells):
+        return [_at_midnight(c) for c in cells], ""
+    texts = [str(c).strip() for c in cells]
+    if date_format is not None:
+        return _all(table, column, texts, lambda t: dt.datetime.strptime(t, date_format)), (
+            date_format
+        )
+    if any(_SLASHED.match(t) for t in texts):
+        return _slashed(table, column, texts)
+    readers: dict[str, Callable[[str], dt.datetime]] = {
+        "": dt.datetime.fromisoformat,
+        "%Y-%m": _year_month,
+        "Q": _quarter,
+        **{p: (lambda t, p=p: dt.datetime.strptime(t, p)) for p in _WRITTEN},
+    }
+    failures: dict[str, int] = {}
+    for pattern, reader in readers.items():
+        moments = _read_until_wrong(texts, reader)
+        if len(moments) == len(texts):
+            return moments, "" if pattern == "Q" else pattern
+        failures[pattern] = len(moments)
+    best = max(failures, key=failures.__getitem__)
+    row = failures[best]
+    like = f" like {texts[0]!r}" if row else ""
+    raise UserError(
+        f"{table.where(row)}, column {column!r}: {texts[row]!r} is not a date{like}",
+        hint="mend that cell, or say how dates are written: --date-format '%d/%m/%Y'",
+    )
+
+
+def _read_until_wrong(texts: list[str], reader: Callable[[str], dt.datetime]) -> list[dt.datetime]:
+    moments: list[dt.datetime] = []
+    for text in texts:
+        try:
+            moments.append(reader(text))
+        except ValueError:
+            break
+    return moments
+
+
+def _all(
+    table: Table, column: str, texts: list[str], reader: Callable[[str], dt.datetime]
+) -> list[dt.datetime]:
+    moments = []
+    for i, text in enumerate(texts):
+        try:
+            moments.append(reader(text))
+        except ValueError as wrong:
+            raise UserError(
+                f"{table.where(i)}, column {column!r}: {text!r} is not a date as --date-format "
+                f"says ({wrong})",
+                hint="%d day, %m month, %Y year, %H:%M time",
+            ) from wrong
+    return moments
+
+
+def _at_midnight(day: dt.date) -> dt.datetime:
+    if isinstance(day, dt.datetime):
+        convert = getattr(day, "to_pydatetime", None)  # pandas' own kind of datetime
+        return convert() if convert else day
+    return dt.datetime.combine(day, dt.time(0))
+
+
+def _year_month(text: str) -> dt.datetime:
+    match = _MONTH.match(text)
+    if not match:
+        raise ValueError(text)
+    return dt.datetime(int(match[1]), int(match[2]), 1)
+
+
+def _quarter(text: str) -> dt.datetime:
+    match = _QUARTER.match(text)
+    if not match:
+        raise ValueError(text)
+    return dt.datetime(int(match[1]), 3 * int(match[2]) - 2, 1)
+
+
+def _slashed(table: Table, column: str, texts: list[str]) -> tuple[list[dt.datetime], str]:
+    """Dates like 1/31/2012: the whole column decides which number is the month, or nobody does."""
+    matches = [_SLASHED.match(t) for t in texts]
+    for i, match in enumerate(matches):
+        if match is None:
+            raise UserError(
+                f"{table.where(i)}, column {column!r}: {texts[i]!r} is not a date like "
+                f"{texts[0 if i else 1]!r}",
+                hint="write all dates the same way; 2012-01-31 is never misread",
+            )
+    days_first = [i for i, m in enumerate(matches) if m and int(m[1]) > 12]
+    months_first = [i for i, m in enumerate(matches) if m and int(m[3]) > 12]
+    if days_first and months_first:
+        i, j = days_first[0], months_first[0]
+        raise UserError(
+            f"column {column!r} mixes two orders: {table.where(i)} has {texts[i]!r} (day first), "
+            f"{table.where(j)} has {texts[j]!r} (month first)",
+            hint="write 2012-01-31, which cannot be misread",
+        )
+    separator = matches[0][2] if matches[0] else "/"
+    if not days_first and not months_first:
+        raise UserError(
+            f"column {column!r} can be read in two ways: is {texts[0]!r} ({table.where(0)}) the "
+            f"day first or the month first? No value exceeds 12",
+            hint=f"--date-format '%m{separator}%d{separator}%Y', or %d{separator}%m{separator}%Y",
+        )
+    order = ("%d", "%m", "%Y") if days_first else ("%m", "%d", "%Y")
+    time = matches[0][5] if matches[0] else None
+    clock = (f"{time[0]}%H:%M" + (":%S" if time.count(":") == 2 else "")) if time else ""
+    pattern = separator.join(order) + clock
+    return _all(table, column, texts, lambda t: dt.datetime.strptime(t, pattern)), pattern
+
+
+# Frequency
+
+
+def frequency_of(moments: Sequence[Moment], table: Table, column: str) -> Frequency:
+    """How a sorted series of distinct moments ticks; refuses one that does not.
+
+    Gaps are allowed here (`missing_steps` names them): the commonest step decides, and every other
+    must be a whole number of it.
+    """
+    if isinstance(moments[0], int):
+        return Frequency("step", _mode(np.diff([m for m in moments if isinstance(m, int)])))
+    if len(moments) < 2:
+        return Frequency("day")
+    dates = [m for m in moments if isinstance(m, dt.datetime)]
+    for candidate in (_monthly, _business_daily, _daily):
+        found = candidate(dates)
+        if found is not None:
+            return _check(found, moments, table, column)
+    seconds = [int(_utc(b).timestamp() - _utc(a).timestamp()) for a, b in _pairs(dates)]
+    if min(seconds) < 1:
+        raise UserError(
+            f"column {column!r} ticks faster than a second", hint="number the steps instead"
+        )
+    return _check(Frequency("second", _mode(np.array(seconds))), moments, table, column)
+
+
+def _pairs(moments: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(itertools.pairwise(moments))
+
+
+def _utc(moment: dt.datetime) -> dt.datetime:
+    return moment.astimezone(dt.UTC) if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+
+
+def _mode(counts: np.ndarray) -> int:
+    """The commonest of some counts, the smallest of the commonest; 1 where there are none."""
+    common = Counter(counts.tolist())
+    return min((c for c in common if common[c] == max(common.values())), default=1)
+
+
+def _monthly(dates: list[dt.datetime]) -> Frequency | None:
+    """Months or their multiples: the same day of the month throughout, or always the last."""
+    if len({d.time() for d in dates}) > 1:
+        return None
+    same_day = len({d.day for d in dates}) == 1
+    at_end = all(d.day == calendar.monthrange(d.year, d.month)[1] for d in dates)
+    months = np.diff([12 * d.year + d.month for d in dates])
+    if not (same_day or at_end) or months.min() < 1:
+        return None
+    return Frequency(
+        "month", _mode(months), month_end=at_end and not (same_day and dates[0].day < 28)
+    )
+
+
+def _business_daily(dates: list[dt.datetime]) -> Frequency | None:
+    """Mondays to Fridays: no weekend among them, and weekends are most of what is skipped."""
+    if len({d.time() for d in dates}) > 1 or any(d.weekday() > 4 for d in dates):
+        return None
+    skips = Counter((b.date() - a.date()).days for a, b in _pairs(dates))
+    if skips[1] < len(dates) / 2 or not skips[3]:
+        return None
+    return Frequency("business day")
+
+
+def _daily(dates: list[dt.datetime]) -> Frequency | None:
+    if len({d.time() for d in dates}) > 1:
+        return None
+    days = np.array([(b.date() - a.date()).days for a, b in _pairs(dates)])
+    return Frequency("day", _mode(days)) if days.min() >= 1 else None
+
+
+def _check(frequency: Frequency, moments: Sequence[Moment], table: Table, column: str) -> Frequency:
+    index = positions(moments, frequency)
+    for i, at in enumerate(index):
+        if at is None:
+            raise UserError(
+                f"{table.where(i)}, column {column!r}: {moments[i]} is off the beat: the data is "
+                f"{frequency.name} from {moments[0]} on",
+                hint="mend the time, or leave --time away if the steps have no regular beat",
+            )
+    return frequency
+
+
+def positions(moments: Sequence[Moment], frequency: Frequency) -> list[int | None]:
+    """The step of each moment, counted from the first; None for one that is on no step."""
+    return [_position(moments[0], m, frequency) for m in moments]
+
+
+def _position(start: Moment, moment: Moment, frequency: Frequency) -> int | None:
+    if isinstance(start, int) or isinstance(moment, int):
+        assert isinstance(start, int)
+        assert isinstance(moment, int)
+        distance = moment - start
+    elif frequency.unit == "month":
+        distance = 12 * (moment.year - start.year) + moment.month - start.month
+    elif frequency.unit == "business day":
+        distance = int(np.busday_count(start.date(), moment.date()))
+    elif frequency.unit == "day":
+        distance = (moment.date() - start.date()).days
+    else:
+        exact = (_utc(moment) - _utc(start)).total_seconds()
+        if not exact.is_integer():
+            return None
+        distance = int(exact)
+    steps, rest = divmod(distance, frequency.count)
+    return steps if rest == 0 else None
+
+
+def _add_months(start: dt.datetime, months: int, month_end: bool) -> dt.datetime:
+    year, month = divmod(12 * start.year + start.month - 1 + months, 12)
+    last = calendar.monthrange(year, month + 1)[1]
+    return start.replace(
+        year=year, month=month + 1, day=last if month_end else min(start.day, last)
+    )
+
+
+def _add_business_days(start: dt.datetime, days: int) -> dt.datetime:
+    moved = np.busday_offset(np.datetime64(start.date()), days, roll="forward")
+    return dt.datetime.combine(moved.astype(dt.date), start.timetz())
+
+
+# Calendar features
+
+
+def calendar_features(clock: Clock, first: int, steps: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Where in the day, week and year each step lies, as sines and cosines; only what varies.
+
+    A feature whose cycle is not longer than a step says nothing and is left out.
+    """
+    moments = [clock.at(first + k) for k in range(steps)]
+    if not moments or isinstance(moments[0], int):
+        return np.zeros((steps, 0)), ()
+    dates = [m for m in moments if isinstance(m, dt.datetime)]
+    unit, count = clock.frequency.unit, clock.frequency.count
+    length = {"second": count / 86400, "month": 30.4 * count, "day": count}.get(unit, 1.0)
+    cycles: dict[str, tuple[float, Callable[[dt.datetime], float]]] = {
+        "day": (1.0, lambda d: (d.hour + d.minute / 60 + d.second / 3600) / 24),
+        "week": (7.0, lambda d: (d.weekday() + d.hour / 24) / 7),
+        "year": (365.0, lambda d: (d.timetuple().tm_yday - 1) / 365.25),
+    }
+    columns: list[np.ndarray] = []
+    names: list[str] = []
+    for name, (days, phase) in cycles.items():
+        if days <= length:
+            continue
+        turn = 2 * np.pi * np.array([phase(d) for d in dates])
+        columns += [np.sin(turn), np.cos(turn)]
+        names += [f"{name} sine", f"{name} cosine"]
+    return np.stack(columns, axis=1) if columns else np.zeros((steps, 0)), tuple(names)

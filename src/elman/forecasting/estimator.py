@@ -1,0 +1,247 @@
+"""`SeriesForecaster`: fit, predict, score and cross_validation, in the manner of scikit-learn.
+
+It takes what people have: a pandas or polars frame (long, with `unique_id`, `ds` and `y`, or wide,
+one column a series), a pyarrow table, a mapping of columns, an array, or a list of `Series`; and
+answers in kind: a frame for a frame, a mapping of columns otherwise.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from elman.errors import UserError
+from elman.forecasting import experiment
+from elman.forecasting.experiment import Ensemble, Experiment, Settings
+from elman.forecasting.saving import Saved, load_ensemble, save_ensemble
+from elman.forecasting.series import Fill, Reading, Series, from_frame
+
+
+class SeriesForecaster:
+    """Forecast one series or many `steps` ahead, with any model of `elman forecast`.
+
+    >>> import numpy as np
+    >>> year = np.tile([1.0, 4, 9, 2], 12)
+    >>> ahead = SeriesForecaster("seasonal", steps=3, season=4).fit(year).predict()
+    >>> ahead["seasonal"]
+    [1.0, 4.0, 9.0]
+
+    `levels` are percents of central intervals. `known`, `past` and `static` name input columns.
+    `options` go to the model: `{"carry": Truncated(24)}`, `{"hidden": 64}`, `{"tau": 12}`.
+    """
+
+    def __init__(
+        self,
+        model: str = "auto",
+        steps: int = 12,
+        *,
+        season: int | None = None,
+        levels: Sequence[float] = (80, 95),
+        windows: int = 5,
+        difference: int = 0,
+        options: Mapping[str, Any] | None = None,
+        time: str | None = None,
+        group: str | None = None,
+        column: Sequence[str] = (),
+        known: Sequence[str] = (),
+        past: Sequence[str] = (),
+        static: Sequence[str] = (),
+        calendar: bool = False,
+        fill: Fill | None = None,
+        date_format: str | None = None,
+        timezone: str | None = None,
+        minutes: float = 2.0,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.steps, self.season, self.levels = model, steps, season, levels
+        self.windows, self.difference, self.options = windows, difference, options
+        self.time, self.group, self.column = time, group, column
+        self.known, self.past, self.static, self.calendar = known, past, static, calendar
+        self.fill: Fill | None = fill
+        self.date_format, self.timezone = date_format, timezone
+        self.minutes, self.seed = minutes, seed
+
+    # scikit-learn's protocol
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [n for n in inspect.signature(cls.__init__).parameters if n != "self"]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Every setting by name."""
+        del deep
+        return {name: getattr(self, name) for name in self._names()}
+
+    def set_params(self, **settings: Any) -> Self:
+        """Change settings; fit again afterwards."""
+        for name, value in settings.items():
+            if name not in self._names():
+                raise UserError(
+                    f"SeriesForecaster has no setting {name!r}",
+                    hint=f"it has {', '.join(self._names())}",
+                )
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        default = {
+            k: p.default for k, p in inspect.signature(type(self).__init__).parameters.items()
+        }
+        changed = {k: v for k, v in self.get_params().items() if v != default[k]}
+        return f"SeriesForecaster({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+
+    def fit(self, data: Any, y: Any = None) -> Self:
+        """Choose or take a model, measure it at past origins, and fit it on everything.
+
+        `y` is there for scikit-learn's sake and must be None: a series is its own target.
+        """
+        if y is not None:
+            raise UserError("a series is its own target: fit(data)", hint="leave y away")
+        self._like = data
+        self.series_ = self._series(data)
+        self.experiment_: Experiment = experiment.fit_and_measure(self.series_, self._settings())
+        self.ensemble_: Ensemble = self.experiment_.ensemble
+        return self
+
+    def predict(self, data: Any = None, *, steps: int | None = None) -> Any:
+        """What comes after the data it was fitted on, or after newer `data`: one row a step.
+
+        Columns are `unique_id`, `ds`, the model's name and its intervals, `auto-lo-80` and so on.
+        """
+        self._check()
+        ahead_of = self.steps if steps is None else steps
+        given = self.series_ if data is None else self._series(data)
+        columns, ahead = experiment.match(self.ensemble_, given, ahead_of, calendar=self.calendar)
+        rows = experiment.rows_ahead(columns, ahead, self.model)
+        dated = _has_dates(columns)
+        return _in_kind(rows, self._like if data is None else data, dated)
+
+    def score(self, data: Any, y: Any = None) -> float:
+        """1 - mean |x - x̂| / mean |x - x̂_naive| over the last `steps` of `data`: 1 is exact.
+
+        The naive forecast repeats the season, or the last value. The model sees `data` without
+        those steps; it is not fitted again.
+        """
+        del y
+        self._check()
+        own, naive = [], []
+        for s in experiment.single_columns(self._series(data)):
+            cut = s.until(len(s) - self.steps)
+            _, [ahead] = experiment.match(self.ensemble_, [cut], self.steps, calendar=self.calendar)
+            truth, m = s.values[-self.steps :, 0], s.season or 1
+            repeated = cut.values[-m:, 0][np.arange(self.steps) % min(m, len(cut))]
+            own.append(np.abs(truth - ahead.point).mean())
+            naive.append(np.abs(truth - repeated).mean())
+        return float(1 - np.mean(own) / np.mean(naive)) if np.mean(naive) > 0 else 0.0
+
+    def cross_validation(self, data: Any, *, windows: int | None = None) -> Any:
+        """Forecasts at rolling origins beside what came: one row a series, cutoff and step.
+
+        Columns are `unique_id`, `ds`, `cutoff`, `y`, then every rival that was tried.
+        """
+        settings = self._settings(
+            windows=self.windows if windows is None else windows, every=self.steps
+        )
+        found = experiment.fit_and_measure(self._series(data), settings)
+        rows: dict[str, list[Any]] = {"unique_id": [], "ds": [], "cutoff": [], "y": []}
+        backtests = found.backtests()
+        for i, s in enumerate(found.series[j] for j in found.compared):
+            first = next(iter(backtests.values()))[i]
+            for n, o in enumerate(first.origins.tolist()):
+                rows["unique_id"] += [s.name] * settings.steps
+                rows["ds"] += [s.time(o + k) for k in range(settings.steps)]
+                rows["cutoff"] += [s.time(o - 1)] * settings.steps
+                rows["y"] += first.truth[n].tolist()
+                for name, rivals in backtests.items():
+                    rows.setdefault(name, []).extend(rivals[i].point[n].tolist())
+        return _in_kind(rows, data, _has_dates(found.series))
+
+    # Keeping
+
+    def save(self, folder: Path | str) -> Path:
+        """Write what was fitted; `SeriesForecaster.load` and `elman forecast --run` read it."""
+        self._check()
+        first = self.series_[0]
+        reading = first.reading or self._reading()
+        return save_ensemble(Saved(self.ensemble_, reading, first.columns, self.calendar), folder)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Self:
+        """Read what `save` or `elman forecast --out` wrote; `predict(data)` then needs data."""
+        saved = load_ensemble(folder)
+        names = ("time", "group", "column", "known", "past", "static", "fill", "date_format")
+        told = {k: getattr(saved.reading, k) for k in (*names, "timezone", "season")}
+        told["column"] = told["column"] or saved.columns
+        found = cls(
+            "forecast", saved.ensemble.steps, levels=tuple(saved.ensemble.widen),
+            calendar=saved.calendar, **told,
+        )  # fmt: skip
+        found.ensemble_, found.series_, found._like = saved.ensemble, [], None
+        return found
+
+    # Inside
+
+    def _check(self) -> None:
+        if not hasattr(self, "ensemble_"):
+            raise UserError("this forecaster is not fitted yet", hint="call fit(data) first")
+
+    def _settings(self, **changed: Any) -> Settings:
+        return Settings(**{
+            "model": self.model, "steps": self.steps, "difference": self.difference,
+            "options": dict(self.options or {}), "levels": tuple(float(x) for x in self.levels),
+            "windows": self.windows, "calendar": self.calendar, "minutes": self.minutes,
+            "seed": self.seed, **changed,
+        })  # fmt: skip
+
+    def _reading(self) -> Reading:
+        return Reading(
+            tuple(self.column), self.time, self.group, tuple(self.known), tuple(self.past),
+            tuple(self.static), self.fill, self.date_format, self.timezone, self.season,
+        )  # fmt: skip
+
+    def _series(self, data: Any) -> list[Series]:
+        if isinstance(data, Series):
+            return [data]
+        if isinstance(data, list) and data and isinstance(data[0], Series):
+            return data
+        if isinstance(data, np.ndarray | list | tuple):
+            values = np.asarray(data, dtype=np.float64)
+            if values.ndim == 1:
+                values = values[:, None]
+            if values.ndim != 2:
+                raise UserError(
+                    f"an array of shape {values.shape} is neither (steps,) nor (steps, series)",
+                    hint="a frame, an array or a list of Series",
+                )
+            names = ["y"] if values.shape[1] == 1 else [f"y{j}" for j in range(values.shape[1])]
+            return from_frame(dict(zip(names, values.T, strict=True)), self._reading())
+        return from_frame(data, self._reading())
+
+
+def _has_dates(series: Sequence[Series]) -> bool:
+    return all(s.clock is not None and not isinstance(s.clock.start, int) for s in series)
+
+
+def _in_kind(rows: dict[str, list[Any]], like: Any, dated: bool) -> Any:
+    """Rows as a frame of the library that `like` came from; a mapping where it came from none.
+
+    Frames get dates as dates; a mapping as text.
+    """
+    home = type(like).__module__.split(".")[0]
+    times = [c for c in ("ds", "cutoff") if c in rows and dated]
+    if home == "pandas":
+        import pandas as pd
+
+        return pd.DataFrame(rows | {c: pd.to_datetime(rows[c]) for c in times})
+    if home == "polars":
+        import polars as pl
+
+        frame = pl.DataFrame(rows)
+        return frame.with_columns(pl.col(times).str.to_datetime(strict=False)) if times else frame
+    if home == "pyarrow":
+        import pyarrow as pa
+
+        return pa.table(rows)
+    return rows

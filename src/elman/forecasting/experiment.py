@@ -1,0 +1,608 @@
+"""A forecast from beginning to end: choose or take a model, see how it would have done, look ahead.
+
+`fit_and_measure(series, settings)` is what `elman forecast` runs; a notebook gets the same.
+
+1. Every rival forecasts from past origins (`panel.cross_validate`): the model asked for, or all
+   that `auto` tries, beside the baselines.
+2. The scores of those windows say how good it is; they also say how wide its intervals must be.
+3. The model is fitted again, on everything, and looks ahead.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman.errors import UserError
+from elman.forecasting import accuracy, choice, panel
+from elman.forecasting.base import Told
+from elman.forecasting.catalogue import Method, forecasters, names
+from elman.forecasting.choice import Choice, Verdict
+from elman.forecasting.intervals import GRID
+from elman.forecasting.panel import MIDDLE, Backtest, Fitted, Windows
+from elman.forecasting.series import Series
+
+MOST_STEPS = 10_000
+MOST_COMPARED = 100
+"""How many series rivals are compared on; of more, evenly chosen ones stand for the rest."""
+
+_INFORM = 3
+"""Windows that only inform the first choice of `auto`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to forecast with, how far, and how to look back."""
+
+    model: str = "auto"
+    steps: int = 16
+    difference: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    levels: tuple[float, ...] = (90.0,)
+    windows: int = 5
+    every: int | None = None
+    calendar: bool = False
+    minutes: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.model not in names():
+            raise UserError(
+                f"--model {self.model!r} is unknown", hint=f"one of {', '.join(names())}"
+            )
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise UserError(
+                f"--steps {self.steps} must be at least 1 and at most {MOST_STEPS}",
+                hint="how far ahead to look",
+            )
+        if self.difference < 0:
+            raise UserError(
+                f"--difference {self.difference} is negative", hint="0 leaves values alone"
+            )
+        if self.windows < 1:
+            raise UserError(f"--windows {self.windows} must be at least 1", hint="5 is common")
+        for level in self.levels:
+            if not 0 < level < 100:
+                raise UserError(
+                    f"--level {level:g} must lie between 0 and 100 percent",
+                    hint="80 covers four in five",
+                )
+        if self.model == "auto":
+            for name in self.options:
+                raise UserError(
+                    f"{name.replace('_', '-')} means nothing to --model auto, which tries several",
+                    hint="--model linear or gru, or leave the option away",
+                )
+            if self.difference:
+                raise UserError(
+                    "--difference means nothing to --model auto, which tries several",
+                    hint="leave it away, or name a --model",
+                )
+        else:
+            self.method()
+        for name, most in (("hidden", 4096), ("epochs", 100_000), ("tau", 100_000)):
+            value = self.options.get(name)
+            if value is not None and value > most:
+                flag = {"hidden": "--hidden-size"}.get(name, f"--{name}")
+                weights = f" ({12 * value**2:.1e} weights)" if name == "hidden" else ""
+                raise UserError(
+                    f"{flag} {value}{weights} is more than {most}",
+                    hint="such a model has no use here",
+                )
+
+    def method(self) -> Method:
+        """The one model that was asked for."""
+        lags = (self.difference,) if self.difference else ()
+        return Method(self.model, dict(self.options), lags, name=self.model)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What comes after a series: times, the forecast, and an interval for each level."""
+
+    times: tuple[str, ...]
+    point: NDArray[np.float64]
+    low: dict[float, NDArray[np.float64]]
+    high: dict[float, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Fitted methods by label, and for each series the labels whose mean forecasts it.
+
+    `widen` holds, for each level, how much wider intervals must be than the models say.
+    """
+
+    fitted: dict[str, Fitted]
+    members: list[tuple[str, ...]]
+    names: tuple[str, ...]
+    widen: dict[float, float]
+    steps: int
+
+    def look_ahead(self, series: Sequence[Series], steps: int) -> list[Ahead]:
+        """The steps after the last known one of each series, in the order they were fitted."""
+        return [self.after(i, s, steps) for i, s in enumerate(series)]
+
+    def after(self, i: int, series: Series, steps: int) -> Ahead:
+        """The steps after one series, forecast as series i of those it was fitted on."""
+        origin = len(series)
+        said = [self.fitted[m].forecast(i, series, [origin], steps) for m in self.members[i]]
+        point = np.mean([s.point[0] for s in said], axis=0)
+        quantiles = np.mean([s.quantiles[0] for s in said], axis=0)
+        low: dict[float, NDArray[np.float64]] = {}
+        high: dict[float, NDArray[np.float64]] = {}
+        for level, wider in self.widen.items():
+            low[level], high[level] = interval(quantiles, level, wider)
+        times = tuple(series.time(origin + k) for k in range(steps))
+        return Ahead(times, point, low, high)
+
+    def description(self, i: int) -> str:
+        """The forecaster of series i in words."""
+        labels = self.members[i]
+        if len(labels) == 1:
+            return repr(self.fitted[labels[0]].models[i])
+        return f"the mean of {'; '.join(labels)}"
+
+
+def interval(
+    quantiles: NDArray[np.float64], level: float, wider: float | NDArray[np.float64] = 1.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The two ends of a central interval of `level` percent, its distance to the middle widened."""
+    tail = (1 - level / 100) / 2
+    middle = quantiles[..., MIDDLE]
+    ends = [_at(quantiles, q) for q in (tail, 1 - tail)]
+    return middle + wider * (ends[0] - middle), middle + wider * (ends[1] - middle)
+
+
+def _at(quantiles: NDArray[np.float64], q: float) -> NDArray[np.float64]:
+    grid = np.array(GRID)
+    k = int(np.clip(np.searchsorted(grid, q) - 1, 0, len(grid) - 2))
+    share = (q - grid[k]) / (grid[k + 1] - grid[k])
+    return quantiles[..., k] + share * (quantiles[..., k + 1] - quantiles[..., k])
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """Everything that was found out, and the model that remains."""
+
+    settings: Settings
+    series: list[Series]
+    compared: list[int]
+    """The series, by number, that looked back; all of them unless they are very many."""
+    windows: Windows
+    first: int
+    """The first window that scores count; those before it only informed a choice."""
+    choice: Choice
+    published: str
+    """What the answer is called: the model's name, "auto", or the baseline that replaced it."""
+    ensemble: Ensemble
+    ahead: list[Ahead]
+    verdicts: list[Verdict]
+    warning: str | None
+
+    def backtests(self) -> dict[str, list[Backtest]]:
+        """Every rival's forecasts in the windows that count, the published one first."""
+        counted = range(self.first, self.windows.count)
+        own = {"auto": self.choice.chosen} if self.settings.model == "auto" else {}
+        return own | {
+            label: [b.only(counted) for b in rows] for label, rows in self.choice.tried.items()
+        }
+
+    def scores(self, compared: int | None = None) -> dict[str, "Scores"]:
+        """Errors by horizon of every rival: of one compared series, or of all, pooled."""
+        units = choice.naive_errors([self.series[i] for i in self.compared], self.windows)
+        which = range(len(self.compared)) if compared is None else [compared]
+        return {
+            label: measured([rows[i] for i in which], units[list(which)], self.settings.levels)
+            for label, rows in self.backtests().items()
+        }
+
+    def answer(self) -> dict[str, Any]:
+        """Everything as plain values for JSON."""
+        several = len(self.series) > 1
+        scores = {k: v.plain() for k, v in self.scores().items()}
+        own = next(iter(self.scores(0).values()))
+        answer: dict[str, Any] = {
+            "model": self.ensemble.description(0),
+            "published": self.published,
+            "windows": {
+                "count": self.windows.count - self.first,
+                "steps": self.windows.steps,
+                "every": self.windows.every,
+                "series": {
+                    self.series[i].name: _parts(self.series[i], self.windows, self.first)
+                    for i in self.compared
+                },
+            },
+            "scores": scores,
+            "verdicts": [str(v) for v in self.verdicts],
+            "warning": self.warning,
+            "left_out": self.choice.left_out,
+            "growth": None if several else _growth(own),
+            "losses": losses(self.ensemble),
+            "notes": list(dict.fromkeys(n for s in self.series for n in s.notes)),
+            "forecast": look_ahead_plain(self.series, self.ahead),
+        }
+        if several:
+            answer["scores_by_series"] = {
+                self.series[i].name: {k: v.plain() for k, v in self.scores(n).items()}
+                for n, i in enumerate(self.compared)
+            }
+            answer["models"] = {
+                s.name: self.ensemble.description(i) for i, s in enumerate(self.series)
+            }
+        return answer
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Errors by horizon on windows that were not learned from. None: not in comparable units."""
+
+    forecasts: int
+    rmse: NDArray[np.float64] | None
+    mae: NDArray[np.float64] | None
+    smape: NDArray[np.float64]
+    mase: NDArray[np.float64] | None
+    crps: NDArray[np.float64] | None
+    scaled_crps: NDArray[np.float64] | None
+    coverage: dict[float, NDArray[np.float64]]
+    width: dict[float, NDArray[np.float64]] | None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON; the first level's coverage and width under their own names, all under theirs."""
+        found = {k: plain(v) for k, v in vars(self).items()}
+        first = next(iter(self.coverage), None)
+        found["coverage"] = plain(self.coverage[first]) if first is not None else None
+        found["width"] = plain(self.width[first]) if self.width and first is not None else None
+        found["coverage_by_level"] = {f"{k:g}": plain(v) for k, v in self.coverage.items()}
+        return found
+
+
+def measured(rows: list[Backtest], units: NDArray[np.float64], levels: Sequence[float]) -> Scores:
+    """Score backtests of one or several series; several are only pooled in units of their own.
+
+    The intervals of each window are widened by what the windows before it showed, as they would be.
+    """
+    one = len(rows) == 1
+    truth = np.concatenate([b.truth for b in rows])[..., None]
+    point = np.concatenate([b.point for b in rows])[..., None]
+    unit = np.concatenate([np.full(len(b.truth), u) for b, u in zip(rows, units, strict=True)])
+    moves = np.isfinite(unit)
+    quantiles = np.concatenate([b.quantiles for b in rows])
+    crps = accuracy.quantile_crps(truth[..., 0], quantiles, GRID)
+    missed = np.abs(truth - point)[..., 0]
+    ends = {level: _in_turn(rows, level) for level in levels}
+    inside = {
+        level: accuracy.coverage(truth, low[..., None], high[..., None])
+        for level, (low, high) in ends.items()
+    }
+    return Scores(
+        len(truth),
+        accuracy.rmse(truth, point) if one else None,
+        accuracy.mae(truth, point) if one else None,
+        accuracy.smape(truth, point),
+        (missed[moves] / unit[moves, None]).mean(0) if moves.any() else None,
+        crps.mean(0) if one else None,
+        (crps[moves] / unit[moves, None]).mean(0) if moves.any() else None,
+        inside,
+        {level: (high - low).mean(0) for level, (low, high) in ends.items()} if one else None,
+    )
+
+
+def _in_turn(rows: list[Backtest], level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Both ends of every interval, widened window by window with what was known then."""
+    wider: dict[int, float] = {}
+    seen = sorted({int(w) for b in rows for w in b.window})
+    for w in seen:
+        before = [b.only([v for v in seen if v < w]) for b in rows]
+        wider[w] = widening(before, level) if w > seen[0] else 1.0
+    factor = np.concatenate([[wider[int(w)] for w in b.window] for b in rows])[:, None]
+    return interval(np.concatenate([b.quantiles for b in rows]), level, factor)
+
+
+def fit_and_measure(
+    series: Sequence[Series], settings: Settings | None = None, told: Told | None = None
+) -> Experiment:
+    """Forecast every column of every series, and measure how such forecasts did at past origins.
+
+    A model that was not named by the user is never published if it is worse than a baseline:
+    `auto` chooses among all of them. A named one is, with a warning.
+    """
+    settings = settings or Settings()
+    columns = single_columns(series)
+    if settings.calendar:
+        columns = [panel.with_calendar(s, settings.steps) for s in columns]
+    check(columns, settings)
+    say: Callable[[str], None] = told or (lambda _: None)
+    plan = panel.plan_for(columns, settings.steps, settings.seed)
+    inform = _INFORM if settings.model == "auto" else 0
+    least = max(8, 2 * (plan.season or 0) + 2)
+    short = min(map(len, columns))
+    least = max(4, short // 4, min(least, short - 2 * settings.steps))
+    windows = panel.windows_for(
+        columns, settings.steps, settings.windows + inform, least=least, every=settings.every
+    )
+    first = min(inform, max(0, windows.count - 1))
+    methods = _rivals(settings, plan, columns)
+    stride = -(-len(columns) // MOST_COMPARED)
+    compared = list(range(0, len(columns), stride))
+    some = [columns[i] for i in compared]
+    if settings.model == "auto":
+        say(_plan_in_words(methods, windows, columns, settings))
+    if stride > 1:
+        say(f"auto: compared on {len(some)} of {len(columns)} series, fitted on all")
+    tried, left_out = choice.try_all(methods, some, windows, seed=settings.seed, told=say)
+    if settings.model != "auto" and methods[0].label in left_out:
+        raise UserError(left_out[methods[0].label], hint="a longer series or a smaller model")
+    units = choice.naive_errors(some, windows)
+    if settings.model == "auto":
+        picked = choice.choose(tried, left_out, units, windows.count, first)
+    else:
+        picked = _as_asked(methods[0].label, tried, left_out, units, windows.count)
+    say("fitting on everything")
+    ensemble = refit(picked, compared, methods, columns, settings, say)
+    counted = range(first, windows.count)
+    own = choice.score([b.only(counted) for b in picked.chosen], units, counted)
+    verdicts = _verdicts(own, picked, counted)
+    ahead = ensemble.look_ahead(columns, settings.steps)
+    return Experiment(
+        settings, columns, compared, windows, first, picked, settings.model, ensemble, ahead,
+        verdicts, _warning(settings, verdicts),
+    )  # fmt: skip
+
+
+def single_columns(series: Sequence[Series]) -> list[Series]:
+    """One series a column, named after both where that tells them apart."""
+    found = [c for s in series for c in s.each_column()]
+    if any(len(s.columns) > 1 for s in series):
+        several = len(series) > 1
+        found = [
+            replace(c, name=f"{c.name}, {c.columns[0]}" if several else c.columns[0]) for c in found
+        ]
+    names = [c.name for c in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two series are called {name!r}", hint="rename one of them")
+    return found
+
+
+def check(columns: list[Series], settings: Settings) -> None:
+    """Refuse inputs that the model cannot read, or that do not reach into the future."""
+    inputs = [panel.inputs_of(s) for s in columns]
+    if settings.model != "auto" and any(inputs) and not forecasters()[settings.model].inputs:
+        readers = [k for k, kind in forecasters().items() if kind.inputs]
+        raise UserError(
+            f"--model {settings.model} does not read inputs, and {', '.join(columns[0].inputs)} "
+            "were given",
+            hint=f"--model {' or '.join(readers)}, or auto",
+        )
+    for s, found in zip(columns, inputs, strict=True):
+        if found is not None:
+            try:
+                found.check(len(s) + settings.steps)
+            except UserError as short:
+                raise UserError(f"{s.name}: {short.message}", hint=short.hint) from short
+
+
+def _rivals(settings: Settings, plan: Any, columns: list[Series]) -> list[Method]:
+    """The model asked for, its direct form, and the baselines; or all that auto tries."""
+    if settings.model == "auto":
+        return choice.candidates(plan, columns, 60 * settings.minutes)
+    asked = settings.method()
+    found = [asked]
+    if asked.of.direct and settings.steps > 1 and not plan.inputs:
+        found.append(replace(asked, direct=True, name=f"{asked.name}, direct"))
+    baselines = ["last", "mean", "drift", "ets", *(["seasonal"] if plan.season else [])]
+    if plan.season is None and settings.model == "seasonal":
+        raise UserError("the seasonal model needs to know the season", hint="--season 12")
+    found += [Method(n) for n in baselines]
+    if asked.kind != "linear":
+        found.append(Method("linear"))
+    return list({m.label: m for m in found}.values())
+
+
+def _plan_in_words(
+    methods: list[Method], windows: Windows, columns: list[Series], settings: Settings
+) -> str:
+    networks = [m for m in methods if m.of.network]
+    expected = sum(choice.expected_seconds(m, columns) for m in networks)
+    with_them = f", {len(networks)} of them networks" if networks else ""
+    time = f"about {max(1, math.ceil(expected / 60))} min" if expected > 5 else "seconds"
+    return (
+        f"auto: {len(methods)} forecasters{with_them} over {windows.count} windows of "
+        f"{windows.steps} steps; {time} (limit {settings.minutes:g} min for networks)"
+    )
+
+
+def _as_asked(
+    name: str,
+    tried: dict[str, list[Backtest]],
+    left_out: dict[str, str],
+    units: NDArray[np.float64],
+    count: int,
+) -> Choice:
+    scores = {m: choice.score(b, units, range(count)) for m, b in tried.items()}
+    return Choice(tried, scores, [(name,)] * len(units), left_out, tried[name])
+
+
+def refit(
+    picked: Choice,
+    compared: list[int],
+    methods: list[Method],
+    columns: list[Series],
+    settings: Settings,
+    say: Told,
+) -> Ensemble:
+    """Fit what was chosen on everything that is known, and set how wide its intervals are.
+
+    A series that was not compared gets what most of the others chose.
+    """
+    usual = Counter(picked.members).most_common(1)[0][0]
+    own = dict(zip(compared, picked.members, strict=True))
+    members = [own.get(i, usual) for i in range(len(columns))]
+    by_label = {m.label: m for m in methods}
+    fitted: dict[str, Fitted] = {}
+    for name in dict.fromkeys(m for labels in members for m in labels):
+        say(f"fitting {name}")
+        users = [i for i, labels in enumerate(members) if name in labels]
+        fitted[name] = _fit_some(by_label[name], columns, users, settings)
+    final = [
+        panel.average([picked.tried[m][n] for m in labels])
+        for n, labels in enumerate(picked.members)
+    ]
+    widen = {level: widening(final, level) for level in settings.levels}
+    return Ensemble(fitted, members, tuple(s.name for s in columns), widen, settings.steps)
+
+
+def _fit_some(
+    method: Method, columns: list[Series], users: list[int], settings: Settings
+) -> Fitted:
+    """Fit a method for the series that use it; a shared one learns from all of them.
+
+    In the place of a series that does not use it stands another's model, which is never asked.
+    """
+    if method.of.shared or len(users) == len(columns):
+        return panel.fit(method, columns, settings.steps, settings.seed)
+    part = panel.fit(method, [columns[i] for i in users], settings.steps, settings.seed)
+    place = {i: n for n, i in enumerate(users)}
+    at = [place.get(i, 0) for i in range(len(columns))]
+    return Fitted(method, [part.models[n] for n in at], [part.errors[n] for n in at])
+
+
+def widening(rows: list[Backtest], level: float) -> float:
+    """How much wider than stated intervals of `level` percent must be to hold what came that often.
+
+    The conformal quantile of |x - middle| over the half-width, all windows, horizons and series
+    together, drawn towards 1 where windows are few: they overlap, and are worth about one each.
+    """
+    ratios = []
+    for b in rows:
+        low, high = interval(b.quantiles, level)
+        middle = b.quantiles[..., MIDDLE]
+        side = np.where(b.truth < middle, middle - low, high - middle)
+        missed = np.abs(b.truth - middle)
+        ratios.append(np.divide(missed, side, out=np.ones_like(missed), where=side > 0).ravel())
+    found = np.sort(np.concatenate(ratios))
+    rank = math.ceil((len(found) + 1) * level / 100)
+    wanted = found[min(rank, len(found)) - 1]
+    worth = sum(len(set(b.window.tolist())) for b in rows)
+    trust = worth / (worth + 10)
+    return float(np.clip(wanted, 0.2, 5.0) ** trust)
+
+
+def _verdicts(own: NDArray[np.float64], picked: Choice, counted: range) -> list[Verdict]:
+    """The published forecast beside the naive ones."""
+    rivals = [n for n in ("seasonal", "last") if n in picked.scores]
+    return [choice.compare(own, picked.scores[n][:, list(counted)], n) for n in rivals]
+
+
+def _warning(settings: Settings, verdicts: list[Verdict]) -> str | None:
+    """Words for a named model that naive forecasts beat."""
+    worse = [v for v in verdicts if v.better < 0]
+    if not worse:
+        return None
+    worst = min(worse, key=lambda v: v.better)
+    asked = f"--model {settings.model}"
+    tail = "; --model auto chooses what does best" if settings.model != "auto" else ""
+    return f"{asked} did worse than {worst.rival} in its own backtest ({worst}){tail}"
+
+
+def match(
+    ensemble: Ensemble, given: Sequence[Series], steps: int, *, calendar: bool = False
+) -> tuple[list[Series], list[Ahead]]:
+    """Forecast new series with fitted models, each with the one fitted on the series of its name.
+
+    A forecaster of one series forecasts any one; a network shared by all forecasts any number.
+    """
+    columns = single_columns(given)
+    if calendar:
+        columns = [panel.with_calendar(s, steps) for s in columns]
+    shared = all(f.method.of.shared for f in ensemble.fitted.values())
+    ahead = []
+    for s in columns:
+        if s.name in ensemble.names:
+            i = ensemble.names.index(s.name)
+        elif shared or (len(ensemble.names) == 1 and len(columns) == 1):
+            i = 0
+        else:
+            raise UserError(
+                f"no model was fitted on a series called {s.name!r}",
+                hint=f"it knows {', '.join(ensemble.names[:10])}; fit again for others",
+            )
+        ahead.append(ensemble.after(i, s, steps))
+    return columns, ahead
+
+
+def losses(ensemble: Ensemble) -> dict[str, Any]:
+    """The training loss, epoch by epoch, of every network."""
+    found: dict[str, Any] = {}
+    for name, fitted in ensemble.fitted.items():
+        rows = getattr(fitted.models[0], "losses", None)
+        if rows is not None:
+            found[name] = list(rows)
+    return found
+
+
+def look_ahead_plain(series: list[Series], ahead: list[Ahead]) -> dict[str, Any]:
+    """Forecasts as JSON: by series, then by column."""
+    found: dict[str, Any] = {}
+    for s, path in zip(series, ahead, strict=True):
+        first = next(iter(path.low), None)
+        found.setdefault(s.name, {})[s.columns[0]] = {
+            "time": list(path.times),
+            "mean": plain(path.point),
+            "low": plain(path.low[first]) if first is not None else [],
+            "high": plain(path.high[first]) if first is not None else [],
+            "levels": {
+                f"{level:g}": {"low": plain(path.low[level]), "high": plain(path.high[level])}
+                for level in path.low
+            },
+        }
+    return found
+
+
+def plain(value: Any) -> Any:
+    """NumPy as JSON; what is no finite number becomes null."""
+    if isinstance(value, np.ndarray):
+        return [plain(v) for v in value.tolist()]
+    if isinstance(value, dict):
+        return {f"{k:g}" if isinstance(k, float) else k: plain(v) for k, v in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def _parts(series: Series, windows: Windows, first: int) -> dict[str, int]:
+    starts = windows.starts(len(series))
+    return {"train": starts[first], "test": len(series) - starts[first]}
+
+
+def _growth(score: Scores) -> dict[str, Any] | None:
+    if score.rmse is None or len(score.rmse) < 2:
+        return None
+    fitted = accuracy.growth(score.rmse)
+    return {
+        "first": fitted.first,
+        "factor": fitted.factor,
+        "predicted": plain(fitted.predicted),
+    }
+
+
+def rows_ahead(series: Sequence[Series], ahead: Sequence[Ahead], name: str) -> dict[str, list[Any]]:
+    """Forecasts as columns of a long table, called as Nixtla's libraries call them."""
+    found: dict[str, list[Any]] = {"unique_id": [], "ds": [], name: []}
+    levels = sorted(ahead[0].low)
+    ends = [f"{name}-lo-{x:g}" for x in reversed(levels)] + [f"{name}-hi-{x:g}" for x in levels]
+    found |= {c: [] for c in ends}
+    for s, path in zip(series, ahead, strict=True):
+        found["unique_id"] += [s.name] * len(path.times)
+        found["ds"] += list(path.times)
+        found[name] += path.point.tolist()
+        for level in levels:
+            found[f"{name}-lo-{level:g}"] += path.low[level].tolist()
+            found[f"{name}-hi-{level:g}"] += path.high[level].tolist()
+    return found

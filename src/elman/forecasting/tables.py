@@ -1,0 +1,319 @@
+"""A table of cells with names above and line numbers beside: CSV, Parquet, or a data frame.
+
+Nothing is interpreted here; `series` and `dates` read cells as numbers and as times. What a file
+gets wrong as a file (its encoding, quotes, ragged rows, repeated names) is refused here, by line.
+"""
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from elman.errors import MissingSource, UserError
+
+Cell = Any
+"""Text from a CSV file; whatever a frame holds; None where nothing is."""
+
+_DELIMITERS = (",", ";", "\t", "|")
+_SIGNATURES = {
+    b"PK\x03\x04": ("an Excel workbook or another zip file", "save the sheet as CSV"),
+    b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save the sheet as CSV"),
+    b"\x1f\x8b": ("compressed with gzip", "gunzip -c FILE | elman forecast -"),
+    b"\xff\xfe": ("UTF-16 text", "save the table as UTF-8 CSV"),
+    b"\xfe\xff": ("UTF-16 text", "save the table as UTF-8 CSV"),
+    b"%PDF": ("a PDF document", "save the table as CSV"),
+    b"{": ("JSON", "save the table as CSV or Parquet"),
+    b"[": ("JSON", "save the table as CSV or Parquet"),
+    b"<": ("a web page or XML", "save the table itself as CSV"),
+}
+"""How files begin that people take for CSV, what they are, and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of equal length by name, and where in the source each row stands."""
+
+    name: str
+    columns: dict[str, list[Cell]]
+    rows: list[int]
+    unit: str = "line"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def where(self, row: int) -> str:
+        """The place of a row in the words of its source: "line 7"."""
+        return f"{self.unit} {self.rows[row]}"
+
+    def take(self, rows: Sequence[int]) -> "Table":
+        """Some of the rows, in this order."""
+        columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
+        return Table(self.name, columns, [self.rows[i] for i in rows], self.unit)
+
+    def column(self, name: str, flag: str) -> list[Cell]:
+        """The cells of a column that the user named with `flag`."""
+        if name not in self.columns:
+            raise UserError(
+                f"{flag} {name!r} is not a column",
+                hint=f"the columns are {', '.join(self.columns)}",
+            )
+        return self.columns[name]
+
+
+def is_empty(cell: Cell) -> bool:
+    """Whether a cell says nothing: absent, blank, NaN, NaT, or one of the words for it."""
+    if cell is None:
+        return True
+    if isinstance(cell, str):
+        return cell.strip().lower() in ("", "na", "n/a", "nan", "null", "none", "-", "#n/a", ".")
+    return bool(cell != cell)  # NaN and NaT are unlike themselves
+
+
+def read(source: str) -> Table:
+    """A table from a .csv or .parquet file, or from CSV on stdin ("-")."""
+    if source == "-":
+        return read_csv(_stdin_bytes(), "stdin", "stdin")
+    path = Path(source)
+    if path.is_dir():
+        raise UserError(f"{source} is a folder, not a table", hint="name one .csv or .parquet file")
+    if not path.exists():
+        raise MissingSource(
+            f"no series or file named {source!r}", hint="a .csv or .parquet file, or - for stdin"
+        )
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return _read_parquet(path)
+    return read_csv(path.read_bytes(), path.stem, source)
+
+
+def _stdin_bytes() -> bytes:
+    stream = cast("BinaryIO | None", getattr(sys.stdin, "buffer", None))
+    return stream.read() if stream is not None else sys.stdin.read().encode()
+
+
+def read_csv(content: bytes, name: str, source: str) -> Table:
+    """A CSV table; commas, semicolons, tabs or bars between the cells, as its header has them."""
+    lines = io.StringIO(_decoded(content, source), newline="")
+    reader = csv.reader(lines, delimiter=_delimiter(lines), strict=True)
+    header: list[str] | None = None
+    cells: list[list[str]] = []
+    numbers: list[int] = []
+    blank: list[int] = []
+    try:
+        for row in reader:
+            if header is None:
+                if row:
+                    header = _header(row, source, reader.line_num)
+                continue
+            if len(header) > 1 and not any(c.strip() for c in row):
+                blank.append(reader.line_num)
+                continue
+            row = row or [""]
+            if blank and len(header) > 1:
+                raise UserError(
+                    f"{source}, line {blank[0]} is blank, and data follows it",
+                    hint="delete the line, or fill in its time and leave the other cells empty",
+                )
+            if len(row) != len(header):
+                raise UserError(
+                    f"{source}, line {reader.line_num}: the row does not have the {len(header)} "
+                    f"cells that the header names, but {len(row)}",
+                    hint="mend that line; a cell that holds a comma needs quotes",
+                )
+            cells.append(row)
+            numbers.append(reader.line_num)
+    except csv.Error as wrong:
+        raise UserError(
+            f"{source}, line {reader.line_num}: {wrong}", hint="mend that line"
+        ) from wrong
+    while cells and cells[-1] == [""]:  # blank lines after the last value of a one-column table
+        cells.pop()
+        numbers.pop()
+    if header is None or not cells:
+        raise UserError(
+            f"{source} holds no rows of data", hint="a header line, then one row a step"
+        )
+    columns = {title: [row[j] for row in cells] for j, title in enumerate(header)}
+    return Table(name, columns, numbers)
+
+
+def _decoded(content: bytes, source: str) -> str:
+    for start, (what, hint) in _SIGNATURES.items():
+        if content.startswith(start):
+            raise UserError(f"{source} is {what}, not CSV", hint=hint)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        line = content[: wrong.start].count(b"\n") + 1
+        raise UserError(
+            f"{source} is not UTF-8 text (byte {wrong.start}, line {line})",
+            hint=f"iconv -f latin1 -t utf-8 {source} makes it so, if it is Latin-1",
+        ) from wrong
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise UserError(f"{source}, line {line} holds a NUL character", hint="mend that line")
+    return text
+
+
+def _delimiter(lines: io.StringIO) -> str:
+    """The separator that splits the header most; a comma where none occurs."""
+    header = lines.readline()
+    lines.seek(0)
+    return max(_DELIMITERS, key=lambda d: (header.count(d), d == ","))
+
+
+def _header(row: list[str], source: str, line: int) -> list[str]:
+    names = [cell.strip() for cell in row]
+    for j, name in enumerate(names):
+        if not name:
+            raise UserError(
+                f"{source}, line {line}: column {j + 1} of the header has no name",
+                hint="name every column",
+            )
+        if name in names[:j]:
+            raise UserError(
+                f"{source}, line {line}: the header names {name!r} twice "
+                f"(columns {names.index(name) + 1} and {j + 1})",
+                hint="rename one of them",
+            )
+    if all(_is_number(name) for name in names):
+        raise UserError(
+            f"{source}, line {line}: the header {', '.join(names)} is all numbers",
+            hint="put a line with the columns' names first",
+        )
+    return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_parquet(path: Path) -> Table:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as absent:
+        raise UserError(
+            f"reading {path.name} needs pyarrow",
+            hint="pip install 'elman[forecast]', or save it as .csv",
+        ) from absent
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as wrong:
+        raise UserError(f"{path} is not a Parquet file: {wrong}", hint="check the file") from wrong
+    return from_frame(table, path.stem)
+
+
+def from_frame(frame: Any, name: str = "frame") -> Table:
+    """A pandas, polars or pyarrow table, or a mapping of names to columns. No copy of the library.
+
+    A pandas frame indexed by dates keeps them, as a column called by the index's name or `ds`.
+    """
+    if hasattr(frame, "to_pydict"):  # pyarrow
+        columns = frame.to_pydict()
+    elif hasattr(frame, "to_dicts"):  # polars
+        columns = frame.to_dict(as_series=False)
+    elif hasattr(frame, "iloc"):  # pandas
+        columns = _pandas_columns(frame)
+    elif isinstance(frame, Mapping):
+        columns = {k: list(v) for k, v in frame.items()}
+    else:
+        raise UserError(
+            f"a {type(frame).__name__} is not a table",
+            hint="a pandas or polars frame, a pyarrow table, or a mapping of names to columns",
+        )
+    columns = {str(k): list(v) for k, v in columns.items()}
+    lengths = {k: len(v) for k, v in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise UserError(f"columns differ in length: {lengths}", hint="one value a row in each")
+    rows = next(iter(lengths.values()), 0)
+    if not rows:
+        raise UserError(f"{name} holds no rows of data", hint="one row a step")
+    return Table(name, columns, list(range(1, rows + 1)), "row")
+
+
+def _pandas_columns(frame: Any) -> dict[str, list[Cell]]:
+    if frame.ndim == 1:
+        frame = frame.to_frame(frame.name if frame.name is not None else "y")
+    repeated = [c for c in frame.columns if list(frame.columns).count(c) > 1]
+    if repeated:
+        raise UserError(f"the frame has two columns {repeated[0]!r}", hint="rename one of them")
+    columns = {str(c): frame[c].tolist() for c in frame.columns}
+    if type(frame.index).__name__ in ("DatetimeIndex", "PeriodIndex"):
+        return {str(frame.index.name or "ds"): [str(t) for t in frame.index], **columns}
+    return columns
+
+
+def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:
+    """A column as float64, NaN where a cell is empty or infinite; what is no number is refused.
+
+    Python's `float` reads "1_000" and "infinity" too; people who type those mean something else.
+    """
+    cells = table.column(name, flag)
+    values = np.empty(len(cells))
+    for i, cell in enumerate(cells):
+        values[i] = np.nan if is_empty(cell) else _number(cell, table.where(i), name)
+    return values
+
+
+def _number(cell: Cell, where: str, column: str) -> float:
+    wrong = f"{where}, column {column!r}: {_shown(cell)}"
+    if isinstance(cell, bool):
+        raise UserError(f"{wrong} is a truth value, not a number", hint="write 0 and 1")
+    try:
+        value = float(cell)
+    except (TypeError, ValueError):
+        raise UserError(f"{wrong} is not a number", hint=_number_hint(str(cell))) from None
+    if isinstance(cell, str) and "_" in cell:
+        raise UserError(f"{wrong} is not a number", hint="write it without underscores")
+    if np.isinf(value):
+        return np.nan
+    if abs(value) > _LARGEST:
+        raise UserError(
+            f"{wrong} is beyond ±{_LARGEST:g}: squared errors would overflow",
+            hint="write the column in larger units",
+        )
+    return value
+
+
+_LARGEST = 1e100
+
+
+def _shown(cell: Cell) -> str:
+    text = str(cell)
+    return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+def _number_hint(text: str) -> str:
+    bare = text.strip()
+    if "," in bare and _is_number(bare.replace(",", "")):
+        return "write a decimal point, and no separator between thousands"
+    if _is_number(bare.strip("$€£¥% ")):
+        return "write the number alone, without its unit"
+    if _is_number(bare.replace(" ", "").replace("\u00a0", "")):
+        return "write it without spaces"
+    if bare.startswith("(") and _is_number(bare.strip("()")):
+        return "write negative numbers with a minus sign"
+    return "mend the cell, or leave it empty and choose --fill"
+
+
+def looks_numeric(cells: Iterable[Cell]) -> bool:
+    """Whether a column is meant as numbers: at least one is, and most of what is there."""
+    known = [c for c in cells if not is_empty(c)]
+    readable = sum(not isinstance(c, bool) and _is_number_cell(c) for c in known)
+    return readable > 0 and 2 * readable >= len(known)
+
+
+def _is_number_cell(cell: Cell) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True

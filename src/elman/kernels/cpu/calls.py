@@ -1,0 +1,132 @@
+"""A module called for its outputs alone, all layers in one native call.
+
+One step of somebody's own loop takes microseconds, and most of them would go to finding out what
+it is. So that is found out once; the next call only looks whether anything has changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from elman.kernels import choice
+from elman.kernels.contract import Job, Piece
+from elman.kernels.cpu import library
+from elman.kernels.cpu.library import (
+    CELLS,
+    KINDS,
+    LayerArguments,
+    StackArguments,
+    is_plain,
+    pointer,
+)
+from elman.kernels.cpu.recurrence import KERNEL
+
+DTYPES = (torch.float32, torch.float64, torch.int64)
+
+
+def prepare(
+    xs: Tensor, weights: Sequence[Tensor], directions: int, job: Callable[[], Job]
+) -> Prepared | None:
+    """What calls with inputs and weights like these need; None where this kernel runs none."""
+    if KERNEL.library is None or xs.dtype not in DTYPES:
+        return None
+    if not all(w.dtype in DTYPES and is_plain(w, w.dtype) for w in weights):
+        return None
+    asked = job()
+    if choice.select(asked) is not KERNEL:
+        return None
+    for piece in asked.pieces():
+        piece.check()
+    return Prepared(asked, weights, directions)
+
+
+@final
+class Prepared:
+    """Calls of one module with inputs of one shape. Never changes, so that threads may share it."""
+
+    def __init__(self, job: Job, weights: Sequence[Tensor], directions: int) -> None:
+        assert KERNEL.library is not None
+        xs, h = job.inputs[0], job.states[0][0]
+        self.shape, self.threads = xs.shape, torch.get_num_threads()
+        self.dtype, self.input_dtype = h.dtype, xs.dtype
+        self.states = len(job.cell.states)
+        # one step, or one beside another, is copied sooner than Python cuts it out of its track
+        copies = len(xs) == 1 or directions > 1
+        self.outputs = torch.Size((len(xs) + (not copies), len(h), directions * h.shape[1]))
+        self.stacked = torch.Size((len(job.layers), *h.shape))
+        self.weights = [(w, w.data_ptr(), w.stride()) for w in weights]
+        self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
+        self.stack = StackArguments(
+            layers=self.layers,
+            count=len(job.layers),
+            directions=directions,
+            copies=copies,
+            reads_ids=not xs.is_floating_point(),
+            kind=KINDS[h.dtype],
+            level=KERNEL.level,
+        )
+        self.argument, self.native = ctypes.byref(self.stack), KERNEL.library.elman_call
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()  # a copied module has weights elsewhere, and prepares its own
+
+    def suits(self, xs: Tensor, state: Sequence[Tensor] | None, weights: Sequence[Tensor]) -> bool:
+        """Whether this call is like the one prepared for, its weights being where they were."""
+        if xs.shape != self.shape or not is_plain(xs, self.input_dtype):
+            return False
+        for (w, where, stride), now in zip(self.weights, weights, strict=True):
+            if w is not now or now.data_ptr() != where or now.stride() != stride:
+                return False
+        for s in state or ():
+            if s.shape != self.stacked or not is_plain(s, self.dtype):
+                return False
+        if state is not None and len(state) != self.states:
+            return False
+        return torch.get_num_threads() == self.threads and choice.allows(KERNEL.name)
+
+    def __call__(
+        self, xs: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """Outputs and last states, stacked as PyTorch does; None where ids are out of range."""
+        ys = torch.empty(self.outputs, dtype=self.dtype)
+        last = tuple([torch.empty(self.stacked, dtype=self.dtype) for _ in range(self.states)])
+        first = (None, None) if state is None else [s.data_ptr() for s in state]
+        two = self.states > 1
+        status = self.native(
+            self.argument,
+            xs.data_ptr(),
+            first[0],
+            first[1] if two else None,
+            ys.data_ptr(),
+            last[0].data_ptr(),
+            last[1].data_ptr() if two else None,
+        )
+        if status == library.BAD_ID:
+            return None
+        library.check_memory(status)
+        return ys if self.stack.copies else ys[1:], last
+
+
+def _nothing() -> None:
+    return None
+
+
+def _layer(piece: Piece) -> LayerArguments:
+    w, (steps, rows) = piece.w, piece.xs.shape[:2]
+    return LayerArguments(
+        cell=CELLS.index(piece.cell.name),
+        T=steps,
+        B=rows,
+        I=w.W_ih.shape[1],
+        H=w.W_hh.shape[1],
+        threads=torch.get_num_threads(),
+        W_ih=pointer(w.W_ih),
+        W_hh=pointer(w.W_hh),
+        b_ih=pointer(w.b_ih),
+        b_hh=pointer(w.b_hh),
+    )

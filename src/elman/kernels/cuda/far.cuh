@@ -1,0 +1,149 @@
+// As gather.cuh, for layers that fit no cluster: the blocks of a group lie anywhere on the GPU, and each
+// reads the whole vector (h forward, da backward) from device memory, where it is stored anyway:
+//
+//     announce    a block has stored its units' new values: its flag says of which step
+//     stream      wait for all flags of the group, then copy the vector through shared memory chunk by
+//                 chunk (it comes from L2) while the chunk before is multiplied
+//
+// The vector of a step has an address of its own, so no value is ever overwritten and the flags are the
+// only synchronisation. All blocks must be on the GPU at once: the launch is cooperative, or refused.
+#pragma once
+#include "recurrence.cuh"
+
+constexpr int WARPS_M = WARPS / WARPS_K;
+constexpr int M = TRANSPOSED ? UNITS : GATES * UNITS;
+constexpr int M_TILES = M / 16 / WARPS_M;                                                                // of one warp
+constexpr int SUMMED = (TRANSPOSED ? GATES : 1) * SIZE * BYTES;                                          // bytes of one row's vector
+constexpr int CHUNKS = (SUMMED + 32 * WARPS_K * CHUNK_TILES - 1) / (32 * WARPS_K * CHUNK_TILES);
+constexpr int K_TILES = CHUNKS * CHUNK_TILES;                                                            // of one warp
+constexpr int SHARED_TILES = M_TILES * K_TILES - REGISTER_TILES;
+constexpr int CHAINS = M_TILES * ROW_TILES >= 4 ? 1 : M_TILES * ROW_TILES >= 2 ? 2 : 4;
+constexpr int TOGETHER = ROW_TILES < 4 ? ROW_TILES : 4;  // row tiles multiplied with one reading of the weights
+
+static_assert(M % (16 * WARPS_M) == 0, "rows divide over the warps");
+static_assert(SIZE * BYTES % 16 == 0 && CHUNK_TILES % 2 == 0, "copies of 16 bytes, tiles in pairs");
+static_assert(CLUSTER <= THREADS && ROW_TILES % TOGETHER == 0, "a thread for every flag");
+
+// ---- the shared memory of a block: STAGES chunks of the vector (later the warps' partial sums), tiles of W, then the ring ---
+
+constexpr int PER_ROW = WARPS_K * CHUNK_TILES * 2;  // copies of 16 bytes
+constexpr int PITCH = PER_ROW * 16 + 16;
+constexpr int PARTIAL_PITCH = M + 4;
+constexpr int STAGE_BYTES = STAGES * ROWS * PITCH, PARTIAL_BYTES = WARPS_K * ROWS * PARTIAL_PITCH * 4;
+constexpr int STAGES_AT = 16, PARTIALS_AT = STAGES_AT;
+constexpr int WEIGHTS_AT = STAGES_AT + (STAGE_BYTES > PARTIAL_BYTES ? STAGE_BYTES : PARTIAL_BYTES);
+constexpr int RING_AT = WEIGHTS_AT + WARPS * SHARED_TILES * 512;
+
+DEVICE char* stage(int chunk, int row) { return shared + STAGES_AT + (chunk % STAGES * ROWS + row) * PITCH; }
+DEVICE float* partials(int slice, int row) { return (float*)(shared + PARTIALS_AT) + (slice * ROWS + row) * PARTIAL_PITCH; }
+DEVICE uint4* shared_tiles() { return (uint4*)(shared + WEIGHTS_AT) + threadIdx.x / 32 * SHARED_TILES * 32 + threadIdx.x % 32; }
+
+// The word with columns k (and k + 1) of row m: unit m % UNITS of gate m / UNITS; of W', unit m, and
+// column k is gate k / SIZE of unit k % SIZE.
+DEVICE u32 weight_word(const char* W, int rank, int m, int k) {
+    const int gate = m / UNITS, i = rank * UNITS + m % UNITS;
+    auto element = [&](int k) { return k * BYTES >= SUMMED ? 0 : TRANSPOSED ? weight(W, k / SIZE, k % SIZE, i) : weight(W, gate, i, k); };
+    if constexpr (BYTES == 4) return element(k);
+    return element(k) | element(k + 1) << 16;
+}
+
+DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp / WARPS_K * M_TILES * 16, k0 = warp % WARPS_K * K_TILES * 32 / BYTES;
+    A.fill(M_TILES * K_TILES, shared_tiles(), [&](u32(&a)[4], int i) {
+        load_tile(a, lane, [&](int row, int column) { return weight_word((const char*)W, rank, m0 + i % M_TILES * 16 + row, k0 + i / M_TILES * 32 / BYTES + column); });
+    });
+}
+
+// Starts copying every warp's chunk `chunk` of the rows' vectors; zeros beyond the batch and the vector.
+DEVICE void start_chunk(int chunk, const Exchange& from) {
+#pragma unroll
+    for (int n = 0; n < (ROWS * PER_ROW + THREADS - 1) / THREADS; n++) {
+        const int i = n * THREADS + threadIdx.x, row = i / PER_ROW, slice = i % PER_ROW / (2 * CHUNK_TILES);
+        const int byte = (slice * K_TILES + chunk * CHUNK_TILES) * 32 + i % (2 * CHUNK_TILES) * 16;
+        if (ROWS * PER_ROW % THREADS && row >= ROWS) break;
+        const bool real = row < from.rows && byte < SUMMED;
+        const int gate = byte / (SIZE * BYTES), block = CELL == GRU && gate == 2 ? 3 : gate;  // W_hh' meets du, not dn
+        const char* source = from.vectors + (real ? (i64)row * from.pitch + block * (SIZE * BYTES) + byte % (SIZE * BYTES) : 0);
+        start_copy_past_l1(stage(chunk, row) + i % PER_ROW * 16, source, real);
+    }
+}
+
+// d += (its tiles of W) x (chunk `chunk` of the vectors).
+DEVICE void multiply_chunk(float (&d)[CHAINS][ROW_TILES][M_TILES][4], const Matrix& A, int chunk) {
+    const int lane = threadIdx.x % 32, slice = threadIdx.x / 32 % WARPS_K;
+    const u32 from = shared_address(stage(chunk, lane % 8)) + slice * CHUNK_TILES * 32 + lane / 8 * 16;
+#pragma unroll
+    for (int k = 0; k < CHUNK_TILES; k += 2)
+#pragma unroll
+        for (int first = 0; first < ROW_TILES; first += TOGETHER) {
+            u32 b[TOGETHER][4];
+#pragma unroll
+            for (int r = 0; r < TOGETHER; r++) {
+                load_fragments(b[r], from + (first + r) * 8 * PITCH + k * 32);
+#pragma unroll
+                for (int i = 0; i < 4; i++) b[r][i] = operand(b[r][i]);
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int m = 0; m < M_TILES; m++) {
+                    u32 a[4];
+                    A.read(a, (chunk * CHUNK_TILES + k + j) * M_TILES + m, shared_tiles());
+#pragma unroll
+                    for (int r = 0; r < TOGETHER; r++) multiply_add(d[(k + j) % CHAINS][first + r][m], a, b[r][2 * j], b[r][2 * j + 1]);
+                }
+        }
+}
+
+// ---- a step, in the words of forward.cu and backward.cu -------------------------------------------------
+
+DEVICE void open_exchange() {}
+
+// Waits until every block of the group has stored what step `use` reads (step 0 reads what was there), and
+// multiplies it.
+DEVICE void collect(const Matrix& A, int use, const Exchange& from) {
+    if (use > 0) {
+        if (threadIdx.x < CLUSTER) wait_for_flag(from.flags + threadIdx.x, use);
+        __syncthreads();
+    }
+    float d[CHAINS][ROW_TILES][M_TILES][4] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < STAGES - 1; chunk++) {
+        if (chunk < CHUNKS) start_chunk(chunk, from);
+        mark_copies();
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        copied<STAGES - 2>();
+        __syncthreads();  // all threads' copies are here, and all have done with the chunk whose place is filled next
+        if (chunk + STAGES - 1 < CHUNKS) start_chunk(chunk + STAGES - 1, from);
+        mark_copies();
+        multiply_chunk(d, A, chunk);
+    }
+    __syncthreads();  // the chunks are read: their place is the sums' now
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp / WARPS_K * M_TILES * 16, slice = warp % WARPS_K;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float sum = d[0][r][m][i];
+#pragma unroll
+                for (int c = 1; c < CHAINS; c++) sum += d[c][r][m][i];
+                partials(slice, r * 8 + lane % 4 * 2 + i % 2)[m0 + 16 * m + lane / 4 + 8 * (i / 2)] = sum;
+            }
+    __syncthreads();
+}
+
+// W times the vector, for one gate of an item.
+DEVICE void sum(Values& a, const Item& it, int gate, int use) { gather(a, partials(0, it.row) + gate * UNITS + it.unit, WARPS_K, ROWS * PARTIAL_PITCH); }
+
+// The caller stores the values where the others read them.
+DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) {}
+
+// After the items of all threads: they are stored, and step `use` may read them.
+DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange& from) {
+    __syncthreads();
+    if (threadIdx.x == 0) raise_flag(from.flags + rank, use);
+}

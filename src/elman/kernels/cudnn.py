@@ -1,0 +1,255 @@
+"""cuDNN: torch.nn's own recurrent layers, where none of ours is faster.
+
+It takes a whole stack at once (layers and both directions, from one state to another) and keeps
+what its backward pass wants in a block of bytes that only it can read. So it is no `Kernel`, which
+runs one layer in one direction and knows every state: a module asks for it with a `Whole`, beside
+the job that it would hand to a kernel. `prices` says when it is the faster of the two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+MODES = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")  # as cuDNN counts them
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LARGEST_VOCABULARY = 4096  # ids become one-hot rows, which are multiplied
+
+
+class Network(NamedTuple):
+    """A stack of layers, as cuDNN is told about it."""
+
+    mode: str | None  # torch.nn's name of the cell; None: cuDNN has no such cell
+    bias: bool
+    inputs: int
+    hidden: int
+    projection: int
+    layers: int
+    directions: int
+
+    @property
+    def each(self) -> int:
+        """Tensors of one layer in one direction."""
+        return 2 + 2 * self.bias + (self.projection > 0)
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """What all of cuDNN's operations ask for in this order."""
+        assert self.mode is not None
+        return MODES.index(self.mode), self.hidden, self.projection, self.layers
+
+
+class Whole(NamedTuple):
+    """A stack over all of its time: everything about it but its tensors."""
+
+    network: Network
+    steps: int
+    rows: int
+    dtype: torch.dtype
+    ids: bool = False
+    keeps: bool = True  # a backward pass may follow
+    window: int | None = None  # the gradient is cut every so many steps
+    drops: bool = False  # with dropout between its layers
+    apart: str | None = None  # why this stack cannot be handed over whole
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of time between cuts."""
+        return 1 if self.window is None else -(-self.steps // self.window)
+
+
+@final
+class Cudnn:
+    """torch's cuDNN layers, asked for by `Whole`."""
+
+    name = "cudnn"
+
+    def refuses(self, whole: Whole, device: torch.device) -> str | None:
+        """Why cuDNN cannot run this stack; None if it can."""
+        if device.type != "cuda":
+            return f"the tensors are on {device.type}, not on a CUDA GPU"
+        if not (torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
+            return "torch has no cuDNN here, or torch.backends.cudnn.enabled is off"
+        if whole.network.mode is None:
+            return "it has no such cell"
+        if whole.dtype not in DTYPES:
+            return f"{whole.dtype} is left to kernels that also give gradients of gradients"
+        if whole.ids and whole.network.inputs > LARGEST_VOCABULARY:
+            return f"ids are one-hot rows to it, and {whole.network.inputs} of them are too wide"
+        return whole.apart or self._refuses_pieces(whole)
+
+    def _refuses_pieces(self, whole: Whole) -> str | None:
+        if whole.pieces == 1:
+            return None
+        if whole.network.directions == 2:
+            return "a carry that cuts is run in pieces of time, and both directions need all of it"
+        if whole.drops:
+            return "a carry that cuts is run in pieces of time, and dropout is drawn for all of it"
+        if whole.dtype != torch.float32:
+            return "gradients of pieces of time would be summed in half precision"
+        return None
+
+
+KERNEL = Cudnn()
+
+
+def precision() -> str:
+    """How torch multiplies float32 in recurrent layers: tf32, or without it.
+
+    That is `torch.backends.cudnn.rnn.fp32_precision`, which takes Python longer to find.
+    """
+    return torch._C._get_fp32_precision_getter("cuda", "rnn")
+
+
+Between = Callable[[Tensor, int], Tensor]
+"""What the layer above reads of a layer's output: dropout."""
+
+
+def run(
+    whole: Whole,
+    xs: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    between: Between | None = None,
+    batch_sizes: Sequence[int] = (),
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """ys and the last states (stacked as PyTorch does), differentiable once.
+
+    With `batch_sizes`, xs and ys are those of a packed sequence. A gradient of a gradient is not to
+    be had from cuDNN: torch says so, and to switch `torch.backends.cudnn.flags(enabled=False)` for
+    the forward pass, which elman heeds too.
+    """
+    if whole.ids:
+        xs = torch.nn.functional.one_hot(xs, whole.network.inputs).to(whole.dtype)
+    if between is not None:
+        return _level_by_level(whole, xs, first, weights, between, batch_sizes)
+    if whole.pieces == 1:
+        return _piece(whole, xs, first, weights, batch_sizes)
+    ys: list[Tensor] = []
+    for start in range(0, whole.steps, whole.window or whole.steps):
+        state = first if start == 0 else [s.detach() for s in first]  # nothing crosses a cut
+        y, first = _piece(whole, xs[start : start + (whole.window or 0)], state, weights)
+        ys.append(y)
+    return torch.cat(ys), tuple(first)
+
+
+def _level_by_level(
+    whole: Whole,
+    xs: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    between: Between,
+    batch_sizes: Sequence[int],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Layers one after the other, with `between` between them."""
+    net, last = whole.network, []
+    wide, each = net.directions, net.directions * net.each
+    for level in range(net.layers):
+        xs = xs if level == 0 else between(xs, level - 1)
+        one = whole._replace(network=net._replace(inputs=xs.shape[-1], layers=1))
+        state = [s[level * wide : (level + 1) * wide] for s in first]
+        xs, after = _piece(one, xs, state, weights[level * each : (level + 1) * each], batch_sizes)
+        last.append(after)
+    return xs, tuple(torch.cat(states) for states in zip(*last, strict=True))
+
+
+def _piece(
+    whole: Whole,
+    xs: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    batch_sizes: Sequence[int] = (),
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    net = whole.network
+    found = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
+        xs,
+        list(weights),
+        net.each,
+        all_weights(net, weights),
+        first[0].contiguous(),
+        first[1].contiguous() if len(first) > 1 else None,
+        *net.sizes(),
+        False,  # time comes first
+        0.0,  # no dropout
+        whole.keeps,
+        net.directions == 2,
+        batch_sizes,
+        None,
+    )
+    return found[0], found[1 : 1 + len(first)]
+
+
+def all_weights(net: Network, weights: Sequence[Tensor]) -> Tensor:
+    """The block of memory that all weights lie in, as cuDNN wants it.
+
+    `torch.nn.RNNBase.flatten_parameters` puts them there; where they do not lie so (autocast has
+    copied them, say) they are copied at every call.
+    """
+    w = weights[0]
+    places = _places(net, w.dtype, w.device)
+    if not _lie_at(weights, places):
+        return _copied(weights, places)
+    return w.detach().as_strided((places[-1],), (1,), 0)
+
+
+def lie_together(net: Network, weights: Sequence[Tensor]) -> bool:
+    """Whether all weights lie in one block of memory, as cuDNN wants them."""
+    return _lie_at(weights, _places(net, weights[0].dtype, weights[0].device))
+
+
+def _lie_at(weights: Sequence[Tensor], places: tuple[int, ...]) -> bool:
+    w, size = weights[0], weights[0].element_size()
+    begin, storage = w.data_ptr(), w.untyped_storage()
+    if storage.data_ptr() != begin or storage.nbytes() < places[-1] * size:
+        return False
+    pairs = zip(weights, places, strict=False)
+    return all(weight.data_ptr() - begin == place * size for weight, place in pairs)
+
+
+@torch.no_grad()
+def _copied(weights: Sequence[Tensor], places: tuple[int, ...]) -> Tensor:
+    block = weights[0].new_zeros(places[-1])
+    pairs = zip(weights, places, strict=False)
+    rooms = [block.narrow(0, place, w.numel()).view(w.shape) for w, place in pairs]
+    torch._foreach_copy_(rooms, list(weights))
+    return block
+
+
+def flatten_bfloat16(net: Network, weights: Sequence[Tensor]) -> None:
+    """What `flatten_parameters` of torch.nn does for all types but this one."""
+    cuda = all(w.is_cuda and w.dtype == torch.bfloat16 for w in weights)
+    if not cuda or not torch.backends.cudnn.is_available() or not torch.backends.cudnn.enabled:
+        return
+    if len({w.data_ptr() for w in weights}) == len(weights):  # none is another
+        with torch.no_grad(), torch.cuda.device(weights[0].device):
+            _flatten(net, weights)
+
+
+def _flatten(net: Network, weights: Sequence[Tensor]) -> Tensor:
+    """Move the weights into one block; the block."""
+    return torch._cudnn_rnn_flatten_weight(  # pyright: ignore[reportAttributeAccessIssue]
+        list(weights), net.each, net.inputs, *net.sizes(), False, net.directions == 2
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _places(net: Network, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
+    """Where each weight begins in cuDNN's block, and the block's size, in elements."""
+    assert net.mode is not None
+    model = torch.nn.RNNBase(
+        net.mode,
+        net.inputs,
+        net.hidden,
+        net.layers,
+        net.bias,
+        bidirectional=net.directions == 2,
+        proj_size=net.projection,
+        device="meta",
+    )
+    weights = [torch.empty(w.shape, dtype=dtype, device=device) for w in model.parameters()]
+    block = _flatten(net, weights)
+    begins = [(w.data_ptr() - block.data_ptr()) // block.element_size() for w in weights]
+    return *begins, block.numel()

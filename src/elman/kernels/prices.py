@@ -1,0 +1,98 @@
+"""What a stack costs on a GPU, by our CUDA kernel and by cuDNN, as measured on one H200.
+
+    microseconds = max(host, pieces · start + steps · step)
+
+`prices.json` has start and step for a grid of cells, arithmetics, hidden sizes and batches, forward
+and with the backward pass (`benchmarks/cuda_prices.py` measured them); between the points of the
+grid both are interpolated, straight lines in the logarithms. The same shape always costs the same:
+nothing is timed when a model runs, and other GPUs are assumed to rank the two alike.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import json
+import math
+from importlib import resources
+from typing import NamedTuple
+
+HOST = {  # microseconds of Python and launches: of a call, and more for each further directed layer
+    ("cuda", "forward"): (250, 200),
+    ("cuda", "both"): (1000, 800),
+    ("cudnn", "forward"): (110, 30),
+    ("cudnn", "both"): (750, 450),
+}
+ALONE = 7.0  # cuDNN's steps below so many microseconds are kernels that run one layer at a time
+
+
+class Line(NamedTuple):
+    """Microseconds of a call of one layer: `start` + steps · `step`."""
+
+    start: float
+    step: float
+
+
+class Shape(NamedTuple):
+    """What a price depends on."""
+
+    cell: str  # tanh (for relu too), gru or lstm
+    arithmetic: str  # fp16, bf16, tf32 or fp32
+    hidden: int
+    rows: int
+    steps: int
+    layers: int
+    directions: int
+    backward: bool
+    pieces: int = 1
+    captured: bool = False  # the host's time does not count
+
+
+def microseconds(engine: str, shape: Shape) -> float | None:
+    """The price of a call on `engine`, cuda or cudnn; None where nothing like it was measured."""
+    what = "both" if shape.backward else "forward"
+    line = _line(engine, shape.cell, shape.arithmetic, what, shape.hidden, shape.rows)
+    if line is None:
+        return None
+    strands = shape.layers * shape.directions
+    first, more = HOST[engine, what]
+    if engine == "cuda":
+        gpu, host = strands * (line.start + shape.steps * line.step), first + more * (strands - 1)
+    else:
+        alone = line.step < ALONE
+        at_once = strands if alone else shape.layers**0.45 * shape.directions**0.3
+        gpu = at_once * (shape.pieces * line.start + shape.steps * line.step)
+        host = shape.pieces * (first + more * (strands - 1))
+    return gpu if shape.captured else max(host, gpu)
+
+
+def _line(
+    engine: str, cell: str, arithmetic: str, what: str, hidden: int, rows: int
+) -> Line | None:
+    tables = _tables()
+    grid = tables[engine][cell][arithmetic][what]
+    i, u = _between(tables["sizes"], hidden, 1.0)
+    j, v = _between(tables["batches"], rows, 2.0)
+    corners = [(grid[i + a][j + b], (u if a else 1 - u) * (v if b else 1 - v)) for a, b in CORNERS]
+    known = [(found, weight) for found, weight in corners if found is not None and weight != 0]
+    total = sum(weight for _, weight in known)
+    if total < 0.75:  # too far from anything that was measured
+        return None
+    sums = [sum(w * math.log(found[k]) for found, w in known) for k in range(2)]
+    return Line(*(math.exp(s / total) for s in sums))
+
+
+CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))
+
+
+def _between(grid: list[int], value: int, most: float) -> tuple[int, float]:
+    """The place before `value` in the grid, and how far it is to the next, in logarithms."""
+    i = min(max(bisect.bisect_right(grid, value) - 1, 0), len(grid) - 2)
+    low, high = math.log(grid[i]), math.log(grid[i + 1])
+    return i, min(max((math.log(value) - low) / (high - low), 0.0), most)
+
+
+@functools.cache
+def _tables() -> dict:
+    text = resources.files("elman.kernels").joinpath("prices.json").read_text(encoding="utf-8")
+    return json.loads(text)

@@ -1,0 +1,117 @@
+"""The recurrence in torch's own words, for those who write down what a module does.
+
+`torch.jit.trace`, `torch.export` and both exporters to ONNX run a module once and keep the
+operations that they know; of a kernel of ours they would keep nothing but its results, as
+constants. While one of them listens, the forward pass is torch's own operator (`aten::lstm`, …)
+with the same weights. A cell that torch does not have, and a projection on its way to ONNX, is
+written down step by step, so the copy takes sequences of that one length and refuses others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, one_hot
+
+from elman.cells import Cell, State, Weights, is_torchs, named
+from elman.errors import UserError
+from elman.gradients.carry import Carry
+from elman.recurrence.operator import Inputs, Recipe
+
+
+def listening() -> bool:
+    """Whether torch is writing down what runs: `jit.trace`, `export`, `onnx.export`."""
+    return torch.jit.is_tracing() or torch.compiler.is_exporting()
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Checks look at the example's sizes, which is no part of what is written down."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        yield
+
+
+def recurrence(
+    recipe: Recipe, x: Inputs, training: bool, batch_sizes: Tensor | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """ys and the last states, as `operator.recurrence`; xs may be a `PackedSequence`'s data."""
+    check_gradient(recipe.carry, training)
+    cell = named(recipe.cell)
+    if not is_torchs(cell) or (recipe.projected and torch.onnx.is_in_onnx_export()):
+        if batch_sizes is not None:
+            raise unpackable(cell.name + (" with a projection" if recipe.projected else ""))
+        return _unrolled(recipe, cell, x, training)
+    if not x.xs.is_floating_point():
+        W_ih = x.weights[0]
+        x = x._replace(xs=one_hot(x.xs, W_ih.shape[1]).to(W_ih.dtype))
+    return _torchs(recipe, cell, x, training, batch_sizes)
+
+
+def check_gradient(carry: Carry, training: bool) -> None:
+    """Refuse to write down for training what has another gradient here."""
+    if training and not carry.exact:
+        raise UserError(
+            f"a traced or exported copy has torch's gradient, the exact one: in training it, "
+            f"{carry} would be lost",
+            hint="call .eval() first to export for inference, or set carry = Full()",
+        )
+
+
+def unpackable(what: str) -> UserError:
+    """Why rows of different lengths cannot be written down step by step."""
+    return UserError(
+        f"a packed sequence cannot be traced or exported through {what}: its steps are written "
+        "down one by one, for rows of one length",
+        hint="pass a padded tensor",
+    )
+
+
+def _torchs(
+    recipe: Recipe, cell: Cell, x: Inputs, training: bool, batch_sizes: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """By torch's own operator."""
+    operator = getattr(torch._VF, str(cell.torch_mode).lower())
+    first = list(x.stacked) if len(x.stacked) > 1 else x.stacked[0]
+    each = 2 + 2 * recipe.bias + recipe.projected
+    layers = len(x.weights) // each // recipe.directions
+    how = (recipe.bias, layers, recipe.dropout, training, recipe.directions == 2)
+    if batch_sizes is not None:
+        ys, *last = operator(x.xs, batch_sizes, first, list(x.weights), *how)
+    else:
+        ys, *last = operator(x.xs, first, list(x.weights), *how, False)
+    return ys, tuple(last)
+
+
+def _unrolled(
+    recipe: Recipe, cell: Cell, x: Inputs, training: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Step by step, by the cell itself."""
+    xs, last = x.xs, []
+    layers = recipe.layers(x.weights)
+    for i in range(0, len(layers), recipe.directions):
+        if i > 0 and training and recipe.dropout:
+            xs = dropout(xs, recipe.dropout)
+        ys = []
+        for place in range(i, i + recipe.directions):
+            first = tuple(s[place] for s in x.stacked)
+            y, after = _walk(cell, layers[place], xs.unbind(), first, backwards=place > i)
+            ys.append(y)
+            last.append(after)
+        xs = torch.cat(ys, -1)
+    return xs, tuple(map(torch.stack, zip(*last, strict=True)))
+
+
+def _walk(
+    cell: Cell, w: Weights, xs: Sequence[Tensor], state: State, backwards: bool
+) -> tuple[Tensor, State]:
+    """One layer in one direction: every h_t where its x_t was, and the state at the end."""
+    ys = []
+    for x in reversed(xs) if backwards else xs:
+        state, _ = cell.step(w, x, state)
+        ys.append(state[0])
+    return torch.stack(ys[::-1] if backwards else ys), state

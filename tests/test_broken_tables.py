@@ -1,0 +1,107 @@
+"""Forty kinds of broken tables: each is refused with the line, the column and what to do."""
+
+import pytest
+
+from elman import series
+from elman.errors import UserError
+
+GOOD = "day,sold\n2024-01-01,5\n2024-01-02,6\n2024-01-03,7\n2024-01-04,5\n"
+
+BROKEN = {
+    # the file
+    "empty file": (b"", {}, "no rows of data"),
+    "header only": (b"day,sold\n", {}, "no rows of data"),
+    "blank lines only": (b"\n\n\n", {}, "no rows of data"),
+    "an Excel workbook": (b"PK\x03\x04rest", {}, "Excel workbook.*save the sheet as CSV"),
+    "an old workbook": (b"\xd0\xcf\x11\xe0rest", {}, "old Excel workbook"),
+    "compressed": (b"\x1f\x8b\x08rest", {}, "compressed with gzip.*gunzip"),
+    "UTF-16": ("day,sold\n".encode("utf-16"), {}, "UTF-16 text"),
+    "Latin-1": (b"day,caf\xe9\n2024-01-01,5\n", {}, r"not UTF-8 text \(byte 7, line 1\)"),
+    "JSON": (b'{"day": 1}', {}, "is JSON, not CSV"),
+    "a web page": (b"<html></html>", {}, "a web page or XML"),
+    "a NUL byte": (b"day,sold\n2024-01-01,5\n2024\0,6\n", {}, "line 3 holds a NUL"),
+    "an open quote": (b'day,sold\n2024-01-01,"5\n2024-01-02,6\n', {}, "line 3: unexpected end"),
+    "text after a quote": (b'day,sold\n2024-01-01,"5"x\n', {}, "line 2: .*expected after"),
+    # the header
+    "no header": (b"1,2\n3,4\n", {}, "line 1: the header 1, 2 is all numbers"),
+    "a name twice": (b"x,x\n1,2\n", {}, "line 1: the header names 'x' twice .columns 1 and 2"),
+    "a column without a name": (b"day,,sold\n1,2,3\n", {}, "line 1: column 2 .* has no name"),
+    # the rows
+    "a short row": (b"day,sold\n2024-01-01\n", {}, "line 2: .* 2 cells .* but 1"),
+    "a long row": (b"day,sold\n2024-01-01,1,234\n", {}, "line 2: .* 2 cells .* but 3"),
+    "a blank row inside": (
+        b"day,sold\n2024-01-01,5\n\n2024-01-02,6\n", {}, "line 3 is blank"),
+    "a blank value inside": (b"sold\n1\n2\n\n4\n", {}, r"'sold' has no finite number at line 4"),
+    # the numbers
+    "a word": (GOOD.replace(",6", ",six"), {}, "line 3, column 'sold': 'six' is not a number"),
+    "a unit": (GOOD.replace(",6", ",$6"), {}, "line 3, column 'sold': '.6'.*without its unit"),
+    "a percent": (GOOD.replace(",6", ",6%"), {}, "line 3, column 'sold'.*without its unit"),
+    "thousands": (GOOD.replace(",6", ',"6,000"'), {}, "line 3, column 'sold'.*thousands"),
+    "a decimal comma": (
+        "day;sold\n2024-01-01;5\n2024-01-02;6\n2024-01-03;7,5\n", {},
+        "line 4, column 'sold': '7,5'.*decimal point"),
+    "only decimal commas": (
+        "day;sold\n2024-01-01;5,1\n2024-01-02;6,2\n", {}, "line 2, column 'sold': '5,1'"),
+    "brackets": (GOOD.replace(",6", ",(6)"), {}, "line 3, column 'sold'.*minus sign"),
+    "a space inside": (GOOD.replace(",6", ",6 000"), {}, "line 3, column 'sold'.*without spaces"),
+    "an underscore": (GOOD.replace(",6", ",6_0"), {}, "line 3, column 'sold'.*underscores"),
+    "far too large": (GOOD.replace(",6", ",6e300"), {}, "line 3, column 'sold'.*beyond ±1e.100"),
+    "infinite": (GOOD.replace(",6", ",inf"), {}, r"'sold' has no finite number at line 3 \('inf'"),
+    "missing": (GOOD.replace(",6", ","), {}, r"'sold' has no finite number at line 3 \(''"),
+    "no value at all": ("day,a,sold\n2024-01-01,1,\n2024-01-02,2,\n", {"column": ["sold"]},
+        "'sold' has no finite number at all"),
+    "a gap at the start": (
+        "sold\nna\n2\n3\n", {"fill": "forward"}, "begins with a gap, and --fill forward"),
+    "words only": (b"sold\nred\nblue\n", {}, "no column holds numbers among sold"),
+    "only an index": (b"year\n2001\n2002\n", {}, "only columns that look like an index.*year"),
+    # the times
+    "no such day": (GOOD.replace("01-03", "02-30"), {}, "line 4, column 'day': '2024-02-30'"),
+    "an empty time": (GOOD.replace("2024-01-03", ""), {}, "line 4, column 'day' has no time"),
+    "two ways to read": (
+        "day,sold\n1/2/2024,5\n2/2/2024,6\n", {}, r"two ways: is '1/2/2024' \(line 2\)"),
+    "two orders": (
+        "day,sold\n13/2/2024,5\n2/14/2024,6\n", {}, "line 2 has '13/2/2024' .*line 3 has"),
+    "two ways of writing": (
+        "day,sold\n2024-01-01,5\n2 Jan 2024,6\n", {}, "line 3, column 'day': '2 Jan 2024'"),
+    "another format": (GOOD, {"date_format": "%d/%m/%Y"}, "line 2, column 'day'.*--date-format"),
+    "a day twice": (GOOD.replace("01-03", "01-02"), {}, "lines 3 and 4 have the same day"),
+    "a day missing": (GOOD.replace("2024-01-02,6\n", ""), {}, "1 time has no row.*2024-01-02"),
+    "off the beat": (
+        "t,x\n2024-01-01 00:00,1\n2024-01-01 01:00,2\n2024-01-01 02:00,3\n2024-01-01 02:59,4\n",
+        {}, "line 5, column 't': 2024-01-01 02:59:00 is off the beat: the data is hourly"),
+    "some with a zone": (
+        "t,x\n2024-01-01 00:00Z,1\n2024-01-01 01:00,2\n", {},
+        "line 3, column 't'.*lacks a time zone"),
+    "no such hour": (
+        "t,x\n2024-03-31 01:00,1\n2024-03-31 02:00,2\n", {"timezone": "Europe/Berlin", "time": "t"},
+        "line 3, column 't'.*does not exist in Europe/Berlin"),
+    "no such zone": (GOOD, {"timezone": "Mars/Olympus"}, "--timezone 'Mars/Olympus' is unknown"),
+    # the series
+    "nameless series": (
+        "shop,day,sold\na,2024-01-01,5\n,2024-01-01,6\n", {"group": "shop"},
+        "line 3, column 'shop' does not say which series"),
+    "a static value that changes": (
+        "day,sold,size\n2024-01-01,5,1\n2024-01-02,6,2\n", {"static": ["size"], "column": ["sold"]},
+        "static column 'size' must have one value a series, not 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_table_is_refused_with_its_place(kind, tmp_path):
+    content, options, message = BROKEN[kind]
+    path = tmp_path / "table.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=f"(?s){message}") as refusal:
+        series.load(str(path), **options)
+    assert refusal.value.hint
+
+
+def test_there_are_at_least_forty_kinds():
+    assert len(BROKEN) >= 40
+
+
+def test_the_table_they_are_broken_from_is_whole(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(GOOD)
+    [read] = series.load(str(path))
+    assert read.values[:, 0].tolist() == [5, 6, 7, 5]

@@ -1,0 +1,340 @@
+"""cuDNN: what it is handed, when it is preferred, and that its answers are the recurrence's."""
+
+import copy
+import itertools
+import warnings
+from unittest import mock
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from elman import kernels, nn
+from elman.errors import UserError
+from elman.gradients import Checkpointed, Full, Randomized, Stored, Truncated
+from elman.kernels import choice, cudnn, prices
+from elman.language_model.stepper import FEW, Stepper
+from elman.recurrence import whole
+
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+KINDS = [nn.RNN, nn.GRU, nn.LSTM]
+
+
+def gpu(test):
+    for mark in on_gpu:
+        test = mark(test)
+    return test
+
+
+# ---------------------------------------------------------------------- prices
+
+
+def line(engine, **changes):
+    shape = {"cell": "lstm", "arithmetic": "tf32", "hidden": 256, "rows": 64, "steps": 100}
+    shape |= {"layers": 1, "directions": 1, "backward": True, "captured": True}
+    found = prices.microseconds(engine, prices.Shape(**shape | changes))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("engine", ["cuda", "cudnn"])
+def test_a_price_on_the_grid_is_what_was_measured_there(engine):
+    tables = prices._tables()
+    place = tables["sizes"].index(256), tables["batches"].index(64)
+    start, step = tables[engine]["lstm"]["tf32"]["both"][place[0]][place[1]]
+    assert line(engine) == pytest.approx(start + 100 * step)
+    assert line(engine, hidden=255) == pytest.approx(line(engine), rel=0.05)
+
+
+@pytest.mark.parametrize("engine", ["cuda", "cudnn"])
+def test_more_work_costs_more(engine):
+    for more in ({"steps": 200}, {"layers": 2}, {"directions": 2}):
+        assert line(engine, **more) > line(engine), more
+    assert line(engine, backward=False) < line(engine)
+    assert line(engine, rows=1) < line(engine)
+    assert line(engine, steps=1, captured=False) > line(engine, steps=1)  # the host's time
+
+
+def test_a_layer_too_large_for_our_kernel_has_no_price_there():
+    with pytest.raises(AssertionError):
+        line("cuda", hidden=2048, rows=256)
+    assert line("cudnn", hidden=2048, rows=256) > 0
+
+
+# ---------------------------------------------------------------------- what it is handed
+
+
+class Paper:
+    """torch's layers on a CPU in the place of cuDNN's."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, xs, weights, each, buffer, h, c, mode, hidden, projection, layers, *rest):
+        batch_first, dropout, keeps, bidirectional, batch_sizes, _ = rest
+        assert h.is_contiguous()
+        assert not batch_first
+        assert not dropout
+        self.calls.append((len(xs), layers))
+        run = (torch._VF.rnn_relu, torch._VF.rnn_tanh, torch._VF.lstm, torch._VF.gru)[mode]
+        state, sizes = (
+            h if c is None else (h, c),
+            [torch.tensor(batch_sizes)] if batch_sizes else [],
+        )
+        more = [False] if not sizes else []
+        ys, *last = run(
+            xs, *sizes, state, weights, each in (4, 5), layers, 0.0, keeps, bidirectional, *more
+        )
+        return ys, *last, torch.empty(0)
+
+
+@pytest.fixture
+def paper(monkeypatch):
+    """cuDNN on a CPU, chosen by name."""
+    stand_in = Paper()
+    monkeypatch.setenv("ELMAN_KERNELS", "cudnn")
+    monkeypatch.setattr(torch, "_cudnn_rnn", stand_in)
+    monkeypatch.setattr(cudnn, "all_weights", lambda *_: None)
+    return stand_in
+
+
+def described(module, x, steps, rows, packed=False):
+    return whole.described(module._recipe(), module._network(), x, steps, rows, packed)
+
+
+def handed_over(module, xs, batch_sizes=()):
+    """What a module on a GPU does once cuDNN was chosen."""
+    x = module._inputs(*module._time_first(xs, None))
+    return whole.recurrence(described(module, x, *x.xs.shape[:2]), x, module.dropout, batch_sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 3}])
+@pytest.mark.parametrize("ids", [False, True])
+def test_a_whole_stack_is_one_call(kind, options, ids, paper, monkeypatch):
+    torch.manual_seed(0)
+    rnn = kind(4, 5, **options)
+    xs = torch.randint(4, (6, 3)) if ids else torch.randn(6, 3, 4)
+    found, _ = handed_over(rnn, xs)
+    assert len(paper.calls) == 1
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.testing.assert_close(found, rnn(xs)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_gradient_is_run_in_the_pieces_between_cuts(kind, paper, monkeypatch):
+    torch.manual_seed(0)
+    rnn = kind(4, 5, num_layers=2, carry=Truncated(3))
+    xs = torch.randn(8, 3, 4, requires_grad=True)
+    wanted = [xs, *rnn.parameters()]
+    weights = torch.randn(8, 3, 5)
+
+    def gradients(ys):
+        return torch.autograd.grad((ys * weights).sum(), wanted)
+
+    found = gradients(handed_over(rnn, xs)[0])
+    assert [steps for steps, _ in paper.calls] == [3, 3, 2]
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    for a, b in zip(found, gradients(rnn(xs)[0]), strict=True):
+        torch.testing.assert_close(a, b)
+    rnn.carry = Full()
+    uncut = gradients(rnn(xs)[0])
+    assert any(not torch.allclose(a, b) for a, b in zip(found, uncut, strict=True))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_dropout_between_layers_is_elmans_own(bidirectional, paper, monkeypatch):
+    rnn = nn.LSTM(4, 5, num_layers=3, dropout=0.5, bidirectional=bidirectional)
+    xs = torch.randn(6, 3, 4)
+    torch.manual_seed(1)
+    found, last = handed_over(rnn, xs)
+    assert [layers for _, layers in paper.calls] == [1, 1, 1]
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.manual_seed(1)
+    ys, states = rnn(xs)
+    torch.testing.assert_close([found, *last], [ys, *states])
+
+
+def refusal(rnn, xs, packed=False):
+    x = rnn._inputs(*rnn._time_first(xs, None))
+    stack = described(rnn, x, *x.xs.shape[:2], packed)
+    with mock.patch.object(torch.backends.cudnn, "is_available", return_value=True):
+        return cudnn.KERNEL.refuses(stack, torch.device("cuda"))
+
+
+def test_what_cudnn_cannot_do_is_refused_in_words():
+    xs = torch.zeros(6, 3, 4)
+    assert refusal(nn.LSTM(4, 5), xs) is None
+    assert refusal(nn.LSTM(4, 5, proj_size=2), xs) is None
+    assert refusal(nn.LSTM(4, 5, carry=Truncated(9)), xs) is None  # nothing to cut
+    assert "no such cell" in str(refusal(nn.RNN(4, 5, nonlinearity="linear"), xs))
+    assert "gradients of gradients" in str(refusal(nn.RNN(4, 5).double(), xs.double()))
+    assert "Randomized" in str(refusal(nn.RNN(4, 5, carry=Randomized(0.5, seed=1)), xs))
+    assert "Checkpointed" in str(refusal(nn.RNN(4, 5, memory=Checkpointed(every=2)), xs))
+    both = nn.RNN(4, 5, bidirectional=True, carry=Truncated(2))
+    assert "both directions" in str(refusal(both, xs))
+    assert "half precision" in str(refusal(nn.RNN(4, 5, carry=Truncated(2)).half(), xs.half()))
+    assert "lengths" in str(refusal(nn.RNN(4, 5, carry=Truncated(2)), xs, packed=True))
+    assert "too wide" in str(refusal(nn.RNN(9999, 5), torch.zeros(6, 3, dtype=torch.int64)))
+    with torch.backends.cudnn.flags(enabled=False):
+        assert "enabled is off" in str(refusal(nn.RNN(4, 5), xs))
+
+
+def test_cudnn_asked_for_by_name_on_a_cpu_is_never_replaced(monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "cudnn")
+    with pytest.raises(UserError, match="cudnn: this kernel cannot run here"):
+        nn.RNN(4, 5)(torch.zeros(6, 3, 4))
+
+
+def test_a_choice_is_made_once_for_each_shape():
+    rnn, asked = nn.RNN(4, 5), []
+
+    def job():
+        asked.append(1)
+        return rnn.job(torch.zeros(6, 3, 4))
+
+    for steps in (6, 6, 7):
+        x = rnn._inputs(*rnn._time_first(torch.zeros(steps, 3, 4), None))
+        stack = described(rnn, x, steps, 3)._replace(rows=12345)  # asked by nobody else
+        assert choice.runs_whole(stack, torch.device("cpu"), job) is False
+    assert len(asked) == 2
+
+
+# ---------------------------------------------------------------------- on a GPU
+
+
+def gradients(module, xs, state=None):
+    """Outputs, last states and all gradients."""
+    module.zero_grad()
+    torch.manual_seed(3)
+    ys, last = module(xs, state)
+    data = ys.data if isinstance(ys, torch.nn.utils.rnn.PackedSequence) else ys
+    last = last if isinstance(last, tuple) else (last,)
+    pulls = [torch.randn_like(t) for t in (data, *last)]
+    torch.autograd.backward([data, *last], pulls)
+    return [data, *last, *(p.grad.clone() for p in module.parameters())]
+
+
+CASES = [
+    {"layers": layers, "bidirectional": both, "bias": bias, "batch_first": first}
+    for layers, both, bias, first in itertools.product((1, 2), *[(False, True)] * 3)
+]
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_on_a_gpu_cudnn_by_name_is_torch_nn_to_the_bit(kind, dtype, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "cudnn")
+    for case, projected in itertools.product(CASES, (False, True)):
+        if projected and kind is not nn.LSTM:
+            continue
+        options = {**case, "num_layers": case["layers"], "device": "cuda", "dtype": dtype}
+        options |= {"proj_size": 3} if projected else {}
+        del options["layers"]
+        torch.manual_seed(0)
+        ours = kind(4, 5, **options)
+        peer = getattr(torch.nn, kind.__name__)(4, 5, **options)
+        peer.load_state_dict(ours.state_dict())
+        xs = torch.randn(6, 3, 4, device="cuda", dtype=dtype)
+        packed = pack_padded_sequence(xs, torch.tensor([3, 6, 2]), enforce_sorted=False)
+        for given in (xs,) if case["batch_first"] else (xs, packed):
+            assert kernels.explain(ours, xs).runs == "cudnn"
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "RNN module weights")  # torch's, of bfloat16
+                theirs = gradients(peer, given)
+            for _ in range(2):  # settled by the first call
+                for a, b in zip(gradients(ours, given), theirs, strict=True):
+                    assert torch.equal(a, b), case
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_cudnn_gives_the_references_numbers(kind, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")
+    xs, ids = torch.randn(7, 3, 4, device="cuda"), torch.randint(4, (7, 3), device="cuda")
+    options = [{}, {"carry": Truncated(3)}, {"num_layers": 2, "dropout": 0.4}]
+    for option, given in itertools.product(options, (xs, ids)):
+        rnn = kind(4, 5, device="cuda", **option)
+        monkeypatch.setenv("ELMAN_KERNELS", "cudnn")
+        found = gradients(rnn, given)
+        monkeypatch.setenv("ELMAN_KERNELS", "reference")
+        for a, b in zip(found, gradients(rnn, given), strict=True):
+            # gru and lstm agree to 1e-4; the rnn does not, and why is not known: until its error has
+            # been looked at on a GPU, this bound is a guess and not derived from rounding
+            assert (a - b).norm() <= 2e-3 * b.norm()
+
+
+@gpu
+def test_on_a_gpu_the_cheaper_of_cuda_and_cudnn_runs_and_says_why():
+    small = nn.LSTM(64, 64, device="cuda")
+    said = kernels.explain(small, torch.zeros(64, 8, 64, device="cuda"))
+    assert said.runs == "cudnn"
+    assert "cuDNN is faster at this size" in said.reasons["cuda"]
+    large = nn.LSTM(512, 512, device="cuda", dtype=torch.bfloat16)
+    xs = torch.zeros(512, 64, 512, device="cuda", dtype=torch.bfloat16)
+    assert kernels.explain(large, xs).runs == "cuda"
+    with torch.backends.cudnn.flags(enabled=False):
+        assert kernels.explain(small, torch.zeros(64, 8, 64, device="cuda")).runs == "cuda"
+
+
+@gpu
+def test_on_a_gpu_a_second_backward_over_a_retained_graph_gives_the_same(monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "cudnn")
+    rnn = nn.LSTM(4, 5, device="cuda")
+    ys, _ = rnn(torch.randn(6, 3, 4, device="cuda"))
+    first = torch.autograd.grad(ys.square().sum(), rnn.weight_hh_l0, retain_graph=True)
+    again = torch.autograd.grad(ys.square().sum(), rnn.weight_hh_l0)
+    assert torch.equal(*first, *again)
+
+
+@gpu
+def test_on_a_gpu_gradients_of_gradients_want_cudnn_switched_off():
+    rnn, xs = nn.RNN(4, 5, device="cuda"), torch.randn(6, 3, 4, device="cuda")
+    xs.requires_grad_()
+    with torch.backends.cudnn.flags(enabled=False):
+        ys, _ = rnn(xs)
+    (dxs,) = torch.autograd.grad(ys.square().sum(), xs, create_graph=True)
+    (ddxs,) = torch.autograd.grad(dxs.square().sum(), xs)
+    assert ddxs.abs().sum() > 0
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_on_a_gpu_captured_steps_are_the_modules_own(kind, rows):
+    torch.manual_seed(0)
+    rnn = kind(7, 33, num_layers=2, device="cuda").eval()
+    out = torch.nn.Linear(33, 6, device="cuda")
+    ids = torch.randint(7, (2 * FEW, rows))
+    with torch.no_grad():
+        hs, last = rnn(ids.cuda())
+        logits = out(hs)
+    step = Stepper(rnn, out, rows=rows)
+    for t in range(2 * FEW):
+        if t == FEW + 3:
+            step.state = copy.deepcopy(step.state)
+        torch.testing.assert_close(step(ids[t]), logits[t], rtol=5e-3, atol=5e-3)  # TF32
+    assert step._before_capture < 0
+    assert step._steps is not None
+    mine, last = (s if isinstance(s, tuple) else (s,) for s in (step.state, last))
+    for a, b in zip(mine, last, strict=True):
+        torch.testing.assert_close(a, b, rtol=5e-3, atol=5e-3)
+
+
+@gpu
+@pytest.mark.parametrize("memory", [Stored(), Checkpointed(every=3)], ids=repr)
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_a_wide_layer_computes_what_the_reference_does(kind, memory, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")
+    torch.manual_seed(0)
+    rnn = kind(28, 1000, device="cuda", carry=Truncated(4), memory=memory)
+    ids = torch.randint(28, (7, 9), device="cuda")
+    assert kernels.explain(rnn, ids).runs == "cuda"
+    found = gradients(rnn, ids)
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    for a, b in zip(found, gradients(rnn, ids), strict=True):
+        assert (a - b).norm() <= 1e-4 * b.norm()

@@ -1,0 +1,183 @@
+"""Times: how they are read, how they tick, how they go on."""
+
+import datetime as dt
+
+import numpy as np
+import pytest
+
+from elman.errors import UserError
+from elman.forecasting import dates, series, tables
+from elman.forecasting.dates import Clock, Frequency
+
+
+def load(times, **options):
+    rows = "".join(f'"{t}",{k * k}\n' for k, t in enumerate(times))
+    content = ("when,x\n" + rows).encode()
+    [found] = series.from_table(
+        tables.read_csv(content, "t", "t.csv"), series.Reading(time="when", **options)
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("times", "name", "season", "after"),
+    [
+        (["2024-01-01", "2024-01-02", "2024-01-03"], "daily", 7, "2024-01-04"),
+        (["2024-01-01", "2024-01-08", "2024-01-15"], "weekly", 52, "2024-01-22"),
+        (["2024-01", "2024-02", "2024-03"], "monthly", 12, "2024-04"),
+        (["2024-01-31", "2024-02-29", "2024-03-31"], "monthly", 12, "2024-04-30"),
+        (["2024-01-15", "2024-02-15", "2024-03-15"], "monthly", 12, "2024-04-15"),
+        (["2023Q3", "2023Q4", "2024Q1"], "quarterly", 4, "2024-04-01"),
+        (["2023-06-30", "2023-09-30", "2023-12-31"], "quarterly", 4, "2024-03-31"),
+        (["2021-01-01", "2022-01-01", "2023-01-01"], "yearly", None, "2024-01-01"),
+        (["2021", "2022", "2023"], "in single steps", None, "2024"),
+        (["10", "20", "30"], "every 10 steps", None, "40"),
+        (["2024-01-01 00:00", "2024-01-01 01:00"], "hourly", 24, "2024-01-01 02:00:00"),
+        (["2024-01-01 00:00", "2024-01-01 00:15"], "every 15 minutes", 96, "2024-01-01 00:30:00"),
+        (["20240101", "20240102", "20240103"], "daily", 7, "2024-01-04"),
+        (["1/30/2024", "1/31/2024", "2/1/2024"], "daily", 7, "02/02/2024"),
+        (["30.1.2024", "31.1.2024", "1.2.2024"], "daily", 7, "02.02.2024"),
+        (["Jan 2024", "Feb 2024", "Mar 2024"], "monthly", 12, "Apr 2024"),
+        (["2024/01/01", "2024/01/02"], "daily", 7, "2024/01/03"),
+    ],
+)
+def test_the_frequency_is_inferred_and_continued(times, name, season, after):
+    found = load(times)
+    assert found.clock.frequency.name == name
+    assert found.season == season
+    assert found.times == tuple(times)
+    assert found.time(len(times)) == after
+
+
+def test_business_days_skip_weekends_without_a_gap():
+    days = [dt.date(2024, 1, 1) + dt.timedelta(days=k) for k in range(14)]
+    working = [d for d in days if d.weekday() < 5]
+    found = load(working)
+    assert (found.clock.frequency.name, found.season) == ("every business day", 5)
+    assert found.time(10) == "2024-01-15"  # the Monday after
+
+
+def test_rows_are_ordered_by_time_whatever_their_order():
+    found = load(["2024-01-03", "2024-01-01", "2024-01-02"])
+    assert found.values[:, 0].tolist() == [1, 4, 0]
+
+
+def test_gaps_are_named_and_filled_as_asked():
+    times = ["2024-01-01", "2024-01-02", "2024-01-04", "2024-01-05"]
+    with pytest.raises(UserError, match=r"1 time has no row \(daily data\): 2024-01-03"):
+        load(times)
+    filled = {fill: load(times, fill=fill).values[:, 0].tolist() for fill in series.FILLS}
+    assert filled == {
+        "forward": [0, 1, 1, 4, 9],
+        "linear": [0, 1, 2.5, 4, 9],
+        "zero": [0, 1, 0, 4, 9],
+    }
+    assert load(times, fill="linear").times[2] == "2024-01-03"
+
+
+def test_the_day_the_clocks_change_has_its_own_hours():
+    autumn = ["2024-10-27 01:00", "2024-10-27 02:00", "2024-10-27 02:00", "2024-10-27 03:00"]
+    with pytest.raises(UserError, match="lines 3 and 4 have the same when"):
+        load(autumn)
+    found = load(autumn, timezone="Europe/Berlin")
+    assert found.clock.frequency.name == "hourly"
+    assert found.time(4) == "2024-10-27 04:00:00+01:00"
+    spring = load(["2024-03-31 01:00", "2024-03-31 03:00"], timezone="Europe/Berlin")
+    assert spring.clock.frequency.name == "hourly"  # 02:00 was skipped
+
+
+def test_offsets_are_one_time_line():
+    found = load(["2024-03-31T00:00+01:00", "2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00"])
+    assert found.clock.frequency.name == "hourly"
+    assert found.time(3) == "2024-03-31 02:00:00+00:00"
+
+
+def test_daily_data_in_a_zone_keeps_its_wall_clock_when_the_clocks_change():
+    found = load(["2024-03-30 06:00", "2024-03-31 06:00"], timezone="Europe/Berlin")
+    assert found.clock.frequency.name == "daily"
+    assert found.time(2) == "2024-04-01 06:00:00+02:00"
+
+
+@pytest.mark.parametrize(
+    "frequency",
+    [Frequency("step", 3), Frequency("second", 900), Frequency("day"), Frequency("business day"),
+     Frequency("month"), Frequency("month", 3, month_end=True)],
+    ids=lambda f: f.name,
+)  # fmt: skip
+def test_a_clock_and_its_positions_are_inverse(frequency):
+    start = 7 if frequency.unit == "step" else dt.datetime(2024, 1, 31)
+    clock = Clock(start, frequency)
+    moments = [clock.at(k) for k in range(40)]
+    assert dates.positions(moments, frequency) == list(range(40))
+
+
+def test_calendar_features_turn_once_a_cycle_and_leave_out_what_cannot_vary():
+    hourly, names = dates.calendar_features(
+        Clock(dt.datetime(2024, 1, 1), Frequency("second", 3600)), 0, 48
+    )
+    assert names[:2] == ("day sine", "day cosine")
+    np.testing.assert_allclose(hourly[:24, :2], hourly[24:, :2], atol=1e-12)
+    _, monthly = dates.calendar_features(Clock(dt.datetime(2024, 1, 1), Frequency("month")), 0, 24)
+    assert monthly == ("year sine", "year cosine")
+    assert dates.calendar_features(Clock(3, Frequency("step")), 0, 5)[1] == ()
+
+
+# Data frames
+
+
+def long_frame():
+    days = [dt.datetime(2024, 1, 1) + dt.timedelta(days=k) for k in range(4)]
+    return {
+        "unique_id": ["a"] * 4 + ["b"] * 4, "ds": days * 2, "y": [1.0, 2, 3, 4, 10, 20, 30, 40],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "dict"])
+def test_long_frames_of_every_library_read_the_same(library):
+    columns = long_frame()
+    if library == "dict":
+        frame = columns
+    else:
+        module = pytest.importorskip(library)
+        frame = {"pandas": "DataFrame", "polars": "DataFrame", "pyarrow": "table"}[library]
+        frame = getattr(module, frame)(columns)
+    a, b = series.from_frame(frame)
+    assert (a.name, a.values[:, 0].tolist()) == ("a", [1, 2, 3, 4])
+    assert b.values[:, 0].tolist() == [10, 20, 30, 40]
+    assert (a.clock.frequency.name, a.season, a.time(4)) == ("daily", 7, "2024-01-05")
+
+
+def test_a_wide_frame_has_its_dates_in_its_index():
+    pd = pytest.importorskip("pandas")
+    index = pd.date_range("2024-01-31", periods=3, freq="ME")
+    [wide] = series.from_frame(pd.DataFrame({"a": [1, 2, 4], "b": [3, 5, 4.0]}, index=index))
+    assert wide.columns == ("a", "b")
+    assert wide.clock.frequency == Frequency("month", 1, month_end=True)
+    assert [c.columns for c in wide.each_column()] == [("a",), ("b",)]
+
+
+def test_parquet_keeps_dates_and_nulls(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = long_frame() | {"y": [1.0, None, 3, 4, 10, 20, 30, 40]}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=r"series a: column 'y' has no finite number at row 2"):
+        series.load(str(tmp_path / "t.parquet"))
+    a, _ = series.load(str(tmp_path / "t.parquet"), fill="linear")
+    assert a.values[:, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_rows_without_a_target_are_the_future_of_known_inputs():
+    rows = "day,sold,promo\n2024-01-01,5,0\n2024-01-02,9,1\n2024-01-03,,1\n2024-01-04,,0\n"
+    table = tables.read_csv(rows.encode(), "t", "t.csv")
+    [found] = series.from_table(table, series.Reading(("sold",), known=("promo",)))
+    assert found.values[:, 0].tolist() == [5, 9]
+    assert found.known[:, 0].tolist() == [0, 1, 1, 0]
+    assert found.until(1).known[:, 0].tolist() == [0, 1, 1, 0]
+
+
+def test_a_counter_beside_numbers_is_not_forecast():
+    rows = "n,sold\n" + "".join(f"{k},{k * k % 7}\n" for k in range(9))
+    [found] = series.from_table(tables.read_csv(rows.encode(), "t", "t"), series.Reading())
+    assert found.columns == ("sold",)
+    assert any("look like an index: n" in note for note in found.notes)

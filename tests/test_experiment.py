@@ -1,0 +1,307 @@
+"""A forecast from beginning to end: choosing, looking back, looking ahead, keeping."""
+
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from elman import forecasting as f
+from elman.errors import UserError
+from elman.forecasting import choice, experiment, panel
+from elman.forecasting.catalogue import FORECASTERS, Kind, Method
+from elman.forecasting.experiment import Settings, fit_and_measure
+from elman.forecasting.intervals import GRID
+from elman.forecasting.panel import Backtest, Windows
+from elman.forecasting.saving import Saved, load_ensemble, save_ensemble
+from elman.forecasting.series import Reading, Series
+
+QUICK = {"minutes": 0.0}
+
+
+def seasonal(count=3, steps=80, noise=0.3, seed=0):
+    rng = np.random.default_rng(seed)
+    t = np.arange(steps)
+    shape = np.array([0.0, 3, 1, -4])
+    return [
+        Series(
+            f"s{i}",
+            (10 * i + (i + 1) * (shape[t % 4] + rng.normal(0, noise, steps)))[:, None],
+            ("y",),
+            season=4,
+        )
+        for i in range(count)
+    ]
+
+
+# Rolling origins
+
+
+def test_windows_end_with_the_last_value_and_do_not_overlap():
+    windows = Windows(3, 4, 4)
+    assert windows.starts(20) == [8, 12, 16]
+    assert [list(windows.origins(20, w)) for w in range(3)] == [[8], [12], [16]]
+    assert list(Windows(2, 4, 1).origins(20, 0)) == [12, 13, 14, 15]
+    assert list(Windows(2, 4, 1).origins(20, 1)) == [16]  # the others' futures are not known
+
+
+def test_no_window_is_shown_its_future():
+    class Spy(f.Forecaster):
+        seen: ClassVar[list[int]] = []
+
+        @property
+        def lags(self):
+            return 1
+
+        def _fit(self, series):
+            Spy.seen.append(len(series[0]))
+
+        def roll(self, windows, steps):
+            return np.repeat(windows[:, -1:], steps, axis=1)
+
+        def state(self):
+            return {}
+
+        def restore(self, state):
+            raise AssertionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FORECASTERS, "spy", Kind(lambda plan, o: Spy()))  # a class and one line
+        x = np.arange(20.0)
+        [found] = panel.cross_validate(
+            Method("spy"), [Series("x", x[:, None], ("x",))], Windows(3, 4, 4)
+        )
+    assert Spy.seen == [8, 12, 16]
+    np.testing.assert_array_equal(found.truth, [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]])
+    np.testing.assert_array_equal(found.point, [[7] * 4, [11] * 4, [15] * 4])
+
+
+# Choosing
+
+
+def backtest(points, truth=0.0):
+    """One origin a window; the forecast of window w is points[w]."""
+    points = np.array(points, dtype=float)[:, None]
+    n = len(points)
+    quantiles = points[..., None] + np.zeros(len(GRID))
+    return Backtest(np.arange(n), np.arange(n), np.full((n, 1), truth), points, quantiles)
+
+
+def test_the_choice_at_each_window_uses_only_the_windows_before_it():
+    tried = {"a": [backtest([1, 1, 9, 9])], "b": [backtest([2, 2, 0, 0])]}
+    found = choice.choose(tried, {}, np.ones(1), count=4, first=1)
+    # a is best after windows 0, 1; b after 0 … 2 on the mean (11/3 against 4/3), and at the end.
+    np.testing.assert_array_equal(found.chosen[0].point[:, 0], [1, 9, 0])
+    assert found.members == [("b",)]
+
+
+def test_a_series_with_few_windows_follows_the_others():
+    others = [backtest([5.0, 5])] * 30
+    tried = {
+        "a": [backtest([0.9, 0.9]), *others],
+        "b": [backtest([1.0, 1]), *[backtest([0, 0])] * 30],
+    }
+    found = choice.choose(tried, {}, np.ones(31), count=2, first=1)
+    assert found.members[0] == ("b",)  # a is a little better here, and far worse everywhere else
+
+
+def test_the_mean_of_the_best_wins_where_errors_cancel():
+    errors = {"a": 1, "b": -1.1, "c": 0.15, "far": 9}
+    tried = {name: [backtest([error] * 3)] for name, error in errors.items()}
+    found = choice.choose(tried, {}, np.ones(1), count=3, first=1)
+    assert set(found.members[0]) == {"a", "b", "c"}
+
+
+def test_auto_finds_the_season_and_the_same_seed_gives_the_same_answer():
+    first, again = (
+        fit_and_measure(seasonal(), Settings(steps=4, **QUICK)).answer() for _ in range(2)
+    )
+    assert first == again
+    assert first["scores"]["auto"]["mase"] < first["scores"]["last"]["mase"]
+    ahead = first["forecast"]["s2"]["y"]["mean"]
+    assert ahead == pytest.approx([20, 29, 23, 8], abs=1.5)
+    assert first["warning"] is None
+
+
+def test_auto_is_never_worse_than_naive_over_its_windows():
+    walk = np.random.default_rng(3).normal(size=(90, 1)).cumsum(0)
+    found = fit_and_measure([Series("walk", walk, ("x",))], Settings(steps=3, **QUICK))
+    labels = found.ensemble.members[0]
+    together = panel.average([found.choice.tried[m][0] for m in labels])
+    units = choice.naive_errors(found.series, found.windows)
+    own = choice.score([together], units, range(found.windows.count)).mean()
+    assert own <= found.choice.scores["last"].mean()
+
+
+def test_a_verdict_says_whether_a_difference_is_noise():
+    rng = np.random.default_rng(0)
+    rival = 1 + 0.1 * rng.random((10, 5))
+    assert choice.compare(rival * 0.8, rival, "seasonal").certain
+    verdict = choice.compare(rival * 0.8, rival, "seasonal")
+    assert verdict.better == pytest.approx(0.2)
+    assert "20.0% better than seasonal: beyond noise" in str(verdict)
+    noisy = rival + rng.normal(0, 0.5, rival.shape)
+    assert not choice.compare(noisy, rival, "seasonal").certain
+    assert "too few windows" in str(choice.compare(rival[:1, :2], rival[:1, :2], "last"))
+
+
+# Intervals
+
+
+def normal_backtest(n, claimed, seed=0):
+    from statistics import NormalDist
+
+    rng = np.random.default_rng(seed)
+    z = np.array([NormalDist(0, claimed).inv_cdf(q) for q in GRID])
+    truth = rng.normal(size=(n, 1))
+    quantiles = np.broadcast_to(z, (n, 1, len(GRID)))
+    return Backtest(np.arange(n), np.arange(n), truth, np.zeros((n, 1)), quantiles)
+
+
+@pytest.mark.parametrize("claimed", [0.5, 1.0, 2.0])
+def test_intervals_that_are_too_narrow_or_too_wide_are_put_right(claimed):
+    wider = experiment.widening([normal_backtest(4000, claimed)], 80)
+    assert wider == pytest.approx(1 / claimed, rel=0.06)
+    unseen = normal_backtest(4000, claimed, seed=1)
+    low, high = experiment.interval(unseen.quantiles, 80, wider)
+    assert ((low <= unseen.truth) & (unseen.truth <= high)).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_one_window_hardly_moves_an_interval():
+    assert experiment.widening([normal_backtest(1, 0.1)], 80) < 1.4
+
+
+def test_published_intervals_hold_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    series = [Series(f"s{i}", rng.normal(size=(60, 1)), ("y",)) for i in range(60)]
+    found = fit_and_measure(
+        [s.until(54) for s in series], Settings("mean", steps=6, levels=(80.0, 95.0))
+    )
+    for level, slack in ((80.0, 0.06), (95.0, 0.04)):
+        inside = [
+            (a.low[level] <= s.values[54:, 0]) & (s.values[54:, 0] <= a.high[level])
+            for a, s in zip(found.ahead, series, strict=True)
+        ]
+        assert np.mean(inside) == pytest.approx(level / 100, abs=slack)
+
+
+# Inputs
+
+
+def driven(future=6):
+    rng = np.random.default_rng(0)
+    known = (rng.random((100 + future, 1)) < 0.4).astype(float)
+    values = 5 + 10 * known[:100] + rng.normal(0, 0.1, (100, 1))
+    return Series("x", values, ("y",), known=known, inputs=("promo",)), known
+
+
+@pytest.mark.parametrize("model", ["auto", "linear"])
+def test_known_inputs_drive_the_forecast(model):
+    series, known = driven()
+    found = fit_and_measure([series], Settings(model, steps=6, **QUICK))
+    np.testing.assert_allclose(found.ahead[0].point, 5 + 10 * known[100:, 0], atol=0.5)
+
+
+def test_inputs_that_cannot_be_read_or_do_not_reach_are_refused():
+    series, _ = driven(future=2)
+    with pytest.raises(UserError, match="--model ets does not read inputs, and promo were given"):
+        fit_and_measure([series], Settings("ets", steps=2))
+    with pytest.raises(UserError, match="x: known inputs end after step 102"):
+        fit_and_measure([series], Settings("linear", steps=6))
+
+
+def test_calendar_features_show_a_linear_model_the_day_of_the_week():
+    import datetime as dt
+
+    from elman.forecasting.dates import Clock, Frequency
+
+    clock = Clock(dt.datetime(2024, 1, 1), Frequency("day"))
+    t = np.arange(90)
+    values = (5 + 3 * np.sin(2 * np.pi * (t % 7) / 7))[:, None]
+    series = Series("x", values, ("y",), season=7, clock=clock)
+    settings = Settings("linear", steps=7, options={"tau": 1}, calendar=True)
+    ahead = fit_and_measure([series], settings).ahead[0].point
+    np.testing.assert_allclose(ahead, 5 + 3 * np.sin(2 * np.pi * ((90 + t[:7]) % 7) / 7), atol=1e-6)
+
+
+# Keeping
+
+
+@pytest.mark.parametrize("model", ["auto", "global-gru"])
+def test_what_was_fitted_is_kept_and_forecasts_the_same(model, tmp_path):
+    series = seasonal()
+    options = {"updates": 5, "hidden": 4} if model != "auto" else {}
+    found = fit_and_measure(series, Settings(model, steps=4, options=options, **QUICK))
+    saved = Saved(found.ensemble, Reading(column=("y",)), ("y",))
+    again = load_ensemble(save_ensemble(saved, tmp_path / "run"))
+    for before, after in zip(found.ahead, again.ensemble.look_ahead(series, 4), strict=True):
+        np.testing.assert_array_equal(before.point, after.point)
+        np.testing.assert_array_equal(before.low[90.0], after.low[90.0])
+    assert again.reading == saved.reading
+
+
+def test_a_series_that_was_not_fitted_is_refused_by_name():
+    ensemble = fit_and_measure(seasonal(), Settings("seasonal", steps=2)).ensemble
+    [other] = seasonal(1)
+    with pytest.raises(UserError, match="no model was fitted on a series called 'new'"):
+        experiment.match(ensemble, [Series("new", other.values, ("y",))], 2)
+
+
+def test_the_loss_of_every_epoch_is_kept():
+    settings = Settings("gru", steps=2, options={"epochs": 3, "hidden": 4, "tau": 8})
+    answer = fit_and_measure(seasonal(1), settings).answer()
+    assert len(answer["losses"]["gru"]) == 3
+    json.dumps(answer, allow_nan=False)
+
+
+# scikit-learn's way
+
+
+def test_the_estimator_can_be_cloned_and_answers_in_kind():
+    year = np.tile([1.0, 4, 9, 2], 12)
+    model = f.SeriesForecaster("seasonal", steps=3, season=4, levels=(80,))
+    assert model.fit(year).predict()["seasonal"] == [1, 4, 9]
+    sklearn = pytest.importorskip("sklearn.base")
+    copy = sklearn.clone(model)
+    assert copy.get_params() == model.get_params()
+    with pytest.raises(UserError, match="not fitted yet"):
+        copy.predict()
+    with pytest.raises(UserError, match="has no setting 'sesaon'"):
+        model.set_params(sesaon=3)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_frames_in_frames_out(library):
+    module = pytest.importorskip(library)
+    import datetime as dt
+
+    days = [dt.datetime(2024, 1, 1) + dt.timedelta(days=k) for k in range(40)]
+    y = [float(k % 7) for k in range(40)]
+    frame = module.DataFrame(
+        {"unique_id": ["a"] * 40 + ["b"] * 40, "ds": days * 2, "y": [*y, *[10 * v for v in y]]}
+    )
+    model = f.SeriesForecaster("seasonal", steps=2).fit(frame)
+    ahead = model.predict()
+    assert type(ahead) is module.DataFrame
+    ends = ["seasonal-lo-95", "seasonal-lo-80", "seasonal-hi-80", "seasonal-hi-95"]
+    assert list(ahead.columns) == ["unique_id", "ds", "seasonal", *ends]
+    assert list(ahead["seasonal"]) == [5, 6, 50, 60]
+    assert next(iter(ahead["ds"])) == dt.datetime(2024, 2, 10)
+    folds = model.cross_validation(frame, windows=2)
+    assert list(folds.columns)[:4] == ["unique_id", "ds", "cutoff", "y"]
+    assert list(folds["seasonal"]) == list(folds["y"])
+    assert len(folds) == 2 * 2 * 2
+
+
+def test_score_is_the_share_of_the_naive_error_that_is_gone():
+    trend = np.arange(60.0)
+    assert f.SeriesForecaster("drift", steps=4).fit(trend).score(trend) == pytest.approx(1)
+    assert f.SeriesForecaster("last", steps=4).fit(trend).score(trend) == 0
+
+
+def test_an_estimator_is_saved_with_the_way_its_table_was_read(tmp_path):
+    rows = {"when": list(range(40)), "shop": ["a"] * 40, "sold": [float(k % 5) for k in range(40)]}
+    model = f.SeriesForecaster("seasonal", steps=2, season=5, time="when", group="shop")
+    model.fit(rows)
+    again = f.SeriesForecaster.load(model.save(tmp_path / "run"))
+    assert again.predict(rows)["forecast"] == model.predict()["seasonal"]

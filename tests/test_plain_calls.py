@@ -1,0 +1,168 @@
+"""Calls that want no gradient: the bits of the ordinary call, whatever happens in between."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+
+from elman import nn
+from elman.errors import UserError
+from elman.kernels.cpu import KERNEL
+
+pytestmark = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
+
+MODULES = [nn.RNN, nn.GRU, nn.LSTM]
+
+
+def outputs(found) -> list[torch.Tensor]:
+    ys, last = found
+    return [ys, *(last if isinstance(last, tuple) else (last,))]
+
+
+def ordinary(module, *args):
+    """With gradients wanted there is no such call."""
+    with torch.enable_grad():
+        return [t.detach() for t in outputs(module(*args))]
+
+
+def plain(module, *args):
+    with torch.no_grad():
+        found = outputs(module(*args))
+    assert module._prepared is not None
+    return found
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def state_of(kind, layers, rows, hidden):
+    h = torch.randn(layers, rows, hidden)
+    return (h, torch.randn(layers, rows, hidden)) if kind is nn.LSTM else h
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("T", "B"), [(1, 1), (1, 7), (3, 2), (20, 33)])
+def test_the_bits_of_the_ordinary_call(kind, layers, bidirectional, T, B):
+    module = kind(5, 19, layers, bidirectional=bidirectional)
+    for _ in range(2):  # prepared for the first, at hand for the second
+        x, state = torch.randn(T, B, 5), state_of(kind, layers * (1 + bidirectional), B, 19)
+        assert same(plain(module, x, state), ordinary(module, x, state))
+        assert same(plain(module, x), ordinary(module, x))
+    ids = torch.randint(5, (T, B))
+    assert same(plain(module, ids), ordinary(module, ids))
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_the_batch_may_come_first(kind):
+    module = kind(5, 19, batch_first=True)
+    for x in (torch.randn(3, 4, 5), torch.randn(1, 1, 5), torch.randint(5, (3, 4))):
+        assert same(plain(module, x), ordinary(module, x))
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_weights_may_change_move_and_turn(kind):
+    module, x, state = kind(6, 6), torch.randn(1, 2, 6), state_of(kind, 1, 2, 6)
+    plain(module, x, state)
+    with torch.no_grad():
+        module.weight_hh_l0.mul_(0.5)
+    assert same(plain(module, x, state), ordinary(module, x, state))
+    module.weight_hh_l0.data = torch.randn_like(module.weight_hh_l0)
+    assert same(plain(module, x, state), ordinary(module, x, state))
+    if kind is nn.RNN:
+        module.weight_hh_l0.data = module.weight_hh_l0.data.t()
+        with torch.no_grad():
+            assert same(outputs(module(x, state)), ordinary(module, x, state))
+        module.weight_hh_l0.data = module.weight_hh_l0.data.contiguous()
+    module.double()
+    assert same(plain(module, x.double()), ordinary(module, x.double()))
+
+
+def test_other_weights_for_one_call_are_used():
+    module, x = nn.GRU(4, 8), torch.randn(1, 1, 4)
+    plain(module, x)
+    other = {name: torch.randn_like(p) for name, p in module.named_parameters()}
+    with torch.no_grad():
+        got = torch.func.functional_call(module, other, (x,))
+    fresh = nn.GRU(4, 8)
+    fresh.load_state_dict(other)
+    assert same(outputs(got), ordinary(fresh, x))
+    assert same(plain(module, x), ordinary(module, x))
+
+
+def test_a_copy_prepares_its_own():
+    module, x = nn.LSTM(4, 8), torch.randn(2, 1, 4)
+    before = plain(module, x)
+    twin = copy.deepcopy(module)
+    assert twin._prepared is None
+    with torch.no_grad():
+        module.weight_hh_l0.zero_()
+    assert same(plain(twin, x), before)
+    buffer = io.BytesIO()
+    torch.save(twin, buffer)
+    buffer.seek(0)
+    assert same(plain(torch.load(buffer, weights_only=False), x), before)
+
+
+def test_what_is_refused_is_refused_as_before():
+    module = nn.RNN(4, 8)
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    plain(module, ids)
+    with torch.no_grad():
+        with pytest.raises(UserError, match="ids from 9 to 9"):
+            module(ids + 9)
+        with pytest.raises(UserError, match="h0 has shape"):
+            module(ids, torch.zeros(1, 2, 8))
+        with pytest.raises(UserError, match="h0 has dtype"):
+            module(ids, torch.zeros(1, 1, 8, dtype=torch.float64))
+        with pytest.raises(UserError, match="last size must be 4"):
+            module(torch.zeros(1, 1, 5))
+
+
+def test_dropout_between_layers_is_still_drawn():
+    module, x = nn.RNN(4, 64, num_layers=2, dropout=0.5), torch.randn(1, 1, 4)
+    module.eval()
+    calm = plain(module, x)
+    module.train()
+    with torch.no_grad():
+        assert not torch.equal(module(x)[0], calm[0])
+
+
+def test_a_kernel_asked_for_by_name_runs(monkeypatch):
+    module, x = nn.GRU(4, 8), torch.randn(1, 1, 4)
+    plain(module, x)
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    with torch.no_grad():
+        assert same(outputs(module(x)), ordinary(module, x))
+    assert module._prepared is None
+
+
+def test_threads_may_share_a_module():
+    module = nn.GRU(5, 33)
+    xs = [torch.randn(T, B, 5) for T, B in ((1, 1), (2, 3), (1, 8), (4, 4))]
+    expected, wrong = [ordinary(module, x) for x in xs], []
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            found = [outputs(module(xs[i])) for _ in range(200)]
+        wrong.extend(i for ys in found if not same(ys, expected[i]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(xs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_it_can_be_compiled_around():
+    module, x = nn.GRU(4, 8), torch.randn(1, 2, 4)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert same(outputs(compiled(x)), ordinary(module, x))

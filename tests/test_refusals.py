@@ -1,0 +1,67 @@
+"""What a caller gets wrong is refused in words: the value, the rule, what to try."""
+
+import numpy as np
+import pytest
+import torch
+
+from elman import LanguageModel, generation, metrics
+from elman.errors import UserError
+from elman.runs.shown import Shown
+from elman.training import Optimisation, Reading, Settings, Training
+
+IDS = np.arange(4000) % 5
+MODEL = LanguageModel(5, hidden_size=4)
+
+CALLS = {
+    "a word for a number": (lambda: Settings(epochs="three"), "epochs='three' must be a whole"),
+    "half an epoch": (lambda: Settings(epochs=2.5), "epochs=2.5 must be a whole number"),
+    "a number in quotes": (lambda: Optimisation(learning_rate="0.1"), "'0.1' must be a number"),
+    "no number": (lambda: Optimisation(learning_rate=None), "learning_rate=None must be a number"),
+    "no batch": (lambda: Reading(batch_size=None), "batch_size=None must be a whole number"),
+    "a size in quotes": (lambda: Reading(memory="64M"), "memory='64M' must be a whole number"),
+    "a list of words": (lambda: Reading(sampling=["random"]), "one of sequential, random"),
+    "a number for a word": (lambda: Shown(sample_prompt=3), "sample_prompt=3 must be a word"),
+    "settings of settings": (lambda: Settings(reading={}), "must be of the type Reading"),
+    "settings in a dict": (lambda: Training(MODEL, IDS, None, {}), "of the type Settings"),
+    "settings too early": (lambda: Training(MODEL, IDS, Settings()), "one-dimensional integers"),
+    "text to train on": (lambda: Training(MODEL, "text"), "vocab.encode"),
+    "unknown ids": (lambda: Training(MODEL, IDS + 3), "3 to 7 must lie in 0 to 4"),
+    "unknown ids held out": (lambda: Training(MODEL, IDS, IDS + 3), "3 to 7 must lie in 0 to 4"),
+    "halves held out": (lambda: Training(MODEL, IDS, IDS / 2), "not 1-dimensional float64"),
+    "lines held out": (lambda: Training(MODEL, IDS, IDS.reshape(2, -1)), "not 2-dimensional"),
+    "a name of a model": (lambda: Training("gru", IDS), r"a str is no torch\.nn\.Module"),
+    "another's state": (
+        lambda: Training(MODEL, IDS).load_state_dict({}, {}),
+        "bias_q is absent there",
+    ),
+    "a vocabulary in quotes": (lambda: LanguageModel("5"), r"vocab_size='5' must be at least 1"),
+    "units in quotes": (lambda: LanguageModel(5, hidden_size="4"), "must be a whole number"),
+    "one dropout": (lambda: LanguageModel(5, dropout=0.5), r"Dropout\(outputs=0.5\)"),
+    "score a text": (lambda: metrics.evaluate(MODEL, "text"), "nothing to predict"),
+    "score halves": (lambda: metrics.evaluate(MODEL, IDS / 2), "not 1-dimensional float64"),
+    "a text as prompt": (lambda: generation.generate(MODEL, "abc", 3), "not the text 'abc'"),
+    "a word for a temperature": (
+        lambda: generation.generate(MODEL, [1], 3, temperature="hot"),
+        "temperature=hot must be a number",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "said"), CALLS.values(), ids=CALLS.keys())
+def test_it_is_refused_in_words(call, said):
+    with pytest.raises(UserError, match=said) as refusal:
+        call()
+    assert refusal.value.hint
+
+
+def test_a_number_of_any_library_is_a_number():
+    made = Settings(
+        epochs=np.int64(2), optimisation=Optimisation(learning_rate=np.float32(1), clip=None)
+    )
+    assert (made.epochs, made.optimisation.learning_rate) == (2, 1)
+    assert Optimisation(learning_rate=1) == Optimisation(learning_rate=1.0)
+
+
+def test_ids_may_lie_in_any_kind_of_integers():
+    for held_out in (IDS.tolist(), IDS.astype("u1"), torch.from_numpy(IDS)):
+        assert len(Training(MODEL, IDS, held_out).validation_ids) == len(IDS)

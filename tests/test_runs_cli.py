@@ -1,0 +1,137 @@
+"""`elman runs`: what lies in a folder, best first, and runs side by side."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from elman.cli import run
+from elman.runs import Run, comparison
+from elman.training import Result
+
+
+def result_of(path) -> Result:
+    result = Run.open(path).records()[-1]
+    assert isinstance(result, Result)
+    return result
+
+
+SMALL, LARGE = (), ("--hidden-size", "12")
+
+
+@pytest.fixture
+def folder(tiny_run, tmp_path):
+    """Two whole runs, one that has lost its config, one whose config is damaged, and no run."""
+    for name, options in {"one": SMALL, "other": LARGE, "lost": SMALL, "damaged": SMALL}.items():
+        shutil.copytree(tiny_run(*options), tmp_path / name)
+    (tmp_path / "lost" / "config.json").unlink()
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    (tmp_path / "pictures").mkdir()
+    return tmp_path
+
+
+def said(capsys, *words):
+    assert run(["runs", *map(str, words)]) == 0
+    return capsys.readouterr()
+
+
+def test_a_folder_is_listed_best_first_with_what_differs(folder, capsys):
+    output = said(capsys, folder)
+    heading, *lines = output.out.splitlines()
+    assert heading.split()[:2] == ["run", "model"]
+    results = {name: result_of(folder / name) for name in ("one", "other")}
+    order = sorted(results, key=lambda name: results[name].bits_per_char)
+    assert [line.split()[0] for line in lines] == order
+    for line in lines:
+        name, result = line.split()[0], results[line.split()[0]]
+        assert f"{result.nats_per_token:.4f}" in line
+        assert f"{result.perplexity:.3f}" in line
+        assert f"{result.bits_per_char:.4f}" in line
+        assert f"--hidden-size {12 if name == 'other' else 24}" in line
+        assert "--epochs" not in line
+    assert output.err.splitlines()[-1].startswith(f"next: elman evaluate {folder / order[0]}")
+
+
+def test_broken_folders_are_listed_with_the_reason(folder, capsys):
+    output = said(capsys, folder)
+    assert f"{folder / 'lost'}: " in output.err
+    assert "has no config.json" in output.err
+    assert "config.json is damaged" in output.err
+    assert "pictures" not in output.err + output.out
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: (path / "vocab.json").unlink(),
+        lambda path: (path / "vocab.json").write_text("[]"),
+        lambda path: (path / "config.json").write_text('{"format": 1}'),
+        lambda path: (path / "config.json").write_text("[1]"),
+        lambda path: (path / "metrics.jsonl").write_text("{\n{\n"),
+        lambda path: (path / "metrics.jsonl").write_text('{"kind": "update"}\n'),
+        lambda path: _without_hidden_size(path / "config.json"),
+    ],
+    ids=["no vocab", "odd vocab", "empty config", "a list", "metrics", "a record", "a field"],
+)
+def test_whatever_is_broken_is_no_crash(spoil, folder, capsys):
+    spoil(folder / "one")
+    output = said(capsys, folder)
+    assert f"{folder / 'one'}: " in output.err
+    assert "one" not in [line.split()[0] for line in output.out.splitlines()]
+
+
+def _without_hidden_size(path):
+    record = json.loads(path.read_text())
+    del record["model"]["hidden_size"]
+    path.write_text(json.dumps(record))
+
+
+def test_runs_side_by_side_show_what_differs_and_the_scores(folder, capsys):
+    output = said(capsys, folder / "one", folder / "other", folder / "lost")
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in output.out.splitlines()}
+    assert rows["--hidden-size"] == ["24", "12"]
+    results = [result_of(folder / name) for name in ("one", "other")]
+    assert rows["nats/token"] == [f"{r.nats_per_token:.4f}" for r in results]
+    assert rows["bits/char"] == [f"{r.bits_per_char:.4f}" for r in results]
+    assert "--epochs" not in output.out
+    assert "has no config.json" in output.err
+    assert "next: " in output.err
+
+
+def test_programs_get_every_option_and_score(folder, capsys):
+    found = json.loads(said(capsys, folder, "--json").out)
+    by_name = {one["run"].rsplit("/", 1)[-1]: one for one in found["runs"]}
+    assert set(by_name) == {"one", "other", "lost", "damaged"}
+    result = result_of(folder / "one")
+    assert by_name["one"]["perplexity"] == result.perplexity
+    assert by_name["one"]["options"]["hidden_size"] == 24
+    assert by_name["one"]["progress"] == 1
+    assert "config.json" in by_name["lost"]["problem"]
+    assert found["differ"] == ["source", "hidden_size"]
+
+
+def test_a_run_on_its_way_shows_its_best_validation(folder, capsys):
+    path = folder / "one" / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    part = [r for r in records if r["kind"] != "result"][: len(records) // 2]
+    path.write_text("".join(json.dumps(r) + "\n" for r in part))
+    best = min(r["nats"] for r in part if r["kind"] == "validation")
+    summary = comparison.summary(folder / "one")
+    assert summary.nats == best
+    assert 0 < summary.progress < 1
+    output = said(capsys, folder / "one")
+    assert f"~{best:.4f}" in output.out
+    assert f"next: elman train --resume {folder / 'one'}" in output.err
+    path.write_text("")
+    assert math.isnan(comparison.summary(folder / "one").nats)
+    assert "–" in said(capsys, folder / "one").out
+
+
+def test_no_runs_and_no_folder(tmp_path, monkeypatch, capsys):
+    assert run(["runs", str(tmp_path)]) == 2
+    assert "no runs in" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert run(["runs"]) == 2
+    assert "there is no folder runs" in capsys.readouterr().err
+    assert json.loads(said(capsys, tmp_path, "--json").out) == {"runs": [], "differ": []}
