@@ -263,8 +263,8 @@ def test_on_a_gpu_cudnn_gives_the_references_numbers(kind, monkeypatch):
         found = gradients(rnn, given)
         monkeypatch.setenv("ELMAN_KERNELS", "reference")
         for a, b in zip(found, gradients(rnn, given), strict=True):
-            # gru and lstm agree to 1e-4; the rnn does not, and why is not known: until its error has
-            # been looked at on a GPU, this bound is a guess and not derived from rounding
+            # gru and lstm agree to 1e-4; the rnn does not, and why is not known: until its error is
+            # looked at on a GPU, this bound is a guess and not derived from rounding
             assert (a - b).norm() <= 2e-3 * b.norm()
 
 
