@@ -11,7 +11,7 @@ endif
 
 KERNEL := src/elman/kernels/cpu
 
-.PHONY: setup demo test test-slow test-fresh check format lint types bench sanitize wheel clean
+.PHONY: setup demo test test-slow test-fresh fuzz fuzz-sanitized check format lint types bench sanitize wheel clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,10 @@ test-fresh: setup
 	@echo "hypothesis seed $(SEED)"
 	env -u CI ELMAN_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-seed=$(SEED)
 
+# Inputs that nobody would type: a minute here; ELMAN_FUZZ_SECONDS=3600 make fuzz for hours of it.
+fuzz: setup
+	ELMAN_FUZZ_SECONDS=$${ELMAN_FUZZ_SECONDS:-6} $(BIN)/python -m pytest -s -m fuzz tests/fuzz
+
 check: lint types test
 
 format: setup
@@ -63,6 +67,12 @@ sanitize:
 	build/sanitize
 	$(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=thread -o build/sanitize-threads tests/sanitize.cpp $(KERNEL)/*.cpp -ldl -lpthread
 	build/sanitize-threads
+
+# The native entries, fuzzed from Python with the kernel built for AddressSanitizer.
+fuzz-sanitized: setup
+	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/elman build/sanitized/elman
+	cd build/sanitized/elman/kernels/cpu && $(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=address -fno-omit-frame-pointer -shared -fPIC -o $$(basename *.so) *.cpp -ldl -lpthread
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized $(BIN)/python -m pytest -s -p no:cacheprovider tests/fuzz/test_native.py
 
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

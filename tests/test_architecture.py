@@ -13,6 +13,8 @@ PACKAGE = ROOT / "src" / "elman"
 STAGES = (
     "errors",
     "files",
+    "strict_json",
+    "resources",
     "options",
     "text",
     "counting",

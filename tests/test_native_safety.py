@@ -5,7 +5,9 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from elman import nn
+from elman.cells import Weights, named
 from elman.errors import UserError
+from elman.kernels import Piece, Pull
 from elman.kernels.cpu import KERNEL
 from elman.language_model import LanguageModel
 from elman.language_model.loss import linear_cross_entropy
@@ -114,3 +116,13 @@ def test_reference_reaches_the_output_layer_and_the_clipping(monkeypatch):
         W.grad = torch.full_like(W, 2.0)
         assert clip_gradients([W], 1.0) == pytest.approx(2 * W.numel() ** 0.5)
         assert float(W.grad.norm()) == pytest.approx(1.0)
+
+
+def test_ids_changed_after_the_forward_pass_are_refused_by_the_backward_pass():
+    w = Weights(torch.randn(2, 4), torch.randn(2, 2), torch.randn(2), torch.randn(2))
+    piece = Piece(named("tanh"), w, torch.randint(4, (3, 2)), (torch.randn(2, 2),), None)
+    trace = KERNEL.forward(piece)
+    pull = Pull(torch.randn(3, 2, 2), (torch.randn(2, 2),), None)
+    for wrong in (piece.xs + 4, -piece.xs - 1):
+        with pytest.raises(IndexError, match="index 4 inputs"):
+            KERNEL.backward(piece._replace(xs=wrong), trace, pull)

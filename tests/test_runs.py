@@ -215,7 +215,7 @@ def test_before_the_first_checkpoint_a_resume_begins_again(tmp_path):
     run.resume(training)
     assert training.step == 0
     assert run.metrics() == []
-    assert not list(run.path.glob(".*"))
+    assert not list(run.path.glob(".*.partial"))
 
 
 # ---------------------------------------------------------------------- damage

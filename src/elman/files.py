@@ -68,9 +68,9 @@ def atomic(path: Path | str) -> Iterator[Path]:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write `text` as UTF-8, atomically."""
+    """Write `text` as UTF-8, atomically; what has none (an undecodable file name) is escaped."""
     with atomic(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def check_target(path: Path | str) -> bool:
@@ -120,9 +120,14 @@ def sealed(data: bytes) -> bytes:
     return data.replace(_BLANK, b"elman-sha256:" + digest, 1)
 
 
+def seal_holds(data: bytes) -> bool:
+    """Whether the contents are, to the last bit, what `sealed` returned."""
+    return any(_fits(data, seal) for seal in _SEAL.finditer(data))
+
+
 def check_seal(data: bytes, path: Path | str) -> None:
     """Refuse contents that are not, to the last bit, what `sealed` returned."""
-    if not any(_fits(data, seal) for seal in _SEAL.finditer(data)):
+    if not seal_holds(data):
         raise UserError(
             f"{path} is damaged: its contents do not match the checksum they were written with",
             hint="restore it from a copy, or make it again",

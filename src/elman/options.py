@@ -13,9 +13,9 @@ enforces, what `elman train --help` shows, and what a page or a report can read 
 
 import functools
 import math
-import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
 from elman.errors import UserError
@@ -24,12 +24,15 @@ DEVICES = "auto, cpu, cuda, cuda:1, mps or another of torch"
 """What `--device` may be, for people: any name of a device that PyTorch knows and finds."""
 
 KEY = "option"
-KINDS: dict[type, tuple[type, str]] = {
-    int: (numbers.Integral, "a whole number"),
-    float: (numbers.Real, "a number"),
+LARGEST = 2**63 - 1
+"""The largest whole number an option can have: more would not fit into 64 bits."""
+KINDS: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
     str: (str, "a word"),
+    bool: (bool, "true or false"),
 }
-"""What may be given where a field has one of these types, and in words."""
+"""What does as a value of each type, and how to say so."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Option:
     at_least: float | None = None
     above: float | None = None
     below: float | None = None
+    at_most: int | None = None
     choices: Collection[str] | Callable[[], Collection[str]] = ()  # asked each time, if it can be
     hint: str = ""  # what to try instead of a value out of range
     name: str = ""  # as one types it, where that is not the field's name
@@ -79,12 +83,13 @@ class Option:
         return self.choices() if callable(self.choices) else self.choices
 
     def _inside(self, value: Any) -> bool:
-        if self.at_least is self.above is self.below is None:
+        if self.at_least is self.above is self.below is self.at_most is None:
             return True
         low = self.at_least is None or value >= self.at_least
         return (
             low
             and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
             and value < (math.inf if self.below is None else self.below)
         )
 
@@ -100,6 +105,8 @@ class Option:
             words.append("positive" if self.above == 0 else f"above {self.above:g}")
         if self.below is not None:
             words.append(f"below {self.below:g}")
+        if self.at_most is not None:
+            words.append(f"at most {self.at_most:,}")
         return " and ".join(words)
 
 
@@ -109,18 +116,49 @@ def option(default: Any, help: str, *, panel: str, **facts: Any) -> Any:
 
 
 def check(settings: Any, label: str = "{}") -> None:
-    """Refuse any field of a dataclass that breaks the rule stated on it."""
+    """Refuse any field of a dataclass that breaks the rule stated on it, or is of another type."""
     kinds = _kinds(type(settings))
     for f in fields(settings):
         if KEY in f.metadata:
-            said: Option = f.metadata[KEY]
-            said.refuse_outside(label.format(f.name), getattr(settings, f.name), kinds[f.name])
+            name, value, option = label.format(f.name), getattr(settings, f.name), f.metadata[KEY]
+            if option.other is None or not isinstance(value, option.other):
+                _refuse_type(name, value, kinds[f.name])
+            option.refuse_outside(name, value, kinds[f.name])
 
 
 @functools.cache
 def _kinds(owner: type) -> dict[str, tuple[type, ...]]:
     """The types of each field: (int, NoneType) of int | None."""
     return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(owner).items()}
+
+
+def _refuse_type(name: str, value: Any, kinds: Sequence[type]) -> None:
+    """Refuse a value of a type that the field does not have, and numbers beyond 64 bits."""
+    if value is None and type(None) in kinds:
+        return
+    known = [KINDS[kind] for kind in kinds if kind in KINDS]
+    fits = any(isinstance(value, kind) and _is_bool(value) == (kind is bool) for kind, _ in known)
+    if known and not fits:
+        raise UserError(
+            f"{name}={str(value)[:40]!r} must be {' or '.join(words for _, words in known)}",
+            hint=f"it is a {type(value).__name__} here",
+        )
+    if isinstance(value, Integral) and not -LARGEST - 1 <= int(value) <= LARGEST:
+        raise UserError(
+            f"{name}={_short(int(value))} must fit into 64 bits", hint=f"at most {LARGEST:,}"
+        )
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _short(number: int) -> str:
+    """
+    >>> _short(12), _short(10**30)
+    ('12', '1000000000…')
+    """
+    return str(number) if abs(number) < 10**20 else f"{str(number)[:10]}…"
 
 
 @dataclass(frozen=True)

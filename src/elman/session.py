@@ -23,6 +23,7 @@ from elman.reports import report
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick, use_threads
 from elman.runs.effort import Size
+from elman.runs.folder import check_room
 from elman.text import prepared
 from elman.training import Diagnosis, Epoch, Record, Result, Sample, Training, Update, Validation
 
@@ -57,6 +58,7 @@ class Session:
 
     def __init__(self, run: Run, training: Training, kept: RunOptions | None = None) -> None:
         self.run, self.training, self.kept = run, training, kept or RunOptions()
+        self.caveats: list[str] = []  # why a continuation is not what it would have been
 
     @classmethod
     def begin(
@@ -74,7 +76,11 @@ class Session:
         kept, given = kept or RunOptions(), dict(given or {})
         use_threads(kept.threads)
         options = presets.expand(preset, given)
-        device, text = pick(kept.device), prepared.read(presets.data(options))
+        device, data = pick(kept.device), presets.data(options)
+        presets.settings(options)  # what is wrong with these is said before the text is read
+        path = kept.out or free_folder(data.source, options["model"])
+        check_room(path, kept.force)
+        text = prepared.read(data)
         options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
         data = presets.data(options)
         parts = prepared.prepare(data, text)
@@ -91,8 +97,7 @@ class Session:
             shown=presets.shown(options),
         )
         training = runs.fresh_training(config, parts, device)
-        config = replace(config, ran=training.engine())
-        path = kept.out or free_folder(data.source, options["model"])
+        config = replace(config, ran=training.engine(), arithmetic=runs.arithmetic(training))
         source = text if data.source == "-" else None
         run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
         return cls(run, training, kept)
@@ -121,7 +126,9 @@ class Session:
         config = replace(config, ran=training.engine())
         if config != run.config:
             run.save_config(config)
-        return cls(run, training, kept)
+        session = cls(run, training, kept)
+        session.caveats = _caveats(run, training)
+        return session
 
     def records(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
         """Train to the end, or until `stop()`; what is yielded is in metrics.jsonl already."""
@@ -186,6 +193,22 @@ class Session:
     def _sample_at(self, number: int) -> Sample | None:
         power_of_two = number & (number - 1) == 0
         return self.sample() if power_of_two or self.training.finished else None
+
+
+def _caveats(run: Run, training: Training) -> list[str]:
+    """What keeps a continuation from being, to the last bit, what it would have been."""
+    caveats = []
+    if not (run.path / "state.safetensors").exists():
+        caveats.append("there is no state.safetensors: the training begins again")
+    if run.edited:
+        caveats.append("config.json is not as elman wrote it; it is used as it is now")
+    before, now = run.config.arithmetic, runs.arithmetic(training)
+    if before and before != now:
+        caveats.append(
+            f"this run was computed by {before}; it continues with {now}: the numbers agree to "
+            "rounding, not to the last bit"
+        )
+    return caveats
 
 
 def free_folder(source: str, model: str) -> Path:

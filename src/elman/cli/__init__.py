@@ -25,6 +25,7 @@ from elman.cli import (
     train,
 )
 from elman.cli.console import complain
+from elman.cli.limits import check_streams, guarded
 from elman.errors import UserError, WorkFailed
 
 # typer carries its own click, or the installed one, depending on its version; this finds either's.
@@ -55,16 +56,16 @@ def options(
 
 
 app.command("train", cls=made.command(train.train))(train.work)
-app.command("evaluate")(evaluate.evaluate)
-app.command("generate")(generate.generate)
-app.command("report")(report.report)
-app.command("runs")(runs.runs)
-app.command("gradients")(gradients.gradients)
-app.command("ngram")(ngram.ngram)
-app.command("statistics")(statistics.statistics)
-app.command("forecast")(forecast.forecast)
-app.command("datasets")(datasets.datasets)
-app.command("demo")(demo.demo)
+app.command("evaluate")(guarded(evaluate.evaluate))
+app.command("generate")(guarded(generate.generate))
+app.command("report")(guarded(report.report))
+app.command("runs")(guarded(runs.runs))
+app.command("gradients")(guarded(gradients.gradients))
+app.command("ngram")(guarded(ngram.ngram))
+app.command("statistics")(guarded(statistics.statistics))
+app.command("forecast")(guarded(forecast.forecast))
+app.command("datasets")(guarded(datasets.datasets))
+app.command("demo")(guarded(demo.demo))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -76,6 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
+        check_streams()
         status = app(arguments, prog_name="elman", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written should fail here, not while Python shuts down
     except UserError as refusal:

@@ -1,20 +1,26 @@
 """How every verb speaks: results on stdout, everything else on stderr."""
 
-import json
 import sys
 from typing import Any
 
+from elman import strict_json
+
+LONGEST = 1000
+"""Characters of a complaint."""
+
 
 def complain(message: str, hint: str = "") -> None:
-    """Say what is wrong and what to type instead."""
+    """Say what is wrong and what to type instead; of what was typed too long, both ends."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
 
 
 def emit(record: dict[str, Any]) -> None:
-    """Print one JSON object on one line of stdout, at once."""
-    line = json.dumps(record, ensure_ascii=False)
+    """Print one strict JSON object on one line of stdout, at once: null for NaN and infinity."""
+    line = strict_json.dumps(record, ascii_only=False)
     # A lone surrogate has no UTF-8; its backslash escape is what JSON writes for it.
     print(line.encode("utf-8", "backslashreplace").decode("utf-8"), flush=True)
 

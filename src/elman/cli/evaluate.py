@@ -2,13 +2,13 @@
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elman.cli.console import emit, note
 from elman.cli.device import pick, use_threads
+from elman.cli.limits import RunFolder
 from elman.cli.source import printable
 from elman.errors import UserError
 from elman.options import DEVICES
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    run: RunFolder,
     source: Annotated[
         str | None,
         typer.Argument(

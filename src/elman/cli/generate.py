@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from elman.cli.console import emit, note
 from elman.cli.device import pick, use_threads
+from elman.cli.limits import LONGEST, RunFolder
 from elman.errors import UserError
 from elman.options import DEVICES
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    run: RunFolder,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="Text to read first; give it again for another text", show_default=False),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Tokens to write")] = 300,
+    length: Annotated[int, typer.Option(min=1, max=LONGEST, help="Tokens to write")] = 300,
     temperature: Annotated[
         float, typer.Option(min=0, help="Below 1 bolder, above 1 wilder; 0: the likeliest token")
     ] = 1.0,
@@ -55,6 +55,7 @@ def generate(
     from elman import generation
     from elman.runs import Run
 
+    _refuse_endless(length, len(prompt or [""]) * (beam or samples))
     use_threads(threads)
     opened, device = Run.open(run), pick(device)
     prompts = [_read(opened, text) for text in prompt or [""]]
@@ -104,6 +105,15 @@ def _refuse_chance(**given: Any) -> None:
                 f"--{name.replace('_', '-')} belongs to sampling: beam search leaves no choice",
                 hint="leave out --beam, or the other",
             )
+
+
+def _refuse_endless(length: int, texts: int) -> None:
+    if length * texts > LONGEST:
+        raise UserError(
+            f"{texts:,} texts × {length:,} tokens are {texts * length:,} tokens, more than the "
+            f"{LONGEST:,} that one command writes",
+            hint="a smaller --length, --samples or --beam",
+        )
 
 
 class Text:

@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.limits import RunFolder, a_path
 
 if TYPE_CHECKING:
     from elman.diagnostics import ByLag, CarryScore, Clipping, Units
@@ -23,22 +24,31 @@ NEAR, FAR = 400, 2049
 
 
 def gradients(
-    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    run: RunFolder,
     source: Annotated[
         str | None, typer.Argument(help="Text to read (default: the run's held-out part)")
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=8, help="Tokens of the text to read (default: as many as it takes)"),
+        typer.Option(
+            min=8, max=10**6, help="Tokens of the text to read (default: as many as it takes)"
+        ),
     ] = None,
     lags: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Steps back to follow a loss (default: until hardly any gradient is left)"
+            min=1,
+            max=10**6,
+            help="Steps back to follow a loss (default: until hardly any gradient is left)",
         ),
     ] = None,
-    draws: Annotated[int, typer.Option(min=2, help="Draws of each randomised carry")] = 20,
-    figure: Annotated[Path | None, typer.Option(help="Draw every picture into this folder")] = None,
+    draws: Annotated[
+        int, typer.Option(min=2, max=10**4, help="Draws of each randomised carry")
+    ] = 20,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw every picture into this folder", parser=a_path, metavar="FOLDER"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """See the gradient: how far back it reaches, which units are stuck, what a window cuts off."""

@@ -7,11 +7,13 @@ The fields lie in modules that import torch, so they are asked only when the com
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from elman.cli.limits import a_path
 from elman.options import Described, flag
 
 BY_TEXT = "by the text"
@@ -67,6 +69,8 @@ def _parameter(option: Described, default: Any) -> inspect.Parameter:
         rich_help_panel=said.panel,
         show_default=_shown(option, default),
         autocompletion=_completion(said.known),
+        parser=a_path if option.type is Path else None,
+        metavar="PATH" if option.type is Path else None,
     )
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(

@@ -1,16 +1,16 @@
 """`elman report`: write the page that tells how a run went."""
 
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.limits import RunFolder
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder written by `elman train`")],
+    run: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """Write RUN/report.html: curves, samples, settings, commands; of a stopped run, too."""

@@ -12,6 +12,7 @@ import typer
 
 from elman.cli.console import emit, note, progress
 from elman.cli.device import pick
+from elman.cli.limits import a_path
 from elman.errors import UserError, WorkFailed
 
 if TYPE_CHECKING:
@@ -51,7 +52,12 @@ def work(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue this run, exactly where it was", rich_help_panel="Run"),
+        typer.Option(
+            help="Continue this run, exactly where it was",
+            rich_help_panel="Run",
+            parser=a_path,
+            metavar="RUN",
+        ),
     ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard too", rich_help_panel="Run")
@@ -123,6 +129,8 @@ def _resume(path: Path, preset: str | None, given: dict[str, Any]) -> "Session":
     changes = {name: value for name, value in after.items() if value != before[name]}
     other = f" with {presets.as_flags(changes)}" if changes else ""
     note(f"continuing {session.run.path} at step {session.training.step}{other}")
+    for caveat in session.caveats:
+        note(f"note: {caveat}")
     return session
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from elman import cells
 from elman.errors import UserError
-from elman.figures.style import COLOURS, house
+from elman.figures.style import COLOURS, house, token_text
 from elman.language_model import LanguageModel
 from elman.language_model.masks import NO_MASKS
 
@@ -94,15 +94,15 @@ def character_model(
         for t in range(steps):
             x = 1.6 * t
             target = int(text[t + 1])
-            _box(axes, x, 0, _shown(tokens[int(text[t])]), "white", 0.55)
+            _box(axes, x, 0, token_text(tokens[int(text[t])]), "white", 0.55)
             _box(axes, x, 1.4, f"h$_{t + 1}$", COLOURS[4], 0.55)
-            _box(axes, x, 4.2, _shown(tokens[target]), "#eeeeee", 0.55)
+            _box(axes, x, 4.2, token_text(tokens[target]), "#eeeeee", 0.55)
             for i, v in enumerate(odds[t].topk(min(top, odds.shape[1])).indices.tolist()):
                 right = v == target
                 axes.text(
                     x,
                     3.35 - 0.36 * i,
-                    f"{_shown(tokens[v])} {odds[t, v]:.2f}",
+                    f"{token_text(tokens[v])} {odds[t, v]:.2f}",
                     ha="center",
                     va="center",
                     fontsize=9,
@@ -297,10 +297,6 @@ def _arrow(
         va="center",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5} if label else None,
     )
-
-
-def _shown(token: Any) -> str:
-    return {" ": "␣", "\n": "↵", "\t": "⇥"}.get(str(token), str(token)).replace("$", r"\$")
 
 
 def _number(value: float) -> str:

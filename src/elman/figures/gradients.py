@@ -11,7 +11,7 @@ from matplotlib.patches import FancyBboxPatch
 from numpy.typing import NDArray
 
 from elman.diagnostics import Attribution, ByLag, CarryScore, SingularValues, Units
-from elman.figures.style import COLOURS, STYLES, house
+from elman.figures.style import COLOURS, STYLES, house, token_text
 
 TINY = 1e-12
 STRONGEST = 24
@@ -125,7 +125,7 @@ def units(by_unit: Units, text: Sequence[str] | None = None) -> Figure:
         )
         each.set_xlabel("the text that was read")
         if text is not None and len(text) <= 80:
-            each.set_xticks(range(len(text)), [_visible(c) for c in text], fontsize=8)
+            each.set_xticks(range(len(text)), [token_text(c) for c in text], fontsize=8)
     plt.close(figure)
     return figure
 
@@ -175,13 +175,13 @@ def attribution(shares: Attribution, past: Sequence[str], target: str) -> Figure
         for row in range(2):
             for s, token in enumerate(past):
                 ink = "white" if abs(relative[row, s]) > 0.6 else "black"
-                axes.text(s, row, _visible(token), ha="center", va="center", color=ink)
+                axes.text(s, row, token_text(token), ha="center", va="center", color=ink)
         axes.grid(visible=False)
         axes.set_yticks(range(2), list(rows))
         axes.set_xticks([])
         probability = np.exp(shares.log_probability)
         axes.set_title(
-            f"Why {_visible(target)!r} next? P = {probability:.3f}; strongest {limit:.2g} nats"
+            f"Why '{token_text(target)}' next? P = {probability:.3f}; strongest {limit:.2g} nats"
         )
         figure.colorbar(drawn, ax=axes, ticks=[-1, 0, 1]).ax.set_yticklabels(
             ["against", "0", "for"]
@@ -216,7 +216,7 @@ def carries(
                 )
                 axes.add_patch(box)
             for t, token in enumerate(text):
-                axes.text(t + 0.5, row, _visible(token), ha="center", va="center", fontsize=8)
+                axes.text(t + 0.5, row, token_text(token), ha="center", va="center", fontsize=8)
             axes.text(
                 steps + 0.6,
                 row,
@@ -237,10 +237,6 @@ def carries(
         axes.spines[:].set_visible(False)
     plt.close(figure)
     return figure
-
-
-def _visible(token: str) -> str:
-    return {" ": "␣", "\n": "↵", "\t": "⇥"}.get(token, token)
 
 
 def _cycle(values: Sequence) -> list:

@@ -48,6 +48,16 @@ def house() -> Iterator[None]:
         yield
 
 
+def token_text(token: object) -> str:
+    r"""A token, or any name, as a figure can show it: no mathematics between dollars.
+
+    >>> print(token_text("\n"), token_text("$x$"), token_text("\udcff"))
+    ↵ \$x\$ \udcff
+    """
+    text = {" ": "␣", "\n": "↵", "\t": "⇥"}.get(str(token), str(token)).replace("$", r"\$")
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def check_format(path: Path) -> None:
     """Refuse, before any work, a name that no figure can be written to."""
     if path.suffix.lower() not in FORMATS:

@@ -32,6 +32,7 @@ from elman.language_model.window_model import Window
 from elman.nn import of
 from elman.options import check, option
 from elman.recurrence.traced import listening
+from elman.resources import check_memory
 
 ModelState = Tensor | tuple[Tensor, Tensor] | None
 """The state of a `LanguageModel`: h, (h, c), the last ids of an mlp; None before any text."""
@@ -58,7 +59,7 @@ class Shape:
         "elman", "What the hidden layer is", panel=PANEL, choices=kinds, name="model"
     )
     hidden_size: int = option(256, "Units of a layer", panel=PANEL, at_least=1)
-    layers: int = option(1, "Layers", panel=PANEL, at_least=1)
+    layers: int = option(1, "Layers", panel=PANEL, at_least=1, at_most=1000)
     embedding_size: int | None = option(
         None, "Numbers a token becomes; 0: one-hot", panel=PANEL, at_least=1, zero_is_none=True
     )
@@ -93,6 +94,37 @@ class Shape:
     def recurrent(self) -> bool:
         """Whether a hidden state is carried from token to token."""
         return self.cell != WINDOWED
+
+    @property
+    def weights(self) -> int:
+        """How many numbers such a model learns.
+
+        >>> model = LanguageModel(28, cell="gru", hidden_size=16, layers=2)
+        >>> model.shape.weights, sum(p.numel() for p in model.parameters())
+        (4316, 4316)
+        """
+        V, H, E = self.vocab_size, self.hidden_size, self.embedding_size or 0
+        output = V if self.tied else V * H + V
+        if self.recurrent:
+            gates = cells.of_model(self.cell).gates
+            inputs = (E or V) + (self.layers - 1) * H
+            return V * E + gates * H * (inputs + self.layers * (H + 2)) + output
+        first = self.context * (E or V + 1) * H + H
+        return (V + 1) * E + first + (self.layers - 1) * (H + 1) * H + output
+
+    def check_affordable(self, copies: int = 1, besides: int = 0, what: str = "") -> None:
+        """Refuse a model of which so many copies, and `besides` bytes, are more than memory holds.
+
+        A training has a gradient for each weight, and what its optimizer keeps.
+        """
+        size = torch.get_default_dtype().itemsize
+        times = f" × {copies}" if copies > 1 else ""
+        check_memory(
+            copies * size * self.weights + besides,
+            f"hidden_size={self.hidden_size} and layers={self.layers} over {self.vocab_size} "
+            f"tokens: {self.weights} weights × {size} bytes{times}{what}",
+            "a smaller hidden_size or embedding_size, fewer layers",
+        )
 
     def _check_dropout(self) -> None:
         mlp = not self.recurrent
@@ -145,6 +177,7 @@ class LanguageModel(nn.Module):
         )
         if bidirectional:
             raise both_ways()
+        self.shape.check_affordable()
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
         self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, ())))

@@ -1,12 +1,20 @@
 """Runs: a training as a folder that can be read, resumed and compared."""
 
-from elman.runs.config import Config, fresh_model, fresh_training, options_of, with_options
+from elman.runs.config import (
+    Config,
+    arithmetic,
+    fresh_model,
+    fresh_training,
+    options_of,
+    with_options,
+)
 from elman.runs.folder import Run
 from elman.runs.training import conclude, train
 
 __all__ = [
     "Config",
     "Run",
+    "arithmetic",
     "conclude",
     "fresh_model",
     "fresh_training",

@@ -1,5 +1,6 @@
 """README.md of a run: what the model is, what it read, how well it does, how to use it."""
 
+import shlex
 from typing import TYPE_CHECKING
 
 from elman import __version__
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 def model_card(run: "Run") -> str:
     """The text of README.md, from the run's own files."""
-    config = run.config
+    config, where = run.config, shlex.quote(str(run.path))
     model = ", ".join(f"{k} {v}" for k, v in config.model.items() if k != "dropout")
     return (
         f"# {run.path.name}\n\n"
@@ -23,9 +24,9 @@ def model_card(run: "Run") -> str:
         f"{f'- ran with: {config.ran}{chr(10)}' if config.ran else ''}\n"
         f"{_score(run)}\n\n"
         "```sh\n"
-        f"elman evaluate {run.path}{'' if config.data.validation else ' OTHER.txt'}\n"
-        f"elman generate {run.path}\n"
-        f"elman train --resume {run.path}\n"
+        f"elman evaluate {where}{'' if config.data.validation else ' OTHER.txt'}\n"
+        f"elman generate {where}\n"
+        f"elman train --resume {where}\n"
         "```\n"
     )
 

@@ -1,17 +1,20 @@
-"""Tensors and plain numbers in one safetensors file: whole, checked, and never unpickled."""
+"""Tensors and plain numbers in one safetensors file: whole, sealed, and never unpickled.
 
-import json
+The seal (`elman.files`) lies in the header and covers every byte: tensors, names, numbers.
+"""
+
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
+from elman import strict_json
 from elman.errors import MissingSource, UserError
-from elman.files import atomic
+from elman.files import BLANK_SEAL, check_seal, has_seal, read_bytes, write_sealed
 
 _KEY = "elman"
 
@@ -19,31 +22,39 @@ _KEY = "elman"
 def write(path: Path, kind: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
     """Write atomically; `kind` says what the file is, so that no other is taken for it."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    record = {"kind": kind, "crc32": _crc32(ready), "numbers": numbers}
-    data = save(ready, metadata={_KEY: json.dumps(record)})
-    with atomic(path) as draft:
-        draft.write_bytes(data)
+    record = {"kind": kind, "seal": BLANK_SEAL, "numbers": numbers}
+    write_sealed(path, save(ready, metadata={_KEY: strict_json.dumps(record)}))
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write` wrote; a file that is damaged, or not ours, is refused."""
+    """Read what `write` wrote; a file that is damaged, or not ours, is refused.
+
+    Files of older versions have no seal but a CRC-32 of their tensors.
+    """
     if not path.exists():
         raise MissingSource(f"there is no {path}", hint="is this a finished run folder?")
+    data = read_bytes(path)
+    if sealed := has_seal(data):
+        check_seal(data, path)
     try:
-        with safe_open(path, framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            record = json.loads(metadata.get(_KEY, "null"))
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, OSError, ValueError) as problem:
+        tensors, record = load(data), _record(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise _damaged(path, str(problem)) from problem
     if not isinstance(record, dict) or record.get("kind") != kind:
         raise UserError(
             f"{path} is a safetensors file, but not an elman {kind}",
             hint="it was written by something else, or renamed",
         )
-    if record.get("crc32") != _crc32(tensors) or not isinstance(record.get("numbers"), dict):
+    whole = sealed or record.get("crc32") == _crc32(tensors)
+    if not whole or not isinstance(record.get("numbers"), dict):
         raise _damaged(path, "its checksum does not match its contents")
     return tensors, record["numbers"]
+
+
+def _record(data: bytes) -> Any:
+    """Our part of the header: 8 bytes of length, then JSON, in which ours is a string of JSON."""
+    header = strict_json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return strict_json.loads(header.get("__metadata__", {}).get(_KEY, "null"))
 
 
 def _damaged(path: Path, problem: str) -> UserError:

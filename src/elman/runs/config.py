@@ -8,7 +8,10 @@ import torch
 
 from elman import __version__
 from elman.errors import UserError
-from elman.language_model import LanguageModel
+from elman.kernels import allows, explain
+from elman.kernels.cpu import KERNEL
+from elman.language_model import Dropout, LanguageModel, Masks
+from elman.language_model.model import Shape
 from elman.runs import presets
 from elman.runs.device import is_here
 from elman.runs.shown import Shown
@@ -29,6 +32,7 @@ class Config:
     device: str = "cpu"
     threads: int = 1
     command: str = ""
+    arithmetic: str = ""  # what computed it, see `arithmetic`; older runs do not say
     ran: str = ""  # which update and which kernel, in words
     shown: Shown = field(default_factory=Shown)
 
@@ -48,12 +52,13 @@ class Config:
             options["optimisation"] = Optimisation(**options["optimisation"])
             return cls(
                 data=Data(**record["data"]),
-                model=dict(record["model"]),
+                model=asdict(shape_of(record["model"])),
                 training=Settings(**options),
                 sha256=str(record["sha256"]),
                 device=str(record["device"]),
                 threads=int(record["threads"]),
                 command=str(record["command"]),
+                arithmetic=str(record.get("arithmetic", "")),
                 ran=str(record.get("ran", "")),  # runs of elman 0.1.0 have neither
                 shown=Shown(**record.get("shown", {})),
             )
@@ -62,6 +67,11 @@ class Config:
                 f"{where} is not the configuration of an elman run: {problem!r}",
                 hint="restore it from a copy, or train the run again",
             ) from problem
+
+
+def shape_of(model: dict[str, Any]) -> Shape:
+    """The shape that config.json holds as plain values."""
+    return Shape(**{**model, "dropout": Dropout(**model["dropout"])})
 
 
 def options_of(config: Config) -> presets.Options:
@@ -78,17 +88,37 @@ def fresh_model(config: Config) -> LanguageModel:
     """The model before its first update: from the run's own seed, whatever the global one."""
     with torch.random.fork_rng([]):
         torch.manual_seed(config.training.seed)
-        try:
-            return LanguageModel.from_config(config.model)
-        except (KeyError, TypeError) as problem:
-            raise UserError(
-                f"config.json describes no model of this elman: {problem!r}",
-                hint="restore it from a copy, or train the run again",
-            ) from problem
+        return LanguageModel.from_config(config.model)
 
 
 def fresh_training(config: Config, parts: Splits, device: str) -> Training:
     """The training before its first update, on `device`, or on the CPU where there is none such."""
     device = device if is_here(device) else "cpu"
     held_out = parts.validation if len(parts.validation) else None
+    _check_affordable(config)
     return Training(fresh_model(config).to(device), parts.train, held_out, config.training)
+
+
+def _check_affordable(config: Config) -> None:
+    """Refuse a training that is sure to need more memory than there is, before it takes any."""
+    settings, shape = config.training, shape_of(config.model)
+    kept = 2 if settings.optimisation.optimizer.startswith("adam") else 0  # m and v
+    copies = 2 + kept + (settings.optimisation.average != "none")
+    reading, states = settings.reading, 0
+    besides = " (weights, gradients, what the optimizer keeps)"
+    if not reading.memory and reading.carry_used.windows:
+        states = 4 * reading.batch_size * reading.window * shape.hidden_size * shape.layers
+        besides += f" and the states of {reading.batch_size} lanes × {reading.window} steps"
+    shape.check_affordable(copies, states, besides)
+
+
+def arithmetic(training: Training) -> str:
+    """What computes a training: two that differ agree to rounding, not to the last bit."""
+    model, way = training.model, training.explain().runs
+    if model.recurrent:
+        ids = torch.zeros(1, training.settings.reading.batch_size, dtype=torch.int64)
+        xs = model.inputs(ids.to(training.device), Masks(None, None, {}))
+        way += f" {explain(model.recurrence, xs).runs}"
+    native = KERNEL.library is not None and allows("cpu")
+    output = "native" if native else "plain"
+    return f"{training.device.type}, {way} recurrence, {output} output, torch {torch.__version__}"

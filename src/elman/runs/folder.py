@@ -9,10 +9,10 @@
     source              the text itself, where it came through a pipe
 
 Every file is written whole or not at all, and nothing is ever unpickled. state.safetensors says how
-long metrics.jsonl was when it was written, so after a crash both go back to the same moment.
+long metrics.jsonl was when it was written, so after a crash both go back to the same moment. One
+process at a time writes here (`lock.py`). docs/reliability.md has the promises.
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -20,12 +20,23 @@ from typing import Any
 
 import torch
 
+from elman import strict_json
 from elman.errors import MissingSource, UserError
-from elman.files import atomic, write_text
+from elman.files import (
+    BLANK_SEAL,
+    atomic,
+    has_seal,
+    read_bytes,
+    seal_holds,
+    write_sealed,
+    write_text,
+)
 from elman.language_model import LanguageModel
 from elman.runs import checkpoints
 from elman.runs.card import model_card
 from elman.runs.config import Config, fresh_model
+from elman.runs.lock import NAME as LOCK
+from elman.runs.lock import Lock
 from elman.runs.shown import WEIGHTS
 from elman.text import prepared
 from elman.text.prepared import Splits
@@ -43,14 +54,18 @@ FILES = (
     "report.html",
     "source",
     "tensorboard",
+    LOCK,
 )
 
 
 class Run:
     """A run folder, opened."""
 
-    def __init__(self, path: Path, config: Config, vocab: Vocab) -> None:
+    def __init__(self, path: Path, config: Config, vocab: Vocab, *, edited: bool = False) -> None:
         self.path, self.config, self.vocab = path, config, vocab
+        self.edited = edited  # whether config.json is no longer as it was written
+        self._lock: Lock | None = None
+        self._left: os.stat_result | None = None  # state.safetensors when the lock was released
 
     # ------------------------------------------------------------------ making and opening
 
@@ -66,8 +81,9 @@ class Run:
     ) -> "Run":
         """Make the folder; `source` is the text itself, kept where it cannot be read again."""
         path = Path(path)
-        _make_room(path, force)
+        check_room(path, force)
         run = cls(path, config, vocab)
+        run._make_room(force)
         if source is not None:
             with atomic(path / "source") as draft:
                 draft.write_bytes(prepared.as_bytes(source))
@@ -84,19 +100,70 @@ class Run:
                 f"{path} is not a run folder: it has no config.json",
                 hint="elman train writes one; name the folder it named",
             )
-        config = Config.from_json(_read_json(path / "config.json"), path / "config.json")
+        written = read_bytes(path / "config.json")
+        config = Config.from_json(_json(written, path / "config.json"), path / "config.json")
         try:
             vocab = Vocab.load(path / "vocab.json")
         except UserError as problem:
             hint = "restore it from a copy, or train the run again"
             raise type(problem)(problem.message, hint=hint) from problem
-        return cls(path, config, vocab)
+        if len(vocab) != config.model["vocab_size"]:
+            raise UserError(
+                f"{path} has {len(vocab)} tokens in vocab.json, and a model of "
+                f"{config.model['vocab_size']} in config.json",
+                hint="the two files come from different runs",
+            )
+        return cls(path, config, vocab, edited=has_seal(written) and not seal_holds(written))
 
     def save_config(self, config: Config) -> None:
         """Write config.json, and the model card that repeats it for people."""
         self.config = config
-        write_text(self.path / "config.json", json.dumps(config.json(), indent=2) + "\n")
+        record = strict_json.dumps(config.json() | {"seal": BLANK_SEAL}, indent=2)
+        write_sealed(self.path / "config.json", record.encode() + b"\n")
         write_text(self.path / "README.md", model_card(self))
+
+    # ------------------------------------------------------------------ owning
+
+    def own(self) -> None:
+        """Be the one who writes here, until `release`; refused while another process is.
+
+        A training that another process has moved on in between is refused, too.
+        """
+        if self._lock is not None:
+            return
+        self._lock = Lock(self.path)
+        if self._left is not None and _differ(self._left, self._saved()):
+            self.release()
+            raise UserError(
+                f"{self.path} was trained further by another process",
+                hint="resume it: what this process has is older",
+            )
+
+    def release(self) -> None:
+        """Let others write here."""
+        if self._lock is not None:
+            self._left = self._saved()
+            self._lock.release()
+            self._lock = None
+
+    def _saved(self) -> os.stat_result | None:
+        path = self.path / "state.safetensors"
+        return path.stat() if path.exists() else None
+
+    def _make_room(self, force: bool) -> None:
+        """An empty folder, ours; what `check_room` allowed to be replaced is gone."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise UserError(
+                f"cannot make the folder {self.path}: {problem.strerror}",
+                hint="name another with --out",
+            ) from problem
+        self.own()
+        check_room(self.path, force)  # as it is now that nobody else writes here
+        for old in self.path.iterdir():
+            if old.name != LOCK:
+                shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
 
     # ------------------------------------------------------------------ reading
 
@@ -139,16 +206,19 @@ class Run:
         _fill(model, weights, self.path)
         return model.to(device).eval()
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every record so far; a last line that a crash cut short is left out."""
+    def records(self) -> list[Record]:
+        """Every record so far, as what it is: updates, validations, samples, the result.
+
+        A last line that a crash cut short is left out.
+        """
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
         records = []
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path).split(b"\n")
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                records.append(json.loads(line))
+                records.append(from_json(strict_json.loads(line)))
             except ValueError as problem:
                 raise UserError(
                     f"{path} is damaged at line {number}: {problem}",
@@ -156,9 +226,9 @@ class Run:
                 ) from problem
         return records
 
-    def records(self) -> list[Record]:
-        """Every record so far, as what it is: updates, validations, samples, the result."""
-        return [from_json(values) for values in self.metrics()]
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every record so far, by the names of its numbers."""
+        return [record.json() for record in self.records()]
 
     # ------------------------------------------------------------------ writing
 
@@ -181,6 +251,7 @@ class Run:
 
     def resume(self, training: Training) -> None:
         """Put a fresh training where the run was last saved, and metrics.jsonl with it."""
+        self.own()
         path, length = self.path / "state.safetensors", 0
         if path.exists():  # or it stopped before its first checkpoint: begin again, same seed
             tensors, numbers = checkpoints.read(path, "state")
@@ -211,31 +282,68 @@ class Run:
 # ---------------------------------------------------------------------- small helpers
 
 
-def _make_room(path: Path, force: bool) -> None:
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} exists and is no folder", hint="name another with --out")
-    existing = sorted(p.name for p in path.iterdir()) if path.exists() else []
-    foreign = [n for n in existing if n not in FILES and not n.endswith(".partial")]
-    if foreign or (existing and not force):
-        what = f"holds {foreign[0]}, which is no part of a run" if foreign else "is a run already"
-        hint = "name another folder with --out"
-        raise UserError(
-            f"{path} {what}", hint=hint if foreign else hint + ", or overwrite it with --force"
-        )
-    for name in existing:
-        shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+def check_room(path: Path, force: bool = False) -> None:
+    """Refuse a place where no run can be made, before anything is done; it changes nothing there.
+
+    `force` allows what is there to be replaced, if it is a run of elman's and nothing else.
+    """
+    if not str(path) or "\0" in str(path):
+        raise UserError(f"{str(path)!r} names no folder", hint="name one with --out")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
+        existing = sorted(p.name for p in path.iterdir()) if path.exists() else []
+    except NotADirectoryError as problem:
         raise UserError(
-            f"cannot make the folder {path}: {problem.strerror}", hint="name another with --out"
+            f"{path} exists and is no folder", hint="name another with --out"
         ) from problem
+    foreign = [n for n in existing if n not in FILES and not n.endswith(".partial")]
+    if foreign:
+        raise UserError(
+            f"{path} holds {foreign[0]}, which is no part of a run",
+            hint="name another folder with --out",
+        )
+    if "config.json" in existing and not _is_run(path / "config.json"):
+        raise UserError(
+            f"{path} holds something else than a run of elman train, and is left as it is",
+            hint="name another folder with --out, or delete this one yourself",
+        )
+    if set(existing) - {LOCK} and not force:
+        raise UserError(
+            f"{path} is a run already",
+            hint="name another folder with --out, or overwrite it with --force",
+        )
+    _check_writable(path)
 
 
-def _read_json(path: Path) -> Any:
+def _is_run(path: Path) -> bool:
+    """Whether a config.json is one of ours: --force replaces nothing else."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+        record = strict_json.loads(read_bytes(path))
+    except ValueError:
+        return False
+    return isinstance(record, dict) and {"training", "sha256", "data"} <= set(record)
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a folder that cannot be made or written to, by the nearest one that exists."""
+    nearest = path.absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "may not be written to" if nearest.is_dir() else "is no folder"
+        raise UserError(
+            f"cannot make the folder {path}: {nearest} {what}", hint="name another with --out"
+        )
+
+
+def _differ(before: os.stat_result, now: os.stat_result | None) -> bool:
+    """Whether a file was replaced since."""
+    return now is None or (before.st_ino, before.st_mtime_ns) != (now.st_ino, now.st_mtime_ns)
+
+
+def _json(data: bytes, path: Path) -> Any:
+    try:
+        return strict_json.loads(data)
+    except ValueError as problem:
         raise UserError(
             f"{path} is damaged: {problem}", hint="restore it from a copy, or train the run again"
         ) from problem

@@ -1,12 +1,13 @@
 """Training in a run folder: every record kept, checkpoints in time, the result at the end."""
 
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO
 
+from elman import strict_json
 from elman.files import write_text
 from elman.runs.card import model_card
 from elman.runs.folder import Run
@@ -30,7 +31,7 @@ def train(
     validation, when stopped and at the end.
     """
     saved_at = time.monotonic()
-    with open(run.path / "metrics.jsonl", "ab") as log:
+    with _owned(run), open(run.path / "metrics.jsonl", "ab") as log:
         for record in training.records():
             told = [record, *remarks(record)]
             for each in told:
@@ -51,26 +52,42 @@ def conclude(run: Run, training: Training) -> Result | None:
 
     The score is by the definition: one lane, the state never reset. None where nothing is held out.
     """
-    result = None
-    if training.validation_ids is not None:
-        score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
-        characters = run.splits().predicted_characters
-        result = Result(
-            step=training.best_step if run.config.shown.weights == "best" else training.step,
-            tokens=score.tokens,
-            nats_per_token=score.nats_per_token,
-            perplexity=score.perplexity,
-            bits_per_char=score.bits_per_char(characters),
-        )
-        with open(run.path / "metrics.jsonl", "ab") as log:
-            _append(log, result)
-    write_text(run.path / "README.md", model_card(run))
+    with _owned(run):
+        result = _result(run, training)
+        if result is not None:
+            with open(run.path / "metrics.jsonl", "ab") as log:
+                _append(log, result)
+        write_text(run.path / "README.md", model_card(run))
     return result
 
 
+@contextmanager
+def _owned(run: Run) -> Iterator[None]:
+    """Nobody else writes into the folder inside this block."""
+    run.own()
+    try:
+        yield
+    finally:
+        run.release()
+
+
+def _result(run: Run, training: Training) -> Result | None:
+    if training.validation_ids is None:
+        return None
+    score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
+    characters = run.splits().predicted_characters
+    return Result(
+        step=training.best_step if run.config.shown.weights == "best" else training.step,
+        tokens=score.tokens,
+        nats_per_token=score.nats_per_token,
+        perplexity=score.perplexity,
+        bits_per_char=score.bits_per_char(characters),
+    )
+
+
 def _append(log: IO[bytes], record: Record) -> None:
-    line = json.dumps(record.json(), ensure_ascii=False)
-    log.write(line.encode("utf-8", "surrogatepass") + b"\n")
+    line = strict_json.dumps(record.json(), ascii_only=False)
+    log.write(line.encode("utf-8", "backslashreplace") + b"\n")  # JSON's escape of a surrogate
     log.flush()
 
 

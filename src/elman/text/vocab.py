@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import MissingSource, OutOfRange, UserError
-from elman.files import atomic
+from elman.files import BLANK_SEAL, check_seal, has_seal, write_sealed
 from elman.text.levels import LEVELS, Ids, Level, inferred, level_of
 from elman.text.tokens import count
 
@@ -208,12 +208,11 @@ class Vocab:
     def save(self, path: Path | str) -> None:
         """Write the vocabulary as one JSON object, atomically."""
         record = {"format": _FORMAT, "version": _VERSION, **self.record()}
-        record["tokens"] = self.idx_to_token
+        record |= {"tokens": self.idx_to_token, "seal": BLANK_SEAL}
         # Not ASCII escapes, so that vocabularies stay readable; surrogatepass, so that a lone
         # surrogate, which has no UTF-8, comes back as it went.
         written = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        with atomic(path) as draft:
-            draft.write_bytes(written)
+        write_sealed(path, written)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -340,7 +339,8 @@ def _check_options(level: Level, min_freq: int, reserved: tuple[str, ...]) -> No
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+        data = path.read_bytes()
+        record = json.loads(data.decode("utf-8", "surrogatepass"))
     except FileNotFoundError as missing:
         raise MissingSource(
             f"there is no vocabulary at {path}", hint="Vocab.save writes one"
@@ -355,6 +355,8 @@ def _read_record(path: Path) -> dict[str, Any]:
             f"{path} is JSON, but not an elman vocabulary",
             hint="Vocab.load reads the JSON that Vocab.save writes",
         )
+    if "seal" in record or has_seal(data):  # older vocabularies have none
+        check_seal(data, path)
     if record.get("version") not in (1, _VERSION):
         raise UserError(
             f"{path} has version {record.get('version')!r}, this elman reads up to {_VERSION}",

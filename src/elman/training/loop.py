@@ -54,6 +54,7 @@ __all__ = [
 PRECISIONS = ("float32", "bfloat16")
 VALIDATION_LANES = 16
 TOKENS_ON_GPU = 2**27  # 1 GiB of int64
+NO_MASKS = Masks(None, None, {})
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,19 @@ class Training:
             raise UserError(f"carry={reading.carry} memory={reading.memory} with {why}", hint=hint)
         if self.reader.recurrence is not None:
             reading.check_agrees(self.reader.recurrence.carry, self.reader.recurrence.memory)
+        if reading.memory:
+            self._check_memory(reading)
         if self.validation_ids is not None and len(self.validation_ids) < 2:
             raise UserError(
                 f"{len(self.validation_ids)} held-out tokens leave nothing to predict",
                 hint="a larger part for validation, or none",
             )
+
+    def _check_memory(self, reading: Reading) -> None:
+        """Refuse a budget that has no room for one step of every lane."""
+        ids = torch.zeros(1, reading.batch_size, dtype=torch.int64, device=self.device)
+        with self._cast(), self._lent():
+            self.reader.recurrence(self.model.inputs(ids, NO_MASKS))
 
     def _known_ids(self, ids: Any) -> Any:
         """One text in ids that the model knows."""
@@ -478,8 +487,7 @@ class Training:
         self._load_optimizer(parts.get("optimizer", {}), parameters)
         self.carried.load_state_dict(parts.get("carried", {}))
         self.carried.to(self.device)
-        for name in self.NUMBERS:
-            setattr(self, name, numbers[name])
+        self._load_numbers(numbers)
         for name in self.EPOCH:
             setattr(self, name, numbers.get(name, 0.0))  # runs of elman 0.1.0 have none
         self.average.count = numbers["averaged"]
@@ -487,6 +495,22 @@ class Training:
         self.reader.noise.load_state_dict(parts.get("noise", {}))
         self.chance |= parts.get("chance", {})
         self._choice = choose(self)  # a captured graph holds the optimizer's old state
+
+    def _load_numbers(self, numbers: dict[str, Any]) -> None:
+        """Where it is; numbers that no training can have reached are refused."""
+        never_validated = {"best": math.inf} if numbers["best"] is None else {}
+        for name in self.NUMBERS:
+            value, kind = (numbers | never_validated)[name], type(getattr(self, name))
+            if not isinstance(value, (int, kind)) or isinstance(value, bool):
+                raise ValueError(f"its {name} is {value!r}")
+            setattr(self, name, value)
+        counts = self.epoch, self.best_step, self.validated_at + 1, self.worse, self.plateau_worse
+        possible = min(*counts, self.index) >= 0 and max(counts) <= self.step + 1
+        if not possible or self.index >= len(self._pass()):
+            raise ValueError(
+                f"it claims to be in pass {self.epoch}, at segment {self.index}, after {self.step} "
+                "updates"
+            )
 
     def _load_optimizer(self, saved: dict[str, Tensor], parameters: dict[str, Any]) -> None:
         self.optimizer.state.clear()

@@ -5,8 +5,9 @@
 `step` is always the number of updates made so far.
 """
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+import math
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, ClassVar, get_args
 
 from elman.errors import UserError
 
@@ -108,13 +109,35 @@ KINDS: dict[str, type[Record]] = {
 """Every kind of record: a new one is a class and a name here."""
 
 
-def from_json(values: dict[str, Any]) -> Record:
-    """The record that a line of metrics.jsonl stands for; what a later elman added is left out."""
-    kind: Any = KINDS.get(values.get("kind", ""))
+def from_json(values: Any) -> Record:
+    """The record that a line of metrics.jsonl stands for; what a later elman added is left out.
+
+    A null where a number belongs stands for one that was not finite, which JSON cannot hold.
+    """
     try:
-        return kind(**{f.name: values[f.name] for f in fields(kind)})
+        kind: Any = KINDS[values["kind"]]
+        return kind(**{f.name: _value(f, values) for f in fields(kind)})
     except (KeyError, TypeError) as problem:
         raise UserError(
-            f"{values} is not a record of a training: {problem!r}",
+            f"{str(values)[:200]} is not a record of a training: {problem!r}",
             hint=f"its kind is one of {', '.join(KINDS)}, with all of that kind's numbers",
         ) from problem
+
+
+def _value(field: Any, values: dict[str, Any]) -> Any:
+    """The value of one field, of its type; an older elman's record may leave out what can be None
+    or has a default."""
+    optional = type(None) in get_args(field.type)
+    if field.name not in values and (optional or field.default is not MISSING):
+        return None if field.default is MISSING else field.default
+    value = values[field.name]
+    if value is None and (optional or field.type is float):
+        return None if optional else math.nan
+    kinds = TYPES.get(get_args(field.type)[0] if optional else field.type, ())
+    if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+        raise TypeError(f"{field.name} is {str(value)[:40]!r}")
+    return value
+
+
+TYPES = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
+"""What JSON has where a field of each type is expected."""

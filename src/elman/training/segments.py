@@ -59,7 +59,7 @@ def bytes_of(text: str) -> int:
         return 0
     unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
     digits = text[:-1] if unit else text
-    if not digits.isdecimal() or not int(digits):
+    if not digits.isdecimal() or len(digits) > 18 or not int(digits):
         raise UserError(f"--memory {text} is no size", hint="stored, or bytes: 64M, 2G")
     return int(digits) << unit
 

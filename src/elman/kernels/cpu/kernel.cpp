@@ -110,7 +110,14 @@ __attribute__((constructor)) static void free_a_large_block() {
 }
 
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }
-PUBLIC int elman_backward(const Job *job, int kind, int level) { return variant(kind, level)->backward(job); }
+
+/* The forward pass has refused ids out of range, but whoever calls may have changed them since. */
+PUBLIC int elman_backward(const Job *job, int kind, int level) {
+    for (int64_t s = 0; job->ids && s < job->T * job->B; s++)
+        if (job->ids[s] < 0 || job->ids[s] >= job->I) return BAD_ID;
+    return variant(kind, level)->backward(job);
+}
+
 PUBLIC int elman_head(const Head *head, int kind, int level) { return variant(kind, level)->head(head); }
 
 /* g ← min(1, θ/‖g‖) g over `count` arrays together; returns ‖g‖ as it was, or -1 without memory. */

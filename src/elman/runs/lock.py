@@ -1,0 +1,81 @@
+"""Who writes into a run folder: one process at a time.
+
+The lock is the operating system's (`flock` on RUN/.lock), so it ends with the process that holds
+it, however that ends: there is nothing stale to clean up after a crash. The file says who holds it.
+"""
+
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import final
+
+from elman.errors import UserError
+
+NAME = ".lock"
+
+
+@final
+class Lock:
+    """The right to write into one folder, until released, forgotten, or the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._file = self._locked()
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps(_owner()).encode(), 0)
+
+    def _locked(self) -> int:
+        while True:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as held:
+                refusal = self._refusal(os.pread(file, 1000, 0))
+                os.close(file)
+                raise refusal from held
+            except OSError:  # a file system without locks: one writer is the user's promise
+                return file
+            if self._is_at_its_path(file):
+                return file
+            os.close(file)  # its owner removed it between our two calls
+
+    def _is_at_its_path(self, file: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(file))
+        except FileNotFoundError:
+            return False
+
+    def _refusal(self, written: bytes) -> UserError:
+        folder = self.path.parent
+        try:
+            owner = json.loads(written)
+            who = f"process {owner['process']} on {owner['host']}"
+        except (ValueError, KeyError, TypeError):  # it has not written its name yet
+            owner, who = {}, "another process"
+        if owner == _owner():
+            return UserError(
+                f"{folder} is being trained already, in this very process",
+                hint="go on with that training, or let it end first",
+            )
+        return UserError(
+            f"{folder} is being trained already, by {who}",
+            hint="wait for it, stop it with Ctrl-C, or train in another folder with --out",
+        )
+
+    def release(self) -> None:
+        """Let others write; again is harmless."""
+        if self._file >= 0:
+            if self._is_at_its_path(self._file):
+                self.path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", -1) >= 0:
+            os.close(self._file)
+
+
+def _owner() -> dict[str, str | int]:
+    return {"process": os.getpid(), "host": socket.gethostname()}

@@ -1,0 +1,6 @@
+"""Lets the fuzz tests import their harness."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

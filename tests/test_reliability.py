@@ -1,0 +1,306 @@
+"""What docs/reliability.md promises of runs: who owns a folder, what is sealed, what is refused."""
+
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from elman import LanguageModel, runs, strict_json
+from elman.cli import run as elman
+from elman.errors import UserError
+from elman.language_model.model import Shape
+from elman.runs import Run, checkpoints
+from elman.runs.lock import Lock
+from elman.session import Session
+from elman.training.records import from_json
+
+ALL_CELLS = [
+    {"cell": cell, "embedding_size": e, "layers": layers, "tied": tied}
+    for cell in ("elman", "gru", "lstm", "mlp")
+    for e, tied in ((None, False), (5, False), (6, True))
+    for layers in (1, 3)
+]
+
+
+@pytest.fixture
+def run(tiny_run, tmp_path) -> Run:
+    return Run.open(shutil.copytree(tiny_run(), tmp_path / "run"))
+
+
+# ---------------------------------------------------------------------- a folder is owned
+
+
+def test_a_second_training_in_a_folder_is_refused_by_the_owners_name(run):
+    held = Lock(run.path)
+    with pytest.raises(UserError, match="being trained already, in this very process"):
+        Session.resume(run.path)
+    with pytest.raises(UserError, match="being trained already"):
+        Run.create(run.path, run.config, run.vocab, force=True)
+    assert run.metrics(), "nothing was touched"
+    held.release()
+    assert Session.resume(run.path).training.finished
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from elman.runs.lock import Lock
+lock = Lock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_killed_process_is_nobodys(run, capsys):
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout.readline() == "held\n"
+    assert elman(["train", "--resume", str(run.path), "--epochs", "3"]) == 2
+    assert f"by process {other.pid} on {os.uname().nodename}" in capsys.readouterr().err
+    other.kill()
+    other.wait()
+    other.stdout.close()
+    assert (run.path / ".lock").exists(), "it had no time to clean up"
+    assert elman(["train", "--resume", str(run.path), "--epochs", "3"]) == 0
+    assert not (run.path / ".lock").exists()
+
+
+def test_a_session_that_another_has_overtaken_does_not_go_on(run):
+    session = Session.resume(run.path, {"epochs": 3})
+    next(iter(session.records()))
+    other = Session.resume(run.path, {"epochs": 4})
+    list(other.records())
+    with pytest.raises(UserError, match="trained further by another process"):
+        list(session.records())
+
+
+def test_force_replaces_a_run_and_nothing_else(run, tmp_path, capsys):
+    foreign = tmp_path / "forecaster"
+    foreign.mkdir()
+    (foreign / "config.json").write_text('{"format": "elman-forecaster-1"}')
+    (foreign / "model.safetensors").write_bytes(b"weeks of work")
+    source = run.config.data.source
+    for folder in (foreign, tmp_path / "damaged"):
+        assert elman(["train", source, "--out", str(folder), "--force", "--epochs", "1"]) == 2
+        assert "something else than a run" in capsys.readouterr().err
+        assert (folder / "model.safetensors").read_bytes() == b"weeks of work"
+        shutil.copytree(foreign, tmp_path / "damaged", dirs_exist_ok=True)
+        (tmp_path / "damaged" / "config.json").write_text("{")
+
+
+# ---------------------------------------------------------------------- seals
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors"])
+def test_every_byte_of_a_checkpoint_is_sealed(run, name):
+    path, kind = run.path / name, name.split(".")[0]
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    for at in [*range(0, header, 7), *range(header, len(data), 997)]:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(UserError):
+            checkpoints.read(path, kind)
+
+
+def as_older_elman_wrote_it(path: Path, kind: str, **changed: int) -> None:
+    """A checkpoint with a CRC of its tensors, as before there were seals."""
+    tensors, numbers = checkpoints.read(path, kind)
+    record = {"kind": kind, "crc32": checkpoints._crc32(tensors), "numbers": numbers | changed}
+    save_file(tensors, path, {"elman": json.dumps(record)})
+
+
+def test_older_checkpoints_are_read_and_impossible_numbers_in_them_refused(run):
+    as_older_elman_wrote_it(run.path / "model.safetensors", "model")
+    as_older_elman_wrote_it(run.path / "state.safetensors", "state")
+    assert run.load_model() is not None
+    assert Session.resume(run.path).training.finished
+    for wrong in ({"epoch": 2**63}, {"epoch": "2"}, {"index": 10**9}, {"step": -1}, {"best": []}):
+        shutil.copy(run.path / "state.safetensors", run.path.parent / "state")
+        as_older_elman_wrote_it(run.path / "state.safetensors", "state", **wrong)
+        with pytest.raises(UserError, match="does not fit"):
+            Session.resume(run.path)
+        shutil.copy(run.path.parent / "state", run.path / "state.safetensors")
+
+
+def test_an_edited_configuration_is_used_and_said(run, capsys):
+    path = run.path / "config.json"
+    path.write_text(path.read_text().replace('"clip": 1.0', '"clip": 2.0'))
+    opened = Run.open(run.path)
+    assert opened.edited
+    assert opened.config.training.optimisation.clip == 2.0
+    assert not run.edited
+    assert elman(["train", "--resume", str(run.path)]) == 0
+    assert "config.json is not as elman wrote it" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_not_called_damaged(run):
+    (run.path / "model.safetensors").chmod(0)
+    with pytest.raises(UserError, match="cannot be read: Permission denied"):
+        run.load_model()
+
+
+def test_what_cannot_be_read_is_not_called_damaged(run):
+    (run.path / "model.safetensors").unlink()
+    (run.path / "model.safetensors").mkdir()
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        run.load_model()
+
+
+# ---------------------------------------------------------------------- exactness
+
+
+def test_a_resume_under_another_kernel_says_so(run, monkeypatch, capsys):
+    assert not Session.resume(run.path).caveats
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert elman(["train", "--resume", str(run.path)]) == 0
+    said = capsys.readouterr().err
+    assert "reference recurrence" in said
+    assert "to rounding, not to the last bit" in said
+
+
+def test_json_is_strict_everywhere(run):
+    assert (
+        strict_json.dumps({"a": [float("nan"), {"b": float("inf")}]})
+        == '{"a": [null, {"b": null}]}'
+    )
+    for path in (run.path / "config.json", *run.path.glob("*.jsonl")):
+        for text in [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines():
+            json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    training = runs.fresh_training(run.config, run.splits(), "cpu")
+    assert training.best == float("inf")
+    run.save_state(training, 0)
+    assert b"Infinity" not in (run.path / "state.safetensors").read_bytes()
+    again = runs.fresh_training(run.config, run.splits(), "cpu")
+    again.load_state_dict(*checkpoints.read(run.path / "state.safetensors", "state"))
+    assert again.best == float("inf")
+
+
+def test_a_record_with_another_type_or_without_a_number_is_refused(run, capsys):
+    line = next(r for r in run.records() if r.kind == "update").json()
+    assert math.isnan(from_json(line | {"perplexity": None}).json()["perplexity"])
+    for wrong in ({**line, "step": "1"}, {**line, "nats": []}, {"kind": "update"}, [], 3, None):
+        with pytest.raises(UserError, match="is not a record"):
+            from_json(wrong)
+    (run.path / "metrics.jsonl").write_text("[" * 100_000 + "\n")
+    assert elman(["report", str(run.path)]) == 2
+    assert "metrics.jsonl is damaged at line 1" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- before work begins
+
+
+@pytest.mark.parametrize("made", ALL_CELLS, ids=str)
+def test_the_number_of_weights_is_known_before_there_are_any(made):
+    model = LanguageModel(7, hidden_size=6, context=3, **made)
+    assert model.shape.weights == sum(p.numel() for p in model.parameters())
+
+
+def test_a_model_beyond_memory_is_refused_with_the_sum():
+    with pytest.raises(UserError, match=r"weights × 4 bytes need .* of memory, and .* available"):
+        LanguageModel(28, hidden_size=10**9)
+    Shape(28, hidden_size=10**9)  # a description costs nothing
+
+
+REFUSED = {
+    "--hidden-size 10000000": "PB of memory",
+    "--hidden-size 99999999999999999999999": "64 bits",
+    "--layers 100000": "at most 1,000",
+    "--seed -1": "at least 0",
+    "--seed 18446744073709551616": "64 bits",
+    "--weight-decay nan": "weight_decay=nan",
+    "--clip inf": "clip=inf",
+    "--min-freq 1000000": "leaves no token",
+    "--memory 1": "budget=1 bytes is too small",
+    "--memory 99999999999999999999999G": "is no size",
+    "--out ''": "an empty path names nothing",
+    "--out /dev/null/x": "is no folder",
+    "--learning-rate 0": "learning_rate=0",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    typed, run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    words = ["train", run.config.data.source, "--out", "new", *shlex.split(typed)]
+    assert elman(words) == 2
+    said = capsys.readouterr().err
+    assert REFUSED[typed] in said
+    assert "held out" not in said, "it had begun"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["--length 100000000", "--length 10000 --samples 100000", "--seed 9223372036854775808"],
+)
+def test_absurd_requests_of_generate_are_refused_at_once(typed, run, capsys):
+    began = time.monotonic()
+    assert elman(["generate", str(run.path), *typed.split()]) == 2
+    assert "error: " in capsys.readouterr().err
+    assert time.monotonic() - began < 5
+
+
+def test_commands_in_the_card_are_quoted(run, tmp_path):
+    odd = shutil.copytree(run.path, tmp_path / "it's a run; rm x")
+    opened = Run.open(odd)
+    opened.save_config(opened.config)
+    lines = (odd / "README.md").read_text().splitlines()
+    typed = [shlex.split(line) for line in lines if line.startswith("elman ")]
+    assert [words[-1] for words in typed] == [str(odd)] * 3
+
+
+# ---------------------------------------------------------------------- streams and names
+
+
+def outside(*words: str | bytes, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "elman", *words]
+    return subprocess.run(command, capture_output=True, timeout=60, **options)
+
+
+def test_closed_streams_are_no_traceback(run):
+    close = {"stdout": lambda: os.close(1), "stderr": lambda: os.close(2)}
+    seen = outside("report", str(run.path), preexec_fn=close["stdout"])
+    assert seen.returncode == 2
+    assert b"stdout is closed" in seen.stderr
+    seen = outside("report", str(run.path), preexec_fn=close["stderr"])
+    assert (seen.returncode, seen.stderr) == (0, b"")
+
+
+def test_undecodable_names_and_prompts_are_served(tiny_run, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/odd-\xff"
+    shutil.copytree(os.fsencode(tiny_run()), odd)
+    for words in (
+        [b"generate", odd, b"--prompt", b"the \xff", b"--length", b"5"],
+        [b"generate", odd, b"--json", b"--length", b"5"],
+        [b"report", odd],
+        [b"train", b"--resume", odd, b"--epochs", b"3"],
+    ):
+        seen = outside(*words)
+        assert seen.returncode == 0, seen.stderr
+    config = replace(Run.open(Path(os.fsdecode(odd))).config)
+    assert config.training.epochs == 3
+
+
+def test_dollars_in_a_text_are_drawn_as_dollars(tmp_path, capsys):
+    text = tmp_path / "dollars.txt"
+    text.write_text("it costs $\\b$ or $x_$ today\n" * 40)
+    small = "--hidden-size 6 --embedding-size 3 --batch-size 2 --window 8 --epochs 1 --device cpu"
+    assert elman(["train", str(text), "--out", str(tmp_path / "run"), *small.split()]) == 0
+    figures = str(tmp_path / "figures")
+    assert elman(["gradients", str(tmp_path / "run"), "--figure", figures]) == 0, (
+        capsys.readouterr()
+    )
