@@ -58,23 +58,20 @@ class Option:
     def refuse_outside(self, name: str, value: Any, kinds: Sequence[type] = (object,)) -> None:
         """Raise a UserError for a value that is not one of the choices, or out of range.
 
-        `kinds` are the types of the field; a number of any library will do for a number.
+        `kinds` are the types of the field; a value of another type is refused, too.
         """
         if self.other is not None and isinstance(value, self.other):
             return
         if self.known:
             if value not in self.known:
                 raise UserError(f"unknown {name} {value!r}", hint=f"one of {', '.join(self.known)}")
-        elif value is None and (self.zero_is_none or type(None) in kinds or object in kinds):
             return
-        elif kinds[0] in KINDS and not isinstance(value, KINDS[kinds[0]][0]):
+        if value is None and (self.zero_is_none or type(None) in kinds or object in kinds):
+            return
+        rule = _other_type(value, kinds) or (None if self._inside(value) else self.range)
+        if rule is not None:
             raise UserError(
-                f"{name}={value!r} must be {KINDS[kinds[0]][1]}",
-                hint=self.hint or f"{name}: {self.help}",
-            )
-        elif not self._inside(value):
-            raise UserError(
-                f"{name}={value} must be {self.range}", hint=self.hint or f"{name}: {self.help}"
+                f"{name}={_short(value)} must be {rule}", hint=self.hint or f"{name}: {self.help}"
             )
 
     @property
@@ -120,10 +117,8 @@ def check(settings: Any, label: str = "{}") -> None:
     kinds = _kinds(type(settings))
     for f in fields(settings):
         if KEY in f.metadata:
-            name, value, option = label.format(f.name), getattr(settings, f.name), f.metadata[KEY]
-            if option.other is None or not isinstance(value, option.other):
-                _refuse_type(name, value, kinds[f.name])
-            option.refuse_outside(name, value, kinds[f.name])
+            said: Option = f.metadata[KEY]
+            said.refuse_outside(label.format(f.name), getattr(settings, f.name), kinds[f.name])
 
 
 @functools.cache
@@ -132,33 +127,28 @@ def _kinds(owner: type) -> dict[str, tuple[type, ...]]:
     return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(owner).items()}
 
 
-def _refuse_type(name: str, value: Any, kinds: Sequence[type]) -> None:
-    """Refuse a value of a type that the field does not have, and numbers beyond 64 bits."""
-    if value is None and type(None) in kinds:
-        return
+def _other_type(value: Any, kinds: Sequence[type]) -> str | None:
+    """What a value must be that is of none of these types, or a number beyond 64 bits; or None."""
     known = [KINDS[kind] for kind in kinds if kind in KINDS]
     fits = any(isinstance(value, kind) and _is_bool(value) == (kind is bool) for kind, _ in known)
     if known and not fits:
-        raise UserError(
-            f"{name}={str(value)[:40]!r} must be {' or '.join(words for _, words in known)}",
-            hint=f"it is a {type(value).__name__} here",
-        )
+        return " or ".join(words for _, words in known)
     if isinstance(value, Integral) and not -LARGEST - 1 <= int(value) <= LARGEST:
-        raise UserError(
-            f"{name}={_short(int(value))} must fit into 64 bits", hint=f"at most {LARGEST:,}"
-        )
+        return f"at most {LARGEST:,}, which fits into 64 bits"
+    return None
 
 
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _short(number: int) -> str:
+def _short(value: Any) -> str:
     """
-    >>> _short(12), _short(10**30)
-    ('12', '1000000000…')
+    >>> _short(12), _short(10**50), _short("12")
+    ('12', '1000000000000000000000000000000000000000…', "'12'")
     """
-    return str(number) if abs(number) < 10**20 else f"{str(number)[:10]}…"
+    text = str(value) if isinstance(value, Real) else repr(value)
+    return text if len(text) <= 40 else text[:40] + "…"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,13 @@
 """Where a verb computes."""
 
 from elman.cli.console import note
-from elman.runs.device import use_threads as use_threads
+
+
+def use_threads(count: int) -> None:
+    """Compute on so many threads from now on; 0: as many as there are."""
+    from elman.runs import device
+
+    device.use_threads(count)
 
 
 def pick(name: str) -> str:

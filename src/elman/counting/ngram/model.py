@@ -30,8 +30,8 @@ class NgramModel(SequenceModel[Context]):
     """Predicts each token from the `order - 1` before it, by counting.
 
     >>> model = NgramModel.fit("abracadabra", order=2, smoothing="laplace", epsilon=0)
-    >>> model.probability("b", "a")                      # a is followed by b, c, d, b
-    0.5
+    >>> model.probability("b", "a")                      # 2 of the 5 times that a occurs
+    0.4
     >>> model.perplexity("abc")
     inf
     """
