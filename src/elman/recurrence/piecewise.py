@@ -104,8 +104,8 @@ def _carried(stack: Stack, strand: Strand, xs: Tensor, states: States, total: To
 def _slid(stack: Stack, strand: Strand, xs: Tensor, states: States, total: Total) -> States:
     """Forwards from block to block, each carried back through its own window.
 
-    Not `sliding.slide`: there the outputs are all at hand and their pulls given; here a block's loss
-    is only known once the block has run, and nothing of it is kept for the next. They share `edges`.
+    Not `sliding.slide`: there all outputs are at hand and their pulls given; here a block's loss is
+    known only once it has run, and nothing of it is kept for the next. They share `edges`.
     """
     zeros = total.pulls.dstates
     dfirst, last = [tuple(d.clone() for d in s) for s in zeros], states
