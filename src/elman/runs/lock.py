@@ -4,7 +4,6 @@ The lock is the operating system's (`flock` on RUN/.lock), so it ends with the p
 it, however that ends: there is nothing stale to clean up after a crash. The file says who holds it.
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -12,6 +11,11 @@ from pathlib import Path
 from typing import final
 
 from elman.errors import UserError
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # not a Unix: as on a file system without locks
+    fcntl = None
 
 NAME = ".lock"
 
@@ -29,6 +33,8 @@ class Lock:
     def _locked(self) -> int:
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            if fcntl is None:
+                return file
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as held:
