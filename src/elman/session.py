@@ -78,7 +78,7 @@ class Session:
         options = presets.expand(preset, given)
         device, data = pick(kept.device), presets.data(options)
         presets.settings(options)  # what is wrong with these is said before the text is read
-        path = kept.out or free_folder(data.source, options["model"])
+        path = Path(kept.out) if kept.out else free_folder(data.source, options["model"])
         check_room(path, kept.force)
         text = prepared.read(data)
         options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read

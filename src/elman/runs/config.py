@@ -1,6 +1,6 @@
 """What a run was asked for, as config.json holds it, and the model and training it describes."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,9 @@ class Config:
 
 
 def shape_of(model: dict[str, Any]) -> Shape:
-    """The shape that config.json holds as plain values."""
+    """The shape that config.json holds as plain values, every one of them."""
+    if missing := {f.name for f in fields(Shape)} - model.keys():
+        raise KeyError(*missing)
     return Shape(**{**model, "dropout": Dropout(**model["dropout"])})
 
 

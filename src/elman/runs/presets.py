@@ -113,14 +113,12 @@ DEFAULT = "auto"
 def named(preset: str, given: Options, size: Size | None = None) -> Options:
     """The options that a preset stands for, beside those that were given.
 
-    Without the size of the text, those that follow from it are left out.
+    Without the size of the text, those that follow from it are those of a short one.
     """
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
     options = PRESETS[preset]
-    if not callable(options):
-        return options
-    return {} if size is None else options(size, given)
+    return options(size or Size(0, 0), given) if callable(options) else options
 
 
 def expand(preset: str, given: Options, size: Size | None = None) -> Options:
