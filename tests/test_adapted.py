@@ -255,7 +255,7 @@ def test_any_module_writes_as_in_the_notes(name):
 def test_updates_run_piecewise_and_say_why():
     said = training(build("concise")).explain()
     assert said.runs == "piecewise"
-    assert said.reasons["native"] == "the model, a RNNModel, is no elman.LanguageModel"
+    assert said.reasons["native"] == "the model, a RNNModel, is not an elman.LanguageModel"
 
 
 def test_asking_what_a_module_returns_leaves_it_and_chance_alone():
@@ -288,7 +288,7 @@ class Plain:
 
 
 REFUSED = {
-    "no module": (Plain, r"a Plain is no torch\.nn\.Module.*nn\.ParameterList"),
+    "no module": (Plain, r"a Plain is not a torch\.nn\.Module.*nn\.ParameterList"),
     "no weights": (nn.Identity, "has no parameters to train"),
     "no state": (lambda: Odd(lambda ids: torch.zeros(2, 3, VOCAB)), r"must return \(logits, state"),
     "time first": (

@@ -105,7 +105,7 @@ def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
         (["--out", "/"], "/ is a folder, not a file"),
         (["--encoding", "undefined"], "unknown encoding 'undefined'"),
         (["--encoding", "rot13"], "unknown encoding 'rot13'"),
-        (["--validation", "nan"], "--validation nan is no number"),
+        (["--validation", "nan"], "--validation nan is not a number"),
         (["--order", "1-2", "--generate", "9"], "only one can be written"),
         (["--epsilon", "1"], "belong to Laplace"),
         (["--smoothing", "laplace", "--epsilon", "x"], "--epsilon x must be numbers"),

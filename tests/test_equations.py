@@ -319,7 +319,7 @@ def test_the_double_sum_is_the_whole_gradient(p: Problem):
 def test_what_is_not_there_is_refused(p: Problem):
     with pytest.raises(UserError, match="2 steps have no third loss"):
         eq.third_loss_terms(p.book, p.xs, p.ys, p.h0)
-    with pytest.raises(UserError, match="t=0 is no step of 2"):
+    with pytest.raises(UserError, match="t=0 is not a step of 2"):
         eq.loss_terms(p.book, p.xs, p.ys, p.h0, 0)
     with pytest.raises(UserError, match="terms=0"):
         eq.closed_form(p.xs[:, 0], p.xs[:, 1], terms=0)

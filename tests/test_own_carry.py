@@ -111,7 +111,7 @@ def test_without_a_name_it_trains_but_is_not_written_down():
     reading = Reading(carry=Fading(9))
     with pytest.raises(UserError, match=r"Fading\(window=9, decay=0.5\) has no name"):
         reading.check_storable()
-    with pytest.raises(UserError, match=r"Checkpointed\(every=3.*is no number of bytes"):
+    with pytest.raises(UserError, match=r"Checkpointed\(every=3.*is not a number of bytes"):
         Reading(memory=Checkpointed(every=3)).check_storable()
 
 

@@ -29,7 +29,7 @@ CALLS = {
     "unknown ids held out": (lambda: Training(MODEL, IDS, IDS + 3), "3 to 7 must lie in 0 to 4"),
     "halves held out": (lambda: Training(MODEL, IDS, IDS / 2), "not 1-dimensional float64"),
     "lines held out": (lambda: Training(MODEL, IDS, IDS.reshape(2, -1)), "not 2-dimensional"),
-    "a name of a model": (lambda: Training("gru", IDS), r"a str is no torch\.nn\.Module"),
+    "a name of a model": (lambda: Training("gru", IDS), r"a str is not a torch\.nn\.Module"),
     "another's state": (
         lambda: Training(MODEL, IDS).load_state_dict({}, {}),
         "bias_q is absent there",

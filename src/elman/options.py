@@ -174,13 +174,13 @@ class Described:
 def described(owner: type, prefix: str = "") -> list[Described]:
     """The options among the fields of a dataclass, in their order."""
     kinds = _kinds(owner)
-    found = []
+    options = []
     for f in fields(owner):
         if KEY in f.metadata:
             said: Option = f.metadata[KEY]
             name = said.name or prefix + f.name
-            found.append(Described(name, owner, f.name, kinds[f.name][0], f.default, said))
-    return found
+            options.append(Described(name, owner, f.name, kinds[f.name][0], f.default, said))
+    return options
 
 
 def stored(options: Iterable[Described], values: Mapping[str, Any]) -> dict[str, Any]:

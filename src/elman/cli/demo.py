@@ -177,14 +177,14 @@ def quoted_lines(text: str, lines: int = 3) -> list[str]:
 
 def compare(stage: Stage, text: str) -> dict[str, float]:
     """The network beside Kneser–Ney and both together, on the text that was held out."""
-    found = answer(stage.command("evaluate", str(stage.out), "--mix", MIX, "--json"))
-    counting = {name: s["nats_per_token"] for name, s in found["baselines"].items()}
+    scored = answer(stage.command("evaluate", str(stage.out), "--mix", MIX, "--json"))
+    counting = {name: s["nats_per_token"] for name, s in scored["baselines"].items()}
     best = min((name for name in counting if name.startswith("kneser")), key=counting.__getitem__)
     scores = {
         "unigram": counting["unigram"],
         best: counting[best],
-        "network": found["nats_per_token"],
-        "mixture": found["mixture"]["nats_per_token"],
+        "network": scored["nats_per_token"],
+        "mixture": scored["mixture"]["nats_per_token"],
     }
     names = {
         "unigram": "guessing by frequency",
@@ -208,11 +208,11 @@ def look(stage: Stage) -> dict[str, Any]:
     """How far back the gradient reaches, in one line and in one picture."""
     pictures = stage.out / "pictures"
     shown = ["gradients", str(stage.out), "--figure", str(pictures), "--draws", "4"]
-    found = answer([*stage.command(*shown), "--json"])
-    stage.say(f"  {found['verdict'].splitlines()[0]}", "", *bars(found["mean_norm_by_lag"]))
-    stage.say(f"  drawn, with {len(found['figures']) - 1} more pictures: {pictures / 'lags.svg'}")
+    seen = answer([*stage.command(*shown), "--json"])
+    stage.say(f"  {seen['verdict'].splitlines()[0]}", "", *bars(seen["mean_norm_by_lag"]))
+    stage.say(f"  drawn, with {len(seen['figures']) - 1} more pictures: {pictures / 'lags.svg'}")
     kept = ("half_within", "ninety_within", "window", "window_keeps", "settled")
-    return {name: found[name] for name in kept}
+    return {name: seen[name] for name in kept}
 
 
 def bars(norms: list[float]) -> list[str]:
@@ -285,10 +285,10 @@ def fingerprint(out: Path) -> str:
     from elman.runs import checkpoints
 
     tensors, _ = checkpoints.read(out / "state.safetensors", "state")
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------- commands

@@ -122,9 +122,9 @@ def forecast(
     given = series.load(source, seed=seed, **{k: v for k, v in asked.items() if v is not None})
     with progress() as bar:
         task = bar.add_task("", total=None)
-        found = fit_and_measure(given, settings, _teller(bar, task))
-    answer = found.answer()
-    write_files(found, answer, out, figure, output, given)
+        experiment = fit_and_measure(given, settings, _teller(bar, task))
+    answer = experiment.answer()
+    write_files(experiment, answer, out, figure, output, given)
     report(answer, as_json=json)
     say_next(source, answer, out, steps)
 
@@ -180,18 +180,18 @@ def levels_of(words: list[str] | None) -> tuple[float, ...]:
     """Percents from words like "80,95"; a number below 1 is a share."""
     from elman.errors import UserError
 
-    found = []
+    levels = []
     for word in ",".join(words or ["90"]).replace(" ", ",").split(","):
         try:
             value = float(word)
         except ValueError:
             raise UserError(f"--level {word!r} is not a number", hint="--level 80,95") from None
-        found.append(round(100 * value, 6) if 0 < value < 1 else value)
-    return tuple(dict.fromkeys(found))
+        levels.append(round(100 * value, 6) if 0 < value < 1 else value)
+    return tuple(dict.fromkeys(levels))
 
 
 def write_files(
-    found: Experiment,
+    experiment: Experiment,
     answer: dict[str, Any],
     out: Path | None,
     figure: Path | None,
@@ -208,17 +208,17 @@ def write_files(
     from elman.reports import forecast_report
 
     if figure is not None:
-        answer["figure"] = str(save_figure(overview(found), figure))
+        answer["figure"] = str(save_figure(overview(experiment), figure))
     if output is not None:
-        rows = rows_ahead(found.series, found.ahead, found.settings.model)
+        rows = rows_ahead(experiment.series, experiment.ahead, experiment.settings.model)
         answer["output"] = str(tables.write(rows, output))
     if out is not None:
         reading = given[0].reading or Reading()
         columns = given[0].columns
-        saved = Saved(found.ensemble, reading, columns, found.settings.calendar)
+        saved = Saved(experiment.ensemble, reading, columns, experiment.settings.calendar)
         extra = {k: answer[k] for k in ("model", "verdicts", "warning", "losses")}
         answer["run"] = str(save_ensemble(saved, out, extra))
-        answer["report"] = str(forecast_report.write(out, found, answer, overview(found)))
+        answer["report"] = str(forecast_report.write(out, experiment, answer, overview(experiment)))
 
 
 def continue_run(

@@ -150,9 +150,9 @@ def _searched(
     from elman.generation import beam_search
 
     return [
-        Text(shown, iter(found.ids), {"log_probability": found.log_probability})
+        Text(shown, iter(beam_text.ids), {"log_probability": beam_text.log_probability})
         for ids, shown in prompts
-        for found in beam_search(model, ids, length, beam, **choices)
+        for beam_text in beam_search(model, ids, length, beam, **choices)
     ]
 
 

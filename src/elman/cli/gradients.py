@@ -62,7 +62,7 @@ def gradients(
     ids = text[: steps or NEAR]
     far = text[: steps or (FAR if lags is None else max(NEAR, 2 * lags + 1))]
     passage = d.Passage.read(model, ids)
-    found = {
+    measures = {
         "by_lag": d.by_lag(d.Passage.read(model, far), lags),
         "units": d.units(passage),
         "exponents": d.lyapunov_exponents(d.Passage.read(model, ids[:101]), 1),
@@ -70,14 +70,14 @@ def gradients(
         "carries": d.compare_carries(model, ids, min(window, (len(ids) - 1) // 2), draws),
         "clipping": norms(opened),
     }
-    answer = summary(found, window, len(passage))
+    answer = summary(measures, window, len(passage))
     if figure is not None:
-        answer["figures"] = draw(figure, opened, model, ids, found, window)
+        answer["figures"] = draw(figure, opened, model, ids, measures, window)
     if json:
         emit(answer)
         return
     print(answer["verdict"])
-    print_numbers(found, window)
+    print_numbers(measures, window)
     quoted = shlex.quote(str(run))
     if figure is None:
         note(f"next: elman gradients {quoted} --figure {shlex.quote(str(run / 'pictures'))}")
@@ -128,10 +128,10 @@ def verdict(by_lag: ByLag, units: Units, exponent: float, window: int) -> str:
     )
 
 
-def summary(found: dict[str, Any], window: int, steps: int) -> dict[str, Any]:
+def summary(measures: dict[str, Any], window: int, steps: int) -> dict[str, Any]:
     """Everything that was measured, as JSON."""
-    by_lag, units = found["by_lag"], found["units"]
-    exponent = float(found["exponents"][0])
+    by_lag, units = measures["by_lag"], measures["units"]
+    exponent = float(measures["exponents"][0])
     return {
         "verdict": verdict(by_lag, units, exponent, window),
         "steps": steps,
@@ -152,9 +152,9 @@ def summary(found: dict[str, Any], window: int, steps: int) -> dict[str, Any]:
             {gate: float(v.mean()) for gate, v in layer.items()} for layer in units.openness
         ],
         "largest_lyapunov_exponent": exponent,
-        "spectral_radius": found["radius"],
-        "carries": [carry_record(score) for score in found["carries"]],
-        "clipping": vars(found["clipping"]) if found["clipping"] else None,
+        "spectral_radius": measures["radius"],
+        "carries": [carry_record(score) for score in measures["carries"]],
+        "clipping": vars(measures["clipping"]) if measures["clipping"] else None,
     }
 
 
@@ -162,9 +162,9 @@ def carry_record(score: CarryScore) -> dict[str, Any]:
     return {**vars(score), "carry": score.name}
 
 
-def print_numbers(found: dict[str, Any], window: int) -> None:
+def print_numbers(measures: dict[str, Any], window: int) -> None:
     """The numbers behind the verdict."""
-    by_lag, units = found["by_lag"], found["units"]
+    by_lag, units = measures["by_lag"], measures["units"]
     print("\nlag      mean ‖∂L/∂h‖   share so far")
     for k in sorted({0, 1, 2, 5, 10, 20, window, len(by_lag.share) - 1}):
         if k < len(by_lag.share):
@@ -175,16 +175,16 @@ def print_numbers(found: dict[str, Any], window: int) -> None:
             said = ", ".join(f"{gate} {v.mean():.2f}" for gate, v in layer.items())
             print(f"\nlayer {i + 1} gates, mean opening: {said}")
     print(
-        f"\nlargest Lyapunov exponent {found['exponents'][0]:+.3f} per step; "
-        f"spectral radius of W_hh {', '.join(f'{r:.2f}' for r in found['radius'])}"
+        f"\nlargest Lyapunov exponent {measures['exponents'][0]:+.3f} per step; "
+        f"spectral radius of W_hh {', '.join(f'{r:.2f}' for r in measures['radius'])}"
     )
     print(f"\n{'carry':36}{'cosine':>8}{'norm':>7}{'bias':>7}{'noise':>7}{'steps kept':>12}")
-    for s in found["carries"]:
+    for s in measures["carries"]:
         print(
             f"{s.name:36}{s.cosine:8.4f}{s.norm_ratio:7.2f}{s.bias:7.3f}{s.deviation:7.3f}"
             f"{s.steps_kept:12}"
         )
-    clip = found["clipping"]
+    clip = measures["clipping"]
     if clip:
         print(
             f"\ngradient norms of the training: median {clip.median:.3g}, 90 % below "
@@ -203,7 +203,7 @@ def beyond(by_lag: ByLag) -> str:
 
 
 def draw(
-    folder: Path, opened: Run, model: LanguageModel, ids: Any, found: dict[str, Any], window: int
+    folder: Path, opened: Run, model: LanguageModel, ids: Any, measures: dict[str, Any], window: int
 ) -> list[str]:
     """Every picture, as SVG files in a folder."""
     from elman import diagnostics as d
@@ -214,7 +214,7 @@ def draw(
     tokens = [str(opened.vocab.to_tokens(int(i))) for i in ids[:60]]
     short = d.Passage.read(model, ids[:60])
     drawn = {
-        "lags": pictures.lags(found["by_lag"], window),
+        "lags": pictures.lags(measures["by_lag"], window),
         "units": pictures.units(d.units(short), tokens[:-1]),
         "directions": pictures.directions(d.singular_values(short, _lags(len(short)))),
         "tokens": pictures.attribution(

@@ -39,7 +39,7 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(value, int) and abs(value) > LARGEST:
                 raise UserError(f"{flag(name)} must fit into 64 bits", hint=f"at most {LARGEST:,}")
             if isinstance(value, float) and math.isnan(value):
-                raise UserError(f"{flag(name)} nan is no number", hint="leave it out")
+                raise UserError(f"{flag(name)} nan is not a number", hint="leave it out")
         return verb(*positional, **options)
 
     return called

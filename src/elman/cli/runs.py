@@ -31,17 +31,17 @@ def runs(
     given = folders or [Path("runs")]
     listing = len(given) == 1 and not comparison.is_run(given[0])
     paths = comparison.below(given[0]) if listing else given
-    found = [comparison.summary(path) for path in paths]
-    found = comparison.best_first(found) if listing else found
+    summaries = [comparison.summary(path) for path in paths]
+    summaries = comparison.best_first(summaries) if listing else summaries
     if as_json:
-        emit({"runs": [s.json() for s in found], "differ": comparison.differing(found)})
+        emit({"runs": [s.json() for s in summaries], "differ": comparison.differing(summaries)})
         return
-    if not found:
+    if not summaries:
         raise UserError(f"there are no runs in {given[0]}", hint="elman train BOOK.txt makes one")
-    whole = [s for s in found if not s.problem]
+    whole = [s for s in summaries if not s.problem]
     if whole:
         typer.echo(_listed(whole) if listing else _side_by_side(whole))
-    for broken in found[len(whole) :] if listing else [s for s in found if s.problem]:
+    for broken in summaries[len(whole) :] if listing else [s for s in summaries if s.problem]:
         note(f"{broken.path}: {broken.problem}")
     note(_next(comparison.best_first(whole)))
 
@@ -84,8 +84,8 @@ def _scores(run: "Summary") -> list[str]:
 
     far = [f"{run.step:,}", f"{run.progress:.0%}"]
     if run.result is not None:
-        found = run.result
-        scores = (found.nats_per_token, found.perplexity, found.bits_per_char)
+        result = run.result
+        scores = (result.nats_per_token, result.perplexity, result.bits_per_char)
         return [*far, f"{scores[0]:.4f}", f"{scores[1]:.3f}", f"{scores[2]:.4f}"]
     if math.isnan(run.best):
         return [*far, "–", "–", "–"]

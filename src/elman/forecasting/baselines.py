@@ -110,7 +110,7 @@ class Drift(Forecaster):
 
 def baselines(season: int | None) -> dict[str, Forecaster]:
     """The baselines by name; the seasonal one only where the season is known."""
-    found: dict[str, Forecaster] = {"last": Last(), "mean": Mean(), "drift": Drift()}
+    models: dict[str, Forecaster] = {"last": Last(), "mean": Mean(), "drift": Drift()}
     if season:
-        found["seasonal"] = Seasonal(season)
-    return found
+        models["seasonal"] = Seasonal(season)
+    return models

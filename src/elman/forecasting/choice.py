@@ -41,33 +41,33 @@ def candidates(plan: Plan, panel: list[Series], seconds: float) -> list[Method]:
     """
     season = plan.season
     positive = all((s.values > 0).all() for s in panel)
-    found = [Method("last"), Method("mean"), Method("drift"), Method("ets")]
+    methods = [Method("last"), Method("mean"), Method("drift"), Method("ets")]
     taus = sorted({plan.window(4), plan.window(8), min(2 * (season or 6) + 1, plan.length // 3)})
     lags: list[tuple[int, ...]] = [(), (1,)]
     if season:
-        found.append(Method("seasonal"))
+        methods.append(Method("seasonal"))
         lags += [(season,), (season, 1)]
     for tau in (t for t in taus if t >= 1):
         if plan.inputs:
-            found.append(Method("linear", {"tau": tau}))
+            methods.append(Method("linear", {"tau": tau}))
         else:
-            found += [Method("linear", {"tau": tau}, lag) for lag in lags]
+            methods += [Method("linear", {"tau": tau}, lag) for lag in lags]
     if season:
         short = Method("linear", {"tau": min(4, plan.length // 3)}, deseasonalised=True)
-        found.append(short)
+        methods.append(short)
         if not plan.inputs:
-            found += [replace(short, difference=(1,)), Method("mean", deseasonalised=True)]
-            found += [replace(short, logged=True)] if positive else []
+            methods += [replace(short, difference=(1,)), Method("mean", deseasonalised=True)]
+            methods += [replace(short, logged=True)] if positive else []
     if any((s.values == 0).mean() > 0.2 for s in panel):  # demand that comes now and then
-        found += [Method("mean", median=True), Method("ets", median=True)]
+        methods += [Method("mean", median=True), Method("ets", median=True)]
     if positive and not plan.inputs:
-        found.append(Method("ets", logged=True))
-        found += [Method("linear", {"tau": taus[-1]}, lag, logged=True) for lag in lags]
+        methods.append(Method("ets", logged=True))
+        methods += [Method("linear", {"tau": taus[-1]}, lag, logged=True) for lag in lags]
     for method in _networks(plan, panel):
         if expected_seconds(method, panel) <= seconds:
-            found.append(method)
+            methods.append(method)
             seconds -= expected_seconds(method, panel)
-    return found
+    return methods
 
 
 def _networks(plan: Plan, panel: list[Series]) -> list[Method]:
@@ -107,8 +107,8 @@ def naive_errors(panel: list[Series], windows: Windows) -> NDArray[np.float64]:
         known = s.values[: windows.starts(len(s))[0], 0]
         m = s.season if s.season and len(known) > s.season else 1
         units.append(float(np.abs(known[m:] - known[:-m]).mean()) if len(known) > m else 0.0)
-    found = np.array(units)
-    return np.where(found > 0, found, np.nan)
+    scales = np.array(units)
+    return np.where(scales > 0, scales, np.nan)
 
 
 def score(backtests: list[Backtest], units: NDArray[np.float64], windows: Sequence[int]) -> Scores:
@@ -141,11 +141,11 @@ def try_all(
             if len(shortest) <= model.lags + (windows.steps if method.of.network else 1):
                 left_out[method.label] = f"reads {model.lags} values, and there are too few"
                 continue
-            found = cross_validate(method, panel, windows, seed=seed)
-            if any(_runs_away(b, s) for b, s in zip(found, panel, strict=True)):
+            backtests = cross_validate(method, panel, windows, seed=seed)
+            if any(_runs_away(b, s) for b, s in zip(backtests, panel, strict=True)):
                 left_out[method.label] = "its forecasts run away from the data"
                 continue
-            tried[method.label] = found
+            tried[method.label] = backtests
         except UserError as refusal:
             left_out[method.label] = refusal.message
     return tried, left_out

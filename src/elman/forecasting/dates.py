@@ -176,14 +176,14 @@ def _local(
 ) -> dt.datetime:
     """A wall-clock time in its zone; the second of two equal ones is after the clocks went back."""
     fold = int(row > 0 and moments[row - 1] >= moment)
-    found = moment.replace(tzinfo=zone, fold=fold)
-    if found.astimezone(dt.UTC).astimezone(zone).replace(tzinfo=None) != moment:
+    local = moment.replace(tzinfo=zone, fold=fold)
+    if local.astimezone(dt.UTC).astimezone(zone).replace(tzinfo=None) != moment:
         raise UserError(
             f"{table.where(row)}, column {column!r}: {moment} does not exist in {zone.key}, "
             "where the clocks went forward",
             hint="check --timezone; perhaps the times are UTC",
         )
-    return found
+    return local
 
 
 def _zone(name: str | None) -> ZoneInfo | None:
@@ -329,9 +329,9 @@ def frequency_of(moments: Sequence[Moment], table: Table, column: str) -> Freque
         return Frequency("day")
     dates = [m for m in moments if isinstance(m, dt.datetime)]
     for candidate in (_monthly, _business_daily, _daily):
-        found = candidate(dates)
-        if found is not None:
-            return _check(found, moments, table, column)
+        frequency = candidate(dates)
+        if frequency is not None:
+            return _check(frequency, moments, table, column)
     seconds = [int(_utc(b).timestamp() - _utc(a).timestamp()) for a, b in _pairs(dates)]
     if min(seconds) < 1:
         raise UserError(

@@ -68,8 +68,8 @@ class Deseasonalised(Forecaster):
             for row in (1.0, when, when**2.0, values[:, None], when * values[:, None])
         )
         slope = (stx - st * sx / n).sum(1, keepdims=True) / (stt - st**2 / n).sum(1, keepdims=True)
-        found = sx / n - slope * st / n
-        return found - found.mean(1, keepdims=True)
+        level = sx / n - slope * st / n
+        return level - level.mean(1, keepdims=True)
 
     def _without(self, values: Values) -> Values:
         pattern = self.patterns(values, np.array([len(values)]))[0]

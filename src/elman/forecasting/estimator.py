@@ -144,10 +144,10 @@ class SeriesForecaster:
         settings = self._settings(
             windows=self.windows if windows is None else windows, every=self.steps
         )
-        found = experiment.fit_and_measure(self._series(data), settings)
+        measured = experiment.fit_and_measure(self._series(data), settings)
         rows: dict[str, list[Any]] = {"unique_id": [], "ds": [], "cutoff": [], "y": []}
-        backtests = found.backtests()
-        for i, s in enumerate(found.series[j] for j in found.compared):
+        backtests = measured.backtests()
+        for i, s in enumerate(measured.series[j] for j in measured.compared):
             first = next(iter(backtests.values()))[i]
             for n, o in enumerate(first.origins.tolist()):
                 rows["unique_id"] += [s.name] * settings.steps
@@ -156,7 +156,7 @@ class SeriesForecaster:
                 rows["y"] += first.truth[n].tolist()
                 for name, rivals in backtests.items():
                     rows.setdefault(name, []).extend(rivals[i].point[n].tolist())
-        return _in_kind(rows, data, _has_dates(found.series))
+        return _in_kind(rows, data, _has_dates(measured.series))
 
     # Keeping
 
@@ -174,12 +174,12 @@ class SeriesForecaster:
         names = ("time", "group", "column", "known", "past", "static", "fill", "date_format")
         told = {k: getattr(saved.reading, k) for k in (*names, "timezone", "season")}
         told["column"] = told["column"] or saved.columns
-        found = cls(
+        estimator = cls(
             "forecast", saved.ensemble.steps, levels=tuple(saved.ensemble.widen),
             calendar=saved.calendar, **told,
         )  # fmt: skip
-        found.ensemble_, found.series_, found._like = saved.ensemble, [], None
-        return found
+        estimator.ensemble_, estimator.series_, estimator._like = saved.ensemble, [], None
+        return estimator
 
     # Inside
 

@@ -254,12 +254,12 @@ class Scores:
 
     def plain(self) -> dict[str, Any]:
         """As JSON; the first level's coverage and width under their own names, all under theirs."""
-        found = {k: plain(v) for k, v in vars(self).items()}
+        record = {k: plain(v) for k, v in vars(self).items()}
         first = next(iter(self.coverage), None)
-        found["coverage"] = plain(self.coverage[first]) if first is not None else None
-        found["width"] = plain(self.width[first]) if self.width and first is not None else None
-        found["coverage_by_level"] = {f"{k:g}": plain(v) for k, v in self.coverage.items()}
-        return found
+        record["coverage"] = plain(self.coverage[first]) if first is not None else None
+        record["width"] = plain(self.width[first]) if self.width and first is not None else None
+        record["coverage_by_level"] = {f"{k:g}": plain(v) for k, v in self.coverage.items()}
+        return record
 
 
 def measured(rows: list[Backtest], units: NDArray[np.float64], levels: Sequence[float]) -> Scores:
@@ -357,17 +357,18 @@ def fit_and_measure(
 
 def single_columns(series: Sequence[Series]) -> list[Series]:
     """One series a column, named after both where that tells them apart."""
-    found = [c for s in series for c in s.each_column()]
+    columns = [c for s in series for c in s.each_column()]
     if any(len(s.columns) > 1 for s in series):
         several = len(series) > 1
-        found = [
-            replace(c, name=f"{c.name}, {c.columns[0]}" if several else c.columns[0]) for c in found
+        columns = [
+            replace(c, name=f"{c.name}, {c.columns[0]}" if several else c.columns[0])
+            for c in columns
         ]
-    names = [c.name for c in found]
+    names = [c.name for c in columns]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two series are called {name!r}", hint="rename one of them")
-    return found
+    return columns
 
 
 def check(columns: list[Series], settings: Settings) -> None:
@@ -380,10 +381,10 @@ def check(columns: list[Series], settings: Settings) -> None:
             "were given",
             hint=f"--model {' or '.join(readers)}, or auto",
         )
-    for s, found in zip(columns, inputs, strict=True):
-        if found is not None:
+    for s, given_inputs in zip(columns, inputs, strict=True):
+        if given_inputs is not None:
             try:
-                found.check(len(s) + settings.steps)
+                given_inputs.check(len(s) + settings.steps)
             except UserError as short:
                 raise UserError(f"{s.name}: {short.message}", hint=short.hint) from short
 
@@ -393,16 +394,16 @@ def _rivals(settings: Settings, plan: Any, columns: list[Series]) -> list[Method
     if settings.model == "auto":
         return choice.candidates(plan, columns, 60 * settings.minutes)
     asked = settings.method()
-    found = [asked]
+    methods = [asked]
     if asked.of.direct and settings.steps > 1 and not plan.inputs:
-        found.append(replace(asked, direct=True, name=f"{asked.name}, direct"))
+        methods.append(replace(asked, direct=True, name=f"{asked.name}, direct"))
     baselines = ["last", "mean", "drift", "ets", *(["seasonal"] if plan.season else [])]
     if plan.season is None and settings.model == "seasonal":
         raise UserError("the seasonal model needs to know the season", hint="--season 12")
-    found += [Method(n) for n in baselines]
+    methods += [Method(n) for n in baselines]
     if asked.kind != "linear":
-        found.append(Method("linear"))
-    return list({m.label: m for m in found}.values())
+        methods.append(Method("linear"))
+    return list({m.label: m for m in methods}.values())
 
 
 def _plan_in_words(
@@ -486,9 +487,9 @@ def widening(rows: list[Backtest], level: float) -> float:
         side = np.where(b.truth < middle, middle - low, high - middle)
         missed = np.abs(b.truth - middle)
         ratios.append(np.divide(missed, side, out=np.ones_like(missed), where=side > 0).ravel())
-    found = np.sort(np.concatenate(ratios))
-    rank = math.ceil((len(found) + 1) * level / 100)
-    wanted = found[min(rank, len(found)) - 1]
+    ordered = np.sort(np.concatenate(ratios))
+    rank = math.ceil((len(ordered) + 1) * level / 100)
+    wanted = ordered[min(rank, len(ordered)) - 1]
     worth = sum(len(set(b.window.tolist())) for b in rows)
     trust = worth / (worth + 10)
     return float(np.clip(wanted, 0.2, 5.0) ** trust)
@@ -539,20 +540,20 @@ def match(
 
 def losses(ensemble: Ensemble) -> dict[str, Any]:
     """The training loss, epoch by epoch, of every network."""
-    found: dict[str, Any] = {}
+    rows_by_name: dict[str, Any] = {}
     for name, fitted in ensemble.fitted.items():
         rows = getattr(fitted.models[0], "losses", None)
         if rows is not None:
-            found[name] = list(rows)
-    return found
+            rows_by_name[name] = list(rows)
+    return rows_by_name
 
 
 def look_ahead_plain(series: list[Series], ahead: list[Ahead]) -> dict[str, Any]:
     """Forecasts as JSON: by series, then by column."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for s, path in zip(series, ahead, strict=True):
         first = next(iter(path.low), None)
-        found.setdefault(s.name, {})[s.columns[0]] = {
+        nested.setdefault(s.name, {})[s.columns[0]] = {
             "time": list(path.times),
             "mean": plain(path.point),
             "low": plain(path.low[first]) if first is not None else [],
@@ -562,7 +563,7 @@ def look_ahead_plain(series: list[Series], ahead: list[Ahead]) -> dict[str, Any]
                 for level in path.low
             },
         }
-    return found
+    return nested
 
 
 def plain(value: Any) -> Any:
@@ -594,15 +595,15 @@ def _growth(score: Scores) -> dict[str, Any] | None:
 
 def rows_ahead(series: Sequence[Series], ahead: Sequence[Ahead], name: str) -> dict[str, list[Any]]:
     """Forecasts as columns of a long table, called as Nixtla's libraries call them."""
-    found: dict[str, list[Any]] = {"unique_id": [], "ds": [], name: []}
+    table: dict[str, list[Any]] = {"unique_id": [], "ds": [], name: []}
     levels = sorted(ahead[0].low)
     ends = [f"{name}-lo-{x:g}" for x in reversed(levels)] + [f"{name}-hi-{x:g}" for x in levels]
-    found |= {c: [] for c in ends}
+    table |= {c: [] for c in ends}
     for s, path in zip(series, ahead, strict=True):
-        found["unique_id"] += [s.name] * len(path.times)
-        found["ds"] += list(path.times)
-        found[name] += path.point.tolist()
+        table["unique_id"] += [s.name] * len(path.times)
+        table["ds"] += list(path.times)
+        table[name] += path.point.tolist()
         for level in levels:
-            found[f"{name}-lo-{level:g}"] += path.low[level].tolist()
-            found[f"{name}-hi-{level:g}"] += path.high[level].tolist()
-    return found
+            table[f"{name}-lo-{level:g}"] += path.low[level].tolist()
+            table[f"{name}-hi-{level:g}"] += path.high[level].tolist()
+    return table

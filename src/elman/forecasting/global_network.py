@@ -287,8 +287,8 @@ class Global(Forecaster):
             x, future, static, base, unit = self._windows(panel, np.zeros_like(some), some)
             z = self.net(x, future, static).double().numpy()
             rows.append(base[..., None] + unit[:, None, None] * z)
-        found = np.concatenate(rows)[:, :steps]
-        wanted = _interpolated(found, np.asarray(levels))
+        quantiles = np.concatenate(rows)[:, :steps]
+        wanted = _interpolated(quantiles, np.asarray(levels))
         return wanted[:, :, None]
 
     def forecasts(
@@ -322,12 +322,14 @@ class Global(Forecaster):
         self.net.load_state_dict(weights)
 
 
-def _interpolated(found: NDArray[np.float64], levels: NDArray[np.float64]) -> NDArray[np.float64]:
+def _interpolated(
+    quantiles: NDArray[np.float64], levels: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Quantiles between the ones that were learned; outside them, extended in proportion."""
     grid = np.array(QUANTILES)
     at = np.clip(np.searchsorted(grid, levels) - 1, 0, len(grid) - 2)
     share = (levels - grid[at]) / (grid[at + 1] - grid[at])
-    return found[..., at] + share * (found[..., at + 1] - found[..., at])
+    return quantiles[..., at] + share * (quantiles[..., at + 1] - quantiles[..., at])
 
 
 def _none(values: Values) -> Inputs:

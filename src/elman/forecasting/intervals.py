@@ -150,9 +150,9 @@ def _shape(residuals: Paths, spread: Values) -> NDArray[np.float64]:
         unit = np.where(spread[:, j] > 0, spread[:, j], 1.0)[: residuals.shape[1]]
         z = residuals[:, :, j] / unit
         first = z[:, 0][~np.isnan(z[:, 0])]
-        found = np.quantile(z[~np.isnan(z)], GRID)
+        quantiles = np.quantile(z[~np.isnan(z)], GRID)
         trust = len(first) / (len(first) + 20)
-        columns.append(trust * found + (1 - trust) * _normal(1)[:, 0])
+        columns.append(trust * quantiles + (1 - trust) * _normal(1)[:, 0])
     return np.stack(columns, axis=1)
 
 

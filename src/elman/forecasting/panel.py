@@ -69,8 +69,8 @@ def with_calendar(series: Series, steps: int) -> Series:
 
 def inputs_of(series: Series, model: Forecaster | None = None) -> Inputs | None:
     """A series' inputs; None where it has none, or the model does not read any."""
-    found = Inputs(series.known, series.past, series.static)
-    return found if found.width and (model is None or model.reads_inputs) else None
+    inputs = Inputs(series.known, series.past, series.static)
+    return inputs if inputs.width and (model is None or model.reads_inputs) else None
 
 
 def plan_for(panel: list[Series], steps: int, seed: int = 0) -> Plan:

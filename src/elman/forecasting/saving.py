@@ -193,9 +193,9 @@ def _format_of(folder: Path) -> str | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    found = config.get("format") if isinstance(config, dict) else None
-    ours = isinstance(found, str) and found.startswith(("elman-forecaster-", "elman-forecast-"))
-    return found if ours else None
+    format = config.get("format") if isinstance(config, dict) else None
+    ours = isinstance(format, str) and format.startswith(("elman-forecaster-", "elman-forecast-"))
+    return format if ours else None
 
 
 def _write(folder: Path, config: dict[str, Any], arrays: State) -> Path:
@@ -219,8 +219,8 @@ def _read(folder: Path, wanted: str) -> tuple[dict[str, Any], State]:
     text = read_bytes(folder / "config.json")
     config = json.loads(text)
     if not isinstance(config, dict) or config.get("format") != wanted:
-        found = config.get("format") if isinstance(config, dict) else None
-        raise ValueError(f"its format is {found!r}, not {wanted!r}")
+        format = config.get("format") if isinstance(config, dict) else None
+        raise ValueError(f"its format is {format!r}, not {wanted!r}")
     check_seal(text, folder / "config.json")
     weights = read_sealed(folder / "model.safetensors")
     if hashlib.sha256(weights).hexdigest() != config["weights"]:

@@ -241,17 +241,17 @@ def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
 
 def _time_column(table: Table, taken: set[str | None]) -> str | None:
     """The one column that is called like a time or holds dates, if there is exactly one."""
-    found = []
+    names = []
     for name, cells in table.columns.items():
         numeric = tables.looks_numeric(cells)
         called = name.strip().lower() in _TIME_NAMES
         if name not in taken and (called or (not numeric and _dates_begin(table, name))):
-            found.append(name)
-    if len(found) != 1:
+            names.append(name)
+    if len(names) != 1:
         return None
-    cells = table.columns[found[0]]
-    readable = tables.looks_numeric(cells) or _dates_begin(table, found[0])
-    return found[0] if readable else None
+    cells = table.columns[names[0]]
+    readable = tables.looks_numeric(cells) or _dates_begin(table, names[0])
+    return names[0] if readable else None
 
 
 def _dates_begin(table: Table, name: str) -> bool:
@@ -329,8 +329,8 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
             notes.append(f"{of}{reading.time} does not count evenly: used for the order only")
             times = tuple(str(c) for c in table.columns[reading.time])
         else:
-            found = dates.positions(moments, clock.frequency)
-            steps = [p for p in found if p is not None]
+            positions = dates.positions(moments, clock.frequency)
+            steps = [p for p in positions if p is not None]
             times = _labels(table, reading.time, clock, steps)
     total = steps[-1] + 1
     columns = {c: _spread(table, c, "--column", steps, total) for c in reading.column}

@@ -168,8 +168,8 @@ def _start(
     design = [np.ones((len(t), 1)), dummies - last]
     if sloped:
         design.insert(1, t[:, None].astype(float))
-    found = np.linalg.lstsq(np.concatenate(design, axis=1), x, rcond=None)[0]
-    solved = np.asarray(found, dtype=np.float64)
+    coefficients = np.linalg.lstsq(np.concatenate(design, axis=1), x, rcond=None)[0]
+    solved = np.asarray(coefficients, dtype=np.float64)
     season = solved[1 + sloped :]
     season = (
         np.concatenate([season, -season.sum(0, keepdims=True)])

@@ -472,7 +472,7 @@ def loss_terms(w: BookWeights, xs: Tensor, ys: Tensor, h0: Tensor, t: int) -> Re
     The note starts the sum at k = 0, a term that is zero: h^(0) was given, not computed from W.
     """
     if not 1 <= t <= len(xs):
-        raise UserError(f"t={t} is no step of {len(xs)}", hint="steps are counted from 1")
+        raise UserError(f"t={t} is not a step of {len(xs)}", hint="steps are counted from 1")
     hs, os = tanh_states(w, xs, h0)
     dh = nabla_o(os, ys)[t - 1] @ w.V
     terms = []

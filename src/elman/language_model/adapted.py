@@ -137,7 +137,7 @@ def reader_of(model: nn.Module) -> Reader:
     """The model itself where it answers to `Reader`, else adapted."""
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"a {type(model).__name__} is no torch.nn.Module, so its weights cannot be found",
+            f"a {type(model).__name__} is not a torch.nn.Module, so its weights cannot be found",
             hint="inherit from nn.Module, with the weights as self.params = nn.ParameterList(…)",
         )
     if next(model.parameters(), None) is None:
@@ -171,7 +171,7 @@ class Adapted:
 
     def irregular(self) -> str | None:
         """Nobody knows what it does from one window to the next."""
-        return f"{_name(self.module)} is no elman.LanguageModel"
+        return f"{_name(self.module)} is not an elman.LanguageModel"
 
     def check_range(self, low: int, high: int) -> None:
         """Ask it about two short rows of the first token, which also shows what it returns."""

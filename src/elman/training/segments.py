@@ -173,7 +173,7 @@ class Reading:
             )
         if isinstance(self.memory, Memory):
             raise UserError(
-                f"memory={self.memory} is no number of bytes, so a run folder cannot hold it",
+                f"memory={self.memory} is not a number of bytes, so a run folder cannot hold it",
                 hint="e.g. memory=64 << 20, or train without a folder",
             )
 

@@ -58,9 +58,9 @@ class CarriedState:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors of the nest by their paths; namedtuples come back as tuples."""
-        found: dict[str, Tensor] = {}
-        _collect(self.value, "state", found)
-        return found
+        tensors: dict[str, Tensor] = {}
+        _collect(self.value, "state", tensors)
+        return tensors
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Hold again exactly what `state_dict` was taken of."""
@@ -80,15 +80,15 @@ def _mark(nest: Nest) -> str:
     return {type(None): "?", dict: "{", list: "["}.get(type(nest), "(")
 
 
-def _collect(nest: Nest, path: str, found: dict[str, Tensor]) -> None:
+def _collect(nest: Nest, path: str, tensors: dict[str, Tensor]) -> None:
     if isinstance(nest, Tensor):
-        found[path] = nest
+        tensors[path] = nest
     elif not nest:
-        found[f"{path}/{_mark(nest)}"] = torch.empty(0)
+        tensors[f"{path}/{_mark(nest)}"] = torch.empty(0)
     else:
         items = nest.items() if isinstance(nest, dict) else enumerate(nest)
         for key, value in items:
-            _collect(value, f"{path}/{_mark(nest)}{key}", found)
+            _collect(value, f"{path}/{_mark(nest)}{key}", tensors)
 
 
 def _restore(path: str, tensors: dict[str, Tensor]) -> Nest:

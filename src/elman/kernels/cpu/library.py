@@ -58,8 +58,8 @@ class StackArguments(ctypes.Structure):
 def path() -> Path | None:
     """Where the build put the kernel; None where it built none."""
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
-    found = (Path(__file__).with_name(NAME + suffix) for suffix in suffixes)
-    return next((file for file in found if file.exists()), None)
+    candidates = (Path(__file__).with_name(NAME + suffix) for suffix in suffixes)
+    return next((file for file in candidates if file.exists()), None)
 
 
 def load(file: Path) -> ctypes.CDLL:
@@ -139,4 +139,4 @@ def pointer(t: Tensor | None) -> int | None:
 def check_memory(status: int) -> None:
     """Raise where the kernel found no room for its workspace."""
     if status == NO_MEMORY:
-        raise MemoryError("the cpu kernel found no memory for its workspace")
+        raise MemoryError("the cpu kernel candidates no memory for its workspace")
