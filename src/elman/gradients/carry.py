@@ -91,6 +91,11 @@ class Carry(ABC):
         drawn, and how many steps before them are read again. None: any will do."""
         return None
 
+    def exact_window(self) -> int | None:
+        """How long the windows are inside which all is carried, and between which nothing is; None:
+        it has none."""
+        return None
+
     def seeded(self, seed: int) -> Carry:
         """The same carry, whose draws (if it has any) begin at `seed`."""
         return self
@@ -192,6 +197,9 @@ class Truncated(Carry):
 
     def reading(self) -> tuple[int, int]:
         return self.window, 0
+
+    def exact_window(self) -> int:
+        return self.window
 
 
 @final

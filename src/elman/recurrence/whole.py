@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from elman.gradients.carry import Full, Truncated
-from elman.gradients.memory import Stored
 from elman.kernels import cudnn
 from elman.kernels.cudnn import Network, Whole
 from elman.recurrence.operator import Careful, Inputs, Recipe
@@ -24,12 +22,13 @@ def described(
 ) -> Whole:
     """The stack as cuDNN would be handed it, or why it cannot be."""
     window, apart = None, None
-    if isinstance(recipe.carry, Truncated) and recipe.carry.window < steps:
-        window = recipe.carry.window
-        apart = "rows of different lengths are not cut into pieces of time" if packed else None
-    elif not isinstance(recipe.carry, Full | Truncated):
+    exact = steps if recipe.carry.exact else recipe.carry.exact_window()
+    if exact is None:
         apart = f"carry={recipe.carry} changes the gradient inside its backward pass"
-    if not isinstance(recipe.memory, Stored):
+    elif exact < steps:
+        window = exact
+        apart = "rows of different lengths are not cut into pieces of time" if packed else None
+    if not recipe.memory.keeps_all:
         apart = f"memory={recipe.memory} keeps states, and it stores everything"
     keeps = torch.is_grad_enabled() and any(t.requires_grad for t in x.flat())
     ids, drops = not x.xs.is_floating_point(), x.seed is not None
