@@ -136,6 +136,32 @@ def test_ids_changed_after_the_forward_pass_are_refused_by_the_backward_pass():
             KERNEL.backward(piece._replace(xs=wrong), trace, pull)
 
 
+@pytest.mark.parametrize("layer", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
+def test_a_call_without_gradient_sees_what_a_weight_has_become(layer):
+    """A prepared call knows weights by their address, which `p.data = …` may keep."""
+    changes = {
+        "negated": torch._neg_view,
+        "float64": torch.Tensor.double,
+        "narrower": lambda t: t[..., :1],
+        "transposed": lambda t: t.t().clone().t() if t.dim() == 2 else t.flip(0),
+    }
+    xs = torch.randn(4, 2, 8)
+    for change in changes.values():
+        gru = nn.GRU(8, 8)
+        with torch.no_grad():
+            gru(xs)
+        p = getattr(gru, layer)
+        p.data = change(p.data)
+        with torch.no_grad():
+            try:
+                ys = gru(xs)[0]
+            except UserError:
+                continue
+        plain = torch.nn.GRU(8, 8)
+        plain.load_state_dict(gru.state_dict())
+        torch.testing.assert_close(ys, plain(xs)[0])
+
+
 # ---------------------------------------------------------------------- tensors without their memory
 
 
