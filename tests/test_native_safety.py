@@ -162,7 +162,7 @@ def test_a_call_without_gradient_sees_what_a_weight_has_become(layer):
         torch.testing.assert_close(ys, plain(xs)[0])
 
 
-# ---------------------------------------------------------------------- tensors without their memory
+# ---------------------------------------------------------------------- without memory
 
 
 def freed(t):

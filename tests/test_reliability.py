@@ -112,6 +112,36 @@ def test_every_byte_of_a_checkpoint_is_sealed(run, name):
             checkpoints.read(path, kind)
 
 
+def test_every_byte_of_the_metrics_is_checked(run):
+    """A flip is refused; where it hits the end of the lines the last is taken for one cut short."""
+    path, whole = run.path / "metrics.jsonl", run.metrics()
+    data = path.read_bytes()
+    for at in [*range(400), *range(400, len(data), 41), *range(len(data) - 60, len(data))]:
+        for bit in (1, 4):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+            assert metrics_or_refusal(run) in (None, whole, whole[:-1]), f"bit {bit} of byte {at}"
+
+
+def metrics_or_refusal(run) -> list | None:
+    try:
+        return run.metrics()
+    except UserError:
+        return None
+
+
+def test_metrics_of_older_runs_have_no_checksum_and_are_read(run):
+    """Old lines first; once there is a line with a checksum, every later one must have one."""
+    path, whole = run.path / "metrics.jsonl", run.metrics()
+    lines = path.read_bytes().splitlines(keepends=True)
+    old = [strict_json.dumps(record).encode() + b"\n" for record in whole]
+    for mixed in (old, old[:5] + lines[5:]):
+        path.write_bytes(b"".join(mixed))
+        assert run.metrics() == whole
+    path.write_bytes(b"".join(lines[:5] + old[5:]))
+    with pytest.raises(UserError, match="damaged at line 6: it is not as it was written"):
+        run.metrics()
+
+
 def as_older_elman_wrote_it(path: Path, kind: str, **changed: int) -> None:
     """A checkpoint with a CRC of its tensors, as before there were seals."""
     tensors, numbers = checkpoints.read(path, kind)
@@ -165,8 +195,23 @@ def test_a_resume_under_another_kernel_says_so(run, monkeypatch, capsys):
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     assert elman(["train", "--resume", str(run.path)]) == 0
     said = capsys.readouterr().err
-    assert "reference recurrence" in said
+    assert "reference kernel" in said
     assert "to rounding, not to the last bit" in said
+
+
+def test_a_resume_of_an_older_run_knows_what_it_said_of_its_kernel(run, monkeypatch):
+    """Older config.json have `arithmetic` beside a shorter `ran`, or neither."""
+    record = json.loads((run.path / "config.json").read_text())
+    before = record["ran"].split(", native")[0]
+    for old in ({"ran": before, "arithmetic": "cpu, native cpu recurrence"}, {"ran": before}, {}):
+        kept = {k: v for k, v in record.items() if k not in ("ran", "seal")} | old
+        (run.path / "config.json").write_text(json.dumps(kept))
+        assert not Session.resume(run.path).caveats
+        assert Run.open(run.path).config.ran == record["ran"]
+        assert "arithmetic" not in json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps(record | {"ran": before}))
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert "rounding" in Session.resume(run.path).caveats[-1]
 
 
 def test_json_is_strict_everywhere(run):

@@ -275,7 +275,12 @@ def test_head():
         T, B, H, V = (size(chance) for _ in range(4))
         normal = lambda *shape: torch.randn(*shape, generator=g).to(real)  # noqa: E731, B023
         bias = normal(V) if chance.random() < 0.7 else None
-        whole = (normal(T, B, H).to(kind), normal(V, H), bias, torch.randint(V, (T, B), generator=g))
+        whole = (
+            normal(T, B, H).to(kind),
+            normal(V, H),
+            bias,
+            torch.randint(V, (T, B), generator=g),
+        )
         tensors = outcome(lambda: maybe(whole, chance))  # noqa: B023
         if tensors is None or not head.runs(kernel, *tensors[:3]):
             tally["refused"] += 1
@@ -451,7 +456,9 @@ def calls_case(chance, tally) -> str | None:
     shape = (B, T) if rnn.batch_first else (T, B)
     ids = chance.random() < 0.4
     xs = torch.randint(inputs, shape) if ids else torch.randn(*shape, inputs, dtype=kind)
-    states = [torch.randn(layers * (1 + two), B, H, dtype=kind) for _ in range(1 + (cell is nn.LSTM))]
+    states = [
+        torch.randn(layers * (1 + two), B, H, dtype=kind) for _ in range(1 + (cell is nn.LSTM))
+    ]
     first = chance.choice([None, tuple(states)])
     with torch.no_grad():
         call(rnn, xs, first)

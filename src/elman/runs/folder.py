@@ -26,6 +26,7 @@ from elman.files import (
     BLANK_SEAL,
     atomic,
     has_seal,
+    line_holds,
     read_bytes,
     seal_holds,
     write_sealed,
@@ -214,16 +215,20 @@ class Run:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        records = []
+        records, checked = [], False  # lines of older versions have no checksum
         lines = read_bytes(path).split(b"\n")
         for number, line in enumerate(lines[:-1], start=1):
+            holds = line_holds(line)
             try:
+                if holds is False or (checked and holds is None):
+                    raise ValueError("it is not as it was written")
                 records.append(from_json(strict_json.loads(line)))
             except ValueError as problem:
                 raise UserError(
                     f"{path} is damaged at line {number}: {problem}",
-                    hint="delete the line; only figures and reports read it",
+                    hint="restore it from a copy; only figures and reports read it",
                 ) from problem
+            checked = checked or holds is not None
         return records
 
     def metrics(self) -> list[dict[str, Any]]:
