@@ -98,6 +98,18 @@ def test_force_replaces_a_run_and_nothing_else(run, tmp_path, capsys):
         (tmp_path / "damaged" / "config.json").write_text("{")
 
 
+def test_what_arrives_while_a_folder_is_being_made_is_left_alone(run, tmp_path, monkeypatch):
+    def late(self):
+        (self.path / "thesis.tex").write_text("years of work")
+
+    monkeypatch.setattr(Run, "own", late)
+    for folder, force in ((tmp_path / "new", False), (run.path, True)):
+        with pytest.raises(UserError, match=r"holds thesis\.tex"):
+            Run.create(folder, run.config, run.vocab, force=force)
+        assert (folder / "thesis.tex").read_text() == "years of work"
+    assert Run.open(run.path).load_model() is not None
+
+
 # ---------------------------------------------------------------------- seals
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elman.errors import MissingSource, UserError
+from elman.errors import MissingSource, Unreadable, UserError
 
 BLANK_SEAL = "elman-sha256:" + 64 * "0"
 """What a writer puts where the seal is to stand."""
@@ -60,14 +60,21 @@ def atomic(path: Path | str) -> Iterator[Path]:
         if target.exists():
             shutil.copymode(target, draft)
         os.replace(draft, target)
-    except BaseException:
+        _flush(target.parent)
+    except BaseException as problem:
         draft.unlink(missing_ok=True)
+        if isinstance(problem, OSError) and problem.filename in (None, str(draft)):
+            problem.filename = str(path)  # the name that was asked for, not a passing one
         raise
-    folder = os.open(target.parent, os.O_RDONLY)
+
+
+def _flush(folder: Path) -> None:
+    """Write the names in a folder to disk, so that a new one, too, survives a power cut."""
+    file = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)  # so that the new name, too, survives a power cut
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -189,4 +196,4 @@ def read_bytes(path: Path | str) -> bytes:
         raise MissingSource(f"there is no file {path}", hint="check its name") from missing
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
-        raise UserError(f"{path} cannot be read: {why}", hint="check its permissions") from problem
+        raise Unreadable(f"{path} cannot be read: {why}", hint="check its permissions") from problem
