@@ -23,10 +23,11 @@ from elman.runs import Run, checkpoints
 from elman.session import RunOptions, Session
 
 STEPS = ("write", "fsync", "replace")
-SMALL = (
+OPTIONS = (
     "--preset quick --hidden-size 6 --embedding-size 3 --batch-size 2 --window 6 --epochs 1 "
     "--max-tokens 400 --device cpu --checkpoint-every 10 --diagnose 0 --threads 1"
-).split()
+)
+SMALL = OPTIONS.split()
 
 
 class Disk:

@@ -1,5 +1,6 @@
 """What docs/reliability.md promises of runs: who owns a folder, what is sealed, what is refused."""
 
+import errno
 import json
 import math
 import os
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from elman import LanguageModel, runs, strict_json
+from elman import LanguageModel, NgramModel, runs, strict_json
 from elman.cli import run as elman
-from elman.errors import UserError
+from elman.errors import Unreadable, UserError
+from elman.forecasting import saving
 from elman.language_model.model import Shape
 from elman.runs import Run, checkpoints
 from elman.runs.lock import Lock
@@ -190,6 +192,34 @@ def test_what_may_not_be_read_is_not_called_damaged(run):
     (run.path / "model.safetensors").chmod(0)
     with pytest.raises(UserError, match="cannot be read: Permission denied"):
         run.load_model()
+
+
+def test_what_fails_to_be_read_is_called_that_of_every_kind(run, tmp_path, monkeypatch):
+    """A disk that fails, for a reader of every kind of file we save: never damage, no traceback."""
+    NgramModel.fit("the cat sat on the mat", 2).save(tmp_path / "ngrams")
+    words = ["forecast", "sunspots", "--model", "drift", "--windows", "1", "--steps", "2"]
+    assert elman([*words, "--out", str(tmp_path / "drift")]) == 0
+    readers = {
+        "config.json": lambda: Run.open(run.path),
+        "vocab.json": lambda: Run.open(run.path),
+        "model.safetensors": run.load_model,
+        "state.safetensors": lambda: run.load_model(which="last"),
+        "metrics.jsonl": run.metrics,
+        "ngrams": lambda: NgramModel.load(tmp_path / "ngrams"),
+        "drift/model.safetensors": lambda: saving.load_ensemble(tmp_path / "drift"),
+        "drift/config.json": lambda: saving.load_ensemble(tmp_path / "drift"),
+    }
+    whole = Path.read_bytes
+    for name, read in readers.items():
+
+        def broken(path, name=name):
+            if str(path).endswith(name):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return whole(path)
+
+        monkeypatch.setattr(Path, "read_bytes", broken)
+        with pytest.raises(Unreadable, match="cannot be read: Input/output error"):
+            read()
 
 
 def test_what_cannot_be_read_is_not_called_damaged(run):
