@@ -649,6 +649,7 @@ class Layers(_Module):
         return ys, _as_hx(last)
 
     def extra_repr(self) -> str:
+        """The cell, then torch's own words."""
         return f"{self.cell}, {super().extra_repr()}"
 
 

@@ -174,11 +174,13 @@ class Empty:
     name = "empty"
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        """Uninitialised states and gates of the shapes that the kernel's own would have."""
         tracks = [s.new_empty(piece.xs.shape[0] + 1, *s.shape) for s in piece.state]
         gates = self.kernel.empty_gates(piece) if needs_gates else None
         return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
 
     def empty_gates(self, piece: Piece) -> Tensor | None:
+        """The kernel's own."""
         return self.kernel.empty_gates(piece)
 
 
