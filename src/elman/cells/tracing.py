@@ -26,6 +26,7 @@ from elman.errors import UserError
 aten = torch.ops.aten
 ROWS, UNITS = 3, 5
 """The shape of the tensors a cell is tried on."""
+TWENTY, HUNDREDTH = constant(20), constant(0.01)  # torch's defaults
 
 
 def _power(a: Expression, exponent: Expression) -> Expression:
@@ -97,7 +98,7 @@ def _if_positive(a: Expression, b: Expression, c: Expression) -> Expression:
     return make("where", make("gt", a, ZERO), b, c)
 
 
-def _softplus(a: Expression, beta: Expression = ONE, threshold: Expression = constant(20)) -> Any:
+def _softplus(a: Expression, beta: Expression = ONE, threshold: Expression = TWENTY) -> Expression:
     scaled = a * beta
     soft = make("log1p", make("exp", make("minimum", scaled, threshold))) / beta
     return make("where", make("gt", scaled, threshold), a, soft)
@@ -124,7 +125,7 @@ def _hard_sigmoid(a: Expression) -> Expression:
 NOTED |= {
     aten.clamp: _clamped,
     aten.hardtanh: lambda a, low=-ONE, high=ONE: _clamped(a, low, high),
-    aten.leaky_relu: lambda a, slope=constant(0.01): _if_positive(a, a, a * slope),
+    aten.leaky_relu: lambda a, slope=HUNDREDTH: _if_positive(a, a, a * slope),
     aten.sign: lambda a: _if_positive(a, ONE, make("where", make("lt", a, ZERO), -ONE, ZERO)),
     aten.softplus: _softplus,
     aten.silu: lambda a: a * make("sigmoid", a),
@@ -204,7 +205,7 @@ class Notes(TorchDispatchMode):
 
 def _meant(options: dict[str, Any]) -> dict[str, Any]:
     """Options without those that name where and how a tensor lies."""
-    kept = ("alpha", "value", "min", "max")
+    kept = ("alpha", "value", "min", "max", "approximate")
     spelled = {"min": "low", "max": "high"}
     return {spelled.get(k, k): v for k, v in options.items() if k in kept and v is not None}
 

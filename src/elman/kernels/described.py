@@ -55,7 +55,7 @@ class DescribedKernel:
     def refuses(self, piece: Piece) -> str | None:
         cell, w, xs, *_ = piece
         if not isinstance(cell, Described):
-            return f"{cell.name} is built in, not described"
+            return f"{cell.name} is not described by its equations"
         if not xs.is_cpu:
             return f"the input is on {xs.device}"
         if CPU.library is None:
@@ -102,8 +102,13 @@ class DescribedKernel:
             **dict(zip(("hs", "cs", "gates"), (plain(t, real) for t in trace), strict=True)),
             **dict(zip(("dh_T", "dc_T"), last, strict=False)),
             **dict(zip(("dh_0", "dc_0"), first, strict=False)),
-            "dW_ih": sums.W_ih, "dW_hh": sums.W_hh, "db_ih": sums.b_ih, "db_hh": sums.b_hh,
-            "own": plain(w.own, real), "down": sums.own, "dxs": dxs,
+            "dW_ih": sums.W_ih,
+            "dW_hh": sums.W_hh,
+            "db_ih": sums.b_ih,
+            "db_hh": sums.b_hh,
+            "own": plain(w.own, real),
+            "down": sums.own,
+            "dxs": dxs,
             "dhs": plain(pull.dhs, real),
             "xi": (xi := plain(pull.xi, real)),
         }
@@ -255,8 +260,8 @@ constexpr bool OWN_SUMMED[] = {{{flags}}};
 INLINE void own_step(const vec *a, const vec *a_h, const vec *before, const vec *own, vec *after) {{
     {forth}
 }}
-INLINE void own_step_back(const vec *a, const vec *a_h, const vec *before, const vec *own, const vec *dafter,
-                          vec *da_x, vec *da_h, vec *dbefore, vec *down) {{
+INLINE void own_step_back(const vec *a, const vec *a_h, const vec *before, const vec *own,
+                          const vec *dafter, vec *da_x, vec *da_h, vec *dbefore, vec *down) {{
     {back}
 }}
 }}
