@@ -1,0 +1,652 @@
+"""Time in chunks that run side by side, and what is certain about the result.
+
+T steps are cut into C chunks of L steps; chunk i runs from s_i, a guess of the state before it, and
+arrives at e_i = Φ_i(s_i). With S_i the state that step after step would give, the error ε_i =
+s_i - S_i obeys
+
+    ε_{i+1} = (s_{i+1} - e_i) + (Φ_i(s_i) - Φ_i(S_i)),        ε_0 = 0
+
+which is exact. The first term is the seam's difference: it is computed. The second is what chunk i
+leaves of an error that it began with: at most κ ‖ε_i‖, where κ is how much a chunk contracts. So
+
+    ‖ε_{i+1}‖ ≤ ‖s_{i+1} - e_i‖ + κ ‖ε_i‖                                                  (bound)
+
+κ is measured, as the largest ratio by which two trajectories came closer at any seam: the one from
+nothing and the one of the chunk before over the overlap, later those of two sweeps over a chunk.
+`diagnostics.forgetting` looks at all directions instead of at this one.
+
+The guess s_i is what the `overlap` last steps of chunk i - 1 lead to from zero. Where the bound is
+above the tolerance, chunks run again from the ends just found: every sweep moves what is known by a
+whole chunk. A network that does not forget is run step after step.
+
+Backward it is the same from the right, with pulls for states. The pull is linear in what comes from
+the right, so a further sweep carries back only what the last one got wrong, and adds. What the
+overlap adds to the gradients of the weights is thrown away: every step counts once.
+
+`InChunks` is a kernel around another kernel, so carries, memories, layers, directions, dropout and
+rows of different lengths meet it as they meet any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from elman.cells import Gradients, State
+from elman.gradients.chunks import Chunked
+from elman.kernels import Kernel, Piece, Pull, Trace, prices, products
+from elman.kernels.choice import arithmetic_name
+
+FIRST = 128
+"""Steps of overlap before anything has been measured."""
+LEAST = 8
+"""Steps of a chunk, and of an overlap that is measured, at least."""
+MARGIN = 0.25
+"""The part of the tolerance at which a measured overlap aims."""
+GAIN = 1.2
+"""How much cheaper chunks must be expected to be."""
+LONGEST_WAIT = 64
+"""Calls that are run step after step, at most, before chunks are tried again."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What happened at the seams of one pass, forward or backward; of several, the worst."""
+
+    chunks: int
+    overlap: int
+    sweeps: int
+    difference: float
+    """The largest ‖s_{i+1} - e_i‖, relative to the largest ‖e‖ at any seam of the same row."""
+    contraction: float
+    """κ: the largest ratio by which two trajectories came closer."""
+    bound: float
+    """What the error at any seam is at most, given κ; relative as `difference`."""
+    tolerance: float
+    stepped: str = ""
+    """Why steps ran one after the other; empty where they did not."""
+    in_part: str = ""
+    """Why some layer or piece of time did, where others ran in chunks."""
+
+    def joined(self, other: Side) -> Side:
+        """Both as one: the worst of each."""
+        if self.stepped:
+            return self if other.stepped else replace(other, in_part=self.stepped)
+        if other.stepped:
+            return replace(self, in_part=other.stepped)
+        return Side(
+            max(self.chunks, other.chunks),
+            max(self.overlap, other.overlap),
+            max(self.sweeps, other.sweeps),
+            max(self.difference, other.difference),
+            max(self.contraction, other.contraction),
+            max(self.bound, other.bound),
+            max(self.tolerance, other.tolerance),
+            in_part=self.in_part or other.in_part,
+        )
+
+    def __str__(self) -> str:
+        if self.stepped:
+            return f"step after step: {self.stepped}"
+        sweeps = "1 sweep" if self.sweeps == 1 else f"{self.sweeps} sweeps"
+        rest = f"; in part step after step: {self.in_part}" if self.in_part else ""
+        return (
+            f"{self.chunks} chunks, overlap {self.overlap}, {sweeps}; largest difference at a seam "
+            f"{self.difference:.1e}, bound {self.bound:.1e}, tolerance {self.tolerance:.1e}{rest}"
+        )
+
+
+class Seams(NamedTuple):
+    """What the last call's seams looked like; None: no such pass was made yet."""
+
+    forward: Side | None = None
+    backward: Side | None = None
+
+    def __str__(self) -> str:
+        return f"forward:  {self.forward or 'not run'}\nbackward: {self.backward or 'not run'}"
+
+
+class Cut(NamedTuple):
+    """`chunks` chunks of `steps` steps after a head of `head`, each from `overlap` steps early."""
+
+    chunks: int
+    steps: int
+    head: int
+    overlap: int
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.chunks} chunks of {self.steps:,} steps side by side, "
+            f"each from {self.overlap:,} steps early"
+        )
+
+
+def _cuts(steps: int, chunks: int, overlap: int) -> Iterator[Cut]:
+    """As many chunks as were asked for, half as many, …; an overlap is within one chunk."""
+    while chunks > 1:
+        each = steps // chunks
+        if each >= LEAST:
+            yield Cut(chunks, each, steps - chunks * each, min(overlap, each))
+        chunks //= 2
+
+
+@final
+class Chunks:
+    """What a module knows of its chunks between calls: overlaps, and the last call's seams.
+
+    `state` is a tensor, so that whoever saves a training saves it, too: the next call of a training
+    that is resumed runs the same chunks. For each pass: the overlap, the overlap that was found to
+    be needed since, calls still to be run step after step, and how many the next time.
+    """
+
+    PASSES = ("forward", "backward")
+
+    def __init__(self, settings: Chunked, device: torch.device | None = None) -> None:
+        self.settings = settings
+        first = FIRST if settings.overlap == "auto" else settings.overlap
+        self.state = torch.tensor([first, 0, 0, 1] * 2, dtype=torch.int64, device=device)
+        self.numbers = self.state.tolist() if self.state.device.type != "meta" else []
+        self.seams = Seams()
+
+    def begin(self) -> None:
+        """A new call: from now on the overlap is what the last calls needed."""
+        self.numbers = self.state.tolist()
+        for i in range(0, len(self.numbers), 4):
+            overlap, needed, wait, _ = self.numbers[i : i + 4]
+            if needed:
+                # at once where more is needed, slowly where less is: it differs from text to text
+                overlap = max(needed, overlap - overlap // 8)
+            self.numbers[i : i + 3] = overlap, 0, max(0, wait - 1)
+            if wait == 1 and self.settings.overlap == "auto":
+                self.numbers[i] = FIRST
+        self._keep()
+        self.seams = Seams()
+
+    def look(self) -> None:
+        """Read what is kept, without beginning a call."""
+        self.numbers = self.state.tolist()
+
+    def overlap(self, side: str) -> int:
+        return self.numbers[4 * self.PASSES.index(side)]
+
+    def waits(self, side: str) -> int:
+        """For how many calls yet this pass is run step after step."""
+        return self.numbers[4 * self.PASSES.index(side) + 2]
+
+    def met(self, side: str, result: Side, first: float) -> None:
+        """A pass whose chunks met, with differences of `first` after the first sweep.
+
+        A difference falls as e^{-rw} with the overlap w; r is what was measured, and the overlap
+        that is needed the one at which a part of the tolerance would be left.
+        """
+        i = 4 * self.PASSES.index(side)
+        self.numbers[i + 3] = 1
+        if self.settings.overlap == "auto":
+            needed = _needed(result.overlap, first, MARGIN * result.tolerance)
+            self.numbers[i + 1] = max(self.numbers[i + 1], needed)
+        self.note(side, result)
+
+    def missed(self, side: str, result: Side) -> None:
+        """A pass whose chunks did not meet: leave it alone for a while."""
+        i = 4 * self.PASSES.index(side)
+        wait = self.numbers[i + 3]
+        self.numbers[i + 2] = 1 + wait  # the call itself counts
+        self.numbers[i + 3] = min(2 * wait, LONGEST_WAIT)
+        self.note(side, result)
+
+    def note(self, side: str, result: Side) -> None:
+        before = getattr(self.seams, side)
+        self.seams = self.seams._replace(
+            **{side: result if before is None else before.joined(result)}
+        )
+        self._keep()
+
+    def _keep(self) -> None:
+        self.state.copy_(torch.tensor(self.numbers))
+
+
+def _needed(overlap: int, difference: float, aim: float) -> int:
+    """The overlap at which the difference would be `aim`, were its logarithm a straight line."""
+    if overlap == 0 or not difference < 1:
+        return max(LEAST, 2 * overlap)
+    if difference == 0:
+        return max(LEAST, overlap // 2)
+    return max(LEAST, min(8 * overlap, math.ceil(overlap * math.log(aim) / math.log(difference))))
+
+
+@final
+class InChunks:
+    """Another kernel, over chunks of time as rows of its batch."""
+
+    def __init__(self, kernel: Kernel, chunks: Chunks) -> None:
+        self.kernel, self.chunks, self.name = kernel, chunks, kernel.name
+
+    def refuses(self, piece: Piece) -> str | None:
+        return self.kernel.refuses(piece)
+
+    def empty_gates(self, piece: Piece) -> Tensor | None:
+        return self.kernel.empty_gates(piece)
+
+    def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        """Chunks from guesses, again from what was found, until they meet."""
+        cut = self.cut(piece, "forward")
+        if isinstance(cut, str):
+            self.chunks.note("forward", self._stepped(piece, cut))
+            return self.kernel.forward(piece, needs_gates)
+        run = _Forward(self.kernel, piece, cut, needs_gates)
+        if self._sweep("forward", run, piece, cut):
+            return run.result()
+        return self.kernel.forward(piece, needs_gates)
+
+    def backward(
+        self, piece: Piece, trace: Trace, pull: Pull
+    ) -> tuple[Tensor | None, Gradients, State]:
+        """The same from the right."""
+        cut = self.cut(piece, "backward")
+        if isinstance(cut, str):
+            self.chunks.note("backward", self._stepped(piece, cut))
+            return self.kernel.backward(piece, trace, pull)
+        run = _Backward(self.kernel, piece, trace, pull, cut)
+        if self._sweep("backward", run, piece, cut):
+            return run.result()
+        return self.kernel.backward(piece, trace, pull)
+
+    def cut(self, piece: Piece, side: str) -> Cut | str:
+        """Into which chunks this piece of time is cut, or why it is not."""
+        if waits := self.chunks.waits(side):
+            calls = "this call" if waits == 1 else f"this call and {waits - 1} more"
+            return f"chunks did not meet lately, so {calls} of the {side} pass do without"
+        steps, rows = piece.xs.shape[:2]
+        needed, most = self.chunks.overlap(side), self.chunks.settings.sweeps
+        fewest = steps
+        best, cost = None, steps * _price(self.kernel, piece, rows) / GAIN
+        for cut in _cuts(steps, self.chunks.settings.chunks, needed):
+            sweeps = 1 + -(-(needed - cut.overlap) // cut.steps)
+            if sweeps > min(most, cut.chunks):
+                continue
+            run = cut.head + cut.overlap + sweeps * cut.steps
+            dear = run * _price(self.kernel, piece, cut.chunks * rows)
+            fewest = min(fewest, run)
+            if dear < cost:
+                best, cost = cut, dear
+        if best is not None:
+            return best
+        if fewest < steps / GAIN:
+            return f"{rows:,} rows keep the {self.name} kernel busy: chunks would be no faster"
+        return f"{steps:,} steps are too few for chunks that need {needed:,} steps to forget"
+
+    def _stepped(self, piece: Piece, why: str) -> Side:
+        return Side(1, 0, 1, 0.0, 0.0, 0.0, self._tolerance(piece), why)
+
+    def _tolerance(self, piece: Piece) -> float:
+        return max(self.chunks.settings.tolerance, torch.finfo(piece.w.W_hh.dtype).eps)
+
+    def _sweep(self, side: str, run: _Forward | _Backward, piece: Piece, cut: Cut) -> bool:
+        """Sweep until the bound is within the tolerance; False: it would take too many sweeps."""
+        tolerance, most = self._tolerance(piece), min(self.chunks.settings.sweeps, cut.chunks)
+        gaps = first = run.first()
+        shrinks = min(first.contraction, 1.0)  # what the next sweep leaves of the differences
+        for sweep in range(1, most + 1):
+            result = Side(
+                cut.chunks,
+                cut.overlap,
+                sweep,
+                gaps.largest,
+                gaps.contraction,
+                gaps.bound(),
+                tolerance,
+            )
+            if result.bound <= tolerance:
+                self.chunks.met(side, result, first.largest)
+                return True
+            hopeless = not result.difference * shrinks ** (most - sweep) <= tolerance
+            if sweep == most or (hopeless and (sweep > 1 or shrinks == 1)):
+                break
+            gaps = run.again(gaps.rows_above(tolerance / 16))
+            shrinks = gaps.largest / result.difference
+        why = (
+            f"after {result.sweeps} of {most} sweeps chunks are apart by {result.difference:.1e} "
+            f"and come closer by a factor of {result.contraction:.1e}"
+        )
+        self.chunks.missed(side, replace(result, stepped=why))
+        return False
+
+
+class _Gaps(NamedTuple):
+    """The differences at the seams after a sweep, in order of travel, and how they shrink."""
+
+    differences: Sequence[float]
+    contraction: float
+    each: Tensor  # of every seam and row, in order of time: ((chunks - 1) · B,)
+
+    @property
+    def largest(self) -> float:
+        return math.inf if any(map(math.isnan, self.differences)) else max(self.differences)
+
+    def bound(self) -> float:
+        """The largest ‖ε_i‖ that ‖ε_{i+1}‖ ≤ difference_i + κ ‖ε_i‖ allows."""
+        error = worst = 0.0
+        for difference in self.differences:
+            error = difference + (self.contraction * error if error else 0.0)
+            worst = max(worst, error) if error == error else math.inf
+        return worst
+
+    def rows_above(self, limit: float) -> Tensor | None:
+        """The seams and rows worth another sweep; None: all, as a GPU takes no longer for them."""
+        if not self.each.is_cpu:
+            return None
+        above = torch.nonzero(~(self.each <= limit)).flatten()
+        return above if len(above) else torch.arange(len(self.each))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """(T, B, …) as (steps, chunks · B, …): row c·B + b is chunk c of row b."""
+
+    cut: Cut
+    rows: int
+
+    def fold(self, x: Tensor) -> Tensor:
+        chunks, steps = self.cut.chunks, self.cut.steps
+        x = x.reshape(chunks, steps, *x.shape[1:]).transpose(0, 1)
+        return x.reshape(steps, chunks * self.rows, *x.shape[3:])
+
+    def unfold(self, x: Tensor, out: Tensor) -> None:
+        chunks, steps = self.cut.chunks, self.cut.steps
+        apart = x.view(steps, chunks, self.rows, *x.shape[2:]).transpose(0, 1)
+        out.view(chunks, steps, *out.shape[1:]).copy_(apart)
+
+    def fold_track(self, track: Tensor) -> Tensor:
+        """T + 1 states as steps + 1 for each chunk: the last of one is the first of the next."""
+        apart = track.unfold(0, self.cut.steps + 1, self.cut.steps)  # (chunks, B, …, steps + 1)
+        return apart.movedim(-1, 0).reshape(self.cut.steps + 1, -1, *track.shape[2:])
+
+    def lengths(self, lengths: Tensor | None) -> Tensor | None:
+        """How many steps of each chunk its row still has."""
+        if lengths is None:
+            return None
+        begins = self.cut.head + self.cut.steps * torch.arange(
+            self.cut.chunks, device=lengths.device
+        )
+        return (lengths - begins[:, None]).clamp(0, self.cut.steps).flatten()
+
+
+class _Forward:
+    """The forward pass over one piece of time, sweep by sweep."""
+
+    def __init__(self, kernel: Kernel, piece: Piece, cut: Cut, needs_gates: bool) -> None:
+        self.kernel, self.piece, self.cut, self.needs_gates = kernel, piece, cut, needs_gates
+        self.fold = _Rows(cut, piece.xs.shape[1])
+        self.xs = self.fold.fold(piece.xs[cut.head :])
+        self.lengths = self.fold.lengths(piece.lengths)
+        self.head = self._run_head()
+
+    def _run_head(self) -> Trace | None:
+        head, piece = self.cut.head, self.piece
+        if not head:
+            return None
+        lengths = None if piece.lengths is None else piece.lengths.clamp(max=head)
+        part = piece._replace(xs=piece.xs[:head], lengths=lengths)
+        return self.kernel.forward(part, self.needs_gates)
+
+    def first(self) -> _Gaps:
+        """From what the overlap leads to."""
+        B, w, L = self.fold.rows, self.cut.overlap, self.cut.steps
+        begin = self.piece.state if self.head is None else self.head.state(self.cut.head)
+        guess = tuple(s.new_zeros(self.xs.shape[1] - B, *s.shape[1:]) for s in begin)
+        if w:
+            lengths = None
+            if self.lengths is not None:
+                lengths = (self.lengths[:-B] - (L - w)).clamp(0, w)
+            early = self.piece._replace(xs=self.xs[L - w :, :-B], state=guess, lengths=lengths)
+            guess = self.kernel.forward(early, needs_gates=False).state(w)
+        self.start = tuple(torch.cat([b, g]) for b, g in zip(begin, guess, strict=True))
+        self.trace = self._run(self.xs, self.start, self.lengths)
+        began = [s[:-B] for s in self.trace.state(L - w)]  # the guess was 0, this far from it
+        return self._gaps(began, None, w > 0)
+
+    def again(self, seams: Tensor | None) -> _Gaps:
+        """From the ends just found, the chunks after these seams."""
+        B, L = self.fold.rows, self.cut.steps
+        rows = torch.arange(self.xs.shape[1], device=self.xs.device) if seams is None else seams + B
+        ends = self.trace.state(L)
+        start = tuple(
+            torch.cat([s[:B], e[:-B]])[rows] for s, e in zip(self.start, ends, strict=True)
+        )
+        moved = [s - b[rows] for s, b in zip(start, self.start, strict=True)]
+        before = [e[rows] for e in ends]
+        if seams is None:
+            self.start, self.trace = start, self._run(self.xs, start, self.lengths)
+        else:
+            lengths = None if self.lengths is None else self.lengths[rows]
+            part = self._run(self.xs[:, rows], start, lengths)
+            for whole, some in zip(self.trace, part, strict=True):
+                if whole is not None and some is not None:
+                    whole[:, rows] = some
+            for whole, some in zip(self.start, start, strict=True):
+                whole[rows] = some
+        after = self.trace.state(L)
+        came = [a[rows] - b for a, b in zip(after, before, strict=True)]
+        return self._gaps(moved, came)
+
+    def _run(self, xs: Tensor, state: State, lengths: Tensor | None) -> Trace:
+        return self.kernel.forward(
+            self.piece._replace(xs=xs, state=state, lengths=lengths), self.needs_gates
+        )
+
+    def _gaps(self, before: list[Tensor], after: list[Tensor] | None, known: bool = True) -> _Gaps:
+        B = self.fold.rows
+        ends = [e[:-B] for e in self.trace.state(self.cut.steps)]
+        gaps = [s[B:] - e for s, e in zip(self.start, ends, strict=True)]
+        if self.lengths is not None:
+            alive = self.lengths[B:, None] > 0
+            gaps = [torch.where(alive, gap, 0) for gap in gaps]
+        return _measured(gaps, ends, before, after or gaps, B, known)
+
+    def result(self) -> Trace:
+        """The trace of the whole piece of time."""
+        T, head = len(self.piece.xs), self.cut.head
+        tracks = []
+        for part, first, track in zip(
+            self.piece.cell.states, self.piece.state, (self.trace.hs, self.trace.cs), strict=False
+        ):
+            assert track is not None, part
+            whole = track.new_empty(T + 1, *first.shape)
+            whole[0] = first
+            if self.head is not None:
+                known = self.head.hs if not tracks else self.head.cs
+                assert known is not None
+                whole[1 : 1 + head] = known[1:]
+            self.fold.unfold(track[1:], whole[1 + head :])
+            tracks.append(self._held(whole))
+        gates = self.trace.gates
+        if gates is not None:
+            whole = gates.new_empty(T, self.fold.rows, *gates.shape[2:])
+            if self.head is not None and self.head.gates is not None:
+                whole[:head] = self.head.gates
+            self.fold.unfold(gates, whole[head:])
+            gates = whole
+        return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
+
+    def _held(self, track: Tensor) -> Tensor:
+        """A row that has ended holds its state, in chunks that began after its end, too."""
+        lengths = self.piece.lengths
+        if lengths is None:
+            return track
+        moments = torch.arange(len(track), device=track.device)[:, None].minimum(lengths)
+        return track.gather(0, moments[..., None].expand_as(track))
+
+
+class _Backward:
+    """The backward pass over one piece of time, sweep by sweep."""
+
+    def __init__(self, kernel: Kernel, piece: Piece, trace: Trace, pull: Pull, cut: Cut) -> None:
+        self.kernel, self.piece, self.whole, self.pull, self.cut = kernel, piece, trace, pull, cut
+        self.fold = fold = _Rows(cut, piece.xs.shape[1])
+        head = cut.head
+        self.xs = fold.fold(piece.xs[head:])
+        self.lengths = fold.lengths(piece.lengths)
+        self.trace = Trace(
+            fold.fold_track(trace.hs[head:]),
+            None if trace.cs is None else fold.fold_track(trace.cs[head:]),
+            None if trace.gates is None else fold.fold(trace.gates[head:]),
+        )
+        self.dhs = None if pull.dhs is None else fold.fold(pull.dhs[head:])
+        self.xi = None
+        if pull.xi is not None:
+            xi = pull.xi if pull.xi.dim() == 2 else pull.xi[:, None].expand(-1, fold.rows)
+            self.xi = fold.fold(xi[head:])
+
+    def first(self) -> _Gaps:
+        """From what the overlap hands back."""
+        B, w = self.fold.rows, self.cut.overlap
+        guess = self._entering(w)
+        if w:
+            tracks = Trace(*(None if t is None else t[:, B:] for t in self.trace)).between(0, w)
+            lengths = None if self.lengths is None else self.lengths[B:].clamp(max=w)
+            state = tracks.state(0)
+            late = self.piece._replace(xs=self.xs[:w, B:], state=state, lengths=lengths)
+            dhs = None if self.dhs is None else self.dhs[:w, B:]
+            xi = None if self.xi is None else self.xi[:w, B:]
+            _, _, guess = self.kernel.backward(late, tracks, Pull(dhs, guess, xi, needs_dxs=False))
+        ends = zip(guess, self.pull.dstate, strict=True)
+        self.used = tuple(torch.cat([g, last.to(g.dtype)]) for g, last in ends)
+        self.dxs, self.dw, first = self._run(self.dhs, self.used, None)
+        self.found = tuple(d.clone() for d in first)
+        return self._gaps(None, None, w > 0)
+
+    def again(self, seams: Tensor | None) -> _Gaps:
+        """Carry back what the last sweep got wrong at these seams, and add it: it is linear."""
+        B = self.fold.rows
+        pulls = tuple(
+            torch.cat([f[B:] - u[:-B], torch.zeros_like(f[:B])])
+            for f, u in zip(self.found, self.used, strict=True)
+        )
+        rows = torch.arange(self.xs.shape[1], device=self.xs.device) if seams is None else seams
+        pulls = tuple(d[rows] for d in pulls)
+        dxs, self.dw, more = self._run(None, pulls, self.dw, None if seams is None else rows)
+        if self.dxs is not None and dxs is not None:
+            self.dxs.index_add_(1, rows, dxs)
+        for total, d in zip((*self.used, *self.found), (*pulls, *more), strict=True):
+            total.index_add_(0, rows, d.to(total.dtype))
+        return self._gaps(list(pulls), list(more))
+
+    def _run(
+        self,
+        dhs: Tensor | None,
+        dstate: State,
+        into: Gradients | None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor | None, Gradients, State]:
+        def some(x: Tensor | None) -> Tensor | None:
+            return x if x is None or rows is None else x[:, rows]
+
+        trace = Trace(*map(some, self.trace))
+        lengths = self.lengths if self.lengths is None or rows is None else self.lengths[rows]
+        piece = self.piece._replace(xs=some(self.xs), state=trace.state(0), lengths=lengths)
+        pull = Pull(dhs, dstate, some(self.xi), self.pull.needs_dxs, into)
+        return self.kernel.backward(piece, trace, pull)
+
+    def _entering(self, after: int) -> State:
+        """The pull on the states `after` steps into chunks 1, 2, …: 0, but where a row has ended.
+
+        There it is known: the pull on its last state, and what is pulled at directly since.
+        """
+        C, B, pull = self.cut.chunks, self.fold.rows, self.pull
+        guess = [d.new_zeros((C - 1) * B, *d.shape[1:]) for d in pull.dstate]
+        lengths = self.piece.lengths
+        if lengths is None:
+            return tuple(guess)
+        moments = torch.arange(1, C, device=lengths.device) * self.cut.steps + self.cut.head + after
+        ended = (lengths <= moments[:, None]).flatten()[:, None]
+        known = [d.expand(C - 1, *d.shape).flatten(0, 1) for d in pull.dstate]
+        if pull.dhs is not None:
+            later = pull.dhs.flip(0).cumsum(0).flip(0)
+            later = torch.cat([later, torch.zeros_like(later[:1])])
+            known[0] = known[0] + later[moments].flatten(0, 1).to(known[0].dtype)
+        return tuple(torch.where(ended, k, g) for k, g in zip(known, guess, strict=True))
+
+    def _gaps(
+        self, before: list[Tensor] | None, after: list[Tensor] | None, known: bool = True
+    ) -> _Gaps:
+        B = self.fold.rows
+        found = [f[B:] for f in self.found]
+        gaps = [f - u[:-B] for f, u in zip(found, self.used, strict=True)]
+        ends = [torch.cat([f, d.to(f.dtype)]) for f, d in zip(found, self.pull.dstate, strict=True)]
+        measured = _measured(gaps, ends, before, after or gaps, B, known)
+        return measured._replace(differences=measured.differences[::-1])
+
+    def result(self) -> tuple[Tensor | None, Gradients, State]:
+        """dxs, dw and the pull on the first state."""
+        head, B, pull = self.cut.head, self.fold.rows, self.pull
+        dstate, dxs = tuple(d[:B] for d in self.found), self.dxs
+        if dxs is not None:
+            whole = dxs.new_empty(len(self.piece.xs), B, *dxs.shape[2:])
+            self.fold.unfold(dxs, whole[head:])
+            dxs = whole
+        dw = self.dw
+        if head:
+            lengths = None if self.piece.lengths is None else self.piece.lengths.clamp(max=head)
+            piece = self.piece._replace(xs=self.piece.xs[:head], lengths=lengths)
+            dhs = None if pull.dhs is None else pull.dhs[:head]
+            xi = None if pull.xi is None else pull.xi[:head]
+            early, dw, dstate = self.kernel.backward(
+                piece, self.whole.between(0, head), Pull(dhs, dstate, xi, pull.needs_dxs, dw)
+            )
+            if dxs is not None and early is not None:
+                dxs[:head] = early
+        return dxs, products.add(pull.into, dw), dstate
+
+
+def _measured(
+    gaps: list[Tensor],
+    ends: list[Tensor],
+    before: list[Tensor] | None,
+    after: list[Tensor],
+    rows: int,
+    known: bool,
+) -> _Gaps:
+    """The seams' relative differences, and the largest ratio ‖after‖/‖before‖, if it is known.
+
+    h and c are measured apart, each against its own largest norm at the seams of the same row,
+    which also stands for what was there before, where that is not known. What moved by no more than
+    rounding tells nothing about a ratio.
+    """
+    each, ratios = [], []
+    for gap, end, b, a in zip(gaps, ends, before or [None] * len(gaps), after, strict=True):
+        scale = _norms(end).view(-1, rows).amax(0)
+        norms = _norms(gap).view(-1, rows)
+        each.append(torch.where(norms == 0, 0, norms / scale).flatten())
+        if b is None:
+            ratios.append(each[-1].amax())
+            continue
+        moved, came = _norms(b), _norms(a)
+        noise = 16 * torch.finfo(gap.dtype).eps * scale.amax()
+        ratios.append(torch.where(moved > noise, came / moved, 0).amax())
+    worst = torch.stack(each).amax(0)
+    numbers = torch.cat([worst.view(-1, rows).amax(1), torch.stack(ratios).amax()[None]])
+    *differences, contraction = numbers.tolist()
+    return _Gaps(differences, contraction if known else math.inf, worst)
+
+
+def _norms(x: Tensor) -> Tensor:
+    return x.norm(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _price(kernel: Kernel, piece: Piece, rows: int) -> float:
+    """What a step of so many rows costs, beside one of other numbers of rows."""
+    w, name = piece.w, kernel.name
+    if name == "cuda":
+        cell = "tanh" if piece.cell.gates == 1 else piece.cell.name
+        shape = (cell, arithmetic_name(w.W_hh.dtype), w.hidden_size, rows)
+        line = prices.step("cuda", *shape)
+        return 1 + rows / 64 if line is None else line
+    if not piece.xs.is_cpu:
+        return 1 + rows / 1024  # kernels of a step each: their number costs, not their size
+    return 1 + rows / 3
