@@ -291,7 +291,7 @@ class InChunks:
         """Sweep until the bound is within the tolerance; False: it would take too many sweeps."""
         tolerance, most = self._tolerance(piece), min(self.chunks.settings.sweeps, cut.chunks)
         gaps = first = run.first()
-        shrinks = min(first.contraction, 1.0)  # what the next sweep leaves of the differences
+        hopeless = 1 <= first.contraction < math.inf or not first.largest < math.inf
         for sweep in range(1, most + 1):
             result = Side(
                 cut.chunks,
@@ -305,11 +305,11 @@ class InChunks:
             if result.bound <= tolerance:
                 self.chunks.met(side, result, first.largest)
                 return True
-            hopeless = not result.difference * shrinks ** (most - sweep) <= tolerance
-            if sweep == most or (hopeless and (sweep > 1 or shrinks == 1)):
+            if sweep == most or hopeless:
                 break
             gaps = run.again(gaps.rows_above(tolerance / 16))
-            shrinks = gaps.largest / result.difference
+            shrinks = gaps.largest / result.difference  # and so will do, it is assumed, the next
+            hopeless = not gaps.largest * shrinks ** (most - sweep - 1) <= tolerance
         why = (
             f"after {result.sweeps} of {most} sweeps chunks are apart by {result.difference:.1e} "
             f"and come closer by a factor of {result.contraction:.1e}"
