@@ -6,7 +6,10 @@ by far more than the tolerance, and gradients that cross a seam count), and pull
 """
 
 import copy
+import json
+import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from elman import kernels, nn
+from elman import LanguageModel, kernels, nn
+from elman.cli import run
+from elman.diagnostics import Passage, forgetting, jacobian
 from elman.errors import UserError
 from elman.gradients import (
     Checkpointed,
@@ -30,6 +35,8 @@ from elman.gradients import (
 from elman.kernels import Pull
 from elman.kernels.reference import KERNEL
 from elman.recurrence import chunked
+from elman.scoring import metrics
+from elman.training import Reading, Settings, Training
 
 STEPS, LONG, BATCH, INPUT, HIDDEN, PROJECTION = 103, 291, 2, 3, 5, 4
 TOLERANCE = 1e-9
@@ -112,7 +119,7 @@ def everything(m, xs, stacked, lengths=None) -> list[Tensor]:
     ys = ys.data if isinstance(ys, PackedSequence) else ys
     outs = [ys, *(last if isinstance(last, tuple) else (last,))]
     random = torch.Generator().manual_seed(2)
-    pulls = [torch.randn(y.shape, dtype=y.dtype, generator=random) for y in outs]
+    pulls = [torch.randn(y.shape, dtype=y.dtype, generator=random).to(y.device) for y in outs]
     wanted = [*([xs] if xs.requires_grad else []), *stacked, *m.parameters()]
     return [*outs, *torch.autograd.grad(outs, wanted, pulls)]
 
@@ -390,6 +397,46 @@ def test_half_precision_raises_a_tolerance_below_its_rounding():
     assert distance(ours, theirs) < 0.1
 
 
+# ---------------------------------------------------------------------- forgetting, looked at
+
+
+def test_forgetting_of_a_linear_cell_is_a_power():
+    m = module("linear")
+    with torch.no_grad():
+        m.weight_hh_l0.copy_(0.5 * torch.eye(HIDDEN))
+    seen = forgetting(Passage.run(m, inputs(m, 80, batch=1)[0]), lags=30)
+    powers = 0.5 ** np.arange(31)
+    np.testing.assert_allclose(seen.distance[1:], powers[1:], atol=1e-14)
+    assert seen.steps(1e-3) == 10
+    assert abs(seen.rate - math.log(0.5)) < 1e-6
+    assert (seen.norm >= powers).all()
+    assert seen.norm[10] < 200 * powers[10]
+
+
+@pytest.mark.parametrize("cell", ["tanh", "gru", "lstm"])
+def test_forgetting_bounds_the_product_of_jacobians(cell):
+    m = module(cell, gain=0.9)
+    passage = Passage.run(m, inputs(m, 60, batch=1)[0])
+    seen = forgetting(passage, lags=20)
+    for end in (20, 40, 60):
+        product = torch.eye(passage.states.shape[1], dtype=torch.float64)
+        for k in range(1, 21):
+            product = product @ jacobian(passage, end - k)
+            assert float(torch.linalg.matrix_norm(product, 2)) <= seen.norm[k]
+    assert seen.probability < 1e-3
+
+
+def test_forgetting_that_never_comes():
+    m = module("linear", gain=1.0)
+    assert forgetting(Passage.run(m, inputs(m, 60, batch=1)[0]), lags=20).steps(0.1) is None
+
+
+def test_forgetting_refuses_lags_beyond_the_passage():
+    m = module("gru")
+    with pytest.raises(UserError, match="lags=60 must be"):
+        forgetting(Passage.run(m, inputs(m, 60, batch=1)[0]), lags=60)
+
+
 # ---------------------------------------------------------------------- the overlap
 
 
@@ -495,5 +542,111 @@ def test_refusals(options, words):
 def test_a_time_must_be_a_time():
     with pytest.raises(UserError, match="time must be a Time, got 64"):
         nn.GRU(3, 4, time=64)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match="has no seams"):
-        _ = nn.GRU(3, 4).seams
+    assert nn.GRU(3, 4).seams == (None, None)
+
+
+# ---------------------------------------------------------------------- language models
+
+
+def reading_model(time=None, cell="lstm", seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LanguageModel(12, cell=cell, hidden_size=16, layers=2, time=time).double()
+
+
+def some_ids(count: int) -> Tensor:
+    return torch.randint(12, (count,), generator=torch.Generator().manual_seed(3))
+
+
+def test_a_text_is_scored_in_one_lane_without_walking_it():
+    plain, m = reading_model(), reading_model(Chunked(8, tolerance=1e-9))
+    ids = some_ids(5000)
+    exact, ours = metrics.evaluate(plain, ids), metrics.evaluate(m, ids)
+    assert not m.recurrence.seams.forward.stepped
+    assert ours.tokens == exact.tokens
+    assert abs(ours.nats_per_token - exact.nats_per_token) < 1e-9
+    assert ours.nats != exact.nats  # it did not walk
+
+
+def test_a_training_through_a_whole_text_is_that_of_step_after_step():
+    """Carry full: one update per pass, forward and backward through every lane in chunks."""
+    ids = some_ids(4000)
+    found = []
+    for chunks in (0, 8):
+        m = reading_model()
+        reading = Reading(batch_size=2, carry="full", memory=0, chunks=chunks, tolerance=1e-9)
+        training = Training(m, ids, settings=Settings(epochs=3, reading=reading))
+        records = list(training.records())
+        found.append([torch.tensor([r.nats for r in records]), *m.parameters()])
+    assert not m.recurrence.seams.forward.stepped
+    assert not m.recurrence.seams.backward.stepped
+    assert "chunks of time" in str(m.irregular())  # so no update is captured or native
+    assert distance(*found) < 1e-6
+
+
+def test_a_resumed_training_repeats_the_same_chunks_and_so_the_same_bits():
+    ids = some_ids(4000)
+
+    def training() -> Training:
+        reading = Reading(batch_size=1, carry="full", memory=0, chunks=8, tolerance=1e-6)
+        return Training(reading_model(), ids, settings=Settings(epochs=6, reading=reading))
+
+    never_stopped, stopped = training(), training()
+    for _ in never_stopped.records():
+        pass
+    for record in stopped.records():
+        if record.step == 3:
+            break
+    saved = copy.deepcopy(stopped.state_dict())
+    assert any("chunk_overlaps" in name for name in saved[0])
+    resumed = training()
+    resumed.load_state_dict(*saved)
+    for _ in resumed.records():
+        pass
+    for a, b in zip(never_stopped.parameters, resumed.parameters, strict=True):
+        assert torch.equal(a, b)
+    overlaps = [t.model.recurrence.chunk_overlaps for t in (never_stopped, resumed, training())]
+    assert torch.equal(overlaps[0], overlaps[1])
+    assert not torch.equal(overlaps[0], overlaps[2])
+
+
+def test_a_training_and_its_model_agree_about_time():
+    reading = Reading(chunks=8)
+    with pytest.raises(UserError, match="the model was given time=Chunked"):
+        Training(reading_model(Chunked(4)), some_ids(4000), settings=Settings(reading=reading))
+    with pytest.raises(UserError, match="chunks=8: this model has no recurrence"):
+        Training(reading_model(cell="mlp"), some_ids(4000), settings=Settings(reading=reading))
+    with pytest.raises(UserError, match="chunks=1 must be"):
+        Reading(chunks=1)
+    with pytest.raises(UserError, match="chunks=8 with an mlp"):
+        reading_model(cell="mlp").read_in_chunks(8)
+
+
+def test_from_the_command_line(tiny_run, capsys):
+    folder = str(tiny_run("--carry", "full", "--chunks", "8", "--tolerance", "0.001"))
+    nats = []
+    for options in ([], ["--chunks", "8"]):
+        assert run(["evaluate", folder, "--no-baselines", "--json", *options]) == 0
+        nats.append(json.loads(capsys.readouterr().out)["nats_per_token"])
+    assert abs(nats[0] - nats[1]) < 1e-5
+    assert run(["evaluate", folder, "--no-baselines", "--chunks", "8"]) == 0
+    assert "time: " in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+@pytest.mark.parametrize("lengths", [None, torch.tensor([2000, 777])], ids=["all", "packed"])
+@pytest.mark.parametrize("cell", ["tanh", "gru", "lstm"])
+def test_on_a_gpu(cell, lengths, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")
+    m = module(cell, (2, 1), time=Chunked(16, tolerance=1e-5)).float().cuda()
+    xs, stacked = inputs(m, steps=2000)
+    problem = xs.float().cuda(), tuple(s.float().cuda() for s in stacked)
+    assert (
+        distance(everything(m, *problem, lengths), everything(stepped(m), *problem, lengths)) < 1e-4
+    )
+    in_chunks(m)
+    assert m._chunks.state.is_cuda

@@ -84,11 +84,7 @@ class _Module(torch.nn.RNNBase):
     @property
     def seams(self) -> Seams:
         """How well the chunks of the last call and of its backward pass met, with `Chunked`."""
-        if self._chunks is None:
-            raise UserError(
-                f"a module with time={self.time} has no seams", hint="time=Chunked(chunks=64)"
-            )
-        return self._chunks.seams
+        return Seams() if self._chunks is None else self._chunks.seams
 
     def _resize(self, gates: int) -> None:
         """Give the parameters as many rows as a cell that `torch.nn` does not have wants."""
