@@ -149,12 +149,16 @@ def measured(
     }
     if peers:
         theirs, xs = work.torchs(cell), work.one_hot()
-        row["torch_s"] = seconds(lambda: work.run(theirs, xs), 1)
+        try:
+            row["torch_s"] = seconds(lambda: work.run(theirs, xs), 1)
+        except RuntimeError as refusal:
+            row["torch_refuses"] = str(refusal)
     return row
 
 
 def told(row: dict[str, Any]) -> str:
     theirs = f", torch.nn {row['torch_s'] * 1e3:,.1f} ms" if "torch_s" in row else ""
+    theirs += ", torch.nn refuses" if "torch_refuses" in row else ""
     gain = row["stepped_s"] / row["chunked_s"]
     return (
         f"{row['cell']:5} H={row['hidden']:<4} T={row['steps']:<9,} {row['dtype']:8} "

@@ -46,10 +46,13 @@ FIRST = 128
 """Steps of overlap before anything has been measured."""
 LEAST = 8
 """Steps of a chunk, and of an overlap that is measured, at least."""
-MARGIN = 0.25
-"""The part of the tolerance at which a measured overlap aims."""
+AIM, ENOUGH, TOO_MUCH = 1 / 4, 1 / 2, 1 / 8
+"""The part of the tolerance at which a measured overlap aims, and parts between which it is left
+alone: rounding keeps two trajectories apart, and no overlap brings them closer than that."""
 GAIN = 1.2
 """How much cheaper chunks must be expected to be."""
+FULL = 1024
+"""Rows from which on a GPU's steps take longer in proportion; none more were ever priced."""
 LONGEST_WAIT = 64
 """Calls that are run step after step, at most, before chunks are tried again."""
 
@@ -188,7 +191,7 @@ class Chunks:
         i = 4 * self.PASSES.index(side)
         self.numbers[i + 3] = 1
         if self.settings.overlap == "auto":
-            needed = _needed(result.overlap, first, MARGIN * result.tolerance)
+            needed = _needed(result.overlap, first, result.tolerance)
             self.numbers[i + 1] = max(self.numbers[i + 1], needed)
         self.note(side, result)
 
@@ -211,13 +214,16 @@ class Chunks:
         self.state.copy_(torch.tensor(self.numbers))
 
 
-def _needed(overlap: int, difference: float, aim: float) -> int:
-    """The overlap at which the difference would be `aim`, were its logarithm a straight line."""
+def _needed(overlap: int, difference: float, tolerance: float) -> int:
+    """The overlap that leaves a part of the tolerance, were log(difference) a straight line."""
     if overlap == 0 or not difference < 1:
         return max(LEAST, 2 * overlap)
     if difference == 0:
         return max(LEAST, overlap // 2)
-    return max(LEAST, min(8 * overlap, math.ceil(overlap * math.log(aim) / math.log(difference))))
+    if TOO_MUCH * tolerance <= difference <= ENOUGH * tolerance:
+        return max(LEAST, overlap)
+    straight = overlap * math.log(AIM * tolerance) / math.log(difference)
+    return max(LEAST, min(8 * overlap, math.ceil(straight)))
 
 
 @final
@@ -643,7 +649,7 @@ def _rounding(piece: Piece) -> float:
     """Of the numbers that are multiplied: two trajectories never come closer than this for sure."""
     dtype = piece.w.W_hh.dtype
     if piece.xs.is_cuda and dtype == torch.float32 and arithmetic_name(dtype) == "tf32":
-        dtype = torch.float16  # ten bits, as TF32
+        dtype = torch.bfloat16  # ten bits, but of a state that is on no grid: it never quite meets
     return torch.finfo(dtype).eps
 
 
@@ -654,7 +660,7 @@ def _price(kernel: Kernel, piece: Piece, rows: int) -> float:
         cell = "tanh" if piece.cell.gates == 1 else piece.cell.name
         shape = (cell, arithmetic_name(w.W_hh.dtype), w.hidden_size, rows)
         line = prices.step("cuda", *shape)
-        return 1 + rows / 64 if line is None else line
+        return 1 + rows / 64 if line is None else line * max(1.0, rows / FULL)
     if not piece.xs.is_cpu:
         return 1 + rows / 1024  # kernels of a step each: their number costs, not their size
     return 1 + rows  # measured: 2.1 times dearer for one row alone than for one of eight or more
