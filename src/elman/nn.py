@@ -441,8 +441,7 @@ class _Module(torch.nn.RNNBase):
 
         def words(kernel: Kernel) -> str:
             assert self._chunks is not None
-            self._chunks.look()
-            cut = InChunks(kernel, self._chunks).cut(next(job.pieces()), "forward")
+            cut = InChunks(kernel, self._chunks.foreseen()).cut(next(job.pieces()), "forward")
             return f"step after step, {cut}" if isinstance(cut, str) else cut.words
 
         return words

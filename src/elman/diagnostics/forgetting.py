@@ -69,7 +69,7 @@ def forgetting(passage: Passage, lags: int = 256, probes: int = 6, seed: int = 0
         )
     if probes < 1:
         raise UserError(f"probes={probes} must be at least 1", hint="6: one chance in a million")
-    begins = torch.linspace(0, len(passage) - lags, MOMENTS).long().unique()
+    begins = torch.linspace(1, len(passage) - lags, MOMENTS).long().unique()  # S_0 is zero itself
     S = torch.zeros(len(begins), passage.states.shape[1], dtype=torch.float64)
     apart = passage.states[begins].norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
     distance = [1.0]

@@ -171,9 +171,12 @@ class Chunks:
         self._keep()
         self.seams = Seams()
 
-    def look(self) -> None:
-        """Read what is kept, without beginning a call."""
-        self.numbers = self.state.tolist()
+    def foreseen(self) -> Chunks:
+        """What would be known in a call that began now."""
+        copy = Chunks(self.settings)
+        copy.state = self.state.cpu().clone()
+        copy.begin()
+        return copy
 
     def overlap(self, side: str) -> int:
         return self.numbers[4 * self.PASSES.index(side)]
