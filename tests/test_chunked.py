@@ -8,6 +8,7 @@ by far more than the tolerance, and gradients that cross a seam count), and pull
 import copy
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,8 @@ def everything(m, xs, stacked, lengths=None) -> list[Tensor]:
     given_xs = xs
     if lengths is not None:
         given_xs = pack_padded_sequence(xs, lengths, enforce_sorted=False)
-    ys, last = m(given_xs, stacked if len(stacked) > 1 else stacked[0])
+    (first, *rest) = stacked
+    ys, last = m(given_xs, stacked if rest else first)
     ys = ys.data if isinstance(ys, PackedSequence) else ys
     outs = [ys, *(last if isinstance(last, tuple) else (last,))]
     random = torch.Generator().manual_seed(2)
@@ -246,7 +248,7 @@ def test_a_loss_at_the_end_alone():
 def test_compiled():
     m = module("gru")
     xs, (h,) = inputs(m)
-    compiled = torch.compile(m, backend="aot_eager", fullgraph=True)
+    compiled: Any = torch.compile(m, backend="aot_eager", fullgraph=True)
     found = []
     for each in (compiled, stepped(m)):
         parameters = list(each.parameters())

@@ -301,26 +301,26 @@ class InChunks:
         tolerance, most = self._tolerance(piece), min(self.chunks.settings.sweeps, cut.chunks)
         gaps = first = run.first()
         hopeless = 1 <= first.contraction < math.inf or not first.largest < math.inf
-        for sweep in range(1, most + 1):
-            result = Side(
-                cut.chunks,
-                cut.overlap,
-                sweep,
-                gaps.largest,
-                gaps.contraction,
-                gaps.bound(),
-                tolerance,
-            )
-            if result.bound <= tolerance:
-                self.chunks.met(side, result, first.largest)
-                return True
-            if sweep == most or hopeless:
-                break
-            gaps = run.again(gaps.rows_above(tolerance / 16))
-            shrinks = gaps.largest / result.difference  # and so will do, it is assumed, the next
-            hopeless = not gaps.largest * shrinks ** (most - sweep - 1) <= tolerance
+        sweep = 1
+        while not (met := gaps.bound() <= tolerance) and sweep < most and not hopeless:
+            before, gaps = gaps, run.again(gaps.rows_above(tolerance / 16))
+            sweep += 1
+            shrinks = gaps.largest / before.largest  # and so will do, it is assumed, every other
+            hopeless = not gaps.largest * shrinks ** (most - sweep) <= tolerance
+        result = Side(
+            cut.chunks,
+            cut.overlap,
+            sweep,
+            gaps.largest,
+            gaps.contraction,
+            gaps.bound(),
+            tolerance,
+        )
+        if met:
+            self.chunks.met(side, result, first.largest)
+            return True
         why = (
-            f"after {result.sweeps} of {most} sweeps chunks are apart by {result.difference:.1e} "
+            f"after {sweep} of {most} sweeps chunks are apart by {result.difference:.1e} "
             f"and come closer by a factor of {result.contraction:.1e}"
         )
         self.chunks.missed(side, replace(result, stepped=why))
@@ -517,7 +517,7 @@ class _Backward:
         B, w = self.fold.rows, self.cut.overlap
         guess = self._entering(w)
         if w:
-            tracks = Trace(*(None if t is None else t[:, B:] for t in self.trace)).between(0, w)
+            tracks = _some(self.trace, slice(B, None)).between(0, w)
             lengths = None if self.lengths is None else self.lengths[B:].clamp(max=w)
             state = tracks.state(0)
             late = self.piece._replace(xs=self.xs[:w, B:], state=state, lengths=lengths)
@@ -553,13 +553,13 @@ class _Backward:
         into: Gradients | None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor | None, Gradients, State]:
-        def some(x: Tensor | None) -> Tensor | None:
-            return x if x is None or rows is None else x[:, rows]
-
-        trace = Trace(*map(some, self.trace))
-        lengths = self.lengths if self.lengths is None or rows is None else self.lengths[rows]
-        piece = self.piece._replace(xs=some(self.xs), state=trace.state(0), lengths=lengths)
-        pull = Pull(dhs, dstate, some(self.xi), self.pull.needs_dxs, into)
+        xs, trace, lengths, xi = self.xs, self.trace, self.lengths, self.xi
+        if rows is not None:
+            xs, trace = xs[:, rows], _some(trace, rows)
+            lengths = None if lengths is None else lengths[rows]
+            xi = None if xi is None else xi[:, rows]
+        piece = self.piece._replace(xs=xs, state=trace.state(0), lengths=lengths)
+        pull = Pull(dhs, dstate, xi, self.pull.needs_dxs, into)
         return self.kernel.backward(piece, trace, pull)
 
     def _entering(self, after: int) -> State:
@@ -611,6 +611,12 @@ class _Backward:
             if dxs is not None and early is not None:
                 dxs[:head] = early
         return dxs, products.add(pull.into, dw), dstate
+
+
+def _some(trace: Trace, rows: Tensor | slice) -> Trace:
+    """The trace of these rows alone."""
+    cs = None if trace.cs is None else trace.cs[:, rows]
+    return Trace(trace.hs[:, rows], cs, None if trace.gates is None else trace.gates[:, rows])
 
 
 def _measured(
