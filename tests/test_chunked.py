@@ -64,8 +64,9 @@ SHAPES = [(1, 1), (2, 1), (2, 2)]
 
 @pytest.fixture(autouse=True)
 def rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks are worth it at any size."""
+    """Chunks are worth it at any size, and run a few steps at a time."""
     monkeypatch.setattr(chunked, "_price", lambda kernel, piece, rows: 1.0)
+    monkeypatch.setattr(chunked, "HELD_CPU", 1)
 
 
 def module(cell: str, shape=(1, 1), gain=0.5, time=TIME, seed=0, **options):

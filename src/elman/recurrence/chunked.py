@@ -53,6 +53,8 @@ GAIN = 1.2
 """How much cheaper chunks must be expected to be."""
 FULL = 1024
 """Rows from which on a GPU's steps take longer in proportion; none more were ever priced."""
+HELD_CPU, HELD_GPU = 24 << 20, 2 << 30
+"""Bytes that the kernel keeps of chunks at a time, about, beside what is kept of all of time."""
 LONGEST_WAIT = 64
 """Calls that are run step after step, at most, before chunks are tried again."""
 
@@ -355,35 +357,62 @@ class _Gaps(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """(T, B, …) as (steps, chunks · B, …): row c·B + b is chunk c of row b."""
+class _Layout:
+    """(T, B, …) as (steps, chunks · B, …): row c·B + b is chunk c of row b.
+
+    Chunks are run a few steps at a time, so that nothing of the size of T is held twice.
+    """
 
     cut: Cut
     rows: int
 
-    def fold(self, x: Tensor) -> Tensor:
-        chunks, steps = self.cut.chunks, self.cut.steps
-        x = x.reshape(chunks, steps, *x.shape[1:]).transpose(0, 1)
-        return x.reshape(steps, chunks * self.rows, *x.shape[3:])
+    def part(self, x: Tensor, start: int, stop: int, rows: Tensor | None) -> Tensor:
+        """Steps [start, stop) of every chunk, or of those of some rows."""
+        apart = self._apart(x)[:, start:stop]  # (chunks, steps, B, …)
+        if rows is None:
+            return apart.transpose(0, 1).flatten(1, 2)
+        return apart[rows // self.rows, :, rows % self.rows].transpose(0, 1)
 
-    def unfold(self, x: Tensor, out: Tensor) -> None:
-        chunks, steps = self.cut.chunks, self.cut.steps
-        apart = x.view(steps, chunks, self.rows, *x.shape[2:]).transpose(0, 1)
-        out.view(chunks, steps, *out.shape[1:]).copy_(apart)
+    def put(self, out: Tensor, x: Tensor, start: int, rows: Tensor | None, add: bool) -> None:
+        """The reverse of `part`: write, or add, steps [start, start + len(x))."""
+        apart = self._apart(out)[:, start : start + len(x)]
+        if rows is None:
+            x = x.unflatten(1, (self.cut.chunks, self.rows)).transpose(0, 1)
+            apart.add_(x) if add else apart.copy_(x)
+            return
+        chunk, row, x = rows // self.rows, rows % self.rows, x.transpose(0, 1)
+        apart[chunk, :, row] = apart[chunk, :, row] + x if add else x
 
-    def fold_track(self, track: Tensor) -> Tensor:
-        """T + 1 states as steps + 1 for each chunk: the last of one is the first of the next."""
-        apart = track.unfold(0, self.cut.steps + 1, self.cut.steps)  # (chunks, B, …, steps + 1)
-        return apart.movedim(-1, 0).reshape(self.cut.steps + 1, -1, *track.shape[2:])
+    def states(self, track: Tensor, start: int, stop: int, rows: Tensor | None) -> Tensor:
+        """The states before, between and after steps [start, stop), from a track of T + 1."""
+        L = self.cut.steps
+        apart = track[self.cut.head :].unfold(0, L + 1, L)[..., start : stop + 1]
+        if rows is None:
+            return apart.movedim(-1, 0).flatten(1, 2)  # from (chunks, B, …, steps + 1)
+        return apart[rows // self.rows, rows % self.rows].movedim(-1, 0)
+
+    def state(self, track: Tensor, step: int) -> Tensor:
+        """The state of every chunk after `step` of its steps."""
+        first = self.cut.head + step
+        return track[first :: self.cut.steps][: self.cut.chunks].flatten(0, 1)
 
     def lengths(self, lengths: Tensor | None) -> Tensor | None:
         """How many steps of each chunk its row still has."""
         if lengths is None:
             return None
-        begins = self.cut.head + self.cut.steps * torch.arange(
-            self.cut.chunks, device=lengths.device
-        )
-        return (lengths - begins[:, None]).clamp(0, self.cut.steps).flatten()
+        chunk = torch.arange(self.cut.chunks, device=lengths.device)
+        left = lengths - (self.cut.head + self.cut.steps * chunk[:, None])
+        return left.clamp(0, self.cut.steps).flatten()
+
+    def pieces(self, piece: Piece, start: int, stop: int) -> list[tuple[int, int]]:
+        """[start, stop) cut so that what the kernel keeps of a piece is small beside the whole."""
+        width = piece.cell.gates + 2 * len(piece.cell.states) + 1
+        step = width * self.cut.chunks * self.rows * piece.w.hidden_size * piece.w.W_hh.itemsize
+        each = max(LEAST, (HELD_CPU if piece.xs.is_cpu else HELD_GPU) // step)
+        return [(a, min(a + each, stop)) for a in range(start, stop, each)]
+
+    def _apart(self, x: Tensor) -> Tensor:
+        return x[self.cut.head :].unflatten(0, (self.cut.chunks, self.cut.steps))
 
 
 class _Forward:
@@ -391,97 +420,109 @@ class _Forward:
 
     def __init__(self, kernel: Kernel, piece: Piece, cut: Cut, needs_gates: bool) -> None:
         self.kernel, self.piece, self.cut, self.needs_gates = kernel, piece, cut, needs_gates
-        self.fold = _Rows(cut, piece.xs.shape[1])
-        self.xs = self.fold.fold(piece.xs[cut.head :])
-        self.lengths = self.fold.lengths(piece.lengths)
-        self.head = self._run_head()
-
-    def _run_head(self) -> Trace | None:
-        head, piece = self.cut.head, self.piece
-        if not head:
-            return None
-        lengths = None if piece.lengths is None else piece.lengths.clamp(max=head)
-        part = piece._replace(xs=piece.xs[:head], lengths=lengths)
-        return self.kernel.forward(part, self.needs_gates)
+        self.layout = _Layout(cut, piece.xs.shape[1])
+        self.lengths = self.layout.lengths(piece.lengths)
+        self.every = torch.arange(cut.chunks * self.layout.rows, device=piece.xs.device)
+        self.begin = piece.state
+        self.whole = self._run_head() if cut.head else None
 
     def first(self) -> _Gaps:
         """From what the overlap leads to."""
-        B, w, L = self.fold.rows, self.cut.overlap, self.cut.steps
-        begin = self.piece.state if self.head is None else self.head.state(self.cut.head)
-        guess = tuple(s.new_zeros(self.xs.shape[1] - B, *s.shape[1:]) for s in begin)
+        B, w, L = self.layout.rows, self.cut.overlap, self.cut.steps
+        guess = tuple(s.new_zeros(len(self.every) - B, *s.shape[1:]) for s in self.begin)
         if w:
-            lengths = None
-            if self.lengths is not None:
-                lengths = (self.lengths[:-B] - (L - w)).clamp(0, w)
-            early = self.piece._replace(xs=self.xs[L - w :, :-B], state=guess, lengths=lengths)
-            guess = self.kernel.forward(early, needs_gates=False).state(w)
-        self.start = tuple(torch.cat([b, g]) for b, g in zip(begin, guess, strict=True))
-        self.trace = self._run(self.xs, self.start, self.lengths)
-        began = [s[:-B] for s in self.trace.state(L - w)]  # the guess was 0, this far from it
+            guess = self._run(guess, L - w, self.every[:-B], keep=False)
+        self.start = tuple(torch.cat([b, g]) for b, g in zip(self.begin, guess, strict=True))
+        self._run(self.start, 0, None)
+        began = [s[:-B] for s in self._states(L - w)]  # the guess was 0, this far from it
         return self._gaps(began, None, w > 0)
 
     def again(self, seams: Tensor | None) -> _Gaps:
         """From the ends just found, the chunks after these seams."""
-        B, L = self.fold.rows, self.cut.steps
-        rows = torch.arange(self.xs.shape[1], device=self.xs.device) if seams is None else seams + B
-        ends = self.trace.state(L)
-        start = tuple(
-            torch.cat([s[:B], e[:-B]])[rows] for s, e in zip(self.start, ends, strict=True)
-        )
-        moved = [s - b[rows] for s, b in zip(start, self.start, strict=True)]
-        before = [e[rows] for e in ends]
-        if seams is None:
-            self.start, self.trace = start, self._run(self.xs, start, self.lengths)
-        else:
-            lengths = None if self.lengths is None else self.lengths[rows]
-            part = self._run(self.xs[:, rows], start, lengths)
-            for whole, some in zip(self.trace, part, strict=True):
-                if whole is not None and some is not None:
-                    whole[:, rows] = some
-            for whole, some in zip(self.start, start, strict=True):
-                whole[rows] = some
-        after = self.trace.state(L)
-        came = [a[rows] - b for a, b in zip(after, before, strict=True)]
+        B, L = self.layout.rows, self.cut.steps
+        rows = self.every if seams is None else seams + B
+        ends = self._states(L)
+        found = [torch.cat([s[:B], e[:-B]]) for s, e in zip(self.start, ends, strict=True)]
+        moved = [(f - s)[rows] for f, s in zip(found, self.start, strict=True)]
+        for s, f in zip(self.start, found, strict=True):
+            s[rows] = f[rows]
+        self._run(tuple(s[rows] for s in self.start), 0, None if seams is None else rows)
+        came = [(a - b)[rows] for a, b in zip(self._states(L), ends, strict=True)]
         return self._gaps(moved, came)
 
-    def _run(self, xs: Tensor, state: State, lengths: Tensor | None) -> Trace:
-        return self.kernel.forward(
-            self.piece._replace(xs=xs, state=state, lengths=lengths), self.needs_gates
-        )
+    def result(self) -> Trace:
+        """The trace of the whole piece of time."""
+        assert self.whole is not None
+        hs, cs, gates = self.whole
+        return Trace(self._held(hs), None if cs is None else self._held(cs), gates)
+
+    def _run_head(self) -> Trace:
+        """The steps before the first chunk."""
+        head, piece = self.cut.head, self.piece
+        lengths = None if piece.lengths is None else piece.lengths.clamp(max=head)
+        part = piece._replace(xs=piece.xs[:head], lengths=lengths)
+        trace = self.kernel.forward(part, self.needs_gates)
+        self.begin = trace.state(head)
+        whole = self._empty(trace)
+        for track, known in zip(whole[:2], trace[:2], strict=True):
+            if track is not None and known is not None:
+                track[: head + 1] = known
+        if whole.gates is not None and trace.gates is not None:
+            whole.gates[:head] = trace.gates
+        return whole
+
+    def _empty(self, part: Trace) -> Trace:
+        """Room for the trace of all of time, of the types of a part's."""
+        T, B = self.piece.xs.shape[:2]
+
+        def room(x: Tensor | None, steps: int) -> Tensor | None:
+            return None if x is None else x.new_empty(steps, B, *x.shape[2:])
+
+        hs, cs = room(part.hs, T + 1), room(part.cs, T + 1)
+        assert hs is not None
+        for track, first in zip((hs, cs), self.piece.state, strict=False):
+            assert track is not None
+            track[0] = first
+        return Trace(hs, cs, room(part.gates, T))
+
+    def _run(self, state: State, start: int, rows: Tensor | None, keep: bool = True) -> State:
+        """Chunks (or those of some rows) from step `start` to their ends; their last state."""
+        for a, b in self.layout.pieces(self.piece, start, self.cut.steps):
+            part = self.kernel.forward(self._part(state, a, b, rows), self.needs_gates and keep)
+            state = part.state(b - a)
+            if keep:
+                self._write(part, a, rows)
+        return state
+
+    def _part(self, state: State, start: int, stop: int, rows: Tensor | None) -> Piece:
+        lengths = self.lengths
+        if lengths is not None:
+            lengths = lengths if rows is None else lengths[rows]
+            lengths = (lengths - start).clamp(0, stop - start)
+        xs = self.layout.part(self.piece.xs, start, stop, rows)
+        return self.piece._replace(xs=xs, state=state, lengths=lengths)
+
+    def _write(self, part: Trace, start: int, rows: Tensor | None) -> None:
+        self.whole = self._empty(part) if self.whole is None else self.whole
+        for track, x in zip(self.whole[:2], part[:2], strict=True):
+            if track is not None and x is not None:
+                self.layout.put(track[1:], x[1:], start, rows, add=False)
+        if self.whole.gates is not None and part.gates is not None:
+            self.layout.put(self.whole.gates, part.gates, start, rows, add=False)
+
+    def _states(self, step: int) -> list[Tensor]:
+        """The state of every chunk after `step` of its steps."""
+        assert self.whole is not None
+        return [self.layout.state(t, step) for t in self.whole[:2] if t is not None]
 
     def _gaps(self, before: list[Tensor], after: list[Tensor] | None, known: bool = True) -> _Gaps:
-        B = self.fold.rows
-        ends = [e[:-B] for e in self.trace.state(self.cut.steps)]
+        B = self.layout.rows
+        ends = [e[:-B] for e in self._states(self.cut.steps)]
         gaps = [s[B:] - e for s, e in zip(self.start, ends, strict=True)]
         if self.lengths is not None:
             alive = self.lengths[B:, None] > 0
             gaps = [torch.where(alive, gap, 0) for gap in gaps]
         return _measured(gaps, ends, before, after or gaps, B, known)
-
-    def result(self) -> Trace:
-        """The trace of the whole piece of time."""
-        T, head = len(self.piece.xs), self.cut.head
-        tracks = []
-        for part, first, track in zip(
-            self.piece.cell.states, self.piece.state, (self.trace.hs, self.trace.cs), strict=False
-        ):
-            assert track is not None, part
-            whole = track.new_empty(T + 1, *first.shape)
-            whole[0] = first
-            if self.head is not None:
-                known = self.head.hs if not tracks else self.head.cs
-                assert known is not None
-                whole[1 : 1 + head] = known[1:]
-            self.fold.unfold(track[1:], whole[1 + head :])
-            tracks.append(self._held(whole))
-        gates = self.trace.gates
-        if gates is not None:
-            whole = gates.new_empty(T, self.fold.rows, *gates.shape[2:])
-            if self.head is not None and self.head.gates is not None:
-                whole[:head] = self.head.gates
-            self.fold.unfold(gates, whole[head:])
-            gates = whole
-        return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
 
     def _held(self, track: Tensor) -> Tensor:
         """A row that has ended holds its state, in chunks that began after its end, too."""
@@ -496,78 +537,111 @@ class _Backward:
     """The backward pass over one piece of time, sweep by sweep."""
 
     def __init__(self, kernel: Kernel, piece: Piece, trace: Trace, pull: Pull, cut: Cut) -> None:
-        self.kernel, self.piece, self.whole, self.pull, self.cut = kernel, piece, trace, pull, cut
-        self.fold = fold = _Rows(cut, piece.xs.shape[1])
-        head = cut.head
-        self.xs = fold.fold(piece.xs[head:])
-        self.lengths = fold.lengths(piece.lengths)
-        self.trace = Trace(
-            fold.fold_track(trace.hs[head:]),
-            None if trace.cs is None else fold.fold_track(trace.cs[head:]),
-            None if trace.gates is None else fold.fold(trace.gates[head:]),
-        )
-        self.dhs = None if pull.dhs is None else fold.fold(pull.dhs[head:])
-        self.xi = None
-        if pull.xi is not None:
-            xi = pull.xi if pull.xi.dim() == 2 else pull.xi[:, None].expand(-1, fold.rows)
-            self.xi = fold.fold(xi[head:])
+        self.kernel, self.piece, self.trace, self.pull, self.cut = kernel, piece, trace, pull, cut
+        self.layout = _Layout(cut, piece.xs.shape[1])
+        self.lengths = self.layout.lengths(piece.lengths)
+        self.every = torch.arange(cut.chunks * self.layout.rows, device=piece.xs.device)
+        self.xi = pull.xi
+        if self.xi is not None and self.xi.dim() == 1:
+            self.xi = self.xi[:, None].expand(-1, self.layout.rows)
+        self.dxs: Tensor | None = None
+        self.dw: Gradients | None = None
 
     def first(self) -> _Gaps:
         """From what the overlap hands back."""
-        B, w = self.fold.rows, self.cut.overlap
+        B, w = self.layout.rows, self.cut.overlap
         guess = self._entering(w)
         if w:
-            tracks = _some(self.trace, slice(B, None)).between(0, w)
-            lengths = None if self.lengths is None else self.lengths[B:].clamp(max=w)
-            state = tracks.state(0)
-            late = self.piece._replace(xs=self.xs[:w, B:], state=state, lengths=lengths)
-            dhs = None if self.dhs is None else self.dhs[:w, B:]
-            xi = None if self.xi is None else self.xi[:w, B:]
-            _, _, guess = self.kernel.backward(late, tracks, Pull(dhs, guess, xi, needs_dxs=False))
+            guess = self._run(guess, w, self.every[B:], self.pull.dhs, keep=False)
         ends = zip(guess, self.pull.dstate, strict=True)
         self.used = tuple(torch.cat([g, last.to(g.dtype)]) for g, last in ends)
-        self.dxs, self.dw, first = self._run(self.dhs, self.used, None)
-        self.found = tuple(d.clone() for d in first)
+        found = self._run(self.used, self.cut.steps, None, self.pull.dhs)
+        self.found = tuple(d.clone() for d in found)
         return self._gaps(None, None, w > 0)
 
     def again(self, seams: Tensor | None) -> _Gaps:
         """Carry back what the last sweep got wrong at these seams, and add it: it is linear."""
-        B = self.fold.rows
+        B, rows = self.layout.rows, self.every if seams is None else seams
         pulls = tuple(
-            torch.cat([f[B:] - u[:-B], torch.zeros_like(f[:B])])
+            torch.cat([f[B:] - u[:-B], torch.zeros_like(f[:B])])[rows]
             for f, u in zip(self.found, self.used, strict=True)
         )
-        rows = torch.arange(self.xs.shape[1], device=self.xs.device) if seams is None else seams
-        pulls = tuple(d[rows] for d in pulls)
-        dxs, self.dw, more = self._run(None, pulls, self.dw, None if seams is None else rows)
-        if self.dxs is not None and dxs is not None:
-            self.dxs.index_add_(1, rows, dxs)
+        more = self._run(pulls, self.cut.steps, None if seams is None else rows, None)
         for total, d in zip((*self.used, *self.found), (*pulls, *more), strict=True):
             total.index_add_(0, rows, d.to(total.dtype))
         return self._gaps(list(pulls), list(more))
 
+    def result(self) -> tuple[Tensor | None, Gradients, State]:
+        """dxs, dw and the pull on the first state."""
+        head, B, pull = self.cut.head, self.layout.rows, self.pull
+        dstate, dw = tuple(d[:B] for d in self.found), self.dw
+        if head:
+            lengths = None if self.piece.lengths is None else self.piece.lengths.clamp(max=head)
+            piece = self.piece._replace(xs=self.piece.xs[:head], lengths=lengths)
+            dhs = None if pull.dhs is None else pull.dhs[:head]
+            xi = None if pull.xi is None else pull.xi[:head]
+            early, dw, dstate = self.kernel.backward(
+                piece, self.trace.between(0, head), Pull(dhs, dstate, xi, pull.needs_dxs, dw)
+            )
+            if self.dxs is not None and early is not None:
+                self.dxs[:head] = early
+        assert dw is not None
+        return self.dxs, products.add(pull.into, dw), dstate
+
     def _run(
         self,
-        dhs: Tensor | None,
         dstate: State,
-        into: Gradients | None,
-        rows: Tensor | None = None,
-    ) -> tuple[Tensor | None, Gradients, State]:
-        xs, trace, lengths, xi = self.xs, self.trace, self.lengths, self.xi
-        if rows is not None:
-            xs, trace = xs[:, rows], _some(trace, rows)
-            lengths = None if lengths is None else lengths[rows]
-            xi = None if xi is None else xi[:, rows]
-        piece = self.piece._replace(xs=xs, state=trace.state(0), lengths=lengths)
-        pull = Pull(dhs, dstate, xi, self.pull.needs_dxs, into)
-        return self.kernel.backward(piece, trace, pull)
+        stop: int,
+        rows: Tensor | None,
+        dhs: Tensor | None,
+        keep: bool = True,
+    ) -> State:
+        """Chunks (or those of some rows) from step `stop` back to their starts; the pull there.
+
+        What they add to the pulls on inputs and weights is thrown away unless it is to be kept.
+        """
+        part, pull = self.layout.part, self.pull
+        for a, b in reversed(self.layout.pieces(self.piece, 0, stop)):
+            trace, lengths = self._trace(a, b, rows), self.lengths
+            if lengths is not None:
+                lengths = lengths if rows is None else lengths[rows]
+                lengths = (lengths - a).clamp(0, b - a)
+            xs = part(self.piece.xs, a, b, rows)
+            piece = self.piece._replace(xs=xs, state=trace.state(0), lengths=lengths)
+            pulls = Pull(
+                None if dhs is None else part(dhs, a, b, rows),
+                dstate,
+                None if self.xi is None else part(self.xi, a, b, rows),
+                pull.needs_dxs and keep,
+                self.dw if keep else None,
+            )
+            dxs, dw, dstate = self.kernel.backward(piece, trace, pulls)
+            if keep:
+                self.dw = dw
+                self._write(dxs, a, rows, add=dhs is None)
+        return dstate
+
+    def _trace(self, start: int, stop: int, rows: Tensor | None) -> Trace:
+        hs, cs, gates = self.trace
+        return Trace(
+            self.layout.states(hs, start, stop, rows),
+            None if cs is None else self.layout.states(cs, start, stop, rows),
+            None if gates is None else self.layout.part(gates, start, stop, rows),
+        )
+
+    def _write(self, dxs: Tensor | None, start: int, rows: Tensor | None, add: bool) -> None:
+        if dxs is None:
+            return
+        if self.dxs is None:
+            self.dxs = dxs.new_empty(self.piece.xs.shape)
+        self.layout.put(self.dxs, dxs, start, rows, add)
 
     def _entering(self, after: int) -> State:
         """The pull on the states `after` steps into chunks 1, 2, …: 0, but where a row has ended.
 
         There it is known: the pull on its last state, and what is pulled at directly since.
         """
-        C, B, pull = self.cut.chunks, self.fold.rows, self.pull
+        C, B, pull = self.cut.chunks, self.layout.rows, self.pull
         guess = [d.new_zeros((C - 1) * B, *d.shape[1:]) for d in pull.dstate]
         lengths = self.piece.lengths
         if lengths is None:
@@ -584,39 +658,12 @@ class _Backward:
     def _gaps(
         self, before: list[Tensor] | None, after: list[Tensor] | None, known: bool = True
     ) -> _Gaps:
-        B = self.fold.rows
+        B = self.layout.rows
         found = [f[B:] for f in self.found]
         gaps = [f - u[:-B] for f, u in zip(found, self.used, strict=True)]
         ends = [torch.cat([f, d.to(f.dtype)]) for f, d in zip(found, self.pull.dstate, strict=True)]
         measured = _measured(gaps, ends, before, after or gaps, B, known)
         return measured._replace(differences=measured.differences[::-1])
-
-    def result(self) -> tuple[Tensor | None, Gradients, State]:
-        """dxs, dw and the pull on the first state."""
-        head, B, pull = self.cut.head, self.fold.rows, self.pull
-        dstate, dxs = tuple(d[:B] for d in self.found), self.dxs
-        if dxs is not None:
-            whole = dxs.new_empty(len(self.piece.xs), B, *dxs.shape[2:])
-            self.fold.unfold(dxs, whole[head:])
-            dxs = whole
-        dw = self.dw
-        if head:
-            lengths = None if self.piece.lengths is None else self.piece.lengths.clamp(max=head)
-            piece = self.piece._replace(xs=self.piece.xs[:head], lengths=lengths)
-            dhs = None if pull.dhs is None else pull.dhs[:head]
-            xi = None if pull.xi is None else pull.xi[:head]
-            early, dw, dstate = self.kernel.backward(
-                piece, self.whole.between(0, head), Pull(dhs, dstate, xi, pull.needs_dxs, dw)
-            )
-            if dxs is not None and early is not None:
-                dxs[:head] = early
-        return dxs, products.add(pull.into, dw), dstate
-
-
-def _some(trace: Trace, rows: Tensor | slice) -> Trace:
-    """The trace of these rows alone."""
-    cs = None if trace.cs is None else trace.cs[:, rows]
-    return Trace(trace.hs[:, rows], cs, None if trace.gates is None else trace.gates[:, rows])
 
 
 def _measured(
