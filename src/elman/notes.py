@@ -8,6 +8,7 @@ table. Chance comes from Python's `random` and from torch's generator, as there.
 """
 
 import collections
+import functools
 import math
 import random
 import time
@@ -289,9 +290,10 @@ def sgd(params: Iterable[Tensor], lr: float, batch_size: int) -> None:
     """w ← w - η g / batch_size, and g back to zero."""
     with torch.no_grad():
         for param in params:
-            assert param.grad is not None
-            param -= lr * param.grad / batch_size
-            param.grad.zero_()
+            g = param.grad
+            assert g is not None
+            param -= lr * g / batch_size
+            g.zero_()
 
 
 class Timer:
@@ -415,13 +417,8 @@ def train_ch8(
     if num_epochs < 1:
         raise UserError(f"num_epochs={num_epochs} must be at least 1", hint="500, as in the notes")
     loss, parameters = nn.CrossEntropyLoss(), _parameters(net)
-    if isinstance(net, nn.Module):
-        updater: Any = torch.optim.SGD(net.parameters(), lr)
-    else:
-
-        def updater(batch_size: int) -> None:
-            sgd(parameters, lr, batch_size)
-
+    by_hand = functools.partial(sgd, parameters, lr)
+    updater = torch.optim.SGD(parameters, lr) if isinstance(net, nn.Module) else by_hand
     found, speed = [], math.nan
     for epoch in range(1, num_epochs + 1):
         ppl, speed = train_epoch_ch8(net, train_iter, loss, updater, device, use_random_iter)
