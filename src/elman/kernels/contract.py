@@ -59,6 +59,7 @@ class Piece(NamedTuple):
         yield "b_ih", w.b_ih, (tall,)
         yield "b_hh", w.b_hh, (tall,)
         yield "W_hr", w.W_hr, (size, hidden)
+        yield "own", w.own, (len(self.cell.parameters), hidden)
         yield from self.expected_state(self.state, "")
         yield "lengths", self.lengths, (rows,)
 
