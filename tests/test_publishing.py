@@ -59,10 +59,13 @@ def test_executions_are_kept_by_code_and_shared_by_pages_with_the_same_code(tmp_
     monkeypatch.setattr(execute, "CACHE", tmp_path)
     monkeypatch.setattr(execute, "ROOT", tmp_path)
     runs: list[str] = []
+    source = tmp_path / "module.py"
+    source.write_text("x = 1")
 
     def pretend(path, out):
         runs.append(path.name)
-        out.write_text(json.dumps([[Output("text", "1\n")]]))
+        files = {"module.py": execute._hash(source)}
+        out.write_text(json.dumps({"shown": [[Output("text", "1\n")]], "used": files}))
 
     monkeypatch.setattr(execute, "_in_a_process", pretend)
     english, chinese, other = (tmp_path / f"{name}.md" for name in ("en", "zh", "other"))
@@ -77,6 +80,33 @@ def test_executions_are_kept_by_code_and_shared_by_pages_with_the_same_code(tmp_
     english.write_text("```python\n3\n```\n", encoding="utf-8")
     execute.executed([english, chinese])
     assert sorted(runs) == ["en.md", "en.md", "other.md"]
+    source.write_text("x = 2")
+    execute.executed([chinese])
+    assert runs[-1] == "zh.md"
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "results" / "new.json").write_text("[]")
+    execute.executed([chinese])
+    assert runs[-2:] == ["zh.md", "zh.md"]
+
+
+def test_a_page_depends_on_what_it_imported_and_on_the_benchmarks_results(tmp_path):
+    page, out = tmp_path / "page.md", tmp_path / "out.json"
+    page.write_text("```python\nfrom elman import corpus\n\n1 + 1\n```\n", encoding="utf-8")
+    execute._in_a_process(page, out)
+    made = json.loads(out.read_text("utf-8"))
+    assert made["shown"] == [[["text", "2\n", ""]]]
+    assert "src/elman/text/corpus.py" in made["used"]
+    assert "benchmarks/results/notes.json" in made["used"]
+    assert "src/elman/nn.py" not in made["used"]  # nothing on that page needed it
+
+
+def test_a_page_that_fails_is_named_with_its_traceback():
+    page = ROOT / "build" / "failing.md"
+    page.parent.mkdir(exist_ok=True)
+    page.write_text("```python\n1 / 0\n```\n", encoding="utf-8")
+    with pytest.raises(execute.PageFailed, match=r"(?s)build/failing.md failed.*ZeroDivision"):
+        execute._in_a_process(page, page.with_suffix(".json"))
+    page.unlink()
 
 
 def test_pages_of_the_book_are_known_by_their_place():
