@@ -180,3 +180,48 @@ def test_every_function_that_the_reference_shows_says_what_it_does():
 
     assert len(api.modules()) > 40
     assert api.undocumented() == []
+
+
+@pytest.mark.parametrize(
+    ("html", "fetches"),
+    [
+        ('<script src="https://unpkg.com/x.js"></script>', True),
+        ('<link rel="stylesheet" href="//fonts.example/css">', True),
+        ('<script src="../assets/x.js"></script><link rel="icon" href="assets/i.png">', False),
+        ('<a href="https://pytorch.org">a link that a reader may follow</a>', False),
+    ],
+)
+def test_a_page_that_would_fetch_something_is_refused(html, fetches):
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from mkdocs.exceptions import PluginError
+
+    from publishing import hooks
+
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    if fetches:
+        with pytest.raises(PluginError, match="would fetch"):
+            hooks.on_post_page(html, page=page)
+    else:
+        assert hooks.on_post_page(html, page=page) == html
+
+
+def test_outputs_stand_below_their_blocks_and_links_out_of_the_site_become_names(monkeypatch):
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from publishing import hooks
+
+    figure = Output("figure", "<svg/>", "a [line] of $x$")
+    monkeypatch.setattr(hooks, "_shown", {"zh/book/a.md": [[Output("text", "21\n")], [figure]]})
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="zh/book/a.md"))
+    made = hooks.on_page_markdown(
+        PAGE + "\n[results](../benchmarks/results/notes.json)\n", page=page
+    )
+    assert "x + 1\n```\n\n```{ .text .shown }\n21\n```" in made
+    assert f"![a (line) of x](../../book/figures/{hooks.figure_name(figure)})" in made
+    assert "results (`benchmarks/results/notes.json`)" in made
+    assert "never()" in made
