@@ -167,10 +167,10 @@ def test_a_notebook_has_the_blocks_their_outputs_and_links_between_chapters():
     made = notebook(PAGE, execute.run(PAGE, "page"))
     nbformat.validate(made)
     code = [cell.source + "\n" for cell in made.cells if cell.cell_type == "code"]
-    assert code == [block.code for block in blocks(PAGE)]
-    assert "[the next](02-next.ipynb), the guide." in made.cells[0].source
+    assert code == ["%matplotlib inline\n", *(block.code for block in blocks(PAGE))]
+    assert "[the next](02-next.ipynb), the guide." in made.cells[1].source
     assert any("never()" in cell.source for cell in made.cells if cell.cell_type == "markdown")
-    assert made.cells[1].outputs[0].text == "said 20\n21\n"
+    assert made.cells[2].outputs[0].text == "said 20\n21\n"
     assert "image/svg+xml" in made.cells[-1].outputs[0].data
 
 
