@@ -133,8 +133,9 @@ class Training:
         if refusal is not None:
             why, hint = refusal
             raise UserError(f"carry={reading.carry} memory={reading.memory} with {why}", hint=hint)
-        if self.reader.recurrence is not None:
-            reading.check_agrees(self.reader.recurrence.carry, self.reader.recurrence.memory)
+        if (recurrence := self.reader.recurrence) is not None:
+            reading.check_agrees(recurrence.carry, recurrence.memory, recurrence.time)
+        self._take_time(reading)
         if reading.memory:
             self._check_memory(reading)
         if self.validation_ids is not None and len(self.validation_ids) < 2:
@@ -142,6 +143,18 @@ class Training:
                 f"{len(self.validation_ids)} held-out tokens leave nothing to predict",
                 hint="a larger part for validation, or none",
             )
+
+    def _take_time(self, reading: Reading) -> None:
+        """Let the model run time in chunks, where that was asked for."""
+        recurrence, time = self.reader.recurrence, reading.time_used
+        if time is None or (recurrence is not None and recurrence.time == time):
+            return
+        if recurrence is None:
+            raise UserError(
+                f"chunks={reading.chunks}: this model has no recurrence of elman's to cut in time",
+                hint="chunks=0, or a recurrent cell, such as cell=gru",
+            )
+        recurrence.time = time
 
     def _check_memory(self, reading: Reading) -> None:
         """Refuse a budget that has no room for one step of every lane."""
