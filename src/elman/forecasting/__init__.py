@@ -16,6 +16,7 @@ from elman.forecasting.base import Forecaster, Inputs, features
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
 from elman.forecasting.deseasonalised import Deseasonalised
 from elman.forecasting.differenced import Differenced, Logged
+from elman.forecasting.direction import Directions, both_directions
 from elman.forecasting.estimator import SeriesForecaster
 from elman.forecasting.experiment import Experiment, Settings, fit_and_measure
 from elman.forecasting.global_network import Global
@@ -24,11 +25,13 @@ from elman.forecasting.linear import Linear
 from elman.forecasting.networks import Recurrent, Window
 from elman.forecasting.regression import Regression
 from elman.forecasting.smoothing import Smoothing
+from elman.forecasting.stationarity import Stationarity, stationarity
 
 __all__ = [
     "AutoregressiveErrors",
     "Deseasonalised",
     "Differenced",
+    "Directions",
     "Drift",
     "Experiment",
     "Forecaster",
@@ -45,8 +48,11 @@ __all__ = [
     "SeriesForecaster",
     "Settings",
     "Smoothing",
+    "Stationarity",
     "Window",
+    "both_directions",
     "calibrate",
     "features",
     "fit_and_measure",
+    "stationarity",
 ]
