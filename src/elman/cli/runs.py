@@ -37,13 +37,11 @@ def runs(
     summaries = [comparison.summary(path) for path, f in found.items() if f is None]
     summaries = comparison.best_first(summaries) if listing else summaries
     if as_json:
-        emit(
-            {
-                "runs": [s.json() for s in summaries],
-                "differ": comparison.differing(summaries),
-                "forecasters": [f.json() for f in forecasters],
-            }
-        )
+        record = {
+            "runs": [s.json() for s in summaries],
+            "differ": comparison.differing(summaries),
+        }
+        emit(record | ({"forecasters": [f.json() for f in forecasters]} if forecasters else {}))
         return
     if forecasters:
         typer.echo(_forecasters(forecasters))
