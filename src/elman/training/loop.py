@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
-from elman.kernels import Explanation, explain
+from elman.kernels import Explanation, allows, explain
+from elman.kernels.cpu import KERNEL
 from elman.language_model import Masks, State, reader_of
 from elman.options import check, option
 from elman.recurrence.operator import known_ids
@@ -180,11 +181,16 @@ class Training:
         return self._choice.explanation
 
     def engine(self) -> str:
-        """Which update and which kernel run, in one line, and why not a faster update."""
+        """What computes an update, in one line, and why not a faster one.
+
+        Two trainings that differ in it agree to rounding, not to the last bit.
+        """
         update = self.explain()
         reasons = dict.fromkeys(r for r in update.reasons.values() if "the model is on" not in r)
         why = f" ({'; '.join(reasons)})" if reasons else ""
-        return f"{update.runs} updates{why}, {self._kernel()}"
+        output = "native" if KERNEL.library is not None and allows(KERNEL.name) else "plain"
+        where = f"{output} output, {self.device.type}, torch {torch.__version__}"
+        return f"{update.runs} updates{why}, {self._kernel()}, {where}"
 
     def _kernel(self) -> str:
         if self.reader.recurrence is None:
