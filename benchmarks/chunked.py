@@ -238,6 +238,7 @@ def main() -> None:
     options.add_argument("--json", type=Path)
     options.add_argument("--only", default="", help="a cell")
     options.add_argument("--minutes", type=float, default=1e9, help="begin nothing after so many")
+    options.add_argument("--updates", type=int, help="how long each network trains")
     options.add_argument("--busy", action="store_true", help="one thread, processor time")
     asked = options.parse_args()
     if asked.busy:
@@ -262,7 +263,7 @@ def main() -> None:
     ids = torch.as_tensor(vocab.encode(whole).astype("int64"))
     train, held_out = ids[: int(0.9 * len(ids))], ids[int(0.9 * len(ids)) :]
     sizes = [256] if asked.quick or not gpu else [512, 256]
-    updates = 100 if asked.quick else 1500 if gpu else 300
+    updates = asked.updates or (100 if asked.quick else 1500 if gpu else 300)
     for hidden in sizes:
         for cell in ("lstm", "gru", "elman"):
             if asked.only not in cell or time.perf_counter() - began > 60 * asked.minutes:

@@ -505,6 +505,20 @@ def test_a_short_sequence_runs_step_after_step():
     assert "step after step, 50 steps are too few" in str(kernels.explain(m, xs))
 
 
+@torch.no_grad()
+def test_a_few_steps_cost_what_they_cost_without_chunks():
+    """One token at a time, as text is written, there is nothing to cut, and nothing to ask."""
+    m = module("gru", batch_first=True)
+    xs, (h,) = inputs(m, steps=15)
+    for x in (xs.transpose(0, 1), xs[:, 0]):
+        first = h if x.dim() == 3 else h[:, 0]
+        assert torch.equal(m(x, first)[0], stepped(m)(x, first)[0])
+    assert m._prepared is not None  # one native call
+    assert m.seams.forward is None
+    m(torch.cat([xs, xs]).transpose(0, 1), h)
+    assert m.seams.forward is not None
+
+
 def test_explain_shows_the_chunks():
     m = module("gru", time=Chunked(8, 20))
     assert "time: 8 chunks of 100 steps side by side" in str(kernels.explain(m, inputs(m, 800)[0]))

@@ -34,10 +34,11 @@ from elman.kernels import Job, Kernel, cudnn, runs_whole, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.recurrence import compiled, piecewise, traced, whole
-from elman.recurrence.chunked import Chunks, InChunks, Seams
+from elman.recurrence.chunked import SHORT, InChunks
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
+from elman.recurrence.seams import Chunks, Seams
 from elman.recurrence.strand import is_cast
 
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
@@ -160,7 +161,7 @@ class _Module(torch.nn.RNNBase):
         """The same for a batch on a CPU, no gradient wanted; None: another kind of call."""
         if torch.is_grad_enabled() or type(input) is not Tensor or not input.is_cpu:
             return None
-        if self._chunks is not None:
+        if self._cuts(input):
             return None
         if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
@@ -189,7 +190,7 @@ class _Module(torch.nn.RNNBase):
         None where it never may. A small call takes torch less time than our checks would: shapes
         that have passed them once, and that cuDNN then ran, are not looked at again.
         """
-        if not input.is_cuda or input.dim() != 3 or self._chunks is not None:
+        if not input.is_cuda or input.dim() != 3 or self._cuts(input):
             return None
         if torch.compiler.is_compiling() or traced.listening():
             return None
@@ -283,8 +284,8 @@ class _Module(torch.nn.RNNBase):
         if torch.compiler.is_compiling():
             out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
             return out[0], tuple(out[1 : 1 + len(state)])
-        recipe = self._recipe()
-        if x.xs.is_cuda and lengths is None and self._chunks is None:
+        recipe = self._recipe(len(xs))
+        if x.xs.is_cuda and lengths is None and recipe.chunks is None:
             stack = self._whole(x)
             if runs_whole(stack, xs.device, lambda: self._job(x)):
                 return whole.recurrence(stack, x, self.dropout)
@@ -296,8 +297,9 @@ class _Module(torch.nn.RNNBase):
         return self._described(x, steps, rows)
 
     def _described(self, x: Inputs, steps: int, rows: int, packed: bool = False) -> Whole:
-        stack = whole.described(self._recipe(), self._network(), x, steps, rows, packed)
-        if self._chunks is not None:
+        recipe = self._recipe(steps)
+        stack = whole.described(recipe, self._network(), x, steps, rows, packed)
+        if recipe.chunks is not None:
             return stack._replace(apart="time runs in chunks, and it runs a whole sequence")
         if not self.repeatable:
             return stack
@@ -381,8 +383,14 @@ class _Module(torch.nn.RNNBase):
         directions = 2 if self.bidirectional else 1
         return self.cell, self.bias, self.proj_size > 0, directions, self.dropout
 
-    def _recipe(self) -> Recipe:
-        return Recipe(*self._plain(), self.carry, self.memory, self._chunks)
+    def _recipe(self, steps: int = SHORT) -> Recipe:
+        chunks = self._chunks if steps >= SHORT else None
+        return Recipe(*self._plain(), self.carry, self.memory, chunks)
+
+    def _cuts(self, input: Tensor) -> bool:
+        """Whether the time of this input may be cut into chunks."""
+        time = 1 if self.batch_first and self._is_batched(input) else 0
+        return self._chunks is not None and input.shape[time] >= SHORT
 
     def to_torch(self) -> Any:
         """The `torch.nn` module of the same name, with these very parameters: shared, not copied.

@@ -19,8 +19,8 @@ from torch import Tensor
 from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory
 from elman.kernels import Empty
-from elman.recurrence.chunked import Chunks
 from elman.recurrence.operator import Inputs, Recipe, backward, forward, restack, unstack
+from elman.recurrence.seams import Chunks
 
 
 @final

@@ -23,7 +23,8 @@ from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, Piece, Pull, Trace
 from elman.kernels.bare import Bare
-from elman.recurrence.chunked import Chunks, InChunks
+from elman.recurrence.chunked import InChunks
+from elman.recurrence.seams import Chunks
 from elman.recurrence.sliding import slide
 from elman.recurrence.stack import Pulls, Stack, draw
 from elman.recurrence.strand import Dropout, States, uncast
