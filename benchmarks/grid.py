@@ -238,6 +238,7 @@ def main() -> None:
         "--json", help="default: benchmarks/results/grid-DEVICE.json, full grid only"
     )
     parser.add_argument("--figure", help="draw the heat map into this file")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many")
     options = parser.parse_args()
     device = options.device
     if options.busy:
@@ -252,7 +253,10 @@ def main() -> None:
     cases = [c for c in cases if options.only in str(c) and c.multiply_adds() <= most]
     rounds, slot = (5, 0.02) if options.quick else (9, 0.05)
     rows: list[dict[str, Any]] = []
+    end = time.monotonic() + options.seconds
     for i, case in enumerate(cases):
+        if time.monotonic() > end:
+            break
         rows.append(row := measure(case, device, rounds, slot))
         mark = "  <" if row["ratio"] < 1 else ""
         print(

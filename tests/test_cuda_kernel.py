@@ -119,7 +119,7 @@ def test_float32_obeys_torchs_switch_for_recurrent_layers(tf32):
         assert cuda.arithmetic(torch.float32) == (cuda.TF32 if tf32 else cuda.FP32)
         assert cuda.arithmetic(torch.float16) == cuda.FP16
         before = torch.backends.cuda.matmul.fp32_precision
-        with cuda._large_products(torch.float32):
+        with cuda.large_products(torch.float32):
             assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
         assert torch.backends.cuda.matmul.fp32_precision == before
 

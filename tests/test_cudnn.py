@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import os
 import warnings
 from unittest import mock
 
@@ -213,7 +214,7 @@ def gradients(module, xs, state=None):
     ys, last = module(xs, state)
     data = ys.data if isinstance(ys, torch.nn.utils.rnn.PackedSequence) else ys
     last = last if isinstance(last, tuple) else (last,)
-    pulls = [torch.randn_like(t) for t in (data, *last)]
+    pulls = [torch.randn(t.shape, device=t.device).to(t.dtype) for t in (data, *last)]
     torch.autograd.backward([data, *last], pulls)
     return [data, *last, *(p.grad.clone() for p in module.parameters())]
 
@@ -251,21 +252,36 @@ def test_on_a_gpu_cudnn_by_name_is_torch_nn_to_the_bit(kind, dtype, monkeypatch)
                     assert torch.equal(a, b), case
 
 
+def exactly(module, xs, state=None):
+    """The same in float64 by the reference, on the module's device."""
+    with mock.patch.dict(os.environ, {"ELMAN_KERNELS": "reference"}):
+        wide = copy.deepcopy(module).double()
+        return gradients(wide, xs.double() if xs.is_floating_point() else xs, state)
+
+
+def errors(found, exact):
+    """‖found - exact‖ / ‖exact‖ of each array."""
+    pairs = zip(found, exact, strict=True)
+    return [float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]
+
+
 @gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu_cudnn_gives_the_references_numbers(kind, monkeypatch):
+def test_on_a_gpu_cudnn_is_as_near_to_float64_as_torch_nn_is(kind, monkeypatch):
+    """What it gets wrong is cuDNN's own (5e-6, where the reference in float32 gets 1e-7 wrong), so
+    torch.nn's largest error is the yardstick; a carry, ids or masks may at most double it."""
     monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")
+    monkeypatch.setenv("ELMAN_KERNELS", "cudnn")
+    torch.manual_seed(0)
     xs, ids = torch.randn(7, 3, 4, device="cuda"), torch.randint(4, (7, 3), device="cuda")
     options = [{}, {"carry": Truncated(3)}, {"num_layers": 2, "dropout": 0.4}]
     for option, given in itertools.product(options, (xs, ids)):
         rnn = kind(4, 5, device="cuda", **option)
-        monkeypatch.setenv("ELMAN_KERNELS", "cudnn")
-        found = gradients(rnn, given)
-        monkeypatch.setenv("ELMAN_KERNELS", "reference")
-        for a, b in zip(found, gradients(rnn, given), strict=True):
-            # gru and lstm agree to 1e-4; the rnn does not, and why is not known: until its error is
-            # looked at on a GPU, this bound is a guess and not derived from rounding
-            assert (a - b).norm() <= 2e-3 * b.norm()
+        plain = kind(4, 5, device="cuda", num_layers=option.get("num_layers", 1))
+        plain.load_state_dict(rnn.state_dict())
+        theirs = max(errors(gradients(plain.to_torch(), xs), exactly(plain, xs)))
+        assert theirs < 1e-4
+        assert max(errors(gradients(rnn, given), exactly(rnn, given))) <= 2 * theirs, option
 
 
 @gpu

@@ -18,12 +18,15 @@ from importlib import resources
 from typing import NamedTuple
 
 HOST = {  # microseconds of Python and launches: of a call, and more for each further directed layer
-    ("cuda", "forward"): (250, 200),
-    ("cuda", "both"): (1000, 800),
-    ("cudnn", "forward"): (110, 30),
-    ("cudnn", "both"): (750, 450),
+    ("cuda", "forward"): (175, 130),
+    ("cuda", "both"): (1020, 430),
+    ("long way", "forward"): (250, 200),  # cuda, where no call is prepared: both directions, pieces
+    ("long way", "both"): (1200, 800),
+    ("cudnn", "forward"): (140, 60),
+    ("cudnn", "both"): (940, 470),
 }
-ALONE = 7.0  # cuDNN's steps below so many microseconds are kernels that run one layer at a time
+LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
+ALONE = 7.0  # cuDNN's steps below so many microseconds are of one kernel, one layer at a time
 
 
 class Line(NamedTuple):
@@ -55,14 +58,16 @@ def microseconds(engine: str, shape: Shape) -> float | None:
     if line is None:
         return None
     strands = shape.layers * shape.directions
-    first, more = HOST[engine, what]
+    long = engine == "cuda" and (shape.directions > 1 or shape.pieces > 1)
+    first, more = HOST["long way" if long else engine, what]
     if engine == "cuda":
         gpu, host = strands * (line.start + shape.steps * line.step), first + more * (strands - 1)
     else:
         alone = line.step < ALONE
         at_once = strands if alone else shape.layers**0.45 * shape.directions**0.3
         gpu = at_once * (shape.pieces * line.start + shape.steps * line.step)
-        host = shape.pieces * (first + more * (strands - 1))
+        launches = 0 if alone else strands * shape.steps * LAUNCHES[what]
+        host = shape.pieces * (first + more * (strands - 1)) + launches
     return gpu if shape.captured else max(host, gpu)
 
 
