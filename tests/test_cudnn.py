@@ -65,6 +65,27 @@ def test_a_layer_too_large_for_our_kernel_has_no_price_there():
     assert line("cudnn", hidden=2048, rows=256) > 0
 
 
+def test_cudnns_slower_way_costs_a_launch_for_every_step():
+    """bfloat16, and float32 beyond small layers: seen on an H200 at 28 µs or more a step."""
+    eager = {"captured": False, "rows": 8}
+    for slow in ({"arithmetic": "bf16", "hidden": 64}, {"hidden": 300}, {"hidden": 152}):
+        more = line("cudnn", **eager, **slow, steps=135) - line("cudnn", **eager, **slow, steps=35)
+        assert more >= 100 * prices.LAUNCHES["both"]
+    small = {"cell": "tanh", "hidden": 128, **eager}
+    assert line("cudnn", **small, steps=135) < line("cudnn", **small, steps=35) + 1000
+    assert line("cuda", arithmetic="bf16", hidden=64, **eager, steps=35) < 1200
+
+
+def test_where_both_cost_the_same_cudnn_runs(monkeypatch):
+    job = mock.Mock(whole=cudnn.Whole(nn.LSTM(4, 5)._network(), 6, 3, torch.float32))
+    monkeypatch.setattr(choice, "_refusal", lambda *_: None)
+    for ours, preferred in ((100.0, False), (96.0, False), (94.0, True)):
+        monkeypatch.setattr(
+            prices, "microseconds", lambda engine, _, ours=ours: {"cuda": ours}.get(engine, 100.0)
+        )
+        assert (choice._dearer(job) is None) == preferred
+
+
 # ---------------------------------------------------------------------- what it is handed
 
 

@@ -91,9 +91,9 @@ class _Module(torch.nn.RNNBase):
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
-        if not torch.compiler.is_compiling() and (plain := self._plain_call(input, state)):
-            return plain
-        return self._run_any(input, state)
+        if (type(input) is Tensor and input.is_cuda) or torch.compiler.is_compiling():
+            return self._run_any(input, state)
+        return self._plain_call(input, state) or self._run_any(input, state)
 
     def _run_any(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None

@@ -18,15 +18,15 @@ from importlib import resources
 from typing import NamedTuple
 
 HOST = {  # microseconds of Python and launches: of a call, and more for each further directed layer
-    ("cuda", "forward"): (175, 130),
-    ("cuda", "both"): (1020, 430),
-    ("long way", "forward"): (250, 200),  # cuda, where no call is prepared: both directions, pieces
-    ("long way", "both"): (1200, 800),
-    ("cudnn", "forward"): (140, 60),
-    ("cudnn", "both"): (940, 470),
+    ("cuda", "forward"): (105, 50),
+    ("cuda", "both"): (1050, 460),
+    ("long way", "forward"): (300, 200),  # cuda, where no call is prepared: both directions, pieces
+    ("long way", "both"): (1500, 1200),
+    ("cudnn", "forward"): (85, 30),
+    ("cudnn", "both"): (930, 360),
 }
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
-ALONE = 7.0  # cuDNN's steps below so many microseconds are of one kernel, one layer at a time
+ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of one kernel per layer
 
 
 class Line(NamedTuple):
@@ -63,12 +63,20 @@ def microseconds(engine: str, shape: Shape) -> float | None:
     if engine == "cuda":
         gpu, host = strands * (line.start + shape.steps * line.step), first + more * (strands - 1)
     else:
-        alone = line.step < ALONE
+        alone = _is_alone(shape)
         at_once = strands if alone else shape.layers**0.45 * shape.directions**0.3
         gpu = at_once * (shape.pieces * line.start + shape.steps * line.step)
         launches = 0 if alone else strands * shape.steps * LAUNCHES[what]
         host = shape.pieces * (first + more * (strands - 1)) + launches
     return gpu if shape.captured else max(host, gpu)
+
+
+def _is_alone(shape: Shape) -> bool:
+    """Whether cuDNN runs one layer after the other, all of its steps in one kernel."""
+    line = _line("cudnn", shape.cell, shape.arithmetic, "both", shape.hidden, shape.rows)
+    most = 256 if shape.cell == "tanh" else 128 if shape.backward else 192
+    small = shape.arithmetic == "fp16" or shape.hidden <= most  # as seen of float32
+    return small and line is not None and line.step < ALONE
 
 
 def _line(
