@@ -25,7 +25,7 @@ from elman.kernels.cudnn import Cudnn, Whole, precision
 SURELY = 0.95
 """Our CUDA kernel is preferred where it is cheaper than cuDNN by more than prices are off."""
 
-FASTEST_FIRST = ("cuda", "cudnn", "cpu", "fused", "reference")
+FASTEST_FIRST = ("cuda", "cudnn", "cpu", "described", "fused", "reference")
 
 
 @dataclass(frozen=True)
