@@ -79,6 +79,12 @@ def _is_alone(shape: Shape) -> bool:
     return small and line is not None and line.step < ALONE
 
 
+def step(engine: str, cell: str, arithmetic: str, hidden: int, rows: int) -> float | None:
+    """Microseconds of a step of one layer, forward and backward; None where none was measured."""
+    line = _line(engine, cell, arithmetic, "both", hidden, rows)
+    return None if line is None else line.step
+
+
 def _line(
     engine: str, cell: str, arithmetic: str, what: str, hidden: int, rows: int
 ) -> Line | None:
