@@ -6,6 +6,7 @@ refused rather than forecast from.
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 from safetensors.numpy import save as write_arrays
 
-from elman.errors import MissingSource, UserError
+from elman.errors import MissingSource, Unreadable, UserError
 from elman.files import (
     BLANK_SEAL,
     atomic,
@@ -199,7 +200,17 @@ def _format_of(folder: Path) -> str | None:
 
 
 def _write(folder: Path, config: dict[str, Any], arrays: State) -> Path:
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _fill(folder, config, arrays)
+    except BaseException:
+        if is_new:  # half a forecaster is none
+            shutil.rmtree(folder)
+        raise
+
+
+def _fill(folder: Path, config: dict[str, Any], arrays: State) -> Path:
     whole = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
     weights = sealed(write_arrays(whole, {"seal": BLANK_SEAL}))
     config |= {"weights": hashlib.sha256(weights).hexdigest(), "seal": BLANK_SEAL}
@@ -239,7 +250,7 @@ class _Whole:
 
     def __exit__(self, kind: Any, wrong: BaseException | None, trace: Any) -> None:
         known = (SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError)
-        if isinstance(wrong, MissingSource) or not isinstance(
+        if isinstance(wrong, MissingSource | Unreadable) or not isinstance(
             wrong, (*known, RuntimeError, RecursionError, FileNotFoundError)
         ):
             return

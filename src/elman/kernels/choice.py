@@ -31,10 +31,13 @@ class Explanation:
 
     runs: str
     reasons: dict[str, str]
+    time: str = ""
+    """How chunks of time run, where a module was asked for them."""
 
     def __str__(self) -> str:
         refusals = [f"{name}: no, {reason}" for name, reason in self.reasons.items()]
-        return "\n".join([*refusals, f"{self.runs}: runs"])
+        time = [f"time: {self.time}"] if self.time else []
+        return "\n".join([*refusals, f"{self.runs}: runs", *time])
 
 
 def select(job: Job) -> Kernel:
@@ -88,8 +91,10 @@ def explain(
             + (", which runs on no elman kernel" if job is None else " without an input"),
             hint="explain(module, x) of a module of elman.nn, or explain(training)",
         )
-    kernel, reasons = _choose(job(x, state))
-    return Explanation(kernel.name, reasons)
+    asked: Job = job(x, state)
+    kernel, reasons = _choose(asked)
+    time = "" if asked.time is None else asked.time(cast(Kernel, kernel))
+    return Explanation(kernel.name, reasons, time)
 
 
 def requested() -> str:
@@ -152,12 +157,17 @@ def _dearer(job: Job) -> str | None:
     return f"cuDNN is faster at this size ({theirs:,.0f} µs against {ours:,.0f} on an H200)"
 
 
+def arithmetic_name(dtype: torch.dtype) -> str:
+    """What a dtype is multiplied in, as `prices` knows it."""
+    half = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    return half.get(dtype) or ("tf32" if precision() == "tf32" else "fp32")
+
+
 def _shape(whole: Whole) -> prices.Shape:
     net = whole.network
-    half = {torch.float16: "fp16", torch.bfloat16: "bf16"}
     return prices.Shape(
         "tanh" if net.mode in ("RNN_TANH", "RNN_RELU") else str(net.mode).lower(),
-        half.get(whole.dtype) or ("tf32" if precision() == "tf32" else "fp32"),
+        arithmetic_name(whole.dtype),
         net.hidden,
         whole.rows,
         whole.steps,
