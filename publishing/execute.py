@@ -72,7 +72,7 @@ def key(path: Path) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
-def used() -> dict[str, str]:
+def used() -> dict[str, str | None]:
     """The hash of every file of this repository that this process has used so far, by its path."""
     modules = [name for name in sys.modules if name.partition(".")[0] == "elman"]
     files = [getattr(sys.modules[name], "__file__", None) for name in modules]
