@@ -303,6 +303,8 @@ REFUSED = {
     "--hidden-size 10000000": "PB of memory",
     "--hidden-size 99999999999999999999999": "64 bits",
     "--layers 100000": "at most 1,000",
+    "--threads 1000000": "from 0 to 1,024",
+    "--threads 99999999999": "from 0 to 1,024",
     "--seed -1": "at least 0",
     "--seed 18446744073709551616": "64 bits",
     "--weight-decay nan": "weight_decay=nan",

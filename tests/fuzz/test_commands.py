@@ -15,7 +15,7 @@ TRAIN = (
     "--memory", "--epochs", "--accumulate", "--validate-every", "--patience", "--precision",
     "--seed", "--optimizer", "--learning-rate", "--momentum", "--weight-decay", "--clip",
     "--schedule", "--warm-up", "--plateau-factor", "--plateau-patience", "--average",
-    "--average-decay", "--average-start", "--out", "--device", "--checkpoint-every",
+    "--average-decay", "--average-start", "--out", "--device", "--threads", "--checkpoint-every",
     "--checkpoint-seconds", "--diagnose", "--preset", "--resume",
 )  # fmt: skip
 VERBS = {

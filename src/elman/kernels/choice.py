@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -95,6 +96,25 @@ def explain(
     kernel, reasons = _choose(asked)
     time = "" if asked.time is None else asked.time(cast(Kernel, kernel))
     return Explanation(kernel.name, reasons, time)
+
+
+@contextmanager
+def using(name: str | None) -> Iterator[None]:
+    """Let the kernel of this name, or `auto`, run what the block computes; None changes nothing.
+
+    As ELMAN_KERNELS does for a whole program: for all threads, and nothing is substituted.
+    """
+    before = os.environ.get("ELMAN_KERNELS")
+    if name is not None:
+        os.environ["ELMAN_KERNELS"] = name
+    try:
+        requested()  # refuses a name that is no kernel's
+        yield
+    finally:
+        if before is not None:
+            os.environ["ELMAN_KERNELS"] = before
+        elif name is not None:
+            del os.environ["ELMAN_KERNELS"]
 
 
 def requested() -> str:

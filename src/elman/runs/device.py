@@ -5,6 +5,8 @@ from elman.options import DEVICES
 
 FAST = ("cpu", "cuda")
 """The kinds of device that elman has kernels for."""
+MOST_THREADS = 1024
+"""More than any machine has use for; a million makes OpenMP end the process."""
 
 
 def pick(name: str) -> str:
@@ -81,7 +83,9 @@ def use_threads(count: int) -> None:
     """Compute on so many threads from now on; 0: as many as there are, as torch does by itself."""
     import torch
 
-    if count < 0:
-        raise UserError(f"threads={count} must not be negative", hint="0: as many as there are")
+    if not 0 <= count <= MOST_THREADS:
+        raise UserError(
+            f"threads={count} must be from 0 to {MOST_THREADS:,}", hint="0: as many as there are"
+        )
     if count:
         torch.set_num_threads(count)
