@@ -316,7 +316,8 @@ def _tell(session: "Session", result: "Result | None", page: Path, as_json: bool
         if run.config.shown.weights == "last":
             typer.echo(_last_pass(run))
         typer.echo(
-            f"{_name_of(result)}, {result.tokens:,} tokens: {result.nats_per_token:.4f} nats per token, "
+            f"{_name_of(result)}, {result.tokens:,} tokens: "
+            f"{result.nats_per_token:.4f} nats per token, "
             f"perplexity {result.perplexity:.3f}, {result.bits_per_char:.4f} bits per character"
             + _not_the_best(session)
         )

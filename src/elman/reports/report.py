@@ -122,9 +122,9 @@ def _lead(config: Config, trained_on: int, story: Story) -> str:
         return f"{text}; nothing was held out."
     if story.result is None:
         return f"{text}; the training has not come to its end yet."
-    where = "right after them" if config.data.train_tokens else "at the end"
-    if config.data.test:
-        where = "after those that chose its weights" if config.data.validation else where
+    where = "right after them" if config.data.train_tokens else "held out at the end"
+    if config.data.test and config.data.validation:
+        where = "held out after those that chose its weights"
     return f"{text} and measured on the {story.result['tokens'] + 1:,} {level} {where}."
 
 
