@@ -11,6 +11,7 @@ import typer
 
 from elman import __version__
 from elman.cli import (
+    compress,
     datasets,
     demo,
     evaluate,
@@ -64,6 +65,8 @@ app.command("gradients")(guarded(gradients.gradients))
 app.command("ngram")(guarded(ngram.ngram))
 app.command("statistics")(guarded(statistics.statistics))
 app.command("forecast")(guarded(forecast.forecast))
+app.command("compress")(guarded(compress.compress))
+app.command("decompress")(guarded(compress.decompress))
 app.command("datasets")(guarded(datasets.datasets))
 app.command("demo")(guarded(demo.demo))
 

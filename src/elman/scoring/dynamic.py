@@ -15,6 +15,7 @@ evaluation of neural sequence models".
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -45,6 +46,9 @@ EPSILON = 0.1
 LANES, WINDOWS = 16, 200
 """How much of the training text σ is measured on: so many lanes, at most so many windows each."""
 
+MOST_STEPS = 6
+"""Doublings, or halvings, of a setting: an untrained model would have no end of them."""
+
 CHOICE_TOKENS = 8_000
 """How much of the validation text chooses the settings, at most."""
 
@@ -57,7 +61,7 @@ class Adaptation:
     """
 
     rate: float = option(2e-4, "Step along the scaled gradient", panel=PANEL, at_least=0)
-    decay: float = option(2e-3, "Back towards the trained weights", panel=PANEL, at_least=0)
+    decay: float = option(4e-3, "Back towards the trained weights", panel=PANEL, at_least=0)
     window: int = option(20, "Tokens scored before they are learnt from", panel=PANEL, at_least=1)
 
     def __post_init__(self) -> None:
@@ -138,7 +142,7 @@ def choose(
     start: Adaptation | None = None,
     progress: Progress | None = None,
 ) -> Adaptation:
-    """The rate, then the decay, under which the validation text is likeliest: up and down by 2.
+    """The rate, then the decay, under which the validation text is likeliest: up and down by twos.
 
     A short text leaves little to adapt to, so at most its first tokens are read; the search stops
     where neither neighbour is better.
@@ -155,10 +159,12 @@ def choose(
         return known[settings]
 
     best = start
-    for name in ("rate", "decay"):
-        for factor in (2.0, 0.5):
-            while nats(step := replace(best, **{name: getattr(best, name) * factor})) < nats(best):
-                best = step
+    for name, factor in itertools.product(("rate", "decay"), (2.0, 0.5)):
+        for _ in range(MOST_STEPS):
+            step = replace(best, **{name: getattr(best, name) * factor})
+            if nats(step) >= nats(best):
+                break
+            best = step
     return best
 
 
