@@ -34,6 +34,8 @@ UNITS: dict[str, dict[str, Any]] = {
     "scratch, sequential": {"hidden": 512, "scratch": True, "sampling": "sequential"},
     "scratch, random": {"hidden": 512, "scratch": True, "sampling": "random"},
     "concise, sequential": {"hidden": 256, "scratch": False, "sampling": "sequential"},
+    "concise, 512 units": {"hidden": 512, "scratch": False, "sampling": "sequential"},
+    "scratch, 256 units": {"hidden": 256, "scratch": True, "sampling": "sequential"},
 }
 
 
@@ -138,9 +140,9 @@ def train_elman(
     training = Training(model.to(ids.device), ids, None, settings)
     totals = [[0.0, 0] for _ in range(epochs)]
     for record in training.records():
-        assert isinstance(record, Update)
-        totals[record.epoch][0] += record.nats * record.tokens
-        totals[record.epoch][1] += record.tokens
+        if isinstance(record, Update):
+            totals[record.epoch][0] += record.nats * record.tokens
+            totals[record.epoch][1] += record.tokens
     return model, [total / count for total, count in totals]
 
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from elman import LanguageModel
+from elman.cli import run as elman
 from elman.language_model.model import kinds
 from elman.runs import presets
 from elman.runs.effort import FOLLOW, Size, effort, passes
@@ -49,3 +50,11 @@ def test_a_tied_embedding_is_as_wide_as_the_hidden_layer_or_not_tied():
     assert effort(words, {"hidden_size": 64})["embedding_size"] == 64
     assert not effort(words, {"embedding_size": 32})["tied"]
     assert effort(words, {})["tied"]
+
+
+@pytest.mark.parametrize("tokens", [50, 240, 1_000, 5_000])
+def test_a_text_of_a_few_lines_is_trained_on(tmp_path, tokens):
+    """Windows of a fixed shape asked for 1,080 tokens before anything was learned."""
+    text = tmp_path / "lines.txt"
+    text.write_text(("one two three " * 400)[:tokens])
+    assert elman(["train", str(text), "--epochs", "1", "--out", str(tmp_path / "run")]) == 0

@@ -2,8 +2,9 @@
 
 A default that fixes the number of passes starves a short text and spends minutes on a long one. So
 the tokens read in all are fixed instead, to what two cores of a CPU read in about three minutes,
-and the passes follow. The more often a text is read, the more is hidden from the model, or it
-learns the text by heart:
+and the passes follow. A long text is read a few times by a wide gru, which learns most from each
+token; a short one many times by an lstm, from which the more is hidden the more often it reads, or
+it learns the text by heart:
 
     E = reads / n                                    passes over a text of n tokens
     dropout of outputs = 0.4 · ln(E/7) / ln(40/7)    between 0 and 0.4: nothing below 7 passes
@@ -12,10 +13,10 @@ learns the text by heart:
 Words, and characters of a large script, have vocabularies where the output layer is most of the
 work: there the embedding is used again as the output (tied), and fewer tokens are read.
 
-The numbers were chosen by random search on seven texts of 0.1 to 2 MB that are in no table of the
+The numbers were chosen by random search on seven texts of 0.1 to 1.9 MB that are in no table of the
 README (the King James Bible in three parts, An Anarchist FAQ in three parts, the Debian
-Administrator's Handbook): held-out nats against Kneser–Ney of the best order, which the search's
-settings beat on six of them, by 0.01 to 0.10 nats, and missed by 0.015 on the longest (1.9 MB).
+Administrator's Handbook): held-out nats against Kneser–Ney of the best order up to 13, which the
+search's settings beat on all of them, by 0.02 to 0.07 nats.
 """
 
 import math
@@ -26,15 +27,31 @@ from elman.language_model.model import WINDOWED
 LARGE = 1000
 """Tokens in a vocabulary from which on the output layer is most of the work."""
 
-SMALL_VOCABULARY: dict[str, Any] = {
+LONG = 550_000
+"""Tokens of a small vocabulary from which on a text is long: few passes, and nothing hidden."""
+
+SHORT_TEXT: dict[str, Any] = {
+    "model": "lstm",
     "hidden_size": 384,
     "embedding_size": 64,
+    "batch_size": 16,
     "window": 64,
     "learning_rate": 1e-2,
     "weight_decay": 0.05,
     "dropout_tokens": 0.03,
 }
+LONG_TEXT: dict[str, Any] = {
+    "model": "gru",
+    "hidden_size": 512,
+    "embedding_size": 128,
+    "batch_size": 32,
+    "window": 64,
+    "learning_rate": 4e-3,
+    "weight_decay": 0.1,
+    "dropout_tokens": 0.0,
+}
 LARGE_VOCABULARY: dict[str, Any] = {
+    "model": "lstm",
     "hidden_size": 256,
     "embedding_size": 256,
     "tied": True,
@@ -47,7 +64,6 @@ LARGE_VOCABULARY: dict[str, Any] = {
     "dropout_recurrent": 0.3,
 }
 SHARED: dict[str, Any] = {
-    "model": "lstm",
     "optimizer": "adamw",
     "schedule": "cosine",
     "clip": 1.0,
@@ -66,7 +82,7 @@ def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
     """The options of a training on a text of this size, beside those that were `given`.
 
     >>> [effort(Size(tokens, 80), {})["epochs"] for tokens in (10_000, 180_000, 900_000, 10**7)]
-    [60, 26, 6, 1]
+    [60, 26, 5, 1]
     >>> effort(Size(40_000, 5_000), {"hidden_size": 128})["embedding_size"]
     128
     """
@@ -74,7 +90,7 @@ def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
         recipe = _small(size, given)
     else:
         recipe = LARGE_VOCABULARY | {"epochs": passes(size.tokens, reads=2_000_000, most=40)}
-    recipe = SHARED | _consistent(recipe, given)
+    recipe = SHARED | _consistent(_shaped(recipe, size.tokens), given)
     used = recipe | given
     updates = max(1, used["epochs"] * size.tokens // (used["batch_size"] * used["window"]))
     return recipe | {
@@ -84,16 +100,26 @@ def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _small(size: Size, given: dict[str, Any]) -> dict[str, Any]:
-    batch_size, reads = (16, 4_600_000) if size.tokens < 300_000 else (32, 5_800_000)
+    recipe, reads = (SHORT_TEXT, 4_600_000) if size.tokens < LONG else (LONG_TEXT, 4_400_000)
     epochs = passes(size.tokens, reads, most=60)
     often = given.get("epochs", epochs)
     hidden = 0.4 * min(1, max(0, math.log(often / 7) / math.log(40 / 7))) if often > 0 else 0
-    return SMALL_VOCABULARY | {
+    return recipe | {
         "epochs": epochs,
-        "batch_size": batch_size,
         "dropout_outputs": round(hidden, 2),
         "dropout_recurrent": round(0.75 * hidden, 2),
     }
+
+
+def _shaped(recipe: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """The recipe with windows of a shape that a short text fills, four to a lane.
+
+    >>> [_shaped(LONG_TEXT, n)["batch_size"] for n in (100, 400, 2_000, 10_000)]
+    [1, 1, 7, 32]
+    """
+    window = max(1, min(recipe["window"], tokens // 5))
+    most = max(1, (tokens // window - 1) // 4)
+    return recipe | {"window": window, "batch_size": min(recipe["batch_size"], most)}
 
 
 def _consistent(recipe: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -115,5 +141,5 @@ def passes(tokens: int, reads: int, most: int) -> int:
     return max(1, min(most, round(reads / max(tokens, 1))))
 
 
-FOLLOW = (*SHARED, *SMALL_VOCABULARY, *LARGE_VOCABULARY, "epochs", "warm_up", "average_decay")
+FOLLOW = (*SHARED, *SHORT_TEXT, *LARGE_VOCABULARY, "epochs", "warm_up", "average_decay")
 """The options that follow from the text."""
