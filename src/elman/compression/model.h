@@ -3,8 +3,8 @@
  *     stretch(p) = ln(p / (1 - p));   p = squash(Σ_i w_i x_i),   w_i ← w_i + rate (bit - p) x_i
  *
  * where the x are stretched odds. Several mixers, each with weights of its own for every value of some
- * small context, are mixed again by a last one, and what that says is corrected by what such predictions
- * led to. `reference.py` is the same model, line for line, in NumPy. */
+ * small context, are mixed again by two last ones, and what those say is corrected by what such
+ * predictions led to. `reference.py` is the same model, line for line, in NumPy. */
 #pragma once
 #include "api.h"
 #include "counts.h"
@@ -79,7 +79,7 @@ struct Model {
     int length, expected;
     Learned by_length[MATCH_BUCKETS * 2], *matched;
     Learned order0[256], order1[65536];
-    Mixer mixers[MIXERS], last;
+    Mixer mixers[MIXERS], last, other;
     Corrected corrected[2];
     Network net;
     float tree[2 * SYMBOLS];
@@ -105,7 +105,7 @@ struct Model {
         memory[0] = calloc(mask + 1, 1);
         memory[1] = calloc(slots * o.contexts, sizeof(Slot));
         memory[2] = calloc(mask + 1, sizeof(uint32_t));
-        memory[3] = calloc(sets * inputs + SYMBOLS * LANES, sizeof(float));
+        memory[3] = calloc(sets * inputs + 2 * SYMBOLS * LANES, sizeof(float));
         memory[4] = calloc(2 * Corrected::CONTEXTS * Corrected::POINTS, sizeof(uint16_t));
         for (void *m : memory)
             if (!m) return false;
@@ -138,7 +138,8 @@ struct Model {
             for (int64_t i = 0; i < int64_t(SETS[m]) * inputs; i++) *w++ = FIRST_WEIGHT;
         }
         last.weights = w, last.inputs = LANES;
-        for (int i = 0; i < SYMBOLS * LANES; i++) w[i] = i % LANES < MIXERS ? 1.0f / MIXERS : 0.0f;
+        other.weights = w + SYMBOLS * LANES, other.inputs = LANES;
+        for (int i = 0; i < 2 * SYMBOLS * LANES; i++) w[i] = i % LANES < MIXERS ? 1.0f / MIXERS : 0.0f;
     }
 
     void free_all() {
@@ -225,9 +226,11 @@ struct Model {
             y[m] = mixers[m].z;
         }
         last.mix(y, int(node));
-        float first = corrected[0].correct(last.z, c1 << 8 | node);
-        float second = corrected[1].correct(last.z, hashed(c1 << 8 | c2, node) & 0xffff);
-        probability = (last.p * 2.0f + first + second) * 0.25f;
+        other.mix(y, int(c1));
+        float z = (last.z + other.z) * 0.5f;
+        float first = corrected[0].correct(z, c1 << 8 | node);
+        float second = corrected[1].correct(z, hashed(c1 << 8 | c2, node) & 0xffff);
+        probability = (squash(z) + first + second * 2.0f) * 0.25f;
     }
 
     /* What came after the last time that the past was like this; returns how long ago it began, coarsely. */
@@ -263,7 +266,7 @@ struct Model {
         float early = float(n < (1 << 24) ? n : 1 << 24) * (1.0f / 4096);
         float rate = float(o.mixing) * (1.0f + 8.0f / (1.0f + early));
         for (Mixer &m : mixers) m.learn(x, bit, rate);
-        last.learn(y, bit, LAST_MIXING);
+        last.learn(y, bit, LAST_MIXING), other.learn(y, bit, LAST_MIXING);
         corrected[0].learn(bit), corrected[1].learn(bit);
         node = node << 1 | uint32_t(bit);
         bit_at++;

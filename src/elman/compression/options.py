@@ -97,7 +97,16 @@ class Level:
 LEVELS = {
     "fast": Level(contexts=9, most_table_bits=19, hidden=16, lanes=1),
     "default": Level(contexts=16, most_table_bits=21, hidden=64, lanes=2),
-    "best": Level(contexts=16, most_table_bits=22, hidden=160, lanes=8),
+    "best": Level(
+        contexts=16,
+        most_table_bits=22,
+        hidden=128,
+        lanes=8,
+        window=12,
+        rate_units=80,
+        last_rate_units=30,
+        mixing_units=15,
+    ),
 }
 DEFAULT = "default"
 

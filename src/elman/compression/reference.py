@@ -383,7 +383,7 @@ class Model:
         self.mixers = [Mixer(np.full((n, self.inputs), F(0.07))) for n in self.SETS]
         last = np.zeros((SYMBOLS, LANES), F)
         last[:, : len(self.SETS)] = ONE / F(len(self.SETS))
-        self.last = Mixer(last)
+        self.last, self.other = Mixer(last), Mixer(last.copy())
         self.corrected = Corrected(), Corrected()
         self.net = Network(options, trained)
         self.tree = np.zeros(2 * SYMBOLS, F)
@@ -407,6 +407,7 @@ class Model:
         for mixer in self.mixers:
             mixer.learn(self.x, bit, rate)
         self.last.learn(self.y, bit, F(0.002))
+        self.other.learn(self.y, bit, F(0.002))
         for corrected in self.corrected:
             corrected.learn(bit)
         self.node, self.bit_at = self.node << 1 | bit, self.bit_at + 1
@@ -487,9 +488,11 @@ class Model:
             mixer.mix(self.x, which)
             self.y[i] = mixer.z
         self.last.mix(self.y, self.node)
-        first = self.corrected[0].correct(self.last.z, c1 << 8 | self.node)
-        second = self.corrected[1].correct(self.last.z, hashed(c1 << 8 | c2, self.node) & 0xFFFF)
-        self.probability = (self.last.p * F(2) + first + second) * F(0.25)
+        self.other.mix(self.y, c1)
+        z = (self.last.z + self.other.z) * HALF
+        first = self.corrected[0].correct(z, c1 << 8 | self.node)
+        second = self.corrected[1].correct(z, hashed(c1 << 8 | c2, self.node) & 0xFFFF)
+        self.probability = (squash(z) + first + second * F(2)) * F(0.25)
 
     def _order1(self) -> Learned:
         return self.order1.setdefault((self.recent & 255) << 8 | self.node, Learned())
