@@ -152,7 +152,7 @@ def learned(
 
     Without a rate and a decay they are chosen on this very text, which is for `--part choose` only.
     """
-    settings = dynamic.Adaptation(*adapt) if adapt else None
+    settings = dynamic.Adaptation(rate=adapt[0], decay=adapt[1]) if adapt else None
     if settings is None:
         settings = dynamic.choose(model, dynamic.gradient_sizes(model, train), held_out)
     found = evaluation.evaluate(

@@ -80,7 +80,7 @@ def test_whatever_the_options(changes):
 @built
 def test_instruction_sets_agree_on_a_longer_text_and_so_do_pieces():
     words = b"the time traveller for so it will be convenient to speak of him".split()
-    data = b" ".join(random.Random(0).choices(words, k=4000))
+    data = b" ".join(random.Random(0).choices(words, k=1200))
     o = options(len(data), table_bits=14, hidden=64, window=16, lanes=2)
     first = encoded(Native(native(), o, None, PORTABLE), data)
     assert len(first) < len(data) / 3
@@ -151,9 +151,9 @@ def test_the_shortest_files(tmp_path, size, monkeypatch):
 @built
 @pytest.mark.parametrize("level", LEVELS)
 def test_any_bytes_come_back_at_every_level(tmp_path, level):
-    data = PROSE * 20 + random.Random(2).randbytes(3000) + bytes(9000) + PROSE
+    data = PROSE * 4 + random.Random(2).randbytes(500) + bytes(1000) + PROSE
     found = packed(tmp_path, data, level=level)
-    assert len(found) < 5000
+    assert len(found) < 1000
     told = []
     compression.decompress(
         tmp_path / "packed", tmp_path / "out", progress=lambda *p: told.append(p)
@@ -265,9 +265,9 @@ def lstm(tiny_run):
 
 @built
 def test_a_run_is_a_head_start_and_is_asked_for_by_its_fingerprint(tmp_path, lstm, tiny_run):
-    text = (lstm.parent / "book.txt").read_bytes()[:3000]
+    text = (lstm.parent / "book.txt").read_bytes()[:600]
     alone, helped = len(packed(tmp_path, text)), len(packed(tmp_path, text, run=lstm))
-    assert helped < 0.9 * alone
+    assert helped < alone - 8
     with pytest.raises(
         UserError, match=r"starts from a trained run, whose fingerprint is [0-9a-f]"
     ):
@@ -288,11 +288,14 @@ def test_the_run_predicts_in_the_compressor_what_it_predicts_itself(lstm):
     weights, hidden = network_of(lstm)
     assert hidden == 32  # 24, padded
     net = reference.Network(options(1000, hidden=hidden, window=50, lanes=1), weights)
-    text = run.vocab.decode(run.splits().test[:40])
+    text = "it is the time of the end, the time"
     ids = torch.as_tensor(run.vocab.encode(text)).long()[None]
     with torch.no_grad():
         logits, _ = run.load_model()(ids)
+    ascii_only = [i for i, token in enumerate(run.vocab.idx_to_token) if token.isascii()]
     expected = logits[0].softmax(-1).numpy()
+    expected /= expected[:, ascii_only].sum(-1, keepdims=True)  # <unk> is among them
+    p = np.zeros(256, np.float32)
     for t, byte in enumerate(text.encode()):
         p = net.read(byte, bytearray(), 0xFFFF)
         for character in "e tx\n":
@@ -300,7 +303,7 @@ def test_the_run_predicts_in_the_compressor_what_it_predicts_itself(lstm):
                 theirs = expected[t, run.vocab[character]]
                 assert p[ord(character)] == pytest.approx(theirs, rel=1e-3, abs=1e-6)
     assert p.sum() == pytest.approx(1, abs=1e-5)
-    unknown = [b for b in range(256) if chr(b) not in run.vocab]
+    unknown = [b for b in range(256) if b > 127 or chr(b) not in run.vocab]
     assert p[unknown].sum() == pytest.approx(expected[-1, 0], rel=1e-3)
 
 
@@ -308,7 +311,7 @@ def test_the_run_predicts_in_the_compressor_what_it_predicts_itself(lstm):
 def test_runs_that_do_not_fit_are_refused(tiny_run, how):
     with pytest.raises(UserError, match="starts from one lstm layer"):
         network_of(tiny_run(*how))
-    with pytest.raises(UserError, match="words that are not bytes"):
+    with pytest.raises(UserError, match="words, which are not bytes"):
         network_of(tiny_run(level="word"))
 
 

@@ -48,7 +48,7 @@ def plainly(model, ids, sigma, rate, decay, window):
     mean = sum(s.sum() for s in sigma.values()) / sum(s.numel() for s in sigma.values())
     scores, state = [], None
     for start in range(0, len(ids) - 1, window):
-        nats = 0
+        nats = torch.zeros(())
         steps = range(start, min(start + window, len(ids) - 1))
         for t in steps:
             logits, state = model(torch.tensor([[int(ids[t])]]), state)

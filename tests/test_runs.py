@@ -382,7 +382,7 @@ def test_a_run_of_before_there_was_a_test_part_is_read_as_it_was(trained, tmp_pa
     old = Run.open(path)
     assert old.splits().part == "validation"
     assert len(old.splits().validation) == round(0.1 * len(TEXT))
-    assert old.records()[-1].part == "validation"
+    assert old.metrics()[-1]["part"] == "validation"
 
 
 def test_a_test_part_alone_is_scored_with_the_last_weights(tmp_path):

@@ -154,11 +154,15 @@ def _settings(adapt: bool, rate: float | None, decay: float | None) -> "bool | A
     """Whether and how to adapt: True leaves the choice to the validation text."""
     from elman.scoring.dynamic import Adaptation
 
-    given = {"rate": rate, "decay": decay}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given and not adapt:
-        raise UserError(f"--adapt-{next(iter(given))} belongs to --adapt", hint="add --adapt")
-    return Adaptation(**given) if given else adapt
+    if rate is None and decay is None:
+        return adapt
+    if not adapt:
+        flag = "--adapt-decay" if rate is None else "--adapt-rate"
+        raise UserError(f"{flag} belongs to --adapt", hint="add --adapt")
+    usual = Adaptation()
+    return Adaptation(
+        rate=usual.rate if rate is None else rate, decay=usual.decay if decay is None else decay
+    )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A trained run as the network that a compressor starts from.
 
-Its characters must be bytes: a run at the byte level, or one whose characters are all ASCII. Bytes
-that such a run does not know share what it holds likely of `<unk>`.
+Its tokens must be bytes: a run at the byte level, or of characters, of which those in ASCII are.
+Bytes that such a run does not know share what it holds likely of `<unk>`.
 """
 
 import hashlib
@@ -46,13 +46,13 @@ def _bytes(vocab: Vocab, path: Path) -> dict[int, int]:
     """The id of every byte that the vocabulary knows."""
     if vocab.level == "byte":
         return {byte: byte for byte in range(256)}
-    known = {t: i for i, t in enumerate(vocab.idx_to_token) if i != vocab.unk}
-    if vocab.level != "char" or any(len(t) != 1 or ord(t) > 127 for t in known):
+    if vocab.level != "char":
         raise UserError(
-            f"{path} reads {vocab.level}s that are not bytes",
-            hint="train a run with --level byte, which reads anything",
+            f"{path} reads {vocab.level}s, which are not bytes",
+            hint="train a run with --level byte, which reads anything, or with --level char",
         )
-    return {ord(token): i for token, i in known.items()}
+    known = ((t, i) for i, t in enumerate(vocab.idx_to_token) if i != vocab.unk)
+    return {ord(token): i for token, i in known if token.isascii()}
 
 
 @torch.no_grad()
