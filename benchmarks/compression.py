@@ -1,7 +1,7 @@
 """Sizes and speeds of `elman compress` beside xz, bzip2, zstd, brotli and PPMd, on whole files.
 
     python benchmarks/compression.py                       both books, every level
-    python benchmarks/compression.py --level fast default FILE …
+    python benchmarks/compression.py --level fast --level default FILE …
 
 Every size is that of a file that was decoded again and compared, and includes all that is needed to
 decode but the program. The peers run at their strongest setting (PPMd at the best order of 4 to 16,
@@ -31,7 +31,8 @@ ORDERS = (4, 5, 6, 8, 12, 16)
 def main() -> None:
     arguments = parsed()
     files = arguments.files or [book(name) for name in BOOKS]
-    results = [measured(Path(file), arguments.level) for file in files]
+    levels = arguments.level or list(compression.LEVELS)
+    results = [measured(Path(file), levels) for file in files]
     for result in results:
         show(result)
     if arguments.out:
@@ -111,7 +112,7 @@ def show(result: dict[str, Any]) -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", metavar="FILE")
-    parser.add_argument("--level", nargs="*", default=list(compression.LEVELS))
+    parser.add_argument("--level", action="append", choices=list(compression.LEVELS))
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
