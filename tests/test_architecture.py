@@ -32,6 +32,7 @@ STAGES = (
     "forecasting",
     "diagnostics",
     "figures",
+    "notes",
     "reports",
     "session",
     "cli",

@@ -246,6 +246,7 @@ def test_adapting_needs_what_it_was_trained_on(tiny_run, capsys):
         (["--adapt", "--no-baselines"], "--adapt measures the training text"),
         (["--adapt-rate", "1"], "--adapt-rate belongs to --adapt"),
         (["--part", "training"], "unknown part 'training'"),
+        (["--adapt", "--chunks", "4"], "leaves nothing to cut into --chunks"),
     ):
         assert cli(["evaluate", path, *options]) == 2
         assert message in capsys.readouterr().err

@@ -61,6 +61,13 @@ def evaluate(
         str | None,
         typer.Option(help="best (by validation) or last", show_default="the run's own"),
     ] = None,
+    chunks: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Read the text in so many chunks side by side, to 1e-5 of the state; 0: in order",
+        ),
+    ] = 0,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
@@ -77,11 +84,19 @@ def evaluate(
     if (mix or adapt) and not baselines:
         flag, why = ("--mix", "counts") if mix else ("--adapt", "measures")
         raise UserError(f"{flag} {why} the training text, too", hint="leave out --no-baselines")
+    if chunks and adapt:
+        raise UserError(
+            "--adapt reads a few tokens at a time, which leaves nothing to cut into --chunks",
+            hint="leave out one of them",
+        )
     settings = _settings(adapt, adapt_rate, adapt_decay)
     text = _text(opened, source, part, baselines)
+    model = opened.load_model(device, weights)
+    if chunks:
+        model.read_in_chunks(chunks)
     with _progress(len(text.ids), adapt) as progress:
         scores = evaluation.evaluate(
-            opened.load_model(device, weights),
+            model,
             opened.vocab,
             text.ids,
             train=text.train,
@@ -96,8 +111,9 @@ def evaluate(
         where = {"source": source or opened.config.data.source, "split": text.part}
         emit({"run": str(run), **where, **scores.json()})
         return
-    what = text.what
-    typer.echo(printable(_table(opened, scores, what)))
+    if chunks:
+        note(f"time: {model.recurrence.seams.forward}")
+    typer.echo(printable(_table(opened, scores, text.what)))
     if scores.unknown:
         note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")
     note(f"next: elman generate {shlex.quote(str(run))}")

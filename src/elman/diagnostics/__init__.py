@@ -8,6 +8,7 @@ dataclasses of arrays, which `elman.figures.gradients` draws and `elman gradient
 from elman.diagnostics.attribution import Attribution, attribute, telling
 from elman.diagnostics.carries import CarryScore, compare_carries
 from elman.diagnostics.clipping import Clipping, StepBound, clipping, step_bound
+from elman.diagnostics.forgetting import Forgetting, forgetting
 from elman.diagnostics.glance import Glance, glance
 from elman.diagnostics.jacobians import (
     SingularValues,
@@ -25,6 +26,7 @@ __all__ = [
     "ByLag",
     "CarryScore",
     "Clipping",
+    "Forgetting",
     "Glance",
     "Passage",
     "SingularValues",
@@ -34,6 +36,7 @@ __all__ = [
     "by_lag",
     "clipping",
     "compare_carries",
+    "forgetting",
     "glance",
     "jacobian",
     "lyapunov_exponents",
