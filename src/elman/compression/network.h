@@ -195,7 +195,7 @@ struct Network {
             vec m = load(first + i) * B1 + g * (1.0f - B1);
             vec v = load(second + i) * B2 + (g * g) * (1.0f - B2);
             store(first + i, m), store(second + i, v), store(gradient + i, vec{});
-            vec root;
+            vec root = v;
             for (int j = 0; j < LANES; j++) root[j] = __builtin_sqrtf(v[j]);
             store(weights + i, load(weights + i) - (m * rate) / (root + 1e-6f));
         }
