@@ -117,7 +117,10 @@ class Diagnosis(Record):
 
 @dataclass(frozen=True)
 class Result(Record):
-    """The score of the run's weights on the whole held-out text, by the definition: one lane."""
+    """The score of the run's weights on the part that is reported, by the definition: one lane.
+
+    That is the test part; runs without one, and those of older versions, report validation.
+    """
 
     kind: ClassVar[str] = "result"
     step: int  # of those weights
@@ -125,6 +128,7 @@ class Result(Record):
     nats_per_token: float
     perplexity: float
     bits_per_char: float
+    part: str = "validation"
 
 
 KINDS: dict[str, type[Record]] = {
