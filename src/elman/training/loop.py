@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -468,7 +468,8 @@ class Training:
         tensors |= {f"noise/{n}": t for n, t in self.reader.noise.state_dict().items()}
         tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
         numbers = {name: getattr(self, name) for name in (*self.NUMBERS, *self.EPOCH)}
-        return tensors, numbers | {"averaged": self.average.count, "noise": self.reader.noise.seed}
+        more = {"averaged": self.average.count, "noise": self.reader.noise.seed}
+        return tensors, numbers | more | {"cut_by": self.settings.reading.cut_by}
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, on this training's device."""
@@ -488,6 +489,7 @@ class Training:
         self.carried.load_state_dict(parts.get("carried", {}))
         self.carried.to(self.device)
         self._load_numbers(numbers)
+        self._cut_anew(numbers.get("cut_by"))
         for name in self.EPOCH:
             setattr(self, name, numbers.get(name, 0.0))  # runs of elman 0.1.0 have none
         self.average.count = numbers["averaged"]
@@ -506,11 +508,29 @@ class Training:
             setattr(self, name, value)
         counts = self.epoch, self.best_step, self.validated_at + 1, self.worse, self.plateau_worse
         possible = min(*counts, self.index) >= 0 and max(counts) <= self.step + 1
-        if not possible or self.index >= len(self._pass()):
+        if not possible or self.index >= len(self._saved_pass(numbers.get("cut_by"))):
             raise ValueError(
                 f"it claims to be in pass {self.epoch}, at segment {self.index}, after {self.step} "
                 "updates"
             )
+
+    def _saved_pass(self, cut_by: Any) -> Pass:
+        """The pass as it was cut when the training was saved; runs of elman 0.2 do not say how."""
+        if cut_by in (None, self.settings.reading.cut_by):
+            return self._pass()
+        reading = replace(self.settings.reading, **cut_by)
+        return one_pass(self.train_ids, reading, seed=self.settings.seed, epoch=self.epoch)
+
+    def _cut_anew(self, cut_by: Any) -> None:
+        """Find the place in a pass that is cut otherwise than the one it was saved in.
+
+        The state goes on as it is: a few tokens off its place, as it would be after any cut.
+        """
+        if self.index == 0 or cut_by in (None, self.settings.reading.cut_by):
+            return
+        self.index = self._pass().after(self._saved_pass(cut_by).share(self.index))
+        if self.index == len(self._pass()):
+            self.epoch, self.index = self.epoch + 1, 0
 
     def _load_optimizer(self, saved: dict[str, Tensor], parameters: dict[str, Any]) -> None:
         self.optimizer.state.clear()
