@@ -33,6 +33,7 @@ STAGES = (
     "figures",
     "reports",
     "session",
+    "lab",
     "cli",
 )
 """Every folder and module at the package's root; each may import from those before it."""

@@ -17,6 +17,7 @@ from elman.cli import (
     forecast,
     generate,
     gradients,
+    lab,
     made,
     ngram,
     report,
@@ -65,6 +66,7 @@ app.command("ngram")(guarded(ngram.ngram))
 app.command("statistics")(guarded(statistics.statistics))
 app.command("forecast")(guarded(forecast.forecast))
 app.command("datasets")(guarded(datasets.datasets))
+app.command("lab")(guarded(lab.lab))
 app.command("demo")(guarded(demo.demo))
 
 

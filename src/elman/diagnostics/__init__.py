@@ -8,6 +8,7 @@ dataclasses of arrays, which `elman.figures.gradients` draws and `elman gradient
 from elman.diagnostics.attribution import Attribution, attribute, telling
 from elman.diagnostics.carries import CarryScore, compare_carries
 from elman.diagnostics.clipping import Clipping, clipping
+from elman.diagnostics.following import correlations, most_similar
 from elman.diagnostics.glance import Glance, glance
 from elman.diagnostics.jacobians import (
     SingularValues,
@@ -33,9 +34,11 @@ __all__ = [
     "by_lag",
     "clipping",
     "compare_carries",
+    "correlations",
     "glance",
     "jacobian",
     "lyapunov_exponents",
+    "most_similar",
     "singular_values",
     "spectral_radius",
     "telling",

@@ -187,6 +187,11 @@ def check_place(folder: Path, *, force: bool) -> None:
         )
 
 
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds a forecaster, of this version or another."""
+    return _format_of(folder) is not None
+
+
 def _format_of(folder: Path) -> str | None:
     """Which of our formats a folder has, if any."""
     try:
