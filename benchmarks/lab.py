@@ -67,7 +67,7 @@ def turn(client: Client, id: str, metrics: Path, look: bool) -> tuple[float, int
 
 def main() -> None:
     """Measure, and print one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="What it costs to be looked at.")
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--hidden-size", type=int, default=128)
     given = parser.parse_args()

@@ -396,6 +396,36 @@ def test_what_the_page_writes_is_what_the_command_it_names_writes(page, finished
         assert page.post(f"/api/runs/{finished}/write", json=wrong).status_code == 400
 
 
+def test_a_forecasting_run_opens_too(page, lab, capsys):
+    lab.shelf.root.mkdir(parents=True, exist_ok=True)
+    out = lab.shelf.root / "sunspots"
+    command = [
+        "forecast",
+        "sunspots",
+        "--model",
+        "seasonal",
+        "--steps",
+        "6",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    assert elman(command) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [(r["id"], r["kind"]) for r in page.get("/api/runs").json()] == [
+        ("sunspots", "forecast")
+    ]
+    told = page.get("/api/runs/sunspots/forecast").json()
+    assert told["forecast"] == answer["forecast"]
+    assert told["scores"] == answer["scores"]
+    ((columns),) = told["series"].values()
+    ((column),) = columns.values()
+    assert len(column["time"]) == len(column["values"]) > 100
+    assert page.get("/api/runs/nothing/forecast").status_code == 404
+    (out / "answer.json").unlink()
+    assert "older elman" in page.get("/api/runs/sunspots/forecast").json()["error"]
+
+
 # ---------------------------------------------------------------------- trainings
 
 

@@ -22,6 +22,7 @@ if CHROMIUM is None:
     pytest.skip("there is no chromium here", allow_module_level=True)
 
 import elman as library  # noqa: E402
+from elman.cli import run as run_command  # noqa: E402
 from elman.runs import Run, options_of  # noqa: E402
 from elman.training import Change, Update  # noqa: E402
 
@@ -35,6 +36,8 @@ def root(tmp_path_factory, tiny_run):
     folder = tmp_path_factory.mktemp("lab") / "runs"
     folder.mkdir()
     shutil.copytree(tiny_run("--model", "gru", "--window", "12"), folder / "book")
+    command = ["forecast", "sunspots", "--model", "seasonal", "--steps", "6"]
+    assert run_command([*command, "--out", str(folder / "sunspots")]) == 0
     return folder
 
 
@@ -204,6 +207,13 @@ def test_writing_streams_and_branches(page, root):
     page.locator(".choice").nth(1).click()
     page.wait_for_selector("text=Branches")
     assert page.locator("#written").inner_text()[:5] == written[:5]
+
+
+def test_a_forecasting_run_shows_its_series_and_errors(page):
+    page.click("a:has-text('sunspots')")
+    page.wait_for_selector("#ahead canvas")
+    page.wait_for_selector("#errors canvas")
+    assert "elman forecast NEW.csv" in page.locator("details.again").text_content()
 
 
 def test_bad_input_is_answered_in_words_on_the_page(page):

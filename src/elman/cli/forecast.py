@@ -203,7 +203,7 @@ def write_files(
     from elman.figures.forecast import overview
     from elman.forecasting import output as tables
     from elman.forecasting.experiment import rows_ahead
-    from elman.forecasting.saving import Saved, save_ensemble
+    from elman.forecasting.saving import Saved, keep_answer, save_ensemble
     from elman.forecasting.series import Reading
     from elman.reports import forecast_report
 
@@ -218,6 +218,7 @@ def write_files(
         saved = Saved(experiment.ensemble, reading, columns, experiment.settings.calendar)
         extra = {k: answer[k] for k in ("model", "verdicts", "warning", "losses")}
         answer["run"] = str(save_ensemble(saved, out, extra))
+        keep_answer(out, answer, experiment.series)
         answer["report"] = str(forecast_report.write(out, experiment, answer, overview(experiment)))
 
 

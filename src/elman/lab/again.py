@@ -51,6 +51,11 @@ def generating(path: Path, prompt: str, length: int, seed: int, **choices: Any) 
     return " ".join(words)
 
 
+def forecasting(path: Path, steps: int) -> str:
+    """The command that forecasts from new data with the same models."""
+    return f"elman forecast NEW.csv --run {shlex.quote(str(path))} --steps {steps}"
+
+
 def python(path: Path, call: str) -> str:
     """A call on the loaded run."""
     return f"import elman\n\ntrained = elman.load({str(path)!r})\n{call}"

@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from elman import __version__, strict_json
 from elman.errors import UserError, WorkFailed
+from elman.forecasting import saving
 from elman.lab import again, microscope, pictures, stream, writing
 from elman.lab.guard import Guard
 from elman.lab.inside import Inside
@@ -316,6 +317,13 @@ class Addresses:
         keep = {"content-disposition": f'attachment; filename="{name}.svg"'}
         return Response(svg, media_type="image/svg+xml", headers=keep)
 
+    async def forecast(self, request: Request) -> Response:
+        """A forecasting run: series, forecasts with intervals, errors of past forecasts."""
+        path = self.lab.shelf.run(request.path_params["id"])
+        told = await asyncio.to_thread(saving.read_answer, path)
+        steps = told["windows"]["steps"]
+        return _answer(told | {"again": again.forecasting(path, steps)})
+
 
 async def _in_time(lines: Any) -> AsyncIterator[str]:
     """Tokens as they are drawn, some at a time, on whatever thread there is."""
@@ -358,6 +366,7 @@ def application(lab: Lab) -> Starlette:
         Route("/api/runs/{id}/inside/{what}", at.inside, methods=["POST"]),
         Route("/api/runs/{id}/write", at.write, methods=["POST"]),
         Route("/api/runs/{id}/pictures/{name}.svg", at.picture),
+        Route("/api/runs/{id}/forecast", at.forecast),
         Mount("/", StaticFiles(directory=PAGE, html=True)),
     ]
     handlers: Any = {UserError: _refused, WorkFailed: _refused}

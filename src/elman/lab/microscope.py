@@ -5,6 +5,7 @@ what lane 0 read last, with so much before it that a loss can be followed past t
 the model reads it from the state before any text, in float64, as `elman gradients` does.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -36,7 +37,8 @@ DRAWS = 8
 """Draws of a randomised carry."""
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """Where a training is: after `step` updates, before segment `index` of pass `epoch`."""
 
     step: int
@@ -78,7 +80,8 @@ class Slide:
             weights = {n.removeprefix("weights/"): t for n, t in tensors.items()}
         else:
             raise UserError("there are no weights yet", hint="wait for the first update")
-        return self._filled(weights), Place(*(int(numbers[name]) for name in Place._fields))
+        place = Place(*(int(numbers[name]) for name in ("step", "epoch", "index")))
+        return self._filled(weights), place
 
     def _filled(self, weights: dict[str, torch.Tensor]) -> LanguageModel:
         model = fresh_model(self.run.config)

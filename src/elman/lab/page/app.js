@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { h, number, percent } from "./dom.js";
+import { forecast } from "./forecast.js";
 import { inside } from "./inside.js";
 import { microscope } from "./microscope.js";
 import { go, onMove, place } from "./place.js";
@@ -30,7 +31,7 @@ function header() {
   const dark = document.documentElement.dataset.theme === "dark";
   top.replaceChildren(
     h("span", { className: "brand" }, h("b", {}, "elman"), " lab"),
-    h("nav", { className: "tabs" }, run ? Object.entries(VIEWS).map(([name, [label]]) =>
+    h("nav", { className: "tabs" }, run && runs.find((r) => r.id === run)?.kind !== "forecast" ? Object.entries(VIEWS).map(([name, [label]]) =>
       h("a", { href: `#${new URLSearchParams({ ...place(), view: name })}`, "aria-current": (view ?? "train") === name ? "page" : null }, t(label))) : null),
     h("button", { id: "theme", onclick: () => { theme(dark ? "light" : "dark"); render(); } }, t(dark ? "Light" : "Dark")),
     h("button", { id: "language", onclick: () => { speak(spoken() === "zh" ? "en" : "zh"); render(); } }, spoken() === "zh" ? "English" : "中文"));
@@ -51,7 +52,7 @@ function list() {
 
 function describe(run) {
   if (run.problem) return run.problem;
-  if (run.kind === "forecast") return t("Forecasting runs");
+  if (run.kind === "forecast") return t("forecast");
   const score = run.perplexity ?? (run.best_validation_nats === null || run.best_validation_nats === undefined ? null : Math.exp(run.best_validation_nats));
   const far = run.progress === undefined || run.state === "ended" ? "" : ` ${percent(run.progress)}`;
   return [t(run.state) + far, score && `${t("held out")} ${number(score, 4)}`].filter(Boolean).join(" · ");
@@ -71,7 +72,7 @@ function render() {
     sample: () => sessionStorage.getItem("elman-sample") ?? 'The Time Traveller (for so it will be convenient to speak of him) said: "Well, it is all true."\n',
   };
   if (!run) close = start(main, context);
-  else if (runs.find((r) => r.id === run)?.kind === "forecast") { main.append(h("p", {}, t("This is a forecasting run; open its report.html."))); close = () => {}; }
+  else if (runs.find((r) => r.id === run)?.kind === "forecast") close = forecast(main, context);
   else close = (VIEWS[view] ?? VIEWS.train)[1](main, context);
 }
 

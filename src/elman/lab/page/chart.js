@@ -6,11 +6,12 @@ import { style } from "./dom.js";
 const HEIGHT = 280;
 
 export class Chart {
-  constructor(home, { series, log = false, label, x = "step", height = HEIGHT }) {
+  constructor(home, { series, log = false, label, x = "step", height = HEIGHT, anywhere = false }) {
     this.home = home;
     this.height = height;
     this.lines = [];
     this.marks = [];
+    this.least = anywhere ? -Infinity : 0; // of most curves nothing lies below zero
     const grid = () => ({ stroke: style("--rule"), width: 1 });
     const axis = { stroke: () => style("--soft"), grid: grid(), ticks: grid(), font: "12px system-ui" };
     this.plot = new uPlot({
@@ -35,7 +36,7 @@ export class Chart {
     if (low === null) return [0, 1];
     const ends = [low, high, ...this.lines.filter((l) => l.value < 2 * high).map((l) => l.value)];
     const least = Math.min(...ends), most = Math.max(...ends), room = 0.06 * (most - least || 1);
-    return [Math.max(0, least - room), most + room];
+    return [Math.max(this.least, least - room), most + room];
   }
 
   set(columns, lines = [], marks = []) {
@@ -50,7 +51,8 @@ export class Chart {
     ctx.save();
     ctx.font = `${11 * dots}px system-ui`;
     ctx.lineWidth = dots;
-    for (const { value, label, colour } of this.lines) {
+    let above = -Infinity; // where the last line that was named lies
+    for (const { value, label, colour } of [...this.lines].sort((a, b) => b.value - a.value)) {
       const y = this.plot.valToPos(value, "y", true);
       if (!(y >= bbox.top && y <= bbox.top + bbox.height)) continue;
       ctx.strokeStyle = ctx.fillStyle = style(colour ?? "--soft");
@@ -60,7 +62,9 @@ export class Chart {
       ctx.lineTo(bbox.left + bbox.width, y);
       ctx.stroke();
       ctx.textAlign = "right";
-      ctx.fillText(label, bbox.left + bbox.width - 4 * dots, y - 4 * dots);
+      const crowded = y - above < 14 * dots;
+      ctx.fillText(label, bbox.left + bbox.width - 4 * dots, y + (crowded ? 12 : -4) * dots);
+      above = y;
     }
     ctx.setLineDash([]);
     this.marks.forEach(({ step, label }, i) => {

@@ -107,7 +107,7 @@ export function train(home, { id, about, fail, others }) {
     message.textContent = [now.message, now.hint].filter(Boolean).join(" · ");
     const alive = ["running", "paused", "starting", "scoring", "queued"].includes(now.state);
     pause.textContent = now.state === "running" ? t("Pause") : t("Resume");
-    pause.disabled = ["starting", "scoring", "queued", "elsewhere"].includes(now.state);
+    pause.disabled = ["starting", "scoring", "queued", "elsewhere", "ended"].includes(now.state);
     stop.disabled = !alive || now.state === "scoring";
     controls.enable(["running", "paused"].includes(now.state));
     if (before !== now.state) fill();

@@ -50,10 +50,12 @@ const CHINESE = {
   "Click a token to see what else it could have been, and to branch from there.": "点击一个词元，看它还可能是什么，并从那里分支。",
   "Branches": "分支", "Instead of {0}": "代替 {0}", "Do it again": "再做一次", "Copy": "复制", "Copied": "已复制",
   "Figures": "图", "compare": "对比", "Open": "打开", "drop the file": "松开以放入文件",
-  "Forecasting runs": "预测运行", "This model carries nothing through time.": "该模型不随时间传递任何东西。",
+  "forecast": "预测", "series": "序列", "Errors by horizon": "按步数的误差",
+  "The series, the forecast, and the interval that should hold the truth so often.": "序列、预测，以及应以相应概率包含真值的区间。",
+  "Past windows, each forecast from what came before it.": "过去的窗口，每个都用它之前的数据预测。", "This model carries nothing through time.": "该模型不随时间传递任何东西。",
   "no weights yet": "还没有权重", "waiting for the first update": "等待第一次更新",
   "changed": "已修改", "no change": "没有变化", "The page lost its server; it tries again.": "页面与服务器断开，正在重试。",
-  "units": "单元", "none": "无", "stored": "全部保留", "This is a forecasting run; open its report.html.": "这是一个预测运行；请打开它的 report.html。",
+  "units": "单元", "none": "无", "stored": "全部保留",
 };
 
 let language = localStorage.getItem("elman-language") || (navigator.language.startsWith("zh") ? "zh" : "en");

@@ -61,7 +61,7 @@ export function write(home, { id, fail }) {
     [...shown.children].forEach((cell, j) => cell.toggleAttribute("data-chosen", j === i + 1));
     try {
       const { model, again: how } = await post(at(id, "/inside/next"), { text: prompt.value + tokens.slice(0, i).join("") });
-      choices.replaceChildren(h("h3", {}, t("Instead of {0}", `“${visible(tokens[i].trim() || tokens[i])}”`)), model.map(({ token, p }) =>
+      choices.replaceChildren(h("h3", {}, t("Instead of {0}", `“${visible(tokens[i].trim() || tokens[i])}”`)), ...model.map(({ token, p }) =>
         h("button", { className: "choice", onclick: () => branch(i, token) }, `${visible(token)}  ${percent(p)}`)));
       again.replaceChildren(doAgain(how));
     } catch (problem) { fail(problem); }
