@@ -10,13 +10,11 @@ from elman.errors import UserError
 
 
 def test_the_unit_that_was_made_to_follow_is_found():
-    text = 'he said "well, it is (all) true" and left.\nthen "nothing" more.\n' * 3
+    text = 'He said "well, it is (all) true" and left.\nThen "Nothing" more.\n' * 3
     chance = np.random.default_rng(0)
     hs = chance.standard_normal((len(text), 5))
     for unit, name in enumerate(following.SIGNALS):
-        signal = (
-            following.SIGNALS[name](text) if name != "capitals" else following.line_length(text)
-        )
+        signal = following.SIGNALS[name](text)
         hs[:, unit] = -2 * signal + 0.01 * hs[:, unit]
         r = following.correlations(hs, signal)
         assert np.argmax(np.abs(r)) == unit

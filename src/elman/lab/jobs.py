@@ -25,7 +25,7 @@ from elman.errors import UserError
 from elman.files import write_text
 from elman.lab.shelf import NotHere, Shelf
 from elman.runs import Run, options_of, presets, with_options
-from elman.runs.lock import Lock
+from elman.runs.lock import is_held
 
 ALIVE = ("starting", "running", "paused", "scoring")
 CHANGES = ("learning_rate", "clip", "window", "carry", "history", "memory", "epochs", "patience")
@@ -49,15 +49,6 @@ def order(folder: Path, **what: Any) -> None:
     """Tell a training what to do next."""
     with open(folder / "orders.jsonl", "ab") as orders:
         orders.write(strict_json.dumps(what).encode() + b"\n")
-
-
-def is_held(folder: Path) -> bool:
-    """Whether a process trains there now."""
-    try:
-        Lock(folder).release()
-    except UserError:
-        return True
-    return False
 
 
 @final

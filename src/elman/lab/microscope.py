@@ -66,7 +66,10 @@ class Slide:
         """Take note of options that were changed on the way."""
         now = _changed_at(self.run.path / "config.json")
         if now != self._config:
+            text = self.run.config.sha256
             self.run, self._config = Run.open(self.run.path), now
+            if self.run.config.sha256 != text:  # another run in its place
+                self.parts = self.run.splits()
 
     def model(self, published: Path) -> tuple[LanguageModel, Place]:
         """The weights of a moment ago where a training leaves them, else the last ones saved."""

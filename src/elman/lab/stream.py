@@ -1,6 +1,7 @@
 """What a run tells, as it tells it: the lines of metrics.jsonl, and what its training does now."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from elman import strict_json
 
 EVERY = 0.1
 """Seconds between two looks at the file."""
+STATUS_EVERY = 3
+"""Looks at the file between two at what the training does."""
 MOST_UPDATES = 3000
 """Updates of the past that are sent, spread evenly; a curve has no more points than that."""
 MOST_BYTES = 8 << 20
@@ -30,11 +33,12 @@ async def follow(
     checkpoint: what follows starts from the beginning.
     """
     place, said, file = start, None, path / "metrics.jsonl"
-    while True:
-        now = strict_json.dumps(await asyncio.to_thread(status))
-        if now != said:
-            said = now
-            yield event("status", now)
+    for turn in itertools.count():
+        if turn % STATUS_EVERY == 0:
+            now = strict_json.dumps(await asyncio.to_thread(status))
+            if now != said:
+                said = now
+                yield event("status", now)
         if (file.stat().st_size if file.exists() else 0) < place:
             place = 0
             yield event("again", "{}")
