@@ -11,15 +11,15 @@ endif
 
 KERNEL := src/elman/kernels/cpu
 
-.PHONY: setup demo test test-slow test-fresh fuzz fuzz-sanitized check format lint types bench sanitize wheel clean
+.PHONY: setup demo test test-slow test-fresh fuzz fuzz-sanitized check format lint types docs docs-serve notebooks bench sanitize wheel clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: elman needs Python 3.11 or newer, $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(INSTALL) -e '.[dev,oracles]' \
-		|| { echo "note: some test oracles could not be installed; their tests will skip"; $(INSTALL) -e '.[dev]'; }
+	@$(INSTALL) -e '.[dev,docs,oracles]' \
+		|| { echo "note: some test oracles could not be installed; their tests will skip"; $(INSTALL) -e '.[dev,docs]'; }
 	@touch $@
 
 # Three minutes: learn a book, beat counting, see the gradient, survive a kill.
@@ -42,7 +42,19 @@ test-fresh: setup
 fuzz: setup
 	ELMAN_FUZZ_SECONDS=$${ELMAN_FUZZ_SECONDS:-6} $(BIN)/python -m pytest -s -m fuzz tests/fuzz
 
-check: lint types test
+check: lint types docs test
+
+# The site, in build/site: guide, book (executed), reference. Nothing is fetched; a broken link, a missing
+# reference, a block that fails or a public function without a docstring is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+# The book as notebooks, in build/notebooks, ready to run in Jupyter.
+notebooks: setup
+	$(BIN)/python -m publishing.notebooks
 
 format: setup
 	$(BIN)/ruff format .

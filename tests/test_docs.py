@@ -1,33 +1,18 @@
 """Every Python block of README.md and docs/ runs, page by page, and prints what it says.
 
-The blocks of a page share one namespace and run in order in an empty folder. A block written as a
-session (`>>>`) is checked like a doctest. A block opened with "```python no-run" is left alone.
+The pages of the book are executed when the site is built, and left to that. The blocks of a page
+share one namespace and run in order in an empty folder. A block written as a session (`>>>`) is
+checked like a doctest. A block opened with "```python no-run" is left alone.
 """
 
 import doctest
-import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-BLOCK = re.compile(r"^```python *(?P<options>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+from publishing.pages import DOCS, ROOT, Block, blocks, book_pages
 
-
-class Block(NamedTuple):
-    line: int
-    code: str
-
-
-def blocks(page: str) -> list[Block]:
-    """The blocks to run, each with the number of its first line in the page."""
-    return [
-        Block(page.count("\n", 0, found.start("code")) + 1, found["code"])
-        for found in BLOCK.finditer(page)
-        if "no-run" not in found["options"].split()
-    ]
+PAGES = [ROOT / "README.md", *(p for p in sorted(DOCS.glob("**/*.md")) if p not in book_pages())]
 
 
 def run(block: Block, page: str, namespace: dict[str, Any]) -> None:

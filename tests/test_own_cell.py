@@ -20,7 +20,7 @@ from elman.language_model import LanguageModel
 class Mgu(Cell):
     """The minimal gated unit of Zhou et al. (2016): f = σ(·), n = tanh(· + f ⊙ ·)."""
 
-    name = "mgu"
+    name = "mine"
     gates = 2
     apart = 1
 
@@ -100,6 +100,8 @@ def test_the_reference_runs_it_and_the_others_say_that_they_do_not_have_it(cell,
     said = kernels.explain(rnn, xs)
     assert said.runs == "reference"
     asked = {name: why for name, why in said.reasons.items() if name != "cudnn"}
+    undescribed = asked.pop("described")
+    assert undescribed == f"{cell.name} is not described by its equations"
     assert set(asked.values()) == {f"it has no {cell.name} cell"}
     (piece,) = rnn.job(xs).pieces()
     for kernel in (cpu.KERNEL, cuda.KERNEL, fused.KERNEL):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from elman.cells.declaration import cell as cell
     from elman.counting.markov import MarkovChain as MarkovChain
     from elman.counting.ngram import NgramModel as NgramModel
     from elman.language_model import LanguageModel as LanguageModel
@@ -26,6 +27,7 @@ _PUBLIC = {
     "MarkovChain": "elman.counting.markov",
     "NgramModel": "elman.counting.ngram",
     "Vocab": "elman.text.vocab",
+    "cell": "elman.cells.declaration",
     "load": "elman.runs.loaded",
 }
 """Public classes and functions, and the module each lives in."""

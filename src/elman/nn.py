@@ -63,15 +63,43 @@ class _Module(torch.nn.RNNBase):
         super().__init__(mode or "RNN_TANH", *args, **options)
         self.cell = cell
         if mode is None:
-            self._resize(named(cell).gates)
+            self._resize(named(cell))
         self.carry, self.memory = checked_carry(carry), checked_memory(memory)
 
-    def _resize(self, gates: int) -> None:
+    def _resize(self, cell: Cell) -> None:
         """Give the parameters as many rows as a cell that `torch.nn` does not have wants."""
+        if self.hidden_size % cell.heads:
+            raise UserError(
+                f"hidden_size={self.hidden_size} does not fall into the {cell.heads} heads of "
+                f"{cell.name}"
+            )
         for name in self._flat_weights_names:
             p = getattr(self, name)
-            setattr(self, name, torch.nn.Parameter(p.new_empty(gates * len(p), *p.shape[1:])))
+            setattr(self, name, torch.nn.Parameter(p.new_empty(cell.gates * len(p), *p.shape[1:])))
+        if cell.parameters:
+            like = getattr(self, self._flat_weights_names[0])
+            for names in self._all_weights:
+                name = names[0].replace("weight_ih", "own")
+                p = like.new_empty(len(cell.parameters), self.hidden_size)
+                setattr(self, name, torch.nn.Parameter(p))
+                names.append(name)
+            self._flat_weights_names = [name for names in self._all_weights for name in names]
+            self._init_flat_weights()
         self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `torch.nn`; a cell's own numbers start where the cell says, its heads apart."""
+        super().reset_parameters()
+        cell = named(getattr(self, "cell", "tanh"))
+        with torch.no_grad():
+            for name in self._flat_weights_names:
+                if name.startswith("own"):
+                    for row, value in zip(
+                        getattr(self, name), cell.parameters.values(), strict=True
+                    ):
+                        row.fill_(value) if value is not None else None
+                elif name.startswith("weight_hh") and cell.heads > 1:
+                    getattr(self, name).mul_(_diagonal_blocks(getattr(self, name), cell.heads))
 
     def flatten_parameters(self) -> None:
         """As `torch.nn`, for cells that cuDNN has; bfloat16 too, which torch forgets."""
@@ -266,6 +294,10 @@ class _Module(torch.nn.RNNBase):
     def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
         """All tensors that go into the recurrence, in autocast's dtype where it is on."""
         weights = [getattr(self, name) for name in self._flat_weights_names]
+        if (heads := named(self.cell).heads) > 1:
+            for i, name in enumerate(self._flat_weights_names):
+                if name.startswith("weight_hh"):
+                    weights[i] = weights[i] * _diagonal_blocks(weights[i], heads)
         dtype = weights[0].dtype
         if is_cast(xs.device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(xs.device.type)
@@ -458,6 +490,13 @@ class _Module(torch.nn.RNNBase):
         return arguments + ("" if self.memory == Stored() else f", memory={self.memory}")
 
 
+def _diagonal_blocks(W_hh: Tensor, heads: int) -> Tensor:
+    """1 where a unit reads a unit of its own head, else 0; the same for every gate."""
+    hidden = W_hh.shape[1]
+    head = torch.arange(hidden, device=W_hh.device) // (hidden // heads)
+    return (head[:, None] == head).to(W_hh.dtype).repeat(len(W_hh) // hidden, 1)
+
+
 def _are_tensors(state: Any) -> bool:
     return isinstance(state, tuple | list) and all(isinstance(s, Tensor) for s in state)
 
@@ -604,7 +643,7 @@ class LSTM(_Module):
 
 @final
 class Layers(_Module):
-    """Layers of any cell in `elman.cells.CELLS`, one of your own too.
+    """Layers of any cell: a name in `elman.cells.CELLS`, or what `elman.cell` has declared.
 
     >>> layers = Layers("gru", 28, 256)
     >>> y, h = layers(torch.zeros(35, 32, 28))
@@ -614,7 +653,7 @@ class Layers(_Module):
 
     def __init__(
         self,
-        cell: str,
+        cell: str | Cell,
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
@@ -629,7 +668,7 @@ class Layers(_Module):
         memory: Memory = STORED,
     ) -> None:
         super().__init__(
-            cell,
+            cell if isinstance(cell, str) else cell.name,
             input_size,
             hidden_size,
             num_layers,
@@ -649,6 +688,7 @@ class Layers(_Module):
         return ys, _as_hx(last)
 
     def extra_repr(self) -> str:
+        """The cell, then torch's own words."""
         return f"{self.cell}, {super().extra_repr()}"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ class Weights(NamedTuple):
     b_ih: Tensor | None = None
     b_hh: Tensor | None = None
     W_hr: Tensor | None = None  # (projection, hidden): a cell that projects, with proj_size only
+    own: Tensor | None = None  # (its parameters, hidden): a cell with numbers of its own
 
     @property
     def hidden_size(self) -> int:
@@ -62,6 +64,10 @@ class Cell(abc.ABC):
     """The names of the first kept blocks, for diagnostics; "" for one that is not a gate."""
     apart: int = 0
     """How many of the last gates use a_hh alone before adding a_ih, so b_ih and b_hh differ."""
+    parameters: Mapping[str, float | None] = MappingProxyType({})
+    """Its own numbers, one to a unit, and what each starts from; None: drawn like the weights."""
+    heads: int = 1
+    """Into how many blocks along the diagonal W_hh falls."""
     torch_mode: str | None = None
     """The `torch.nn.RNNBase` mode with the same parameters; None: `elman.nn.Layers` runs it."""
     kernels: frozenset[str] = frozenset()

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from elman.cells.base import Cell
+from elman.cells.coupled import COUPLED
 from elman.cells.elman import RELU, TANH
 from elman.cells.gru import GRU
+from elman.cells.janet import JANET
 from elman.cells.linear import LINEAR
 from elman.cells.lstm import LSTM
+from elman.cells.mgu import MGU
+from elman.cells.peephole import PEEPHOLE
+from elman.cells.slstm import SLSTM
+from elman.cells.ugrnn import UGRNN
 from elman.errors import UserError
 
-CELLS: dict[str, Cell] = {cell.name: cell for cell in (TANH, RELU, LINEAR, GRU, LSTM)}
-"""Every cell by name. One of your own: `CELLS["mgu"] = Mgu()`, from anywhere."""
+CELLS: dict[str, Cell] = {
+    cell.name: cell
+    for cell in (
+        *(TANH, RELU, LINEAR, GRU, LSTM),
+        *(MGU, UGRNN, JANET, COUPLED, PEEPHOLE, SLSTM),
+    )
+}
+"""Every cell by name. One of your own: `@elman.cell(…)`, or `CELLS["name"] = Name()`."""
 
 
 def named(name: str) -> Cell:

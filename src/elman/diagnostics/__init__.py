@@ -7,7 +7,7 @@ dataclasses of arrays, which `elman.figures.gradients` draws and `elman gradient
 
 from elman.diagnostics.attribution import Attribution, attribute, telling
 from elman.diagnostics.carries import CarryScore, compare_carries
-from elman.diagnostics.clipping import Clipping, clipping
+from elman.diagnostics.clipping import Clipping, StepBound, clipping, step_bound
 from elman.diagnostics.following import correlations, most_similar
 from elman.diagnostics.glance import Glance, glance
 from elman.diagnostics.jacobians import (
@@ -29,6 +29,7 @@ __all__ = [
     "Glance",
     "Passage",
     "SingularValues",
+    "StepBound",
     "Units",
     "attribute",
     "by_lag",
@@ -41,6 +42,7 @@ __all__ = [
     "most_similar",
     "singular_values",
     "spectral_radius",
+    "step_bound",
     "telling",
     "units",
 ]

@@ -1,9 +1,11 @@
-"""How often clipping bites: the norms of the gradient over a training."""
+"""How often clipping bites, and the bound on one step's damage that it rests on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from elman.errors import UserError
 
@@ -34,3 +36,79 @@ def clipping(norms: Sequence[float], threshold: float | None) -> Clipping:
         largest=float(values.max()),
         clipped=0.0 if threshold is None else float((values > threshold).mean()),
     )
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """What one step w ← w - η g did to the loss, and what it could have done at most.
+
+    |f(w) - f(w - η g)| ≤ L η ‖g‖
+    """
+
+    change: float
+    """|f(w) - f(w - η g)|, g after clipping"""
+    length: float
+    """η ‖g‖, g after clipping"""
+    constant: float
+    """L on the way: the largest ‖∇f‖ found between w and w - η g"""
+    norm: float
+    """‖g‖ before clipping"""
+
+    @property
+    def bound(self) -> float:
+        """L η ‖g‖."""
+        return self.constant * self.length
+
+
+def step_bound(
+    loss: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    rate: float,
+    theta: float | None = None,
+    points: int = 33,
+) -> StepBound:
+    """Take a step of gradient descent, measure it, and put the parameters back.
+
+    g = ∇f(w),   g ← min(1, θ/‖g‖) g
+
+    A function that is smooth between two points changes by no more than the largest norm of its
+    gradient between them, times their distance: that norm is the notes' Lipschitz constant L, for
+    this step. It is looked for at `points` places, ends included, so a needle between two of them
+    is missed. `loss` computes f from the parameters as they are; it must draw no random numbers.
+    """
+    if rate <= 0 or points < 2:
+        raise UserError(f"rate={rate} and points={points}: a step has a length and two ends")
+    if theta is not None and theta <= 0:
+        raise UserError(f"theta={theta} must be positive", hint="None does not clip")
+    before = [p.detach().clone() for p in parameters]
+    first, g = _value_and_gradient(loss, parameters)
+    norm = _norm(g)
+    scale = rate * (1.0 if theta is None or norm <= theta else theta / norm)
+    steepest, last = norm, first
+    try:
+        for k in range(1, points):
+            _move(parameters, before, g, -scale * k / (points - 1))
+            last, there = _value_and_gradient(loss, parameters)
+            steepest = max(steepest, _norm(there))
+    finally:
+        _move(parameters, before, g, 0.0)
+    return StepBound(abs(first - last), scale * norm, steepest, norm)
+
+
+def _value_and_gradient(
+    loss: Callable[[], Tensor], parameters: Sequence[Tensor]
+) -> tuple[float, Sequence[Tensor]]:
+    value = loss()
+    return value.item(), torch.autograd.grad(value, list(parameters))
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.stack([t.double().square().sum() for t in tensors]).sum().sqrt())
+
+
+@torch.no_grad()
+def _move(
+    parameters: Sequence[Tensor], start: Sequence[Tensor], g: Sequence[Tensor], by: float
+) -> None:
+    for p, w, direction in zip(parameters, start, g, strict=True):
+        p.copy_(w if by == 0 else w + by * direction)

@@ -42,9 +42,11 @@ class ByLag:
 
     @property
     def mean(self) -> Array:
+        """‖∂L_t/∂h_{t-k}‖ at each lag k, averaged over the losses."""
         return self.norms.mean(0)
 
     def quantile(self, q: float) -> Array:
+        """‖∂L_t/∂h_{t-k}‖ at each lag k that a share q of the losses stays below."""
         return np.quantile(self.norms, q, axis=0)
 
     @property

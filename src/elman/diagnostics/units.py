@@ -40,6 +40,7 @@ class Units:
 
     @property
     def total(self) -> int:
+        """The units of all layers together."""
         return sum(len(s) for s in self.spread)
 
 

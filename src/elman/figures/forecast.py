@@ -9,8 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from elman.errors import UserError
 from elman.figures.style import COLOURS, STYLES, house
 from elman.forecasting.accuracy import growth
+from elman.forecasting.base import Forecaster, as_values
 from elman.forecasting.experiment import Experiment, Scores, interval
 from elman.forecasting.series import Series
 
@@ -29,6 +31,45 @@ def overview(
         k_steps(axes[1, 0], experiment, series, horizons)
         error_by_horizon(axes[1, 1], experiment.scores(compared))
         figure.suptitle(plain_text(f"{experiment.series[series].name}: {experiment.published}"))
+    plt.close(figure)
+    return figure
+
+
+def from_origin(
+    values: Any, model: Forecaster, origin: int = 604, horizons: tuple[int, ...] = (1, 4, 16, 64)
+) -> Figure:
+    """The notes' two figures of 8.1: one step ahead and fed back from `origin`; k steps ahead.
+
+    `model` has learned from the values before `origin` (604 of the sine make 600 pairs at τ = 4).
+    Above, its one-step forecasts of the whole series and the path that feeds on itself from
+    x_1 … x_origin; below, x̂_{t+k} from x_1 … x_t for every t, as in the notes without regard to
+    where the training part ends. A dotted line marks that end.
+    """
+    x = as_values(values)
+    tau, steps = model.lags, max(horizons)
+    if not tau < origin < len(x) - steps:
+        raise UserError(
+            f"origin={origin} must leave {tau} values before it and {steps} of {len(x)} after it",
+            hint="a smaller origin, or shorter horizons",
+        )
+    time = np.arange(1, len(x) + 1)
+    origins = np.arange(tau, len(x) - steps + 1)
+    paths = model.forecasts(x, origins.tolist(), steps)[:, :, 0]
+    one_step = model.forecasts(x, range(tau, len(x)), 1)[:, 0, 0]
+    fed_back = model.predict(x[:origin], len(x) - origin)[:, 0]
+    with house():
+        figure, (above, below) = plt.subplots(2, 1, figsize=(9, 6.4), layout="constrained")
+        above.plot(time, x[:, 0], color="#999999", linestyle="-", lw=0.8, label="data")
+        above.plot(time[tau:], one_step, color=COLOURS[0], linestyle="-", label="1 step ahead")
+        label = f"fed back from {origin}"
+        above.plot(time[origin:], fed_back, color=COLOURS[2], linestyle="--", label=label)
+        for k, colour, dash in zip(horizons, COLOURS, STYLES, strict=False):
+            at = time[origins + k - 1]
+            below.plot(at, paths[:, k - 1], color=colour, linestyle=dash, label=f"k = {k}")
+        for axes, title in ((above, "One step, and on from there"), (below, "k steps ahead")):
+            axes.axvline(origin, color="black", linestyle=":", linewidth=0.8)
+            axes.set(title=title, xlabel="time", ylabel="x", xlim=(1, len(x)))
+            axes.legend(loc="lower left", fontsize=8, ncols=4)
     plt.close(figure)
     return figure
 

@@ -15,6 +15,7 @@ from elman.forecasting.base import Forecaster, Inputs, features
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
 from elman.forecasting.deseasonalised import Deseasonalised
 from elman.forecasting.differenced import Differenced, Logged
+from elman.forecasting.direction import Directions, both_directions
 from elman.forecasting.estimator import SeriesForecaster
 from elman.forecasting.experiment import Experiment, Settings, fit_and_measure
 from elman.forecasting.global_network import Global
@@ -23,10 +24,12 @@ from elman.forecasting.linear import Linear
 from elman.forecasting.networks import Recurrent, Window
 from elman.forecasting.regression import Regression
 from elman.forecasting.smoothing import Smoothing
+from elman.forecasting.stationarity import Stationarity, stationarity
 
 __all__ = [
     "Deseasonalised",
     "Differenced",
+    "Directions",
     "Drift",
     "Experiment",
     "Forecaster",
@@ -43,8 +46,11 @@ __all__ = [
     "SeriesForecaster",
     "Settings",
     "Smoothing",
+    "Stationarity",
     "Window",
+    "both_directions",
     "calibrate",
     "features",
     "fit_and_measure",
+    "stationarity",
 ]

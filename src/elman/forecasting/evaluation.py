@@ -22,6 +22,7 @@ class Parts:
 
     @property
     def train(self) -> Values:
+        """The first part, to fit on."""
         return self.values[: self.validation]
 
 

@@ -32,14 +32,17 @@ class Scale:
 
     @classmethod
     def of(cls, series: list[Values]) -> "Scale":
+        """The mean and spread of these series together; a constant column keeps its units."""
         values = np.concatenate(series)
         spread = values.std(0)
         return cls(values.mean(0), np.where(spread > 0, spread, 1.0))
 
     def to(self, x: NDArray[np.float64]) -> Tensor:
+        """In units of the spread, from the mean."""
         return torch.as_tensor((x - self.mean) / self.spread, dtype=torch.float32)
 
     def back(self, z: Tensor) -> NDArray[np.float64]:
+        """In the units of the series again."""
         return z.double().numpy() * self.spread + self.mean
 
 

@@ -38,6 +38,7 @@ class Plan(NamedTuple):
 
     @property
     def pieces(self) -> int:
+        """How many pieces the steps make; the last may be shorter."""
         return -(-self.steps // self.piece)
 
     def bounds(self, piece: int) -> tuple[int, int]:

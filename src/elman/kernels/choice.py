@@ -22,7 +22,7 @@ from elman.kernels import prices
 from elman.kernels.contract import Job, Kernel
 from elman.kernels.cudnn import Cudnn, Whole, precision
 
-FASTEST_FIRST = ("cuda", "cudnn", "cpu", "fused", "reference")
+FASTEST_FIRST = ("cuda", "cudnn", "cpu", "described", "fused", "reference")
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Piece(NamedTuple):
         yield "b_ih", w.b_ih, (tall,)
         yield "b_hh", w.b_hh, (tall,)
         yield "W_hr", w.W_hr, (size, hidden)
+        yield "own", w.own, (len(self.cell.parameters), hidden)
         yield from self.expected_state(self.state, "")
         yield "lengths", self.lengths, (rows,)
 
@@ -174,11 +175,13 @@ class Empty:
     name = "empty"
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
+        """Uninitialised states and gates of the shapes that the kernel's own would have."""
         tracks = [s.new_empty(piece.xs.shape[0] + 1, *s.shape) for s in piece.state]
         gates = self.kernel.empty_gates(piece) if needs_gates else None
         return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
 
     def empty_gates(self, piece: Piece) -> Tensor | None:
+        """The kernel's own."""
         return self.kernel.empty_gates(piece)
 
 

@@ -60,6 +60,12 @@ class Recurrent(nn.Module):
         memory: Memory = STORED,
     ) -> None:
         super().__init__()
+        if not isinstance(cell, nn.Module):
+            raise UserError(
+                f"Recurrent runs modules, and was given {cell!r}",
+                hint="elman.nn.Layers(cell, input_size, hidden_size) runs cells by their names, "
+                "and those that elman.cell declares",
+            )
         self.cell, self.batch_first = cell, batch_first
         self.carry, self.memory = checked_carry(carry), checked_memory(memory)
 

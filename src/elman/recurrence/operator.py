@@ -43,12 +43,18 @@ class Recipe:
 
     def layers(self, weights: Sequence[Tensor]) -> list[Weights]:
         """Flat weights in PyTorch's order, put together as layers."""
-        each = 2 + 2 * self.bias + self.projected
+        each = self.each
         return [self.layer(weights[i : i + each]) for i in range(0, len(weights), each)]
+
+    @property
+    def each(self) -> int:
+        """How many tensors a layer has."""
+        return 2 + 2 * self.bias + self.projected + bool(named(self.cell).parameters)
 
     def layer(self, w: Sequence[Tensor]) -> Weights:
         b_ih, b_hh = (w[2], w[3]) if self.bias else (None, None)
-        return Weights(w[0], w[1], b_ih, b_hh, w[-1] if self.projected else None)
+        W_hr = w[2 + 2 * self.bias] if self.projected else None
+        return Weights(w[0], w[1], b_ih, b_hh, W_hr, w[-1] if named(self.cell).parameters else None)
 
     def job(self, x: Inputs) -> Job:
         """What the kernels are asked to run."""
@@ -59,7 +65,7 @@ class Recipe:
 
     def is_one_layer(self, x: Inputs) -> bool:
         """One layer, everything stored, one ξ: nothing to do but to call the kernel."""
-        one = len(x.weights) == 2 + 2 * self.bias + self.projected and self.directions == 1
+        one = len(x.weights) == self.each and self.directions == 1
         return one and self.memory.keeps_all and not self.carry.in_blocks
 
     def keeping(self, keep: bool) -> tuple[bool, bool]:

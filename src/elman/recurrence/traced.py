@@ -77,8 +77,7 @@ def _torchs(
     """By torch's own operator."""
     operator = getattr(torch._VF, str(cell.torch_mode).lower())
     first = list(x.stacked) if len(x.stacked) > 1 else x.stacked[0]
-    each = 2 + 2 * recipe.bias + recipe.projected
-    layers = len(x.weights) // each // recipe.directions
+    layers = len(x.weights) // recipe.each // recipe.directions
     options = (recipe.bias, layers, recipe.dropout, training, recipe.directions == 2)
     if batch_sizes is not None:
         ys, *last = operator(x.xs, batch_sizes, first, list(x.weights), *options)

@@ -48,6 +48,7 @@ class NgramModel(SequenceModel[Context]):
 
     @property
     def order(self) -> int:
+        """The n of its n-grams: a token is predicted from the n - 1 before it."""
         return self.table.order
 
     def __repr__(self) -> str:

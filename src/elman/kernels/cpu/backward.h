@@ -10,9 +10,11 @@ namespace {
 struct Backward {
     const Job *job;
     const operand *panels; /* W_hh for y ↦ y W_hh */
-    real *da, *da_hh;      /* (S, M): pulls on a_ih and on a_hh; one array unless a gru */
+    real *da, *da_hh;      /* (S, M): pulls on a_ih and on a_hh; one array unless a gate takes them apart */
+    real *down;            /* (S, P, H): pulls on a described cell's own numbers */
 
     const int64_t T = job->T, B = job->B, H = job->H, gates_n = gates_of(job->cell), M = gates_n * H;
+    const int64_t C = extra_of(job->cell) * H;
     const real *hs = static_cast<const real *>(job->hs), *cs = static_cast<const real *>(job->cs);
     const real *gates = static_cast<const real *>(job->gates), *dhs = static_cast<const real *>(job->dhs);
     const real *xi = static_cast<const real *>(job->xi);
@@ -28,6 +30,10 @@ struct Backward {
             if (dhs) d += load(dhs + s * H + u, n);
             if constexpr (CELL == GRU || CELL == LSTM)
                 gated<CELL>(s, u, n, keep, d, dh, dc, y);
+#ifdef OWN_CELL
+            else if constexpr (CELL == OWN)
+                own(s, u, n, keep, d, dh, dc, y);
+#endif
             else {
                 vec h = load(hs + (s + B) * H + u, n);
                 d = CELL == TANH ? d * (real(1) - h * h) : CELL == RELU ? (h <= 0 ? vec{} : d) : d;
@@ -69,7 +75,36 @@ struct Backward {
             }
         }
     }
+#ifdef OWN_CELL
+    INLINE void own(int64_t s, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
+        const real *kept = gates + s * kept_of(OWN) * H + u, *p = static_cast<const real *>(job->own);
+        vec a[OWN_GATES], a_h[OWN_GATES], before[OWN_STATES], own[OWN_PARAMETERS + 1], dafter[OWN_STATES];
+        vec da_x[OWN_GATES], da_h[OWN_GATES], dbefore[OWN_STATES], downs[OWN_PARAMETERS + 1];
+        FLATTEN for (int g = 0; g < OWN_GATES; g++) a[g] = load(kept + g * H, n), a_h[g] = a[g];
+        for (int g = 0, i = OWN_GATES; g < OWN_GATES; g++)
+            if (!OWN_SUMMED[g]) a_h[g] = load(kept + i++ * H, n);
+        before[0] = load(hs + s * H + u, n), dafter[0] = d;
+        FLATTEN for (int i = 1; i < OWN_STATES; i++) {
+            before[i] = load(cs + s * C + (i - 1) * H + u, n);
+            dafter[i] = load(dc + (i - 1) * H + u, n);
+        }
+        FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) own[i] = load(p + i * H + u, n);
+        own_step_back(a, a_h, before, own, dafter, da_x, da_h, dbefore, downs);
+        store(dh + u, dbefore[0], n);
+        FLATTEN for (int i = 1; i < OWN_STATES; i++)
+            store(dc + (i - 1) * H + u, keep == 0 ? vec{} : keep * dbefore[i], n);
+        FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) store(down + (s * OWN_PARAMETERS + i) * H + u, downs[i], n);
+        FLATTEN for (int g = 0; g < OWN_GATES; g++) {
+            store(da + s * M + g * H + u, da_x[g], n);
+            if (OWN_APART) store(da_hh + s * M + g * H + u, da_h[g], n);
+            store_operand(y + g * H + u, da_h[g], n);
+        }
+    }
+#endif
     void row_of_cell(int64_t s, real keep, real *dh, real *dc, operand *y) const {
+#ifdef OWN_CELL
+        return row<OWN>(s, keep, dh, dc, y);
+#endif
         switch (job->cell) {
         case TANH: return row<TANH>(s, keep, dh, dc, y);
         case RELU: return row<RELU>(s, keep, dh, dc, y);
@@ -84,6 +119,7 @@ struct Backward {
             store(dh + u, load(dh + u, H - u) + load(dhs + s * H + u, H - u), H - u);
         memset(da + s * M, 0, size_t(M) * sizeof(real));
         memset(da_hh + s * M, 0, size_t(M) * sizeof(real));
+        if (down) memset(down + s * OWN_PARAMETERS * H, 0, size_t(OWN_PARAMETERS * H) * sizeof(real));
         memset(y, 0, size_t(M) * sizeof(operand));
     }
     /* dh ← ξ (dh + y W_hh) for the rows that moved. */
@@ -118,7 +154,7 @@ struct Backward {
                 if (held(t, b0 + r)) {
                     pass(s, dh + r * H, y + r * y_row);
                 } else {
-                    row_of_cell(s, carry(t, b0 + r), dh + r * H, dc ? dc + r * H : nullptr, y + r * y_row);
+                    row_of_cell(s, carry(t, b0 + r), dh + r * H, dc ? dc + r * C : nullptr, y + r * y_row);
                     active = r + 1;
                 }
             }
@@ -253,8 +289,10 @@ int backward(const Job *job) {
     int64_t blocks = blocks_of(job), y_size = block_rows(job) * padded(M);
     Layout at{1, H};
     Buffer<operand> panels(at.size(M)), ys(blocks * y_size);
-    Buffer<real> da(S * M), da_hh(job->cell == GRU ? S * M : 0);
-    if (!panels.ok() || !ys.ok() || !da.ok() || !da_hh.ok()) return NO_MEMORY;
+    bool apart = job->cell == GRU || (job->cell == OWN && OWN_APART);
+    int64_t own = job->cell == OWN ? OWN_PARAMETERS * H : 0, C = extra_of(job->cell) * H;
+    Buffer<real> da(S * M), da_hh(apart ? S * M : 0), down(S * own);
+    if (!panels.ok() || !ys.ok() || !da.ok() || !da_hh.ok() || !down.ok()) return NO_MEMORY;
 
     each(threads, at.panels(), [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
@@ -262,14 +300,16 @@ int backward(const Job *job) {
     memset(ys.data, 0, size_t(blocks * y_size) * sizeof(operand));
     real *dh = static_cast<real *>(job->dh_0), *dc = static_cast<real *>(job->dc_0);
     memcpy(dh, job->dh_T, size_t(B * H) * sizeof(real));
-    if (dc) memcpy(dc, job->dc_T, size_t(B * H) * sizeof(real));
+    if (dc) memcpy(dc, job->dc_T, size_t(B * C) * sizeof(real));
 
     real *hidden_side = da_hh.data ? da_hh.data : da.data;
-    Backward run{job, panels.data, da.data, hidden_side};
+    Backward run{job, panels.data, da.data, hidden_side, own ? down.data : nullptr};
     each(threads, blocks, [&](int64_t i) {
         int64_t b0 = B * i / blocks, b1 = B * (i + 1) / blocks;
-        run.run(b0, b1, dh + b0 * H, dc ? dc + b0 * H : nullptr, ys.data + i * y_size);
+        run.run(b0, b1, dh + b0 * H, dc ? dc + b0 * C : nullptr, ys.data + i * y_size);
     });
+    for (int64_t m = 0; m < own; m += STRIP)
+        add_rows(job->T, B, own, down.data, m, job->fresh, static_cast<real *>(job->down));
     bool ok = weight_gradients(job, threads, da.data, hidden_side);
     if (ok && job->dxs) ok = input_gradients(job, threads, da.data);
     return ok ? OK : NO_MEMORY;

@@ -31,7 +31,7 @@ struct Forward {
     bool looked_up; /* rows of `in` are named by job->ids rather than in order */
     real *gates;
 
-    const int64_t T = job->T, B = job->B, H = job->H;
+    const int64_t T = job->T, B = job->B, H = job->H, C = extra_of(job->cell) * H;
     const real *W_hh = static_cast<const real *>(job->W_hh);
     const real *b_hn = job->cell == GRU && job->b_hh ? static_cast<const real *>(job->b_hh) + 2 * H : nullptr;
     real *hs = static_cast<real *>(job->hs), *cs = static_cast<real *>(job->cs);
@@ -46,6 +46,10 @@ struct Forward {
             const real *x = in + (looked_up ? job->ids[s] : s) * in_stride;
             if constexpr (CELL == GRU || CELL == LSTM)
                 gated<CELL>(at.unit(p, 0), s, x, sums, next);
+#ifdef OWN_CELL
+            else if constexpr (CELL == OWN)
+                for (int c = 0; c < at.blocks(); c++) own(at.unit(p, c), s, x, sums + c * LANES, next);
+#endif
             else
                 for (int c = 0; c < 2; c++) plain<CELL>(at.unit(p, c), s, x, sums + c * LANES, next);
         }
@@ -82,7 +86,38 @@ struct Forward {
         store(hs + (s + B) * H + u, h, n);
         store_operand(next + u, h, LANES);
     }
+#ifdef OWN_CELL
+    INLINE void own(int64_t u, int64_t s, const real *x, const real *sums, operand *next) const {
+        int64_t n = H - u;
+        if (n <= 0) return;
+        const real *b_hh = static_cast<const real *>(job->b_hh), *p = static_cast<const real *>(job->own);
+        vec a[OWN_GATES], a_h[OWN_GATES], before[OWN_STATES], after[OWN_STATES], own[OWN_PARAMETERS + 1];
+        FLATTEN for (int g = 0; g < OWN_GATES; g++) {
+            a[g] = load(x + g * H + u, n), a_h[g] = load(sums + g * LANES);
+            if (OWN_SUMMED[g])
+                a[g] += a_h[g];
+            else if (b_hh)
+                a_h[g] += load(b_hh + g * H + u, n);
+        }
+        before[0] = load(hs + s * H + u, n);
+        FLATTEN for (int i = 1; i < OWN_STATES; i++) before[i] = load(cs + s * C + (i - 1) * H + u, n);
+        FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) own[i] = load(p + i * H + u, n);
+        own_step(a, a_h, before, own, after);
+        if (gates) {
+            real *kept = gates + s * kept_of(OWN) * H + u;
+            FLATTEN for (int g = 0; g < OWN_GATES; g++) store(kept + g * H, a[g], n);
+            for (int g = 0, i = OWN_GATES; g < OWN_GATES; g++)
+                if (!OWN_SUMMED[g]) store(kept + i++ * H, a_h[g], n);
+        }
+        FLATTEN for (int i = 1; i < OWN_STATES; i++) store(cs + (s + B) * C + (i - 1) * H + u, after[i], n);
+        store(hs + (s + B) * H + u, after[0], n);
+        store_operand(next + u, after[0], n); /* beyond n may be anything, and must stay 0 */
+    }
+#endif
     void finish_cell(int64_t p, int64_t t, int64_t b, int64_t rows, const real *sums, operand *next) const {
+#ifdef OWN_CELL
+        return finish<OWN>(p, t, b, rows, sums, next);
+#endif
         switch (job->cell) {
         case TANH: return finish<TANH>(p, t, b, rows, sums, next);
         case RELU: return finish<RELU>(p, t, b, rows, sums, next);
@@ -156,19 +191,27 @@ struct Forward {
     }
 #endif
     void hold(int64_t t, int64_t b, const operand *h, operand *next) const {
-        int64_t from = (t * B + b) * H, to = from + B * H;
-        memcpy(hs + to, hs + from, size_t(H) * sizeof(real));
-        if (cs) memcpy(cs + to, cs + from, size_t(H) * sizeof(real));
+        int64_t from = t * B + b, to = from + B;
+        memcpy(hs + to * H, hs + from * H, size_t(H) * sizeof(real));
+        if (cs) memcpy(cs + to * C, cs + from * C, size_t(C) * sizeof(real));
         memcpy(next, h, size_t(padded(H)) * sizeof(operand));
     }
 };
 
+/* Whether a gate uses W_hh h + b_hh by itself before the input's share is added. */
+INLINE bool is_apart(int64_t cell, int64_t gate) {
+#ifdef OWN_CELL
+    return !OWN_SUMMED[gate];
+#endif
+    return cell == GRU && gate == 2;
+}
+
 /* b_ih + b_hh; a gru adds b_hn inside the reset gate's product instead. */
 void add_biases(const Job *job, real *bias) {
-    int64_t M = gates_of(job->cell) * job->H, shared = job->cell == GRU ? 2 * job->H : M;
+    int64_t M = gates_of(job->cell) * job->H;
     const real *b_ih = static_cast<const real *>(job->b_ih), *b_hh = static_cast<const real *>(job->b_hh);
     for (int64_t m = 0; m < M; m++)
-        bias[m] = (b_ih ? b_ih[m] : real(0)) + (b_hh && m < shared ? b_hh[m] : real(0));
+        bias[m] = (b_ih ? b_ih[m] : real(0)) + (b_hh && !is_apart(job->cell, m / job->H) ? b_hh[m] : real(0));
 }
 
 /* Row i of out = column ids[i] of W_ih (or column i, where there are no ids) + bias. */
@@ -227,28 +270,29 @@ int forward(const Job *job) {
     int64_t S = job->T * job->B, H = job->H, threads = useful_threads(job);
     Layout at{gates_of(job->cell), H};
     int64_t M = at.gates * H;
-    bool gated = at.gates > 1, few = PAIR == 1 && job->B <= 4, table = job->ids && job->I <= S;
+    int64_t kept = kept_of(job->cell);
+    bool gated = at.gates > 1 || job->cell == OWN, few = PAIR == 1 && job->B <= 4, table = job->ids && job->I <= S;
     if (job->ids)
         for (int64_t s = 0; s < S; s++)
             if (job->ids[s] < 0 || job->ids[s] >= job->I) return BAD_ID;
 
     Buffer<operand> panels(few ? 0 : at.size(H)), turned(few ? 0 : threads * LANES * padded(H));
     Buffer<real> bias(M), looked(job->ids ? (table ? job->I : S) * M : 0);
-    Buffer<real> unwanted(!job->ids && gated && !job->gates ? S * 4 * H : 0);
+    Buffer<real> unwanted(!job->ids && gated && !job->gates ? S * kept * H : 0);
     int64_t blocks = blocks_of(job), state = block_rows(job) * padded(H);
     Buffer<operand> states(2 * blocks * state);
     if (!panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok()) return NO_MEMORY;
 
     real *hs = static_cast<real *>(job->hs), *gates = static_cast<real *>(job->gates);
     memcpy(hs, job->h_0, size_t(job->B * H) * sizeof(real));
-    if (job->c_0) memcpy(job->cs, job->c_0, size_t(job->B * H) * sizeof(real));
+    if (job->c_0) memcpy(job->cs, job->c_0, size_t(job->B * extra_of(job->cell) * H) * sizeof(real));
     memset(states.data, 0, size_t(2 * blocks * state) * sizeof(operand));
     add_biases(job, bias.data);
     if (panels.data)
         pack_all(at, threads, static_cast<const real *>(job->W_hh), H, panels.data, turned.data);
     /* Projected inputs wait where the results of the same step will overwrite them. */
     real *in = job->ids ? looked.data : !gated ? hs + job->B * H : gates ? gates : unwanted.data;
-    int64_t stride = job->ids || !gated ? M : 4 * H;
+    int64_t stride = job->ids || !gated ? M : kept * H;
     if (job->ids)
         look_up(job, threads, table ? nullptr : job->ids, table ? job->I : S, bias.data, in);
     else if (!project(job, threads, bias.data, in, stride))

@@ -2,9 +2,23 @@
 #pragma once
 #include <cstdint>
 
-enum Cell : int64_t { TANH, RELU, LINEAR, GRU, LSTM };
+enum Cell : int64_t { TANH, RELU, LINEAR, GRU, LSTM, OWN };
 
-inline int64_t gates_of(int64_t cell) { return cell == GRU ? 3 : cell == LSTM ? 4 : 1; }
+#ifndef OWN_GATES /* a described cell is compiled by itself, with its sizes: see kernels/described.py */
+#define OWN_GATES 1
+#define OWN_APART 0
+#define OWN_STATES 1
+#define OWN_PARAMETERS 0
+#endif
+
+inline int64_t gates_of(int64_t cell) {
+    return cell == GRU ? 3 : cell == LSTM ? 4 : cell == OWN ? OWN_GATES : 1;
+}
+/* Blocks of H numbers that a step keeps for the way back: r z n and W_hn h + b_hn; i f g o; or the shares
+ * of a described cell, a_x + a_h of each gate, and a_h by itself of those that use it so. */
+inline int64_t kept_of(int64_t cell) { return cell == OWN ? OWN_GATES + OWN_APART : 4; }
+/* Blocks of H numbers in the state beside h. */
+inline int64_t extra_of(int64_t cell) { return cell == OWN ? OWN_STATES - 1 : 1; }
 
 /* Row-major tensors of the kernel's real type; a null pointer is an absent tensor.
  * S = T·B rows of time and batch, M = gates·H. */
@@ -19,8 +33,8 @@ struct Job {
     /* forward writes, backward reads */
     const void *h_0, *c_0; /* (B, H), forward only */
     void *hs;              /* (T+1, B, H) */
-    void *cs;              /* (T+1, B, H), lstm */
-    void *gates;           /* (S, 4, H): r z n and W_hn h + b_hn; or i f g o */
+    void *cs;              /* (T+1, B, H), lstm; (T+1, B, extra, H) */
+    void *gates;           /* (S, kept, H) */
     /* backward only */
     const void *dhs;         /* (S, H) */
     const void *dh_T, *dc_T; /* (B, H) */
@@ -32,6 +46,9 @@ struct Job {
     void *dW_hh;       /* (M, H) */
     void *db_ih, *db_hh; /* (M) */
     void *dh_0, *dc_0; /* (B, H) */
+    /* a described cell's own numbers, and their gradient */
+    const void *own; /* (P, H) */
+    void *down;
 };
 
 /* The output layer and its loss: o = h Wᵀ + b, the mean of -log softmax(o)[target]. */

@@ -33,6 +33,8 @@ class LayerArguments(ctypes.Structure):
         ("xi_per_row", ctypes.c_int64),
         ("fresh", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in _FOUND.split()),
+        ("own", ctypes.c_void_p),
+        ("down", ctypes.c_void_p),
     ]
 
 

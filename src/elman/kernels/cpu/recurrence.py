@@ -70,7 +70,7 @@ class Cpu:
         piece.check()
         real, state = real_of(piece.w), piece.state
         shape = (piece.xs.shape[0] + 1, *state[0].shape)
-        tensors = _inputs(piece, real)
+        tensors = inputs_of(piece, real)
         tensors["h_0"] = plain(state[0], real)
         tensors["hs"] = hs = torch.empty(shape, dtype=real)
         cs = None
@@ -94,7 +94,7 @@ class Cpu:
         dxs = torch.empty(xs.shape, dtype=real) if wanted else None
         last = [plain(d, real) for d in pull.dstate]
         first = [torch.empty_like(d) for d in last]
-        tensors = _inputs(piece, real) | {
+        tensors = inputs_of(piece, real) | {
             **dict(zip(("hs", "cs", "gates"), (plain(t, real) for t in trace), strict=True)),
             **dict(zip(("dh_T", "dc_T"), last, strict=False)),
             **dict(zip(("dh_0", "dc_0"), first, strict=False)),
@@ -140,7 +140,7 @@ class Cpu:
         library.check_memory(status)
 
 
-def _inputs(piece: Piece, real: torch.dtype) -> dict[str, Tensor | None]:
+def inputs_of(piece: Piece, real: torch.dtype) -> dict[str, Tensor | None]:
     """What both ways read, by the names of `LayerArguments`."""
     w, xs, lengths = piece.w, piece.xs, piece.lengths
     floating = xs.is_floating_point()

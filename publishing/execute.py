@@ -1,0 +1,164 @@
+"""Run the Python of a page as a notebook would, and keep what it prints and draws.
+
+The blocks of a page share one namespace and run in order, in an empty folder, in a process of their
+own. What a block shows: its prints, the value of its last line, the figures it left open. Results
+are kept in `build/book` under the hash of everything they depend on, so that a page is executed
+again only when its code or elman has changed, and pages with the same code share one execution.
+"""
+
+import ast
+import contextlib
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from publishing.pages import ROOT, Block, blocks
+
+CACHE = ROOT / "build" / "book"
+WATCHED = ("src/elman/**/*.py", "src/elman/**/*.cpp", "src/elman/**/*.h", "src/elman/data/*",
+           "benchmarks/results/*.json", "publishing/execute.py")  # fmt: skip
+
+
+class Output(NamedTuple):
+    """Something that a block showed: text, or a figure as SVG with words for who cannot see it."""
+
+    kind: Literal["text", "figure"]
+    data: str
+    words: str = ""
+
+
+class PageFailed(RuntimeError):
+    """A block of a page raised; the message has its traceback."""
+
+
+def missing_text() -> str | None:
+    """Why pages that read The Time Machine cannot run here, if they cannot."""
+    from elman.text.datasets import DATASETS, present
+
+    download = DATASETS["time-machine"].download
+    assert download is not None
+    return None if present(download) else "The Time Machine is not on this machine (ELMAN_DATA)"
+
+
+def executed(paths: list[Path], workers: int = 2) -> dict[Path, list[list[Output]]]:
+    """The outputs of every block of every page, from the cache or from an execution now."""
+    sources = watched()
+    keys = {path: key(path, sources) for path in paths}
+    wanted = {keys[path]: path for path in reversed(paths)}  # one page for each different code
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(workers) as pool:
+        found = dict(zip(wanted, pool.map(_from_cache, wanted, wanted.values()), strict=True))
+    return {path: found[keys[path]] for path in paths}
+
+
+def watched() -> str:
+    """A hash of what every execution depends on: elman, its results and the versions below it."""
+    digest = hashlib.sha256()
+    for pattern in WATCHED:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    for package in ("torch", "numpy", "matplotlib"):
+        digest.update(f"{package} {version(package)} {sys.version_info[:2]}".encode())
+    return digest.hexdigest()
+
+
+def key(path: Path, sources: str) -> str:
+    """The name under which this page's outputs are kept: its code, and what that depends on."""
+    codes = [block.code for block in blocks(path.read_text(encoding="utf-8"))]
+    return hashlib.sha256(json.dumps([sources, codes]).encode()).hexdigest()[:32]
+
+
+def _from_cache(name: str, path: Path) -> list[list[Output]]:
+    kept = CACHE / f"{name}.json"
+    if not kept.exists():
+        _in_a_process(path, kept)
+    return [[Output(*item) for item in block] for block in json.loads(kept.read_text("utf-8"))]
+
+
+def _in_a_process(path: Path, out: Path) -> None:
+    draft = out.with_suffix(f".{os.getpid()}.draft")
+    python_path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    environment = {
+        "OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": python_path, "MPLBACKEND": "agg"
+    }  # fmt: skip
+    command = [sys.executable, "-m", "publishing.execute", str(path.resolve()), str(draft)]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE, check=False
+        )
+    if done.returncode:
+        raise PageFailed(f"{path.relative_to(ROOT)} failed:\n{done.stderr}")
+    draft.replace(out)
+
+
+def run(page: str, name: str) -> list[list[Output]]:
+    """Execute the blocks of a page here, in this process."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    return [show(block, name, namespace) for block in blocks(page)]
+
+
+def show(block: Block, name: str, namespace: dict[str, Any]) -> list[Output]:
+    """Run one block; blank lines in front make a traceback point into the page."""
+    tree = ast.parse("\n" * (block.line - 1) + block.code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    said, value = io.StringIO(), None
+    with contextlib.redirect_stdout(said):
+        exec(compile(tree, name, "exec"), namespace)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
+    return [*_texts(said.getvalue(), value), *_figures(value)]
+
+
+def _texts(said: str, value: Any) -> list[Output]:
+    from matplotlib.figure import Figure
+
+    if value is not None and not isinstance(value, Figure):
+        said += f"{value!r}\n"
+    return [Output("text", said)] if said.strip() else []
+
+
+def _figures(value: Any) -> list[Output]:
+    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
+
+    figures = [plt.figure(number) for number in plt.get_fignums()]
+    if isinstance(value, Figure) and value not in figures:
+        figures.append(value)
+    drawn = [Output("figure", as_svg(figure), in_words(figure)) for figure in figures]
+    plt.close("all")
+    return drawn
+
+
+def as_svg(figure: Any) -> str:
+    """The figure as SVG; same figure, same bytes."""
+    from elman.figures.style import house
+
+    drawing = io.StringIO()
+    with house():
+        figure.savefig(drawing, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    return drawing.getvalue()
+
+
+def in_words(figure: Any) -> str:
+    """The titles of a figure, for who cannot see it."""
+    titles = [figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]
+    return "; ".join(" ".join(title.split()) for title in titles if title) or "figure"
+
+
+def main() -> None:
+    """`python -m publishing.execute PAGE OUT`: what the build runs for each page."""
+    page, out = map(Path, sys.argv[1:])
+    shown = run(page.read_text(encoding="utf-8"), str(page))
+    out.write_text(json.dumps(shown), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

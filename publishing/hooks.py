@@ -1,0 +1,97 @@
+"""What MkDocs calls while it builds the site: run the book, fill in tables, render equations.
+
+`python -m mkdocs build` finds this package; the bare command does not have it on its path.
+"""
+
+import hashlib
+import re
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from publishing import api, execute, maths, results
+from publishing.execute import Output
+from publishing.pages import BLOCK, DOCS, ROOT, book_pages, is_book
+
+NEEDS_TEXT = "time-machine"
+
+_shown: dict[str, list[list[Output]]] = {}
+_unexecuted: dict[str, str] = {}
+
+
+def on_pre_build(config: MkDocsConfig) -> None:
+    """Refuse an undocumented API; execute what the book's pages have that has changed."""
+    if undocumented := api.undocumented():
+        raise PluginError("these need a docstring:\n  " + "\n  ".join(undocumented))
+    pages, missing = book_pages(), execute.missing_text()
+    if missing:
+        without = [p for p in pages if NEEDS_TEXT in p.read_text(encoding="utf-8")]
+        _unexecuted.update((p.relative_to(DOCS).as_posix(), missing) for p in without)
+        pages = [p for p in pages if p not in without]
+    try:
+        outputs = execute.executed(pages)
+    except execute.PageFailed as error:
+        raise PluginError(str(error)) from error
+    _shown.update((path.relative_to(DOCS).as_posix(), shown) for path, shown in outputs.items())
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add every figure of the book as a file."""
+    figures = {
+        figure_name(output): output.data
+        for page in _shown.values() for block in page for output in block
+        if output.kind == "figure"
+    }  # fmt: skip
+    for name, svg in sorted(figures.items()):
+        files.append(File.generated(config, f"book/figures/{name}", content=svg))
+    return files
+
+
+def figure_name(output: Output) -> str:
+    """A figure is named after its contents: the same figure of two pages is one file."""
+    return f"{hashlib.sha256(output.data.encode()).hexdigest()[:16]}.svg"
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Put tables of results where a page asks for them, and below each block what it showed."""
+    source = page.file.src_uri
+    markdown = _OUTSIDE.sub(_named, results.fill(markdown))
+    if not is_book(source):
+        return markdown
+    if reason := _unexecuted.get(source):
+        return f'!!! warning "Not executed"\n    {reason}: this page has no outputs.\n\n{markdown}'
+    outputs = iter(_shown[source])
+    to_figures = ("../" * source.count("/")) + "book/figures/"
+
+    def with_outputs(found: Any) -> str:
+        fence = f"```python\n{found['code']}```"
+        if "no-run" in found["options"].split():
+            return fence
+        return "\n\n".join([fence, *(_as_markdown(o, to_figures) for o in next(outputs))])
+
+    return BLOCK.sub(with_outputs, markdown)
+
+
+_OUTSIDE = re.compile(r"\[(?P<words>[^\]]+)\]\((?P<path>(?:\.\./)+[\w./-]+)\)")
+
+
+def _named(found: re.Match[str]) -> str:
+    """A link to a file of the repository, which the site does not have, as the file's name."""
+    inside = found["path"].lstrip("./")
+    is_elsewhere = not (DOCS / inside).exists() and (ROOT / inside).exists()
+    return f"{found['words']} (`{inside}`)" if is_elsewhere else found[0]
+
+
+def _as_markdown(output: Output, to_figures: str) -> str:
+    if output.kind == "figure":
+        words = output.words.replace("[", "(").replace("]", ")").replace("$", "")
+        return f"![{words}]({to_figures}{figure_name(output)}){{ .drawn }}"
+    return f"```{{ .text .shown }}\n{output.data.rstrip()}\n```"
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Equations become MathML, which browsers draw by themselves."""
+    return maths.render(html)

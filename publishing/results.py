@@ -1,0 +1,198 @@
+"""Tables of the results page, made from the files that the benchmarks wrote.
+
+A page asks for a table with a line `<!-- results: NAME -->`. `TABLES` has one function for each
+file of `benchmarks/results` whose rows mean something to a reader as they stand or averaged; a file
+without one is shown row by row under `<!-- results: others -->`.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from publishing.pages import ROOT
+
+FOLDER = ROOT / "benchmarks" / "results"
+_PLACE = re.compile(r"^<!-- results: ([\w-]+) -->$", re.MULTILINE)
+_MOST_COLUMNS = 8
+
+
+def fill(markdown: str) -> str:
+    """The page with every table it asks for."""
+    return _PLACE.sub(lambda found: made(found[1]), markdown)
+
+
+def made(name: str) -> str:
+    """One table, as Markdown."""
+    if name == "others":
+        return "\n\n".join(f"### `{name}`\n\n{rows_of(read(name))}" for name in others())
+    return TABLES[name](read(name))
+
+
+def others() -> list[str]:
+    """Files of results without a table of their own."""
+    return sorted(path.stem for path in FOLDER.glob("*.json") if path.stem not in TABLES)
+
+
+def read(name: str) -> Any:
+    """One file of results."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown; numbers to four digits.
+
+    >>> print(table(["a", "b"], [["x", 1.23456]]))
+    | a | b |
+    |---|---|
+    | x | 1.235 |
+    """
+    lines = ["| " + " | ".join(map(cell, line)) + " |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def cell(value: Any) -> str:
+    """One cell: a number to four digits, thousands apart; words as they are, pipes escaped."""
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
+
+
+def groups(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[tuple[Any, ...], list[Any]]:
+    """Rows that agree in some columns, together, in first-seen order."""
+    found: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    for row in rows:
+        found[tuple(row[name] for name in names)].append(row)
+    return found
+
+
+def mean(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Mean ± standard deviation over rows."""
+    values = [row[name] for row in rows]
+    return f"{fmean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
+
+
+def notes(rows: list[dict[str, Any]]) -> str:
+    """The notes' own runs: training and held-out perplexity over seeds."""
+    head = ["run", "by", "seeds", "training perplexity", "held-out perplexity", "devices"]
+    return table(
+        head,
+        (
+            [
+                run, by, len(same), mean(same, "training_perplexity"),
+                mean(same, "held_out_perplexity"), ", ".join(sorted({r["device"] for r in same})),
+            ]
+            for (run, by), same in groups(rows, "run", "by").items()
+        ),
+    )  # fmt: skip
+
+
+def texts(rows: list[dict[str, Any]]) -> str:
+    """Held-out scores of trained models, the seeds of one setting together."""
+    held_out = [
+        {**row, "model": row["options"]["model"], "hidden": row["options"]["hidden_size"]}
+        for row in rows
+        if row["part"] == "held-out"
+    ]
+    return table(
+        ["model", "hidden", "device", "seeds", "nats per token", "mixed with counting"],
+        (
+            [*name, len(same), mean(same, "nats"), mean(mixed, "mixed_nats") if mixed else "–"]
+            for name, same in groups(held_out, "model", "hidden", "device").items()
+            for mixed in [[row for row in same if "mixed_nats" in row]]
+        ),
+    )
+
+
+def carries(found: dict[str, Any]) -> str:
+    """What each carry does to a gradient."""
+    return table(
+        ["carry", "bias", "noise", "cosine", "time over Full()"],
+        (
+            [f"`{r['carry']}`", f"{r['bias']:.2f} ± {r['bias_error']:.2f}", f"{r['noise']:.2f}",
+             f"{r['cosine']:.2f}", f"{r['cost']:.1f}"]
+            for r in found["rows"]
+        ),
+    )  # fmt: skip
+
+
+def cpu(rows: list[dict[str, Any]]) -> str:
+    """Tokens per second of every contender, one job per row."""
+    names = list(dict.fromkeys(name for row in rows for name in row["median"]))
+    return table(
+        ["job", *names],
+        ([row["job"], *(row["median"].get(name, "–") for name in names)] for row in rows),
+    )
+
+
+def cuda(found: dict[str, Any]) -> str:
+    """The best time per step, forward and backward, of each contender."""
+    shapes = found["shapes"]
+    best = {shape: _best_times(of["results"]) for shape, of in shapes.items()}
+    names = list(dict.fromkeys(name for times in best.values() for name in times))
+    return table(
+        ["cell, batch, steps, hidden", *names],
+        ([shape, *(times.get(n, "–") for n in names)] for shape, times in best.items()),
+    )
+
+
+def _best_times(results: list[dict[str, Any]]) -> dict[str, float]:
+    times: dict[str, float] = {}
+    for row in results:
+        if row["what"] == "forward+backward" and row.get("us_per_step") is not None:
+            name = row["contender"]
+            times[name] = min(times.get(name, float("inf")), row["us_per_step"])
+    return times
+
+
+def grid(found: dict[str, Any]) -> str:
+    """The ratio to torch.nn over all shapes, and the slowest of them."""
+    summary = table(["over all shapes", "value"], found["summary"].items())
+    columns = ["cell", "B", "T", "H", "layers", "dtype", "job", "kernel", "ratio"]
+    worst = sorted(found["rows"], key=lambda row: row["ratio"])[:12]
+    return f"{summary}\n\n{table(columns, ([row[c] for c in columns] for row in worst))}"
+
+
+def forecasting(found: dict[str, Any]) -> str:
+    """MASE and CRPS of every forecaster on every set."""
+    names = list(dict.fromkeys(name for rows in found["results"].values() for name in rows))
+    return table(
+        ["series", *names],
+        (
+            [
+                series,
+                *(f"{of[n]['mase']:.3f}, {of[n]['crps']:.3f}" if n in of else "–" for n in names),
+            ]
+            for series, of in found["results"].items()
+        ),
+    )
+
+
+def rows_of(found: Any) -> str:
+    """Any list of flat records, as it stands; of anything else, its outermost values."""
+    if isinstance(found, dict):
+        inner = next((v for v in found.values() if isinstance(v, list) and v), None)
+        if inner is None or not isinstance(inner[0], dict):
+            plain = {k: v for k, v in found.items() if not isinstance(v, dict | list)}
+            return table(["", "value"], plain.items()) if plain else "(see the file)"
+        found = inner
+    flat = [{k: v for k, v in r.items() if not isinstance(v, dict | list)} for r in found]
+    names = list(dict.fromkeys(name for row in flat for name in row))[:_MOST_COLUMNS]
+    return table(names, ([row.get(name, "–") for name in names] for row in flat[:60]))
+
+
+TABLES: dict[str, Callable[[Any], str]] = {
+    "notes": notes,
+    "time-machine": texts,
+    "tiny-shakespeare": texts,
+    "carries": carries,
+    "cpu": cpu,
+    "cuda-h200": cuda,
+    "cuda-notes-job-h200": rows_of,
+    "grid-cuda": grid,
+    "forecasting": forecasting,
+}

@@ -1,0 +1,187 @@
+"""A cell of your own in a few lines of torch, and a derivative that nobody has to write.
+
+    @elman.cell(gates=2)
+    def minimal_gated(a_x, a_h, h):
+        f = torch.sigmoid(a_x[0] + a_h[0])
+        n = torch.tanh(a_x[1] + f * a_h[1])
+        return (1 - f) * h + f * n
+
+`a_x` and `a_h` are the gates' shares of the input and of the state before, x_t W_ihᵀ + b_ih and
+h_{t-1} W_hhᵀ + b_hh in blocks; then come the states, h first, then the cell's own parameters, one
+number to a unit. The equations are pointwise. They are read once, when the cell is declared
+(`tracing`), and become expressions (`expressions`), from which every kernel is made, and the
+derivative by the chain rule.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from elman.cells.base import Cell, Gradients, State, Weights, add_batch, pull_back, read
+from elman.cells.expressions import Expression, evaluate, given, ordered, pulls
+from elman.cells.tracing import trace
+from elman.errors import UserError
+
+
+class Equations(NamedTuple):
+    """What a cell computes, and the pull on everything it computes it from."""
+
+    after: list[Expression]
+    da_x: list[Expression]
+    da_h: list[Expression]
+    dbefore: list[Expression]
+    down: list[Expression]
+
+    @property
+    def back(self) -> list[Expression]:
+        """Every pull, in this order."""
+        return [*self.da_x, *self.da_h, *self.dbefore, *self.down]
+
+
+@final
+class Described(Cell):
+    """A cell read off a function (see `cell`), when its equations are first asked for."""
+
+    is_users = False
+    """Whether it was declared by a user, who may declare it again."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str | None = None,
+        gates: int = 1,
+        states: int = 1,
+        parameters: Mapping[str, float | None] | Sequence[str] = (),
+        heads: int = 1,
+    ) -> None:
+        self.function, self.gates, self.count, self.heads = function, gates, states, heads
+        self.name, self.__doc__ = name or function.__name__, function.__doc__
+        named = parameters if isinstance(parameters, Mapping) else dict.fromkeys(parameters)
+        self.parameters = dict(named)
+        self.states = ("h",) if states == 1 else ("h", "c")
+        self.a_x = [given(f"x{g}") for g in range(gates)]
+        self.a_h = [given(f"h{g}") for g in range(gates)]
+        self.before = [given(f"s{i}") for i in range(states)]
+        self.own = [given(f"p{i}") for i in range(len(self.parameters))]
+
+    @property
+    def starts(self) -> list[Expression]:
+        """All that the equations are computed from."""
+        return [*self.a_x, *self.a_h, *self.before, *self.own]
+
+    @functools.cached_property
+    def equations(self) -> Equations:
+        names = [e.name for e in self.starts]
+        own = [e.name for e in self.own]
+        after = trace(self.function, self.name, self._arguments, names, own, self.count)
+        found = pulls(after, [given(f"d{i}") for i in range(self.count)], self.starts)
+        parts = (self.gates, self.gates, self.count, len(self.own))
+        ends = [0, *accumulate(parts)]
+        return Equations(after, *(found[i:j] for i, j in itertools.pairwise(ends)))
+
+    def _arguments(self, t: Mapping[str, Tensor]) -> Sequence[Any]:
+        a_x, a_h = ([t[f"{side}{g}"] for g in range(self.gates)] for side in "xh")
+        states = (t[f"s{i}"] for i in range(self.count))
+        return [a_x, a_h, *states, *(t[f"p{i}"] for i in range(len(self.parameters)))]
+
+    def state_sizes(self, hidden: int, projection: int = 0) -> tuple[int, ...]:
+        """h, and all other states side by side."""
+        return (hidden,) if self.count == 1 else (hidden, (self.count - 1) * hidden)
+
+    def inputs(self, w: Weights, x: Tensor, state: State) -> dict[str, Tensor]:
+        """What the expressions are computed from, by name."""
+        a_x = read(w.W_ih, x, w.b_ih).chunk(self.gates, -1)
+        a_h = linear(state[0], w.W_hh, w.b_hh).chunk(self.gates, -1)
+        named = {f"x{g}": a for g, a in enumerate(a_x)} | {f"h{g}": a for g, a in enumerate(a_h)}
+        named |= {f"s{i}": s for i, s in enumerate(self.split(state))}
+        return named | {f"p{i}": p for i, p in enumerate([] if w.own is None else w.own)}
+
+    def split(self, state: State) -> list[Tensor]:
+        """Every state by itself."""
+        h, *rest = state
+        return [h, *(s for c in rest for s in c.chunk(self.count - 1, -1))]
+
+    def join(self, states: Sequence[Tensor]) -> State:
+        """The states as they are carried: h, and the others side by side."""
+        h, *rest = states
+        return (h, torch.cat(rest, -1)) if rest else (h,)
+
+    def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, None]:
+        after = self.function(*self._arguments(self.inputs(w, x, state)))
+        return self.join(after if isinstance(after, tuple | list) else [after]), None
+
+    def step_backward(
+        self,
+        w: Weights,
+        x: Tensor,
+        state: State,
+        after: State,
+        gates: Tensor | None,
+        dafter: State,
+        dw: Gradients,
+        dx: Tensor | None,
+    ) -> State:
+        """The chain rule's expressions, computed by torch."""
+        inputs = self.inputs(w, x, state)
+        inputs |= {f"d{i}": d for i, d in enumerate(self.split(dafter))}
+        blank = torch.zeros_like(state[0])
+        found = [
+            blank + d for d in evaluate(self.equations.back, inputs)
+        ]  # a constant is one number
+        da_x, da_h = (torch.cat(found[i : i + self.gates], -1) for i in (0, self.gates))
+        dbefore, down = found[2 * self.gates :][: self.count], found[2 * self.gates + self.count :]
+        pull_back(w, x, state[0], da_x, da_h, dw, dx)
+        for row, d in zip([] if dw.own is None else dw.own, down, strict=True):
+            add_batch(row, d)
+        return self.join([torch.addmm(dbefore[0], da_h, w.W_hh), *dbefore[1:]])
+
+    @functools.cached_property
+    def summed(self) -> list[bool]:
+        """Of each gate, whether its shares of input and state are used as one sum, a_x + a_h."""
+
+        def is_sum(a: Expression, b: Expression) -> bool:
+            uses = [e for e in ordered(self.equations.after) if a in e.of or b in e.of]
+            return bool(uses) and all(e in (a + b, b + a) for e in uses)
+
+        return [is_sum(a, b) for a, b in zip(self.a_x, self.a_h, strict=True)]
+
+    def __repr__(self) -> str:
+        def some(n: int, what: str) -> str:
+            return f"{n} {what}" + "s" * (n != 1)
+
+        own = f", {some(len(self.parameters), 'parameter')}" if self.parameters else ""
+        return f"<cell {self.name}: {some(self.gates, 'gate')}, {some(self.count, 'state')}{own}>"
+
+    def check_derivative(self) -> None:
+        """Compare the derivative with a difference quotient, on numbers where both exist."""
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(names: Sequence[str]) -> dict[str, Tensor]:
+            return {n: torch.randn(64, generator=generator, dtype=torch.float64) for n in names}
+
+        names, step = [e.name for e in self.starts], 1e-6
+        at, way, pull = draw(names), draw(names), draw([f"d{i}" for i in range(self.count)])
+        found = evaluate(self.equations.back, at | pull)
+        slope = torch.stack([g * way[n] for n, g in zip(names, found, strict=True)]).sum(0)
+        ahead, behind = (
+            evaluate(self.equations.after, {n: at[n] + sign * step * way[n] for n in names})
+            for sign in (1, -1)
+        )
+        risen = [d * (a - b) for d, a, b in zip(pull.values(), ahead, behind, strict=True)]
+        quotient = torch.stack(risen).sum(0) / (2 * step)
+        off = (slope - quotient).abs() / (1 + quotient.abs())
+        off = off[torch.isfinite(off)]
+        if len(off) and float(off.median()) > 1e-5:
+            raise UserError(
+                f"the derivative of the cell {self.name} disagrees with a difference quotient by "
+                f"{float(off.median()):.1e}",
+                hint="a defect of elman's table of operations: please report the cell",
+            )

@@ -1,0 +1,275 @@
+"""Pointwise expressions: what a described cell computes, as numbers that point at one another.
+
+An expression is an operation on other expressions, on inputs and on constants. `OPERATIONS` is the
+one table of what there is: how torch computes it, how C++ writes it, and its derivative, itself an
+expression. So a cell's derivative is found by the chain rule, never asked of anybody:
+
+    d e_k = Σ over the uses j of e_k  of  d e_j · ∂e_j/∂e_k
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Expression:
+    """`operation` of `of`; an input has a `name` instead, a constant a `value`."""
+
+    operation: str
+    of: tuple[Expression, ...] = ()
+    name: str = ""
+    value: float = 0.0
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.operation, self.of, self.name, self.value))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Expression) or self._hash != other._hash:
+            return False
+        mine = (self.operation, self.name, repr(self.value), self.of)
+        return mine == (other.operation, other.name, repr(other.value), other.of)
+
+    def __add__(self, other: Expression) -> Expression:
+        return make("add", self, other)
+
+    def __sub__(self, other: Expression) -> Expression:
+        return make("sub", self, other)
+
+    def __mul__(self, other: Expression) -> Expression:
+        return make("mul", self, other)
+
+    def __truediv__(self, other: Expression) -> Expression:
+        return make("div", self, other)
+
+    def __neg__(self) -> Expression:
+        return make("neg", self)
+
+
+def given(name: str) -> Expression:
+    """An input."""
+    return Expression("input", name=name)
+
+
+def constant(value: float) -> Expression:
+    """A number that is always the same."""
+    return Expression("constant", value=float(value))
+
+
+ZERO, ONE = constant(0), constant(1)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How torch computes it, how C++ writes it, and the pulls on what it is computed from."""
+
+    torch: Callable[..., Tensor]
+    cpp: str
+    pulls: Callable[..., Sequence[Expression | None]] | None = None
+    """(its result, its operands…, the pull on it) → the pull on each operand; None: never any."""
+
+
+def _choose(condition: Expression, a: Expression, b: Expression) -> Expression:
+    return make("where", condition, a, b)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "add": Operation(torch.add, "({} + {})", lambda y, a, b, d: (d, d)),
+    "sub": Operation(torch.sub, "({} - {})", lambda y, a, b, d: (d, -d)),
+    "mul": Operation(torch.mul, "({} * {})", lambda y, a, b, d: (d * b, d * a)),
+    "div": Operation(torch.div, "({} / {})", lambda y, a, b, d: (d / b, -(d * y) / b)),
+    "neg": Operation(torch.neg, "(-{})", lambda y, a, d: (-d,)),
+    "exp": Operation(torch.exp, "vexp({})", lambda y, a, d: (d * y,)),
+    "log": Operation(torch.log, "vlog({})", lambda y, a, d: (d / a,)),
+    "log1p": Operation(torch.log1p, "vlog1p({})", lambda y, a, d: (d / (ONE + a),)),
+    "expm1": Operation(torch.expm1, "vexpm1({})", lambda y, a, d: (d * (y + ONE),)),
+    "sqrt": Operation(torch.sqrt, "vsqrt({})", lambda y, a, d: (d / (y + y),)),
+    "tanh": Operation(torch.tanh, "vtanh({})", lambda y, a, d: (d * (ONE - y * y),)),
+    "sigmoid": Operation(torch.sigmoid, "vsigmoid({})", lambda y, a, d: (d * (y * (ONE - y)),)),
+    "sin": Operation(torch.sin, "vsin({})", lambda y, a, d: (d * make("cos", a),)),
+    "cos": Operation(torch.cos, "vcos({})", lambda y, a, d: (-(d * make("sin", a)),)),
+    "erf": Operation(
+        torch.erf,
+        "verf({})",
+        lambda y, a, d: (d * constant(2 / math.sqrt(math.pi)) * make("exp", -(a * a)),),
+    ),
+    "abs": Operation(
+        torch.abs,
+        "magnitude({})",
+        lambda y, a, d: (_choose(make("gt", a, ZERO), d, _choose(make("lt", a, ZERO), -d, ZERO)),),
+    ),
+    # where two are alike each gets half, as in torch
+    "maximum": Operation(
+        torch.maximum,
+        "vmax({}, {})",
+        lambda y, a, b, d: (_greater(a, b, d), _greater(b, a, d)),
+    ),
+    "minimum": Operation(
+        torch.minimum,
+        "vmin({}, {})",
+        lambda y, a, b, d: (_greater(b, a, d), _greater(a, b, d)),
+    ),
+    "relu": Operation(
+        torch.relu, "vmax({}, vec{{}})", lambda y, a, d: (_choose(make("gt", y, ZERO), d, ZERO),)
+    ),
+    "where": Operation(
+        torch.where,
+        "({} ? {} : {})",
+        lambda y, c, a, b, d: (None, _choose(c, d, ZERO), _choose(c, ZERO, d)),
+    ),
+    "gt": Operation(torch.gt, "({} > {})"),
+    "ge": Operation(torch.ge, "({} >= {})"),
+    "lt": Operation(torch.lt, "({} < {})"),
+    "le": Operation(torch.le, "({} <= {})"),
+    "eq": Operation(torch.eq, "({} == {})"),
+    "ne": Operation(torch.ne, "({} != {})"),
+    "detach": Operation(torch.Tensor.detach, "{}", lambda y, a, d: (None,)),
+}
+
+
+def _greater(a: Expression, b: Expression, d: Expression) -> Expression:
+    """What of the pull d belongs to a, the greater of a and b."""
+    half = d * constant(0.5)
+    return _choose(make("gt", a, b), d, _choose(make("eq", a, b), half, ZERO))
+
+
+def make(operation: str, *of: Expression) -> Expression:
+    """An operation, with what is known beforehand already done: 0 · a, 1 · a, a + 0, …"""
+    if all(e.operation == "constant" for e in of) and operation not in ("detach", "where"):
+        values = [torch.tensor(e.value, dtype=torch.float64) for e in of]
+        return constant(float(OPERATIONS[operation].torch(*values)))
+    simple = _SIMPLER.get(operation, _never)(*of)
+    return Expression(operation, of) if simple is None else simple
+
+
+def _never(*of: Expression) -> None:
+    return None
+
+
+def _sum(a: Expression, b: Expression) -> Expression | None:
+    return b if a == ZERO else a if b == ZERO else None
+
+
+def _difference(a: Expression, b: Expression) -> Expression | None:
+    return a if b == ZERO else -b if a == ZERO else None
+
+
+def _product(a: Expression, b: Expression) -> Expression | None:
+    if ZERO in (a, b):
+        return ZERO
+    return b if a == ONE else a if b == ONE else None
+
+
+def _quotient(a: Expression, b: Expression) -> Expression | None:
+    return ZERO if a == ZERO else a if b == ONE else None
+
+
+def _opposite(a: Expression) -> Expression | None:
+    return a.of[0] if a.operation == "neg" else None
+
+
+def _choice(condition: Expression, a: Expression, b: Expression) -> Expression | None:
+    return a if a == b else None
+
+
+_SIMPLER: dict[str, Callable[..., Expression | None]] = {
+    "add": _sum,
+    "sub": _difference,
+    "mul": _product,
+    "div": _quotient,
+    "neg": _opposite,
+    "where": _choice,
+}
+
+
+def ordered(ends: Sequence[Expression]) -> list[Expression]:
+    """Everything the ends are computed from, each once, operands before what uses them."""
+    order: dict[Expression, None] = {}
+    for end in ends:
+        waiting: list[tuple[Expression, Iterator[Expression]]] = [(end, iter(end.of))]
+        while waiting:
+            e, operands = waiting[-1]
+            below = next((o for o in operands if o not in order), None)
+            if below is not None:
+                waiting.append((below, iter(below.of)))
+            else:
+                order.setdefault(e)
+                waiting.pop()
+    return list(order)
+
+
+def replaced(ends: Sequence[Expression], by: dict[Expression, Expression]) -> list[Expression]:
+    """The ends with some expressions in the place of others."""
+    found: dict[Expression, Expression] = {}
+    for e in ordered(ends):
+        found[e] = by[e] if e in by else make(e.operation, *(found[o] for o in e.of)) if e.of else e
+    return [found[end] for end in ends]
+
+
+def pulls(
+    ends: Sequence[Expression], on_ends: Sequence[Expression], starts: Sequence[Expression]
+) -> list[Expression]:
+    """Σ over ends of (∂end/∂start)ᵀ (pull on the end), for every start: the chain rule."""
+    totals: dict[Expression, Expression] = {}
+    for end, pull in zip(ends, on_ends, strict=True):
+        totals[end] = totals.get(end, ZERO) + pull
+    for e in reversed(ordered(ends)):
+        back = OPERATIONS[e.operation].pulls if e.of else None
+        pull = totals.get(e, ZERO)
+        if back is None or pull == ZERO:
+            continue
+        for operand, share in zip(e.of, back(e, *e.of, pull), strict=True):
+            if share is not None:
+                totals[operand] = totals.get(operand, ZERO) + share
+    return [totals.get(start, ZERO) for start in starts]
+
+
+def evaluate(ends: Sequence[Expression], inputs: dict[str, Tensor]) -> list[Tensor]:
+    """The ends, computed by torch from the inputs they name."""
+    found: dict[Expression, Any] = {}
+    like = next(iter(inputs.values()))
+    for e in ordered(ends):
+        if e.operation == "input":
+            found[e] = inputs[e.name]
+        elif e.operation == "constant":
+            found[e] = like.new_tensor(e.value)
+        else:
+            found[e] = OPERATIONS[e.operation].torch(*(found[o] for o in e.of))
+    return [found[end] for end in ends]
+
+
+def cpp(ends: Sequence[Expression], targets: Sequence[str], named: dict[str, str]) -> list[str]:
+    """Statements of C++ on vectors `vec` that put every end into its target."""
+    lines, words = [], {}
+    for i, e in enumerate(ordered(ends)):
+        if e.operation == "input":
+            words[e] = named[e.name]
+        elif e.operation == "constant":
+            words[e] = f"splat(real({_literal(e.value)}))"
+        else:
+            words[e] = f"e{i}"
+            text = OPERATIONS[e.operation].cpp.format(*(words[o] for o in e.of))
+            kind = "auto" if OPERATIONS[e.operation].pulls is None else "vec"
+            lines.append(f"const {kind} e{i} = {text};")
+    return [*lines, *(f"{t} = {words[e]};" for t, e in zip(targets, ends, strict=True))]
+
+
+def _literal(value: float) -> str:
+    if math.isnan(value):
+        return '__builtin_nan("")'
+    if math.isinf(value):
+        return "__builtin_inf()" if value > 0 else "-__builtin_inf()"
+    return value.hex()

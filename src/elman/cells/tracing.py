@@ -1,0 +1,268 @@
+"""From a function of torch tensors to expressions: it runs once, and every operation is noted.
+
+The function is run on small tensors under a dispatch mode that sees each of torch's own operators
+as it happens: whatever Python was written around them, what is noted is what was computed. What
+cannot be an expression (a sum over units, a random number, a look at a value) is refused there, and
+the message names the line.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from elman.cells.expressions import ONE, ZERO, Expression, constant, given, make
+from elman.errors import UserError
+
+aten = torch.ops.aten
+ROWS, UNITS = 3, 5
+"""The shape of the tensors a cell is tried on."""
+TWENTY, HUNDREDTH = constant(20), constant(0.01)  # torch's defaults
+
+
+def _power(a: Expression, exponent: Expression) -> Expression:
+    value = exponent.value
+    if exponent.operation == "constant" and value == int(value) and 0 <= value <= 16:
+        result = ONE
+        for _ in range(int(value)):
+            result = result * a
+        return result
+    if exponent.operation == "constant" and value == 0.5:
+        return make("sqrt", a)
+    return make("exp", exponent * make("log", a))  # a ≥ 0, as for torch
+
+
+NOTED: dict[Any, Callable[..., Expression]] = {
+    aten.add: lambda a, b, alpha=ONE: a + b * alpha,
+    aten.sub: lambda a, b, alpha=ONE: a - b * alpha,
+    aten.rsub: lambda a, b, alpha=ONE: b - a * alpha,
+    aten.mul: lambda a, b: a * b,
+    aten.div: lambda a, b: a / b,
+    aten.neg: lambda a: -a,
+    aten.reciprocal: lambda a: ONE / a,
+    aten.square: lambda a: a * a,
+    aten.pow: _power,
+    aten.rsqrt: lambda a: ONE / make("sqrt", a),
+    aten.clamp_min: lambda a, low: make("maximum", a, low),
+    aten.clamp_max: lambda a, high: make("minimum", a, high),
+    aten.lerp: lambda a, b, w: a + w * (b - a),
+    aten.addcmul: lambda a, b, c, value=ONE: a + value * b * c,
+    aten.clone: lambda a: a,
+    aten._to_copy: lambda a: a,
+    aten.to: lambda a, *kind: a,
+    aten.alias: lambda a: a,
+    aten.positive: lambda a: a,
+    aten.ones_like: lambda a: ONE,
+    aten.zeros_like: lambda a: ZERO,
+    aten.full_like: lambda a, value: value,
+    aten.logical_not: lambda c: make("eq", c, ZERO),
+}
+"""Torch's operators as expressions; more come below, and by torch's own decompositions."""
+for name in (
+    *(
+        "exp",
+        "log",
+        "log1p",
+        "expm1",
+        "sqrt",
+        "tanh",
+        "sigmoid",
+        "sin",
+        "cos",
+        "erf",
+        "abs",
+        "relu",
+    ),
+    *("maximum", "minimum", "where", "gt", "ge", "lt", "le", "eq", "ne", "detach"),
+):
+    NOTED[getattr(aten, name)] = lambda *of, name=name: make(name, *of)
+
+
+def _clamped(
+    a: Expression, low: Expression | None = None, high: Expression | None = None
+) -> Expression:
+    a = a if low is None else make("maximum", a, low)
+    return a if high is None else make("minimum", a, high)
+
+
+def _if_positive(a: Expression, b: Expression, c: Expression) -> Expression:
+    return make("where", make("gt", a, ZERO), b, c)
+
+
+def _softplus(a: Expression, beta: Expression = ONE, threshold: Expression = TWENTY) -> Expression:
+    scaled = a * beta
+    soft = make("log1p", make("exp", make("minimum", scaled, threshold))) / beta
+    return make("where", make("gt", scaled, threshold), a, soft)
+
+
+def _elu(
+    a: Expression, alpha: Expression = ONE, scale: Expression = ONE, input_scale: Expression = ONE
+) -> Expression:
+    below = alpha * make("expm1", make("minimum", a, ZERO) * input_scale)
+    return scale * _if_positive(a, a, below)
+
+
+def _gelu(a: Expression, approximate: str = "none") -> Expression:
+    if approximate == "tanh":
+        inner = constant(math.sqrt(2 / math.pi)) * (a + constant(0.044715) * a * a * a)
+        return constant(0.5) * a * (ONE + make("tanh", inner))
+    return constant(0.5) * a * (ONE + make("erf", a * constant(math.sqrt(0.5))))
+
+
+def _hard_sigmoid(a: Expression) -> Expression:
+    return _clamped(a / constant(6) + constant(0.5), ZERO, ONE)
+
+
+NOTED |= {
+    aten.clamp: _clamped,
+    aten.hardtanh: lambda a, low=-ONE, high=ONE: _clamped(a, low, high),
+    aten.leaky_relu: lambda a, slope=HUNDREDTH: _if_positive(a, a, a * slope),
+    aten.sign: lambda a: _if_positive(a, ONE, make("where", make("lt", a, ZERO), -ONE, ZERO)),
+    aten.softplus: _softplus,
+    aten.silu: lambda a: a * make("sigmoid", a),
+    aten.mish: lambda a: a * make("tanh", _softplus(a)),
+    aten.elu: _elu,
+    aten.gelu: _gelu,
+    aten.hardsigmoid: _hard_sigmoid,
+    aten.hardswish: lambda a: a * _hard_sigmoid(a),
+}
+
+
+class Notes(TorchDispatchMode):
+    """Every operator that runs while this is entered, noted as an expression of its result."""
+
+    def __init__(self, name: str, code: CodeType, inputs: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.name, self.code = name, code
+        self.kept = list(inputs.values())  # alive, so that an id stays the tensor's own
+        self.noted = {id(t): given(name) for name, t in inputs.items()}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        if packet is aten.log_sigmoid_forward:  # returns something to keep beside its result
+            with self:
+                return -torch.nn.functional.softplus(-args[0]), args[0]
+        if packet in NOTED:
+            result = func(*args, **kwargs)
+            if not isinstance(result, Tensor) or result.dim() > 2:
+                raise self.refusal(f"{packet} returns no tensor of its operands' shape")
+            operands, options = pytree.tree_map(self.expression, (tuple(args), kwargs))
+            return self.note(result, NOTED[packet](*operands, **_meant(options)))
+        with self:
+            result = func.decompose(*args, **kwargs)  # in torch's smaller operators
+        if result is not NotImplemented:
+            return result
+        raise self.refusal(f"{packet} is no pointwise operation on the cell's own tensors")
+
+    def note(self, result: Tensor, e: Expression) -> Tensor:
+        self.kept.append(result)
+        self.noted[id(result)] = e
+        return result
+
+    def expression(self, value: Any) -> Any:
+        """What an operand is: a number is a constant, a tensor what was noted of it."""
+        if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+            return value
+        if not isinstance(value, Tensor):
+            return constant(value)
+        if id(value) in self.noted:
+            return self.noted[id(value)]
+        if value.numel() == 1:
+            return constant(float(value))
+        raise self.refusal(
+            f"a tensor of shape {tuple(value.shape)} comes from outside; only numbers may"
+        )
+
+    def refusal(self, what: str) -> UserError:
+        return UserError(
+            f"the cell {self.name}{self.where()}: {what.replace('aten.', 'torch.')}",
+            hint="a cell is pointwise: the same equation for every row and unit, of its gates, "
+            "states and parameters, in torch's arithmetic",
+        )
+
+    def where(self) -> str:
+        """The line of the cell that is running."""
+        frame = sys._getframe()
+        while frame is not None and frame.f_code is not self.code:
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        line = linecache.getline(self.code.co_filename, frame.f_lineno).strip()
+        return f", line {frame.f_lineno}" + (f" ({line[:70]})" if line else "")
+
+
+def _meant(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without those that name where and how a tensor lies."""
+    kept = ("alpha", "value", "min", "max", "approximate")
+    spelled = {"min": "low", "max": "high"}
+    return {spelled.get(k, k): v for k, v in options.items() if k in kept and v is not None}
+
+
+def trace(
+    function: Callable[..., Any],
+    name: str,
+    arguments: Callable[[dict[str, Tensor]], Sequence[Any]],
+    inputs: Sequence[str],
+    rows: Sequence[str],
+    states: int,
+) -> list[Expression]:
+    """What the function returns, as expressions of the inputs, those in `rows` one to each unit.
+
+    It is run twice on other numbers: what reads the clock, or takes another way for other values,
+    is told by giving two answers.
+    """
+    once = [_run(function, name, arguments, inputs, rows, states, seed) for seed in (0, 1)]
+    if once[0] != once[1]:
+        raise UserError(
+            f"the cell {name} did not compute the same thing twice",
+            hint="its equation may depend on its arguments alone: no clock, no counter, no if "
+            "on values; torch.where chooses between them",
+        )
+    return once[0]
+
+
+def _run(
+    function: Callable[..., Any],
+    name: str,
+    arguments: Callable[[dict[str, Tensor]], Sequence[Any]],
+    inputs: Sequence[str],
+    rows: Sequence[str],
+    states: int,
+    seed: int,
+) -> list[Expression]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {i: (UNITS,) if i in rows else (ROWS, UNITS) for i in inputs}
+    tensors = {
+        i: torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
+        for i, shape in shapes.items()
+    }
+    notes = Notes(name, function.__code__, tensors)
+    passed = arguments(tensors)
+    with torch.no_grad(), notes:
+        result = function(*passed)
+    after = list(result) if isinstance(result, tuple | list) else [result]
+    if len(after) != states:
+        raise UserError(
+            f"the cell {name} returned {len(after)} states; it was declared with states={states}"
+        )
+    for number, t in enumerate(after):
+        shape = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+        if shape != (ROWS, UNITS):
+            raise UserError(
+                f"state {number} that the cell {name} returned is {shape} where {(ROWS, UNITS)} "
+                "(batch, units) went in",
+                hint="return the states in the order in which they come in, each of its own shape",
+            )
+    return [notes.expression(t) for t in after]

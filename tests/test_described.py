@@ -1,0 +1,324 @@
+"""Described cells: read off a function, differentiated, compiled, and refused in words."""
+
+import copy
+import itertools
+import time
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import elman
+from elman import LanguageModel, nn
+from elman.cells import CELLS, Weights
+from elman.cells.declaration import cell
+from elman.cells.described import Described
+from elman.cells.expressions import evaluate, given, pulls
+from elman.cells.tracing import trace
+from elman.errors import UserError
+from elman.gradients import Checkpointed, Randomized, Truncated
+from elman.kernels import described
+from elman.kernels.contract import Piece
+
+SHIPPED = [c for c in CELLS.values() if isinstance(c, Described)]
+needs_compiler = pytest.mark.skipif(
+    described._compiler() is None or described.CPU.library is None, reason="no C++ compiler"
+)
+
+
+@pytest.fixture
+def declared():
+    """Cells that a test declares are gone after it."""
+    before = dict(CELLS)
+    yield cell
+    CELLS.clear()
+    CELLS.update(before)
+
+
+def by_autograd(c, rnn, xs, lengths=None):
+    """The plainest loop over time through the cell's own function; one layer, one direction."""
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "own_l0")
+    W_ih, W_hh, b_ih, b_hh, own = (getattr(rnn, name, None) for name in names)
+    assert W_hh is not None
+    if c.heads > 1:
+        W_hh = W_hh * nn._diagonal_blocks(W_hh, c.heads)
+    w = Weights(W_ih, W_hh, b_ih, b_hh, None, own)
+    state = tuple(xs.new_zeros(xs.shape[1], n) for n in c.state_sizes(rnn.hidden_size))
+    ys = []
+    for x in xs:
+        state, _ = c.step(w, x, state)
+        ys.append(state[0])
+    return torch.stack(ys), state
+
+
+def gradients(rnn, xs, run):
+    for p in rnn.parameters():
+        p.grad = None
+    xs = xs.detach().requires_grad_()
+    ys, state = run(xs)
+    pull = torch.linspace(-1, 1, ys.numel(), dtype=ys.dtype).reshape(ys.shape).sin()
+    last = state if isinstance(state, tuple) else (state,)
+    ((ys * pull).sum() + sum((s * s).sum() for s in last)).backward()
+    return ys, [xs.grad, *(p.grad for p in rnn.parameters())]
+
+
+def assert_close(mine, theirs, eps):
+    """To a few hundred roundings of the largest number."""
+    for a, b in zip(mine, theirs, strict=True):
+        a, b = a.detach(), b.detach()
+        assert (a - b).abs().max() <= 400 * eps * max(1, float(b.abs().max()))
+
+
+# ---------------------------------------------------------------------- expressions
+
+
+POINTWISE = {
+    "arithmetic": lambda a, b: (a - 2 * b) / (3 + a * a) - (-b) + 1 / (2 + b * b) + (1 - a),
+    "powers": lambda a, b: a**3 + (1 + b * b) ** 0.5 + torch.rsqrt(1 + a * a) + (a * a + 1) ** 1.5,
+    "squashing": lambda a, b: torch.tanh(a) * torch.sigmoid(b) + F.hardtanh(a) + F.hardsigmoid(b),
+    "exponentials": lambda a, b: torch.exp(a / 3) + torch.log(1 + b * b) + torch.expm1(b / 4),
+    "logarithms": lambda a, b: torch.log1p(a * a) + F.softplus(b) + F.logsigmoid(a),
+    "rectifiers": lambda a, b: torch.relu(a) + F.leaky_relu(b) + F.elu(a) + F.selu(b) + F.silu(a),
+    "gaussian": lambda a, b: F.gelu(a) + F.gelu(b, approximate="tanh") + torch.erf(a),
+    "waves": lambda a, b: torch.sin(a) * torch.cos(b),
+    "choices": lambda a, b: (
+        torch.where(a > b, a, b * b) + torch.maximum(a, b) * torch.minimum(a, b)
+    ),
+    "bounds": lambda a, b: torch.clamp(a, -0.5, 0.5) + b.clamp(min=0) + torch.abs(a) * b.sign(),
+    "others": lambda a, b: torch.lerp(a, b, 0.3) + torch.addcmul(a, a, b) + torch.square(b),
+    "held": lambda a, b: a * b.detach() + torch.ones_like(a) - torch.zeros_like(b) - b,
+}
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_an_expression_and_its_derivative_are_torchs(name):
+    f = POINTWISE[name]
+    found = trace(lambda a, b: f(a, b), name, lambda t: [t["a"], t["b"]], ["a", "b"], [], 1)
+    a, b = torch.randn(2, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    a, b = a.requires_grad_(), b.requires_grad_()
+    y = f(a, b)
+    torch.testing.assert_close(evaluate(found, {"a": a, "b": b})[0], y)
+    pull = torch.randn(200, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    back = pulls(found, [given("d")], [given("a"), given("b")])
+    mine = evaluate(back, {"a": a.detach(), "b": b.detach(), "d": pull})
+    theirs = torch.autograd.grad(y, (a, b), pull)
+    for m, t in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(m.expand_as(t), t, rtol=1e-7, atol=1e-7)
+
+
+# ---------------------------------------------------------------------- cells
+
+
+@pytest.mark.parametrize("c", SHIPPED, ids=lambda c: c.name)
+def test_a_shipped_cell_has_the_gradient_of_its_own_function(c, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.manual_seed(1)
+    rnn = nn.Layers(c, 3, 8, dtype=torch.float64)
+    xs = torch.randn(6, 4, 3, dtype=torch.float64)
+    ys, mine = gradients(rnn, xs, rnn)
+    plain, theirs = gradients(rnn, xs, lambda xs: by_autograd(c, rnn, xs))
+    assert_close([ys, *mine], [plain, *theirs], 2**-52)
+    assert all(float(g.abs().max()) > 1e-3 for g in mine), "a gradient that is alive"
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("c", SHIPPED, ids=lambda c: c.name)
+def test_the_compiled_cell_is_the_reference(c, dtype, monkeypatch):
+    """Many rows and few, one step, units that fill no vector, ids."""
+    eps = torch.finfo(dtype).eps
+    shapes = [(5, 1, 12), (1, 3, 20), (7, 33, 12), (4, 9, 40)]
+    for (steps, rows, hidden), ids in itertools.product(shapes, (False, True)):
+        torch.manual_seed(steps)
+        rnn = nn.Layers(c, 6, hidden).to(dtype)
+        xs = torch.randint(6, (steps, rows)) if ids else torch.randn(steps, rows, 6, dtype=dtype)
+        assert elman.kernels.explain(rnn, xs).runs == "described"
+
+        def run(xs, rnn=rnn):
+            ys, last = rnn(xs)
+            return ys, torch.autograd.grad(
+                (ys * ys.detach().cos()).sum() + sum(s.sum() for s in _tuple(last)),
+                list(rnn.parameters()),
+            )
+
+        ys, mine = run(xs)
+        with monkeypatch.context() as plain:
+            plain.setenv("ELMAN_KERNELS", "reference")
+            expected, theirs = run(xs)
+        assert_close([ys, *mine], [expected, *theirs], eps)
+
+
+def _tuple(state):
+    return state if isinstance(state, tuple) else (state,)
+
+
+@needs_compiler
+@pytest.mark.parametrize("carry", [Truncated(3), Randomized(0.6, seed=1)], ids=repr)
+@pytest.mark.parametrize("c", [CELLS["mgu"], CELLS["slstm"]], ids=lambda c: c.name)
+def test_carry_memory_lengths_and_stacks_work_as_for_any_cell(c, carry, monkeypatch):
+    torch.manual_seed(2)
+    options = {"num_layers": 2, "bidirectional": True, "dtype": torch.float64}
+    packed = torch.nn.utils.rnn.pack_sequence(
+        [torch.randn(n, 3, dtype=torch.float64) for n in (9, 7, 7, 2)]
+    )
+
+    def run(memory):
+        torch.manual_seed(3)
+        rnn = nn.Layers(c, 3, 8, carry=copy.deepcopy(carry), **options)
+        if memory is not None:
+            rnn.memory = memory
+        ys, last = rnn(packed)
+        loss = (ys.data * ys.data.detach().sin()).sum() + sum(s.sum() for s in _tuple(last))
+        return [ys.data, *torch.autograd.grad(loss, list(rnn.parameters()))]
+
+    mine, again = run(None), run(Checkpointed(3))
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert_close(mine, run(None), 2**-52)
+    assert_close(again, mine, 2**-52)
+
+
+def test_a_described_gru_is_the_gru(declared):
+    @declared(gates=3)
+    def another(a_x, a_h, h):
+        r, z = torch.sigmoid(a_x[0] + a_h[0]), torch.sigmoid(a_x[1] + a_h[1])
+        n = torch.tanh(a_x[2] + r * a_h[2])
+        return n + z * (h - n)
+
+    rnn, gru = nn.Layers(another, 5, 20).double(), nn.GRU(5, 20).double()
+    rnn.load_state_dict(gru.state_dict())
+    xs = torch.randn(8, 6, 5, dtype=torch.float64)
+    (ys, mine), (expected, theirs) = gradients(rnn, xs, rnn), gradients(gru, xs, gru)
+    assert_close([ys, *mine], [expected, *theirs], 2**-52)
+
+
+def test_a_declared_cell_is_a_cell_like_any_other(declared):
+    @declared(gates=1, parameters={"decay": 0.9})
+    def leaky(a_x, a_h, h, decay):
+        return decay * h + (1 - decay) * torch.tanh(a_x[0] + a_h[0])
+
+    model = LanguageModel(12, cell="leaky", hidden_size=16)
+    logits, state = model(torch.randint(12, (3, 5)))
+    assert logits.shape == (3, 5, 12)
+    assert state is not None
+    rnn = nn.Layers(leaky, 4, 6, num_layers=2, bidirectional=True)
+    assert torch.equal(rnn.own_l1_reverse, torch.full((1, 6), 0.9))
+    twin = nn.Layers("leaky", 4, 6, num_layers=2, bidirectional=True)
+    twin.load_state_dict(rnn.state_dict())
+    xs = torch.randn(5, 2, 4)
+    assert torch.equal(rnn(xs)[0], twin(xs)[0])
+
+    @declared(gates=1, name="leaky")  # again, as in a notebook
+    def other(a_x, a_h, h):
+        return 0.5 * h + 0.5 * torch.tanh(a_x[0] + a_h[0])
+
+    assert not CELLS["leaky"].parameters
+
+
+def test_heads_read_their_own_units_alone_and_stay_so():
+    rnn = nn.Layers("slstm", 3, 16)
+    W_hh = rnn.get_parameter("weight_hh_l0")
+    blocks = nn._diagonal_blocks(W_hh, 4)
+    assert not (W_hh * (1 - blocks)).any()
+    ys, _ = rnn(torch.randn(6, 2, 3))
+    ys.sum().backward()
+    assert W_hh.grad is not None
+    assert not (W_hh.grad * (1 - blocks)).any()
+    assert (W_hh.grad * blocks).any()
+    with pytest.raises(UserError, match="does not fall into the 4 heads"):
+        nn.Layers("slstm", 3, 18)
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def not_pointwise(a_x, a_h, h):
+    return h / h.norm(dim=-1, keepdim=True)
+
+
+def other_shape(a_x, a_h, h):
+    return h[:, :1]
+
+
+def draws(a_x, a_h, h):
+    return h + torch.rand_like(h)
+
+
+def reads_the_clock(a_x, a_h, h):
+    return h * time.perf_counter_ns()
+
+
+def looks(a_x, a_h, h):
+    return h if float(h[0, 0]) > 0 else -h
+
+
+def two_states(a_x, a_h, h):
+    return h, h
+
+
+def in_place(a_x, a_h, h):
+    return h.mul_(2)
+
+
+def from_outside(a_x, a_h, h):
+    return h + OUTSIDE
+
+
+OUTSIDE = torch.arange(5.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (not_pointwise, r"not_pointwise, line \d+ \(return h / h.norm.*torch.*no pointwise"),
+        (other_shape, r"line \d+ \(return h\[:, :1\]\).*slice is no pointwise"),
+        (draws, r"draws, line \d+ .*rand_like is no pointwise"),
+        (reads_the_clock, "did not compute the same thing twice"),
+        (looks, r"looks, line \d+ "),
+        (two_states, "returned 2 states; it was declared with states=1"),
+        (in_place, r"mul_ is no pointwise"),
+        (from_outside, r"shape \(5,\) comes from outside"),
+        (lambda a_x, a_h: a_x[0], r"is called with 3 arguments"),
+        (abs, "must be a function"),
+    ],
+)
+def test_what_is_no_cell_is_refused_when_it_is_declared(function, words, declared):
+    known = set(CELLS)
+    with pytest.raises(UserError, match=words):
+        declared(gates=1, name="refused_one" if function is abs else None)(function)
+    assert set(CELLS) == known
+
+
+@pytest.mark.parametrize("options", [{"gates": 0}, {"gates": 2.5}, {"states": 9}, {"heads": 0}])
+def test_sizes_that_make_no_cell_are_refused(options):
+    with pytest.raises(UserError, match="must be a whole number"):
+        cell(**options)
+
+
+def test_a_cell_of_elmans_keeps_its_name(declared):
+    with pytest.raises(UserError, match="gru is a cell of elman's"):
+        declared(gates=1, name="gru")(lambda a_x, a_h, h: h)
+
+
+def test_without_a_compiler_the_reference_runs_and_explain_says_why(monkeypatch):
+    described._made.cache_clear()
+    monkeypatch.setattr(described, "_compiler", lambda: None)
+    explained = elman.kernels.explain(nn.Layers("mgu", 3, 8), torch.randn(2, 2, 3))
+    described._made.cache_clear()
+    assert explained.runs == "reference"
+    assert "no C++ compiler was found" in explained.reasons["described"]
+
+
+@needs_compiler
+def test_a_broken_compiler_is_named_and_nothing_is_left_behind(tmp_path, monkeypatch):
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'cannot today' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(described, "_compiler", lambda: str(broken))
+    monkeypatch.setattr(described.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    described._made.cache_clear()
+    rnn, xs = nn.Layers("mgu", 3, 8), torch.randn(2, 2, 3)
+    piece = next(rnn.job(xs).pieces())
+    reason = described.KERNEL.refuses(Piece(*piece))
+    described._made.cache_clear()
+    assert "cannot today" in str(reason)
+    assert not list((tmp_path / "elman").rglob("*.so"))

@@ -1,0 +1,152 @@
+"""How pages become a site and notebooks: what a block shows, equations, tables, notebooks."""
+
+import json
+
+import pytest
+
+from publishing import execute, results
+from publishing.execute import Output
+from publishing.pages import ROOT, Block, blocks, is_book
+
+PAGE = """# A page
+
+Words, [the next](02-next.md), [the guide](../guide.md).
+
+```python
+x = 20
+print("said", x)
+x + 1
+```
+
+```python no-run
+never()
+```
+
+```python
+import matplotlib.pyplot as plt
+
+figure, axes = plt.subplots()
+axes.set_title("a line")
+_ = axes.plot([1, 2])
+```
+"""
+
+
+def test_a_block_shows_its_prints_its_last_value_and_its_figures():
+    first, second = execute.run(PAGE, "page")
+    assert first == [Output("text", "said 20\n21\n")]
+    [figure] = second
+    assert figure.kind == "figure"
+    assert figure.data.startswith("<?xml")
+    assert figure.words == "a line"
+
+
+def test_a_figure_that_was_closed_and_returned_is_shown_once():
+    code = "import matplotlib.pyplot as plt\nf, _ = plt.subplots()\n{}f\n"
+    for closing in ("", "plt.close(f)\n"):
+        [shown] = execute.show(Block(1, code.format(closing)), "page", {})
+        assert shown.kind == "figure"
+
+
+def test_a_failing_block_points_into_the_page(tmp_path, monkeypatch):
+    page = ROOT / "docs" / "book" / "unwritten.md"
+    with pytest.raises(ZeroDivisionError) as failed:
+        execute.run("# a\n\n```python\n1 / 0\n```\n", str(page))
+    assert failed.traceback[-1].lineno == 3  # counted from 0: the fourth line of the page
+
+
+def test_executions_are_kept_by_code_and_shared_by_pages_with_the_same_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(execute, "CACHE", tmp_path)
+    monkeypatch.setattr(execute, "ROOT", tmp_path)
+    runs: list[str] = []
+
+    def pretend(path, out):
+        runs.append(path.name)
+        out.write_text(json.dumps([[Output("text", "1\n")]]))
+
+    monkeypatch.setattr(execute, "_in_a_process", pretend)
+    english, chinese, other = (tmp_path / f"{name}.md" for name in ("en", "zh", "other"))
+    english.write_text("Words\n```python\n1\n```\n", encoding="utf-8")
+    chinese.write_text("文字\n\n```python\n1\n```\n", encoding="utf-8")
+    other.write_text("```python\n2\n```\n", encoding="utf-8")
+    shown = execute.executed([english, chinese, other])
+    assert sorted(runs) == ["en.md", "other.md"]
+    assert shown[english] == shown[chinese] == [[Output("text", "1\n")]]
+    execute.executed([english, chinese, other])
+    assert len(runs) == 2  # from the cache
+    english.write_text("```python\n3\n```\n", encoding="utf-8")
+    execute.executed([english, chinese])
+    assert sorted(runs) == ["en.md", "en.md", "other.md"]
+
+
+def test_pages_of_the_book_are_known_by_their_place():
+    assert is_book("book/01-a.md")
+    assert is_book("zh/book/01-a.md")
+    assert not is_book("text.md")
+    assert not is_book("zh/index.md")
+
+
+def test_a_table_fills_its_place_and_a_missing_one_is_an_error():
+    page = "before\n\n<!-- results: notes -->\n\nafter"
+    filled = results.fill(page)
+    assert filled.startswith("before\n\n| run | by | seeds |")
+    assert "scratch, sequential | elman | 5 | 1.034 ± 0.0021 | 107.6" in filled
+    with pytest.raises(KeyError):
+        results.fill("<!-- results: unheard-of -->")
+
+
+def test_every_file_of_results_is_on_the_page():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "<!-- results: others -->" in page
+    for name in results.TABLES:
+        assert f"<!-- results: {name} -->" in page
+        assert results.made(name).count("\n") >= 2
+
+
+def test_equations_of_docstrings_become_latex_and_prose_does_not():
+    pytest.importorskip("latex2mathml")
+    from publishing import maths
+
+    docstring = "Carry it.\n\ndh_t = dhs_t + ξ_{t+1} x^(t)ᵀ\nb_t += Σ_i β²\n\nA sentence: h_t = 0."
+    typeset = maths.typeset(docstring)
+    assert typeset.startswith("Carry it.\n\n$$\\begin{aligned} dh_{t} &= dhs_{t} + \\xi _{t+1} ")
+    assert "x^{(t)}{}^{\\top}" in typeset
+    assert r"b_{t} &+= \sum _{i} \beta ^{2}" in typeset
+    assert typeset.endswith("A sentence: h_t = 0.")
+    assert "```pycon\n>>> 1 + 1\n2\n```" in maths.typeset("One.\n\n    >>> 1 + 1\n    2")
+
+
+def test_equations_become_mathml_and_unknown_commands_are_refused():
+    pytest.importorskip("latex2mathml")
+    from publishing import maths
+
+    marked = r'<span class="arithmatex">\(h_t &lt; 1\)</span>'
+    assert maths.render(marked).startswith("<math")
+    two = (
+        r'<div class="arithmatex">\[\begin{aligned} a &amp;= b \\ c &amp;= d \end{aligned}\]</div>'
+    )
+    assert maths.render(two).count("<mtr>") == 2
+    with pytest.raises(ValueError, match="unheard"):
+        maths.mathml(r"\unheard x", "inline")
+
+
+def test_a_notebook_has_the_blocks_their_outputs_and_links_between_chapters():
+    nbformat = pytest.importorskip("nbformat")
+    from publishing.notebooks import notebook
+
+    made = notebook(PAGE, execute.run(PAGE, "page"))
+    nbformat.validate(made)
+    code = [cell.source + "\n" for cell in made.cells if cell.cell_type == "code"]
+    assert code == [block.code for block in blocks(PAGE)]
+    assert "[the next](02-next.ipynb), the guide." in made.cells[0].source
+    assert any("never()" in cell.source for cell in made.cells if cell.cell_type == "markdown")
+    assert made.cells[1].outputs[0].text == "said 20\n21\n"
+    assert "image/svg+xml" in made.cells[-1].outputs[0].data
+
+
+def test_every_function_that_the_reference_shows_says_what_it_does():
+    pytest.importorskip("griffe")
+    from publishing import api
+
+    assert len(api.modules()) > 40
+    assert api.undocumented() == []
