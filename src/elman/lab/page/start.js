@@ -16,7 +16,7 @@ export function start(home, { about, fail }) {
   const corpus = h("select", { "aria-label": t("or a corpus") },
     h("option", { value: "" }, t("my own text")), about.corpora.map((name) => h("option", { value: name }, name)));
   const model = h("select", {}, about.options.model.choices.filter((m) => m !== "mlp").map((m) => h("option", { value: m, selected: m === about.small.model }, m)));
-  const field = (value, min) => h("input", { type: "number", min, value, placeholder: t("by the text") });
+  const field = (value, min) => h("input", { type: "number", min, value, placeholder: t("auto") });
   const hidden = field(about.small.hidden_size, 1), window_ = field("", 1), epochs = field("", 1);
   const carry = h("select", {}, about.options.carry.choices.map((c) => h("option", { value: c }, c)));
   const button = h("button", { className: "main", id: "start", onclick: () => launch() }, t("Start training"));

@@ -7,7 +7,7 @@ const CHINESE = {
   "Train a small network on your own text, now.": "现在就用你自己的文本训练一个小网络。",
   "Paste a text, drop a file anywhere on this page, or pick a corpus.": "粘贴文本、把文件拖到页面任意处，或选择一个语料库。",
   "Paste some text here…": "在此粘贴文本……", "or a corpus": "或选择语料库", "my own text": "我自己的文本",
-  "model": "模型", "hidden units": "隐藏单元", "window": "窗口", "passes": "遍数", "by the text": "按文本自动",
+  "model": "模型", "hidden units": "隐藏单元", "window": "窗口", "passes": "遍数", "auto": "自动",
   "learning rate": "学习率", "clip": "裁剪", "carry": "进位方式", "memory": "内存",
   "Change while it runs": "边训练边修改", "Apply": "应用",
   "each change is a marker on the curve and a line in the run's record": "每次修改都会在曲线上留下标记，并写入运行记录",
