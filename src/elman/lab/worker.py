@@ -35,6 +35,8 @@ WATCHED_FOR = 3.0
 """Seconds after which a look is over."""
 SAVE_EVERY = 10.0
 """Seconds between two checkpoints: what one looks into and writes with should not be old."""
+LONGEST_PAUSE = 3600.0
+"""Seconds that a paused training keeps its process."""
 PATIENCE = 5.0
 """Seconds to wait for the process before this one to let go of the job."""
 
@@ -121,9 +123,13 @@ class Worker:
         return bool(self.orders)
 
     def _wait(self) -> None:
+        """For the next order; a training that everybody forgot stops, and can go on later."""
+        until = time.monotonic() + LONGEST_PAUSE
         while not self.orders:
             time.sleep(0.05)
             self._read_orders()
+            if time.monotonic() > until:
+                self.orders.append({"do": "stop"})
 
     def _read_orders(self) -> None:
         path = self.folder / "orders.jsonl"
