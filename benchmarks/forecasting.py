@@ -1,6 +1,6 @@
 """`elman forecast` at its defaults beside statsforecast and neuralforecast at theirs.
 
-    python benchmarks/forecasting.py [--series 100] [--sets NAME …] [--peers NAME …] [--json FILE]
+    python benchmarks/forecasting.py [--series 100] [--sets NAME …] [--rivals NAME …] [--json FILE]
 
 Sets: sunspots and airline from the package, monthly CO2 at Mauna Loa and the yearly Nile from
 statsmodels where it is installed, and five simulated ones with known answers: seasonal, trend,
@@ -8,7 +8,8 @@ regime change, intermittent, driven by an input. Every forecaster sees a series 
 is scored on the 12 steps after it: three cutoffs for a single series, one for a simulated set. MASE
 and CRPS (from the same 15 quantiles, in units of the seasonal naive error) are means over series,
 cutoffs and steps; coverage is that of 80 % intervals. Peers that are not installed are left out,
-and said so. `--quick` is a smoke test: few series, no peers' networks.
+and said so. `--json` keeps what an earlier run wrote there about other sets and rivals, so that
+slow peers need not be run again. `--quick` is a smoke test: few series, no peers' networks.
 """
 
 import argparse
@@ -89,7 +90,7 @@ def _start() -> Any:
     return dt.datetime(2010, 1, 1)
 
 
-def sets(count: int) -> dict[str, Set]:
+def sets(count: int, seed: int) -> dict[str, Set]:
     found = {name: Set(series.load(name), 3) for name in ("sunspots", "airline")}
     if find_spec("statsmodels"):
         import statsmodels.api as sm
@@ -100,7 +101,7 @@ def sets(count: int) -> dict[str, Set]:
         clock = Clock(co2.index[0].to_pydatetime(), Frequency("month"))
         found["co2"] = Set([Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)], 3)
         found["nile"] = Set([Series("nile", nile[:, None], ("volume",))], 3)
-    return found | {name: Set(panel, 1) for name, panel in simulated(count).items()}
+    return found | {name: Set(panel, 1) for name, panel in simulated(count, seed=seed).items()}
 
 
 def ours(panel: list[Series]) -> Forecast:
@@ -134,13 +135,16 @@ def gathered(table: Any, name: str, middle: str, panel: list[Series]) -> Forecas
     """A peer's table as arrays in the order of our series."""
     table = table.reset_index() if "unique_id" not in table.columns else table
     by = {k: v.sort_values("ds") for k, v in table.groupby("unique_id", sort=False)}
-    ends = [f"{name}-lo-{x:g}" for x in LEVELS] + [middle]
-    ends += [f"{name}-hi-{x:g}" for x in reversed(LEVELS)]
-    if ends[0] not in table.columns:
-        ends = [e.replace("-lo-", "-lo-").rstrip() + ".0" if e[-1].isdigit() else e for e in ends]
-        ends[len(LEVELS)] = middle
+    low, high = ([_named(table, f"{name}-{end}", x) for x in LEVELS] for end in ("lo", "hi"))
+    ends = [*low, middle, *reversed(high)]
     point = np.stack([by[s.name][middle].to_numpy() for s in panel])
     return point, np.stack([by[s.name][ends].to_numpy() for s in panel])
+
+
+def _named(table: Any, prefix: str, level: float) -> str:
+    """The column of one end of an interval: some write -lo-80, some -lo-80.0."""
+    names = (f"{prefix}-{level:g}", f"{prefix}-{level:.1f}")
+    return next(n for n in names if n in table.columns)
 
 
 def statistical(kind: str) -> Callable[[list[Series]], Forecast]:
@@ -197,9 +201,9 @@ PEERS: dict[str, tuple[str, Callable[[list[Series]], Forecast]]] = {
 
 
 def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, float]:
-    """MASE, CRPS in the same units, coverage of 80 %, and the time it took."""
+    """MASE, CRPS in the same units, coverage of 80 %, and the time: of the clock, of the CPU."""
     errors, crps, inside = [], [], []
-    begun = time.perf_counter()
+    begun, worked = time.perf_counter(), time.process_time()
     for back in range(given.cutoffs, 0, -1):
         panel = [s.until(len(s) - back * STEPS) for s in given.panel]
         point, quantiles = predict(panel)
@@ -216,46 +220,79 @@ def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, 
         "crps": float(np.mean(crps)),
         "coverage_80": float(np.mean(inside)),
         "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - worked,
     }
 
 
+def rows_of(results: dict[str, Any]) -> str:
+    """One set's results as a table."""
+    lines = [f"{'':14}{'MASE':>8}{'CRPS':>8}{'in 80 %':>9}{'seconds':>9}{'of CPU':>9}"]
+    lines += [
+        f"{rival:14}{row['mase']:8.3f}{row['crps']:8.3f}{row['coverage_80']:9.0%}"
+        f"{row['seconds']:9.1f}{row['cpu_seconds']:9.1f}"
+        for rival, row in results.items()
+    ]
+    return "\n".join(lines)
+
+
+def summary(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """On how many sets each rival is the best, or within 2 % of it; and the time of all."""
+    lines = [
+        f"\n{'best or within 2 %':20}{'MASE':>8}{'CRPS':>8}{'sets':>6}{'seconds':>9}{'of CPU':>9}"
+    ]
+    for rival in dict.fromkeys(r for rows in results.values() for r in rows):
+        ran = [rows for rows in results.values() if rival in rows]
+        near = [
+            sum(rows[rival][m] <= 1.02 * min(r[m] for r in rows.values()) for rows in ran)
+            for m in ("mase", "crps")
+        ]
+        seconds, cpu = (sum(rows[rival][k] for rows in ran) for k in ("seconds", "cpu_seconds"))
+        lines.append(f"{rival:20}{near[0]:8}{near[1]:8}{len(ran):6}{seconds:9.0f}{cpu:9.0f}")
+    return "\n".join(lines)
+
+
 def main() -> None:
+    rivals = {"elman": ("elman", ours)} | PEERS
     parser = argparse.ArgumentParser(description="Forecasters against their peers")
     parser.add_argument("--quick", action="store_true", help="few series, one cutoff, no networks")
     parser.add_argument("--series", type=int, default=100, help="series in each simulated set")
+    parser.add_argument("--seed", type=int, default=0, help="of the simulated sets")
     parser.add_argument("--sets", nargs="*", help="only these sets")
-    parser.add_argument("--peers", nargs="*", default=list(PEERS), help="only these peers")
+    parser.add_argument("--rivals", nargs="*", default=list(rivals), help="only these rivals")
     parser.add_argument("--json", type=Path, help="write the results here, set by set")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")  # the peers' own: convergence, deprecations, few workers
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     count = 3 if arguments.quick else arguments.series
-    rivals: dict[str, Callable[[list[Series]], Forecast]] = {"elman": ours}
-    for name in arguments.peers:
-        package, predict = PEERS[name]
+    chosen: dict[str, Callable[[list[Series]], Forecast]] = {}
+    for name in arguments.rivals:
+        package, predict = rivals[name]
         if not find_spec(package):
             print(f"{package} is not installed, so {name} is left out: pip install {package}")
         elif not (arguments.quick and package == "neuralforecast"):
-            rivals[name] = predict
-    results: dict[str, Any] = {}
-    for name, given in sets(count).items():
+            chosen[name] = predict
+    whole = {"steps": STEPS, "series": count, "seed": arguments.seed, "results": {}}
+    results = whole["results"] = kept(arguments.json, whole)
+    for name, given in sets(count, arguments.seed).items():
         if arguments.sets and name not in arguments.sets:
             continue
         if arguments.quick:
             given = replace(given, cutoffs=1)
         print(f"\n{name}: {len(given.panel)} series, {given.cutoffs} cutoffs, {STEPS} steps ahead")
-        print(f"{'':14}{'MASE':>8}{'CRPS':>8}{'in 80 %':>9}{'seconds':>9}")
-        results[name] = {}
-        for rival, predict in rivals.items():
-            row = results[name][rival] = score(given, predict)
-            print(
-                f"{rival:14}{row['mase']:8.3f}{row['crps']:8.3f}{row['coverage_80']:9.0%}"
-                f"{row['seconds']:9.1f}",
-                flush=True,
-            )
-        if arguments.json:
-            whole = {"steps": STEPS, "series": count, "results": results}
-            arguments.json.write_text(json.dumps(whole, indent=2) + "\n")
+        rows = results.setdefault(name, {})
+        for rival, predict in chosen.items():
+            rows[rival] = score(given, predict)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(whole, indent=2) + "\n")
+        print(rows_of(rows), flush=True)
+    print(summary(results))
+
+
+def kept(path: Path | None, whole: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier run found on the same sets; nothing where those were other ones."""
+    before = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    same = all(before.get(k) == whole[k] for k in ("steps", "series", "seed"))
+    return before["results"] if same else {}
 
 
 if __name__ == "__main__":

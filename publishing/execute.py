@@ -2,8 +2,9 @@
 
 The blocks of a page share one namespace and run in order, in an empty folder, in a process of their
 own. What a block shows: its prints, the value of its last line, the figures it left open. Results
-are kept in `build/book` under the hash of everything they depend on, so that a page is executed
-again only when its code or elman has changed, and pages with the same code share one execution.
+are kept in `build/book` under the hash of the page's code, with the hashes of the files that the
+code used (every module of elman it imported, and what those read), so that a page is executed again
+only when one of these has changed, and pages with the same code share one execution.
 """
 
 import ast
@@ -23,8 +24,13 @@ from typing import Any, Literal, NamedTuple
 from publishing.pages import ROOT, Block, blocks
 
 CACHE = ROOT / "build" / "book"
-WATCHED = ("src/elman/**/*.py", "src/elman/**/*.cpp", "src/elman/**/*.h", "src/elman/data/*",
-           "benchmarks/results/*.json", "publishing/execute.py")  # fmt: skip
+BESIDE = {
+    "elman.kernels.cpu": "src/elman/kernels/cpu/*.[ch]*",
+    "elman.forecasting.series": "src/elman/data/*",
+}
+"""Files that a module reads or was built from, beside its own."""
+
+ALWAYS = ("publishing/execute.py", "benchmarks/results/*.json")
 
 
 class Output(NamedTuple):
@@ -50,8 +56,7 @@ def missing_text() -> str | None:
 
 def executed(paths: list[Path], workers: int = 2) -> dict[Path, list[list[Output]]]:
     """The outputs of every block of every page, from the cache or from an execution now."""
-    sources = watched()
-    keys = {path: key(path, sources) for path in paths}
+    keys = {path: key(path) for path in paths}
     wanted = {keys[path]: path for path in reversed(paths)}  # one page for each different code
     CACHE.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(workers) as pool:
@@ -59,28 +64,44 @@ def executed(paths: list[Path], workers: int = 2) -> dict[Path, list[list[Output
     return {path: found[keys[path]] for path in paths}
 
 
-def watched() -> str:
-    """A hash of what every execution depends on: elman, its results and the versions below it."""
-    digest = hashlib.sha256()
-    for pattern in WATCHED:
-        for path in sorted(ROOT.glob(pattern)):
-            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    for package in ("torch", "numpy", "matplotlib"):
-        digest.update(f"{package} {version(package)} {sys.version_info[:2]}".encode())
-    return digest.hexdigest()
-
-
-def key(path: Path, sources: str) -> str:
-    """The name under which this page's outputs are kept: its code, and what that depends on."""
+def key(path: Path) -> str:
+    """The name under which this page's outputs are kept: its code, and the versions below elman."""
     codes = [block.code for block in blocks(path.read_text(encoding="utf-8"))]
-    return hashlib.sha256(json.dumps([sources, codes]).encode()).hexdigest()[:32]
+    below = [f"{package} {version(package)}" for package in ("torch", "numpy", "matplotlib")]
+    told = json.dumps([codes, below, sys.version_info[:2]])
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def used() -> dict[str, str]:
+    """The hash of every file of this repository that this process has used so far, by its path."""
+    modules = [name for name in sys.modules if name.partition(".")[0] == "elman"]
+    files = [getattr(sys.modules[name], "__file__", None) for name in modules]
+    patterns = [*ALWAYS, *(BESIDE[name] for name in BESIDE if name in modules)]
+    beside = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    paths = {Path(file).resolve() for file in files if file} | {p.resolve() for p in beside}
+    inside = sorted(path for path in paths if path.is_relative_to(ROOT) and path.suffix != ".so")
+    return {path.relative_to(ROOT).as_posix(): _hash(path) for path in inside}
+
+
+def _hash(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _from_cache(name: str, path: Path) -> list[list[Output]]:
     kept = CACHE / f"{name}.json"
-    if not kept.exists():
+    if not _is_fresh(kept):
         _in_a_process(path, kept)
-    return [[Output(*item) for item in block] for block in json.loads(kept.read_text("utf-8"))]
+    shown = json.loads(kept.read_text("utf-8"))["shown"]
+    return [[Output(*item) for item in block] for block in shown]
+
+
+def _is_fresh(kept: Path) -> bool:
+    if not kept.exists():
+        return False
+    files = json.loads(kept.read_text("utf-8"))["used"]
+    results = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(ALWAYS[1])}
+    known = {file for file in files if file.startswith("benchmarks/results/")}
+    return results == known and all(_hash(ROOT / file) == was for file, was in files.items())
 
 
 def _in_a_process(path: Path, out: Path) -> None:
@@ -157,7 +178,7 @@ def main() -> None:
     """`python -m publishing.execute PAGE OUT`: what the build runs for each page."""
     page, out = map(Path, sys.argv[1:])
     shown = run(page.read_text(encoding="utf-8"), str(page))
-    out.write_text(json.dumps(shown), encoding="utf-8")
+    out.write_text(json.dumps({"shown": shown, "used": used()}), encoding="utf-8")
 
 
 if __name__ == "__main__":

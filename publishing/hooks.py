@@ -95,3 +95,14 @@ def _as_markdown(output: Output, to_figures: str) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Equations become MathML, which browsers draw by themselves."""
     return maths.render(html)
+
+
+_FETCHED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>"""
+                      r"""|<link\b[^>]*\bhref=["']?(?:https?:)?//[^>]*>""")  # fmt: skip
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Refuse a page that would fetch something from a network when it is read."""
+    if found := _FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} would fetch {found[0]}")
+    return output

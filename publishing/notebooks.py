@@ -12,6 +12,8 @@ from publishing.execute import Output
 from publishing.pages import BLOCK, DOCS, ROOT, book_pages
 
 FOLDER = ROOT / "build" / "notebooks"
+SETUP = "%matplotlib inline"
+"""Before anything is drawn: the first figure that a cell returns is shown, too."""
 _LINK = re.compile(r"\[(?P<words>[^\]]+)\]\((?P<to>[^)\s]+?)\.md(?P<anchor>#[^)]*)?\)")
 
 
@@ -20,7 +22,7 @@ def notebook(page: str, outputs: list[list[Output]]) -> nbformat.NotebookNode:
 
     `outputs` has one list for each block that runs, or is empty for a page that was not executed.
     """
-    made, before, cells = iter(outputs), 0, []
+    made, before, cells = iter(outputs), 0, [new_code_cell(SETUP)]
     for found in BLOCK.finditer(page):
         if "no-run" in found["options"].split():
             continue  # stays in the prose, as a fence

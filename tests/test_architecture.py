@@ -31,6 +31,7 @@ STAGES = (
     "forecasting",
     "diagnostics",
     "figures",
+    "notes",
     "reports",
     "session",
     "lab",

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elman import nn
 from elman.errors import UserError
 from elman.gradients import Full, Polynomial, Randomized, Sliding, Truncated
 
@@ -116,6 +117,22 @@ def test_sliding_blocks_cover_every_loss_once_inside_their_windows(steps, every,
         assert all(b.start <= b.first and b.last <= b.stop for b in blocks)
         assert all(b.last - b.start <= every + more for b in blocks)
         assert all(b.start == 0 or b.last - b.start == every + more for b in blocks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_xi_of_each_row_is_taken_in_half_precision_too(dtype, monkeypatch):
+    """The float32 ξ once made a float32 pull of a half precision one, which then met no weights."""
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.manual_seed(0)
+    xs, grads = torch.randn(9, 2, 4, dtype=dtype), []
+    wide = nn.GRU(4, 5, carry=Randomized(keep=0.5, seed=3, per_row=True), dtype=torch.float64)
+    for kind in (dtype, torch.float64):
+        gru = nn.GRU(4, 5, carry=Randomized(keep=0.5, seed=3, per_row=True), dtype=kind)
+        gru.load_state_dict({n: p.to(dtype) for n, p in wide.state_dict().items()})
+        gru(xs.to(kind))[0].sum().backward()
+        grads.append(gru.weight_hh_l0.grad.double())
+    error = (grads[0] - grads[1]).norm() / grads[1].norm()
+    assert error < 18 * torch.finfo(dtype).eps  # a rounding or two in each of nine steps
 
 
 @pytest.mark.parametrize(

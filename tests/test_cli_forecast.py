@@ -212,6 +212,156 @@ def test_the_forecast_can_be_written_as_a_table(capsys, tmp_path):
     assert numbers[1] < numbers[2] < numbers[0] < numbers[3] < numbers[4]
 
 
+# Inputs, as a user has them
+
+
+def shops(folder, days=100, ahead=7):
+    """Two shops, promotions known ahead, rain known with hindsight, a size that never changes."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for shop, size in (("north", 1), ("south", 4)):
+        for k, day in enumerate(daily(days + ahead)):
+            promo, rain = rng.integers(2), rng.normal()
+            sold = 20 * size + 9 * promo + [0, 1, 2, 3, 4, 8, 9][day.weekday()] + rng.normal(0, 0.3)
+            known_yet = k < days
+            cells = [shop, day, f"{sold:.2f}" if known_yet else "", promo]
+            rows.append([*cells, f"{rain:.2f}" if known_yet else "", size])
+    text = "".join(",".join(map(str, row)) + "\n" for row in rows)
+    promo = [int(row[3]) for row in rows if row[0] == "north"][days:]
+    return table(folder, "shop,day,sold,promo,rain,size\n" + text), np.array(promo)
+
+
+ROLES = ["--group", "shop", "--time", "day", "--column", "sold", "--known", "promo", "--steps", "7"]
+
+
+@pytest.mark.parametrize("model", ["auto", "regression", "linear"])
+def test_promotions_that_are_known_ahead_move_the_forecast(capsys, tmp_path, model):
+    path, promo = shops(tmp_path)
+    said = answer(capsys, path, *ROLES, "--model", model, "--minutes", "0")
+    mean = np.array(said["forecast"]["north"]["sold"]["mean"])
+    days = [d.weekday() for d in daily(7, dt.date(2024, 4, 10))]
+    week = np.array([0, 1, 2, 3, 4, 8, 9])[days]
+    np.testing.assert_allclose(mean, 20 + 9 * promo + week, atol=1.5)
+
+
+def test_every_kind_of_input_at_once_and_a_parquet_file_with_dates(capsys, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, _ = shops(tmp_path)
+    written = tmp_path / "ahead.parquet"
+    words = [*ROLES, "--past", "rain", "--static", "size", "--calendar", "--level", "80,95"]
+    words += ["--model", "global-gru", "--updates", "20", "--threads", "1"]
+    said = answer(capsys, path, *words, "--output", str(written), "--out", str(tmp_path / "run"))
+    assert said["losses"]["global-gru"]
+    assert len(said["losses"]["global-gru"]) == 10
+    rows = parquet.read_table(written)
+    ends = [f"global-gru-{end}" for end in ("lo-95", "lo-80", "hi-80", "hi-95")]
+    assert rows.column_names == ["unique_id", "ds", "global-gru", *ends]
+    assert rows["unique_id"].to_pylist() == ["north"] * 7 + ["south"] * 7
+    assert rows["ds"].to_pylist()[0] == dt.datetime(2024, 4, 10)
+    again = answer(capsys, path, "--run", str(tmp_path / "run"), "--steps", "7")
+    assert again["forecast"] == said["forecast"]
+
+
+def test_a_parquet_table_is_read_as_the_same_csv_is(capsys, tmp_path):
+    csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
+    path, _ = shops(tmp_path)
+    parquet.write_table(csv.read_csv(path), tmp_path / "table.parquet")
+    words = [*ROLES, "--model", "regression"]
+    first, second = (answer(capsys, p, *words) for p in (path, str(tmp_path / "table.parquet")))
+    assert first["forecast"] == second["forecast"]
+
+
+@pytest.mark.parametrize(
+    ("model", "option", "names"),
+    [("ets", "--known", "promo"), ("regression", "--past", "rain"), ("linear", "--static", "size")],
+)
+def test_an_input_that_a_model_would_ignore_is_refused(capsys, tmp_path, model, option, names):
+    path, _ = shops(tmp_path, ahead=0)
+    words = ["--group", "shop", "--time", "day", "--column", "sold", option, names]
+    assert run(["forecast", path, *words, "--model", model, "--steps", "7"]) == 2
+    said = capsys.readouterr().err
+    assert f"--model {model} does not read inputs of the kind {option}, and {names}" in said
+    assert "global-gru" in said
+
+
+# Stopped and resumed
+
+
+def test_what_was_stopped_is_resumed_and_ends_as_it_would_have(capsys, tmp_path, monkeypatch):
+    from elman.forecasting import panel
+
+    words = ["airline", "--steps", "6", "--windows", "2", "--minutes", "0"]
+    whole = answer(capsys, *words, "--out", str(tmp_path / "whole"))
+    tried, fit = [], panel.cross_validate
+
+    def stopping(method, *rest, **more):
+        if len(tried) == 5:
+            raise KeyboardInterrupt
+        tried.append(method.label)
+        return fit(method, *rest, **more)
+
+    place = tmp_path / "run"
+    monkeypatch.setattr("elman.forecasting.choice.cross_validate", stopping)
+    assert run(["forecast", *words, "--out", str(place)]) == 130
+    assert f"elman forecast --resume {place}" in capsys.readouterr().err
+    assert run(["runs", str(tmp_path)]) == 0
+    assert "run         auto (stopped)" in capsys.readouterr().out
+    first, tried[:] = list(tried), []
+    monkeypatch.setattr(
+        "elman.forecasting.choice.cross_validate",
+        lambda method, *rest, **more: tried.append(method.label) or fit(method, *rest, **more),
+    )
+    assert run(["forecast", "--resume", str(place), "--json"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert len(first) == 5
+    assert not set(first) & set(tried)
+    for of in (whole, resumed):
+        del of["run"], of["report"]
+    assert resumed == whole
+    assert sorted(p.name for p in place.iterdir()) == [
+        "config.json", "model.safetensors", "report.html"
+    ]  # fmt: skip
+    assert run(["forecast", "--resume", str(place)]) == 2
+    assert "its forecaster is finished" in capsys.readouterr().err
+
+
+def test_nothing_is_resumed_on_other_numbers_or_with_other_options(capsys, tmp_path, monkeypatch):
+    path = table(tmp_path, "x\n" + "".join(f"{k % 5}\n" for k in range(60)))
+    place = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("elman.forecasting.experiment.refit", lambda *_: exec("raise SystemExit"))
+        with pytest.raises(SystemExit):
+            run(["forecast", path, "--steps", "3", "--model", "last", "--out", str(place)])
+    assert run(["forecast", "--steps", "4", "--resume", str(place)]) == 2
+    assert "--steps means nothing with --resume" in capsys.readouterr().err
+    table(tmp_path, "x\n" + "".join(f"{k % 6}\n" for k in range(60)))
+    assert run(["forecast", "--resume", str(place)]) == 2
+    assert "the data has changed" in capsys.readouterr().err
+
+
+def test_a_refused_request_leaves_no_folder_behind(capsys, tmp_path):
+    assert run(["forecast", "airline", "--steps", "140", "--out", str(tmp_path / "run")]) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_lists_forecasters_with_their_kind_and_score(capsys, tmp_path):
+    answer(capsys, "airline", "--model", "ets", "--steps", "3", "--out", str(tmp_path / "smooth"))
+    assert run(["runs", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    head, row = said.out.splitlines()
+    assert head.split() == ["forecaster", "model", "steps", "series", "MASE", "CRPS"]
+    assert row.split()[:4] == ["smooth", "ets", "3", "1"]
+    assert 0 < float(row.split()[5]) < float(row.split()[4]) < 2
+    assert "--run" in said.err
+    assert run(["runs", str(tmp_path), "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["forecasters"]
+    assert (found["kind"], found["model"]) == ("forecaster", "ets")
+    text = (tmp_path / "smooth" / "config.json").read_text()
+    (tmp_path / "smooth" / "config.json").write_text(text.replace('"steps": 3', '"steps": 4'))
+    assert run(["runs", str(tmp_path)]) == 0
+    assert "is damaged" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

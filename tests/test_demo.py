@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -78,3 +79,17 @@ def test_a_command_that_fails_is_shown(small, monkeypatch, capsys):
 def test_a_training_that_ends_before_the_kill_is_no_proof(tmp_path):
     with pytest.raises(WorkFailed, match="ended before it could be killed"):
         demo.kill_on_the_way([sys.executable, "-c", "pass"], tmp_path)
+
+
+def test_a_folder_that_is_not_the_demos_own_is_left_alone(tiny_run, tmp_path, capsys):
+    """It once deleted a run's metrics.jsonl, then replaced the run, without being asked to."""
+    copy = shutil.copytree(tiny_run(), tmp_path / "run")
+    before = {p.name: p.read_bytes() for p in copy.iterdir()}
+    for place, why in (
+        (copy, "is a run already"),
+        ("", "an empty path"),
+        ("/dev/null", "/dev/null"),
+    ):
+        assert run(["demo", "--out", str(place)]) == 2
+        assert why in capsys.readouterr().err
+    assert {p.name: p.read_bytes() for p in copy.iterdir()} == before

@@ -322,3 +322,16 @@ def test_a_broken_compiler_is_named_and_nothing_is_left_behind(tmp_path, monkeyp
     described._made.cache_clear()
     assert "cannot today" in str(reason)
     assert not list((tmp_path / "elman").rglob("*.so"))
+
+
+@needs_compiler
+def test_what_is_left_of_a_compiled_cell_is_made_again(tmp_path, monkeypatch):
+    """A file that a full disk cut short once ended in the loader's own traceback."""
+    monkeypatch.setattr(described, "_compile", lambda text, compiler, file: "it was asked to")
+    half = tmp_path / "half.so"
+    half.write_bytes(b"\x7fELF, half of it")
+    monkeypatch.setattr(described, "_cached", lambda text, compiler: half)
+    described._made.cache_clear()
+    made = described._made(SHIPPED[0], described.FLOAT)
+    assert "could not compile it: it was asked to" in str(made)
+    described._made.cache_clear()

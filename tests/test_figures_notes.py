@@ -73,17 +73,19 @@ def test_the_figure_from_604_shows_the_models_own_numbers():
     model = forecasting.Window(tau=4, hidden=10, epochs=1).fit(x[:604])
     figure = forecast.from_origin(x, model)
     above, below = figure.axes
-    curves = {line.get_label(): line for line in (*above.lines, *below.lines)}
-    fed_back = curves["fed back from 604"]
-    assert fed_back.get_xdata()[0] == 605  # the first value that 604 do not contain
-    assert np.allclose(fed_back.get_ydata(), model.predict(x[:604], 396)[:, 0])
-    one_step = curves["1 step ahead"]
-    assert one_step.get_xdata()[0] == 5
-    assert one_step.get_ydata()[600] == pytest.approx(model.predict(x[:604], 1)[0, 0])
+    curves = {
+        line.get_label(): (np.asarray(line.get_xdata()), np.asarray(line.get_ydata()))
+        for line in (*above.lines, *below.lines)
+    }
+    at, fed_back = curves["fed back from 604"]
+    assert at[0] == 605  # the first value that 604 do not contain
+    assert np.allclose(fed_back, model.predict(x[:604], 396)[:, 0])
+    at, one_step = curves["1 step ahead"]
+    assert at[0] == 5
+    assert one_step[600] == pytest.approx(model.predict(x[:604], 1)[0, 0])
     for k in (1, 4, 16, 64):
-        curve = curves[f"k = {k}"]
-        at = int(np.flatnonzero(curve.get_xdata() == 604 + k)[0])
-        assert curve.get_ydata()[at] == pytest.approx(model.predict(x[:604], k)[-1, 0])
+        at, path = curves[f"k = {k}"]
+        assert path[at == 604 + k].item() == pytest.approx(model.predict(x[:604], k)[-1, 0])
 
 
 @pytest.mark.parametrize("origin", [4, 940])

@@ -1,12 +1,14 @@
 """Forecasting: windows of the past, models, intervals, measures, and no view of the future."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elman import forecasting as f
-from elman import series
+from elman import kernels, series
 from elman.errors import UserError
 from elman.forecasting import accuracy
 from elman.forecasting.evaluation import backtest, score, split
@@ -32,6 +34,9 @@ MODELS = [
     f.Regression(3),
     f.Deseasonalised(f.Linear(3), 7),
     f.Deseasonalised(f.Mean(), 7),
+    f.AutoregressiveErrors(3),
+    f.AutoregressiveErrors(2, season=7, trend="line"),
+    f.AutoregressiveErrors(2, season=7, trend="changes"),
 ]
 
 
@@ -258,6 +263,75 @@ def test_a_season_that_repeats_is_taken_away_and_put_back():
     solved = np.linalg.lstsq(design, x, rcond=None)[0][:4]
     expected = solved - solved.mean(0)
     np.testing.assert_allclose(drift.patterns(x, np.array([60]))[0], expected, atol=1e-9)
+
+
+def with_season_and_input(rng, steps=240, ahead=12, phi=0.6):
+    known = (rng.random((steps + ahead, 1)) < 0.3) * rng.uniform(0.5, 2, (steps + ahead, 1))
+    error = rng.normal(size=steps + ahead)
+    for k in range(1, len(error)):
+        error[k] += phi * error[k - 1]
+    season = rng.normal(0, 3, 12)[np.arange(steps + ahead) % 12]
+    x = 30 + 8 * known[:, 0] + season + error
+    return x[:steps, None], x[steps:], f.Inputs(known, np.zeros((steps, 0))), season[steps:]
+
+
+def test_season_input_and_errors_are_found_together():
+    x, _, inputs, season = with_season_and_input(np.random.default_rng(0), 1200)
+    model = f.AutoregressiveErrors(4, season=12).fit([x], [inputs])
+    assert model._phi[0, 0] == pytest.approx(0.6, abs=0.08)
+    far = model.forecasts(x, [len(x)], 12, inputs)[0, 6:, 0]  # the last error is forgotten by then
+    effects = 30 + 8 * inputs.known[1206:, 0] + season[6:]
+    np.testing.assert_allclose(far, effects, atol=0.5)
+
+
+def test_effects_are_those_of_generalised_least_squares():
+    x, _, inputs, _ = with_season_and_input(np.random.default_rng(1), 96)
+    model = f.AutoregressiveErrors(2, season=12).fit([x], [inputs])
+    phi = model._phi[0]
+    t = np.arange(108)
+    dummies = np.eye(12)[t % 12]
+    design = np.concatenate([dummies, inputs.known], axis=1)
+    white = [a[2:] - phi[0] * a[1:-1] - phi[1] * a[:-2] for a in (design[:96], x[:, 0])]
+    beta = np.linalg.lstsq(*white, rcond=None)[0]
+    left = x[:, 0] - design[:96] @ beta
+    errors = [*left[-2:]]
+    for _ in range(12):
+        errors.append(phi[0] * errors[-1] + phi[1] * errors[-2])
+    expected = design[96:] @ beta + errors[2:]
+    np.testing.assert_allclose(model.forecasts(x, [96], 12, inputs)[0, :, 0], expected, rtol=1e-6)
+
+
+def test_changes_carry_a_drift_on_and_a_line_its_slope():
+    rng = np.random.default_rng(0)
+    walk = 100 + np.cumsum(rng.normal(1.0, 0.1, 200))[:, None]
+    ahead = f.AutoregressiveErrors(2, trend="changes").fit(walk).predict(walk, 10)
+    np.testing.assert_allclose(np.diff(ahead[:, 0]), 1.0, atol=0.1)
+    line = (3 + 0.5 * np.arange(200) + rng.normal(0, 0.1, 200))[:, None]
+    ahead = f.AutoregressiveErrors(2, trend="line").fit(line).predict(line, 10)
+    np.testing.assert_allclose(ahead[:, 0], 3 + 0.5 * np.arange(200, 210), atol=0.2)
+
+
+def test_newer_data_may_begin_in_another_month():
+    x, _, _, _ = with_season_and_input(np.random.default_rng(2), 240)
+    model = f.AutoregressiveErrors(2, season=12).fit(x)
+    whole, later = (model.predict(rows, 12) for rows in (x, x[5:]))
+    np.testing.assert_allclose(later, whole, atol=0.5)
+
+
+def test_a_network_trains_on_the_kernel_it_is_told_to_and_leaves_the_choice_as_it_was(monkeypatch):
+    x = np.sin(0.3 * np.arange(60))
+    monkeypatch.delenv("ELMAN_KERNELS", raising=False)
+    seen = []
+    choose = kernels.choice.requested
+    monkeypatch.setattr(kernels.choice, "requested", lambda: seen.append(choose()) or choose())
+    plain = f.Recurrent(tau=8, hidden=4, epochs=2, kernel="reference").fit(x)
+    assert set(seen) == {"reference"}
+    assert "ELMAN_KERNELS" not in os.environ
+    fast = f.Recurrent(tau=8, hidden=4, epochs=2).fit(x)
+    np.testing.assert_allclose(fast.predict(x, 3), plain.predict(x, 3), rtol=1e-4)
+    with pytest.raises(UserError, match="ELMAN_KERNELS=abacus names no kernel"):
+        f.Recurrent(tau=8, epochs=1, kernel="abacus").fit(x)
+    assert "ELMAN_KERNELS" not in os.environ
 
 
 def test_logarithms_turn_percents_into_steps():

@@ -1,14 +1,22 @@
 """Nothing that Python can hand to the native code makes it read or write foreign memory."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear
 
+import elman
 from elman import nn
 from elman.cells import Weights, named
 from elman.errors import UserError
 from elman.kernels import Piece, Pull
-from elman.kernels.cpu import KERNEL
+from elman.kernels.cpu import KERNEL, Cpu, library
 from elman.language_model import LanguageModel
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.stepper import Stepper
@@ -126,3 +134,136 @@ def test_ids_changed_after_the_forward_pass_are_refused_by_the_backward_pass():
     for wrong in (piece.xs + 4, -piece.xs - 1):
         with pytest.raises(IndexError, match="index 4 inputs"):
             KERNEL.backward(piece._replace(xs=wrong), trace, pull)
+
+
+@pytest.mark.parametrize("layer", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
+def test_a_call_without_gradient_sees_what_a_weight_has_become(layer):
+    """A prepared call knows weights by their address, which `p.data = …` may keep."""
+    changes = {
+        "negated": torch._neg_view,
+        "float64": torch.Tensor.double,
+        "narrower": lambda t: t[..., :1],
+        "transposed": lambda t: t.t().clone().t() if t.dim() == 2 else t.flip(0),
+    }
+    xs = torch.randn(4, 2, 8)
+    for change in changes.values():
+        gru = nn.GRU(8, 8)
+        with torch.no_grad():
+            gru(xs)
+        p = getattr(gru, layer)
+        p.data = change(p.data)
+        with torch.no_grad():
+            try:
+                ys = gru(xs)[0]
+            except UserError:
+                continue
+        plain = torch.nn.GRU(8, 8)
+        plain.load_state_dict(gru.state_dict())
+        torch.testing.assert_close(ys, plain(xs)[0])
+
+
+# ---------------------------------------------------------------------- without memory
+
+
+def freed(t):
+    """The same tensor with its storage given back, as sharding libraries do between two uses."""
+    t = t.clone()
+    t.untyped_storage().resize_(0)
+    return t
+
+
+def test_a_tensor_whose_storage_was_freed_is_refused():
+    torch.manual_seed(0)
+    xs = torch.randn(3, 2, 5)
+    for grad in (True, False):
+        gru = nn.GRU(5, 8)
+        with torch.set_grad_enabled(grad):
+            gru(xs)
+            with pytest.raises(UserError, match="has lost its memory"):
+                gru(freed(xs))
+            gru.weight_hh_l0.untyped_storage().resize_(0)
+            with pytest.raises(UserError, match="has lost its memory"):
+                gru(xs)
+    hs, W, b, targets = head()
+    for wrong in ((freed(hs), W, b), (hs, freed(W), b), (hs, W, freed(b))):
+        with pytest.raises(UserError, match="has lost its memory"):
+            linear_cross_entropy(*wrong, targets)
+
+
+def test_a_storage_that_is_too_short_is_refused():
+    xs = torch.randn(4, 2, 5)[1:]
+    xs.untyped_storage().resize_(3 * 2 * 5 * 4)  # long enough but for where the view begins
+    with pytest.raises(UserError, match="has lost its memory"), torch.no_grad():
+        nn.GRU(5, 8)(xs)
+
+
+# ---------------------------------------------------------------------- another library
+
+ABSENT = "it has no elman_interface"
+OTHERS = {
+    "not a library": (None, "file too short"),
+    "an older one": ("", ABSENT),
+    "a newer one": ('extern "C" long elman_interface(int) { return 7; }', "has no elman_forward"),
+}
+
+
+def compiled(folder, source):
+    """A shared library of this source, under the kernel's name."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler here")
+    (folder / "other.cpp").write_text(source)
+    file = folder / library.path().name
+    flags = ["-shared", "-fPIC", "-o", str(file), str(folder / "other.cpp")]
+    subprocess.run([compiler, *flags], check=True)
+    return file
+
+
+def whole_interface(numbers):
+    """All entries, doing nothing, and an interface of these numbers."""
+    names = [name for name in library.ENTRIES if name != "elman_interface"]
+    entries = "".join(f'extern "C" int {name}() {{ return 0; }}\n' for name in names)
+    parts = ", ".join(map(str, numbers))
+    return entries + (
+        f'extern "C" long elman_interface(int i) {{ const long n[] = {{{parts}}}; return n[i]; }}'
+    )
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_library_of_another_version_is_not_used(kind, tmp_path, monkeypatch):
+    source, why = OTHERS[kind]
+    if source is None:
+        (tmp_path / library.path().name).write_bytes(b"ELF?")
+    else:
+        compiled(tmp_path, source)
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    kernel = Cpu()
+    assert kernel.library is None
+    assert why in kernel.problem
+    assert "python setup.py build_ext --inplace --force" in kernel.problem
+    assert "\n" not in kernel.problem
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_library_with_other_structures_is_not_used(which, tmp_path):
+    numbers = [KERNEL.library.elman_interface(i) for i in range(4)]
+    numbers[which] += 8
+    with pytest.raises(OSError, match="its interface is"):
+        library.load(compiled(tmp_path, whole_interface(numbers)))
+
+
+def test_without_its_library_everything_runs_on_plain_torch(tmp_path, tiny_run):
+    """As a user meets it: one line says so, and the numbers are the same to rounding."""
+    home = shutil.copytree(Path(elman.__file__).parent, tmp_path / "src" / "elman")
+    (home / "kernels" / "cpu" / library.path().name).write_bytes(b"of another machine")
+    words = [sys.executable, "-m", "elman", "evaluate", str(tiny_run()), "--json", "--no-baselines"]
+    seen = [
+        subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ | env)
+        for env in ({}, {"PYTHONPATH": str(tmp_path / "src")})
+    ]
+    assert [s.returncode for s in seen] == [0, 0], seen[1].stderr
+    notes = [line for line in seen[1].stderr.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert "build it again" in notes[0]
+    native, plain = (json.loads(s.stdout)["nats_per_token"] for s in seen)
+    assert native == pytest.approx(plain, rel=1e-5)

@@ -218,7 +218,7 @@ def test_what_a_run_cannot_show_is_refused(wrong):
 def test_card_and_report_say_which_update_and_which_kernel_ran(tiny_run):
     opened = Run.open(tiny_run())
     said = opened.config.ran
-    assert re.fullmatch(r"(native|piecewise) updates.*, (cpu|reference) kernel", said)
+    assert re.fullmatch(r"(native|piecewise) updates.*, (cpu|reference) kernel, .* torch .*", said)
     assert f"- ran with: {said}\n" in (opened.path / "README.md").read_text()
     assert f"Ran with {said}." in (opened.path / "report.html").read_text()
 

@@ -59,10 +59,13 @@ def test_executions_are_kept_by_code_and_shared_by_pages_with_the_same_code(tmp_
     monkeypatch.setattr(execute, "CACHE", tmp_path)
     monkeypatch.setattr(execute, "ROOT", tmp_path)
     runs: list[str] = []
+    source = tmp_path / "module.py"
+    source.write_text("x = 1")
 
     def pretend(path, out):
         runs.append(path.name)
-        out.write_text(json.dumps([[Output("text", "1\n")]]))
+        files = {"module.py": execute._hash(source)}
+        out.write_text(json.dumps({"shown": [[Output("text", "1\n")]], "used": files}))
 
     monkeypatch.setattr(execute, "_in_a_process", pretend)
     english, chinese, other = (tmp_path / f"{name}.md" for name in ("en", "zh", "other"))
@@ -77,6 +80,33 @@ def test_executions_are_kept_by_code_and_shared_by_pages_with_the_same_code(tmp_
     english.write_text("```python\n3\n```\n", encoding="utf-8")
     execute.executed([english, chinese])
     assert sorted(runs) == ["en.md", "en.md", "other.md"]
+    source.write_text("x = 2")
+    execute.executed([chinese])
+    assert runs[-1] == "zh.md"
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "results" / "new.json").write_text("[]")
+    execute.executed([chinese])
+    assert runs[-2:] == ["zh.md", "zh.md"]
+
+
+def test_a_page_depends_on_what_it_imported_and_on_the_benchmarks_results(tmp_path):
+    page, out = tmp_path / "page.md", tmp_path / "out.json"
+    page.write_text("```python\nfrom elman import corpus\n\n1 + 1\n```\n", encoding="utf-8")
+    execute._in_a_process(page, out)
+    made = json.loads(out.read_text("utf-8"))
+    assert made["shown"] == [[["text", "2\n", ""]]]
+    assert "src/elman/text/corpus.py" in made["used"]
+    assert "benchmarks/results/notes.json" in made["used"]
+    assert "src/elman/nn.py" not in made["used"]  # nothing on that page needed it
+
+
+def test_a_page_that_fails_is_named_with_its_traceback():
+    page = ROOT / "build" / "failing.md"
+    page.parent.mkdir(exist_ok=True)
+    page.write_text("```python\n1 / 0\n```\n", encoding="utf-8")
+    with pytest.raises(execute.PageFailed, match=r"(?s)build/failing.md failed.*ZeroDivision"):
+        execute._in_a_process(page, page.with_suffix(".json"))
+    page.unlink()
 
 
 def test_pages_of_the_book_are_known_by_their_place():
@@ -137,10 +167,10 @@ def test_a_notebook_has_the_blocks_their_outputs_and_links_between_chapters():
     made = notebook(PAGE, execute.run(PAGE, "page"))
     nbformat.validate(made)
     code = [cell.source + "\n" for cell in made.cells if cell.cell_type == "code"]
-    assert code == [block.code for block in blocks(PAGE)]
-    assert "[the next](02-next.ipynb), the guide." in made.cells[0].source
+    assert code == ["%matplotlib inline\n", *(block.code for block in blocks(PAGE))]
+    assert "[the next](02-next.ipynb), the guide." in made.cells[1].source
     assert any("never()" in cell.source for cell in made.cells if cell.cell_type == "markdown")
-    assert made.cells[1].outputs[0].text == "said 20\n21\n"
+    assert made.cells[2].outputs[0].text == "said 20\n21\n"
     assert "image/svg+xml" in made.cells[-1].outputs[0].data
 
 
@@ -150,3 +180,48 @@ def test_every_function_that_the_reference_shows_says_what_it_does():
 
     assert len(api.modules()) > 40
     assert api.undocumented() == []
+
+
+@pytest.mark.parametrize(
+    ("html", "fetches"),
+    [
+        ('<script src="https://unpkg.com/x.js"></script>', True),
+        ('<link rel="stylesheet" href="//fonts.example/css">', True),
+        ('<script src="../assets/x.js"></script><link rel="icon" href="assets/i.png">', False),
+        ('<a href="https://pytorch.org">a link that a reader may follow</a>', False),
+    ],
+)
+def test_a_page_that_would_fetch_something_is_refused(html, fetches):
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from mkdocs.exceptions import PluginError
+
+    from publishing import hooks
+
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    if fetches:
+        with pytest.raises(PluginError, match="would fetch"):
+            hooks.on_post_page(html, page=page)
+    else:
+        assert hooks.on_post_page(html, page=page) == html
+
+
+def test_outputs_stand_below_their_blocks_and_links_out_of_the_site_become_names(monkeypatch):
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from publishing import hooks
+
+    figure = Output("figure", "<svg/>", "a [line] of $x$")
+    monkeypatch.setattr(hooks, "_shown", {"zh/book/a.md": [[Output("text", "21\n")], [figure]]})
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="zh/book/a.md"))
+    made = hooks.on_page_markdown(
+        PAGE + "\n[results](../benchmarks/results/notes.json)\n", page=page
+    )
+    assert "x + 1\n```\n\n```{ .text .shown }\n21\n```" in made
+    assert f"![a (line) of x](../../book/figures/{hooks.figure_name(figure)})" in made
+    assert "results (`benchmarks/results/notes.json`)" in made
+    assert "never()" in made

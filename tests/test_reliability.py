@@ -1,5 +1,6 @@
 """What docs/reliability.md promises of runs: who owns a folder, what is sealed, what is refused."""
 
+import errno
 import json
 import math
 import os
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from elman import LanguageModel, runs, strict_json
+from elman import LanguageModel, NgramModel, runs, strict_json
 from elman.cli import run as elman
-from elman.errors import UserError
+from elman.errors import Unreadable, UserError
+from elman.forecasting import saving
 from elman.language_model.model import Shape
 from elman.runs import Run, checkpoints
 from elman.runs.lock import Lock
@@ -98,6 +100,18 @@ def test_force_replaces_a_run_and_nothing_else(run, tmp_path, capsys):
         (tmp_path / "damaged" / "config.json").write_text("{")
 
 
+def test_what_arrives_while_a_folder_is_being_made_is_left_alone(run, tmp_path, monkeypatch):
+    def late(self):
+        (self.path / "thesis.tex").write_text("years of work")
+
+    monkeypatch.setattr(Run, "own", late)
+    for folder, force in ((tmp_path / "new", False), (run.path, True)):
+        with pytest.raises(UserError, match=r"holds thesis\.tex"):
+            Run.create(folder, run.config, run.vocab, force=force)
+        assert (folder / "thesis.tex").read_text() == "years of work"
+    assert Run.open(run.path).load_model() is not None
+
+
 # ---------------------------------------------------------------------- seals
 
 
@@ -110,6 +124,36 @@ def test_every_byte_of_a_checkpoint_is_sealed(run, name):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(UserError):
             checkpoints.read(path, kind)
+
+
+def test_every_byte_of_the_metrics_is_checked(run):
+    """A flip is refused; where it hits the end of the lines the last is taken for one cut short."""
+    path, whole = run.path / "metrics.jsonl", run.metrics()
+    data = path.read_bytes()
+    for at in [*range(400), *range(400, len(data), 41), *range(len(data) - 60, len(data))]:
+        for bit in (1, 4):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+            assert metrics_or_refusal(run) in (None, whole, whole[:-1]), f"bit {bit} of byte {at}"
+
+
+def metrics_or_refusal(run) -> list | None:
+    try:
+        return run.metrics()
+    except UserError:
+        return None
+
+
+def test_metrics_of_older_runs_have_no_checksum_and_are_read(run):
+    """Old lines first; once there is a line with a checksum, every later one must have one."""
+    path, whole = run.path / "metrics.jsonl", run.metrics()
+    lines = path.read_bytes().splitlines(keepends=True)
+    old = [strict_json.dumps(record).encode() + b"\n" for record in whole]
+    for mixed in (old, old[:5] + lines[5:]):
+        path.write_bytes(b"".join(mixed))
+        assert run.metrics() == whole
+    path.write_bytes(b"".join(lines[:5] + old[5:]))
+    with pytest.raises(UserError, match="damaged at line 6: it is not as it was written"):
+        run.metrics()
 
 
 def as_older_elman_wrote_it(path: Path, kind: str, **changed: int) -> None:
@@ -150,6 +194,34 @@ def test_what_may_not_be_read_is_not_called_damaged(run):
         run.load_model()
 
 
+def test_what_fails_to_be_read_is_called_that_of_every_kind(run, tmp_path, monkeypatch):
+    """A disk that fails, for a reader of every kind of file we save: never damage, no traceback."""
+    NgramModel.fit("the cat sat on the mat", 2).save(tmp_path / "ngrams")
+    words = ["forecast", "sunspots", "--model", "drift", "--windows", "1", "--steps", "2"]
+    assert elman([*words, "--out", str(tmp_path / "drift")]) == 0
+    readers = {
+        "config.json": lambda: Run.open(run.path),
+        "vocab.json": lambda: Run.open(run.path),
+        "model.safetensors": run.load_model,
+        "state.safetensors": lambda: run.load_model(which="last"),
+        "metrics.jsonl": run.metrics,
+        "ngrams": lambda: NgramModel.load(tmp_path / "ngrams"),
+        "drift/model.safetensors": lambda: saving.load_ensemble(tmp_path / "drift"),
+        "drift/config.json": lambda: saving.load_ensemble(tmp_path / "drift"),
+    }
+    whole = Path.read_bytes
+    for name, read in readers.items():
+
+        def broken(path, name=name):
+            if str(path).endswith(name):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return whole(path)
+
+        monkeypatch.setattr(Path, "read_bytes", broken)
+        with pytest.raises(Unreadable, match="cannot be read: Input/output error"):
+            read()
+
+
 def test_what_cannot_be_read_is_not_called_damaged(run):
     (run.path / "model.safetensors").unlink()
     (run.path / "model.safetensors").mkdir()
@@ -165,8 +237,23 @@ def test_a_resume_under_another_kernel_says_so(run, monkeypatch, capsys):
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     assert elman(["train", "--resume", str(run.path)]) == 0
     said = capsys.readouterr().err
-    assert "reference recurrence" in said
+    assert "reference kernel" in said
     assert "to rounding, not to the last bit" in said
+
+
+def test_a_resume_of_an_older_run_knows_what_it_said_of_its_kernel(run, monkeypatch):
+    """Older config.json have `arithmetic` beside a shorter `ran`, or neither."""
+    record = json.loads((run.path / "config.json").read_text())
+    before = record["ran"].split(", native")[0]
+    for old in ({"ran": before, "arithmetic": "cpu, native cpu recurrence"}, {"ran": before}, {}):
+        kept = {k: v for k, v in record.items() if k not in ("ran", "seal")} | old
+        (run.path / "config.json").write_text(json.dumps(kept))
+        assert not Session.resume(run.path).caveats
+        assert Run.open(run.path).config.ran == record["ran"]
+        assert "arithmetic" not in json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps(record | {"ran": before}))
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert "rounding" in Session.resume(run.path).caveats[-1]
 
 
 def test_json_is_strict_everywhere(run):
@@ -216,6 +303,8 @@ REFUSED = {
     "--hidden-size 10000000": "PB of memory",
     "--hidden-size 99999999999999999999999": "64 bits",
     "--layers 100000": "at most 1,000",
+    "--threads 1000000": "from 0 to 1,024",
+    "--threads 99999999999": "from 0 to 1,024",
     "--seed -1": "at least 0",
     "--seed 18446744073709551616": "64 bits",
     "--weight-decay nan": "weight_decay=nan",

@@ -13,6 +13,7 @@ import torch
 
 from elman import diagnostics
 from elman.cli import run as elman
+from elman.files import checked_line
 from elman.reports import page, report, through_time
 from elman.runs import Run
 
@@ -55,9 +56,9 @@ def test_one_look_at_the_gradient_is_words_and_two_are_a_curve(looks, finished, 
     shutil.copytree(finished.path, copy)
     look = {"kind": "diagnosis", "half_within": 1, "ninety_within": 5}
     look |= {"window_keeps": 0.97, "saturation": 0.033}
-    with open(copy / "metrics.jsonl", "a", encoding="utf-8") as log:
+    with open(copy / "metrics.jsonl", "ab") as log:
         for number in range(looks):
-            log.write(json.dumps(look | {"step": 500 + number}) + "\n")
+            log.write(checked_line(json.dumps(look | {"step": 500 + number})))
     page = report.write(Run.open(copy)).read_text(encoding="utf-8")
     said = f"After {499 + looks} updates half lay within 1 step and 90 % within 5 steps"
     assert (said in page) == (looks > 0)
@@ -74,8 +75,9 @@ def test_no_text_of_the_users_becomes_markup(finished, tmp_path):
     evil = '<script>alert("1")</script>&<b>'
     copy = tmp_path / evil.replace("/", "\u2215")
     shutil.copytree(finished.path, copy)
-    with open(copy / "metrics.jsonl", "a", encoding="utf-8") as log:
-        print(json.dumps({"kind": "sample", "step": 99, "text": evil + "\x00\x1b[31m"}), file=log)
+    sample = {"kind": "sample", "step": 99, "text": evil + "\x00\x1b[31m"}
+    with open(copy / "metrics.jsonl", "ab") as log:
+        log.write(checked_line(json.dumps(sample)))
     config = json.loads((copy / "config.json").read_text())
     config["command"] = f"elman train '{evil}'"
     (copy / "config.json").write_text(json.dumps(config))

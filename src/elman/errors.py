@@ -25,6 +25,10 @@ class MissingSource(UserError, FileNotFoundError):
     """A file, folder or run that is not there."""
 
 
+class Unreadable(UserError, OSError):
+    """A file that is there and cannot be read: which says nothing about what is in it."""
+
+
 class OutOfRange(UserError, IndexError):
     """An index that points outside what it indexes."""
 

@@ -3,7 +3,8 @@
 `atomic` and `write_text` write so that a reader, or a crash, never sees half a file. A *seal* is a
 SHA-256 that a file carries inside itself: a writer puts `BLANK_SEAL` anywhere into the file (a
 value of its JSON, of a safetensors header), `sealed` fills it in, and `check_seal` later refuses a
-file of which any byte, the seal included, is another.
+file of which any byte, the seal included, is another. A file that grows line by line has a CRC-32
+in every line instead (`checked_line`).
 """
 
 import hashlib
@@ -12,17 +13,19 @@ import re
 import shutil
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elman.errors import MissingSource, UserError
+from elman.errors import MissingSource, Unreadable, UserError
 
 BLANK_SEAL = "elman-sha256:" + 64 * "0"
 """What a writer puts where the seal is to stand."""
 
 _SEAL = re.compile(rb"elman-sha256:([0-9a-f]{64})")
 _BLANK = BLANK_SEAL.encode()
+_CHECKED = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 
 
@@ -57,14 +60,21 @@ def atomic(path: Path | str) -> Iterator[Path]:
         if target.exists():
             shutil.copymode(target, draft)
         os.replace(draft, target)
-    except BaseException:
+        _flush(target.parent)
+    except BaseException as problem:
         draft.unlink(missing_ok=True)
+        if isinstance(problem, OSError) and problem.filename in (None, str(draft)):
+            problem.filename = str(path)  # the name that was asked for, not a passing one
         raise
-    folder = os.open(target.parent, os.O_RDONLY)
+
+
+def _flush(folder: Path) -> None:
+    """Write the names in a folder to disk, so that a new one, too, survives a power cut."""
+    file = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)  # so that the new name, too, survives a power cut
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -147,6 +157,24 @@ def _fits(data: bytes, seal: re.Match[bytes]) -> bool:
     return digest.hexdigest().encode() == seal[1]
 
 
+def checked_line(record: str) -> bytes:
+    """A JSON object as a line that carries the CRC-32 of what stands before it.
+
+    >>> checked_line('{"step": 1}')
+    b'{"step": 1, "crc32": "3daa833a"}\\n'
+    """
+    # What has no UTF-8, half of a surrogate pair, becomes JSON's own escape of it.
+    data = record.encode("utf-8", "backslashreplace").removesuffix(b"}")
+    return data + b', "crc32": "%08x"}\n' % zlib.crc32(data)
+
+
+def line_holds(line: bytes) -> bool | None:
+    """Whether a line, without its end, is what `checked_line` made; None: it has no CRC-32."""
+    if (written := _CHECKED.fullmatch(line, line.rfind(b', "crc32"'))) is None:
+        return None
+    return zlib.crc32(line[: written.start()]) == int(written[1], 16)
+
+
 def write_sealed(path: Path | str, data: bytes) -> None:
     """Seal the contents and write them, atomically."""
     with atomic(path) as draft:
@@ -168,4 +196,4 @@ def read_bytes(path: Path | str) -> bytes:
         raise MissingSource(f"there is no file {path}", hint="check its name") from missing
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
-        raise UserError(f"{path} cannot be read: {why}", hint="check its permissions") from problem
+        raise Unreadable(f"{path} cannot be read: {why}", hint="check its permissions") from problem

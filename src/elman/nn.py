@@ -1,10 +1,12 @@
-"""Drop-in `RNN`, `GRU` and `LSTM`: `torch.nn`'s modules, plus a carry and a memory.
+"""Drop-in `RNN`, `GRU` and `LSTM`: `torch.nn`'s modules, plus a carry, a memory and a time.
 
 Constructor, call, outputs, initialisation, parameter names and state dict are those of
 `torch.nn`, so a model changes sides by changing an import. What is added:
 
 - `carry=` says what part of the gradient flows back through time (default `Full()`, exact);
 - `memory=` says what is kept for the backward pass (default `Stored()`);
+- `time=` says whether steps run one after the other (default `Stepped()`) or in chunks side by side
+  (`Chunked()`); `seams` then tells how well the chunks of the last call met;
 - an integer input is read as one-hot rows: ids of shape (T, B), or (B, T) with `batch_first`, or
   (T,) unbatched, below `input_size`; they are looked up, never multiplied;
 - `RNN(nonlinearity="linear")`, the recurrence without a nonlinearity;
@@ -13,7 +15,7 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, final
@@ -26,19 +28,22 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from elman.cells import CELLS, Cell, is_torchs, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
+from elman.gradients.chunks import Chunked, Stepped, Time, checked_time
 from elman.gradients.memory import Memory, Stored, checked_memory
-from elman.kernels import Job, cudnn, runs_whole, settings
+from elman.kernels import Job, Kernel, cudnn, runs_whole, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.recurrence import compiled, piecewise, traced, whole
+from elman.recurrence.chunked import SHORT, InChunks
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
+from elman.recurrence.seams import Chunks, Seams
 from elman.recurrence.strand import is_cast
 
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
-FULL, STORED = Full(), Stored()
+FULL, STORED, STEPPED = Full(), Stored(), Stepped()
 TORCHS = {
     "RNN_TANH": torch._VF.rnn_tanh,
     "RNN_RELU": torch._VF.rnn_relu,
@@ -53,18 +58,34 @@ class _Module(torch.nn.RNNBase):
     cell: str
     carry: Carry
     memory: Memory
+    time: Time
     repeatable: bool = False
     """Whether a call must give the same bits in a CUDA graph as outside of one: not cuDNN's."""
     _settled: dict[Hashable, bool]
     _prepared: calls.Prepared | None = None
+    _chunks: Chunks | None = None
 
-    def __init__(self, cell: str, *args: Any, carry: Carry, memory: Memory, **options: Any) -> None:
+    def __init__(
+        self,
+        cell: str,
+        *args: Any,
+        carry: Carry,
+        memory: Memory,
+        time: Time = STEPPED,
+        **options: Any,
+    ) -> None:
         mode = named(cell).torch_mode
         super().__init__(mode or "RNN_TANH", *args, **options)
         self.cell = cell
         if mode is None:
             self._resize(named(cell))
         self.carry, self.memory = checked_carry(carry), checked_memory(memory)
+        self.time = checked_time(time)
+
+    @property
+    def seams(self) -> Seams:
+        """How well the chunks of the last call and of its backward pass met, with `Chunked`."""
+        return Seams() if self._chunks is None else self._chunks.seams
 
     def _resize(self, cell: Cell) -> None:
         """Give the parameters as many rows as a cell that `torch.nn` does not have wants."""
@@ -140,6 +161,8 @@ class _Module(torch.nn.RNNBase):
         """The same for a batch on a CPU, no gradient wanted; None: another kind of call."""
         if torch.is_grad_enabled() or type(input) is not Tensor or not input.is_cpu:
             return None
+        if self._cuts(input):
+            return None
         if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
         if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
@@ -167,7 +190,7 @@ class _Module(torch.nn.RNNBase):
         None where it never may. A small call takes torch less time than our checks would: shapes
         that have passed them once, and that cuDNN then ran, are not looked at again.
         """
-        if not input.is_cuda or input.dim() != 3:
+        if not input.is_cuda or input.dim() != 3 or self._cuts(input):
             return None
         if torch.compiler.is_compiling() or traced.listening():
             return None
@@ -237,7 +260,7 @@ class _Module(torch.nn.RNNBase):
         if traced.listening():
             x = self._inputs(data, first)
             return traced.recurrence(self._recipe(), x, self.training, batch_sizes)
-        if data.is_cuda and not torch.compiler.is_compiling():
+        if data.is_cuda and self._chunks is None and not torch.compiler.is_compiling():
             x = self._inputs(data, first)
             steps, rows = len(batch_sizes), int(batch_sizes[0])
             stack = self._described(x, steps, rows, packed=True)
@@ -261,8 +284,8 @@ class _Module(torch.nn.RNNBase):
         if torch.compiler.is_compiling():
             out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
             return out[0], tuple(out[1 : 1 + len(state)])
-        recipe = self._recipe()
-        if x.xs.is_cuda and lengths is None:
+        recipe = self._recipe(len(xs))
+        if x.xs.is_cuda and lengths is None and recipe.chunks is None:
             stack = self._whole(x)
             if runs_whole(stack, xs.device, lambda: self._job(x)):
                 return whole.recurrence(stack, x, self.dropout)
@@ -274,7 +297,10 @@ class _Module(torch.nn.RNNBase):
         return self._described(x, steps, rows)
 
     def _described(self, x: Inputs, steps: int, rows: int, packed: bool = False) -> Whole:
-        stack = whole.described(self._recipe(), self._network(), x, steps, rows, packed)
+        recipe = self._recipe(steps)
+        stack = whole.described(recipe, self._network(), x, steps, rows, packed)
+        if recipe.chunks is not None:
+            return stack._replace(apart="time runs in chunks, and it runs a whole sequence")
         if not self.repeatable:
             return stack
         return stack._replace(apart="its bits are not the same in a CUDA graph and outside of one")
@@ -357,8 +383,14 @@ class _Module(torch.nn.RNNBase):
         directions = 2 if self.bidirectional else 1
         return self.cell, self.bias, self.proj_size > 0, directions, self.dropout
 
-    def _recipe(self) -> Recipe:
-        return Recipe(*self._plain(), self.carry, self.memory)
+    def _recipe(self, steps: int = SHORT) -> Recipe:
+        chunks = self._chunks if steps >= SHORT else None
+        return Recipe(*self._plain(), self.carry, self.memory, chunks)
+
+    def _cuts(self, input: Tensor) -> bool:
+        """Whether the time of this input may be cut into chunks."""
+        time = 1 if self.batch_first and self._is_batched(input) else 0
+        return self._chunks is not None and input.shape[time] >= SHORT
 
     def to_torch(self) -> Any:
         """The `torch.nn` module of the same name, with these very parameters: shared, not copied.
@@ -398,22 +430,41 @@ class _Module(torch.nn.RNNBase):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in ("carry", "memory") and hasattr(self, "carry") and hasattr(self, "memory"):
-            registered = compiled.register(self.carry, self.memory)
+        if name == "time":
+            self._begin_chunks(value)
+        if name in ("carry", "memory", "time") and hasattr(self, "carry") and hasattr(self, "time"):
+            registered = compiled.register(self.carry, self.memory, self._chunks)
             super().__setattr__(
                 "_registered", registered
             )  # as long as the module, so is its number
             super().__setattr__("_how", registered.number)  # a plain value to torch.compile
             super().__setattr__("_settled", {})
 
+    def _begin_chunks(self, time: Time) -> None:
+        """Know nothing yet of how long this network remembers.
+
+        What is learned is a buffer, so that a training saves it, but not part of the state dict,
+        which is torch's.
+        """
+        self._buffers.pop("chunk_overlaps", None)
+        chunks = None
+        if isinstance(time, Chunked):
+            chunks = Chunks(time, getattr(self, self._flat_weights_names[0]).device)
+            self.register_buffer("chunk_overlaps", chunks.state, persistent=False)
+        super().__setattr__("_chunks", chunks)
+
     def _apply(self, *args: Any, **options: Any) -> Any:
         """Moved, or of another type: nothing is settled any more."""
         self._settled.clear()
-        return super()._apply(*args, **options)
+        moved = super()._apply(*args, **options)
+        if self._chunks is not None:
+            self._chunks.state = self.get_buffer("chunk_overlaps")
+        return moved
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""
         super().__setstate__(state)
+        self.__dict__.setdefault("time", STEPPED)  # a module pickled before there were chunks
         self.memory = self.memory
 
     def job(self, x: Tensor, state: Tensor | Sequence[Tensor] | None = None) -> Job:
@@ -422,7 +473,18 @@ class _Module(torch.nn.RNNBase):
         return self._job(self._inputs(*self._time_first(x, state)))
 
     def _job(self, x: Inputs) -> Job:
-        return replace(self._recipe().job(x), whole=self._whole(x))
+        job = replace(self._recipe().job(x), whole=self._whole(x))
+        return job if self._chunks is None else replace(job, time=self._time_words(job))
+
+    def _time_words(self, job: Job) -> Callable[[Kernel], str]:
+        """How a kernel would run the job's time now, for `explain`."""
+
+        def words(kernel: Kernel) -> str:
+            assert self._chunks is not None
+            cut = InChunks(kernel, self._chunks.foreseen()).cut(next(job.pieces()), "forward")
+            return f"step after step, {cut}" if isinstance(cut, str) else cut.words
+
+        return words
 
     def _check_input(self, input: Tensor, batched: bool, time: int) -> None:
         name, weight, shape = type(self).__name__, self._parameter_dtype(), tuple(input.shape)
@@ -487,7 +549,8 @@ class _Module(torch.nn.RNNBase):
     def extra_repr(self) -> str:
         arguments = super().extra_repr()
         arguments += "" if self.carry == Full() else f", carry={self.carry}"
-        return arguments + ("" if self.memory == Stored() else f", memory={self.memory}")
+        arguments += "" if self.memory == Stored() else f", memory={self.memory}"
+        return arguments + ("" if self.time == STEPPED else f", time={self.time}")
 
 
 def _diagonal_blocks(W_hh: Tensor, heads: int) -> Tensor:
@@ -507,7 +570,7 @@ def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
 
 @final
 class RNN(_Module):
-    """`torch.nn.RNN` with a carry and a memory; `nonlinearity` may also be "linear".
+    """`torch.nn.RNN` with a carry, a memory and a time; `nonlinearity` may also be "linear".
 
     >>> rnn = RNN(28, 256)
     >>> y, h = rnn(torch.zeros(35, 32, 28))
@@ -530,6 +593,7 @@ class RNN(_Module):
         *,
         carry: Carry = FULL,
         memory: Memory = STORED,
+        time: Time = STEPPED,
     ) -> None:
         known = [name for name, cell in CELLS.items() if _module_of(cell) is RNN]
         if nonlinearity not in known:
@@ -549,6 +613,7 @@ class RNN(_Module):
             dtype=dtype,
             carry=carry,
             memory=memory,
+            time=time,
         )
         self.nonlinearity = nonlinearity
 
@@ -560,7 +625,7 @@ class RNN(_Module):
 
 @final
 class GRU(_Module):
-    """`torch.nn.GRU` with a carry and a memory."""
+    """`torch.nn.GRU` with a carry, a memory and a time."""
 
     def __init__(
         self,
@@ -576,6 +641,7 @@ class GRU(_Module):
         *,
         carry: Carry = FULL,
         memory: Memory = STORED,
+        time: Time = STEPPED,
     ) -> None:
         super().__init__(
             "gru",
@@ -590,6 +656,7 @@ class GRU(_Module):
             dtype=dtype,
             carry=carry,
             memory=memory,
+            time=time,
         )
 
     def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
@@ -600,7 +667,7 @@ class GRU(_Module):
 
 @final
 class LSTM(_Module):
-    """`torch.nn.LSTM` with a carry and a memory; both h and c are carried."""
+    """`torch.nn.LSTM` with a carry, a memory and a time; both h and c are carried."""
 
     def __init__(
         self,
@@ -617,6 +684,7 @@ class LSTM(_Module):
         *,
         carry: Carry = FULL,
         memory: Memory = STORED,
+        time: Time = STEPPED,
     ) -> None:
         super().__init__(
             "lstm",
@@ -632,6 +700,7 @@ class LSTM(_Module):
             dtype=dtype,
             carry=carry,
             memory=memory,
+            time=time,
         )
 
     def forward(
@@ -666,6 +735,7 @@ class Layers(_Module):
         *,
         carry: Carry = FULL,
         memory: Memory = STORED,
+        time: Time = STEPPED,
     ) -> None:
         super().__init__(
             cell if isinstance(cell, str) else cell.name,
@@ -680,6 +750,7 @@ class Layers(_Module):
             dtype=dtype,
             carry=carry,
             memory=memory,
+            time=time,
         )
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:

@@ -107,7 +107,7 @@ class Session:
             shown=presets.shown(options),
         )
         training = runs.fresh_training(config, parts, device)
-        config = replace(config, ran=training.engine(), arithmetic=runs.arithmetic(training))
+        config = replace(config, ran=training.engine())
         source = text if data.source == "-" else None
         run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
         return cls(run, training, kept)
@@ -133,13 +133,13 @@ class Session:
         device = config.device if kept.device == "auto" else pick(kept.device)
         training = runs.fresh_training(config, run.splits(), device)
         saved = run.resume(training)
+        session = cls(run, training, kept)
+        session.caveats = _caveats(run, training)
         config = replace(config, ran=training.engine())
         if config != run.config:
             run.save_config(config)
         if different := presets.continued(saved, runs.options_of(config)):
             runs.tell(run, training, Change(training.step, different))
-        session = cls(run, training, kept)
-        session.caveats = _caveats(run, training)
         return session
 
     def records(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
@@ -214,8 +214,8 @@ def _caveats(run: Run, training: Training) -> list[str]:
         caveats.append("there is no state.safetensors: the training begins again")
     if run.edited:
         caveats.append("config.json is not as elman wrote it; it is used as it is now")
-    before, now = run.config.arithmetic, runs.arithmetic(training)
-    if before and before != now:
+    before, now = run.config.ran, training.engine()
+    if not now.startswith(before):  # older runs say the first half, or nothing
         caveats.append(
             f"this run was computed by {before}; it continues with {now}: the numbers agree to "
             "rounding, not to the last bit"

@@ -135,6 +135,19 @@ def mutate_bytes(data: bytes, chance: random.Random) -> bytes:
     return chance.choices(kinds, weights)[0]()
 
 
+WORDS = (
+    "", "-1", "0", "1", "2", "3", "8", "100000", "1000000000", "9223372036854775807",
+    "9223372036854775808", "18446744073709551616", "-9223372036854775809", "1" * 50, "1" * 5000,
+    "0.5", "1.5", "-0.5", "nan", "inf", "-inf", "1e300", "1e-300", "²", "٣", "x", "auto", "cpu",
+    "cuda", "best", "last", "char", "word", "byte", "lstm", "gru", "elman", "mlp", "sgd", "adam",
+    "none", "full", "randomized", "sliding", "64M", "1", "stored", "0x10", "1_000", " 1", "~nouser",
+    "/dev/null", "/dev/full", "/proc/x", "/proc/nowhere/at/all", "a\0b", "\udcff", "$\\b$", "{}",
+    "é",
+    "\u202e", "--json", "-", ".", "..", "a" * 300, "kneser-ney:3", "laplace:2", "kneser-ney:9999",
+    "utf-8", "latin-1", "undefined", "punycode", "utf-16", "strict", "replace", "ignore",
+)  # fmt: skip
+"""What may stand where an option wants its value."""
+
 ODD_VALUES = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**40, 1.5, -0.5, 1e300,
     -1e300, float("nan"), float("inf"), "", "x", "nan", "-1", "²", "a" * 5000, "\ud800", "\0",

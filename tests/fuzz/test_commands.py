@@ -3,21 +3,10 @@
 import shutil
 
 import pytest
-from harness import cases, run_in_process
+from harness import WORDS, cases, run_in_process
 
 pytestmark = pytest.mark.fuzz
 
-WORDS = (
-    "", "-1", "0", "1", "2", "3", "8", "100000", "1000000000", "9223372036854775807",
-    "9223372036854775808", "18446744073709551616", "-9223372036854775809", "1" * 50, "1" * 5000,
-    "0.5", "1.5", "-0.5", "nan", "inf", "-inf", "1e300", "1e-300", "²", "٣", "x", "auto", "cpu",
-    "cuda", "best", "last", "char", "word", "byte", "lstm", "gru", "elman", "mlp", "sgd", "adam",
-    "none", "full", "randomized", "sliding", "64M", "1", "stored", "0x10", "1_000", " 1", "~nouser",
-    "/dev/null", "/dev/full", "/proc/x", "/proc/nowhere/at/all", "a\0b", "\udcff", "$\\b$", "{}",
-    "é",
-    "\u202e", "--json", "-", ".", "..", "a" * 300, "kneser-ney:3", "laplace:2", "kneser-ney:9999",
-    "utf-8", "latin-1", "undefined", "punycode", "utf-16", "strict", "replace", "ignore",
-)  # fmt: skip
 TRAIN = (
     "--level", "--clean", "--max-tokens", "--min-freq", "--validation", "--encoding", "--errors",
     "--model", "--hidden-size", "--layers", "--embedding-size", "--context", "--init",
@@ -26,7 +15,7 @@ TRAIN = (
     "--memory", "--epochs", "--accumulate", "--validate-every", "--patience", "--precision",
     "--seed", "--optimizer", "--learning-rate", "--momentum", "--weight-decay", "--clip",
     "--schedule", "--warm-up", "--plateau-factor", "--plateau-patience", "--average",
-    "--average-decay", "--average-start", "--out", "--device", "--checkpoint-every",
+    "--average-decay", "--average-start", "--out", "--device", "--threads", "--checkpoint-every",
     "--checkpoint-seconds", "--diagnose", "--preset", "--resume",
 )  # fmt: skip
 VERBS = {
@@ -35,7 +24,26 @@ VERBS = {
                  "--samples", "--seed", "--weights", "--device"),
     "gradients": ("--steps", "--lags", "--draws", "--figure"),
     "report": (),
+    "runs": (),
+    "ngram": ("--order", "--smoothing", "--epsilon", "--level", "--clean", "--validation",
+              "--min-freq", "--arpa", "--out", "--generate", "--prompt", "--temperature", "--seed",
+              "--encoding", "--errors"),
+    "statistics": ("--level", "--clean", "--n", "--top", "--stop", "--first", "--last",
+                   "--encoding", "--errors"),
+    "datasets": (),
 }  # fmt: skip
+PLACES = (
+    "",
+    "/dev/null",
+    "/dev/full",
+    "/proc/x",
+    "book.txt",
+    "run",
+    "a\0b",
+    "book.txt/x",
+    "\udcff/x",
+)
+"""Where nothing can be made, so that `elman demo`, which takes minutes, is refused."""
 SMALL = (
     "--hidden-size=6", "--embedding-size=3", "--batch-size=2", "--window=6", "--epochs=1",
     "--max-tokens=300", "--device=cpu",
@@ -68,8 +76,11 @@ def test_train(place):
 def test_use(place):
     for chance in cases(25):
         verb = chance.choice(list(VERBS))
-        words = [verb, chance.choice(["run"] * 12 + ["", ".", "book.txt", "nowhere", "\udcff"])]
-        if verb in ("evaluate", "gradients") and chance.random() < 0.4:
+        usual = "book.txt" if verb in ("ngram", "statistics") else "run"
+        words = [verb, chance.choice([usual] * 12 + ["", ".", "book.txt", "nowhere", "\udcff"])]
+        if verb == "datasets":
+            words = [verb]
+        if verb in ("evaluate", "gradients", "runs") and chance.random() < 0.4:
             words.append(chance.choice(["book.txt", *WORDS]))
         for _ in range(chance.choice([0, 1, 1, 2])):
             if VERBS[verb]:
@@ -79,3 +90,13 @@ def test_use(place):
         if verb == "generate" and "--length" not in words:
             words += ["--length", "20"]
         run_in_process(words)
+
+
+def test_demo(place):
+    """Refused at once, or it would take minutes."""
+    for chance in cases(10):
+        words = ["demo", "--out", chance.choice(PLACES)]
+        if chance.random() < 0.5:
+            words.append(chance.choice(FLAGS))
+        seen = run_in_process(words)
+        assert seen.status or "--help" in words

@@ -10,6 +10,7 @@ reference's own.
 
 import random
 from collections import Counter
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,9 +23,12 @@ from elman import nn
 from elman.cells import Weights, named
 from elman.errors import UserError
 from elman.kernels import Piece, Pull, reference
-from elman.kernels.cpu import FLOAT, KERNEL, Steps, Windows, clip_norm, head
+from elman.kernels.cpu import FLOAT, KERNEL, Cpu, Steps, Windows, clip_norm, head
+from elman.kernels.cpu.library import AVX2, DOUBLE, HALF, PORTABLE
 
 DEFAULT = 60
+KERNELS = [KERNEL, KERNEL, KERNEL, Cpu(AVX2), Cpu(PORTABLE)]
+"""The processor's own instructions most of the time, those of older ones now and then."""
 WHOLE = 0.4
 """The share of cases in which nothing is wrong, so that many are compared."""
 REFUSALS = (UserError, RuntimeError, ValueError, IndexError, TypeError, UserWarning)
@@ -37,17 +41,23 @@ pytestmark = [
 class Tally(Counter):
     """How the cases of one entry ended: compared, refused by the native code, or uncompared."""
 
-    def agree(self, found, exact, plain) -> None:
-        """Where the native code answered, the reference answers, too, with the same numbers."""
+    def agree(self, found, exact, plain, kind=torch.float32) -> None:
+        """Where the native code answered, the reference answers, too, with the same numbers.
+
+        `exact` is the reference in float64, `plain` in the types of the problem, of which `kind` is
+        the coarsest.
+        """
         self["compared" if found is not None else "refused"] += 1
         if found is None:
             return
         exact, plain = exact or plain, plain or exact  # one may refuse what the other never reads
         assert exact is not None, "native code answered what the reference refuses"
+        scale = max(largest(t) for t in exact if t is not None)
         for a, b, c in zip(found, exact, plain, strict=True):
             assert (a is None) == (b is None)
             if a is not None:
-                close(a, b, c)
+                eps = max(torch.finfo(k).eps for k in (kind, a.dtype, torch.float32))
+                close(a, b, c, 32 * eps * scale)
 
     def fair(self) -> None:
         """At least a third of the cases were compared, and some were refused."""
@@ -56,20 +66,26 @@ class Tally(Counter):
         assert self["refused"] or sum(self.values()) < DEFAULT, self
 
 
-def close(a: Tensor, exact: Tensor, plain: Tensor) -> None:
-    """|a - exact| within 16 times the plain version's own error, and 32 roundings of the largest.
+def largest(t: Tensor) -> float:
+    """The largest finite number that is no overflow on its way."""
+    sizes = t.double().abs().flatten()
+    sizes = sizes[sizes < 1e30]
+    return float(sizes.max()) if len(sizes) else 0.0
 
-    Sums in another order, and tanh by another formula, err by a few roundings of what they add.
+
+def close(a: Tensor, exact: Tensor, plain: Tensor, allowed: float) -> None:
+    """|a - exact| within 16 times the plain version's own error, and what else is allowed.
+
+    Sums in another order, and tanh by another formula, err by a few roundings of what they add;
+    where what they add cancels, that is of the size of the rest of the answer. Allowed are 32
+    roundings of the largest number in it.
     """
-    eps = max(torch.finfo(kind).eps for kind in (a.dtype, torch.float32))  # most inputs are float32
     a, exact, plain = a.double(), exact.double(), plain.double()
     assert a.shape == exact.shape
     finite = exact.isfinite() & plain.isfinite() & (exact.abs() < 1e30)
-    if not finite.any():
-        return
-    largest = exact[finite].abs().max()
-    allowed = 16 * (plain - exact)[finite].abs().max() + 32 * eps * largest
-    assert (a - exact)[finite].abs().max() <= allowed, (a, exact, allowed)
+    if finite.any():
+        allowed += 16 * float((plain - exact)[finite].abs().max())
+        assert (a - exact)[finite].abs().max() <= allowed, (a, exact, allowed)
 
 
 def wide(structure):
@@ -106,18 +122,47 @@ def wrongs(t: Tensor, chance: random.Random) -> Tensor:
     return chance.choice(kinds)()
 
 
+def size(chance: random.Random) -> int:
+    """Mostly small; sometimes around the width of a vector and of a block of them."""
+    return chance.randint(1, 5) if chance.random() < 0.85 else chance.choice([8, 15, 16, 17, 33])
+
+
+def kind_of(chance: random.Random) -> torch.dtype:
+    """float32 mostly; bfloat16 only where the processor has it."""
+    kind = chance.choices((torch.float32, torch.float64, torch.bfloat16), (8, 2, 1))[0]
+    half = kind == torch.bfloat16
+    return torch.float32 if half and KERNEL.variant(HALF) is None else kind
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def use_threads(chance: random.Random) -> None:
+    """Now and then another number of threads."""
+    wanted = 1 + (chance.random() < 0.1) + (chance.random() < 0.03)
+    if wanted != torch.get_num_threads():
+        torch.set_num_threads(wanted)
+
+
 def problem(chance: random.Random) -> tuple[Piece, Pull]:
+    use_threads(chance)
     cell = named(chance.choice(["tanh", "relu", "linear", "gru", "lstm"]))
-    T, B, inputs, H = (chance.randint(1, 5) for _ in range(4))
-    g = torch.Generator().manual_seed(chance.randint(0, 2**31))
-    normal = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731
+    T, B, inputs, H = (size(chance) for _ in range(4))
+    g, kind = torch.Generator().manual_seed(chance.randint(0, 2**31)), kind_of(chance)
+    normal = lambda *shape: torch.randn(*shape, generator=g).to(kind)  # noqa: E731
     M = cell.gates * H
-    w = Weights(normal(M, inputs), normal(M, H), normal(M), normal(M))
+    scale = H**-0.5  # or the linear and relu cells explode
+    w = Weights(normal(M, inputs), normal(M, H) * scale, normal(M), normal(M))
     ids = chance.random() < 0.4
     xs = torch.randint(inputs, (T, B), generator=g) if ids else normal(T, B, inputs)
     state = tuple(normal(B, H) for _ in cell.states)
     lengths = torch.randint(T + 1, (B,), generator=g) if chance.random() < 0.3 else None
-    xi = chance.choice([None, normal(T), normal(T, B)])
+    wide = torch.float64 if kind == torch.float64 else torch.float32
+    xi = chance.choice([None, normal(T).to(wide), normal(T, B).to(wide)])
     pull = Pull(normal(T, B, H), tuple(normal(B, H) for _ in state), xi)
     return Piece(cell, w, xs, state, lengths), pull
 
@@ -160,15 +205,16 @@ def maybe(structure, chance):
 def test_forward():
     tally = Tally()
     for chance in cases(DEFAULT):
+        kernel = chance.choice(KERNELS)
         piece = outcome(lambda: maybe(problem(chance)[0], chance))  # noqa: B023
-        if piece is None or KERNEL.refuses(piece) is not None:
+        if piece is None or kernel.refuses(piece) is not None:
             tally["refused"] += 1
             continue
         run = lambda kernel, p: kernel.forward(p)[:2]  # noqa: E731
-        found = outcome(lambda: run(KERNEL, piece))  # noqa: B023
+        found = outcome(lambda: run(kernel, piece))  # noqa: B023
         plain = outcome(lambda: run(reference.KERNEL, piece))  # noqa: B023
         exact = outcome(lambda: run(reference.KERNEL, wide(piece)))  # noqa: B023
-        tally.agree(found, exact, plain)
+        tally.agree(found, exact, plain, piece.w.W_hh.dtype)
     tally.fair()
 
 
@@ -191,26 +237,31 @@ def exact_backward(piece, pull):
 
 
 def backward_case(chance, tally) -> str | None:
-    piece, pull = problem(chance)
+    kernel, (piece, pull) = chance.choice(KERNELS), problem(chance)
+    if kernel.refuses(piece) is not None:
+        return "refused"
     if chance.random() < 0.3:
         pull = pull._replace(into=piece.w.zeros())
-    traces = [kernel.forward(piece) for kernel in (KERNEL, reference.KERNEL)]
+    traces = [k.forward(piece) for k in (kernel, reference.KERNEL)]
     wrong = chance.choices(("nothing", "piece", "pull", "trace"), (4, 2, 2, 1))[0]
     spoiled = outcome(lambda: spoil({"piece": piece, "pull": pull}.get(wrong, traces[0]), chance))
     if spoiled is None:
         return "refused"
     if wrong == "trace":  # kept in a form of the kernel's own: there is nothing to compare with
-        outcome(lambda: backward(KERNEL, piece, spoiled, pull))
+        outcome(lambda: backward(kernel, piece, spoiled, pull))
+        return "only survived"
+    if wrong == "piece" and spoiled.lengths is not piece.lengths:  # not those the trace was made by
+        outcome(lambda: backward(kernel, spoiled, traces[0], pull))
         return "only survived"
     piece = spoiled if wrong == "piece" else piece
     pull = spoiled if wrong == "pull" else pull
-    if KERNEL.refuses(piece) is not None:
+    if kernel.refuses(piece) is not None:
         return "refused"
     fresh = pull if pull.into is None else pull._replace(into=pull.into.map(torch.clone))
-    found = outcome(lambda: backward(KERNEL, piece, traces[0], pull))
+    found = outcome(lambda: backward(kernel, piece, traces[0], pull))
     plain = outcome(lambda: backward(reference.KERNEL, piece, traces[1], fresh))
     exact = outcome(lambda: exact_backward(wide(piece), wide(pull)))
-    tally.agree(found, exact, plain)
+    tally.agree(found, exact, plain, piece.w.W_hh.dtype)
     return None
 
 
@@ -218,17 +269,40 @@ def test_head():
     tally = Tally()
     for chance in cases(DEFAULT):
         g = torch.Generator().manual_seed(chance.randrange(2**31))
-        T, B, H, V = (chance.randint(1, 6) for _ in range(4))
-        normal = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731, B023
+        use_threads(chance)
+        kernel, kind = chance.choice(KERNELS), kind_of(chance)
+        real = torch.float64 if kind == torch.float64 else torch.float32
+        T, B, H, V = (size(chance) for _ in range(4))
+        normal = lambda *shape: torch.randn(*shape, generator=g).to(real)  # noqa: E731, B023
         bias = normal(V) if chance.random() < 0.7 else None
-        whole = (normal(T, B, H), normal(V, H), bias, torch.randint(V, (T, B), generator=g))
+        whole = (
+            normal(T, B, H).to(kind),
+            normal(V, H),
+            bias,
+            torch.randint(V, (T, B), generator=g),
+        )
         tensors = outcome(lambda: maybe(whole, chance))  # noqa: B023
-        if tensors is None or not head.runs(KERNEL, *tensors[:3]):
+        if tensors is None or not head.runs(kernel, *tensors[:3]):
             tally["refused"] += 1
             continue
-        native = outcome(lambda: [head.mean_nats(KERNEL, *tensors, (True, True))[0]])  # noqa: B023
-        tally.agree(native, outcome(lambda: nats(*wide(tensors))), outcome(lambda: nats(*tensors)))  # noqa: B023
+        native = outcome(lambda: flat(head.mean_nats(kernel, *tensors, (True, True))))  # noqa: B023
+        exact = outcome(lambda: nats_and_pulls(*wide(tensors)))  # noqa: B023
+        tally.agree(native, exact, outcome(lambda: nats_and_pulls(*tensors)), kind)  # noqa: B023
     tally.fair()
+
+
+def flat(result):
+    """What `head.mean_nats` gives, as one list."""
+    return [result[0], *result[1]]
+
+
+def nats_and_pulls(hs, W, b, targets):
+    """The mean nats and their pulls on hs, W and b, by autograd."""
+    leaves = [None if t is None else t.detach().clone().requires_grad_() for t in (hs, W, b)]
+    rounded = leaves[1].to(hs.dtype).to(W.dtype)  # as the native code multiplies pairs of bfloat16
+    (loss,) = nats(leaves[0].to(W.dtype), rounded, leaves[2], targets)
+    pulls = iter(torch.autograd.grad(loss, [t for t in leaves if t is not None]))
+    return [loss.detach(), *(None if t is None else next(pulls) for t in leaves)]
 
 
 def nats(hs, W, b, targets):
@@ -241,14 +315,16 @@ def test_clip():
     tally = Tally()
     for chance in cases(DEFAULT):
         g = torch.Generator().manual_seed(chance.randrange(2**31))
-        shapes = [(chance.randint(1, 6), chance.randint(1, 6)) for _ in range(3)]
-        whole = tuple(torch.randn(*s, generator=g) for s in shapes)
+        use_threads(chance)
+        kernel, kind = chance.choice(KERNELS), kind_of(chance)
+        shapes = [(size(chance), size(chance)) for _ in range(chance.randint(1, 4))]
+        whole = tuple(torch.randn(*s, generator=g).to(kind) for s in shapes)
         gradients = outcome(lambda: maybe(whole, chance))  # noqa: B023
         if gradients is None:
             tally["refused"] += 1
             continue
         before = [t.clone() if t.layout == torch.strided else t for t in gradients]
-        norm = outcome(lambda: clip_norm(KERNEL, gradients, 0.5))  # noqa: B023
+        norm = outcome(lambda: clip_norm(kernel, gradients, 0.5))  # noqa: B023
         tally["refused" if norm is None else "compared"] += 1
         if norm is not None:
             exact = torch.stack([t.double().norm() for t in before]).norm()
@@ -267,11 +343,16 @@ def test_steps():
 
 
 def steps_case(chance, tally) -> str | None:
+    use_threads(chance)
     torch.manual_seed(chance.randrange(2**31))
-    kind = chance.choice([nn.RNN, nn.GRU, nn.LSTM])
-    rnn, out = kind(5, 4, num_layers=chance.randint(1, 2)).eval(), torch.nn.Linear(4, 3)
-    job = rnn.job(torch.zeros(1, 2, dtype=torch.int64))
-    ids, W, b = torch.randint(5, (2,)), out.weight.detach(), out.bias.detach()
+    cell, bias = chance.choice([nn.RNN, nn.GRU, nn.LSTM]), chance.random() < 0.8
+    B, inputs, H, V = (size(chance) for _ in range(4))
+    kind = chance.choice([torch.float32, torch.float32, torch.float64])
+    rnn = cell(inputs, H, num_layers=chance.randint(1, 3), bias=bias, dtype=kind).eval()
+    out = torch.nn.Linear(H, V, dtype=kind)
+    first = torch.zeros(1, B, dtype=torch.int64)
+    job = rnn.job(first)
+    ids, W, b = torch.randint(inputs, (B,)), out.weight.detach(), out.bias.detach()
     if chance.random() < 0.7:
         inputs = outcome(lambda: maybe((ids, W, b), chance))
         if inputs is None:
@@ -283,10 +364,10 @@ def steps_case(chance, tally) -> str | None:
         if spoiled is None:
             return "refused"
         rnn._parameters[name] = torch.nn.Parameter(spoiled, requires_grad=False)
-        job = outcome(lambda: rnn.job(torch.zeros(1, 2, dtype=torch.int64)))
+        job = outcome(lambda: rnn.job(first))
     if job is None or any(KERNEL.refuses(piece) for piece in job.pieces()):
         return "refused"
-    with torch.no_grad():
+    with torch.no_grad(), only("reference"):
         native = outcome(lambda: [Steps(KERNEL, job, W, b)(ids)])
         plain = outcome(lambda: [linear(rnn(ids[None].long())[0], W, b)[0]])
         exact = outcome(
@@ -305,13 +386,16 @@ def test_windows():
 
 
 def windows_case(chance, tally) -> str | None:
+    use_threads(chance)
     torch.manual_seed(chance.randrange(2**31))
-    kind = chance.choice([nn.RNN, nn.GRU, nn.LSTM])
-    rnn = kind(5, 4, num_layers=chance.randint(1, 2))
-    W, b = torch.randn(5, 4), torch.randn(5)
-    ids, targets = torch.randint(5, (3, 2)), torch.randint(5, (3, 2))
+    cell, bias = chance.choice([nn.RNN, nn.GRU, nn.LSTM]), chance.random() < 0.8
+    T, B, V, H = (size(chance) for _ in range(4))
+    kind = chance.choice([torch.float32, torch.float32, torch.float64])
+    rnn = cell(V, H, num_layers=chance.randint(1, 2), bias=bias, dtype=kind)
+    W, b = torch.randn(V, H, dtype=kind), torch.randn(V, dtype=kind)
+    ids, targets = torch.randint(V, (T, B)), torch.randint(V, (T, B))
     job = rnn.job(ids)
-    state = tuple(torch.zeros(rnn.num_layers, 2, 4) for _ in job.cell.states)
+    state = tuple(torch.zeros(rnn.num_layers, B, H, dtype=kind) for _ in job.cell.states)
     wrong = chance.choices(("nothing", "ids", "weights", "data"), (4, 2, 2, 2))[0]
     if wrong == "ids":
         spoiled = outcome(lambda: spoil((ids, targets), chance))
@@ -319,7 +403,8 @@ def windows_case(chance, tally) -> str | None:
     elif wrong == "weights":
         spoiled = outcome(lambda: spoil((state, W, b), chance))
         state, W, b = spoiled or (state, W, b)
-    windows = outcome(lambda: Windows(KERNEL, job, list(state), W, b, FLOAT))
+    native = FLOAT if kind == torch.float32 else DOUBLE
+    windows = outcome(lambda: Windows(KERNEL, job, list(state), W, b, native))
     if windows is None:
         return "refused"
     if wrong == "data":
@@ -327,9 +412,76 @@ def windows_case(chance, tally) -> str | None:
         spoiled = outcome(lambda: wrongs(p.detach(), chance))
         if spoiled is None or outcome(lambda: setattr(p, "data", spoiled) or True) is None:
             return "refused"
-    found = outcome(lambda: [torch.tensor(windows(ids, targets))])
-    with torch.no_grad():
-        plain = outcome(lambda: nats(rnn(ids)[0], W, b, targets))
-        exact = outcome(lambda: nats(rnn.double()(ids)[0], W.double(), b.double(), targets))
+    found = outcome(lambda: [torch.tensor(windows(ids, targets)), *windows.gradients])
+    plain = outcome(lambda: window_gradients(rnn, W, b, ids, targets))
+    exact = outcome(lambda: window_gradients(rnn.double(), W.double(), b.double(), ids, targets))
     tally.agree(found, exact, plain)
     return None
+
+
+def window_gradients(rnn, W, b, ids, targets):
+    """The mean nats of a window and all its gradients, in the order of `Windows.weights`."""
+    W, b = (t.detach().clone().requires_grad_() for t in (W, b))
+    with only("reference"):
+        (loss,) = nats(rnn(ids)[0], W, b, targets)
+    return [loss.detach(), *torch.autograd.grad(loss, [*rnn.parameters(), W, b])]
+
+
+@contextmanager
+def only(name: str):
+    """The kernel of this name runs in this block, and nothing else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ELMAN_KERNELS", name)
+        yield
+
+
+def test_calls():
+    """A module called without gradients: the second call trusts what the first has found out."""
+    tally = Tally()
+    for chance in cases(DEFAULT):
+        tally.update([calls_case(chance, tally)])
+    del tally[None]
+    tally.fair()
+
+
+def calls_case(chance, tally) -> str | None:
+    use_threads(chance)
+    torch.manual_seed(chance.randrange(2**31))
+    cell = chance.choice([nn.RNN, nn.GRU, nn.LSTM])
+    T, B, inputs, H = (size(chance) for _ in range(4))
+    kind = chance.choice([torch.float32, torch.float32, torch.float64])
+    layers, two = chance.randint(1, 3), chance.random() < 0.3
+    options = {"bias": chance.random() < 0.8, "batch_first": chance.random() < 0.3, "dtype": kind}
+    rnn = cell(inputs, H, num_layers=layers, bidirectional=two, **options)
+    shape = (B, T) if rnn.batch_first else (T, B)
+    ids = chance.random() < 0.4
+    xs = torch.randint(inputs, shape) if ids else torch.randn(*shape, inputs, dtype=kind)
+    states = [
+        torch.randn(layers * (1 + two), B, H, dtype=kind) for _ in range(1 + (cell is nn.LSTM))
+    ]
+    first = chance.choice([None, tuple(states)])
+    with torch.no_grad():
+        call(rnn, xs, first)
+        wrong = chance.choices(("nothing", "input", "state", "weight"), (4, 2, 2, 2))[0]
+        try:
+            if wrong == "input":
+                xs = wrongs(xs, chance)
+            elif wrong == "state":
+                first = spoil(tuple(states), chance)
+            elif wrong == "weight":
+                p = chance.choice(list(rnn.parameters()))
+                p.data = wrongs(p.detach(), chance)
+        except REFUSALS:
+            return "refused"
+        found = outcome(lambda: call(rnn, xs, first))
+        with only("reference"):
+            plain = outcome(lambda: call(rnn, xs, first))
+            exact = outcome(lambda: call(rnn.double(), *wide((xs, first))))
+    tally.agree(found, exact, plain)
+    return None
+
+
+def call(rnn, xs, first):
+    """Outputs and last states, as one list."""
+    ys, last = rnn(xs, first[0] if first is not None and len(first) == 1 else first)
+    return [ys, *(last if isinstance(last, tuple) else (last,))]

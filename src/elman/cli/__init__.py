@@ -3,6 +3,7 @@
 Verbs import what they need inside their functions, so `elman --help` never waits for torch.
 """
 
+import errno
 import os
 import sys
 from typing import IO, Annotated, Any
@@ -112,8 +113,11 @@ def run(arguments: list[str] | None = None) -> int:
         return 1
     except OSError as failure:  # a full disk, a folder that is missing or not ours
         where = f"{failure.filename}: " if failure.filename else ""
+        full = failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "make room and type it again; --resume continues a training" if full else ""
         complain(
-            f"{where}{failure.strerror or failure}", "check that the place exists and is yours"
+            f"{where}{failure.strerror or failure}",
+            hint or "check that the place exists and is yours",
         )
         return 1
     return status if isinstance(status, int) else 0

@@ -20,8 +20,10 @@ from typing import Annotated, Any
 import typer
 
 from elman.cli.console import emit
+from elman.cli.limits import a_path
 
 BOOK, MANUAL = "time-machine", "python-reference"
+OUT = Path("runs/demo")
 
 LSTM = """--model lstm --hidden-size 256 --embedding-size 0 --batch-size 16 --window 40
     --optimizer adamw --learning-rate 0.008 --weight-decay 0.01 --schedule cosine --warm-up 100
@@ -57,11 +59,12 @@ class Stage:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Run folder to write")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Run folder to write", parser=a_path)] = OUT,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """Learn a book, beat counting, see the gradient, survive a kill: three minutes on two cores."""
     began = time.monotonic()
+    check_place(out)
     stage = Stage(out, prose=not as_json)
     text = choose(stage)
     samples = learn(stage, text)
@@ -82,6 +85,17 @@ def demo(
         f"To watch a network learn, in a browser: elman lab {shlex.quote(str(out.parent))}",
         f"next: elman generate {quoted} --prompt 'The ' --length 400 --temperature 0.7",
     )
+
+
+def check_place(out: Path) -> None:
+    """Only the demo's own folder is written over; a place that anybody names must be free."""
+    from elman.errors import UserError
+    from elman.runs.folder import check_room
+
+    try:
+        check_room(out, force=out == OUT)
+    except UserError as problem:
+        raise UserError(problem.message, hint="name another folder with --out") from problem
 
 
 # ---------------------------------------------------------------------- the text

@@ -38,6 +38,13 @@ def evaluate(
         str | None,
         typer.Option(help="best (by validation) or last", show_default="the run's own"),
     ] = None,
+    chunks: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Read the text in so many chunks side by side, to 1e-5 of the state; 0: in order",
+        ),
+    ] = 0,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
@@ -54,8 +61,11 @@ def evaluate(
     if mix and not baselines:
         raise UserError("--mix counts the training text, too", hint="leave out --no-baselines")
     ids, characters, train, what = _texts(opened, source, baselines)
+    model = opened.load_model(device, weights)
+    if chunks:
+        model.read_in_chunks(chunks)
     scores = evaluation.evaluate(
-        opened.load_model(device, weights),
+        model,
         opened.vocab,
         ids,
         train=train,
@@ -67,6 +77,8 @@ def evaluate(
         where["split"] = "validation" if source is None else "all"
         emit({"run": str(run), **where, **scores.json()})
         return
+    if chunks:
+        note(f"time: {model.recurrence.seams.forward}")
     typer.echo(printable(_table(opened, scores, what)))
     if scores.unknown:
         note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note, progress
+from elman.cli.device import use_threads
+from elman.errors import UserError
+from elman.options import flag as option_of
 
 if TYPE_CHECKING:
-    from elman.forecasting.experiment import Experiment
+    from elman.forecasting.experiment import Experiment, Settings
     from elman.forecasting.saving import Saved
     from elman.forecasting.series import Series
+    from elman.forecasting.unfinished import Unfinished
 
 MODELS = (
     "auto (tries the others and keeps the best), last, seasonal, mean, drift, ets, linear, window, "
@@ -22,9 +26,11 @@ MODELS = (
 
 
 def forecast(
+    context: typer.Context,
     source: Annotated[
-        str, typer.Argument(help="sine, sunspots, airline, a .csv or .parquet file, or - for stdin")
-    ],
+        str | None,
+        typer.Argument(help="sine, sunspots, airline, a .csv or .parquet file, or - for stdin"),
+    ] = None,
     model: Annotated[str, typer.Option(help=f"One of {MODELS}")] = "auto",
     steps: Annotated[int, typer.Option(help="How many steps to look ahead")] = 16,
     column: Annotated[list[str] | None, typer.Option(help="Column to forecast; repeatable")] = None,
@@ -68,9 +74,14 @@ def forecast(
     windows: Annotated[
         int, typer.Option("--windows", "--backtest", help="Look back at this many rolling origins")
     ] = 5,
-    minutes: Annotated[float, typer.Option(help="Time that auto gives to networks")] = 2.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Time that auto may take; 0: no limit, and no networks")
+    ] = 2.0,
     run: Annotated[
         Path | None, typer.Option(help="Use the forecaster saved in this folder")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with what was stopped in this --out folder")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the fitted forecaster here")] = None,
     force: Annotated[bool, typer.Option(help="Replace the forecaster in --out")] = False,
@@ -79,54 +90,126 @@ def forecast(
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw to this .svg, .png or .pdf")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same forecast")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """Forecast numbers: with intervals, beside the baselines, measured at past origins."""
-    from elman.forecasting import series
-    from elman.forecasting.experiment import Settings, fit_and_measure
-    from elman.forecasting.saving import check_place
-
     check_files(output, figure)
-    asked = {
+    use_threads(threads)
+    if resume is not None:
+        refuse_beside(
+            context, "--resume", resume, ("resume", "output", "figure", "threads", "json")
+        )
+        go_on(resume, figure=figure, output=output, as_json=json)
+        return
+    if source is None:
+        raise UserError("nothing to forecast was named", hint="elman forecast sales.csv")
+    asked: dict[str, Any] = {
         "column": column, "time": time, "group": group, "known": known, "past": past,
         "static": static, "fill": fill_of(fill, missing), "date_format": date_format,
         "timezone": timezone, "season": season,
     }  # fmt: skip
+    asked = {k: v for k, v in asked.items() if v is not None}
     if run is not None:
-        fixed = {
-            "--model": model if model != "auto" else None, "--tau": tau, "--difference": difference,
-            "--hidden-size": hidden_size, "--epochs": epochs, "--updates": updates,
-            "--learning-rate": learning_rate, "--gaussian": gaussian, "--level": level,
-            "--calendar": calendar, "--out": out, "--figure": figure, "--force": force,
-        }  # fmt: skip
-        refuse_with_run(fixed, run)
+        refuse_beside(context, "--run", run, (*READ, "run", "steps", "output", "seed", "json"))
         continue_run(run, source, steps, asked, seed, output=output, as_json=json)
         return
     options = {
         "tau": tau, "hidden": hidden_size, "epochs": epochs, "updates": updates,
         "learning_rate": learning_rate, "gaussian": gaussian or None,
     }  # fmt: skip
-    settings = Settings(
-        model,
-        steps,
-        difference,
-        {k: v for k, v in options.items() if v is not None},
-        levels_of(level),
-        windows,
-        calendar=calendar,
-        minutes=minutes,
-        seed=seed,
-    )
+    settings: dict[str, Any] = {
+        "model": model, "steps": steps, "difference": difference,
+        "options": {k: v for k, v in options.items() if v is not None},
+        "levels": levels_of(level), "windows": windows, "calendar": calendar,
+        "minutes": minutes, "seed": seed,
+    }  # fmt: skip
+    begin(source, asked, settings, out, force=force, figure=figure, output=output, as_json=json)
+
+
+READ = (
+    "source", "column", "time", "group", "known", "past", "static", "fill", "missing",
+    "date_format", "timezone", "season", "threads",
+)  # fmt: skip
+"""Options that say how a table is read."""
+
+
+def begin(
+    source: str,
+    asked: dict[str, Any],
+    settings: dict[str, Any],
+    out: Path | None,
+    *,
+    force: bool,
+    figure: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Read, compare, fit and look ahead; in `out`, so that it can be stopped and resumed."""
+    from elman.forecasting import series
+    from elman.forecasting.experiment import Settings
+    from elman.forecasting.saving import check_place
+    from elman.forecasting.unfinished import Unfinished
+
+    checked = Settings(**settings)
     if out is not None:
         check_place(out, force=force)
-    given = series.load(source, seed=seed, **{k: v for k, v in asked.items() if v is not None})
-    with progress() as bar:
-        task = bar.add_task("", total=None)
-        experiment = fit_and_measure(given, settings, _teller(bar, task))
+    given = series.load(source, seed=checked.seed, **asked)
+    kept = None
+    if out is not None:
+        place = str(Path(source).resolve()) if Path(source).is_file() else source
+        request = {"source": place, "reading": asked, "settings": settings}
+        kept = Unfinished.begin(out, request, given)
+    work(source, given, checked, kept, figure=figure, output=output, as_json=as_json)
+
+
+def go_on(folder: Path, *, figure: Path | None, output: Path | None, as_json: bool) -> None:
+    """Continue what was stopped in a folder; it ends as it would have ended."""
+    from elman.forecasting import series
+    from elman.forecasting.experiment import Settings
+    from elman.forecasting.unfinished import Unfinished
+
+    kept = Unfinished.open(folder)
+    asked = kept.request["asked"]
+    settings = Settings(**asked["settings"] | {"levels": tuple(asked["settings"]["levels"])})
+    given = series.load(asked["source"], seed=settings.seed, **asked["reading"])
+    kept.check(given)
+    note(f"continuing {folder}: {kept.count} forecasters were compared before")
+    work(asked["source"], given, settings, kept, figure=figure, output=output, as_json=as_json)
+
+
+def work(
+    source: str,
+    given: list[Series],
+    settings: Settings,
+    kept: Unfinished | None,
+    *,
+    figure: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare, fit, look ahead, write and print."""
+    from elman.forecasting.experiment import fit_and_measure
+
+    out = kept.folder if kept else None
+    try:
+        with progress() as bar:
+            task = bar.add_task("", total=None)
+            experiment = fit_and_measure(given, settings, _teller(bar, task), kept)
+    except KeyboardInterrupt:
+        if out is not None:
+            note(f"next: elman forecast --resume {shlex.quote(str(out))}")
+        raise
+    except UserError:
+        if kept is not None:
+            kept.abandon()
+        raise
     answer = experiment.answer()
     write_files(experiment, answer, out, figure, output, given)
-    report(answer, as_json=json)
-    say_next(source, answer, out, steps)
+    if kept is not None:
+        kept.end()
+    report(answer, as_json=as_json)
+    say_next(source, answer, out, settings.steps)
 
 
 def _teller(bar: Any, task: Any) -> Any:
@@ -155,22 +238,22 @@ def check_files(output: Path | None, figure: Path | None) -> None:
             check_target(path)
 
 
-def refuse_with_run(fixed: dict[str, Any], run: Path) -> None:
-    """Refuse options of a fit when nothing is fitted."""
-    from elman.errors import UserError
-
-    for flag, value in fixed.items():
-        if value:
+def refuse_beside(
+    context: typer.Context, flag: str, folder: Path, allowed: tuple[str, ...]
+) -> None:
+    """Refuse options that were typed beside one that has settled them."""
+    for name in context.params:
+        where = context.get_parameter_source(name)
+        if where is not None and where.name == "COMMANDLINE" and name not in allowed:
+            word = "SOURCE" if name == "source" else option_of(name)
             raise UserError(
-                f"{flag} means nothing with --run: {run} is fitted already",
-                hint=f"leave {flag} away, or leave --run away and fit again",
+                f"{word} means nothing with {flag}: {folder} has its own",
+                hint=f"leave {word} away, or leave {flag} away and fit again",
             )
 
 
 def fill_of(fill: str | None, missing: str) -> str | None:
     """--fill, or what the older --missing asks for."""
-    from elman.errors import UserError
-
     if missing not in ("error", "interpolate"):
         raise UserError(f"--missing {missing!r} is unknown", hint="error or interpolate")
     return fill or ("linear" if missing == "interpolate" else None)
@@ -178,8 +261,6 @@ def fill_of(fill: str | None, missing: str) -> str | None:
 
 def levels_of(words: list[str] | None) -> tuple[float, ...]:
     """Percents from words like "80,95"; a number below 1 is a share."""
-    from elman.errors import UserError
-
     levels = []
     for word in ",".join(words or ["90"]).replace(" ", ",").split(","):
         try:
@@ -202,7 +283,7 @@ def write_files(
     from elman.figures import save as save_figure
     from elman.figures.forecast import overview
     from elman.forecasting import output as tables
-    from elman.forecasting.experiment import rows_ahead
+    from elman.forecasting.experiment import about, rows_ahead
     from elman.forecasting.saving import Saved, keep_answer, save_ensemble
     from elman.forecasting.series import Reading
     from elman.reports import forecast_report
@@ -210,14 +291,18 @@ def write_files(
     if figure is not None:
         answer["figure"] = str(save_figure(overview(experiment), figure))
     if output is not None:
-        rows = rows_ahead(experiment.series, experiment.ahead, experiment.settings.model)
+        rows = rows_ahead(
+            experiment.series,
+            experiment.ahead,
+            experiment.settings.model,
+            moments=tables.has_types(output),
+        )
         answer["output"] = str(tables.write(rows, output))
     if out is not None:
         reading = given[0].reading or Reading()
         columns = given[0].columns
         saved = Saved(experiment.ensemble, reading, columns, experiment.settings.calendar)
-        extra = {k: answer[k] for k in ("model", "verdicts", "warning", "losses")}
-        answer["run"] = str(save_ensemble(saved, out, extra))
+        answer["run"] = str(save_ensemble(saved, out, about(answer)))
         keep_answer(out, answer, experiment.series)
         answer["report"] = str(forecast_report.write(out, experiment, answer, overview(experiment)))
 
@@ -251,7 +336,8 @@ def continue_run(
             "grow with the square root of the step"
         )
     if output is not None:
-        answer["output"] = str(tables.write(rows_ahead(columns, ahead, "forecast"), output))
+        rows = rows_ahead(columns, ahead, "forecast", moments=tables.has_types(output))
+        answer["output"] = str(tables.write(rows, output))
     report(answer, as_json=as_json)
     note(
         f"next: elman forecast {shlex.quote(source)} --out {shlex.quote(str(run))} --force "
@@ -263,13 +349,12 @@ def read_like(saved: Saved, source: str, asked: dict[str, Any], seed: int) -> li
     """Load new data with the columns the run knows; what the user says now comes first."""
     from dataclasses import asdict
 
-    from elman.errors import UserError
     from elman.forecasting import series
 
     reading = {k: v for k, v in asdict(saved.reading).items() if v not in (None, ())}
     if source not in series.NAMES:
         reading.setdefault("column", saved.columns)
-    reading |= {k: v for k, v in asked.items() if v is not None}
+    reading |= asked
     try:
         return series.load(source, seed=seed, **reading)
     except UserError as wrong:
@@ -328,8 +413,15 @@ def print_scores(answer: dict[str, Any]) -> None:
     for line in answer["verdicts"]:
         print(f"{first}: {line}")
     for label, rows in answer["losses"].items():
-        print(f"loss of {label}: " + " ".join(f"{x:.3g}" for x in rows[:: max(1, len(rows) // 8)]))
+        for name, row in rows.items() if isinstance(rows, dict) else [("", rows)]:
+            print(f"loss of {label}{f' on {name}' if name else ''}: {_losses(row)}")
     print("the forecast below is from a model fitted on everything")
+
+
+def _losses(row: list[float]) -> str:
+    """The first and the last, and eight between: "1: 0.9  4: 0.5 …"."""
+    shown = sorted({round(k * (len(row) - 1) / 9) for k in range(10)})
+    return "  ".join(f"{k + 1}: {row[k]:.3g}" for k in shown)
 
 
 def _cell(row: list[float] | None, k: int) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.device import use_threads
 from elman.cli.limits import RunFolder, a_path
 
 if TYPE_CHECKING:
@@ -49,12 +50,14 @@ def gradients(
         Path | None,
         typer.Option(help="Draw every picture into this folder", parser=a_path, metavar="FOLDER"),
     ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """See the gradient: how far back it reaches, which units are stuck, what a window cuts off."""
     from elman import diagnostics as d
     from elman.runs import Run
 
+    use_threads(threads)
     opened = Run.open(run)
     model = opened.load_model()
     window = opened.config.training.reading.window

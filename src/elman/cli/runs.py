@@ -12,7 +12,7 @@ from elman.cli.console import emit, note
 from elman.errors import UserError
 
 if TYPE_CHECKING:
-    from elman.runs.comparison import Summary
+    from elman.runs.comparison import Forecaster, Summary
 
 
 def runs(
@@ -25,17 +25,32 @@ def runs(
     """List the runs of a folder, best first, or compare several side by side.
 
     Scores are of the held-out text; a run that has not ended shows its best validation with a ~.
+    Forecasters are listed by themselves, with the errors of their backtests.
     """
     from elman.runs import comparison
 
     given = folders or [Path("runs")]
     listing = len(given) == 1 and not comparison.is_run(given[0])
     paths = comparison.below(given[0]) if listing else given
-    summaries = [comparison.summary(path) for path in paths]
+    found = {path: comparison.forecaster(path) for path in paths}
+    forecasters = [f for f in found.values() if f is not None]
+    summaries = [comparison.summary(path) for path, f in found.items() if f is None]
     summaries = comparison.best_first(summaries) if listing else summaries
     if as_json:
-        emit({"runs": [s.json() for s in summaries], "differ": comparison.differing(summaries)})
+        record = {
+            "runs": [s.json() for s in summaries],
+            "differ": comparison.differing(summaries),
+        }
+        emit(record | ({"forecasters": [f.json() for f in forecasters]} if forecasters else {}))
         return
+    if forecasters:
+        typer.echo(_forecasters(forecasters))
+        for broken in (f for f in forecasters if f.problem):
+            note(f"{broken.path}: {broken.problem}")
+        if not summaries:
+            note(_next_forecast(forecasters))
+            return
+        typer.echo("")
     if not summaries:
         raise UserError(f"there are no runs in {given[0]}", hint="elman train BOOK.txt makes one")
     whole = [s for s in summaries if not s.problem]
@@ -90,6 +105,25 @@ def _scores(run: "Summary") -> list[str]:
     if math.isnan(run.best):
         return [*far, "–", "–", "–"]
     return [*far, f"~{run.best:.4f}", f"~{perplexity(run.best):.3f}", "–"]
+
+
+def _forecasters(found: Sequence["Forecaster"]) -> str:
+    """A line for each forecaster: what it is, how far it looks, how it did at past origins."""
+    rows = [["forecaster", "model", "steps", "series", "MASE", "CRPS"]]
+    for f in (f for f in found if not f.problem):
+        scores = [f"{x:.3f}" if x is not None else "–" for x in (f.mase, f.crps)]
+        series = "–" if f.unfinished else f"{f.series:,}"
+        model = f"{f.model} (stopped)" if f.unfinished else f.model
+        rows.append([f.path.name, model, str(f.steps), series, *scores])
+    return _table(rows, right=range(2, 6))
+
+
+def _next_forecast(found: Sequence["Forecaster"]) -> str:
+    stopped = [f for f in found if f.unfinished]
+    path = shlex.quote(str((stopped or found)[0].path))
+    if stopped:
+        return f"next: elman forecast --resume {path}"
+    return f"next: elman forecast NEW.csv --run {path}"
 
 
 def _table(rows: list[list[str]], right: range) -> str:

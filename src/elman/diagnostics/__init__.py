@@ -9,6 +9,7 @@ from elman.diagnostics.attribution import Attribution, attribute, telling
 from elman.diagnostics.carries import CarryScore, compare_carries
 from elman.diagnostics.clipping import Clipping, StepBound, clipping, step_bound
 from elman.diagnostics.following import correlations, most_similar
+from elman.diagnostics.forgetting import Forgetting, forgetting
 from elman.diagnostics.glance import Glance, glance
 from elman.diagnostics.jacobians import (
     SingularValues,
@@ -26,6 +27,7 @@ __all__ = [
     "ByLag",
     "CarryScore",
     "Clipping",
+    "Forgetting",
     "Glance",
     "Passage",
     "SingularValues",
@@ -36,6 +38,7 @@ __all__ = [
     "clipping",
     "compare_carries",
     "correlations",
+    "forgetting",
     "glance",
     "jacobian",
     "lyapunov_exponents",

@@ -74,7 +74,7 @@ class Passage:
                 hint="diagnose its forward direction as a module of its own",
             )
         module = copy.deepcopy(module).cpu().double()
-        xs = xs.double() if xs.is_floating_point() else xs
+        xs = xs.detach().double() if xs.is_floating_point() else xs
         job = module.job(xs.transpose(0, 1) if module.batch_first else xs)
         layers = [w.map(Tensor.detach) for w in job.layers]
         states, gates, x = [], [], xs

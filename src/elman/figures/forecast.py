@@ -171,8 +171,8 @@ def error_by_horizon(axes: Axes, scores: Mapping[str, Scores]) -> None:
             linestyle=":", label=f"ε̄ + c ε, c = {fitted.factor:.2f}",
         )  # fmt: skip
     axes.set(title="Held-out error by horizon", xlabel="steps ahead", ylabel="RMSE")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7)
+    axes.set_ylim(0, 1.4 * axes.get_ylim()[1])  # room for the names, above every curve
+    axes.legend(loc="upper left", fontsize=7, ncols=2)
 
 
 def _finish(axes: Axes, series: Series, title: str) -> None:

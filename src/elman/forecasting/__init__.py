@@ -11,6 +11,7 @@ Every model has one interface: `fit(values)`, then `predict(history, steps)`.
 [0.65, 0.571, 0.486]
 """
 
+from elman.forecasting.autoregressive_errors import AutoregressiveErrors
 from elman.forecasting.base import Forecaster, Inputs, features
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
 from elman.forecasting.deseasonalised import Deseasonalised
@@ -27,6 +28,7 @@ from elman.forecasting.smoothing import Smoothing
 from elman.forecasting.stationarity import Stationarity, stationarity
 
 __all__ = [
+    "AutoregressiveErrors",
     "Deseasonalised",
     "Differenced",
     "Directions",

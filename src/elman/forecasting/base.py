@@ -5,7 +5,7 @@ future: every forecast is a function of one window x_{t-lags+1} … x_t.
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self, cast
 
@@ -25,9 +25,6 @@ Paths = NDArray[np.float64]
 """(origins, steps, columns)"""
 
 State = dict[str, NDArray[np.float64]]
-
-Told = Callable[[str], None]
-"""Called with a line of progress."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ from typing import Any
 
 from elman.cells import models
 from elman.errors import UserError
+from elman.forecasting.autoregressive_errors import AutoregressiveErrors
 from elman.forecasting.base import Forecaster
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
 from elman.forecasting.deseasonalised import Deseasonalised
@@ -17,7 +18,8 @@ from elman.forecasting.regression import Regression
 from elman.forecasting.smoothing import Smoothing
 
 _NETWORK = ("tau", "hidden", "epochs", "learning_rate", "gaussian")
-_GLOBAL = ("tau", "hidden", "updates", "learning_rate", "carry", "memory")
+_BACK = ("carry", "memory", "kernel")
+_GLOBAL = ("tau", "hidden", "updates", "learning_rate", *_BACK)
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,12 @@ class Kind:
     """Whether one output can span the whole horizon (`direct=K`)."""
     shared: bool = False
     """Whether one model serves all series; the others are fitted series by series."""
-    inputs: bool = False
+    inputs: tuple[str, ...] = ()
+    """The kinds of inputs that it reads: known, past, static."""
     network: bool = False
     """Whether it is trained by gradient descent, so that fitting it again is expensive."""
+    seconds: Callable[[int], float] = lambda steps: 2e-3 + 1e-5 * steps
+    """Roughly how long a fit on so many steps of a series takes on a slow core."""
 
 
 def _seasonal(plan: Plan, _: dict[str, Any]) -> Forecaster:
@@ -66,6 +71,11 @@ def _linear(plan: Plan, o: dict[str, Any]) -> Forecaster:
     if plan.inputs:
         return Regression(tau, plan.steps if plan.past else 1)
     return Linear(tau, o.get("direct", 1))
+
+
+def _regression(plan: Plan, o: dict[str, Any]) -> Forecaster:
+    season = plan.season if plan.length >= 3 * (plan.season or 1) else None
+    return AutoregressiveErrors(**{"tau": max(1, min(4, plan.length // 12)), **o, "season": season})
 
 
 def _window(plan: Plan, o: dict[str, Any]) -> Forecaster:
@@ -96,9 +106,14 @@ FORECASTERS: dict[str, Kind] = {
     "seasonal": Kind(_seasonal),
     "mean": Kind(lambda plan, o: Mean()),
     "drift": Kind(lambda plan, o: Drift()),
-    "ets": Kind(lambda plan, o: Smoothing(plan.season)),
-    "linear": Kind(_linear, ("tau",), direct=True, inputs=True),
-    "window": Kind(_window, _NETWORK, direct=True, network=True),
+    "ets": Kind(lambda plan, o: Smoothing(plan.season), seconds=lambda steps: 2e-4 * steps),
+    "linear": Kind(_linear, ("tau",), direct=True, inputs=("known", "past")),
+    "regression": Kind(
+        _regression, ("tau", "trend"), inputs=("known",), seconds=lambda steps: 2e-2 + 1e-4 * steps
+    ),
+    "window": Kind(
+        _window, _NETWORK, direct=True, network=True, seconds=lambda steps: 3e-4 * steps
+    ),
 }
 """Those that are not named after a cell."""
 
@@ -106,9 +121,25 @@ FORECASTERS: dict[str, Kind] = {
 def forecasters() -> dict[str, Kind]:
     """All by name: the table's, then one per cell, alone (`gru`) and shared (`global-gru`)."""
     cells = [c for c in models() if c not in FORECASTERS]
-    own = {c: Kind(_recurrent(c), _NETWORK, direct=True, network=True) for c in cells}
+    own = {
+        c: Kind(
+            _recurrent(c),
+            (*_NETWORK, *_BACK),
+            direct=True,
+            network=True,
+            seconds=lambda steps: 0.9 * max(1, steps // 64),
+        )
+        for c in cells
+    }
     shared = {
-        f"global-{c}": Kind(_global(c), _GLOBAL, shared=True, inputs=True, network=True)
+        f"global-{c}": Kind(
+            _global(c),
+            _GLOBAL,
+            shared=True,
+            inputs=("known", "past", "static"),
+            network=True,
+            seconds=lambda steps: 16.0,
+        )
         for c in cells
     }
     return FORECASTERS | own | shared
@@ -162,7 +193,7 @@ class Method:
             return self.name
         words = [self.kind]
         words += ["direct"] if self.direct else []
-        words += [f"{k}={v}" for k, v in self.options.items() if k == "tau"]
+        words += [str(v) if k == "trend" else f"{k}={v}" for k, v in self.options.items()]
         words += [f"changes over {lag}" for lag in self.difference]
         words += ["season removed"] if self.deseasonalised else []
         words += ["logarithms"] if self.logged else []

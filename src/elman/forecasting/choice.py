@@ -1,20 +1,21 @@
 """Which forecaster to use: try them at past origins, keep the best, say how much better it is.
 
 A method is scored by its mean absolute error over the series' own naive error, window by window.
-Each series judges by its own windows and by everyone's: with few windows of its own it follows the
-others. The mean of the three best is a candidate too, and often wins.
+Each series judges by its own windows and by everyone's, as much by either as their noise allows.
+Windows are few and the best of many methods is partly the luckiest, so what is used is the mean of
+the best five, without those that are worse than the best by more than noise.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.forecasting.base import Told
-from elman.forecasting.catalogue import Method, Plan
+from elman.forecasting.catalogue import Method
 from elman.forecasting.panel import (
     Backtest,
     Windows,
@@ -23,68 +24,43 @@ from elman.forecasting.panel import (
     in_sequence,
     plan_for,
 )
+from elman.forecasting.progress import Limit, OutOfTime, Told, listening, tell
 from elman.forecasting.series import Series
 
 Scores = NDArray[np.float64]
 """(series, windows): mean absolute error over the naive one; NaN where a series never moves."""
 
-TOGETHER = 3
-_OTHERS = 6.0
-"""How many windows of its own a series trusts as much as everyone's."""
+TOGETHER = 5
+"""How many methods are averaged at most."""
+
+NAIVE = ("seasonal", "last")
+"""What every method is compared with, so that these are always tried."""
 
 
-def candidates(plan: Plan, panel: list[Series], seconds: float) -> list[Method]:
-    """What `auto` tries: baselines, smoothing, linear models of values and changes, networks.
+def expected_seconds(method: Method, panel: Sequence[Series], windows: int) -> float:
+    """Roughly how long trying a method and fitting it again takes on a slow core.
 
-    Networks are left out where training them is expected to take longer than `seconds`; the
-    estimate depends on sizes only, so the same data always meets the same candidates.
+    Networks are fitted once for all windows; others in each.
     """
-    season = plan.season
-    positive = all((s.values > 0).all() for s in panel)
-    methods = [Method("last"), Method("mean"), Method("drift"), Method("ets")]
-    taus = sorted({plan.window(4), plan.window(8), min(2 * (season or 6) + 1, plan.length // 3)})
-    lags: list[tuple[int, ...]] = [(), (1,)]
-    if season:
-        methods.append(Method("seasonal"))
-        lags += [(season,), (season, 1)]
-    for tau in (t for t in taus if t >= 1):
-        if plan.inputs:
-            methods.append(Method("linear", {"tau": tau}))
-        else:
-            methods += [Method("linear", {"tau": tau}, lag) for lag in lags]
-    if season:
-        short = Method("linear", {"tau": min(4, plan.length // 3)}, deseasonalised=True)
-        methods.append(short)
-        if not plan.inputs:
-            methods += [replace(short, difference=(1,)), Method("mean", deseasonalised=True)]
-            methods += [replace(short, logged=True)] if positive else []
-    if any((s.values == 0).mean() > 0.2 for s in panel):  # demand that comes now and then
-        methods += [Method("mean", median=True), Method("ets", median=True)]
-    if positive and not plan.inputs:
-        methods.append(Method("ets", logged=True))
-        methods += [Method("linear", {"tau": taus[-1]}, lag, logged=True) for lag in lags]
-    for method in _networks(plan, panel):
-        if expected_seconds(method, panel) <= seconds:
-            methods.append(method)
-            seconds -= expected_seconds(method, panel)
-    return methods
+    fits = 2 if method.of.network else windows + 1
+    lengths = [len(panel[0])] if method.of.shared else [len(s) for s in panel]
+    return fits * sum(method.of.seconds(n) for n in lengths)
 
 
-def _networks(plan: Plan, panel: list[Series]) -> list[Method]:
-    """Shared ones for many series or inputs, else one per series."""
-    if plan.inputs or len(panel) >= 10:
-        return [Method("global-lstm")]
-    lag = ((plan.season,),) if plan.season else ((1,),)
-    return [Method(cell, {}, d) for cell in ("gru", "lstm") for d in ((), *lag)]
+def affordable(
+    methods: Sequence[Method], panel: Sequence[Series], windows: int, seconds: float
+) -> list[Method]:
+    """Without the networks that are not expected to fit into `seconds`.
 
-
-def expected_seconds(method: Method, panel: list[Series]) -> float:
-    """Roughly how long a network takes to fit twice (backtest, everything) on a slow core."""
-    if not method.of.network:
-        return 0.0
-    if method.of.shared:
-        return 2 * 400 * 0.04
-    return sum(2 * 30 * max(1, len(s) // 64) * 0.03 for s in panel)
+    The expectation depends on sizes only, so the same data always meets the same candidates.
+    """
+    kept = []
+    for method in methods:
+        expected = expected_seconds(method, panel, windows)
+        if not method.of.network or expected <= seconds:
+            kept.append(method)
+            seconds -= expected
+    return kept
 
 
 @dataclass(frozen=True)
@@ -98,6 +74,9 @@ class Choice:
     left_out: dict[str, str]
     chosen: list[Backtest]
     """What the choice itself, made at each window from the windows before it, would have said."""
+    crossed: list[Backtest]
+    """The same, made at each window from all others: as good a choice as the final one, and not
+    made by the very windows that it is measured in."""
 
 
 def naive_errors(panel: list[Series], windows: Windows) -> NDArray[np.float64]:
@@ -121,6 +100,16 @@ def score(backtests: list[Backtest], units: NDArray[np.float64], windows: Sequen
     return np.array(rows)
 
 
+class Kept(Protocol):
+    """Where finished backtests outlive an interruption."""
+
+    def recall(self, label: str, series: int) -> list[Backtest] | None:
+        """Those of this method, if there are any."""
+
+    def keep(self, label: str, backtests: Sequence[Backtest]) -> None:
+        """Keep these."""
+
+
 def try_all(
     methods: Sequence[Method],
     panel: list[Series],
@@ -128,27 +117,59 @@ def try_all(
     *,
     seed: int = 0,
     told: Told | None = None,
+    limit: Limit | None = None,
+    kept: Kept | None = None,
 ) -> tuple[dict[str, list[Backtest]], dict[str, str]]:
-    """Backtest every method; those that cannot be (too little data, no logarithm) are named."""
+    """Backtest every method; those that cannot be (too little data, no time) are named, with why.
+
+    What `kept` recalls from before is not tried again. The naive ones come first and have no limit.
+    """
     tried: dict[str, list[Backtest]] = {}
     left_out: dict[str, str] = {}
     for n, method in enumerate(methods):
-        if told:
-            told(f"{n + 1} of {len(methods)}: {method.label}")
-        shortest = min((s.until(windows.starts(len(s))[0]) for s in panel), key=len)
+        label = method.label
+        line = f"{n + 1} of {len(methods)}: {label}"
+        before = kept.recall(label, len(panel)) if kept else None
         try:
-            model = method.make(plan_for([shortest], windows.steps, seed))
-            if len(shortest) <= model.lags + (windows.steps if method.of.network else 1):
-                left_out[method.label] = f"reads {model.lags} values, and there are too few"
-                continue
-            backtests = cross_validate(method, panel, windows, seed=seed)
-            if any(_runs_away(b, s) for b, s in zip(backtests, panel, strict=True)):
-                left_out[method.label] = "its forecasts run away from the data"
-                continue
-            tried[method.label] = backtests
+            with listening(_watching(line, told, None if label in NAIVE else limit)):
+                tell("")
+                backtests = before or _tried(method, panel, windows, seed)
         except UserError as refusal:
-            left_out[method.label] = refusal.message
+            left_out[label] = refusal.message
+        except OutOfTime as late:
+            left_out[label] = str(late)
+        else:
+            tried[label] = backtests
+            if kept and not before:
+                kept.keep(label, backtests)
     return tried, left_out
+
+
+def _watching(line: str, told: Told | None, limit: Limit | None) -> Told:
+    """Pass on what a fit says, behind `line`; and stop it when the time is up.
+
+    What was spent on this method is kept in hand: if it is chosen, it must be fitted once more.
+    """
+    at_first = limit.left if limit else math.inf
+
+    def heard(said: str) -> None:
+        if limit and limit.left < at_first - limit.left:
+            raise OutOfTime(f"the time was up ({limit.seconds or 0:.0f} s)")
+        if told:
+            told(f"{line}, {said}" if said else line)
+
+    return heard
+
+
+def _tried(method: Method, panel: list[Series], windows: Windows, seed: int) -> list[Backtest]:
+    shortest = min((s.until(windows.starts(len(s))[0]) for s in panel), key=len)
+    model = method.make(plan_for([shortest], windows.steps, seed))
+    if len(shortest) <= model.lags + (windows.steps if method.of.network else 1):
+        raise UserError(f"reads {model.lags} values, and there are too few")
+    backtests = cross_validate(method, panel, windows, seed=seed)
+    if any(_runs_away(b, s) for b, s in zip(backtests, panel, strict=True)):
+        raise UserError("its forecasts run away from the data")
+    return backtests
 
 
 def _runs_away(backtest: Backtest, series: Series) -> bool:
@@ -166,53 +187,82 @@ def choose(
     count: int,
     first: int,
 ) -> Choice:
-    """Pick for each series the best method or the mean of the three best.
+    """Pick for each series the best method, and those that cannot be told from it.
 
     `first` windows only inform the choice; the choice made at a later one uses those before it.
     """
     scores = {label: score(b, units, range(count)) for label, b in tried.items()}
-    parts = [_picked(scores, tried, units, w) for w in range(first, count)]
-    chosen = [
-        in_sequence([average([tried[m][i] for m in part[i]]).only([w]) for w, part in
-                      zip(range(first, count), parts, strict=True)])
-        for i in range(len(units))
-    ]  # fmt: skip
-    return Choice(tried, scores, _picked(scores, tried, units, count), left_out, chosen)
+    every = range(count)
+    before = {w: _picked(scores, every[:w]) for w in every[first:]}
+    others = {w: _picked(scores, [v for v in every if v != w]) for w in every}
+    return Choice(
+        tried,
+        scores,
+        _picked(scores, every),
+        left_out,
+        _as_picked(tried, before),
+        _as_picked(tried, others),
+    )
 
 
-def _picked(
-    scores: dict[str, Scores],
-    tried: dict[str, list[Backtest]],
-    units: NDArray[np.float64],
-    until: int,
-) -> list[tuple[str, ...]]:
-    """Each series' choice after the windows before `until`; a naive one where there were none."""
+def _as_picked(
+    tried: dict[str, list[Backtest]], by_window: dict[int, list[tuple[str, ...]]]
+) -> list[Backtest]:
+    """What the methods picked for each window said in it, series by series."""
+    series = len(next(iter(tried.values())))
+    return [
+        in_sequence(
+            [average([tried[m][i].only([w]) for m in pick[i]]) for w, pick in by_window.items()]
+        )
+        for i in range(series)
+    ]
+
+
+def _picked(scores: dict[str, Scores], windows: Sequence[int]) -> list[tuple[str, ...]]:
+    """Each series' choice by these windows; a naive one where there are none."""
     labels = list(scores)
-    if until == 0:
-        naive = next(m for m in ("seasonal", "last", *labels) if m in labels)
-        return [(naive,)] * len(units)
-    single = np.stack([_judged(scores[m], until) for m in labels])  # (methods, series)
-    order = np.argsort(single, axis=0, kind="stable")
+    series = len(scores[labels[0]])
+    if not len(windows):
+        naive = next(m for m in (*NAIVE, *labels) if m in labels)
+        return [(naive,)] * series
+    missed = np.stack([scores[m][:, list(windows)] for m in labels])  # (methods, series, windows)
+    judged, own = _judged(missed)
     picked = []
-    together = np.full(len(units), np.inf)
-    if len(labels) > TOGETHER:
-        mixed = [
-            average([tried[labels[k]][i] for k in order[:TOGETHER, i]]) for i in range(len(units))
-        ]
-        together = _judged(score(mixed, units, range(until)), until)
-    for i in range(len(units)):
-        best = order[0, i]
-        alone = single[best, i]
-        group = tuple(labels[k] for k in order[:TOGETHER, i])
-        picked.append(group if together[i] < alone else (labels[best],))
+    for i in range(series):
+        best, *others = np.argsort(judged[:, i], kind="stable")[:TOGETHER]
+        near = [j for j in others if judged[j, i] - judged[best, i] <= _noise(
+            missed[j] - missed[best], i, own)]  # fmt: skip
+        picked.append(tuple(labels[j] for j in (best, *near)))
     return picked
 
 
-def _judged(scores: Scores, until: int) -> NDArray[np.float64]:
-    """Own mean over the windows so far, drawn towards everyone's: lower is better."""
-    own = scores[:, :until].mean(1)
-    weight = until / (until + _OTHERS) if len(scores) > 1 else 1.0
-    return weight * own + (1 - weight) * own.mean()
+def _judged(missed: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """How each method does on each series, lower is better, and how much a series trusts itself.
+
+    Own windows are few, everyone's are many. A series' own mean counts with weight w and
+    everyone's with 1 - w: w is the share of what differs between series' means that is not the
+    noise of a mean over few windows, so w = 1 for a series alone, and 0 where all are alike.
+    """
+    relative = missed - np.median(missed, axis=0)
+    own = relative.mean(2)
+    series, windows = missed.shape[1:]
+    if series == 1:
+        return own, 1.0
+    between = own.var(1, ddof=1).sum()
+    noise = relative.var(2, ddof=1).mean(1).sum() / windows if windows > 1 else between
+    weight = float(np.clip(1 - noise / between, 0, 1)) if between > 0 else 0.0
+    return weight * own + (1 - weight) * own.mean(1, keepdims=True), weight
+
+
+def _noise(difference: Scores, i: int, own: float) -> float:
+    """Two standard errors of how two methods differ on series i, judged as in `_judged`."""
+    series, windows = difference.shape
+    if windows < 2:
+        return math.inf
+    variance = own**2 * difference[i].var(ddof=1) / windows
+    if series > 1:
+        variance += (1 - own) ** 2 * difference.mean(1).var(ddof=1) / series
+    return 2 * math.sqrt(variance)
 
 
 @dataclass(frozen=True)

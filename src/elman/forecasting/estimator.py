@@ -114,9 +114,9 @@ class SeriesForecaster:
         ahead_of = self.steps if steps is None else steps
         given = self.series_ if data is None else self._series(data)
         columns, ahead = experiment.match(self.ensemble_, given, ahead_of, calendar=self.calendar)
-        rows = experiment.rows_ahead(columns, ahead, self.model)
-        dated = _has_dates(columns)
-        return _in_kind(rows, self._like if data is None else data, dated)
+        like = self._like if data is None else data
+        rows = experiment.rows_ahead(columns, ahead, self.model, moments=_home(like) in _FRAMES)
+        return _in_kind(rows, like)
 
     def score(self, data: Any, y: Any = None) -> float:
         """1 - mean |x - x̂| / mean |x - x̂_naive| over the last `steps` of `data`: 1 is exact.
@@ -145,18 +145,20 @@ class SeriesForecaster:
             windows=self.windows if windows is None else windows, every=self.steps
         )
         measured = experiment.fit_and_measure(self._series(data), settings)
+        moments = _home(data) in _FRAMES and experiment.dated(measured.series)
         rows: dict[str, list[Any]] = {"unique_id": [], "ds": [], "cutoff": [], "y": []}
         backtests = measured.backtests()
         for i, s in enumerate(measured.series[j] for j in measured.compared):
             first = next(iter(backtests.values()))[i]
             for n, o in enumerate(first.origins.tolist()):
                 rows["unique_id"] += [s.name] * settings.steps
-                rows["ds"] += [s.time(o + k) for k in range(settings.steps)]
-                rows["cutoff"] += [s.time(o - 1)] * settings.steps
+                when = experiment.moment if moments else Series.time
+                rows["ds"] += [when(s, o + k) for k in range(settings.steps)]
+                rows["cutoff"] += [when(s, o - 1)] * settings.steps
                 rows["y"] += first.truth[n].tolist()
                 for name, rivals in backtests.items():
                     rows.setdefault(name, []).extend(rivals[i].point[n].tolist())
-        return _in_kind(rows, data, _has_dates(measured.series))
+        return _in_kind(rows, data)
 
     # Keeping
 
@@ -165,7 +167,9 @@ class SeriesForecaster:
         self._check()
         first = self.series_[0]
         reading = first.reading or self._reading()
-        return save_ensemble(Saved(self.ensemble_, reading, first.columns, self.calendar), folder)
+        saved = Saved(self.ensemble_, reading, first.columns, self.calendar)
+        measured = getattr(self, "experiment_", None)  # one that was loaded has not measured
+        return save_ensemble(saved, folder, experiment.about(measured.answer()) if measured else {})
 
     @classmethod
     def load(cls, folder: Path | str) -> Self:
@@ -220,26 +224,25 @@ class SeriesForecaster:
         return from_frame(data, self._reading())
 
 
-def _has_dates(series: Sequence[Series]) -> bool:
-    return all(s.clock is not None and not isinstance(s.clock.start, int) for s in series)
+_FRAMES = ("pandas", "polars", "pyarrow")
 
 
-def _in_kind(rows: dict[str, list[Any]], like: Any, dated: bool) -> Any:
-    """Rows as a frame of the library that `like` came from; a mapping where it came from none.
+def _home(table: Any) -> str:
+    """The library that a table comes from."""
+    return type(table).__module__.split(".")[0]
 
-    Frames get dates as dates; a mapping as text.
-    """
-    home = type(like).__module__.split(".")[0]
-    times = [c for c in ("ds", "cutoff") if c in rows and dated]
+
+def _in_kind(rows: dict[str, list[Any]], like: Any) -> Any:
+    """Rows as a frame of the library that `like` came from; a mapping where it came from none."""
+    home = _home(like)
     if home == "pandas":
         import pandas as pd
 
-        return pd.DataFrame(rows | {c: pd.to_datetime(rows[c]) for c in times})
+        return pd.DataFrame(rows)
     if home == "polars":
         import polars as pl
 
-        frame = pl.DataFrame(rows)
-        return frame.with_columns(pl.col(times).str.to_datetime(strict=False)) if times else frame
+        return pl.DataFrame(rows)
     if home == "pyarrow":
         import pyarrow as pa
 

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from elman.errors import UserError
 from elman.forecasting import accuracy, choice, panel
-from elman.forecasting.base import Told
+from elman.forecasting.base import Forecaster
+from elman.forecasting.candidates import candidates
 from elman.forecasting.catalogue import Method, forecasters, names
 from elman.forecasting.choice import Choice, Verdict
 from elman.forecasting.intervals import GRID
 from elman.forecasting.panel import MIDDLE, Backtest, Fitted, Windows
+from elman.forecasting.progress import Limit, Told, listening
 from elman.forecasting.series import Series
 
 MOST_STEPS = 10_000
@@ -32,6 +34,9 @@ MOST_COMPARED = 100
 
 _INFORM = 3
 """Windows that only inform the first choice of `auto`."""
+
+_ENOUGH = 300
+"""How many windows, all series together, say how wide intervals must be."""
 
 
 @dataclass(frozen=True)
@@ -305,9 +310,14 @@ def _in_turn(rows: list[Backtest], level: float) -> tuple[NDArray[np.float64], N
 
 
 def fit_and_measure(
-    series: Sequence[Series], settings: Settings | None = None, told: Told | None = None
+    series: Sequence[Series],
+    settings: Settings | None = None,
+    told: Told | None = None,
+    kept: choice.Kept | None = None,
 ) -> Experiment:
     """Forecast every column of every series, and measure how such forecasts did at past origins.
+
+    `told` hears how far it is; `kept` holds what was tried before an interruption.
 
     A model that was not named by the user is never published if it is worse than a baseline:
     `auto` chooses among all of them. A named one is, with a warning.
@@ -327,15 +337,18 @@ def fit_and_measure(
         columns, settings.steps, settings.windows + inform, least=least, every=settings.every
     )
     first = min(inform, max(0, windows.count - 1))
-    methods = _rivals(settings, plan, columns)
     stride = -(-len(columns) // MOST_COMPARED)
     compared = list(range(0, len(columns), stride))
     some = [columns[i] for i in compared]
+    methods = _rivals(settings, plan, some, windows.count)
+    limit = Limit(60 * settings.minutes or None if settings.model == "auto" else None)
     if settings.model == "auto":
-        say(_plan_in_words(methods, windows, columns, settings))
+        say(_plan_in_words(methods, windows, some, settings))
     if stride > 1:
         say(f"auto: compared on {len(some)} of {len(columns)} series, fitted on all")
-    tried, left_out = choice.try_all(methods, some, windows, seed=settings.seed, told=say)
+    tried, left_out = choice.try_all(
+        methods, some, windows, seed=settings.seed, told=say, limit=limit, kept=kept
+    )
     if settings.model != "auto" and methods[0].label in left_out:
         raise UserError(left_out[methods[0].label], hint="a longer series or a smaller model")
     units = choice.naive_errors(some, windows)
@@ -374,13 +387,22 @@ def single_columns(series: Sequence[Series]) -> list[Series]:
 def check(columns: list[Series], settings: Settings) -> None:
     """Refuse inputs that the model cannot read, or that do not reach into the future."""
     inputs = [panel.inputs_of(s) for s in columns]
-    if settings.model != "auto" and any(inputs) and not forecasters()[settings.model].inputs:
-        readers = [k for k, kind in forecasters().items() if kind.inputs]
-        raise UserError(
-            f"--model {settings.model} does not read inputs, and {', '.join(columns[0].inputs)} "
-            "were given",
-            hint=f"--model {' or '.join(readers)}, or auto",
-        )
+    first = columns[0]
+    given = {
+        "known": first.known.shape[1],
+        "past": first.past.shape[1],
+        "static": len(first.static),
+    }
+    if settings.model != "auto":
+        wanted = [kind for kind, count in given.items() if count]
+        readers = [k for k, of in forecasters().items() if set(wanted) <= set(of.inputs)]
+        for kind in wanted:
+            if kind not in forecasters()[settings.model].inputs:
+                raise UserError(
+                    f"--model {settings.model} does not read inputs of the kind --{kind}, and "
+                    f"{', '.join(columns[0].inputs) or 'calendar features'} were given",
+                    hint=f"--model {' or '.join(readers)}, or auto",
+                )
     for s, given_inputs in zip(columns, inputs, strict=True):
         if given_inputs is not None:
             try:
@@ -389,10 +411,10 @@ def check(columns: list[Series], settings: Settings) -> None:
                 raise UserError(f"{s.name}: {short.message}", hint=short.hint) from short
 
 
-def _rivals(settings: Settings, plan: Any, columns: list[Series]) -> list[Method]:
+def _rivals(settings: Settings, plan: Any, some: list[Series], windows: int) -> list[Method]:
     """The model asked for, its direct form, and the baselines; or all that auto tries."""
     if settings.model == "auto":
-        return choice.candidates(plan, columns, 60 * settings.minutes)
+        return choice.affordable(candidates(plan, some), some, windows, 60 * settings.minutes)
     asked = settings.method()
     methods = [asked]
     if asked.of.direct and settings.steps > 1 and not plan.inputs:
@@ -409,13 +431,14 @@ def _rivals(settings: Settings, plan: Any, columns: list[Series]) -> list[Method
 def _plan_in_words(
     methods: list[Method], windows: Windows, columns: list[Series], settings: Settings
 ) -> str:
-    networks = [m for m in methods if m.of.network]
-    expected = sum(choice.expected_seconds(m, columns) for m in networks)
-    with_them = f", {len(networks)} of them networks" if networks else ""
-    time = f"about {max(1, math.ceil(expected / 60))} min" if expected > 5 else "seconds"
+    networks = sum(m.of.network for m in methods)
+    expected = sum(choice.expected_seconds(m, columns, windows.count) for m in methods)
+    with_them = f", {networks} of them networks" if networks else ""
+    time = f"about {math.ceil(expected / 60)} min" if expected > 60 else "less than a minute"
+    limit = f"at most {settings.minutes:g} min" if settings.minutes else "no limit, no networks"
     return (
         f"auto: {len(methods)} forecasters{with_them} over {windows.count} windows of "
-        f"{windows.steps} steps; {time} (limit {settings.minutes:g} min for networks)"
+        f"{windows.steps} steps; {time} on a slow core, {limit}"
     )
 
 
@@ -427,7 +450,7 @@ def _as_asked(
     count: int,
 ) -> Choice:
     scores = {m: choice.score(b, units, range(count)) for m, b in tried.items()}
-    return Choice(tried, scores, [(name,)] * len(units), left_out, tried[name])
+    return Choice(tried, scores, [(name,)] * len(units), left_out, tried[name], tried[name])
 
 
 def refit(
@@ -448,14 +471,12 @@ def refit(
     by_label = {m.label: m for m in methods}
     fitted: dict[str, Fitted] = {}
     for name in dict.fromkeys(m for labels in members for m in labels):
-        say(f"fitting {name}")
         users = [i for i, labels in enumerate(members) if name in labels]
-        fitted[name] = _fit_some(by_label[name], columns, users, settings)
-    final = [
-        panel.average([picked.tried[m][n] for m in labels])
-        for n, labels in enumerate(picked.members)
-    ]
-    widen = {level: widening(final, level) for level in settings.levels}
+        line = f"fitting {name}"
+        say(line)
+        with listening(lambda said, line=line: say(f"{line}, {said}")):
+            fitted[name] = _fit_some(by_label[name], columns, users, settings)
+    widen = {level: widening(picked.crossed, level) for level in settings.levels}
     return Ensemble(fitted, members, tuple(s.name for s in columns), widen, settings.steps)
 
 
@@ -477,11 +498,15 @@ def _fit_some(
 def widening(rows: list[Backtest], level: float) -> float:
     """How much wider than stated intervals of `level` percent must be to hold what came that often.
 
-    The conformal quantile of |x - middle| over the half-width, all windows, horizons and series
-    together, drawn towards 1 where windows are few: they overlap, and are worth about one each.
+    The conformal quantile of |x - middle| over the half-width, all horizons and series together, in
+    the newest windows: models say how sure they are from all they know, and know more by now than
+    in the first windows. Drawn towards 1 where windows are few: they overlap, and are worth about
+    one each. The forecasts must be honest ones: of a model chosen by those very windows the misses
+    are too small.
     """
+    newest = sorted({int(w) for b in rows for w in b.window})[-math.ceil(_ENOUGH / len(rows)) :]
     ratios = []
-    for b in rows:
+    for b in (row.only(newest) for row in rows):
         low, high = interval(b.quantiles, level)
         middle = b.quantiles[..., MIDDLE]
         side = np.where(b.truth < middle, middle - low, high - middle)
@@ -490,7 +515,7 @@ def widening(rows: list[Backtest], level: float) -> float:
     ordered = np.sort(np.concatenate(ratios))
     rank = math.ceil((len(ordered) + 1) * level / 100)
     wanted = ordered[min(rank, len(ordered)) - 1]
-    worth = sum(len(set(b.window.tolist())) for b in rows)
+    worth = len(rows) * len(newest)
     trust = worth / (worth + 10)
     return float(np.clip(wanted, 0.2, 5.0) ** trust)
 
@@ -539,13 +564,40 @@ def match(
 
 
 def losses(ensemble: Ensemble) -> dict[str, Any]:
-    """The training loss, epoch by epoch, of every network."""
-    rows_by_name: dict[str, Any] = {}
-    for name, fitted in ensemble.fitted.items():
-        rows = getattr(fitted.models[0], "losses", None)
-        if rows is not None:
-            rows_by_name[name] = list(rows)
-    return rows_by_name
+    """The training loss of every network, epoch by epoch (a shared one: by tenths of its updates).
+
+    By forecaster, then by series where it has a network for each of several.
+    """
+    found: dict[str, Any] = {}
+    for label, fitted in ensemble.fitted.items():
+        users = [i for i, labels in enumerate(ensemble.members) if label in labels]
+        rows = {ensemble.names[i]: training_losses(fitted.models[i]) for i in users}
+        if any(row is not None for row in rows.values()):
+            alone = fitted.method.of.shared or len(ensemble.names) == 1
+            found[label] = next(iter(rows.values())) if alone else rows
+    return found
+
+
+def training_losses(model: Forecaster) -> list[float] | None:
+    """A network's loss after every epoch, however deep it lies; None: it was not trained."""
+    own = getattr(model, "losses", None)
+    inner = getattr(model, "inner", None)
+    if own is not None:
+        return list(own)
+    return training_losses(inner) if isinstance(inner, Forecaster) else None
+
+
+def about(answer: dict[str, Any]) -> dict[str, Any]:
+    """What is kept beside a fitted forecaster for people to read: scores, verdicts, losses."""
+    own = next(iter(answer["scores"].values()))
+    score = {k: _mean(own[k]) for k in ("mase", "scaled_crps")}
+    kept = {k: answer[k] for k in ("model", "published", "verdicts", "warning", "losses")}
+    return kept | {"score": score}
+
+
+def _mean(row: list[float | None] | None) -> float | None:
+    known = [x for x in row or [] if x is not None]
+    return sum(known) / len(known) if known else None
 
 
 def look_ahead_plain(series: list[Series], ahead: list[Ahead]) -> dict[str, Any]:
@@ -593,15 +645,32 @@ def _growth(score: Scores) -> dict[str, Any] | None:
     }
 
 
-def rows_ahead(series: Sequence[Series], ahead: Sequence[Ahead], name: str) -> dict[str, list[Any]]:
-    """Forecasts as columns of a long table, called as Nixtla's libraries call them."""
+def dated(series: Sequence[Series]) -> bool:
+    """Whether every step of every series has a date."""
+    return all(s.clock is not None and not isinstance(s.clock.start, int) for s in series)
+
+
+def moment(series: Series, step: int) -> Any:
+    """When a step is, as a date and time; as the data writes it where it has none."""
+    return series.clock.at(step) if series.clock and dated([series]) else series.time(step)
+
+
+def rows_ahead(
+    series: Sequence[Series], ahead: Sequence[Ahead], name: str, *, moments: bool = False
+) -> dict[str, list[Any]]:
+    """Forecasts as columns of a long table, called as Nixtla's libraries call them.
+
+    Times are written as the data writes them; with `moments` they are dates where all have dates.
+    """
+    as_dates = moments and dated(series)
     table: dict[str, list[Any]] = {"unique_id": [], "ds": [], name: []}
     levels = sorted(ahead[0].low)
     ends = [f"{name}-lo-{x:g}" for x in reversed(levels)] + [f"{name}-hi-{x:g}" for x in levels]
     table |= {c: [] for c in ends}
     for s, path in zip(series, ahead, strict=True):
         table["unique_id"] += [s.name] * len(path.times)
-        table["ds"] += list(path.times)
+        steps = range(len(s), len(s) + len(path.times))
+        table["ds"] += [moment(s, k) for k in steps] if as_dates else list(path.times)
         table[name] += path.point.tolist()
         for level in levels:
             table[f"{name}-lo-{level:g}"] += path.low[level].tolist()

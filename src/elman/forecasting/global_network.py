@@ -29,7 +29,9 @@ from elman.forecasting.base import (
     as_values,
 )
 from elman.forecasting.linear import check_window
+from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
+from elman.kernels import using
 
 QUANTILES = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.975)
 _MIDDLE = QUANTILES.index(0.5)
@@ -114,6 +116,8 @@ class Global(Forecaster):
     seed: int = 0
     carry: Carry = field(default_factory=Full)
     memory: Memory = field(default_factory=Stored)
+    kernel: str | None = None
+    """Which kernel trains it, or `auto`; None: the one that ELMAN_KERNELS names."""
     net: _Reader = field(init=False, repr=False)
     losses: list[float] = field(init=False, repr=False)
     _centre: Values = field(init=False, repr=False)
@@ -147,8 +151,9 @@ class Global(Forecaster):
         self._fit_with(series, [_none(v) for v in series])
 
     def _fit_with(self, series: list[Values], inputs: list[Inputs]) -> None:
-        for _ in self.training(series, inputs):
-            pass
+        with using(self.kernel):
+            for _ in self.training(series, inputs):
+                pass
 
     def training(self, series: list[Values], inputs: list[Inputs]) -> Iterator[float]:
         """Fit, yielding the mean loss after every tenth of the updates."""
@@ -182,6 +187,7 @@ class Global(Forecaster):
             if (update + 1) % every == 0:
                 self.losses.append(float(np.mean(recent)))
                 recent = []
+                tell(f"update {update + 1} of {self.updates}: loss {self.losses[-1]:.4g}")
                 yield self.losses[-1]
 
     def _loss(self, panel: _Panel, owner: Any, ends: Any) -> Tensor:

@@ -20,7 +20,9 @@ from elman.cells import of_model
 from elman.errors import UserError, WorkFailed
 from elman.forecasting.base import Forecaster, Paths, State, Values, Windows, features
 from elman.forecasting.linear import check_window, feed_back
+from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
+from elman.kernels import using
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class _Network(Forecaster):
                 optimiser.step()
                 seen += loss.item() * len(xs)
             self.losses.append(seen / len(x))
+            tell(f"epoch {epoch + 1} of {self.epochs}: loss {self.losses[-1]:.4g}")
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean squared error, or the mean negative log-likelihood of N(μ, σ²), up to a constant."""
@@ -249,6 +252,8 @@ class Recurrent(_Network):
     seed: int = 0
     carry: Carry = field(default_factory=Full)
     memory: Memory = field(default_factory=Stored)
+    kernel: str | None = None
+    """Which kernel trains it, or `auto`; None: the one that ELMAN_KERNELS names."""
     net: nn.Module = field(init=False, repr=False)
     scale: Scale = field(init=False, repr=False)
     losses: list[float] = field(init=False, repr=False)
@@ -268,6 +273,10 @@ class Recurrent(_Network):
             memory=self.memory,
         )
         return _StateReader(layers, self._outputs(columns), self.hidden)
+
+    def _fit(self, series: list[Values]) -> None:
+        with using(self.kernel):
+            super()._fit(series)
 
     def _pairs(self, z: Values) -> tuple[Windows, NDArray[np.float64]]:
         """Windows of τ values, and for each of their steps the `direct` values that follow it."""

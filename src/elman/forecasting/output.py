@@ -19,14 +19,19 @@ def check_format(path: Path) -> None:
             f"cannot write a table to {str(path)!r}: it must end in {', '.join(FORMATS)}",
             hint=f"--output {path.stem or 'forecast'}.csv",
         )
-    if path.suffix.lower() == ".parquet":
+    if has_types(path):
         _pyarrow(path)
+
+
+def has_types(path: Path) -> bool:
+    """Whether a file of this name keeps dates as dates, not as text."""
+    return path.suffix.lower() == ".parquet"
 
 
 def write(columns: dict[str, list[Any]], path: Path) -> Path:
     """Write columns of equal length, by the ending of `path`."""
     check_format(path)
-    if path.suffix.lower() == ".parquet":
+    if has_types(path):
         pyarrow, parquet = _pyarrow(path)
         with atomic(path) as draft:
             parquet.write_table(pyarrow.table(columns), draft)

@@ -16,6 +16,7 @@ from elman.forecasting.base import Forecaster, Inputs
 from elman.forecasting.catalogue import Method, Plan
 from elman.forecasting.dates import calendar_features
 from elman.forecasting.intervals import GRID, Errors, errors
+from elman.forecasting.progress import tell
 from elman.forecasting.series import Series
 
 Points = NDArray[np.float64]
@@ -95,7 +96,9 @@ def fit(method: Method, panel: list[Series], steps: int, seed: int = 0) -> Fitte
         model.fit([s.values for s in panel], read)
         return Fitted(method, [model] * len(panel), [None] * len(panel))
     models, known = [], []
-    for s in panel:
+    for n, s in enumerate(panel, 1):
+        if n > 1:
+            tell(f"series {n} of {len(panel)}")
         model = method.make(plan_for([s], steps, seed))
         inputs = inputs_of(s, model)
         model.fit([s.values], None if inputs is None else [inputs])
@@ -183,6 +186,7 @@ def cross_validate(
     fitted: Fitted | None = None
     parts: list[list[Backtest]] = [[] for _ in panel]
     for w in range(windows.count):
+        tell(f"window {w + 1} of {windows.count}")
         if fitted is None or not method.of.network:
             past = [s.until(windows.starts(len(s))[w]) for s in panel]
             fitted = fit(method, past, windows.steps, seed)

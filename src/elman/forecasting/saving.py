@@ -6,6 +6,7 @@ refused rather than forecast from.
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors.numpy import load as parse_arrays
 from safetensors.numpy import save as write_arrays
 
 from elman import strict_json
-from elman.errors import MissingSource, UserError
+from elman.errors import MissingSource, Unreadable, UserError
 from elman.files import (
     BLANK_SEAL,
     atomic,
@@ -29,6 +30,7 @@ from elman.files import (
     write_text,
 )
 from elman.forecasting import panel
+from elman.forecasting.autoregressive_errors import AutoregressiveErrors
 from elman.forecasting.base import Forecaster, State
 from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
 from elman.forecasting.catalogue import Method
@@ -51,8 +53,8 @@ MOST_SERIES, RECENT = 20, 500
 KINDS: dict[str, type[Forecaster]] = {
     k.__name__: k
     for k in (
-        Last, Seasonal, Mean, Drift, Smoothing, Linear, Regression, Window, Recurrent, Global,
-        Differenced, Logged, Deseasonalised,
+        Last, Seasonal, Mean, Drift, Smoothing, Linear, Regression,
+        AutoregressiveErrors, Window, Recurrent, Global, Differenced, Logged, Deseasonalised,
     )
 }  # fmt: skip
 
@@ -229,9 +231,10 @@ def is_saved(folder: Path) -> bool:
 
 
 def _format_of(folder: Path) -> str | None:
-    """Which of our formats a folder has, if any."""
+    """Which of our formats a folder has, if any: a forecaster's, or one's that is not finished."""
+    name = "config.json" if (folder / "config.json").exists() else "request.json"
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     format = config.get("format") if isinstance(config, dict) else None
@@ -240,7 +243,17 @@ def _format_of(folder: Path) -> str | None:
 
 
 def _write(folder: Path, config: dict[str, Any], arrays: State) -> Path:
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _fill(folder, config, arrays)
+    except BaseException:
+        if is_new:  # half a forecaster is none
+            shutil.rmtree(folder)
+        raise
+
+
+def _fill(folder: Path, config: dict[str, Any], arrays: State) -> Path:
     whole = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
     weights = sealed(write_arrays(whole, {"seal": BLANK_SEAL}))
     config |= {"weights": hashlib.sha256(weights).hexdigest(), "seal": BLANK_SEAL}
@@ -280,7 +293,7 @@ class _Whole:
 
     def __exit__(self, kind: Any, wrong: BaseException | None, trace: Any) -> None:
         known = (SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError)
-        if isinstance(wrong, MissingSource) or not isinstance(
+        if isinstance(wrong, MissingSource | Unreadable) or not isinstance(
             wrong, (*known, RuntimeError, RecursionError, FileNotFoundError)
         ):
             return
@@ -297,10 +310,10 @@ def _under(arrays: State, prefix: str) -> State:
 def _describe(model: Forecaster) -> dict[str, Any]:
     """A model's kind and settings as plain values.
 
-    Carry and memory shape the gradient while fitting; a fitted model predicts without them.
+    Carry, memory and kernel are for the fit alone; a fitted model predicts without them.
     """
     settings = {f.name: getattr(model, f.name) for f in fields(cast(Any, model)) if f.init}
-    settings = {k: v for k, v in settings.items() if k not in ("carry", "memory")}
+    settings = {k: v for k, v in settings.items() if k not in ("carry", "memory", "kernel")}
     settings = {k: _describe(v) if isinstance(v, Forecaster) else v for k, v in settings.items()}
     return {"kind": type(model).__name__, **settings}
 

@@ -387,8 +387,8 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
     for before, after in itertools.pairwise(order):
         if keys[before] == keys[after]:
             raise UserError(
-                f"{table.unit}s {table.rows[before]} and {table.rows[after]} have the same {time} "
-                f"{str(cells[after])!r}",
+                f"column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have "
+                f"the same {time} {str(cells[after])!r}",
                 hint="a series has one row a time; --group COLUMN tells several series apart, "
                 "--timezone the two hours when clocks go back",
             )
@@ -445,6 +445,8 @@ def _gaps(table: Table, steps: list[int], total: int, clock: Clock | None) -> st
     more = f" and {len(runs) - 5} more gaps" if len(runs) > 5 else ""
     one = len(absent) == 1
     count = "1 time has no row" if one else f"{len(absent)} times have no row"
+    if (before := max((k for k in steps if k < absent[0]), default=None)) is not None:
+        named[0] += f" (after {table.where(steps.index(before))})"
     return f"{count} ({clock.frequency.name} data): {', '.join(named)}{more}"
 
 
@@ -475,8 +477,10 @@ def _filled(
     if fill == "linear":
         return np.interp(np.arange(len(values)), known, values[known])
     if absent[0] < known[0]:
+        at = f" ({table.where(where[0])})" if 0 in where else ""
         raise UserError(
-            f"{of}column {column!r} begins with a gap, and --fill forward has nothing to repeat",
+            f"{of}column {column!r} begins with a gap{at}, and --fill forward has nothing to "
+            "repeat",
             hint="--fill linear or zero, or drop the first rows",
         )
     latest = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values))))
@@ -486,11 +490,15 @@ def _filled(
 def _constant(table: Table, column: str, of: str) -> float:
     """A static column's one value."""
     values = tables.numbers(table, column, "--static")
-    values = values[~np.isnan(values)]
-    if not len(values) or (values != values[0]).any():
+    known = np.flatnonzero(~np.isnan(values))
+    if not len(known):
+        raise UserError(f"{of}static column {column!r} is empty", hint="another column")
+    first = values[known[0]]
+    if len(other := known[values[known] != first]):
+        here, there = (table.where(int(k)) for k in (known[0], other[0]))
         raise UserError(
-            f"{of}static column {column!r} must have one value a series, "
-            f"not {len(set(values.tolist()))}",
+            f"{of}static column {column!r} must have one value a series, and has {first:g} at "
+            f"{here} and {values[other[0]]:g} at {there}",
             hint="--known or --past are for columns that change",
         )
-    return float(values[0])
+    return float(first)

@@ -119,9 +119,12 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
                     hint="delete the line, or fill in its time and leave the other cells empty",
                 )
             if len(row) != len(header):
+                short = len(row) < len(header)
+                place = f"column {header[len(row)]!r}" if short else f"column {len(header) + 1}"
+                why = "has no cell" if short else "has a cell and no name"
                 raise UserError(
-                    f"{source}, line {reader.line_num}: the row does not have the {len(header)} "
-                    f"cells that the header names, but {len(row)}",
+                    f"{source}, line {reader.line_num}, {place} {why}: the row does not have the "
+                    f"{len(header)} cells that the header names, but {len(row)}",
                     hint="mend that line; a cell that holds a comma needs quotes",
                 )
             cells.append(row)
@@ -154,8 +157,12 @@ def _decoded(content: bytes, source: str) -> str:
             hint=f"iconv -f latin1 -t utf-8 {source} makes it so, if it is Latin-1",
         ) from wrong
     if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise UserError(f"{source}, line {line} holds a NUL character", hint="mend that line")
+        before = text[: text.index("\0")]
+        line = before.count("\n") + 1
+        column = sum(before.rpartition("\n")[2].count(c) for c in ",;\t") + 1
+        raise UserError(
+            f"{source}, line {line}, column {column} holds a NUL character", hint="mend that cell"
+        )
     return text
 
 

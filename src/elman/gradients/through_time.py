@@ -106,7 +106,7 @@ def scale(d: Tensor, xi: float | Tensor) -> Tensor:
     """ξ d, for one ξ or one per row; a cut (ξ = 0) gives 0 even where d has overflowed."""
     if isinstance(xi, Tensor):
         xi = xi[:, None]
-        return torch.where(xi == 0, 0, xi * d)
+        return torch.where(xi == 0, 0, (xi * d).to(d.dtype))  # ξ is wider than half precision
     return d if xi == 1 else torch.zeros_like(d) if xi == 0 else xi * d
 
 

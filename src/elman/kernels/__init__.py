@@ -17,6 +17,7 @@ from elman.kernels.choice import (
     select,
     select_once,
     settings,
+    using,
 )
 from elman.kernels.contract import Empty, Job, Kernel, Piece, Pull, Trace
 
@@ -37,4 +38,5 @@ __all__ = [
     "select",
     "select_once",
     "settings",
+    "using",
 ]

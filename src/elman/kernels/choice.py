@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,10 +32,13 @@ class Explanation:
 
     runs: str
     reasons: dict[str, str]
+    time: str = ""
+    """How chunks of time run, where a module was asked for them."""
 
     def __str__(self) -> str:
         refusals = [f"{name}: no, {reason}" for name, reason in self.reasons.items()]
-        return "\n".join([*refusals, f"{self.runs}: runs"])
+        time = [f"time: {self.time}"] if self.time else []
+        return "\n".join([*refusals, f"{self.runs}: runs", *time])
 
 
 def select(job: Job) -> Kernel:
@@ -88,8 +92,29 @@ def explain(
             + (", which runs on no elman kernel" if job is None else " without an input"),
             hint="explain(module, x) of a module of elman.nn, or explain(training)",
         )
-    kernel, reasons = _choose(job(x, state))
-    return Explanation(kernel.name, reasons)
+    asked: Job = job(x, state)
+    kernel, reasons = _choose(asked)
+    time = "" if asked.time is None else asked.time(cast(Kernel, kernel))
+    return Explanation(kernel.name, reasons, time)
+
+
+@contextmanager
+def using(name: str | None) -> Iterator[None]:
+    """Let the kernel of this name, or `auto`, run what the block computes; None changes nothing.
+
+    As ELMAN_KERNELS does for a whole program: for all threads, and nothing is substituted.
+    """
+    before = os.environ.get("ELMAN_KERNELS")
+    if name is not None:
+        os.environ["ELMAN_KERNELS"] = name
+    try:
+        requested()  # refuses a name that is no kernel's
+        yield
+    finally:
+        if before is not None:
+            os.environ["ELMAN_KERNELS"] = before
+        elif name is not None:
+            del os.environ["ELMAN_KERNELS"]
 
 
 def requested() -> str:
@@ -152,12 +177,17 @@ def _dearer(job: Job) -> str | None:
     return f"cuDNN is faster at this size ({theirs:,.0f} µs against {ours:,.0f} on an H200)"
 
 
+def arithmetic_name(dtype: torch.dtype) -> str:
+    """What a dtype is multiplied in, as `prices` knows it."""
+    half = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    return half.get(dtype) or ("tf32" if precision() == "tf32" else "fp32")
+
+
 def _shape(whole: Whole) -> prices.Shape:
     net = whole.network
-    half = {torch.float16: "fp16", torch.bfloat16: "bf16"}
     return prices.Shape(
         "tanh" if net.mode in ("RNN_TANH", "RNN_RELU") else str(net.mode).lower(),
-        half.get(whole.dtype) or ("tf32" if precision() == "tf32" else "fp32"),
+        arithmetic_name(whole.dtype),
         net.hidden,
         whole.rows,
         whole.steps,

@@ -6,7 +6,7 @@ that it reads, `Pull` all that the loss hands back to it, `Trace` what it keeps 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -194,6 +194,7 @@ class Job:
     inputs: Sequence[Tensor]
     states: Sequence[State]
     whole: Whole | None = None  # the same for cuDNN, where a module asks for all of it at once
+    time: Callable[[Kernel], str] | None = None  # how a kernel's time runs, where not just in order
 
     def pieces(self) -> Iterator[Piece]:
         """Every layer's own piece."""

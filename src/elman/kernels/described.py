@@ -162,13 +162,22 @@ def _made(cell: Described, kind: int) -> ctypes.CDLL | str:
         return "no C++ compiler was found (c++, g++, clang++, or what CXX names)"
     text = source(cell, kind, CPU.variant(kind) or "portable")
     file = _cached(text, compiler)
-    if not file.exists():
-        problem = _compile(text, compiler, file)
-        if problem is not None:
-            return f"{compiler} could not compile it: {problem}"
-    made = ctypes.CDLL(str(file))
-    for run in (made.elman_forward, made.elman_backward):
-        run.argtypes, run.restype = [ctypes.POINTER(LayerArguments)], ctypes.c_int
+    if made := _opened(file):
+        return made
+    problem = _compile(text, compiler, file)
+    if problem is not None:
+        return f"{compiler} could not compile it: {problem}"
+    return _opened(file) or f"what {compiler} made of it, {file}, cannot be loaded"
+
+
+def _opened(file: Path) -> ctypes.CDLL | None:
+    """A compiled cell; None where there is none, or only what is left of one."""
+    try:
+        made = ctypes.CDLL(str(file))
+        for run in (made.elman_forward, made.elman_backward):
+            run.argtypes, run.restype = [ctypes.POINTER(LayerArguments)], ctypes.c_int
+    except (OSError, AttributeError):
+        return None
     return made
 
 

@@ -66,6 +66,12 @@ def microseconds(engine: str, shape: Shape) -> float | None:
     return gpu if shape.captured else max(host, gpu)
 
 
+def step(engine: str, cell: str, arithmetic: str, hidden: int, rows: int) -> float | None:
+    """Microseconds of a step of one layer, forward and backward; None where none was measured."""
+    line = _line(engine, cell, arithmetic, "both", hidden, rows)
+    return None if line is None else line.step
+
+
 def _line(
     engine: str, cell: str, arithmetic: str, what: str, hidden: int, rows: int
 ) -> Line | None:

@@ -24,7 +24,17 @@ from torch.nn import functional as F
 
 from elman import cells
 from elman.errors import UserError
-from elman.gradients import Carry, Full, Given, Memory, Stored, backward_through_time
+from elman.gradients import (
+    Carry,
+    Chunked,
+    Full,
+    Given,
+    Memory,
+    Stepped,
+    Stored,
+    Time,
+    backward_through_time,
+)
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
 from elman.language_model.stepper import Stepper
@@ -169,6 +179,7 @@ class LanguageModel(nn.Module):
         bidirectional: bool = False,
         carry: Carry | None = None,
         memory: Memory | None = None,
+        time: Time | None = None,
     ) -> None:
         super().__init__()
         dropout = dropout or Dropout()
@@ -194,6 +205,7 @@ class LanguageModel(nn.Module):
                 dropout=dropout.layers,
                 carry=carry or Full(),
                 memory=memory or Stored(),
+                time=time or Stepped(),
             )
             self.recurrence.repeatable = True  # an update is the same captured or not
         else:
@@ -327,6 +339,15 @@ class LanguageModel(nn.Module):
         hs = hs if masks.outputs is None else hs * masks.outputs
         return linear_cross_entropy(hs, self.output_weight, self.bias_q, targets)
 
+    def read_in_chunks(self, chunks: int, tolerance: float = 1e-5) -> None:
+        """From now on, run so many stretches of a text side by side (`gradients.Chunked`)."""
+        if not self.recurrent:
+            raise UserError(
+                f"chunks={chunks} with an mlp: it has no recurrence to cut in time",
+                hint="leave chunks out: an mlp reads all positions at once as it is",
+            )
+        self.recurrence.time = Chunked(chunks, tolerance=tolerance)
+
     def stepper(self, state: ModelState = None, rows: int = 1) -> Stepper | None:
         """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
 
@@ -395,6 +416,8 @@ class LanguageModel(nn.Module):
             return "dropout between layers is drawn for each step"
         if not self.recurrence.carry.exact or not self.recurrence.memory.keeps_all:
             return "the model has a carry or a memory of its own"
+        if self.recurrence.time.in_chunks:
+            return "chunks of time run as often as it takes them to meet"
         return None
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 The compiler does not look inside: it learns the shapes of what comes out and calls the operator.
 A custom operator takes tensors and plain values only, so a carry and a memory (which may hold a
-generator) travel as a number that `register` gave out.
+generator), and what a module knows of its chunks, travel as a number that `register` gave out.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory
 from elman.kernels import Empty
 from elman.recurrence.operator import Inputs, Recipe, backward, forward, restack, unstack
+from elman.recurrence.seams import Chunks
 
 
 @final
 @dataclass(frozen=True)
 class Registered:
-    """A carry and a memory, and the number by which the operator knows them."""
+    """A carry, a memory and chunks, and the number by which the operator knows them."""
 
     number: int
     carry: Carry
     memory: Memory
+    chunks: Chunks | None
 
 
 _FRESH = itertools.count()
-_BY_KEY: WeakValueDictionary[tuple[Hashable, Memory], Registered] = WeakValueDictionary()
+_BY_KEY: WeakValueDictionary[Hashable, Registered] = WeakValueDictionary()
 _BY_NUMBER: WeakValueDictionary[int, Registered] = WeakValueDictionary()
 _COMPILED: dict[int, Registered] = {}
 
 
-def register(carry: Carry, memory: Memory) -> Registered:
+def register(carry: Carry, memory: Memory, chunks: Chunks | None = None) -> Registered:
     """Give them a number. It holds as long as the caller keeps what is returned; once the operator
     has been called with it, compiled code may hold it too, and it stays for good."""
-    key = (carry.key(), memory)
+    key = (carry.key(), memory, None if chunks is None else id(chunks))
     registered = _BY_KEY.get(key)
     if registered is None:
-        registered = _BY_KEY[key] = Registered(next(_FRESH), carry, memory)
+        registered = _BY_KEY[key] = Registered(next(_FRESH), carry, memory, chunks)
         _BY_NUMBER[registered.number] = registered
     return registered
 
@@ -52,8 +54,8 @@ def register(carry: Carry, memory: Memory) -> Registered:
 def _recipe(
     cell: str, bias: bool, projected: bool, directions: int, dropout: float, number: int
 ) -> Recipe:
-    registered = _COMPILED.get(number) or _COMPILED.setdefault(number, _BY_NUMBER[number])
-    return Recipe(cell, bias, projected, directions, dropout, registered.carry, registered.memory)
+    how = _COMPILED.get(number) or _COMPILED.setdefault(number, _BY_NUMBER[number])
+    return Recipe(cell, bias, projected, directions, dropout, how.carry, how.memory, how.chunks)
 
 
 @torch.library.custom_op("elman::recurrence", mutates_args=())

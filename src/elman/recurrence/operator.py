@@ -23,6 +23,8 @@ from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, Piece, Pull, Trace
 from elman.kernels.bare import Bare
+from elman.recurrence.chunked import InChunks
+from elman.recurrence.seams import Chunks
 from elman.recurrence.sliding import slide
 from elman.recurrence.stack import Pulls, Stack, draw
 from elman.recurrence.strand import Dropout, States, uncast
@@ -40,6 +42,7 @@ class Recipe:
     dropout: float
     carry: Carry
     memory: Memory
+    chunks: Chunks | None = None  # None: step after step
 
     def layers(self, weights: Sequence[Tensor]) -> list[Weights]:
         """Flat weights in PyTorch's order, put together as layers."""
@@ -66,7 +69,8 @@ class Recipe:
     def is_one_layer(self, x: Inputs) -> bool:
         """One layer, everything stored, one ξ: nothing to do but to call the kernel."""
         one = len(x.weights) == self.each and self.directions == 1
-        return one and self.memory.keeps_all and not self.carry.in_blocks
+        plain = self.memory.keeps_all and not self.carry.in_blocks
+        return one and plain and self.chunks is None
 
     def keeping(self, keep: bool) -> tuple[bool, bool]:
         """Whether the forward pass keeps anything, and gates too: blocks want states only."""
@@ -81,6 +85,8 @@ class Recipe:
             kernel, layers = kernels.select(job), job.layers
         else:
             layers = self.layers(x.weights)
+        if self.chunks is not None:
+            kernel = InChunks(kernel, self.chunks)
         return Stack(
             named(self.cell),
             layers,
@@ -146,7 +152,7 @@ class _Eager(torch.autograd.Function):
         ys, last, kept = forward(recipe, x, stack, keep)
         if keep:
             ctx.save_for_backward(lengths, seed, xs, *tensors, *kept)
-            ctx.recipe, ctx.kernel, ctx.n, ctx.m = recipe, stack.kernels[0], n, len(tensors)
+            ctx.recipe, ctx.kernel, ctx.n, ctx.m = recipe, kernel, n, len(tensors)
             ctx.set_materialize_grads(False)
         return ys, *last
 
@@ -222,6 +228,8 @@ def forward(
     recipe: Recipe, x: Inputs, stack: Stack, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
     """ys, the last states, and what is kept for the backward pass."""
+    if recipe.chunks is not None:
+        recipe.chunks.begin()
     with Careful(x.xs, stack.layers[0].W_ih.shape[1]):
         ys, last, kept = stack.forward(x.xs, unstack(x.stacked), *recipe.keeping(keep))
     return ys, restack(last), kept

@@ -27,6 +27,8 @@ def backward_through_time(
     recipe: Recipe, x: Inputs, loss: Loss
 ) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor | None]]:
     """The loss, the last states, and the pulls on xs, the first states and the weights."""
+    if recipe.chunks is not None:
+        recipe.chunks.begin()
     stack, states = recipe.stack(x), unstack(x.stacked)
     pulls = Pulls.zeros(stack, x.xs, states, x.xs.requires_grad)
     total = Total(pulls, loss)

@@ -2,7 +2,6 @@
 
 from elman.runs.config import (
     Config,
-    arithmetic,
     fresh_model,
     fresh_training,
     options_of,
@@ -14,7 +13,6 @@ from elman.runs.training import conclude, tell, train
 __all__ = [
     "Config",
     "Run",
-    "arithmetic",
     "conclude",
     "fresh_model",
     "fresh_training",

@@ -1,5 +1,6 @@
 """Runs beside one another: what each was asked for, how far it is, how well it does."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from elman.errors import MissingSource, UserError
+from elman.files import check_seal, read_bytes
 from elman.runs.config import options_of
 from elman.runs.folder import Run
 from elman.runs.presets import Options
 from elman.training import Result, Update, Validation
 
-MARKS = ("config.json", "vocab.json", "model.safetensors", "state.safetensors", "metrics.jsonl")
+_UNFINISHED = "request.json"
+MARKS = (
+    *("config.json", "vocab.json", "model.safetensors", "state.safetensors", "metrics.jsonl"),
+    _UNFINISHED,
+)
 """A folder with one of these is a run, or was one."""
+
+FORECAST = "elman-forecast"
+"""How the formats of forecasters begin."""
 
 SCORES = ("nats_per_token", "perplexity", "bits_per_char")
 
@@ -53,6 +62,61 @@ class Summary:
 def _known(number: float | None) -> float | None:
     """JSON has no NaN and no infinity."""
     return number if number is not None and math.isfinite(number) else None
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """A forecaster at a glance, from what stands beside it for people to read."""
+
+    path: Path
+    model: str = ""
+    steps: int = 0
+    series: int = 0
+    mase: float | None = None
+    crps: float | None = None
+    problem: str = ""
+    unfinished: bool = False
+
+    def json(self) -> dict[str, Any]:
+        """For programs; null stands for what is not known."""
+        if self.problem:
+            return {"run": str(self.path), "kind": "forecaster", "problem": self.problem}
+        return {
+            "run": str(self.path),
+            "kind": "forecaster",
+            **{k: v for k, v in vars(self).items() if k not in ("path", "problem")},
+        }
+
+
+def forecaster(path: Path) -> Forecaster | None:
+    """Read a forecaster's folder; None where it is something else."""
+    name = "config.json" if (path / "config.json").is_file() else _UNFINISHED
+    try:
+        text = read_bytes(path / name)
+        record = json.loads(text)
+        if not str(record["format"]).startswith(FORECAST):
+            return None
+    except (UserError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    try:
+        check_seal(text, path / name)
+        if name == _UNFINISHED:
+            settings = record["asked"]["settings"]
+            return Forecaster(path, settings["model"], settings["steps"], unfinished=True)
+        about = record.get("about", {})
+        score = about.get("score", {})
+        return Forecaster(
+            path,
+            about.get("published") or "forecaster",
+            record.get("steps", 0),
+            len(record.get("names", [])) or 1,
+            score.get("mase"),
+            score.get("scaled_crps"),
+        )
+    except UserError as refusal:
+        return Forecaster(path, problem=refusal.message)
+    except (KeyError, TypeError, AttributeError) as problem:
+        return Forecaster(path, problem=f"its files cannot be read: {problem!r}")
 
 
 def summary(path: Path | str) -> Summary:

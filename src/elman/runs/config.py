@@ -8,9 +8,7 @@ import torch
 
 from elman import __version__
 from elman.errors import UserError
-from elman.kernels import allows, explain
-from elman.kernels.cpu import KERNEL
-from elman.language_model import Dropout, LanguageModel, Masks
+from elman.language_model import Dropout, LanguageModel
 from elman.language_model.model import Shape
 from elman.runs import presets
 from elman.runs.device import is_here
@@ -32,8 +30,7 @@ class Config:
     device: str = "cpu"
     threads: int = 1
     command: str = ""
-    arithmetic: str = ""  # what computed it, see `arithmetic`; older runs do not say
-    ran: str = ""  # which update and which kernel, in words
+    ran: str = ""  # what computed it, in words: `Training.engine`
     shown: Shown = field(default_factory=Shown)
 
     def json(self) -> dict[str, Any]:
@@ -58,8 +55,7 @@ class Config:
                 device=str(record["device"]),
                 threads=int(record["threads"]),
                 command=str(record["command"]),
-                arithmetic=str(record.get("arithmetic", "")),
-                ran=str(record.get("ran", "")),  # runs of elman 0.1.0 have neither
+                ran=str(record.get("ran", "")),  # runs of elman 0.1.0 have none
                 shown=Shown(**record.get("shown", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -112,15 +108,3 @@ def _check_affordable(config: Config) -> None:
         states = 4 * reading.batch_size * reading.window * shape.hidden_size * shape.layers
         besides += f" and the states of {reading.batch_size} lanes × {reading.window} steps"
     shape.check_affordable(copies, states, besides)
-
-
-def arithmetic(training: Training) -> str:
-    """What computes a training: two that differ agree to rounding, not to the last bit."""
-    model, way = training.model, training.explain().runs
-    if model.recurrent:
-        ids = torch.zeros(1, training.settings.reading.batch_size, dtype=torch.int64)
-        xs = model.inputs(ids.to(training.device), Masks(None, None, {}))
-        way += f" {explain(model.recurrence, xs).runs}"
-    native = KERNEL.library is not None and allows("cpu")
-    output = "native" if native else "plain"
-    return f"{training.device.type}, {way} recurrence, {output} output, torch {torch.__version__}"

@@ -5,6 +5,8 @@ from elman.options import DEVICES
 
 FAST = ("cpu", "cuda")
 """The kinds of device that elman has kernels for."""
+MOST_THREADS = 1024
+"""More than any machine has use for; a million makes OpenMP end the process."""
 
 
 def pick(name: str) -> str:
@@ -60,8 +62,11 @@ def remark(device: str) -> str:
 def _about_the_cpu() -> str:
     from elman.kernels import choice
     from elman.kernels.cpu import KERNEL
+    from elman.kernels.cpu.library import NOT_BUILT
 
     if KERNEL.library is None:
+        if KERNEL.problem != NOT_BUILT:
+            return f"note: elman's CPU kernel does not run: {KERNEL.problem}"
         return (
             "note: elman's CPU kernel was not built, and plain PyTorch is several times slower: "
             "install a C++ compiler (on Debian, apt install g++), then elman again"
@@ -78,7 +83,9 @@ def use_threads(count: int) -> None:
     """Compute on so many threads from now on; 0: as many as there are, as torch does by itself."""
     import torch
 
-    if count < 0:
-        raise UserError(f"threads={count} must not be negative", hint="0: as many as there are")
+    if not 0 <= count <= MOST_THREADS:
+        raise UserError(
+            f"threads={count} must be from 0 to {MOST_THREADS:,}", hint="0: as many as there are"
+        )
     if count:
         torch.set_num_threads(count)

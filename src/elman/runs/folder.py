@@ -26,6 +26,7 @@ from elman.files import (
     BLANK_SEAL,
     atomic,
     has_seal,
+    line_holds,
     read_bytes,
     seal_holds,
     write_sealed,
@@ -79,17 +80,34 @@ class Run:
         source: str | bytes | None = None,
         force: bool = False,
     ) -> "Run":
-        """Make the folder; `source` is the text itself, kept where it cannot be read again."""
+        """Make the folder; `source` is the text itself, kept where it cannot be read again.
+
+        A folder that cannot be filled, on a full disk, is emptied again.
+        """
         path = Path(path)
         check_room(path, force)
-        run = cls(path, config, vocab)
-        run._make_room(force)
-        if source is not None:
-            with atomic(path / "source") as draft:
-                draft.write_bytes(prepared.as_bytes(source))
-        vocab.save(path / "vocab.json")
-        run.save_config(config)  # last: a folder with a config.json is a whole run
+        run, is_new = cls(path, config, vocab), not path.exists()
+        try:
+            run._make_room(force)
+            run._fill(source)
+        except BaseException:
+            run.release()
+            if is_new and path.exists() and not any(path.iterdir()):
+                path.rmdir()
+            raise
         return run
+
+    def _fill(self, source: str | bytes | None) -> None:
+        """Write the first files into the empty folder; none of them if one cannot be written."""
+        try:
+            if source is not None:
+                with atomic(self.path / "source") as draft:
+                    draft.write_bytes(prepared.as_bytes(source))
+            self.vocab.save(self.path / "vocab.json")
+            self.save_config(self.config)  # last: a folder with a config.json is a whole run
+        except BaseException:
+            self._empty()
+            raise
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
@@ -161,6 +179,10 @@ class Run:
             ) from problem
         self.own()
         check_room(self.path, force)  # as it is now that nobody else writes here
+        self._empty()
+
+    def _empty(self) -> None:
+        """Delete what is in the folder, which is ours, but for the lock."""
         for old in self.path.iterdir():
             if old.name != LOCK:
                 shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
@@ -214,16 +236,20 @@ class Run:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        records = []
+        records, checked = [], False  # lines of older versions have no checksum
         lines = read_bytes(path).split(b"\n")
         for number, line in enumerate(lines[:-1], start=1):
+            holds = line_holds(line)
             try:
+                if holds is False or (checked and holds is None):
+                    raise ValueError("it is not as it was written")
                 records.append(from_json(strict_json.loads(line)))
             except ValueError as problem:
                 raise UserError(
                     f"{path} is damaged at line {number}: {problem}",
-                    hint="delete the line; only figures and reports read it",
+                    hint="restore it from a copy; only figures and reports read it",
                 ) from problem
+            checked = checked or holds is not None
         return records
 
     def metrics(self) -> list[dict[str, Any]]:

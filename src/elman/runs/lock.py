@@ -27,8 +27,13 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self._file = self._locked()
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(_owner()).encode(), 0)
+        try:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, json.dumps(_owner()).encode(), 0)
+        except OSError as full:
+            self.release()
+            full.filename = str(self.path)
+            raise
 
     def _locked(self) -> int:
         while True:

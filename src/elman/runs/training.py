@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from elman import strict_json
-from elman.files import write_text
+from elman.files import checked_line, write_text
 from elman.runs.card import model_card
 from elman.runs.folder import Run
 from elman.scoring import metrics
@@ -93,8 +93,7 @@ def _result(run: Run, training: Training) -> Result | None:
 
 
 def _append(log: IO[bytes], record: Record) -> None:
-    line = strict_json.dumps(record.json(), ascii_only=False)
-    log.write(line.encode("utf-8", "backslashreplace") + b"\n")  # JSON's escape of a surrogate
+    log.write(checked_line(strict_json.dumps(record.json(), ascii_only=False)))
     log.flush()
 
 

@@ -6,7 +6,7 @@ perplexity      =  exp(nats per token), the geometric mean of the number of choi
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,13 +14,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elman.errors import UserError
-from elman.language_model import read
+from elman.language_model import LanguageModel, read
 from elman.language_model.adapted import evaluating as evaluating
+from elman.language_model.masks import NO_MASKS
+from elman.language_model.model import ModelState
 from elman.language_model.nests import Nest
 from elman.text.batches import flat_integers
 from elman.text.vocab import Vocab
 
 Ids = Tensor | np.ndarray
+PIECE = 1024
+"""Steps of text that are held in memory at a time."""
+CHUNKED_PIECE = 1 << 17
+"""The same where they run in chunks side by side, which wants long stretches."""
+LOGITS = 1 << 22
+"""How many logits are held at a time, in so long a stretch."""
 
 
 def perplexity(nats: float) -> float:
@@ -79,7 +87,12 @@ def characters(vocab: Vocab, ids: Any) -> int | None:
 
 
 def evaluate(
-    model: torch.nn.Module, ids: Ids, *, lanes: int = 1, warm_up: int = 256, piece: int = 1024
+    model: torch.nn.Module,
+    ids: Ids,
+    *,
+    lanes: int = 1,
+    warm_up: int = 256,
+    piece: int | None = None,
 ) -> Score:
     """Score every token of a text after its first, each exactly once, with the state carried on.
 
@@ -87,7 +100,8 @@ def evaluate(
     state is never reset. More lanes read as many stretches of the text side by side, which is
     faster; each but the first reads the `warm_up` tokens before its stretch to reach its state, so
     the score differs from the definition by what a model remembers for longer than that.
-    `piece` steps are held in memory at a time and change nothing.
+    `piece` steps are held in memory at a time and change nothing: 1024, or many more for a model
+    that runs them in chunks side by side (`time=Chunked()`).
     """
     ids = ids if isinstance(ids, Tensor) else np.asarray(ids)
     if ids.ndim != 1 or len(ids) < 2:
@@ -100,6 +114,7 @@ def evaluate(
     if lanes < 2 or predictions < 2 * lanes * warm_up:
         lanes, warm_up = 1, 0
     rows, scored = _rows(predictions, lanes, warm_up)
+    piece = piece or (CHUNKED_PIECE if lanes == 1 and in_chunks(model) else PIECE)
     device = next(model.parameters()).device
     with evaluating(model):
         total, state = 0.0, None
@@ -114,9 +129,31 @@ def token_nats(
     model: torch.nn.Module, x: Tensor, y: Tensor, state: Nest = None
 ) -> tuple[Tensor, Nest]:
     """-log P of each y, shape (batch, time), and the state after the last x."""
+    if isinstance(model, LanguageModel) and x.shape[1] > PIECE:
+        return _long_nats(model, x, y, state)
     logits, state = read(model, x.long(), state)
     nats = F.cross_entropy(widened(logits).flatten(0, 1), y.long().flatten(), reduction="none")
     return nats.view(y.shape), state
+
+
+def _long_nats(model: LanguageModel, x: Tensor, y: Tensor, state: Nest) -> tuple[Tensor, Nest]:
+    """The same for so many steps that only a part of their logits is held at a time."""
+    hs, state = model.states(x.long(), cast("ModelState", state))
+    steps = max(1, LOGITS // (len(x) * model.vocab_size))
+    pairs = zip(hs.split(steps), y.T.long().split(steps), strict=True)
+    nats = [
+        F.cross_entropy(
+            widened(model.project(h, NO_MASKS)).flatten(0, 1), t.flatten(), reduction="none"
+        )
+        for h, t in pairs
+    ]
+    return torch.cat(nats).view(y.T.shape).T, state
+
+
+def in_chunks(model: torch.nn.Module) -> bool:
+    """Whether a language model runs time in chunks side by side."""
+    recurrence = model.recurrence if isinstance(model, LanguageModel) else None
+    return recurrence is not None and recurrence.time.in_chunks
 
 
 def widened(logits: Tensor) -> Tensor:

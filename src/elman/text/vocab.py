@@ -18,8 +18,8 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.errors import MissingSource, OutOfRange, UserError
-from elman.files import BLANK_SEAL, check_seal, has_seal, write_sealed
+from elman.errors import MissingSource, OutOfRange, Unreadable, UserError
+from elman.files import BLANK_SEAL, check_seal, has_seal, read_bytes, write_sealed
 from elman.text.levels import LEVELS, Ids, Level, inferred, level_of
 from elman.text.tokens import count
 
@@ -339,13 +339,15 @@ def _check_options(level: Level, min_freq: int, reserved: tuple[str, ...]) -> No
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         record = json.loads(data.decode("utf-8", "surrogatepass"))
-    except FileNotFoundError as missing:
+    except MissingSource as missing:
         raise MissingSource(
             f"there is no vocabulary at {path}", hint="Vocab.save writes one"
         ) from missing
-    except (OSError, ValueError, RecursionError) as problem:
+    except Unreadable:
+        raise
+    except (ValueError, RecursionError) as problem:
         raise UserError(
             f"{path} cannot be read as a vocabulary: {problem}",
             hint="Vocab.load reads the JSON that Vocab.save writes",

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
-from elman.kernels import Explanation, explain
+from elman.kernels import Explanation, allows, explain
+from elman.kernels.cpu import KERNEL
 from elman.language_model import Masks, State, reader_of
 from elman.options import check, option
 from elman.recurrence.operator import known_ids
@@ -132,8 +133,9 @@ class Training:
         if refusal is not None:
             why, hint = refusal
             raise UserError(f"carry={reading.carry} memory={reading.memory} with {why}", hint=hint)
-        if self.reader.recurrence is not None:
-            reading.check_agrees(self.reader.recurrence.carry, self.reader.recurrence.memory)
+        if (recurrence := self.reader.recurrence) is not None:
+            reading.check_agrees(recurrence.carry, recurrence.memory, recurrence.time)
+        self._take_time(reading)
         if reading.memory:
             self._check_memory(reading)
         if self.validation_ids is not None and len(self.validation_ids) < 2:
@@ -141,6 +143,18 @@ class Training:
                 f"{len(self.validation_ids)} held-out tokens leave nothing to predict",
                 hint="a larger part for validation, or none",
             )
+
+    def _take_time(self, reading: Reading) -> None:
+        """Let the model run time in chunks, where that was asked for."""
+        recurrence, time = self.reader.recurrence, reading.time_used
+        if time is None or (recurrence is not None and recurrence.time == time):
+            return
+        if recurrence is None:
+            raise UserError(
+                f"chunks={reading.chunks}: this model has no recurrence of elman's to cut in time",
+                hint="chunks=0, or a recurrent cell, such as cell=gru",
+            )
+        recurrence.time = time
 
     def _check_memory(self, reading: Reading) -> None:
         """Refuse a budget that has no room for one step of every lane."""
@@ -167,11 +181,16 @@ class Training:
         return self._choice.explanation
 
     def engine(self) -> str:
-        """Which update and which kernel run, in one line, and why not a faster update."""
+        """What computes an update, in one line, and why not a faster one.
+
+        Two trainings that differ in it agree to rounding, not to the last bit.
+        """
         update = self.explain()
         reasons = dict.fromkeys(r for r in update.reasons.values() if "the model is on" not in r)
         why = f" ({'; '.join(reasons)})" if reasons else ""
-        return f"{update.runs} updates{why}, {self._kernel()}"
+        output = "native" if KERNEL.library is not None and allows(KERNEL.name) else "plain"
+        where = f"{output} output, {self.device.type}, torch {torch.__version__}"
+        return f"{update.runs} updates{why}, {self._kernel()}, {where}"
 
     def _kernel(self) -> str:
         if self.reader.recurrence is None:

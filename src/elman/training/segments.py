@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from elman.errors import UserError
-from elman.gradients import Carry, Checkpointed, Memory
+from elman.gradients import Carry, Checkpointed, Chunked, Memory, Time
 from elman.gradients.carry import CARRIES, checked_carry, name_of, named
 from elman.options import check, option
 from elman.text import batches
@@ -107,6 +107,12 @@ class Reading:
         show=as_size,
         later=True,
     )
+    chunks: int = option(
+        0, "Stretches of time side by side; 0: step after step", panel=PANEL, at_least=0
+    )
+    tolerance: float = option(
+        1e-5, "Chunks: how far apart they may meet, of a state", panel=PANEL, above=0, below=1
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.carry, str):
@@ -114,7 +120,7 @@ class Reading:
         if isinstance(self.memory, Memory) and self.memory.bytes is not None:
             object.__setattr__(self, "memory", self.memory.bytes)
         check(self)
-        own, _ = self.carry_used.reading(), self.memory_used  # built, and so checked
+        own, _, _ = self.carry_used.reading(), self.memory_used, self.time_used  # built: checked
         if own is not None and own[1] != self.history:
             raise UserError(
                 f"history={self.history} with carry={self.carry}: no steps are read again before "
@@ -166,8 +172,13 @@ class Reading:
         carry = self.carry if isinstance(self.carry, str) else self.carry.words
         return {"window": self.window, "carry": carry, "history": self.history}
 
-    def check_agrees(self, carry: Carry, memory: Memory) -> None:
-        """Refuse a model that was given another carry or another memory than this reading's."""
+    @cached_property
+    def time_used(self) -> Time | None:
+        """In which order steps run; None: as the model has it."""
+        return Chunked(self.chunks, tolerance=self.tolerance) if self.chunks else None
+
+    def check_agrees(self, carry: Carry, memory: Memory, time: Time) -> None:
+        """Refuse a model that was given another carry, memory or time than this reading's."""
         mine = self.carry_used
         if not carry.exact and carry.seeded(0) != mine.seeded(0):
             raise UserError(
@@ -179,6 +190,11 @@ class Reading:
             raise UserError(
                 f"the model was given memory={memory}, but its training keeps by {kept}",
                 hint="leave the model's memory at Stored(), or the reading's memory at 0",
+            )
+        if self.time_used is not None and time.in_chunks and time != self.time_used:
+            raise UserError(
+                f"the model was given time={time}, but its training reads by {self.time_used}",
+                hint="leave the model's time at Stepped(), or the reading's chunks at 0",
             )
 
     def check_storable(self) -> None:

@@ -35,7 +35,8 @@ def prepare(
     """What calls with inputs and weights like these need; None where this kernel runs none."""
     if KERNEL.library is None or xs.dtype not in DTYPES:
         return None
-    if not all(w.dtype in DTYPES and is_plain(w, w.dtype) for w in weights):
+    kind = weights[0].dtype  # a weight of another would be cast, and the copy gone after the call
+    if kind not in KINDS or not all(is_plain(w, kind) for w in weights):
         return None
     asked = job()
     if choice.select(asked) is not KERNEL:
@@ -59,7 +60,7 @@ class Prepared:
         copies = len(xs) == 1 or directions > 1
         self.outputs = torch.Size((len(xs) + (not copies), len(h), directions * h.shape[1]))
         self.stacked = torch.Size((len(job.layers), *h.shape))
-        self.weights = [(w, w.data_ptr(), w.stride()) for w in weights]
+        self.weights = [(w, w.data_ptr(), w.shape) for w in weights]
         self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
         self.stack = StackArguments(
             layers=self.layers,
@@ -79,9 +80,11 @@ class Prepared:
         """Whether this call is like the one prepared for, its weights being where they were."""
         if xs.shape != self.shape or not is_plain(xs, self.input_dtype):
             return False
-        for (w, where, stride), now in zip(self.weights, weights, strict=True):
-            if w is not now or now.data_ptr() != where or now.stride() != stride:
+        for (w, where, shape), now in zip(self.weights, weights, strict=True):
+            if w is not now or now.data_ptr() != where or now.shape != shape:
                 return False
+            if now.dtype is not self.dtype or not now.is_contiguous() or now.is_neg():
+                return False  # `w.data = …` may leave it where it was, and yet not what it was
         for s in state or ():
             if s.shape != self.stacked or not is_plain(s, self.dtype):
                 return False

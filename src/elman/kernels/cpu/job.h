@@ -1,4 +1,4 @@
-/* What Python hands over: one layer, one direction, a piece of time. Mirrored by `Job` in library.py. */
+/* What Python hands over: one layer, one direction, a piece of time. Mirrored by `LayerArguments` in library.py. */
 #pragma once
 #include <cstdint>
 
@@ -70,6 +70,9 @@ struct Stack {
     int64_t copies; /* y takes (T, B, directions·H); 0, in one direction: the whole track (T+1, B, H) */
     int64_t kind, level;
 };
+
+/* Counted up here and in library.py whenever what an entry means changes. */
+constexpr int64_t INTERFACE = 1;
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 

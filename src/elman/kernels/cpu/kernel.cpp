@@ -109,6 +109,12 @@ __attribute__((constructor)) static void free_a_large_block() {
     free(block);
 }
 
+/* What Python checks when it loads this: the number of the interface, then the sizes of its structs. */
+PUBLIC int64_t elman_interface(int which) {
+    const int64_t parts[] = {INTERFACE, sizeof(Job), sizeof(Head), sizeof(Stack)};
+    return which >= 0 && which < 4 ? parts[which] : -1;
+}
+
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }
 
 /* The forward pass has refused ids out of range, but whoever calls may have changed them since. */

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -64,39 +64,54 @@ def path() -> Path | None:
     return next((file for file in candidates if file.exists()), None)
 
 
+INT, INT64, REAL, POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+_LAYER, _HEAD_POINTER = ctypes.POINTER(LayerArguments), ctypes.POINTER(HeadArguments)
+ENTRIES: dict[str, tuple[Any, list[Any]]] = {
+    "elman_interface": (INT64, [INT]),
+    "elman_forward": (INT, [_LAYER, INT, INT]),
+    "elman_backward": (INT, [_LAYER, INT, INT]),
+    "elman_head": (INT, [_HEAD_POINTER, INT, INT]),
+    "elman_clip": (REAL, [POINTER, POINTER, INT64, REAL, INT64, INT, INT]),
+    "elman_step": (INT, [POINTER, INT64, POINTER, POINTER, POINTER, INT64, INT, INT]),
+    "elman_call": (INT, [ctypes.POINTER(StackArguments), *[POINTER] * 6]),
+    "elman_tanh": (None, [POINTER, POINTER, INT64, INT, INT]),
+    "elman_sigmoid": (None, [POINTER, POINTER, INT64, INT, INT]),
+    "elman_is_busy": (INT, []),
+    "elman_variant": (ctypes.c_char_p, [INT, INT]),
+}
+"""Every function of kernel.cpp: what it returns and what it takes."""
+
+INTERFACE = 1
+"""Counted up here and in job.h whenever what an entry means changes."""
+NOT_BUILT = "it was not built: the installation found no working C++ compiler"
+REBUILD = "build it again: in elman's checkout, python setup.py build_ext --inplace --force"
+
+
 def load(file: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(file))
-    for run in (library.elman_forward, library.elman_backward):
-        run.argtypes = [ctypes.POINTER(LayerArguments), ctypes.c_int, ctypes.c_int]
-        run.restype = ctypes.c_int
-    library.elman_head.argtypes = [ctypes.POINTER(HeadArguments), ctypes.c_int, ctypes.c_int]
-    library.elman_head.restype = ctypes.c_int
-    library.elman_clip.argtypes = [
-        *[ctypes.c_void_p] * 2,
-        ctypes.c_int64,
-        ctypes.c_double,
-        ctypes.c_int64,
-        *[ctypes.c_int] * 2,
-    ]
-    library.elman_clip.restype = ctypes.c_double
-    library.elman_step.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        *[ctypes.c_void_p] * 3,
-        ctypes.c_int64,
-        *[ctypes.c_int] * 2,
-    ]
-    library.elman_step.restype = ctypes.c_int
-    library.elman_call.argtypes = [ctypes.POINTER(StackArguments), *[ctypes.c_void_p] * 6]
-    library.elman_call.restype = ctypes.c_int
-    for squash in (library.elman_tanh, library.elman_sigmoid):
-        squash.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_int] * 2]
-        squash.restype = None
-    library.elman_is_busy.argtypes = []
-    library.elman_is_busy.restype = ctypes.c_int
-    library.elman_variant.argtypes = [ctypes.c_int, ctypes.c_int]
-    library.elman_variant.restype = ctypes.c_char_p
+    """The compiled kernel; an OSError, in words, for a file that is not the one of this Python."""
+    library = ctypes.CDLL(str(file))  # an OSError of its own for what is no library
+    for name, (result, arguments) in ENTRIES.items():
+        entry = getattr(library, name, None)
+        if entry is None:
+            raise OSError(f"it has no {name}")
+        entry.restype, entry.argtypes = result, arguments
+    expected = [INTERFACE, *map(ctypes.sizeof, (LayerArguments, HeadArguments, StackArguments))]
+    interface = [library.elman_interface(which) for which in range(len(expected))]
+    if interface != expected:
+        raise OSError(f"its interface is {interface}, not {expected}")
     return library
+
+
+def find() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled kernel, or why there is none and what to do."""
+    file = path()
+    if file is None:
+        return None, NOT_BUILT
+    try:
+        return load(file), ""
+    except OSError as problem:
+        why = str(problem).removeprefix(f"{file}: ")
+        return None, f"{file.name} was built for another version or machine ({why}); {REBUILD}"
 
 
 @overload
@@ -107,6 +122,11 @@ def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Row-major memory of the kernel's type: the tensor itself where it already is that."""
     if t is None or is_plain(t, dtype):
         return t
+    if t.is_cpu and t.layout == torch.strided and not _is_backed(t):
+        raise UserError(
+            f"a tensor of shape {tuple(t.shape)} has lost its memory: its storage was resized to "
+            f"{t.untyped_storage().nbytes()} bytes"
+        )
     if not t.is_cpu or t.layout != torch.strided or t.is_complex():
         raise UserError(
             f"the cpu kernel cannot read a {t.dtype} tensor of layout {t.layout} on {t.device}",
@@ -116,14 +136,22 @@ def plain(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def is_plain(t: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the memory at `t.data_ptr()` is the tensor, row by row, no sign left to flip."""
+    """Whether the memory at `t.data_ptr()` is the tensor, whole, row by row, no sign to flip."""
     return (
         t.dtype == dtype
         and t.is_cpu
         and t.layout == torch.strided
         and t.is_contiguous()
         and not t.is_neg()
+        and t.untyped_storage().nbytes() >= (t.storage_offset() + t.numel()) * t.itemsize
     )
+
+
+def _is_backed(t: Tensor) -> bool:
+    """Whether the storage is as long as the tensor: `untyped_storage().resize_` may shorten it."""
+    extent = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) + 1
+    needed = (t.storage_offset() + extent) * t.itemsize if t.numel() else 0
+    return t.untyped_storage().nbytes() >= needed
 
 
 def integers(t: Tensor, name: str) -> Tensor:
@@ -141,4 +169,4 @@ def pointer(t: Tensor | None) -> int | None:
 def check_memory(status: int) -> None:
     """Raise where the kernel found no room for its workspace."""
     if status == NO_MEMORY:
-        raise MemoryError("the cpu kernel candidates no memory for its workspace")
+        raise MemoryError("the cpu kernel found no memory for its workspace")

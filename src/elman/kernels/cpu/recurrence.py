@@ -31,15 +31,14 @@ class Cpu:
 
     def __init__(self, level: int = FASTEST) -> None:
         self.level = level
-        self.file = library.path()
-        self.library = None if self.file is None else library.load(self.file)
+        self.library, self.problem = library.find()
 
     def refuses(self, piece: Piece) -> str | None:
         cell, w, xs, *_ = piece
         if self.name not in cell.kernels:
             return f"it has no {cell.name} cell"
         if self.library is None:
-            return "it was not built: the installation found no working C++ compiler"
+            return self.problem
         if not xs.is_cpu:
             return f"the input is on {xs.device}"
         if w.W_hr is not None:

@@ -1,0 +1,275 @@
+"""Regression on a season and inputs whose errors are an autoregression.
+
+    x_t = a + b t + s_{t mod m} + Σ_j β_j u_{t,j} + e_t,      e_t = Σ_i φ_i e_{t-i} + ε_t
+
+All effects are found together, so that neither an input nor a season is taken for the other, and
+by generalised least squares: on z_t = x_t - Σ φ_i x_{t-i}, where the errors are white (Cochrane and
+Orcutt, 1949). Whether there is a season, and how many φ, is what the smallest AICc says.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman.errors import UserError
+from elman.forecasting.base import Forecaster, Inputs, Paths, State, Values, Windows, as_values
+
+Trend = Literal["level", "line", "changes"]
+"""No slope; a straight line; or everything above, of x_t - x_{t-1}, where a is the drift."""
+
+Design = NDArray[np.float64]
+"""(steps, effects)"""
+
+_ROUNDS = 4
+"""How often φ and the effects are found from one another; they settle after two or three."""
+
+
+@final
+@dataclass
+class AutoregressiveErrors(Forecaster):
+    """Season and inputs by regression, what is left by an autoregression of order at most `tau`.
+
+    What is learned is φ; the effects are found again from all that is known before an origin, so
+    that newer data may begin in any month.
+    """
+
+    tau: int = 4
+    season: int | None = None
+    trend: Trend = "level"
+    _phi: NDArray[np.float64] = field(init=False, repr=False)
+    _form: NDArray[np.float64] = field(init=False, repr=False)
+    """Of each column: how many inputs are read, whether it has a season, and a constant (changes:
+    a drift)."""
+
+    def __post_init__(self) -> None:
+        if self.tau < 0:
+            raise UserError(f"tau={self.tau} must be at least 0", hint="0: errors are independent")
+        if self.season is not None and self.season < 1:
+            raise UserError(f"season={self.season} must be at least 1", hint="12 for monthly data")
+        if self.trend not in get_args(Trend):
+            raise UserError(
+                f"trend={self.trend!r} is unknown", hint=f"one of {', '.join(get_args(Trend))}"
+            )
+
+    @property
+    def _effects(self) -> int:
+        inputs = int(self._form[0, 0]) if hasattr(self, "_form") else 0
+        return inputs + (self.season or 1) + 1
+
+    @property
+    def lags(self) -> int:
+        return max(2 * (self.season or 1), self._effects + self._effects // 2) + self.tau + 2
+
+    @property
+    def learned(self) -> int:
+        return int((self._phi != 0).sum()) + 1 if hasattr(self, "_phi") else self.tau + 1
+
+    @property
+    def reads_inputs(self) -> bool:
+        return True
+
+    def _fit(self, series: list[Values]) -> None:
+        self._fit_with(series, [_none(v) for v in series])
+
+    def _fit_with(self, series: list[Values], inputs: list[Inputs]) -> None:
+        known = inputs[0].known.shape[1]
+        shortest = min(map(len, series))
+        if shortest <= known + 2 * (self.season or 1) + self.tau:
+            raise UserError(
+                f"{shortest} steps are too few for {known} inputs, a season of {self.season or 1} "
+                f"and {self.tau} past errors",
+                hint="fewer inputs, or a longer series",
+            )
+        columns = [self._best([v[:, j] for v in series], inputs) for j in range(series[0].shape[1])]
+        self._phi = np.stack([phi for phi, _ in columns])
+        self._form = np.array([(known, *form) for _, form in columns], dtype=np.float64)
+
+    def _best(
+        self, series: list[NDArray[np.float64]], inputs: list[Inputs]
+    ) -> tuple[NDArray[np.float64], tuple[bool, bool]]:
+        """φ and the form with the smallest AICc."""
+        seasons = (True, False) if (self.season or 1) > 1 else (False,)
+        drifts = (True, False) if self.trend == "changes" else (True,)
+        count = sum(len(x) - self.tau for x in series)
+        best, found = np.inf, (np.zeros(self.tau), (False, True))
+        for seasonal, drift in itertools.product(seasons, drifts):
+            rows = [
+                self._rows(x[:, None], i, (seasonal, drift))
+                for x, i in zip(series, inputs, strict=True)
+            ]
+            for order in range(self.tau + 1):
+                phi, squares = _solved(rows, order, self.tau)
+                fitted = rows[0][1].shape[1] + order + 1
+                spare = max(count - fitted - 1, 0.5)
+                score = count * np.log(squares / count + 1e-300) + 2 * fitted * count / spare
+                if score < best - 1e-9:
+                    best, found = score, (phi, (seasonal, drift))
+        return found
+
+    def _rows(
+        self, x: Values, inputs: Inputs, form: tuple[bool, bool], ahead: int = 0
+    ) -> tuple[Values, Design]:
+        """What is regressed, and on what, `ahead` steps beyond the data; or changes of both."""
+        seasonal, drift = form
+        t = np.arange(len(x) + ahead)
+        parts = [np.ones((len(t), 1))]
+        if self.trend == "line":
+            parts.append(t[:, None].astype(np.float64))
+        m = self.season or 1
+        if seasonal:
+            place = np.eye(m)[t % m]
+            parts.append(place[:, 1:] - place[:, :1])
+        if inputs.known.shape[1]:
+            inputs.check(len(t))
+            parts.append(inputs.known[: len(t)])
+        design = np.concatenate(parts, axis=1)
+        if self.trend != "changes":
+            return x, design
+        moves = np.diff(design, axis=0)
+        moves[:, 0] = 1.0
+        return np.diff(x, axis=0), moves if drift else moves[:, 1:]
+
+    def roll(self, windows: Windows, steps: int) -> Paths:
+        return np.concatenate([self.forecasts(w, [len(w)], steps) for w in windows])
+
+    def forecasts(
+        self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
+    ) -> Paths:
+        values, given = as_values(values), inputs or _none(values)
+        if steps < 1:
+            raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
+        at = np.asarray(origins, dtype=np.int64)
+        if len(at) and not (self.lags <= at.min() and at.max() <= len(values)):
+            wrong = at[(at < self.lags) | (at > len(values))][0]
+            raise UserError(
+                f"no forecast from origin {wrong}: it needs {self.lags} values before it, and the "
+                f"series has {len(values)}",
+                hint=f"origins from {self.lags} to {len(values)}",
+            )
+        read = int(self._form[0, 0])
+        if given.known.shape[1] != read:
+            raise UserError(
+                f"fitted with {read} known inputs, and {given.known.shape[1]} are given",
+                hint="the same columns as in the fit",
+            )
+        if not len(at):
+            return np.zeros((0, steps, values.shape[1]))
+        paths = [
+            self._column(values[:, j : j + 1], j, at, steps, given) for j in range(values.shape[1])
+        ]
+        return np.stack(paths, axis=2)
+
+    def _column(
+        self, x: Values, j: int, at: NDArray[np.int64], steps: int, inputs: Inputs
+    ) -> NDArray[np.float64]:
+        beyond = max(0, int(at.max()) + steps - len(x))
+        phi, form = self._phi[j], (bool(self._form[j, 1]), bool(self._form[j, 2]))
+        y, design = self._rows(x, inputs, form, beyond)
+        origins = at - (self.trend == "changes")
+        beta = _effects_before(y, design[: len(y)], phi, origins)
+        behind = origins[:, None] + np.arange(-self.tau, 0)
+        past = y[behind, 0] - np.einsum("okj,oj->ok", design[behind], beta)
+        errors = _continued(past, phi, steps)
+        future = origins[:, None] + np.arange(steps)
+        path = np.einsum("okj,oj->ok", design[future], beta) + errors
+        return x[at - 1] + np.cumsum(path, axis=1) if self.trend == "changes" else path
+
+    def state(self) -> State:
+        return {"phi": self._phi, "form": self._form}
+
+    def restore(self, state: State) -> None:
+        self._phi, self._form = state["phi"], state["form"]
+
+
+def _whitened(rows: NDArray[np.float64], phi: NDArray[np.float64]) -> NDArray[np.float64]:
+    """z_t = x_t - Σ_i φ_i x_{t-i}, from t = len(φ) on; newest φ first."""
+    tau = len(phi)
+    white = rows[tau:].copy()
+    for i, weight in enumerate(phi, 1):
+        if weight:
+            white -= weight * rows[tau - i : len(rows) - i]
+    return white
+
+
+def _solved(
+    rows: list[tuple[Values, Design]], order: int, tau: int
+) -> tuple[NDArray[np.float64], float]:
+    """φ_1 … φ_order (and zeros up to τ), and the sum of squares that remains."""
+    phi = np.zeros(tau)
+    beta, squares = _effects(rows, phi)
+    if not order:
+        return phi, squares
+    for _ in range(_ROUNDS):
+        lagged, now = [], []
+        for (y, design), b in zip(rows, beta, strict=True):
+            e = y[:, 0] - design @ b
+            lagged.append(np.stack([e[tau - i : len(e) - i] for i in range(1, order + 1)], axis=1))
+            now.append(e[tau:])
+        found = np.linalg.lstsq(np.concatenate(lagged), np.concatenate(now), rcond=None)[0]
+        phi = np.zeros(tau)
+        phi[:order] = _steady(np.asarray(found))
+        beta, squares = _effects(rows, phi)
+    return phi, squares
+
+
+def _steady(phi: NDArray[np.float64]) -> NDArray[np.float64]:
+    """φ drawn in until errors die out: φ_i ρ^i, whose largest root is at most 0.98."""
+    companion = np.eye(len(phi), k=-1)
+    companion[0] = phi
+    root = float(np.abs(np.linalg.eigvals(companion)).max())
+    return phi if root <= 0.98 else phi * (0.98 / root) ** np.arange(1, len(phi) + 1)
+
+
+def _effects(
+    rows: list[tuple[Values, Design]], phi: NDArray[np.float64]
+) -> tuple[list[NDArray[np.float64]], float]:
+    """Each series' effects by least squares on whitened rows, and what remains of all."""
+    solved, squares = [], 0.0
+    for y, design in rows:
+        z, white = _whitened(y, phi)[:, 0], _whitened(design, phi)
+        beta = np.asarray(np.linalg.lstsq(white, z, rcond=None)[0])
+        solved.append(beta)
+        squares += float(((z - white @ beta) ** 2).sum())
+    return solved, squares
+
+
+def _effects_before(
+    y: Values, design: Design, phi: NDArray[np.float64], origins: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The effects that the data before each origin give, (origins, effects).
+
+    By sums of z zᵀ up to every origin, in units taken from what is known before the first of them;
+    effects that the data cannot tell apart share what they explain.
+    """
+    z, white = _whitened(y, phi)[:, 0], _whitened(design, phi)
+    upto = origins - len(phi) - 1
+    before = slice(0, int(upto.min()) + 1)
+    size = np.sqrt((white[before] ** 2).mean(0))
+    unit, middle = np.where(size > 0, size, 1.0), z[before].mean()
+    white = white / unit
+    gram = np.cumsum(white[:, :, None] * white[:, None, :], axis=0)[upto]
+    ones = np.cumsum(white, axis=0)[upto]
+    drawn = np.cumsum(white * (z - middle)[:, None], axis=0)[upto]
+    ridge = 1e-8 * np.maximum(np.einsum("ojj->oj", gram), 1e-3)
+    gram = gram + ridge[:, :, None] * np.eye(gram.shape[1])
+    both = np.linalg.solve(gram, np.stack([drawn, ones], axis=2))
+    return (both[..., 0] + middle * both[..., 1]) / unit
+
+
+def _continued(
+    past: NDArray[np.float64], phi: NDArray[np.float64], steps: int
+) -> NDArray[np.float64]:
+    """Errors after each row's last ones: e_{t+1} = Σ φ_i e_{t-i+1}, fed back."""
+    errors = np.concatenate([past, np.zeros((len(past), steps))], axis=1)
+    tau = len(phi)
+    for k in range(tau, errors.shape[1]):
+        errors[:, k] = errors[:, k - tau : k][:, ::-1] @ phi
+    return errors[:, tau:]
+
+
+def _none(values: Values) -> Inputs:
+    return Inputs(np.zeros((len(values), 0)), np.zeros((len(values), 0)))
