@@ -12,6 +12,7 @@ import typer
 
 from elman import __version__
 from elman.cli import (
+    compress,
     datasets,
     demo,
     evaluate,
@@ -66,6 +67,8 @@ app.command("gradients")(guarded(gradients.gradients))
 app.command("ngram")(guarded(ngram.ngram))
 app.command("statistics")(guarded(statistics.statistics))
 app.command("forecast")(guarded(forecast.forecast))
+app.command("compress")(guarded(compress.compress))
+app.command("decompress")(guarded(compress.decompress))
 app.command("datasets")(guarded(datasets.datasets))
 app.command("lab")(guarded(lab.lab))
 app.command("demo")(guarded(demo.demo))

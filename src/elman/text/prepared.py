@@ -1,8 +1,9 @@
-"""A source made ready for a model: cleaned, cut into train and validation, turned into ids.
+"""A source made ready for a model: cleaned, cut into parts, turned into ids.
 
-The first part of the text trains, the last part is held out; nothing is shuffled. The vocabulary is
-that of the training part alone, so what only the held-out text contains is `<unk>` there, as any
-later text's news will be.
+The first part of the text trains and the rest is held out: validation, by which a training chooses
+(its best weights, when to stop), then the test, which nothing is chosen by and scores are reported
+of. Nothing is shuffled. The vocabulary is that of the training part alone, so what only the
+held-out text contains is `<unk>` there, as any later text's news will be.
 """
 
 import hashlib
@@ -52,7 +53,9 @@ class Data:
     min_freq: int | None = option(
         None, "Rarer tokens are <unk> (words: 2)", panel=PANEL, at_least=0, hint="0: all"
     )
-    validation: float = option(0.1, "Part held out, at the end", panel=PANEL, at_least=0, below=1)
+    validation: float = option(
+        0.1, "Part held out to choose by, before the test", panel=PANEL, at_least=0, below=1
+    )
     encoding: str = option("utf-8", "Of the text", panel=PANEL)
     errors: str = option("strict", "Bytes that are not text", panel=PANEL, choices=corpus.ERRORS)
     lower: bool = option(
@@ -60,6 +63,9 @@ class Data:
     )
     train_tokens: int = option(
         0, "Train on the first so many, hold out after them; 0: all", panel=PANEL, at_least=0
+    )
+    test: float = option(
+        0.0, "Part held out to report, at the end", panel=PANEL, at_least=0, below=1
     )
 
     def __post_init__(self) -> None:
@@ -72,20 +78,26 @@ class Data:
             )
 
     @property
+    def holds_out(self) -> bool:
+        """Whether any part of the text is kept from the training."""
+        return self.validation + self.test > 0
+
+    @property
     def raw(self) -> bool:
         """Whether the source is read as bytes, whatever they are: nothing is cleaned then."""
         return level_of(self.level).reads_bytes and self.clean != "letters"
 
 
 class Splits(NamedTuple):
-    """Ids of the two parts, the vocabulary of the first, and the fingerprint of the source.
+    """Ids of the three parts, the vocabulary of the first, and the fingerprint of the source.
 
-    `characters` says of how many characters of text the held-out tokens are made, what reads as
-    `<unk>` included; `first`, how many of those belong to its first token.
+    `characters` says of how many characters of text the reported tokens are made, what reads as
+    `<unk>` included; `first`, how many of those belong to the first of them.
     """
 
     train: Any
     validation: Any
+    test: Any
     vocab: Vocab
     sha256: str
     characters: int
@@ -93,8 +105,18 @@ class Splits(NamedTuple):
 
     @property
     def predicted_characters(self) -> int:
-        """The characters of all held-out tokens after the first, which nothing comes before."""
+        """The characters of all reported tokens after the first, which nothing comes before."""
         return self.characters - self.first
+
+    @property
+    def part(self) -> str:
+        """Which part scores are reported of: the test, or validation where there is no test."""
+        return "test" if len(self.test) else "validation"
+
+    @property
+    def reported(self) -> Any:
+        """The ids of that part."""
+        return self.test if len(self.test) else self.validation
 
 
 def located(source: str) -> str:
@@ -151,27 +173,29 @@ def prompt(data: Data, text: str | bytes) -> str | bytes:
 def prepare(data: Data, text: str | bytes, vocab: Vocab | None = None) -> Splits:
     """Clean, cut, encode; with the vocabulary given, or that of the training part."""
     level = level_of(data.level if vocab is None else vocab.level)
-    train, held_out = _in_two(data, level.cut(cleaned(data, text)))
+    parts = _in_parts(data, level.cut(cleaned(data, text)))
     if vocab is None:
         assert data.min_freq is not None
-        vocab = Vocab(level.count(train), data.min_freq, level=level.name)
+        vocab = Vocab(level.count(parts.train), data.min_freq, level=level.name)
         _check_not_empty(vocab)
-    return _splits(level, train, held_out, vocab, text)
+    return _splits(level, parts, vocab, text)
 
 
-def _in_two(data: Data, cut: Any) -> tuple[Any, Any]:
-    """The first `max_tokens` in two parts, one to train on and one held out.
+def _in_parts(data: Data, cut: Any) -> corpus.Split:
+    """The first `max_tokens` in three parts: to train on, to choose by, to report.
 
-    With `train_tokens` the first part has at most so many, and the second, which comes right after
-    it, as many as make the same share.
+    With `train_tokens` the first part has at most so many, and the others, which come right after
+    it, as many as make the same shares.
     """
     cut = cut[: data.max_tokens] if data.max_tokens else cut
-    train, held_out, _ = corpus.split(cut, validation=data.validation)
-    if 0 < data.train_tokens < len(train):
-        end = data.train_tokens
-        share = data.validation / (1 - data.validation)
-        return cut[:end], cut[end : end + round(end * share)]
-    return train, held_out
+    parts = corpus.split(cut, validation=data.validation, test=data.test)
+    if not 0 < data.train_tokens < len(parts.train):
+        return parts
+    first = data.train_tokens
+    trained = 1 - data.validation - data.test
+    second = first + round(first * data.validation / trained)
+    third = second + round(first * data.test / trained)
+    return corpus.Split(cut[:first], cut[first:second], cut[second:third])
 
 
 def _check_not_empty(vocab: Vocab) -> None:
@@ -189,15 +213,18 @@ def all_held_out(data: Data, text: str | bytes, vocab: Vocab) -> Splits:
     """Another text than the one a vocabulary was made from, cleaned alike: all of it held out."""
     level = level_of(vocab.level)
     cut = level.cut(cleaned(data, text))
-    return _splits(level, cut[:0], cut, vocab, text)
+    return _splits(level, corpus.Split(cut[:0], cut, cut[:0]), vocab, text)
 
 
-def _splits(level: Level, train: Any, held_out: Any, vocab: Vocab, text: str | bytes) -> Splits:
+def _splits(level: Level, parts: corpus.Split, vocab: Vocab, text: str | bytes) -> Splits:
+    train, validation, test = parts
+    reported, before = (test, validation) if len(test) else (validation, train)
     return Splits(
         vocab.encode_cut(train),
-        vocab.encode_cut(held_out),
+        vocab.encode_cut(validation),
+        vocab.encode_cut(test),
         vocab,
         fingerprint(text),
-        level.characters(held_out, train),
-        level.characters(held_out[:1], train),
+        level.characters(reported, before),
+        level.characters(reported[:1], before),
     )
