@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -589,7 +589,8 @@ class Training:
         tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
         numbers = {name: getattr(self, name) for name in self.NUMBERS}
         numbers |= {f"epoch_{name}": value for name, value in asdict(self.tally).items()}
-        return tensors, numbers | {"averaged": self.average.count, "noise": self.reader.noise.seed}
+        numbers |= {"averaged": self.average.count, "noise": self.reader.noise.seed}
+        return tensors, numbers | {"cut_by": self.settings.reading.cut_by}
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, on this training's device."""
@@ -609,6 +610,7 @@ class Training:
         self.carried.load_state_dict(parts.get("carried", {}))
         self.carried.to(self.device)
         self._load_numbers(numbers)
+        self._cut_anew(numbers.get("cut_by"))
         names = [f.name for f in fields(Tally)]  # runs of elman 0.1.0 have none
         self.tally = Tally(**{name: numbers.get(f"epoch_{name}", 0.0) for name in names})
         self._pending.clear()
@@ -628,11 +630,29 @@ class Training:
             setattr(self, name, value)
         counts = self.epoch, self.best_step, self.validated_at + 1, self.worse, self.plateau_worse
         possible = min(*counts, self.index) >= 0 and max(counts) <= self.step + 1
-        if not possible or self.index >= len(self._pass()):
+        if not possible or self.index >= len(self._saved_pass(numbers.get("cut_by"))):
             raise ValueError(
                 f"it claims to be in pass {self.epoch}, at segment {self.index}, after {self.step} "
                 "updates"
             )
+
+    def _saved_pass(self, cut_by: Any) -> Pass:
+        """The pass as it was cut when the training was saved; runs of elman 0.2 do not say how."""
+        if cut_by in (None, self.settings.reading.cut_by):
+            return self._pass()
+        reading = replace(self.settings.reading, **cut_by)
+        return one_pass(self.train_ids, reading, seed=self.settings.seed, epoch=self.epoch)
+
+    def _cut_anew(self, cut_by: Any) -> None:
+        """Find the place in a pass that is cut otherwise than the one it was saved in.
+
+        The state goes on as it is: a few tokens off its place, as it would be after any cut.
+        """
+        if self.index == 0 or cut_by in (None, self.settings.reading.cut_by):
+            return
+        self.index = self._pass().after(self._saved_pass(cut_by).share(self.index))
+        if self.index == len(self._pass()):
+            self.epoch, self.index = self.epoch + 1, 0
 
     def _load_optimizer(self, saved: dict[str, Tensor], parameters: dict[str, Any]) -> None:
         self.optimizer.state.clear()

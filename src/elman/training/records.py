@@ -131,8 +131,17 @@ class Result(Record):
     part: str = "validation"
 
 
+@dataclass(frozen=True)
+class Change(Record):
+    """Options in which the training goes on otherwise than it began, as one types them."""
+
+    kind: ClassVar[str] = "change"
+    step: int
+    options: dict[str, Any]
+
+
 KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Update, Epoch, Validation, Sample, Diagnosis, Result)
+    kind.kind: kind for kind in (Update, Epoch, Validation, Sample, Diagnosis, Change, Result)
 }
 """Every kind of record: a new one is a class and a name here."""
 
