@@ -238,6 +238,7 @@ def main() -> None:
     options.add_argument("--json", type=Path)
     options.add_argument("--only", default="", help="a cell")
     options.add_argument("--minutes", type=float, default=1e9, help="begin nothing after so many")
+    options.add_argument("--steps", type=int, help="of every sequence")
     options.add_argument("--updates", type=int, help="how long each network trains")
     options.add_argument("--busy", action="store_true", help="one thread, processor time")
     asked = options.parse_args()
@@ -270,6 +271,7 @@ def main() -> None:
                 continue
             model = trained(cell, hidden, train, len(vocab), updates, asked.device)
             for steps, chunks, dtype, peers in jobs(gpu, asked.quick, cell, hidden):
+                steps = asked.steps or steps
                 row = measured(cell, model, held_out, steps, chunks, dtype, peers)
                 tell(row, told(row))
             for products in ("ieee", "tf32", "bfloat16") if gpu else ("ieee",):

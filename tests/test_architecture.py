@@ -35,6 +35,7 @@ STAGES = (
     "notes",
     "reports",
     "session",
+    "lab",
     "cli",
 )
 """Every folder and module at the package's root; each may import from those before it."""

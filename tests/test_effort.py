@@ -6,6 +6,7 @@ import pytest
 
 from elman import LanguageModel
 from elman.cli import run as elman
+from elman.errors import UserError
 from elman.language_model.model import kinds
 from elman.runs import presets
 from elman.runs.effort import FOLLOW, Size, effort, passes
@@ -58,3 +59,9 @@ def test_a_text_of_a_few_lines_is_trained_on(tmp_path, tokens):
     text = tmp_path / "lines.txt"
     text.write_text(("one two three " * 400)[:tokens])
     assert elman(["train", str(text), "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize("option", ["window", "batch_size"])
+def test_zero_of_what_must_be_something_is_refused_in_words(option):
+    with pytest.raises(UserError, match=f"{option}=0 must be at least 1"):
+        presets.settings(presets.expand("auto", {option: 0}))

@@ -352,6 +352,17 @@ def test_runs_move_between_cpu_and_cuda(trained):
     assert back.finished
 
 
+def test_asking_who_writes_into_a_folder_changes_nothing_there(tmp_path):
+    from elman.runs.lock import Lock, is_held
+
+    assert not is_held(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    lock = Lock(tmp_path)
+    assert is_held(tmp_path)
+    lock.release()
+    assert not is_held(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("given", "parts"),
     [

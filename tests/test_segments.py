@@ -95,3 +95,22 @@ def test_refusals(options, said):
 def test_too_little_text_is_refused():
     with pytest.raises(UserError, match="10 tokens"):
         one_pass(np.arange(10), Reading(), seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("carry", ["truncated", "sliding", "randomized", "polynomial", "full"])
+@pytest.mark.parametrize("window", [3, 5, 8])
+def test_a_pass_cut_otherwise_goes_on_after_the_last_loss_and_leaves_out_less_than_a_segment(
+    carry, window
+):
+    ids = np.arange(400)
+    old = one_pass(ids, Reading(batch_size=2, window=5), seed=1, epoch=2)
+    history = {"history": window} if carry == "sliding" else {}
+    new = one_pass(
+        ids, Reading(batch_size=2, window=window, carry=carry, **history), seed=1, epoch=2
+    )
+    for index in range(len(old)):
+        share = old.share(index)
+        place = new.after(share)
+        assert new.share(place) >= share
+        assert place == 0 or new.share(place - 1) < share
+        assert old.after(share) == index

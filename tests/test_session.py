@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
+from elman import runs
 from elman.errors import UserError
-from elman.runs import Run
+from elman.runs import Run, checkpoints
 from elman.session import RunOptions, Session
-from elman.training import Diagnosis, Epoch, Result, Sample, Update, Validation
+from elman.training import Change, Diagnosis, Epoch, Result, Sample, Update, Validation
 from elman.training.records import KINDS, from_json
+from elman.training.segments import one_pass
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
 SMALL = {
@@ -80,7 +82,9 @@ def test_a_stopped_session_continues_where_it_was(tmp_path):
 
 def test_every_kind_of_record_comes_back_from_its_line(tmp_path):
     session = begin(tmp_path)
-    records = [*session.records(), session.conclude()]
+    records = list(session.records(stop=lambda: session.training.step >= 8))
+    session = Session.resume(session.run.path, {"clip": 0.5})
+    records += [session.run.records()[-1], *session.records(), session.conclude()]
     assert {r.kind for r in records} == set(KINDS)
     for record in records:
         assert from_json(record.json()) == record
@@ -126,3 +130,77 @@ def test_threads_are_kept_in_the_run_and_change_no_bit(tmp_path):
             RunOptions(threads=-1)
     finally:
         torch.set_num_threads(before)
+
+
+def place(session: Session) -> float:
+    """Passes made, and the part of this one whose losses have been taken."""
+    training = session.training
+    settings = training.settings
+    reads = one_pass(training.train_ids, settings.reading, seed=settings.seed, epoch=training.epoch)
+    return training.epoch + reads.share(training.index)
+
+
+CHANGES = [
+    {"learning_rate": 1e-3, "clip": 0.0},
+    {"window": 3},
+    {"window": 11},
+    {"carry": "sliding"},
+    {"carry": "randomized"},
+    {"carry": "full"},
+    {"memory": 1 << 20},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_change_on_the_way_is_a_record_and_the_run_resumes_bit_for_bit(tmp_path, change):
+    def changed(name: str) -> Session:
+        session = begin(tmp_path / name)
+        list(session.records(stop=lambda: session.training.step >= 8))
+        resumed = Session.resume(session.run.path, change)
+        assert place(resumed) >= place(session)  # no loss is taken twice
+        return resumed
+
+    whole, stopped = changed("whole"), changed("stopped")
+    marks = [r for r in whole.run.records() if isinstance(r, Change)]
+    assert [m.step for m in marks] == [8]
+    assert change.items() <= marks[0].options.items()
+    list(whole.records())
+    list(stopped.records(stop=lambda: stopped.training.step >= 9))
+    again = Session.resume(stopped.run.path)
+    assert {name: runs.options_of(again.run.config)[name] for name in change} == change
+    list(again.records())
+    for name in ("model.safetensors", "state.safetensors"):
+        files = [(s.run.path / name) for s in (whole, stopped)]
+        one, other = (checkpoints.read(f, name.split(".")[0]) for f in files)
+        assert one[0].keys() == other[0].keys()
+        assert all(torch.equal(one[0][n], other[0][n]) for n in one[0])
+    assert len([r for r in again.run.records() if isinstance(r, Change)]) == 1
+
+
+def test_a_change_that_a_crash_cut_short_is_told_by_the_next_resume(tmp_path, monkeypatch):
+    session = begin(tmp_path)
+    list(session.records(stop=lambda: session.training.step >= 8))
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:  # after config.json has changed, before state.safetensors has
+        m.setattr(runs, "tell", crash)
+        with pytest.raises(KeyboardInterrupt):
+            Session.resume(session.run.path, {"window": 3})
+    again = Session.resume(session.run.path)
+    marks = [r for r in again.run.records() if isinstance(r, Change)]
+    assert [(m.step, m.options) for m in marks] == [(8, {"window": 3})]
+    straight = begin(tmp_path / "other")
+    list(straight.records(stop=lambda: straight.training.step >= 8))
+    straight = Session.resume(straight.run.path, {"window": 3})
+    assert again.training.index == straight.training.index
+
+
+def test_another_carry_brings_what_it_wants_and_takes_it_along(tmp_path):
+    session = begin(tmp_path)
+    list(session.records(stop=lambda: session.training.step >= 2))
+    sliding = Session.resume(session.run.path, {"carry": "sliding"})
+    assert sliding.training.settings.reading.history == 8
+    back = Session.resume(session.run.path, {"carry": "truncated"})
+    assert back.training.settings.reading.history == 0

@@ -25,7 +25,17 @@ from elman.runs.device import pick, use_threads
 from elman.runs.effort import Size
 from elman.runs.folder import check_room
 from elman.text import prepared
-from elman.training import Diagnosis, Epoch, Record, Result, Sample, Training, Update, Validation
+from elman.training import (
+    Change,
+    Diagnosis,
+    Epoch,
+    Record,
+    Result,
+    Sample,
+    Training,
+    Update,
+    Validation,
+)
 
 PANEL = "Run"
 
@@ -125,12 +135,14 @@ class Session:
         use_threads(config.threads)  # torch's own sums in another order would end in other bits
         device = config.device if kept.device == "auto" else pick(kept.device)
         training = runs.fresh_training(config, run.splits(), device)
-        run.resume(training)
+        saved = run.resume(training)
         session = cls(run, training, kept)
         session.caveats = _caveats(run, training)
         config = replace(config, ran=training.engine())
         if config != run.config:
             run.save_config(config)
+        if different := presets.continued(saved, runs.options_of(config)):
+            runs.tell(run, training, Change(training.step, different))
         return session
 
     def records(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:

@@ -19,6 +19,7 @@ from elman.cli import (
     forecast,
     generate,
     gradients,
+    lab,
     made,
     ngram,
     report,
@@ -69,6 +70,7 @@ app.command("forecast")(guarded(forecast.forecast))
 app.command("compress")(guarded(compress.compress))
 app.command("decompress")(guarded(compress.decompress))
 app.command("datasets")(guarded(datasets.datasets))
+app.command("lab")(guarded(lab.lab))
 app.command("demo")(guarded(demo.demo))
 
 

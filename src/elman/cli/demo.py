@@ -83,6 +83,7 @@ def demo(
         "",
         f"That was {seconds} s. Curves, samples, lags, one prediction explained and every setting:",
         f"  {report.absolute()}",
+        f"To watch a network learn, in a browser: elman lab {shlex.quote(str(out.parent))}",
         f"next: elman generate {quoted} --prompt 'The ' --length 400 --temperature 0.7",
     )
 

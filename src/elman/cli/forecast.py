@@ -284,7 +284,7 @@ def write_files(
     from elman.figures.forecast import overview
     from elman.forecasting import output as tables
     from elman.forecasting.experiment import about, rows_ahead
-    from elman.forecasting.saving import Saved, save_ensemble
+    from elman.forecasting.saving import Saved, keep_answer, save_ensemble
     from elman.forecasting.series import Reading
     from elman.reports import forecast_report
 
@@ -303,6 +303,7 @@ def write_files(
         columns = given[0].columns
         saved = Saved(experiment.ensemble, reading, columns, experiment.settings.calendar)
         answer["run"] = str(save_ensemble(saved, out, about(answer)))
+        keep_answer(out, answer, experiment.series)
         answer["report"] = str(forecast_report.write(out, experiment, answer, overview(experiment)))
 
 

@@ -7,7 +7,7 @@ refused rather than forecast from.
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 from safetensors.numpy import save as write_arrays
 
+from elman import strict_json
 from elman.errors import MissingSource, Unreadable, UserError
 from elman.files import (
     BLANK_SEAL,
@@ -26,6 +27,7 @@ from elman.files import (
     read_sealed,
     sealed,
     write_sealed,
+    write_text,
 )
 from elman.forecasting import panel
 from elman.forecasting.autoregressive_errors import AutoregressiveErrors
@@ -40,11 +42,13 @@ from elman.forecasting.intervals import Errors, Intervals
 from elman.forecasting.linear import Linear
 from elman.forecasting.networks import Recurrent, Window
 from elman.forecasting.regression import Regression
-from elman.forecasting.series import Reading
+from elman.forecasting.series import Reading, Series
 from elman.forecasting.smoothing import Smoothing
 
 FORMAT = "elman-forecaster-2"
 ENSEMBLE = "elman-forecast-1"
+MOST_SERIES, RECENT = 20, 500
+"""How many series, and how many of each one's last values, answer.json has."""
 
 KINDS: dict[str, type[Forecaster]] = {
     k.__name__: k
@@ -135,6 +139,38 @@ def save_ensemble(saved: Saved, folder: Path | str, extra: Mapping[str, Any] | N
     return _write(Path(folder), config, arrays)
 
 
+def keep_answer(folder: Path, answer: Mapping[str, Any], series: Sequence[Series]) -> Path:
+    """Write answer.json: what was forecast, how past forecasts did, and the end of each series."""
+    told = {
+        k: answer[k] for k in ("model", "published", "windows", "scores", "verdicts", "warning")
+    }
+    recent: dict[str, Any] = {}
+    for s in series[:MOST_SERIES]:
+        start = max(0, len(s) - RECENT)
+        recent.setdefault(s.name, {})[s.columns[0]] = {
+            "time": [s.time(step) for step in range(start, len(s))],
+            "values": s.values[start:, 0].tolist(),
+        }
+    told["forecast"] = {name: answer["forecast"][name] for name in recent}
+    path = folder / "answer.json"
+    write_text(path, strict_json.dumps({"series": recent, **told}))
+    return path
+
+
+def read_answer(folder: Path) -> dict[str, Any]:
+    """What `keep_answer` wrote."""
+    path = folder / "answer.json"
+    if not path.is_file():
+        raise MissingSource(
+            f"{folder} has no answer.json: an older elman made it",
+            hint="fit it again: elman forecast SOURCE --out FOLDER --force",
+        )
+    try:
+        return strict_json.loads(read_bytes(path))
+    except ValueError as problem:
+        raise UserError(f"{path} is damaged: {problem}", hint="fit it again") from problem
+
+
 def load_ensemble(folder: Path | str) -> Saved:
     """Read what `save_ensemble` wrote."""
     with _Whole(folder):
@@ -187,6 +223,11 @@ def check_place(folder: Path, *, force: bool) -> None:
             f"{folder} holds something that is not a forecaster, and --force only replaces those",
             hint="another --out, or delete that folder yourself",
         )
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds a forecaster, of this version or another."""
+    return _format_of(folder) is not None
 
 
 def _format_of(folder: Path) -> str | None:

@@ -8,7 +8,7 @@ from elman.runs.config import (
     with_options,
 )
 from elman.runs.folder import Run
-from elman.runs.training import conclude, train
+from elman.runs.training import conclude, tell, train
 
 __all__ = [
     "Config",
@@ -17,6 +17,7 @@ __all__ = [
     "fresh_model",
     "fresh_training",
     "options_of",
+    "tell",
     "train",
     "with_options",
 ]

@@ -92,7 +92,8 @@ def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
         recipe = LARGE_VOCABULARY | {"epochs": passes(size.tokens, reads=2_000_000, most=40)}
     recipe = SHARED | _consistent(_shaped(recipe, size.tokens), given)
     used = recipe | given
-    updates = max(1, used["epochs"] * size.tokens // (used["batch_size"] * used["window"]))
+    each = max(1, used["batch_size"] * used["window"])  # 0 is refused with the other settings
+    updates = max(1, used["epochs"] * size.tokens // each)
     return recipe | {
         "warm_up": min(100, updates // 10),
         "average_decay": round(min(0.998, max(0.9, 1 - 14 / updates)), 4),

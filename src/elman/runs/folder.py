@@ -33,9 +33,9 @@ from elman.files import (
     write_text,
 )
 from elman.language_model import LanguageModel
-from elman.runs import checkpoints
+from elman.runs import checkpoints, presets
 from elman.runs.card import model_card
-from elman.runs.config import Config, fresh_model
+from elman.runs.config import Config, fresh_model, options_of
 from elman.runs.lock import NAME as LOCK
 from elman.runs.lock import Lock
 from elman.runs.shown import WEIGHTS
@@ -273,17 +273,23 @@ class Run:
         """Write state.safetensors: where the training is, and how long metrics.jsonl is."""
         tensors, numbers = training.state_dict()
         numbers["metrics_bytes"] = metrics_bytes
+        options = options_of(self.config)
+        numbers["options"] = {name: options[name] for name in presets.CHANGEABLE}
         checkpoints.write(self.path / "state.safetensors", "state", tensors, numbers)
 
-    def resume(self, training: Training) -> None:
-        """Put a fresh training where the run was last saved, and metrics.jsonl with it."""
+    def resume(self, training: Training) -> presets.Options | None:
+        """Put a fresh training where the run was last saved, and metrics.jsonl with it.
+
+        Returns the options it was saved with, of those that may change; None: it does not say.
+        """
         self.own()
-        path, length = self.path / "state.safetensors", 0
+        path, length, options = self.path / "state.safetensors", 0, None
         if path.exists():  # or it stopped before its first checkpoint: begin again, same seed
             tensors, numbers = checkpoints.read(path, "state")
             try:
                 training.load_state_dict(tensors, numbers)
                 length = int(numbers["metrics_bytes"])
+                options = numbers.get("options")
             except (KeyError, RuntimeError, TypeError, ValueError) as problem:
                 raise UserError(
                     f"{path} does not fit {self.path / 'config.json'}: {problem!r}",
@@ -292,6 +298,7 @@ class Run:
         self._shorten_metrics(length)
         for draft in self.path.glob(".*.partial"):  # what a crash left half written
             draft.unlink()
+        return options
 
     def _shorten_metrics(self, length: int) -> None:
         path = self.path / "metrics.jsonl"

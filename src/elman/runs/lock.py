@@ -88,5 +88,23 @@ class Lock:
             os.close(self._file)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process writes there now; nothing is made or changed by asking."""
+    try:
+        file = os.open(folder / NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks: who holds it is not known
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
 def _owner() -> dict[str, str | int]:
     return {"process": os.getpid(), "host": socket.gethostname()}

@@ -209,7 +209,27 @@ def changed(before: Options, given: Options) -> Options:
                 hint=f"leave {named} out, or train a new run; a resume may change "
                 + ", ".join(flag(n) for n in CHANGEABLE),
             )
-    return different
+    return _with_what_carries_want(before, different) | different
+
+
+def _with_what_carries_want(before: Options, changes: Options) -> Options:
+    """Another carry brings what it suggests; what the old one suggested is as usual again."""
+    if "carry" not in changes or changes["carry"] not in CARRIES:
+        return {}
+    old, window = CARRIES[before["carry"]], changes.get("window", before["window"])
+    usual = {name: defaults()[name] for name in old.suggests(window)}
+    wanted = usual | CARRIES[changes["carry"]].suggests(window)
+    return {name: value for name, value in wanted.items() if before[name] != value}
+
+
+def continued(before: Options | None, now: Options) -> Options:
+    """The options that have other values now than when a training was saved.
+
+    None: it was saved by an elman that kept no options beside a training.
+    """
+    if before is None:
+        return {}
+    return {name: now[name] for name in CHANGEABLE if before.get(name, now[name]) != now[name]}
 
 
 def as_flags(options: Options) -> str:

@@ -47,6 +47,13 @@ def train(
         _checkpoint(run, training, log, better=False)
 
 
+def tell(run: Run, training: Training, record: Record) -> None:
+    """Add a record between two others, with a checkpoint that has it."""
+    with _owned(run), open(run.path / "metrics.jsonl", "ab") as log:
+        _append(log, record)
+        _checkpoint(run, training, log, better=False)
+
+
 def conclude(run: Run, training: Training) -> Result | None:
     """Score the run's weights on the part that is reported; add that to the record and the card.
 

@@ -3,6 +3,7 @@
 from elman.training.loop import Settings, Training
 from elman.training.optimisation import Optimisation
 from elman.training.records import (
+    Change,
     Diagnosis,
     Epoch,
     Record,
@@ -16,6 +17,7 @@ from elman.training.state import CarriedState
 
 __all__ = [
     "CarriedState",
+    "Change",
     "Diagnosis",
     "Epoch",
     "Optimisation",

@@ -6,8 +6,9 @@
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from elman.errors import UserError
 
@@ -22,6 +23,29 @@ class Record:
         """The record as it stands in metrics.jsonl."""
         values: Any = self
         return {"kind": self.kind, **asdict(values)}
+
+    @classmethod
+    def late(cls, known: dict[str, Any], rest: Callable[[], dict[str, Any]]) -> Self:
+        """A record whose other numbers are asked of `rest` when first looked at: a GPU may still
+        be working on them."""
+        record = object.__new__(cls)
+        record.__dict__.update(known, _rest=rest)
+        return record
+
+    def __getattr__(self, name: str) -> Any:
+        """Only asked for what is not there yet."""
+        rest = self.__dict__.get("_rest")
+        if rest is None or name.startswith("_"):
+            raise AttributeError(f"a {type(self).__name__} record has no {name}")
+        self.__dict__.update(rest())
+        del self.__dict__["_rest"]
+        return getattr(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy waits for all numbers."""
+        if "_rest" in self.__dict__:
+            self.json()
+        return self.__dict__
 
 
 @dataclass(frozen=True)
@@ -107,8 +131,17 @@ class Result(Record):
     part: str = "validation"
 
 
+@dataclass(frozen=True)
+class Change(Record):
+    """Options in which the training goes on otherwise than it began, as one types them."""
+
+    kind: ClassVar[str] = "change"
+    step: int
+    options: dict[str, Any]
+
+
 KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Update, Epoch, Validation, Sample, Diagnosis, Result)
+    kind.kind: kind for kind in (Update, Epoch, Validation, Sample, Diagnosis, Change, Result)
 }
 """Every kind of record: a new one is a class and a name here."""
 

@@ -84,12 +84,19 @@ class Reading:
     """
 
     batch_size: int = option(32, "Parallel lanes", panel=PANEL, at_least=1)
-    window: int = option(35, "Steps per update", panel=PANEL, at_least=1)
+    window: int = option(35, "Steps per update", panel=PANEL, at_least=1, later=True)
     sampling: str = option("sequential", "Order of the windows", panel=PANEL, choices=SAMPLINGS)
     carry: str | Carry = option(
-        "truncated", "How far back a loss goes", panel=PANEL, choices=CARRIES, other=Carry
+        "truncated",
+        "How far back a loss goes",
+        panel=PANEL,
+        choices=CARRIES,
+        other=Carry,
+        later=True,
     )
-    history: int = option(0, "Sliding: steps read again before a window", panel=PANEL, at_least=0)
+    history: int = option(
+        0, "Sliding: steps read again before a window", panel=PANEL, at_least=0, later=True
+    )
     memory: int | Memory = option(
         0,
         "stored, or a budget: 64M keeps few states and recomputes the rest",
@@ -98,6 +105,7 @@ class Reading:
         other=Memory,
         read=bytes_of,
         show=as_size,
+        later=True,
     )
     chunks: int = option(
         0, "Stretches of time side by side; 0: step after step", panel=PANEL, at_least=0
@@ -154,6 +162,15 @@ class Reading:
         if isinstance(self.memory, Memory):
             return self.memory
         return Checkpointed(budget=self.memory) if self.memory else None
+
+    @property
+    def cut_by(self) -> dict[str, Any]:
+        """What decides where a pass is cut into segments, and may change while a training goes on.
+
+        A carry of your own goes by its words: it can be told from another, not made again.
+        """
+        carry = self.carry if isinstance(self.carry, str) else self.carry.words
+        return {"window": self.window, "carry": carry, "history": self.history}
 
     @cached_property
     def time_used(self) -> Time | None:
@@ -215,6 +232,18 @@ class Pass(abc.ABC):
     @abc.abstractmethod
     def __getitem__(self, index: int) -> Segment: ...
 
+    @abc.abstractmethod
+    def share(self, index: int) -> float:
+        """The part of the pass whose losses lie before segment `index`, 0 to 1."""
+
+    def after(self, share: float) -> int:
+        """The first segment all of whose losses lie after this part of the pass; `len`: none.
+
+        Where a training goes on when it is cut otherwise from now on: no loss is taken twice, and
+        less than one segment is left out.
+        """
+        return next((i for i in range(len(self)) if self.share(i) >= share), len(self))
+
 
 def one_pass(ids: Any, reading: Reading, *, seed: int, epoch: int) -> Pass:
     """Deal out the text once, from an offset drawn for this pass as in the notes."""
@@ -236,6 +265,9 @@ class _Shuffled(Pass):
 
     def __len__(self) -> int:
         return len(self.windows)
+
+    def share(self, index: int) -> float:
+        return index / len(self)
 
     def __getitem__(self, index: int) -> Segment:
         self.windows.position = index
@@ -259,6 +291,9 @@ class _Lanes(Pass):
 
     def __len__(self) -> int:
         return len(self.edges) - 1
+
+    def share(self, index: int) -> float:
+        return float(self.edges[index] / self.edges[-1])
 
     def __getitem__(self, index: int) -> Segment:
         begin, end = self.edges[index : index + 2]

@@ -1,0 +1,250 @@
+"""Trainings that were asked for on the page: queued, started, told what to do.
+
+Each is a folder ROOT/.lab/ID of small files, so that it outlives any server:
+
+    asked.json      what to train, or which run to go on with
+    status.json     queued, starting, running, paused, stopping, stopped, ended, failed
+    orders.jsonl    what the page told the training: a line for each order, read between two updates
+    weights.safetensors   the weights of a moment ago, while someone looks (`watched`)
+    .lock           held by the process that trains, however it ends
+    log             whatever that process said
+
+The training itself is a run folder ROOT/ID like any other.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, final
+
+from elman import strict_json
+from elman.errors import UserError
+from elman.files import write_text
+from elman.lab.shelf import NotHere, Shelf
+from elman.runs import Run, options_of, presets, with_options
+from elman.runs.lock import is_held
+
+ALIVE = ("starting", "running", "paused", "scoring")
+CHANGES = ("learning_rate", "clip", "window", "carry", "history", "memory", "epochs", "patience")
+"""What the page may change while a training runs."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One of the small files; nothing where it is not there yet."""
+    try:
+        return strict_json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+
+
+def say(folder: Path, state: str, **more: Any) -> None:
+    """Write status.json."""
+    write_text(folder / "status.json", strict_json.dumps({"state": state, **more}))
+
+
+def order(folder: Path, **what: Any) -> None:
+    """Tell a training what to do next."""
+    with open(folder / "orders.jsonl", "ab") as orders:
+        orders.write(strict_json.dumps(what).encode() + b"\n")
+
+
+@final
+class Jobs:
+    """The queue, and the processes that this server has started.
+
+    A spare process waits with everything loaded, so that a training begins when it is asked for
+    and not two seconds later. It ends when nobody holds its standard input any more.
+    """
+
+    def __init__(self, shelf: Shelf, at_once: int = 2, threads: int = 0) -> None:
+        self.shelf, self.at_once = shelf, at_once
+        self.threads = threads or max(1, (os.cpu_count() or 1) // at_once)
+        self._mutex = threading.RLock()
+        self._spare: subprocess.Popen[bytes] | None = None
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._open = True
+
+    # ------------------------------------------------------------------ asking
+
+    def begin(self, source: str, name: str, given: dict[str, Any], preset: str) -> str:
+        """Ask for a training; what is wrong with the options is said now. Returns its id."""
+        options = presets.expand(preset, given | {"source": source})
+        presets.data(options)
+        presets.settings(options)
+        with self._mutex:
+            id = self.shelf.free_id(name)
+            folder = self.shelf.jobs / id
+            folder.mkdir(parents=True)
+            asked = {"given": given | {"source": source}, "preset": preset, "asked": time.time()}
+            self._queue(folder, asked | {"threads": self.threads})
+        return id
+
+    def go_on(self, id: str) -> None:
+        """Ask that a run which has stopped goes on."""
+        path = self.shelf.run(id)
+        with self._mutex:
+            if self.status(id)["state"] in (*ALIVE, "queued"):
+                self.tell(id, "go")
+                return
+            run = Run.open(path)
+            folder = self.shelf.jobs / id
+            folder.mkdir(parents=True, exist_ok=True)
+            self._queue(folder, {"asked": time.time(), "threads": run.config.threads})
+
+    def _queue(self, folder: Path, asked: dict[str, Any]) -> None:
+        (folder / "orders.jsonl").unlink(missing_ok=True)
+        write_text(folder / "asked.json", strict_json.dumps(asked))
+        say(folder, "queued")
+
+    # ------------------------------------------------------------------ telling
+
+    def tell(self, id: str, what: str) -> None:
+        """pause, go or stop."""
+        if what not in ("pause", "go", "stop"):
+            raise UserError(f"a training cannot {what!r}", hint="pause, go or stop")
+        with self._mutex:
+            state = self.status(id)["state"]
+            if state == "queued" and what == "stop":
+                say(self.shelf.jobs / id, "stopped", message="it had not begun")
+            elif state in ALIVE:
+                order(self.shelf.jobs / id, do=what)
+            elif what == "go":
+                self.go_on(id)
+            else:
+                raise UserError(f"{id} is not being trained: it is {state}", hint="resume it first")
+
+    def change(self, id: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Train on with other options; what is wrong with them is said now.
+
+        Returns those that will change.
+        """
+        if unknown := sorted(given.keys() - set(CHANGES)):
+            raise UserError(
+                f"{unknown[0]!r} cannot be changed while a training runs",
+                hint=f"one of {', '.join(CHANGES)}",
+            )
+        run = Run.open(self.shelf.run(id))
+        before = options_of(run.config)
+        changes = presets.changed(before, typed(given))
+        with_options(run.config, before | changes)
+        if self.status(id)["state"] not in ALIVE:
+            raise UserError(f"{id} is not being trained now", hint="resume it first")
+        if changes:
+            order(self.shelf.jobs / id, do="change", options=changes)
+        return changes
+
+    def watch(self, id: str) -> Path:
+        """Say that someone looks; returns where the weights of a moment ago will be."""
+        folder = self.shelf.jobs / id
+        if folder.is_dir():
+            (folder / "watched").touch()
+        return folder / "weights.safetensors"
+
+    # ------------------------------------------------------------------ looking
+
+    def status(self, id: str) -> dict[str, Any]:
+        """What a training does now; of one whose process is gone, that it has stopped."""
+        folder = self.shelf.jobs / id
+        status = read_json(folder / "status.json") if _is_name(id) else {}
+        if not status:
+            if id not in self.shelf.runs():
+                raise NotHere(f"there is no run {id!r} here", hint="look at the list again")
+            return {"state": "elsewhere" if is_held(self.shelf.root / id) else "stopped"}
+        if status["state"] in ALIVE and not self._is_alive(id):
+            status = {"state": "stopped", "message": "its process is gone; it can go on"}
+        return status
+
+    def asked(self) -> dict[str, dict[str, Any]]:
+        """What was asked for, by id; runs that nobody asked for here are not among them."""
+        if not self.shelf.jobs.is_dir():
+            return {}
+        folders = [p for p in self.shelf.jobs.iterdir() if (p / "asked.json").exists()]
+        return {p.name: read_json(p / "asked.json") for p in sorted(folders)}
+
+    def _is_alive(self, id: str) -> bool:
+        process = self._running.get(id)
+        if process is not None and process.poll() is None:
+            return True
+        return is_held(self.shelf.jobs / id)
+
+    # ------------------------------------------------------------------ starting
+
+    def recover(self) -> None:
+        """Queue again what a server that was killed had only begun to start."""
+        for id in self.asked():
+            status = read_json(self.shelf.jobs / id / "status.json")
+            if status.get("state") == "starting" and not self._is_alive(id):
+                say(self.shelf.jobs / id, "queued")
+
+    def tend(self) -> None:
+        """Start what waits, first come first served, while there is room; keep a spare ready."""
+        with self._mutex:
+            if not self._open:
+                return
+            asked = self.asked()
+            states = {id: self.status(id)["state"] for id in asked}
+            busy = sum(state in ("starting", "running", "scoring") for state in states.values())
+            waiting = sorted(
+                (id for id, state in states.items() if state == "queued"),
+                key=lambda id: asked[id]["asked"],
+            )
+            for id in waiting[: max(0, self.at_once - busy)]:
+                self._start(id)
+            if self._spare is None or self._spare.poll() is not None:
+                self._spare = self._process()
+
+    def _start(self, id: str) -> None:
+        process = self._spare if self._spare and self._spare.poll() is None else self._process()
+        self._spare, self._running[id] = None, process
+        say(self.shelf.jobs / id, "starting")
+        assert process.stdin is not None
+        process.stdin.write(os.fsencode(self.shelf.jobs / id) + b"\n")
+        process.stdin.close()
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        """In a session of its own: what ends the server does not end it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "elman.lab.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """Let the spare process go; trainings go on."""
+        with self._mutex:
+            self._open = False
+            if self._spare is not None and self._spare.stdin is not None:
+                self._spare.kill()  # it has nothing to lose
+                self._spare.stdin.close()
+                self._spare.wait()
+                self._spare = None
+            for process in self._running.values():
+                if process.poll() is None:
+                    process.returncode = 0  # not ours any more: nobody waits for it here
+
+
+def _is_name(id: str) -> bool:
+    """Whether an id can be the name of a folder right below another."""
+    return id not in ("", ".", "..") and "/" not in id and "\\" not in id and "\0" not in id
+
+
+def typed(given: dict[str, Any]) -> dict[str, Any]:
+    """Options as a page sends them, as the library reads them: `memory` may be "64M"."""
+    values = {}
+    for name, value in given.items():
+        if name not in presets.OPTIONS:
+            raise UserError(f"there is no option {name!r}", hint="elman train --help lists them")
+        described = presets.OPTIONS[name]
+        if described.option.read and isinstance(value, str):
+            value = described.option.read(value)
+        if described.type is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        kinds = (described.type, type(None))
+        described.option.refuse_outside(name, described.as_stored(value), kinds)
+        values[name] = value
+    return values

@@ -1,0 +1,22 @@
+// "Leave with the truth": the command or the Python that does it again, to be copied.
+
+import { h } from "./dom.js";
+import { t } from "./words.js";
+
+export function doAgain(...texts) {
+  const given = texts.filter(Boolean);
+  return h("details", { className: "again" }, h("summary", {}, t("Do it again")), given.map((text) => [
+    h("pre", {}, text),
+    h("button", {
+      className: "plain",
+      onclick: async (event) => {
+        await navigator.clipboard.writeText(text);
+        event.target.textContent = t("Copied");
+      },
+    }, t("Copy")),
+  ]));
+}
+
+export function lede(sentence, ...equations) {
+  return h("div", { className: "lede" }, h("span", {}, sentence), equations);
+}

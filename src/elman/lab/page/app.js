@@ -1,0 +1,103 @@
+// The frame around the views: runs, tabs, language, light; one view at a time.
+
+import { get } from "./api.js";
+import { h, number, percent } from "./dom.js";
+import { forecast } from "./forecast.js";
+import { inside } from "./inside.js";
+import { microscope } from "./microscope.js";
+import { go, onMove, place } from "./place.js";
+import { acceptDrops, start } from "./start.js";
+import { train } from "./train.js";
+import { speak, spoken, t } from "./words.js";
+import { write } from "./write.js";
+
+const VIEWS = { train: ["Train", train], microscope: ["Microscope", microscope], inside: ["Inside", inside], write: ["Write", write] };
+const [top, side, main, toast] = ["top", "side", "main", "toast"].map((id) => document.getElementById(id));
+let about = null, runs = [], close = () => {}, open = "";
+
+function fail(problem) {
+  toast.textContent = [problem.message, problem.hint].filter(Boolean).join(" · ");
+  toast.classList.add("on");
+  setTimeout(() => toast.classList.remove("on"), 7000);
+}
+
+function theme(now) {
+  document.documentElement.dataset.theme = now;
+  localStorage.setItem("elman-theme", now);
+}
+
+function header() {
+  const { run, view } = place();
+  const dark = document.documentElement.dataset.theme === "dark";
+  top.replaceChildren(
+    h("span", { className: "brand" }, h("b", {}, "elman"), " lab"),
+    h("nav", { className: "tabs" }, run && runs.find((r) => r.id === run)?.kind !== "forecast" ? Object.entries(VIEWS).map(([name, [label]]) =>
+      h("a", { href: `#${new URLSearchParams({ ...place(), view: name })}`, "aria-current": (view ?? "train") === name ? "page" : null }, t(label))) : null),
+    h("button", { id: "theme", onclick: () => { theme(dark ? "light" : "dark"); render(); } }, t(dark ? "Light" : "Dark")),
+    h("button", { id: "language", onclick: () => { speak(spoken() === "zh" ? "en" : "zh"); render(); } }, spoken() === "zh" ? "English" : "中文"));
+}
+
+function list() {
+  const chosen = place().run;
+  const top = side.scrollTop;
+  side.replaceChildren(
+    h("div", { className: "row" }, h("h2", {}, t("Runs")), h("a", { id: "new", href: "#" }, `+ ${t("New")}`)),
+    ...(runs.length ? [] : [h("p", { className: "soft" }, t("No runs yet"))]),
+    ...runs.map((run) => h("div", { className: "run", "data-open": chosen === run.id },
+      h("span", { className: `state ${run.state}`, title: t(run.state) }),
+      h("a", { href: `#${new URLSearchParams({ ...place(), run: run.id, view: place().view ?? "train" })}` }, run.id),
+      h("small", {}, describe(run)))));
+  side.scrollTop = top;
+}
+
+function describe(run) {
+  if (run.problem) return run.problem;
+  if (run.kind === "forecast") return t("forecast");
+  const score = run.perplexity ?? (run.best_validation_nats === null || run.best_validation_nats === undefined ? null : Math.exp(run.best_validation_nats));
+  const far = run.progress === undefined || run.state === "ended" ? "" : ` ${percent(run.progress)}`;
+  return [t(run.state) + far, score && `${t("held out")} ${number(score, 4)}`].filter(Boolean).join(" · ");
+}
+
+function render() {
+  const { run, view } = place();
+  header();
+  list();
+  close();
+  main.replaceChildren();
+  open = `${run}/${view}`;
+  const context = {
+    id: run, about, fail,
+    others: () => runs.filter((r) => r.kind === "text" && !r.problem && r.options).map((r) => r.id),
+    live: () => ({ state: runs.find((r) => r.id === run)?.state, path: `${about.root}/${run}` }),
+    sample: () => sessionStorage.getItem("elman-sample") ?? 'The Time Traveller (for so it will be convenient to speak of him) said: "Well, it is all true."\n',
+  };
+  if (!run) close = start(main, context);
+  else if (runs.find((r) => r.id === run)?.kind === "forecast") close = forecast(main, context);
+  else close = (VIEWS[view] ?? VIEWS.train)[1](main, context);
+}
+
+async function refresh() {
+  try {
+    runs = await get("/api/runs");
+    list();
+    toast.classList.toggle("on", toast.classList.contains("on") && !toast.dataset.lost);
+    delete toast.dataset.lost;
+  } catch (problem) {
+    if (!toast.dataset.lost) fail({ message: t("The page lost its server; it tries again.") });
+    toast.dataset.lost = "yes";
+  }
+  setTimeout(refresh, 1500);
+}
+
+const moved = () => { main.scrollTop = 0; render(); };
+onMove(moved);
+theme(localStorage.getItem("elman-theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+try {
+  about = await get("/api/about");
+  runs = await get("/api/runs");
+  acceptDrops(about, fail);
+  render();
+  refresh();
+} catch (problem) {
+  main.textContent = problem.message;
+}

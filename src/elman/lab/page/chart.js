@@ -1,0 +1,101 @@
+// Curves: uPlot with the page's colours, horizontal lines (baselines, clip) and vertical marks (changes).
+
+import uPlot from "./vendor/uPlot.esm.js";
+import { style } from "./dom.js";
+
+const HEIGHT = 280;
+
+export class Chart {
+  constructor(home, { series, log = false, label, x = "step", height = HEIGHT, anywhere = false }) {
+    this.home = home;
+    this.height = height;
+    this.lines = [];
+    this.marks = [];
+    this.least = anywhere ? -Infinity : 0; // of most curves nothing lies below zero
+    const grid = () => ({ stroke: style("--rule"), width: 1 });
+    const axis = { stroke: () => style("--soft"), grid: grid(), ticks: grid(), font: "12px system-ui" };
+    this.plot = new uPlot({
+      width: this.width(),
+      height,
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (u, low, high) => this.range(low, high) } },
+      axes: [axis, { ...axis, size: 56, values: (u, values) => values.map((v) => (v === null ? "" : v && v < 1e-3 ? v.toExponential(0) : Number(v.toPrecision(3)))), ...(log ? { filter: decades } : {}) }],
+      series: [{ label: x }, ...series.map((s) => ({ ...s, stroke: () => style(s.colour), width: s.width ?? 1.5, points: { show: s.points ?? false, size: 5 } }))],
+      legend: { live: true },
+      cursor: { drag: { x: true, y: false } },
+      hooks: { draw: [() => this.overlay()] },
+    }, [[], ...series.map(() => [])], home);
+    home.setAttribute("role", "img");
+    home.setAttribute("aria-label", label);
+    this.watcher = new ResizeObserver(() => this.plot.setSize({ width: this.width(), height }));
+    this.watcher.observe(home);
+  }
+
+  width() { return Math.max(240, this.home.clientWidth); }
+
+  range(low, high) {
+    if (low === null) return [0, 1];
+    const ends = [low, high, ...this.lines.filter((l) => l.value < 2 * high).map((l) => l.value)];
+    const least = Math.min(...ends), most = Math.max(...ends), room = 0.06 * (most - least || 1);
+    return [Math.max(this.least, least - room), most + room];
+  }
+
+  set(columns, lines = [], marks = []) {
+    this.lines = lines;
+    this.marks = marks;
+    this.plot.setData(columns);
+  }
+
+  overlay() {
+    const { ctx, bbox } = this.plot;
+    const dots = window.devicePixelRatio || 1;
+    ctx.save();
+    ctx.font = `${11 * dots}px system-ui`;
+    ctx.lineWidth = dots;
+    let above = -Infinity; // where the last line that was named lies
+    for (const { value, label, colour } of [...this.lines].sort((a, b) => b.value - a.value)) {
+      const y = this.plot.valToPos(value, "y", true);
+      if (!(y >= bbox.top && y <= bbox.top + bbox.height)) continue;
+      ctx.strokeStyle = ctx.fillStyle = style(colour ?? "--soft");
+      ctx.setLineDash([5 * dots, 4 * dots]);
+      ctx.beginPath();
+      ctx.moveTo(bbox.left, y);
+      ctx.lineTo(bbox.left + bbox.width, y);
+      ctx.stroke();
+      ctx.textAlign = "right";
+      const crowded = y - above < 14 * dots;
+      ctx.fillText(label, bbox.left + bbox.width - 4 * dots, y + (crowded ? 12 : -4) * dots);
+      above = y;
+    }
+    ctx.setLineDash([]);
+    this.marks.forEach(({ step, label }, i) => {
+      const x = this.plot.valToPos(step, "x", true);
+      if (!(x >= bbox.left && x <= bbox.left + bbox.width)) return;
+      ctx.strokeStyle = ctx.fillStyle = style("--mark");
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      const right = x > bbox.left + 0.6 * bbox.width;
+      ctx.textAlign = right ? "right" : "left";
+      ctx.fillText(label, x + (right ? -4 : 4) * dots, bbox.top + (12 + 13 * (i % 4)) * dots);
+    });
+    ctx.restore();
+  }
+
+  close() {
+    this.watcher.disconnect();
+    this.plot.destroy();
+  }
+}
+
+// Over many powers of ten, only those are named.
+function decades(plot, splits) {
+  const seen = splits.filter((v) => v > 0);
+  const far = Math.log10(seen.at(-1) / seen[0]) > 2.5, every = Math.ceil(Math.log10(seen.at(-1) / seen[0]) / 6);
+  return splits.map((v) => { const power = Math.log10(v); return !far || (Math.abs(power - Math.round(power)) < 1e-9 && Math.round(power) % every === 0) ? v : null; });
+}
+
+// Tables of [x, y] on one x axis.
+export function joined(curves) {
+  return uPlot.join(curves.map(([x, y]) => [x, y]));
+}

@@ -1,0 +1,53 @@
+// Elements from data. Text only ever becomes text nodes: nothing here reads markup.
+
+export function h(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name in element && name !== "list" && name !== "form") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(9).filter((c) => c !== null && c !== undefined && c !== false));
+  return element;
+}
+
+// An equation: _x and _{…} are set below the line, ^{…} above it.
+export function equation(text) {
+  const parts = text.split(/([_^](?:\{[^}]*\}|.))/u);
+  return h("span", { className: "equation" }, parts.map((part) => {
+    if (!/^[_^]./u.test(part)) return part;
+    return h(part[0] === "_" ? "sub" : "sup", {}, part.slice(1).replace(/^\{|\}$/g, ""));
+  }));
+}
+
+export function visible(token) {
+  return { " ": "␣", "\n": "↵", "\t": "⇥" }[token] ?? token;
+}
+
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential(1);
+  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
+  return Number(value.toPrecision(digits)).toString();
+}
+
+export function percent(value) {
+  return `${(100 * value).toFixed(value > 0.999 || value < 0.1 ? 1 : 0)} %`;
+}
+
+export function style(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+// A canvas with as many dots as the screen has, however large it is drawn.
+export function sharp(canvas, width, height) {
+  const dots = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * dots);
+  canvas.height = Math.round(height * dots);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(dots, 0, 0, dots, 0, 0);
+  return context;
+}

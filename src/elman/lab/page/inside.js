@@ -1,0 +1,104 @@
+// Inside the model: any text coloured by surprise or by a unit; what comes next; similar places.
+
+import { at, post } from "./api.js";
+import { doAgain, lede } from "./again.js";
+import { equation, h, number, percent, visible } from "./dom.js";
+import { place, go } from "./place.js";
+import { t } from "./words.js";
+
+const MOST_NATS = 6;
+
+// Surprise in one colour, an activation in two: below and above zero.
+function paint(cell, value, signed) {
+  if (value === null) return;
+  const size = Math.min(1, Math.abs(value));
+  const colour = signed && value < 0 ? "59 110 168" : "214 92 36";
+  cell.style.backgroundColor = `rgb(${colour} / ${(0.85 * size).toFixed(3)})`;
+}
+
+export function inside(home, { id, fail, sample }) {
+  let tokens = [];
+  const text = h("textarea", { rows: 5, "aria-label": t("Text"), spellcheck: false, value: sessionStorage.getItem(`inside-${id}`) ?? sample() });
+  const shown = h("div", { className: "text", id: "coloured" }), summary = h("p", { className: "soft", role: "status" });
+  const unit = h("input", { type: "number", min: 0, value: place().unit ?? 0, "aria-label": t("Unit") });
+  const signals = [["quotes", "inside quotes"], ["line", "line length"], ["brackets", "bracket depth"], ["capitals", "capitals"], ["pattern", "a pattern:"]];
+  const what = h("select", { "aria-label": t("Which units follow …") }, signals.map(([value, label]) => h("option", { value }, t(label))));
+  const pattern = h("input", { type: "text", className: "short", value: "the", "aria-label": t("a pattern:") });
+  const foundHome = h("div", { className: "row" }), nextHome = h("div", {}), similarHome = h("div", {}), again = h("div", {});
+  const ask = async (kind, more, show) => {
+    sessionStorage.setItem(`inside-${id}`, text.value);
+    try {
+      const answer = await post(at(id, `/inside/${kind}`), { text: text.value, ...more });
+      show(answer);
+      again.replaceChildren(doAgain(answer.again));
+    } catch (problem) { fail(problem); }
+  };
+
+  function colour(values, scale, signed, label) {
+    shown.replaceChildren(...tokens.map((token, i) => {
+      const value = values[i];
+      const cell = h("span", { tabIndex: 0, role: "button", title: value === null ? "" : `${label} ${number(value)}`,
+        onclick: () => choose(i), onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); choose(i); } } }, token);
+      paint(cell, value === null ? null : value / scale, signed);
+      return cell;
+    }));
+  }
+
+  const surprise = () => ask("surprise", {}, (answer) => {
+    tokens = answer.tokens;
+    unit.max = answer.units - 1;
+    colour(answer.nats, MOST_NATS, false, t("nats"));
+    summary.textContent = `${t("mean")} ${number(answer.mean, 4)} ${t("nats")}`;
+  });
+  const activation = (which) => ask("unit", { unit: which }, (answer) => {
+    go({ unit: which }, true);
+    unit.value = which;
+    tokens = answer.tokens;
+    colour(answer.values, Math.max(...answer.values.map(Math.abs)) || 1, true, `h_${which}`);
+    summary.textContent = `${t("Unit")} ${which}`;
+  });
+  const search = () => ask("following", { what: what.value, pattern: pattern.value }, (answer) => {
+    foundHome.replaceChildren(...answer.units.map(({ unit: which, r }) => h("button", { onclick: () => activation(which) }, `${which}: r = ${number(r)}`)));
+    activation(answer.units[0].unit);
+  });
+
+  async function choose(i) {
+    [...shown.children].forEach((cell, j) => cell.toggleAttribute("data-chosen", i === j));
+    const before = tokens.slice(0, i + 1).join("");
+    try {
+      const expected = await post(at(id, "/inside/next"), { text: before });
+      nextHome.replaceChildren(h("h3", {}, `${t("What comes next")}: …${visible(tokens[i])}`), h("div", { className: "columns" },
+        bars(t("this model"), expected.model, ""), bars("Kneser–Ney", expected.counting, "second")));
+      const { positions } = await post(at(id, "/inside/similar"), { text: text.value, at: i });
+      similarHome.replaceChildren(h("h3", {}, t("Similar places")), h("table", {}, h("tbody", {}, positions.map((p) =>
+        h("tr", {}, h("td", {}, number(p.cosine)), h("td", {}, h("span", { className: "text" }, `…${p.text}`)))))));
+      again.replaceChildren(doAgain(expected.again));
+    } catch (problem) { fail(problem); }
+  }
+
+  home.append(
+    h("h1", {}, t("Inside")),
+    h("section", { className: "card" },
+      lede(t("Any text, coloured by what the model makes of it."), equation("nats_t = −log P(x_t | x_1 … x_{t−1})")),
+      text,
+      h("div", { className: "row" }, h("button", { className: "main", id: "surprise", onclick: surprise }, t("Surprise")),
+        h("label", {}, t("Unit"), unit), h("button", { id: "unit", onclick: () => activation(Number(unit.value)) }, t("Show"))),
+      shown, summary, h("p", { className: "soft" }, t("Click a token: what the model expected there, beside Kneser–Ney; and where its state was alike."))),
+    h("div", { className: "grid" },
+      h("section", { className: "card" }, h("h2", {}, t("Which units follow …")),
+        lede(t("Units whose activation is most correlated with something in the text."), equation("r_i = corr_t(h_{ti}, s_t)")),
+        h("div", { className: "row" }, what, pattern, h("button", { id: "search", onclick: search }, t("Search"))), foundHome),
+      h("section", { className: "card" }, nextHome, similarHome)),
+    again);
+  if (text.value) surprise();
+  return () => {};
+}
+
+export function bars(title, list, kind) {
+  const most = list[0]?.p || 1;
+  return h("div", {}, h("small", { className: "soft" }, title), h("table", {}, h("tbody", {}, list.map(({ token, p }) => {
+    const bar = h("span", { className: `bar ${kind}` });
+    bar.style.width = `${Math.max(1, (90 * p) / most)}px`;
+    return h("tr", {}, h("td", {}, h("span", { className: "text" }, visible(token))), h("td", {}, bar, percent(p)));
+  }))));
+}

@@ -1,0 +1,234 @@
+// The microscope: ∂L_t/∂h_{t-k}, losses × lags, with the truncation drawn where it cuts.
+
+import { at, get, post } from "./api.js";
+import { doAgain, lede } from "./again.js";
+import { Chart } from "./chart.js";
+import { equation, h, number, percent, sharp, style, visible } from "./dom.js";
+import { t } from "./words.js";
+
+const FASTEST = 100; // milliseconds between two pictures
+const DECADES = 4; // of the colour scale
+
+// Dark violet to yellow, even steps of brightness; the same in both themes.
+const STOPS = [[24, 12, 48], [66, 30, 110], [125, 42, 120], [190, 64, 98], [236, 112, 66], [252, 178, 72], [250, 240, 160]];
+export function heat(value) {
+  const x = Math.max(0, Math.min(1, value)) * (STOPS.length - 1), i = Math.min(STOPS.length - 2, Math.floor(x)), f = x - i;
+  return STOPS[i].map((c, j) => Math.round(c + f * (STOPS[i + 1][j] - c)));
+}
+const level = (norm, most) => (norm > 0 && most > 0 ? 1 + Math.log10(norm / most) / DECADES : 0);
+
+export function microscope(home, { id, fail, live }) {
+  let closed = false, frame = null, window_ = null, hovered = null, dragging = false;
+  const canvas = h("canvas", { tabIndex: 0, role: "img", id: "heat", "aria-label": "∂L_t/∂h_{t−k}" });
+  const picture = h("div", { className: "picture" }, canvas);
+  const strip = h("div", { className: "strip", "aria-label": t("Text") });
+  const tiles = h("div", { className: "tiles" }), words = h("p", {}), told = h("p", { className: "soft", role: "status" });
+  const slider = h("input", { type: "range", min: 1, id: "cut", "aria-label": t("Truncation window") });
+  const size = h("b", {});
+  const use = h("button", { className: "main", onclick: () => change() }, t("Train on with this window"));
+  const carriesHome = h("div", { className: "scroll" }), spectrumHome = h("div", {}), spectrumWords = h("p", { className: "soft" });
+
+  home.append(
+    h("h1", {}, t("Microscope")),
+    h("section", { className: "card" },
+      lede(t("How far each loss reaches back through the states before it."),
+        equation("∂L_t/∂h_{t−k} = (∂h_t/∂h_{t−1} ⋯ ∂h_{t−k+1}/∂h_{t−k})^{⊤} ∂L_t/∂h_t")),
+      strip, picture,
+      h("p", { className: "soft" }, t("Columns are losses, rows are lags: bright is where the gradient still arrives. Below the staircase the truncation cuts it off."), " ", t("Hover or focus a loss to see which characters its gradient reaches.")),
+      h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, t("drag in the picture, or use the slider"))),
+      tiles, words, told, doAgain(`elman gradients ${live().path} --figure pictures`)),
+    h("div", { className: "grid" },
+      h("section", { className: "card" }, h("h2", {}, t("Carries side by side")),
+        lede(t("The same gradient by every carry, against the full one."), equation("‖ḡ − g‖/‖g‖,  √(mean ‖g_i − ḡ‖²)/‖g‖")),
+        h("button", { id: "compare", onclick: (e) => compare(e.target) }, t("Compare")), carriesHome),
+      h("section", { className: "card" }, h("h2", {}, t("Spectrum of the Jacobian products")),
+        lede(t("How many directions survive k steps back."), equation("σ_i(∂h_{t+k}/∂h_t)")),
+        h("button", { id: "measure", onclick: (e) => measure(e.target) }, t("Measure")), spectrumWords, spectrumHome)));
+
+  // ------------------------------------------------------------ the picture
+
+  const steps = () => frame.tokens.length - 1;
+  const losses = () => frame.norms.length;
+  function edges(window) {
+    if (window === frame.window) return frame.edges;
+    const found = [];
+    for (let edge = steps() - window; edge >= 0; edge -= window) found.unshift(edge);
+    return found;
+  }
+  // How many lags the loss at step t keeps: back to where its window began.
+  function kept(t, edges) {
+    const begins = edges.filter((edge) => edge <= t).at(-1);
+    return begins === undefined ? t : t - begins;
+  }
+  const geometry = () => {
+    const width = Math.max(260, picture.clientWidth), lags = frame.norms[0].length;
+    const left = 34, cell = (width - left) / losses(), row = Math.max(3, Math.min(9, 380 / lags));
+    return { width, height: row * lags + 22, left, cell, row, lags };
+  };
+
+  function draw() {
+    if (!frame) return;
+    const { width, height, left, cell, row, lags } = geometry();
+    const context = sharp(canvas, width, height);
+    const most = Math.max(...frame.norms.map((n) => n[0]), ...frame.norms.flat());
+    const cuts = edges(window_);
+    const paper = style("--paper").match(/[0-9a-f]{2}/gi).map((c) => parseInt(c, 16)); // what is cut off fades into it
+    context.font = "11px system-ui";
+    frame.norms.forEach((norms, i) => {
+      const reach = kept(frame.first + i, cuts);
+      norms.forEach((norm, k) => {
+        const shade = heat(level(norm, most)), [r, g, b] = k > reach ? shade.map((c, j) => 0.3 * c + 0.7 * paper[j]) : shade;
+        context.fillStyle = `rgb(${r} ${g} ${b})`;
+        context.fillRect(left + i * cell, k * row, cell + 0.6, row + 0.6);
+      });
+    });
+    context.strokeStyle = style("--mark");
+    context.lineWidth = 2;
+    context.beginPath();
+    frame.norms.forEach((_, i) => {
+      const y = Math.min(lags, kept(frame.first + i, cuts) + 1) * row;
+      context.lineTo(left + i * cell, y);
+      context.lineTo(left + (i + 1) * cell, y);
+    });
+    context.stroke();
+    if (hovered !== null) {
+      context.strokeStyle = style("--ink");
+      context.strokeRect(left + hovered * cell, 0, cell, lags * row);
+    }
+    context.fillStyle = style("--soft");
+    context.textAlign = "right";
+    for (let k = 0; k < lags; k += lags > 40 ? 16 : 8) context.fillText(k, left - 6, k * row + 9);
+    context.textAlign = "center";
+    const every = Math.ceil(9 / cell);
+    for (let i = 0; i < losses(); i += every) context.fillText(visible(frame.tokens[frame.first + i + 1]), left + (i + 0.5) * cell, height - 6);
+    colourStrip(most);
+  }
+
+  // The text in a row of cells; those that the chosen loss reaches are as bright as its gradient there.
+  function writeStrip() {
+    const cuts = new Set(edges(window_));
+    strip.replaceChildren(...frame.tokens.map((token, s) => h("span", { className: cuts.has(s) ? "edge" : "", title: `${s}` }, visible(token))));
+  }
+  function colourStrip(most) {
+    const chosen = hovered === null ? null : frame.norms[hovered];
+    [...strip.children].forEach((cell, s) => {
+      cell.style.backgroundColor = cell.style.color = "";
+      cell.classList.remove("loss");
+      if (!chosen) return;
+      const t = frame.first + hovered, k = t - s;
+      if (s === t + 1) cell.classList.add("loss");
+      if (k < 0 || k >= chosen.length) return;
+      const value = level(chosen[k], most), [r, g, b] = heat(value);
+      cell.style.backgroundColor = `rgb(${r} ${g} ${b})`;
+      cell.style.color = value > 0.55 ? "#111" : "#fff";
+    });
+    if (chosen) told.textContent = t("loss of {0}: {1} nats", `“${visible(frame.tokens[frame.first + hovered + 1])}”`, number(frame.nats[frame.first + hovered]));
+  }
+
+  function state() {
+    const keeps = frame.kept[Math.min(window_, frame.kept.length) - 1];
+    const more = frame.settled ? "" : `${t("at least")} `;
+    size.textContent = window_;
+    tiles.replaceChildren(...[
+      [t("step"), frame.step.toLocaleString("en"), "step"],
+      [t("cut off"), percent(1 - keeps), "cut"],
+      [t("half lies within"), `${more}${frame.half} ${t("steps")}`, "half"],
+      [t("window that keeps 90 %"), more + frame.keep90, "keep90"],
+      [t("window that keeps 99 %"), more + frame.keep99, "keep99"],
+      [t("saturated"), percent(frame.saturation), "saturated"],
+    ].map(([name, value, key]) => h("div", { className: "tile", "data-key": key }, h("b", {}, value), h("span", {}, name))));
+    words.textContent = frame.words;
+  }
+
+  function setWindow(value) {
+    window_ = Math.max(1, Math.min(Number(slider.max), Math.round(value)));
+    slider.value = window_;
+    use.disabled = window_ === frame.window || !["running", "paused"].includes(live().state);
+    writeStrip();
+    state();
+    draw();
+  }
+  slider.addEventListener("input", () => frame && setWindow(Number(slider.value)));
+
+  const where = (event) => {
+    const { left, cell, row } = geometry(), box = canvas.getBoundingClientRect();
+    const i = Math.floor((event.clientX - box.left - left) / cell);
+    return { i: i >= 0 && i < losses() ? i : null, lag: (event.clientY - box.top) / row };
+  };
+  canvas.addEventListener("pointerdown", (event) => { if (frame) { dragging = true; canvas.setPointerCapture(event.pointerId); setWindow(where(event).lag); } });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!frame) return;
+    const { i, lag } = where(event);
+    if (dragging) setWindow(lag);
+    else if (i !== hovered) { hovered = i; draw(); }
+  });
+  canvas.addEventListener("pointerup", () => { dragging = false; });
+  canvas.addEventListener("pointerleave", () => { if (!dragging && frame) { hovered = null; draw(); } });
+  canvas.addEventListener("keydown", (event) => {
+    if (!frame) return;
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key], turn = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    if (move) { hovered = Math.max(0, Math.min(losses() - 1, (hovered ?? losses()) + move)); draw(); }
+    if (turn) setWindow(window_ + turn);
+    if (move || turn) event.preventDefault();
+  });
+
+  async function change() {
+    try { told.textContent = (await post(at(id, "/change"), { options: { window: window_ } })).again; } catch (problem) { fail(problem); }
+  }
+
+  async function watch() {
+    if (closed) return;
+    const began = performance.now();
+    let pause = FASTEST;
+    try {
+      const seen = await get(at(id, "/frame"));
+      if (closed) return;
+      const fresh = !frame || seen.step !== frame.step || seen.window !== frame.window;
+      const moved = frame && window_ !== frame.window;
+      if (fresh) {
+        frame = seen;
+        slider.max = 2 * (seen.norms[0].length - 1);
+        setWindow(moved ? window_ : seen.window);
+      } else pause = 400;
+    } catch (problem) {
+      words.textContent = [problem.message, problem.hint].filter(Boolean).join(" · ");
+      pause = 1500;
+    }
+    setTimeout(watch, Math.max(0, pause - (performance.now() - began)));
+  }
+
+  // ------------------------------------------------------------ the dearer looks
+
+  async function busy(button, work) {
+    button.disabled = true;
+    try { await work(); } catch (problem) { fail(problem); }
+    button.disabled = false;
+  }
+
+  const bar = (value, most, kind = "") => { const b = h("span", { className: `bar ${kind}` }); b.style.width = `${Math.round((90 * Math.min(value, most)) / (most || 1))}px`; return b; };
+
+  const compare = (button) => busy(button, async () => {
+    const { carries } = await get(at(id, "/look/carries"));
+    const most = Math.min(2, Math.max(...carries.map((c) => Math.max(c.bias, c.deviation))));
+    carriesHome.replaceChildren(h("table", { id: "carries" },
+      h("thead", {}, h("tr", {}, [t("carry"), t("bias"), t("noise"), t("cosine"), t("states kept")].map((name) => h("th", {}, name)))),
+      h("tbody", {}, carries.map((c) => h("tr", {}, h("td", {}, c.name), h("td", {}, bar(c.bias, most), number(c.bias)), h("td", {}, bar(c.deviation, most, "second"), number(c.deviation)), h("td", {}, number(c.cosine)), h("td", {}, c.steps_kept))))));
+  });
+
+  let chart = null;
+  const measure = (button) => busy(button, async () => {
+    const seen = await get(at(id, "/look/spectrum"));
+    chart?.close();
+    spectrumHome.replaceChildren();
+    chart = new Chart(spectrumHome, { log: true, label: t("singular value"), x: t("direction"), height: 230,
+      series: seen.lags.map((k, i) => ({ label: `k = ${k}`, colour: ["--train", "--held-out", "--other1", "--other2", "--other3", "--mark"][i % 6] })) });
+    const least = 1e-12;
+    chart.set([seen.values[0].map((_, i) => i + 1), ...seen.values.map((row) => row.map((v) => Math.max(v, least)))], [{ value: 1, label: "1" }]);
+    spectrumWords.textContent = t("{0} of {1} units saturated, {2} never move; spectral radius {3}", seen.saturated, seen.units, seen.dead, seen.radius.map((r) => number(r)).join(", "));
+  });
+
+  const watcher = new ResizeObserver(() => draw());
+  watcher.observe(picture);
+  watch();
+  return () => { closed = true; watcher.disconnect(); chart?.close(); };
+}

@@ -1,0 +1,93 @@
+// Write: text that streams while temperature, top-k and top-p move; every token has its alternatives.
+
+import { at, lines, post } from "./api.js";
+import { doAgain, lede } from "./again.js";
+import { equation, h, percent, visible } from "./dom.js";
+import { t } from "./words.js";
+
+export function write(home, { id, fail }) {
+  let tokens = [], stopping = null, branches = [], wanted = 0;
+  const prompt = h("textarea", { rows: 2, "aria-label": t("Prompt"), spellcheck: false, value: "The " });
+  const shown = h("div", { className: "text", id: "written" }), choices = h("div", {}), branchHome = h("div", { className: "row" }), again = h("div", {});
+  const slide = (name, min, max, step, value) => {
+    const said = h("b", {}, value), input = h("input", { type: "range", min, max, step, value, id: name, oninput: () => { said.textContent = input.value; if (stopping) renew(); } });
+    return { input, label: h("label", {}, t(name), input, said) };
+  };
+  const temperature = slide("temperature", 0, 2, 0.05, 0.8), topK = slide("top-k", 0, 50, 1, 0), topP = slide("top-p", 0.05, 1, 0.05, 1);
+  const length = h("input", { type: "number", min: 1, max: 5000, value: 400 }), seed = h("input", { type: "number", min: 0, value: 0 });
+  const button = h("button", { className: "main", id: "write", onclick: () => (stopping ? halt() : begin()) }, t("Write"));
+
+  const halt = () => { stopping?.abort(); stopping = null; button.textContent = t("Write"); };
+  function begin() {
+    tokens = [];
+    branches = [];
+    wanted = Number(length.value);
+    shown.replaceChildren(h("span", { className: "soft" }, prompt.value));
+    run();
+  }
+  // A choice moved: what is written stays, the rest is asked for anew.
+  function renew() { halt(); run(); }
+
+  async function run() {
+    const own = (stopping = new AbortController());
+    button.textContent = t("Stop");
+    const asked = { prompt: prompt.value + tokens.join(""), length: Math.max(1, wanted - tokens.length), seed: Number(seed.value),
+      temperature: Number(temperature.input.value), top_k: Number(topK.input.value), top_p: Number(topP.input.value) };
+    try {
+      for await (const line of lines(at(id, "/write"), asked, own.signal)) {
+        if (own.signal.aborted) return;
+        if (line.again) again.replaceChildren(doAgain(line.again));
+        else add(line.text);
+        if (tokens.length % 8 === 0) await new Promise(requestAnimationFrame); // slow enough to read
+      }
+    } catch (problem) { if (problem.name !== "AbortError") fail(problem); }
+    if (stopping === own) halt();
+  }
+
+  function add(text) {
+    const i = tokens.push(text) - 1;
+    shown.append(h("span", { tabIndex: 0, role: "button", onclick: () => choose(i), onkeydown: (e) => { if (e.key === "Enter") choose(i); } }, text));
+  }
+
+  function redraw() {
+    const kept = tokens;
+    tokens = [];
+    shown.replaceChildren(h("span", { className: "soft" }, prompt.value));
+    kept.forEach(add);
+  }
+
+  async function choose(i) {
+    halt();
+    [...shown.children].forEach((cell, j) => cell.toggleAttribute("data-chosen", j === i + 1));
+    try {
+      const { model, again: how } = await post(at(id, "/inside/next"), { text: prompt.value + tokens.slice(0, i).join("") });
+      choices.replaceChildren(h("h3", {}, t("Instead of {0}", `“${visible(tokens[i].trim() || tokens[i])}”`)), ...model.map(({ token, p }) =>
+        h("button", { className: "choice", onclick: () => branch(i, token) }, `${visible(token)}  ${percent(p)}`)));
+      again.replaceChildren(doAgain(how));
+    } catch (problem) { fail(problem); }
+  }
+
+  function branch(i, token) {
+    branches.push([...tokens]);
+    const gap = tokens[i].length > 1 && tokens[i].startsWith(" ") && !token.startsWith(" ") ? " " : "";
+    tokens = [...tokens.slice(0, i), gap + token];
+    redraw();
+    showBranches();
+    wanted = tokens.length + Number(length.value);
+    run();
+  }
+
+  function showBranches() {
+    branchHome.replaceChildren(h("span", { className: "soft" }, t("Branches")), ...branches.map((kept, n) =>
+      h("button", { onclick: () => { halt(); branches[n] = tokens; tokens = kept; redraw(); showBranches(); } }, `${n + 1}: …${kept.slice(-12).join("")}`)));
+  }
+
+  home.append(
+    h("h1", {}, t("Write")),
+    h("section", { className: "card" },
+      lede(t("Text that the model writes, token by token."), equation("p ∝ exp(o_t / τ),  x_{t+1} ∼ p")),
+      prompt,
+      h("div", { className: "row" }, temperature.label, topK.label, topP.label, h("label", {}, t("length"), length), h("label", {}, t("seed"), seed), button),
+      shown, h("p", { className: "soft" }, t("Click a token to see what else it could have been, and to branch from there.")), branchHome, choices, again));
+  return halt;
+}

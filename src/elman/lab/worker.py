@@ -1,0 +1,204 @@
+"""The process that trains: it reads which job from standard input, and does it.
+
+    python -m elman.lab.worker < (the job's folder)
+
+It is `elman train` with orders read between two updates. A change is a stop and an
+`elman train --resume RUN --option value` in the same process, so that whatever is done on the page
+can be done without it, to the last bit. Everything is imported before the job is known: the server
+keeps one such process ready.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors.torch import save
+
+from elman import strict_json
+from elman.errors import UserError, WorkFailed
+from elman.lab import again, jobs
+from elman.runs.lock import Lock
+from elman.session import RunOptions, Session
+from elman.training import Record, Update
+
+LOOK_EVERY = 0.1
+"""Seconds between two copies of the weights, while someone looks."""
+LOOK_SHARE = 0.01
+"""The part of the time that copying them may take."""
+WATCHED_FOR = 3.0
+"""Seconds after which a look is over."""
+SAVE_EVERY = 10.0
+"""Seconds between two checkpoints: what one looks into and writes with should not be old."""
+LONGEST_PAUSE = 3600.0
+"""Seconds that a paused training keeps its process."""
+PATIENCE = 5.0
+"""Seconds to wait for the process before this one to let go of the job."""
+
+
+@final
+class Worker:
+    """One job, from its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder.parent.parent / folder.name
+        self.asked = jobs.read_json(folder / "asked.json")
+        threads = self.asked["threads"]
+        self.kept = RunOptions(out=self.path, threads=threads, checkpoint_seconds=SAVE_EVERY)
+        self.read = 0  # bytes of orders.jsonl
+        self.orders: list[dict[str, Any]] = []
+        self.last: Record | None = None
+        self.next_look = 0.0
+
+    def work(self) -> None:
+        """Train to the end, or until told to stop."""
+        lock = _held(self.folder)
+        signal.signal(signal.SIGTERM, lambda *_: self.orders.append({"do": "stop"}))
+        try:
+            self._work()
+        except (UserError, WorkFailed) as problem:
+            self._say("failed", message=problem.message, hint=problem.hint)
+        except BaseException:
+            self._say("failed", message="the process broke down; its log says how")
+            raise
+        finally:
+            lock.release()
+
+    def _work(self) -> None:
+        session = self._session()
+        while True:
+            self._say("running")
+            for record in session.records(stop=self._is_told):
+                self.last = record
+                self._let_look(session)
+            if not self.orders:
+                break
+            session = self._obey(session, self.orders.pop(0))
+            if session is None:
+                self._say("stopped")
+                return
+        self._say("scoring")
+        session.conclude()
+        session.report()
+        self._say("ended")
+
+    def _session(self) -> Session:
+        if (self.path / "config.json").exists():
+            return Session.resume(self.path, kept=replace(self.kept, out=None))
+        given, preset = self.asked["given"], self.asked["preset"]
+        command = again.training(given, preset, self.path)
+        return Session.begin(jobs.typed(given), preset, self.kept, command)
+
+    def _obey(self, session: Session, order: dict[str, Any]) -> Session | None:
+        """The session to go on with; None: none."""
+        if order["do"] == "change":
+            return self._changed(session, order["options"])
+        while order["do"] == "pause":
+            self._say("paused")
+            self._wait()
+            order = self.orders.pop(0)
+            if order["do"] == "change":
+                session, order = self._changed(session, order["options"]), {"do": "pause"}
+        return None if order["do"] == "stop" else session
+
+    def _changed(self, session: Session, options: dict[str, Any]) -> Session:
+        try:
+            return Session.resume(session.run.path, options, kept=replace(self.kept, out=None))
+        except UserError as refusal:  # nothing has changed; it goes on as it was
+            jobs.order(self.folder, refused=refusal.message, hint=refusal.hint)
+            return Session.resume(session.run.path, kept=replace(self.kept, out=None))
+
+    # ------------------------------------------------------------------ orders
+
+    def _is_told(self) -> bool:
+        """Whether there is an order; they are heeded right after an update, and nowhere else."""
+        if not isinstance(self.last, Update):
+            return False
+        self._read_orders()
+        return bool(self.orders)
+
+    def _wait(self) -> None:
+        """For the next order; a training that everybody forgot stops, and can go on later."""
+        until = time.monotonic() + LONGEST_PAUSE
+        while not self.orders:
+            time.sleep(0.05)
+            self._read_orders()
+            if time.monotonic() > until:
+                self.orders.append({"do": "stop"})
+
+    def _read_orders(self) -> None:
+        path = self.folder / "orders.jsonl"
+        if not path.exists() or path.stat().st_size == self.read:
+            return
+        with open(path, "rb") as orders:
+            orders.seek(self.read)
+            for line in orders:
+                if line.endswith(b"\n"):
+                    self.read += len(line)
+                    told = strict_json.loads(line)
+                    self.orders += [told] if "do" in told else []
+
+    # ------------------------------------------------------------------ telling
+
+    def _say(self, state: str, **more: Any) -> None:
+        jobs.say(self.folder, state, process=os.getpid(), **more)
+
+    def _let_look(self, session: Session) -> None:
+        """While someone looks, leave a copy of the weights, ten times a second at most."""
+        now = time.monotonic()
+        if now < self.next_look:
+            return
+        self.next_look = now + LOOK_EVERY
+        try:
+            watched = time.time() - (self.folder / "watched").stat().st_mtime < WATCHED_FOR
+        except FileNotFoundError:
+            return
+        if watched:
+            publish(session, self.folder / "weights.safetensors")
+            took = time.monotonic() - now
+            self.next_look = now + max(LOOK_EVERY, took / LOOK_SHARE)
+
+
+def publish(session: Session, path: Path) -> None:
+    """The weights of now and the place in the text, whole or not there; it need not last."""
+    training = session.training
+    weights = {n: p.detach().cpu().contiguous() for n, p in training.model.named_parameters()}
+    place = {name: str(getattr(training, name)) for name in ("step", "epoch", "index")}
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(save(weights, place))
+    os.replace(draft, path)
+
+
+def _held(folder: Path) -> Lock:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return Lock(folder)
+        except UserError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def main() -> None:
+    """Wait for a job and do it; without one, when the server has gone, there is nothing to do."""
+    folder = Path(os.fsdecode(sys.stdin.buffer.readline().rstrip(b"\n")))
+    if folder == Path():
+        return
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 2)
+    try:
+        Worker(folder).work()
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    torch.zeros(1).sum()  # wakes what torch loads late
+    main()

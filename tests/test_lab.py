@@ -1,0 +1,643 @@
+"""The lab's server: who may come in, what may be asked, and trainings that outlive everything."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("starlette", reason="elman[lab] is not installed")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed")
+
+from starlette.testclient import TestClient  # noqa: E402
+from starlette.websockets import WebSocketDisconnect  # noqa: E402
+
+from elman.cli import run as elman  # noqa: E402
+from elman.errors import UserError  # noqa: E402
+from elman.lab import jobs, shelf, stream, worker  # noqa: E402
+from elman.lab.app import Lab, guarded  # noqa: E402
+from elman.lab.serve import open_lab  # noqa: E402
+from elman.runs import Run, checkpoints, options_of  # noqa: E402
+from elman.session import Session  # noqa: E402
+from elman.training import Change, Update  # noqa: E402
+
+TOKEN = "a-token-of-some-length"
+NAMES = ["127.0.0.1:8123", "localhost:8123"]
+HOME = "http://127.0.0.1:8123"
+TEXT = "the time traveller for so it will be convenient to speak of him " * 15
+TINY = {
+    "hidden_size": 6,
+    "embedding_size": 4,
+    "batch_size": 4,
+    "window": 8,
+    "epochs": 2,
+    "validate_every": 1000,
+}
+
+
+@pytest.fixture
+def lab(tmp_path):
+    made = Lab(tmp_path / "runs", threads=1)
+    yield made
+    made.jobs.close()
+    made.pool.shutdown()
+
+
+@pytest.fixture
+def door(lab):
+    """The lab with nothing running behind it: no lifespan, so no queue is tended."""
+    return TestClient(guarded(lab, TOKEN, NAMES), base_url=HOME, follow_redirects=False)
+
+
+@pytest.fixture
+def page(door):
+    """The same, as the page that was let in sees it."""
+    door.get(f"/?token={TOKEN}")
+    door.headers["origin"] = HOME
+    return door
+
+
+@pytest.fixture
+def finished(lab, tiny_run):
+    """A run that `elman train` made, under the lab's root."""
+    made = tiny_run("--model", "gru", "--window", "12")
+    lab.shelf.root.mkdir(parents=True, exist_ok=True)
+    target = lab.shelf.root / "book"
+    subprocess.run(["cp", "-r", str(made), str(target)], check=True)
+    return "book"
+
+
+# ---------------------------------------------------------------------- who may come in
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+ADDRESSES = ("/", "/api/runs", "/api/texts", "/api/runs/book/stream", "/app.js")
+
+
+def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_never_see(door):
+    answer = door.get(f"/?token={TOKEN}")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/"
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert door.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_without_the_cookie_no_method_gets_anything(door, method, address):
+    answer = door.request(method, address, headers={"origin": HOME})
+    assert answer.status_code == 401
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN + "x", "é"])
+def test_another_token_is_refused(door, token):
+    answer = door.get("/", params={"token": token})
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8123", "127.0.0.1", "127.0.0.1:8124", "localhost:8123.evil.com"],
+)
+def test_another_host_is_refused_even_with_the_cookie(page, method, host):
+    assert page.request(method, "/api/runs", headers={"host": host}).status_code == 403
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "https://127.0.0.1:8123", "http://127.0.0.1:9", HOME + "/"],
+)
+def test_another_origin_is_refused_even_with_the_cookie(page, method, origin):
+    answer = page.request(method, "/api/runs", headers={"origin": origin})
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("GET", "HEAD")])
+def test_whatever_changes_something_must_say_where_it_comes_from(page, method):
+    del page.headers["origin"]
+    assert page.request(method, "/api/runs").status_code == 403
+    assert page.get("/api/runs").status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "nonsense"])
+def test_another_site_is_refused_also_where_it_hides_its_origin(page, site):
+    del page.headers["origin"]
+    assert page.get("/api/runs", headers={"sec-fetch-site": site}).status_code == 403
+    assert page.get("/api/runs", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+
+
+def test_two_hosts_or_two_origins_are_refused(page):
+    twice = [("origin", HOME), ("origin", "http://evil.example")]
+    assert page.post("/api/runs", headers=twice).status_code == 403
+
+
+@pytest.mark.parametrize("origin", [HOME, "http://evil.example"])
+def test_there_are_no_websockets_for_anyone(page, origin):
+    with (
+        pytest.raises(WebSocketDisconnect) as refusal,
+        page.websocket_connect("/api/runs", headers={"origin": origin}),
+    ):
+        pass
+    assert refusal.value.code == 1008
+
+
+def test_every_answer_forbids_inline_script_framing_and_guessing(page):
+    for address in ("/", "/api/runs", "/api/runs/none", "/nothing"):
+        headers = page.get(address).headers
+        policy = dict(
+            p.strip().split(" ", 1) for p in headers["content-security-policy"].split(";")
+        )
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["frame-ancestors"] == "'none'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_the_page_itself_has_no_inline_script_and_asks_nobody_else():
+    for file in (p for p in (Path(shelf.__file__).parent / "page").glob("*") if p.is_file()):
+        text = file.read_text(encoding="utf-8")
+        assert "http://" not in text.replace("http://www.w3.org/", ""), file
+        assert "https://" not in text, file
+        for danger in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert danger not in text, (file, danger)
+        if file.suffix == ".html":
+            assert "<script>" not in text
+            assert "style=" not in text
+            assert " on" not in " ".join(t for t in text.split("<") if "=" in t and " on" in t[:0])
+
+
+# ---------------------------------------------------------------------- what may be asked
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "../secret",
+        "..%2fsecret",
+        "%2e%2e",
+        "/etc",
+        "book/../../secret",
+        "a\\b",
+        "%00",
+        ".lab",
+    ],
+)
+def test_no_name_leads_out_of_the_root(page, lab, finished, name, tmp_path):
+    secret = tmp_path / "secret"
+    subprocess.run(["cp", "-r", str(lab.shelf.root / finished), str(secret)], check=True)
+    for rest in ("", "/stream", "/frame", "/pictures/perplexity.svg"):
+        assert page.get(f"/api/runs/{name}{rest}").status_code in (403, 404), rest
+    for rest in ("/write", "/inside/surprise", "/tell", "/change"):
+        answer = page.post(f"/api/runs/{name}{rest}", json={"text": "x", "do": "go"})
+        assert answer.status_code in (400, 404, 405), rest
+    for address in ("/../app.py", "/..%2fapp.py", "/%2e%2e/app.py", "//etc/passwd"):
+        assert page.get(address).status_code == 404
+
+
+def test_a_link_out_of_the_root_is_not_a_run(page, lab, finished, tmp_path):
+    outside = tmp_path / "outside"
+    subprocess.run(["cp", "-r", str(lab.shelf.root / finished), str(outside)], check=True)
+    (lab.shelf.root / "link").symlink_to(outside)
+    assert [row["id"] for row in page.get("/api/runs").json()] == ["book"]
+    assert page.get("/api/runs/link").status_code == 404
+
+
+def test_a_text_lands_under_the_root_by_a_name_of_ours(page, lab):
+    for name in (
+        "../../x.txt",
+        "/etc/passwd",
+        "a/b\\c",
+        "<script>alert(1)</script>",
+        "\0",
+        "." * 300,
+    ):
+        answer = page.post("/api/texts", params={"name": name}, content=TEXT.encode())
+        assert answer.status_code == 200
+        (kept,) = lab.shelf.texts.glob(f"{answer.json()['text']}.txt")
+        assert kept.resolve().parent == lab.shelf.root / "texts"
+        assert kept.read_text() == TEXT
+    assert sorted(p.name for p in lab.shelf.root.iterdir()) == ["texts"]
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"abc\0def", b"", b"  \n", b"\x89PNG\r\n\x1a\n"])
+def test_what_is_not_text_is_refused_in_words_and_leaves_nothing(page, lab, data):
+    answer = page.post("/api/texts", content=data)
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+    assert not lab.shelf.texts.exists()
+
+
+def test_more_than_the_limit_is_refused_while_it_comes(page, lab, monkeypatch):
+    monkeypatch.setattr("elman.lab.app.LARGEST_TEXT", 1000)
+    sent = []
+
+    def endless():
+        while len(sent) < 100:
+            sent.append(1)
+            yield b"x" * 500
+
+    assert page.post("/api/texts", content=endless()).status_code == 413
+    assert not lab.shelf.texts.exists()
+    answer = page.post("/api/runs", content=b"[" * (1 << 20) + b"[")
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({}, "which text"),
+        ({"corpus": "/etc/passwd"}, "unknown corpus"),
+        ({"corpus": "sine"}, "unknown corpus"),
+        ({"text": "../../etc/passwd"}, "no text"),
+        ({"corpus": "python-reference", "options": {"source": "/etc/passwd"}}, "not an option"),
+        ({"corpus": "python-reference", "options": {"out": "/tmp/x"}}, "no option"),
+        ({"corpus": "python-reference", "options": {"window": 0}}, "window=0 must be"),
+        ({"corpus": "python-reference", "options": {"carry": "far"}}, "unknown carry"),
+        ({"corpus": "python-reference", "options": {"hidden_size": "wide"}}, "hidden_size"),
+        ({"corpus": "python-reference", "preset": "none"}, "unknown preset"),
+        ({"corpus": 3}, "corpus"),
+        ({"poem": 3}, "unknown field"),
+    ],
+)
+def test_a_bad_request_is_answered_in_words(page, lab, asked, word):
+    answer = page.post("/api/runs", json=asked)
+    assert answer.status_code in (400, 404)
+    assert word in answer.json()["error"]
+    assert not lab.shelf.jobs.exists()
+    assert page.post("/api/runs", content=b"{nonsense").status_code == 400
+
+
+def test_text_that_looks_like_html_stays_text(page, lab, finished):
+    script = "<script>alert(1)</script>"
+    answer = page.post(f"/api/runs/{finished}/inside/surprise", json={"text": script})
+    assert answer.headers["content-type"] == "application/json"
+    assert "".join(answer.json()["tokens"]) == script
+    answer = page.get("/api/runs/%3Cscript%3E")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/json"
+    picture = page.get(f"/api/runs/{finished}/pictures/perplexity.svg")
+    assert picture.headers["content-disposition"].startswith("attachment")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2"])
+def test_a_host_that_others_reach_needs_a_token(tmp_path, host, capsys):
+    with pytest.raises(UserError):
+        open_lab(tmp_path, host=host)
+    assert elman(["lab", str(tmp_path), "--host", host, "--no-browser"]) == 2
+    assert "error: --host" in capsys.readouterr().err
+
+
+def test_a_host_that_others_reach_comes_with_a_warning(tmp_path):
+    address = socket.gethostbyname(socket.gethostname())
+    if address.startswith("127."):
+        pytest.skip("this machine has no other address")
+    opened = open_lab(tmp_path, host=address, token=TOKEN)
+    opened.socket.close()
+    assert "unencrypted" in opened.warning
+    assert opened.address.startswith(f"http://{address}:")
+
+
+def test_a_port_that_is_taken_is_refused_in_words(tmp_path):
+    opened = open_lab(tmp_path)
+    with pytest.raises(UserError, match="cannot listen"):
+        open_lab(tmp_path, port=opened.socket.getsockname()[1])
+    assert opened.socket.getsockname()[0] == "127.0.0.1"
+    opened.socket.close()
+
+
+# ---------------------------------------------------------------------- the numbers on the page
+
+
+def test_a_run_is_shown_with_the_librarys_own_numbers(page, lab, finished):
+    import elman as library
+    from elman.diagnostics import Passage, by_lag
+
+    path = lab.shelf.root / finished
+    trained = library.load(path)
+    (row,) = page.get("/api/runs").json()
+    assert (
+        row["perplexity"]
+        == [r for r in trained.run.metrics() if r["kind"] == "result"][-1]["perplexity"]
+    )
+    text = "the naïve cat sat"
+    shown = page.post(f"/api/runs/{finished}/inside/surprise", json={"text": text}).json()
+    assert shown["nats"][1:] == pytest.approx(trained.score(text).nats.tolist(), rel=1e-3)
+    unit = page.post(f"/api/runs/{finished}/inside/unit", json={"text": text, "unit": 2}).json()
+    assert unit["values"] == pytest.approx(trained.hidden(text)[:, 2].tolist(), rel=1e-3)
+    next_ = page.post(f"/api/runs/{finished}/inside/next", json={"text": text}).json()
+    likeliest = list(trained.next_token(text).items())
+    assert [(t["token"], t["p"]) for t in next_["model"]] == likeliest[:12]
+    assert sum(t["p"] for t in next_["counting"]) <= 1 + 1e-9
+    frame = page.get(f"/api/runs/{finished}/frame").json()
+    model = trained.run.load_model(which="last")
+    weights, numbers = checkpoints.read(path / "state.safetensors", "state")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(weights[f"weights/{name}"])
+    ids = trained.vocab.encode("".join(frame["tokens"]))
+    lags = by_lag(Passage.read(model, ids), len(frame["norms"][0]) - 1)
+    assert torch.tensor(frame["norms"]).numpy() == pytest.approx(lags.norms, rel=1e-3)
+    assert frame["step"] == numbers["step"]
+    assert frame["keep90"] == lags.recommend(0.9)
+    assert frame["cut"] == pytest.approx(1 - lags.kept(12))
+    assert frame["edges"] == sorted(frame["edges"])
+    assert {b - a for a, b in zip(frame["edges"], frame["edges"][1:], strict=False)} == {12}
+
+
+def test_the_dearer_looks_and_the_search_for_units(page, finished):
+    spectrum = page.get(f"/api/runs/{finished}/look/spectrum").json()
+    assert len(spectrum["values"]) == len(spectrum["lags"])
+    carries = page.get(f"/api/runs/{finished}/look/carries").json()["carries"]
+    assert carries[0]["bias"] == pytest.approx(0)
+    assert carries[0]["cosine"] == pytest.approx(1)
+    baselines = page.get(f"/api/runs/{finished}/look/baselines").json()
+    assert next(iter(baselines)) == "uniform"
+    assert baselines["uniform"]["nats"] > list(baselines.values())[-1]["nats"]
+    text = 'he said "one" and (two).\n' * 4
+    for what in ("quotes", "line", "brackets"):
+        asked = {"text": text, "what": what}
+        found = page.post(f"/api/runs/{finished}/inside/following", json=asked).json()
+        sizes = [abs(u["r"]) for u in found["units"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert max(sizes) <= 1 + 1e-9
+    asked = {"text": text, "what": "pattern", "pattern": "zzz"}
+    assert page.post(f"/api/runs/{finished}/inside/following", json=asked).status_code == 400
+    similar = page.post(
+        f"/api/runs/{finished}/inside/similar", json={"text": text, "at": 30}
+    ).json()
+    assert similar["positions"][0]["cosine"] > 0.9
+
+
+def test_what_the_page_writes_is_what_the_command_it_names_writes(page, finished, capsys):
+    import shlex
+
+    asked = {"prompt": "the ", "length": 40, "seed": 3, "temperature": 0.7, "top_k": 5}
+    lines = page.post(f"/api/runs/{finished}/write", json=asked).text.splitlines()
+    written = "".join(json.loads(line)["text"] for line in lines[1:])
+    command = shlex.split(json.loads(lines[0])["again"])
+    assert elman(command[1:]) == 0
+    assert capsys.readouterr().out.rstrip("\n").endswith(written.rstrip("\n"))
+    for wrong in ({"length": 0}, {"temperature": -1.0}, {"top_p": -1.0}, {"length": 10**9}):
+        assert page.post(f"/api/runs/{finished}/write", json=wrong).status_code == 400
+
+
+def test_a_forecasting_run_opens_too(page, lab, capsys):
+    lab.shelf.root.mkdir(parents=True, exist_ok=True)
+    out = lab.shelf.root / "sunspots"
+    command = [
+        "forecast",
+        "sunspots",
+        "--model",
+        "seasonal",
+        "--steps",
+        "6",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    assert elman(command) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [(r["id"], r["kind"]) for r in page.get("/api/runs").json()] == [
+        ("sunspots", "forecast")
+    ]
+    told = page.get("/api/runs/sunspots/forecast").json()
+    assert told["forecast"] == answer["forecast"]
+    assert told["scores"] == answer["scores"]
+    ((columns),) = told["series"].values()
+    ((column),) = columns.values()
+    assert len(column["time"]) == len(column["values"]) > 100
+    assert page.get("/api/runs/nothing/forecast").status_code == 404
+    (out / "answer.json").unlink()
+    assert "older elman" in page.get("/api/runs/sunspots/forecast").json()["error"]
+
+
+# ---------------------------------------------------------------------- trainings
+
+
+def wait(lab, id, *states, seconds=180.0):
+    until = time.monotonic() + seconds
+    while (status := lab.jobs.status(id))["state"] not in states:
+        assert time.monotonic() < until, status
+        lab.jobs.tend()
+        time.sleep(0.05)
+    return status
+
+
+def begin(lab, name="book", **options):
+    text = lab.shelf.keep_text("book.txt", TEXT.encode())
+    return lab.jobs.begin(lab.shelf.source(None, text), name, jobs.typed(TINY | options), "auto")
+
+
+def order_at(lab, id, step, **what):
+    """Tell a training something once it is at least at this step."""
+    until = time.monotonic() + 180
+    path = lab.shelf.root / id / "metrics.jsonl"
+    while not path.exists() or path.read_bytes().count(b'"kind": "update"') < step:
+        assert time.monotonic() < until
+        lab.jobs.tend()
+        time.sleep(0.005)
+    jobs.order(lab.shelf.jobs / id, **what)
+
+
+def test_a_training_is_changed_paused_and_resumed_and_ends_as_the_python_it_names(lab):
+    id = begin(lab, epochs=20, name="changed")
+    order_at(lab, id, 5, do="change", options={"learning_rate": 0.002})
+    order_at(lab, id, 20, do="pause")
+    wait(lab, id, "paused")
+    assert lab.jobs.change(id, {"window": 5, "clip": 0.5}) == {"window": 5, "clip": 0.5}
+    assert lab.jobs.change(id, {"carry": "sliding"})["history"] == 8
+    lab.jobs.tell(id, "go")
+    assert wait(lab, id, "ended", "failed")["state"] == "ended"
+    run = Run.open(lab.shelf.root / id)
+    changes = [r for r in run.records() if isinstance(r, Change)]
+    assert [sorted(c.options) for c in changes] == [
+        ["learning_rate"],
+        ["clip", "window"],
+        ["carry", "history"],
+    ]
+    assert options_of(run.config)["window"] == 5
+    made = {}
+    from elman.lab import again
+
+    exec(again.whole(run, lab.jobs.asked()[id]), made)
+    weights = [
+        checkpoints.read(path / "state.safetensors", "state")[0]
+        for path in (run.path, Path(f"{run.path}-again"))
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
+
+
+def test_a_killed_training_is_stopped_and_goes_on_from_the_command_line_bit_for_bit(lab):
+    id = begin(lab, epochs=20)
+    order_at(lab, id, 12, do="change", options={"window": 4})
+    order_at(lab, id, 40, do="pause")
+    os.kill(wait(lab, id, "paused")["process"], signal.SIGKILL)
+    assert "can go on" in wait(lab, id, "stopped")["message"]
+    path = lab.shelf.root / id
+    assert elman(["train", "--resume", str(path)]) == 0
+    whole = begin(lab, epochs=20, name="whole")
+    steps = [r.step for r in Run.open(path).records() if isinstance(r, Change)]
+    session = Session.begin(
+        jobs.typed(lab.jobs.asked()[whole]["given"]),
+        kept=worker.RunOptions(out=path.with_name("straight"), threads=1),
+    )
+    list(session.records(stop=lambda: session.training.step >= steps[0]))
+    list(Session.resume(session.run.path, {"window": 4}).records())
+    weights = [(p / "model.safetensors").read_bytes() for p in (path, session.run.path)]
+    assert weights[0] == weights[1]
+
+
+def test_ten_trainings_at_once_are_queued_and_none_is_lost_even_by_a_new_server(lab):
+    ids = [begin(lab, name="many", epochs=1) for _ in range(10)]
+    assert len(set(ids)) == 10
+    lab.jobs.tend()
+    states = [lab.jobs.status(id)["state"] for id in ids]
+    assert states.count("queued") == 8
+    lab.jobs.tell(ids[9], "stop")
+    lab.jobs.close()
+    later = Lab(lab.shelf.root, at_once=3, threads=1)
+    later.jobs.recover()
+    try:
+        for id in ids[:9]:
+            assert wait(later, id, "ended", "failed", seconds=240)["state"] == "ended"
+        assert later.jobs.status(ids[9])["state"] == "stopped"
+    finally:
+        later.jobs.close()
+        later.pool.shutdown()
+
+
+def test_a_change_that_cannot_be_is_refused_before_the_training_hears_of_it(lab):
+    id = begin(lab, epochs=200)
+    order_at(lab, id, 1)
+    for wrong in ({"window": 0}, {"carry": "far"}, {"hidden_size": 3}, {"learning_rate": "fast"}):
+        with pytest.raises(UserError):
+            lab.jobs.change(id, wrong)
+    with pytest.raises(UserError):
+        lab.jobs.tell(id, "dance")
+    lab.jobs.tell(id, "stop")
+    wait(lab, id, "stopped")
+    with pytest.raises(UserError, match="not being trained"):
+        lab.jobs.tell(id, "pause")
+
+
+def test_a_training_that_cannot_be_says_why(lab):
+    text = lab.shelf.keep_text("short.txt", b"ab")
+    id = lab.jobs.begin(lab.shelf.source(None, text), "short", {"validation": 0.0}, "auto")
+    status = wait(lab, id, "failed", "ended")
+    assert status["state"] == "failed"
+    assert status["message"]
+
+
+def test_the_stream_tells_every_record_and_the_status(lab, finished):
+    async def first(count):
+        events = stream.follow(lab.shelf.root / finished, lambda: {"state": "ended"})
+        return [await anext(events) for _ in range(count)]
+
+    status, records = asyncio.run(first(2))
+    assert status == 'event: status\ndata: {"state": "ended"}\n\n'
+    lines = records.split("data: ")[1]
+    told = [{k: v for k, v in r.items() if k != "crc32"} for r in json.loads(lines)]
+    assert told == Run.open(lab.shelf.root / finished).metrics()
+    size = (lab.shelf.root / finished / "metrics.jsonl").stat().st_size
+    assert f"id: {size}\n" in records
+
+
+def test_of_a_long_past_the_curve_gets_what_it_can_show():
+    lines = [json.dumps({"kind": "update", "step": step}) for step in range(1, 10_001)]
+    lines.insert(5000, '{"kind": "validation", "step": 5000}')
+    thinned = stream.thinned(lines)
+    assert len(thinned) <= stream.MOST_UPDATES + 2
+    assert lines[5000] in thinned
+    assert thinned[-1] == lines[-1]
+    assert stream.thinned(lines[:100]) == lines[:100]
+
+
+def test_weights_are_left_only_while_someone_looks(lab):
+    id = begin(lab, epochs=400)
+    order_at(lab, id, 1)
+    published = lab.shelf.jobs / id / "weights.safetensors"
+    time.sleep(0.5)
+    assert not published.exists()
+    until = time.monotonic() + 30
+    while not published.exists():
+        lab.jobs.watch(id)
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    frame = lab.frame(id)
+    assert frame["window"] == 8
+    lab.jobs.tell(id, "stop")
+    wait(lab, id, "stopped")
+
+
+async def fifty_listen(home, cookie, id):
+    """The first thing that each of fifty clients hears, all of them listening at once."""
+    everyone, here = asyncio.Event(), []
+
+    async def listen(client):
+        async with client.stream("GET", f"/api/runs/{id}/stream") as answer:
+            first = await anext(answer.aiter_lines())
+            here.append(first)
+            if len(here) == 50:
+                everyone.set()
+            await everyone.wait()
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=home, cookies=cookie, limits=limits, timeout=120
+    ) as client:
+        await asyncio.gather(*(listen(client) for _ in range(50)))
+    return here
+
+
+def test_a_server_that_is_killed_hurts_no_training(tmp_path):
+    """A real server, a real address, SIGKILL; the training ends, and the next server shows it."""
+    root = tmp_path / "runs"
+    command = [sys.executable, "-m", "elman", "lab", str(root), "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        home = address.split("/?")[0]
+        with httpx.Client(base_url=home, headers={"origin": home}) as client:
+            assert client.get("/api/runs").status_code == 401
+            assert client.get(address, follow_redirects=True).status_code == 200
+            text = client.post("/api/texts", content=TEXT.encode()).json()["text"]
+            options = TINY | {"epochs": 30}
+            id = client.post("/api/runs", json={"text": text, "options": options}).json()["id"]
+            until = time.monotonic() + 180
+            while not (root / id / "metrics.jsonl").exists():
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            cookie = dict(client.cookies)
+        heard = asyncio.run(fifty_listen(home, cookie, id))
+        assert len(heard) == 50
+        assert all(line.startswith("event: status") for line in heard)
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    later = Lab(root, threads=1)
+    try:
+        assert wait(later, id, "ended", "failed")["state"] == "ended"
+        updates = [r for r in Run.open(root / id).records() if isinstance(r, Update)]
+        assert updates[-1].progress == 1
+    finally:
+        later.jobs.close()
+        later.pool.shutdown()
