@@ -25,7 +25,6 @@ from elman.language_model import LanguageModel
 from elman.scoring import metrics
 from elman.scoring.metrics import Score
 from elman.scoring.mixture import Network, fit_weights
-from elman.text.levels import level_of
 from elman.text.vocab import Vocab
 
 Ids = NDArray[Any]
@@ -84,17 +83,18 @@ def evaluate(
     train: Ids | None = None,
     mix: Sequence[str] = (),
     characters: int | None = None,
+    score: Score | None = None,
 ) -> Evaluation:
     """Score `ids` with the model and, where `train` is given, with baselines that counted it.
 
     `mix` names counting models, such as "kneser-ney:7", to be mixed with the model. `characters` is
     how many characters of text all ids but the first stand for; ids alone do not say it where some
-    of them are `<unk>`.
+    of them are `<unk>`. `score` is the model's own, where it is known already.
     """
     orders = [order_of(name) for name in mix]
     if mix and train is None:
         raise UserError("a counting model needs the training text", hint="train=run.splits().train")
-    score = metrics.evaluate(model, ids)
+    score = metrics.evaluate(model, ids) if score is None else score
     rivals = {} if train is None else baselines(train, ids, vocab)
     mixture = None
     if mix and train is not None:
@@ -140,7 +140,7 @@ def baselines(train: Ids, ids: Ids, vocab: Vocab) -> dict[str, Score]:
     """Every baseline's score on `ids`, having counted `train`; weakest first."""
     size = len(vocab)
     scores = {"uniform": uniform(ids, size), "unigram": unigram(train, ids, size)}
-    for order in level_of(vocab.level).counting_orders:
+    for order in vocab.level_used.counting_orders:
         if len(train) > order:
             scores[f"kneser-ney:{order}"] = counting(kneser_ney(train, size, order), ids)
     return scores
