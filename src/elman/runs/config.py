@@ -15,6 +15,7 @@ from elman.runs.device import is_here
 from elman.runs.shown import Shown
 from elman.text.prepared import Data, Splits
 from elman.training import Optimisation, Reading, Settings, Training
+from elman.training.processes import ALONE, Processes
 
 FORMAT = 1
 
@@ -89,12 +90,15 @@ def fresh_model(config: Config) -> LanguageModel:
         return LanguageModel.from_config(config.model)
 
 
-def fresh_training(config: Config, parts: Splits, device: str) -> Training:
+def fresh_training(
+    config: Config, parts: Splits, device: str, processes: Processes = ALONE
+) -> Training:
     """The training before its first update, on `device`, or on the CPU where there is none such."""
-    device = device if is_here(device) else "cpu"
+    device = processes.place(device if is_here(device) else "cpu")
     held_out = parts.validation if len(parts.validation) else None
     _check_affordable(config)
-    return Training(fresh_model(config).to(device), parts.train, held_out, config.training)
+    model = fresh_model(config).to(device)
+    return Training(model, parts.train, held_out, config.training, processes)
 
 
 def _check_affordable(config: Config) -> None:

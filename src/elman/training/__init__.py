@@ -2,6 +2,7 @@
 
 from elman.training.loop import Settings, Training
 from elman.training.optimisation import Optimisation
+from elman.training.processes import Processes
 from elman.training.records import (
     Diagnosis,
     Epoch,
@@ -19,6 +20,7 @@ __all__ = [
     "Diagnosis",
     "Epoch",
     "Optimisation",
+    "Processes",
     "Reading",
     "Record",
     "Result",

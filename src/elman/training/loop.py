@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from elman.errors import UserError, WorkFailed
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
 from elman.language_model import Masks, State, reader_of
+from elman.language_model.nests import joined, over, rows_of
 from elman.options import check, option
 from elman.recurrence.operator import known_ids
 from elman.scoring import metrics
@@ -37,6 +39,7 @@ from elman.training.optimisation import (
     learning_rate,
     take_step,
 )
+from elman.training.processes import ALONE, GradientSum, LaneGroups, Processes
 from elman.training.records import Epoch, Progress, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.state import CarriedState
@@ -57,6 +60,9 @@ VALIDATION_LANES = 16
 TOKENS_ON_GPU = 2**27  # 1 GiB of int64
 NO_MASKS = Masks(None, None, {})
 
+Prepared = tuple[Segment, Tensor, Tensor, Masks]
+"""A segment with its ids and targets, of this process's lanes, as they are read."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -76,6 +82,13 @@ class Settings:
     )
     precision: str = option(
         "float32", "Of the products, by autocast", panel=PANEL, choices=PRECISIONS
+    )
+    lane_groups: int = option(
+        0,
+        "Groups of lanes, summed in a fixed order: as many processes as you like, up to so many, "
+        "end in the same weights; 0: in the fastest order",
+        panel=PANEL,
+        at_least=0,
     )
     seed: int = option(0, "Same seed, same model", panel="Run", at_least=0)
     reading: Reading = field(default_factory=Reading)
@@ -100,15 +113,20 @@ class Training:
         train_ids: Any,
         validation_ids: Any | None = None,
         settings: Settings | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.reader, self.settings = reader_of(model), Settings() if settings is None else settings
         self.model: Any = model
+        self.processes = processes
         self.device = next(model.parameters()).device
         if not isinstance(self.settings, Settings):
             raise UserError(
                 f"settings={self.settings!r} must be of the type Settings",
                 hint="Training(model, train_ids, validation_ids, Settings(…))",
             )
+        self.groups = LaneGroups(
+            self.settings.reading.batch_size, self.settings.lane_groups, processes
+        )
         self.train_ids = self._beside_model(self._known_ids(train_ids))
         self.validation_ids = None if validation_ids is None else self._known_ids(validation_ids)
         self._check_model()
@@ -249,7 +267,7 @@ class Training:
             nats, norm = self._update_whole(self._choice.update, segments[0], rate)
         else:
             nats, norm = self._update_piecewise(segments, rate)
-        tokens = sum(len(segment.y) * segment.scored for segment in segments)
+        tokens = sum(self.groups.batch * segment.scored for segment in segments)
         self._advance(indices.stop, len(reads))
         self.average.update(self.progress)
         seconds = self._lap()
@@ -270,15 +288,37 @@ class Training:
 
     def _update_piecewise(self, segments: list[Segment], rate: float) -> tuple[float, float]:
         """Segment after segment, then clip and step; the sum of the losses, and ‖g‖."""
-        self.optimizer.zero_grad()
-        with self._pinned_chance():
-            nats = sum(self._read(segment, share=1 / len(segments)) for segment in segments)
+        prepared = [(segment, *self._prepared(segment)) for segment in segments]
+        if self.groups.divided:
+            nats = self._gradient_of_groups(prepared)
+        else:
+            nats = self._gradient(prepared, self.carried)
         norm = clip_gradients(self.parameters, self.settings.optimisation.clip)
         self._check_finite(nats, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         take_step(self.optimizer)
         return nats, norm
+
+    def _gradient(self, prepared: list[Prepared], carried: CarriedState, group: int = -1) -> float:
+        """The gradient of the segments in `.grad`, and the sum of their losses."""
+        self.optimizer.zero_grad()
+        with self._pinned_chance(group):
+            return sum(self._read(*each, 1 / len(prepared), carried) for each in prepared)
+
+    def _gradient_of_groups(self, prepared: list[Prepared]) -> float:
+        """The same, one group of lanes after the other, summed with those of other processes."""
+        total, dim, states = GradientSum(self.groups, self.parameters), self.reader.lane_dim, []
+        for lanes in self.groups.own:
+            rows = lanes.rows
+            carried = CarriedState(rows_of(self.carried.value, dim, rows))
+            part = [
+                (segment, x[rows], y[rows], masks.of(rows)) for segment, x, y, masks in prepared
+            ]
+            total.add(lanes, self._gradient(part, carried, lanes.group))
+            states.append(carried.value)
+        self.carried.value = joined(states, dim)
+        return float(total.finish())
 
     def _update_whole(
         self, whole: WholeUpdate, segment: Segment, rate: float
@@ -292,7 +332,7 @@ class Training:
         self._look_ahead()
         nats, norm = outcome()
         self._check_finite(nats, norm)
-        return nats * y.numel(), norm
+        return nats * (self.groups.batch * segment.scored), norm
 
     def _end_epoch(self) -> Epoch:
         nats, tokens = self.epoch_nats / self.epoch_tokens, int(self.epoch_tokens)
@@ -307,8 +347,7 @@ class Training:
         """Score the held-out text with the averaged weights, where weights are averaged."""
         assert self.validation_ids is not None
         with self.average.applied():
-            score = metrics.evaluate(self.model, self.validation_ids, lanes=VALIDATION_LANES)
-        nats = score.nats_per_token
+            nats = self._held_out_nats(self.validation_ids)
         improved = nats < self.best
         self.worse = 0 if improved else self.worse + 1
         self.plateau_worse = 0 if improved else self.plateau_worse + 1
@@ -321,6 +360,16 @@ class Training:
         self._lap()
         return Validation(self.step, self.epoch, nats, metrics.perplexity(nats), improved)
 
+    def _held_out_nats(self, ids: Any) -> float:
+        """The mean over the held-out tokens, of which every process scores some lanes."""
+        if not self.groups.divided:
+            return metrics.evaluate(self.model, ids, lanes=VALIDATION_LANES).nats_per_token
+        mine = [
+            metrics.nats_of_lanes(self.model, ids, VALIDATION_LANES, part)
+            for part in self.groups.of(VALIDATION_LANES)
+        ]
+        return sum(self.groups.numbers(mine)) / (len(ids) - 1)
+
     def _lap(self) -> float:
         now, before = time.perf_counter(), self._clock
         self._clock = now
@@ -329,7 +378,8 @@ class Training:
     # ------------------------------------------------------------------ reading
 
     def _one_pass(self, epoch: int) -> Pass:
-        return one_pass(self.train_ids, self.settings.reading, seed=self.settings.seed, epoch=epoch)
+        reading, seed = self.settings.reading, self.settings.seed
+        return one_pass(self.train_ids, reading, seed=seed, epoch=epoch, rows=self.groups.rows)
 
     def _pass(self, epoch: int | None = None) -> Pass:
         epoch = self.epoch if epoch is None else epoch
@@ -360,13 +410,22 @@ class Training:
         if not self.model.training:
             self.model.train()
         x, y = segment.x.to(self.device), segment.y.to(self.device)
-        masks = self.reader.draw_masks(len(x))
-        return self.reader.hide_tokens(x), y, masks
+        lanes, mine = self.groups.batch, self.groups.rows
+        masks = self.reader.draw_masks(lanes)  # for every lane, whoever has it
+        hidden = self.reader.hide_tokens(x, lanes, mine.start)
+        return hidden, y, masks.of(mine) if self.groups.divided else masks
 
-    def _read(self, segment: Segment, share: float) -> float:
+    def _read(
+        self,
+        segment: Segment,
+        x: Tensor,
+        y: Tensor,
+        masks: Masks,
+        share: float,
+        carried: CarriedState,
+    ) -> float:
         """Forward and backward through one segment; returns the sum of its losses in nats."""
-        x, y, masks = self._prepared(segment)
-        state = None if segment.fresh else self.carried.value
+        state = None if segment.fresh else carried.value
         self._latest = (x, state, masks)
         if self.settings.reading.carry_used.exact:
             return self._read_lane(x, y, masks, share / (len(x) * segment.divisor))
@@ -374,7 +433,7 @@ class Training:
             hs, after = self._run(x, state, masks, segment)
             y = y[:, -segment.scored :]
             loss = self.reader.mean_nats(hs[len(hs) - segment.scored :], y.T, masks)
-        self.carried.carry(after)
+        carried.carry(after)
         weight = share * segment.scored / segment.divisor
         (loss if weight == 1 else loss * weight).backward()
         return loss.item() * y.numel()
@@ -422,13 +481,21 @@ class Training:
     # ------------------------------------------------------------------ chance
 
     @contextmanager
-    def _pinned_chance(self) -> Iterator[None]:
-        """What draws from PyTorch's global generators, such as dropout, is lent our own states."""
+    def _pinned_chance(self, group: int = -1) -> Iterator[None]:
+        """What draws from PyTorch's global generators, such as dropout, is lent our own states.
+
+        A group of lanes draws from its own, whoever has it.
+        """
         if not self.reader.draws_globally:
             yield
             return
         cuda = self.device.type == "cuda"
         with torch.random.fork_rng([self.device] if cuda else []):
+            if group >= 0:
+                key = np.random.SeedSequence([self.settings.seed, self.step, group])
+                torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
+                yield
+                return
             torch.set_rng_state(self.chance["cpu"])
             if cuda:
                 torch.cuda.set_rng_state(self.chance["cuda"], self.device)
@@ -483,11 +550,22 @@ class Training:
                 tensors[f"optimizer/{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
         for w, a in zip(self.average.weights, self.average.averages, strict=False):
             tensors[f"average/{names[id(w)]}"] = a
-        tensors |= {f"carried/{n}": t for n, t in self.carried.state_dict().items()}
+        tensors |= {f"carried/{n}": t for n, t in self._all_lanes().state_dict().items()}
         tensors |= {f"noise/{n}": t for n, t in self.reader.noise.state_dict().items()}
         tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
         numbers = {name: getattr(self, name) for name in (*self.NUMBERS, *self.EPOCH)}
         return tensors, numbers | {"averaged": self.average.count, "noise": self.reader.noise.seed}
+
+    def _all_lanes(self) -> CarriedState:
+        """The state of every lane of the batch, from all processes."""
+        groups, dim = self.groups, self.reader.lane_dim if self.groups.divided else 0
+
+        def whole(tensor: Tensor) -> Tensor:
+            return self.processes.gathered(tensor.cpu().contiguous(), dim, groups.sizes)
+
+        if self.processes.size == 1:
+            return self.carried
+        return CarriedState(over(whole, self.carried.value))
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, on this training's device."""
@@ -505,6 +583,9 @@ class Training:
                 a.copy_(parts["average"][name])
         self._load_optimizer(parts.get("optimizer", {}), parameters)
         self.carried.load_state_dict(parts.get("carried", {}))
+        if self.processes.size > 1:
+            dim, rows = self.reader.lane_dim, self.groups.rows
+            self.carried.value = rows_of(self.carried.value, dim, rows)
         self.carried.to(self.device)
         self._load_numbers(numbers)
         for name in self.EPOCH:
