@@ -8,8 +8,11 @@
 The Time Machine in the notes' letters, Tiny Shakespeare as it is; the first 90 % trains, the last
 10 % is read once, at the end, with the last (averaged) weights: nothing is chosen on it. Settings
 are chosen with `--part choose`, which trains on the first 90 % of the training part and scores its
-last 10 %. Each unit can be killed and goes on where it was; a finished one is added to the results
-and not run again. Needs torch, numpy and safetensors only.
+last 10 %. With `--adapt` the same weights are scored again while they learn from what they have
+read, and mixed with Kneser–Ney that goes on counting, by weights that learn on the way; how fast
+they learn is `--part choose`'s own choice, and given to the others as --adapt RATE DECAY. Each
+unit can be killed and goes on where it was; a finished one is added to the results and not run
+again. Needs torch, numpy and safetensors only.
 """
 
 import argparse
@@ -26,11 +29,13 @@ from elman import evaluation, metrics
 from elman.files import write_text
 from elman.language_model import LanguageModel
 from elman.runs import checkpoints, presets
+from elman.scoring import dynamic
 from elman.scoring.mixture import Network
 from elman.text import prepared
 from elman.training import Training
 
 HERE = Path(__file__).parent
+PARTS = {"validation": 0.1, "test": 0.0}  # nothing is chosen on the tenth that is held out
 TEXTS = {
     "time-machine": {"source": "time-machine", "clean": "letters"},
     "tiny-shakespeare": {"source": "tiny-shakespeare", "clean": "none"},
@@ -99,19 +104,19 @@ def main() -> None:
                 "seed": seed,
             }
             if not any(same(unit, done) for done in stored(results)):
-                found = run(unit, arguments.device, results.with_suffix(""))
+                found = run(unit, arguments.device, results.with_suffix(""), arguments.adapt)
                 store(results, unit | found)
     show(arguments.text, stored(results))
     if arguments.json:
         print(json.dumps(stored(results)))
 
 
-def run(unit: dict[str, Any], device: str, work: Path) -> dict[str, Any]:
+def run(unit: dict[str, Any], device: str, work: Path, adapt: list[float] | None) -> dict[str, Any]:
     """Train one model with one seed, and score it once."""
-    options = presets.expand("quick", {**unit["options"], "seed": unit["seed"]})
+    options = presets.expand("quick", {**PARTS, **unit["options"], "seed": unit["seed"]})
     data = presets.data(options)
     parts = prepared.prepare(data, prepared.read(data))
-    train, held_out = parts.train, parts.validation
+    train, held_out = parts.train, parts.reported
     if unit["part"] == "choose":
         cut = round(0.9 * len(train))
         train, held_out = train[:cut], train[cut:]
@@ -123,7 +128,10 @@ def run(unit: dict[str, Any], device: str, work: Path) -> dict[str, Any]:
     with training.average.applied():
         score = metrics.evaluate(model, held_out)
         mixture = mixed(model, train, held_out, len(parts.vocab))
-    return {
+        learning = {}
+        if adapt is not None:
+            learning = learned(model, parts.vocab, train, held_out, adapt)
+    return learning | {
         "nats": score.nats_per_token,
         "mixed_nats": mixture.score.nats_per_token,
         "mixed_weights": mixture.weights,
@@ -134,6 +142,29 @@ def run(unit: dict[str, Any], device: str, work: Path) -> dict[str, Any]:
         "device": torch.cuda.get_device_name()
         if device == "cuda"
         else f"{torch.get_num_threads()} CPU threads",
+    }
+
+
+def learned(
+    model: LanguageModel, vocab: Any, train: Any, held_out: Any, adapt: list[float]
+) -> dict[str, Any]:
+    """The model while it learns from what it has read, alone and mixed with counting.
+
+    Without a rate and a decay they are chosen on this very text, which is for `--part choose` only.
+    """
+    settings = dynamic.Adaptation(rate=adapt[0], decay=adapt[1]) if adapt else None
+    if settings is None:
+        settings = dynamic.choose(model, dynamic.gradient_sizes(model, train), held_out)
+    found = evaluation.evaluate(
+        model, vocab, held_out, train=train, mix=["kneser-ney:7"], adapt=settings
+    )
+    assert found.adapted is not None
+    assert found.online is not None
+    return {
+        "adapted_nats": found.adapted.nats_per_token,
+        "adaptation": [settings.rate, settings.decay],
+        "adapted_mixed_nats": found.online.score.nats_per_token,
+        "adapted_mixed_weights": dict(found.online.weights),
     }
 
 
@@ -213,6 +244,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--part", choices=("held-out", "choose"), default="held-out")
     parser.add_argument("--set", nargs="*", default=[], metavar="OPTION=VALUE")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--adapt", nargs="*", type=float, metavar="RATE DECAY")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true", help="a small model, one epoch")
     parser.add_argument("--json", action="store_true")

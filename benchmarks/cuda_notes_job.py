@@ -29,6 +29,7 @@ import elman.nn
 from elman import LanguageModel
 from elman.training import Optimisation, Reading, Settings, Training
 from elman.training.graphed import Graphed, tensors_of
+from elman.training.records import Progress
 
 BATCH, WINDOW, HIDDEN, TOKENS = 32, 35, 256, 10_000
 
@@ -89,9 +90,9 @@ def train_with_trainer(epochs: int, precision: str) -> dict[str, float | str]:
         training = Training(model, ids, None, settings)
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        last: list[float] = []
+        last: list[Progress] = []  # their numbers are read at the end: that waits for the GPU
         for record in training.records():
-            last = [*last[-7:], record.nats]
+            last = [*last[-7:], record]
             if record.step == 10 and not seconds_matter:
                 break
     torch.cuda.synchronize()
@@ -100,7 +101,7 @@ def train_with_trainer(epochs: int, precision: str) -> dict[str, float | str]:
         precision,
         time.perf_counter() - begin,
         training.step,
-        sum(last) / len(last),
+        sum(record.nats for record in last) / len(last),
     )
 
 

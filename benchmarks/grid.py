@@ -1,7 +1,7 @@
 """`elman.nn` against `torch.nn` over a grid of shapes that nobody tuned for.
 
     python benchmarks/grid.py [--device cpu|cuda] [--quick] [--busy] [--random N] [--seed S]
-                              [--only WORD] [--json FILE] [--figure FILE]
+                              [--only WORD] [--seconds S] [--json FILE] [--figure FILE]
 
 A case is a cell, a hidden size, a batch, a number of steps, layers, directions, a dtype, and a
 job: `forward` (no gradient wanted), `both` (forward and backward), `step` (one step of B rows, no
@@ -110,7 +110,8 @@ def contestants(case: Case, device: str) -> tuple[list[Callable[[], object]], st
     x = torch.randn(case.T, case.B, case.H, **like)
     state = torch.zeros(case.layers * case.directions, case.B, case.H, **like)
     state = (state, state.clone()) if case.cell == "lstm" else state
-    ran = kernels.explain(mine, x).runs
+    with torch.set_grad_enabled(case.job == "both"):
+        ran = kernels.explain(mine, x).runs
     return [_job(case, module, x, state) for module in (peer, mine)], ran
 
 
@@ -181,46 +182,42 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, object]:
 
 
 def draw(rows: Sequence[dict[str, Any]], file: str) -> None:
-    """A heat map: hidden sizes across, batches and lengths down, a panel for every cell and job."""
+    """A heat map for every dtype and job: hidden sizes across, batches down, by octaves.
+
+    A field is the geometric mean over its cases, however long and deep; below 1 in red.
+    """
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
     from matplotlib.colors import TwoSlopeNorm
 
-    def panel(row: dict[str, Any]) -> tuple[str, ...]:
-        return (f"{row['cell']} {row['job']}", row["dtype"])
-
-    panels = sorted({panel(row) for row in rows})
-    jobs = [f"{cell} {job}" for cell in MODULES for job in JOBS]
-    kinds = sorted({dtype for _, dtype in panels})
-    figure, axes = plt.subplots(
-        len(kinds) * 3, 3, figsize=(11, 8 * len(kinds)), squeeze=False, layout="constrained"
-    )
-    norm, colours = TwoSlopeNorm(0, -1.0, 3.0), plt.get_cmap("RdYlGn")
-    for i, (kind, name) in enumerate(itertools.product(kinds, jobs)):
-        ax = axes[i // 3][i % 3]
-        some = [row for row in rows if panel(row) == (name, kind)]
-        across = sorted({row["H"] for row in some})
-        down = sorted({(row["B"], row["T"], row["layers"], row["directions"]) for row in some})
-        for row in some:
-            x, y = across.index(row["H"]), down.index(_where(row))
-            power = math.log2(row["ratio"])
-            ax.add_patch(
-                plt.Rectangle((x, y), 1, 1, color=colours(norm(max(-1.0, min(3.0, power)))))
-            )
-            ax.text(x + 0.5, y + 0.5, f"{row['ratio']:.2g}", ha="center", va="center", fontsize=5)
-        labels = [f"{B}·{T}" + "²" * (n > 1) + "⇄" * (d > 1) for B, T, n, d in down]
-        ax.set(xlim=(0, len(across)), ylim=(0, len(down)), title=f"{name}, {kind}")
-        ax.set_xticks([x + 0.5 for x in range(len(across))], across, fontsize=6)
-        ax.set_yticks([y + 0.5 for y in range(len(down))], labels, fontsize=6)
-    figure.supxlabel("hidden size")
-    figure.supylabel("batch · steps (²: several layers, ⇄: both directions)")
-    figure.savefig(file)
+    kinds = sorted({row["dtype"] for row in rows})
+    size = (11, 3.4 * len(kinds))
+    figure, axes = plt.subplots(len(kinds), 3, figsize=size, squeeze=False, layout="constrained")
+    norm, colours = TwoSlopeNorm(0, -0.5, 3.0), plt.get_cmap("RdYlGn")
+    across, down = (sorted({_octave(row[side]) for row in rows}) for side in ("H", "B"))
+    for (i, kind), (j, job) in itertools.product(enumerate(kinds), enumerate(JOBS)):
+        ax, fields = axes[i][j], {}
+        for row in rows:
+            if (row["dtype"], row["job"]) == (kind, job):
+                place = (across.index(_octave(row["H"])), down.index(_octave(row["B"])))
+                fields.setdefault(place, []).append(row["ratio"])
+        for (x, y), ratios in fields.items():
+            mean = statistics.geometric_mean(ratios)
+            colour = colours(norm(max(-0.5, min(3.0, math.log2(mean)))))
+            ax.add_patch(plt.Rectangle((x, y), 1, 1, color=colour))
+            ax.text(x + 0.5, y + 0.5, f"{mean:.2g}", ha="center", va="center", fontsize=6)
+        ax.set(xlim=(0, len(across)), ylim=(0, len(down)), title=f"{job}, {kind}")
+        ax.set_xticks([x + 0.5 for x in range(len(across))], across, fontsize=7)
+        ax.set_yticks([y + 0.5 for y in range(len(down))], down, fontsize=7)
+    figure.supxlabel("hidden size, to twice as many")
+    figure.supylabel("batch, to twice as many")
+    figure.savefig(file, dpi=90)
 
 
-def _where(row: dict[str, Any]) -> tuple[int, int, int, int]:
-    return row["B"], row["T"], row["layers"], row["directions"]
+def _octave(n: int) -> int:
+    return 2 ** (n.bit_length() - 1)
 
 
 def main() -> None:
@@ -238,7 +235,12 @@ def main() -> None:
         "--json", help="default: benchmarks/results/grid-DEVICE.json, full grid only"
     )
     parser.add_argument("--figure", help="draw the heat map into this file")
+    parser.add_argument("--drawn-from", help="measure nothing: draw the figure of this JSON file")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many")
     options = parser.parse_args()
+    if options.drawn_from:
+        draw(json.loads(Path(options.drawn_from).read_text())["rows"], options.figure)
+        return
     device = options.device
     if options.busy:
         global clock
@@ -252,7 +254,10 @@ def main() -> None:
     cases = [c for c in cases if options.only in str(c) and c.multiply_adds() <= most]
     rounds, slot = (5, 0.02) if options.quick else (9, 0.05)
     rows: list[dict[str, Any]] = []
+    end = time.monotonic() + options.seconds
     for i, case in enumerate(cases):
+        if time.monotonic() > end:
+            break
         rows.append(row := measure(case, device, rounds, slot))
         mark = "  <" if row["ratio"] < 1 else ""
         print(

@@ -30,7 +30,8 @@ BESIDE = {
 }
 """Files that a module reads or was built from, beside its own."""
 
-ALWAYS = ("publishing/execute.py", "benchmarks/results/*.json")
+RESULTS = "benchmarks/results/*.json"
+"""What the pages that name `benchmarks` in their code read."""
 
 
 class Output(NamedTuple):
@@ -72,11 +73,12 @@ def key(path: Path) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
-def used() -> dict[str, str]:
-    """The hash of every file of this repository that this process has used so far, by its path."""
+def used(page: str) -> dict[str, str | None]:
+    """The hash of every file of this repository that this process has used for a page, by path."""
     modules = [name for name in sys.modules if name.partition(".")[0] == "elman"]
     files = [getattr(sys.modules[name], "__file__", None) for name in modules]
-    patterns = [*ALWAYS, *(BESIDE[name] for name in BESIDE if name in modules)]
+    patterns = ["publishing/execute.py", *(BESIDE[name] for name in BESIDE if name in modules)]
+    patterns += [RESULTS] if any("benchmarks" in block.code for block in blocks(page)) else []
     beside = [path for pattern in patterns for path in ROOT.glob(pattern)]
     paths = {Path(file).resolve() for file in files if file} | {p.resolve() for p in beside}
     inside = sorted(path for path in paths if path.is_relative_to(ROOT) and path.suffix != ".so")
@@ -99,9 +101,7 @@ def _is_fresh(kept: Path) -> bool:
     if not kept.exists():
         return False
     files = json.loads(kept.read_text("utf-8"))["used"]
-    results = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(ALWAYS[1])}
-    known = {file for file in files if file.startswith("benchmarks/results/")}
-    return results == known and all(_hash(ROOT / file) == was for file, was in files.items())
+    return all(_hash(ROOT / file) == was for file, was in files.items())
 
 
 def _in_a_process(path: Path, out: Path) -> None:
@@ -177,8 +177,9 @@ def in_words(figure: Any) -> str:
 def main() -> None:
     """`python -m publishing.execute PAGE OUT`: what the build runs for each page."""
     page, out = map(Path, sys.argv[1:])
-    shown = run(page.read_text(encoding="utf-8"), str(page))
-    out.write_text(json.dumps({"shown": shown, "used": used()}), encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    shown = run(text, str(page))
+    out.write_text(json.dumps({"shown": shown, "used": used(text)}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ gradients of weights, which array goes where) is tested where there is no GPU.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from elman.cells import Weights
 from elman.gradients import through_time
 from elman.gradients.through_time import Trace
 from elman.kernels import cuda
+from elman.kernels.cuda import calls
 from elman.kernels.cuda.plan import Machine, Plan
 
 MACHINE = Machine({1: 132, 2: 66, 4: 30, 8: 15, 16: 7}, 232448)
@@ -33,6 +35,76 @@ def present() -> Iterator[None]:
         mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext()),
     ):
         yield
+
+
+@contextlib.contextmanager
+def launches_prepared() -> Iterator[None]:
+    """The same for calls that hand over addresses (`kernels.cuda.calls`)."""
+    with (
+        present(),
+        mock.patch.object(calls, "prepared", lambda plan, *_: Launch(plan)),
+        mock.patch.object(torch._C, "_cuda_getDevice", return_value=None, create=True),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", return_value=0, create=True),
+    ):
+        yield
+
+
+class Launch:
+    """Reads and writes the memory behind the addresses that a kernel would."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.cell = plan, cells.named(plan.cell)
+        self.dtype = torch.float64 if plan.element == 8 else torch.float32
+
+    def tensor(self, address: int, *shape: int) -> Any:
+        if not address:
+            return None
+        count = 1
+        for size in shape:
+            count *= size
+        memory = (ctypes.c_char * (count * self.dtype.itemsize)).from_address(address)
+        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
+
+    def __call__(self, stream: int, words: Any) -> None:
+        *rest, flags, T, B = words
+        H, G = self.plan.size, self.cell.gates
+        assert flags == 0
+        t = self.tensor
+        if self.plan.forward:
+            W, xs, ids, b_n, lengths, h, c, hs, cs, gates, h_last, c_last = rest
+            assert ids == lengths == 0
+            states = [t(s, B, H) for s in (h, c)]
+            states = [torch.zeros(B, H, dtype=self.dtype) if s is None else s for s in states]
+            tracks = t(hs, T + 1, B, H), t(cs, T + 1, B, H)
+            kept = t(gates, T, B, cuda.KEPT.get(self.cell.name, 1) * H)
+            W, xs, b_n = t(W, G * H, H), t(xs, T, B, G * H), t(b_n, H)
+            _forward(self.cell.name, W, xs, None, b_n, None, *states, *tracks, kept, 0, 0, T, B)
+            for track, last in zip(tracks, (h_last, c_last), strict=True):
+                if track is not None:
+                    t(last, B, H).copy_(track[-1])
+            return
+        W, hs, cs, gates, dhs, dh, dc, *none, das, dh_first, dc_first = rest
+        assert none == [0, 0, 0, 0]
+        none = torch.zeros(B, H, dtype=self.dtype)
+        dh, dc = (none if s is None else s for s in (t(dh, B, H), t(dc, B, H)))
+        firsts = [none.clone() if s is None else s for s in (t(dh_first, B, H), t(dc_first, B, H))]
+        two, width = bool(cs), (G + self.cell.apart) * H
+        _backward(
+            self.cell.name,
+            t(W, G * H, H),
+            t(hs, T + 1, B, H),
+            t(cs, T + 1, B, H),
+            t(gates, T, B, cuda.KEPT.get(self.cell.name, 1) * H),
+            t(dhs, T, B, H),
+            dh,
+            dc if two else None,
+            *(None, 0, 0, None),
+            t(das, T, B, width),
+            firsts[0],
+            firsts[1] if two else None,
+            T,
+            B,
+        )
 
 
 def launch(plan: Plan | None, batch: int, W_hh: Tensor, *rest: Any) -> None:
@@ -50,10 +122,13 @@ def _identity(cell: str, W_hh: Tensor, b_n: Tensor | None) -> Weights:
     return Weights(torch.eye(rows, dtype=W_hh.dtype), W_hh, W_hh.new_zeros(rows), b_hh)
 
 
-def _forward(cell, W_hh, xs, ids, b_n, lengths, hs, cs, gates, steps, batch) -> None:
+def _forward(
+    cell, W_hh, xs, ids, b_n, lengths, h, c, hs, cs, gates, h_last, c_last, *sizes
+) -> None:
     shares = xs[ids] if ids is not None else xs
+    steps, batch = sizes
     assert shares.shape == (steps, batch, len(W_hh))
-    state = (hs[0].clone(),) if cs is None else (hs[0].clone(), cs[0].clone())
+    state = (h,) if cs is None else (h, c)
     w = _identity(cell, W_hh, b_n)
     room = cells.named(cell).keeps * W_hh.shape[1]
     kept = hs.new_empty(steps, batch, room) if room else None

@@ -28,6 +28,7 @@ STAGES = (
     "generation",
     "training",
     "runs",
+    "compression",
     "forecasting",
     "diagnostics",
     "figures",

@@ -47,14 +47,14 @@ def test_evaluate_scores_what_was_held_out_like_the_training_did(tiny_run, capsy
     for name in ("tokens", "nats_per_token", "perplexity", "bits_per_char"):
         assert found[name] == pytest.approx(result[name], rel=1e-6)
     assert found["unknown_tokens"] == 0
-    assert (found["source"], found["split"]) == (str(path.parent / "book.txt"), "validation")
+    assert (found["source"], found["split"]) == (str(path.parent / "book.txt"), "test")
     assert list(found["baselines"]) == ["uniform", "unigram", "kneser-ney:5", "kneser-ney:7"]
 
 
 def test_evaluate_shows_a_table_and_names_the_next_command(tiny_run, capsys):
     path = tiny_run()
     said = spoken(capsys, "evaluate", path, "--mix", "kneser-ney:3")
-    assert "400 chars predicted, none of them unknown" in said.out
+    assert "199 chars predicted, none of them unknown" in said.out
     lines = said.out.splitlines()
     nats = [float(line.split()[-3 - line.endswith("←")]) for line in lines[3:]]
     assert len(nats) == 6
@@ -104,7 +104,7 @@ def test_evaluate_can_take_the_last_weights(tiny_run, tmp_path, capsys):
     checkpoints.write(opened.path / "model.safetensors", "model", weights, {})
     for which in ("best", "last"):
         (scored,) = records(capsys, "evaluate", opened.path, "--weights", which)
-        expected = metrics.evaluate(opened.load_model(which=which), opened.splits().validation)
+        expected = metrics.evaluate(opened.load_model(which=which), opened.splits().test)
         assert scored["nats_per_token"] == expected.nats_per_token
     (usual,) = records(capsys, "evaluate", opened.path)
     assert usual["nats_per_token"] > scored["nats_per_token"], "without --weights, the best"

@@ -31,6 +31,20 @@ def test_on_a_bowl_the_steepest_point_of_the_way_counts():
     assert found.change < found.bound
 
 
+def test_a_cliff_in_the_middle_of_the_way_is_found():
+    """f = w + 5 tanh(5w - 2.5): as gentle at both ends, 0 and 1, as it is steep between them."""
+    w = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+
+    def loss():
+        return (w + 5 * torch.tanh(5 * w - 2.5)).sum()
+
+    (slope,) = torch.autograd.grad(loss(), [w])
+    found = step_bound(loss, [w], rate=1 / slope.item())
+    assert found.norm == pytest.approx(slope.item())
+    assert found.constant == pytest.approx(26)  # at 0.5
+    assert found.norm * found.length < found.change < found.bound
+
+
 @pytest.mark.parametrize("rate", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("theta", [None, 0.1])
 def test_no_step_of_a_network_exceeds_it(rate, theta):

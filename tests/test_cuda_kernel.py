@@ -1,5 +1,6 @@
 """The CUDA kernel: its plans and its arrays anywhere, its arithmetic where there is a GPU."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ import paper_gpu
 from elman import nn
 from elman.cells import named
 from elman.errors import WorkFailed
-from elman.gradients import Checkpointed, Stored
+from elman.gradients import Checkpointed, Full, Stored, Truncated
 from elman.kernels import Piece, cuda, fused, reference
 from elman.kernels.cuda import driver, plan
 
@@ -119,7 +120,7 @@ def test_float32_obeys_torchs_switch_for_recurrent_layers(tf32):
         assert cuda.arithmetic(torch.float32) == (cuda.TF32 if tf32 else cuda.FP32)
         assert cuda.arithmetic(torch.float16) == cuda.FP16
         before = torch.backends.cuda.matmul.fp32_precision
-        with cuda._large_products(torch.float32):
+        with cuda.large_products(torch.float32):
             assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
         assert torch.backends.cuda.matmul.fp32_precision == before
 
@@ -263,3 +264,49 @@ def test_on_a_gpu_a_checkpointed_token_layer_computes_what_a_stored_one_does(kin
         assert torch.equal(a, b)
     for a, b in zip(whole, pieces, strict=True):  # weights' gradients are summed piece by piece
         assert (a - b).norm() <= 8 * check.ROUNDOFF[dtype] * a.norm()  # there are 8 pieces
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("carry", [Full(), Truncated(3)], ids=repr)
+def test_on_a_gpu_gradients_may_begin_at_any_address(carry, monkeypatch):
+    """A part of a longer tensor, as `torch.cat` hands back, is read 16 bytes at a time."""
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    torch.manual_seed(0)
+    rnn, xs = nn.LSTM(4, 16, device="cuda", carry=carry), torch.randn(5, 3, 4, device="cuda")
+    weights = torch.randn(1 + 5 * 3 * 16, device="cuda")
+    found = []
+    for one in (torch.zeros(1, device="cuda"), torch.zeros(0, device="cuda")):
+        ys, (h, _) = rnn(xs)
+        joined = torch.cat([one, ys.flatten(), one, h.flatten()])
+        pulls = torch.cat([one, weights[1:], one, weights[: h.numel()]])
+        rnn.zero_grad()
+        joined.backward(pulls)
+        found.append([p.grad.clone() for p in rnn.parameters()])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    found = []
+    for hidden, long_way in itertools.product((33, 256), (False, True)):
+        torch.manual_seed(0)
+        rnn = kind(12, hidden, layers, device="cuda", dtype=dtype)
+        xs = torch.randn(7, 5, 12, device="cuda", dtype=dtype, requires_grad=True)
+        if long_way:
+            monkeypatch.setattr(rnn, "_key", lambda *_: None)
+        ys, last = rnn(xs)
+        last = last if isinstance(last, tuple) else (last,)
+        ends = [ys, *last]
+        torch.autograd.backward(ends, [torch.randn_like(t) for t in ends])
+        assert long_way == (not rnn._settled)
+        found.append([*ends, xs.grad, *(p.grad for p in rnn.parameters())])
+    for i in (0, 2):
+        for a, b in zip(found[i], found[i + 1], strict=True):
+            assert torch.equal(a, b)

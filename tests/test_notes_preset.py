@@ -156,7 +156,7 @@ def test_piped_output_has_the_training_perplexity_of_any_preset(text, tmp_path, 
     assert train(text, tmp_path / "run", "--epochs", "2", preset="quick") == 0
     said = capsys.readouterr().err
     assert re.findall(r"epoch (\d): training perplexity", said) == ["1", "2"]
-    assert "held out" in said
+    assert "validation" in said
 
 
 def test_a_resumed_run_samples_on_as_it_began(text, tmp_path):

@@ -43,7 +43,7 @@ def test_the_page_asks_for_nothing_from_outside(written):
 
 def test_the_headline_is_the_result(finished, written):
     result = [r for r in finished.metrics() if r["kind"] == "result"][-1]
-    assert f"<b>{result['perplexity']:.3f}</b><span>held-out perplexity</span>" in written
+    assert f"<b>{result['perplexity']:.3f}</b><span>test perplexity</span>" in written
     assert f"{result['tokens'] + 1:,} characters held out" in written
     for name in ("uniform", "unigram", "Kneser–Ney order 5", "Kneser–Ney order 7"):
         assert written.count(name) >= 2  # in the table and in the figure

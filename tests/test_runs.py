@@ -87,9 +87,13 @@ def test_the_best_weights_score_what_was_recorded(trained):
     validations = [r for r in trained.metrics() if r["kind"] == "validation"]
     best = min(r["nats"] for r in validations)
     found = trained.metrics()[-1]
-    score = metrics.evaluate(trained.load_model(), trained.splits().validation)
-    assert score.nats_per_token == found["nats_per_token"]
-    assert score.nats_per_token == pytest.approx(best, rel=1e-6), "too short for lanes: the same"
+    parts = trained.splits()
+    chosen_by, reported = (
+        metrics.evaluate(trained.load_model(), ids) for ids in (parts.validation, parts.test)
+    )
+    assert chosen_by.nats_per_token == pytest.approx(best, rel=1e-6), "too short for lanes"
+    assert (found["part"], found["nats_per_token"]) == ("test", reported.nats_per_token)
+    assert found["nats_per_token"] != pytest.approx(best, rel=1e-3), "another text"
 
 
 def test_best_and_last_weights_differ_when_the_last_are_worse(tmp_path):
@@ -117,14 +121,15 @@ def test_splits_come_back_exactly(trained):
     assert found.vocab == expected.vocab
     assert (found.train == expected.train).all()
     assert (found.validation == expected.validation).all()
-    text = trained.vocab.decode(found.train) + trained.vocab.decode(found.validation)
-    assert text == TEXT
-    assert len(found.validation) == round(0.1 * len(TEXT))
+    assert (found.test == expected.test).all()
+    parts = (found.train, found.validation, found.test)
+    assert "".join(map(trained.vocab.decode, parts)) == TEXT
+    assert len(found.validation) == len(found.test) == round(0.05 * len(TEXT))
 
 
 def test_words_bytes_and_letters_split_by_tokens():
     words = prepared.prepare(presets.data(options("x", level="word", max_tokens=20)), TEXT)
-    assert len(words.train) + len(words.validation) == 20
+    assert len(words.train) + len(words.validation) + len(words.test) == 20
     assert words.vocab.decode(words.train).startswith("the time traveller")
     raw = prepared.prepare(presets.data(options("x", level="byte")), b"\x00\xff" * 50)
     assert raw.vocab.decode_bytes(raw.train) == b"\x00\xff" * 45
@@ -136,7 +141,7 @@ def test_words_bytes_and_letters_split_by_tokens():
 
 def test_what_only_the_held_out_text_has_is_unknown():
     found = prepared.prepare(presets.data(options("x")), "a" * 90 + "b" * 10)
-    assert found.validation.tolist() == [0] * 10
+    assert found.validation.tolist() == found.test.tolist() == [0] * 5
 
 
 def test_a_changed_text_is_reported(tmp_path):
@@ -345,3 +350,46 @@ def test_runs_move_between_cpu_and_cuda(trained):
     back = runs.fresh_training(longer, trained.splits(), "cpu")
     trained.resume(back)
     assert back.finished
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({}, (0.05, 0.05)),
+        ({"validation": 0.2}, (0.2, 0.05)),
+        ({"validation": 0.01}, (0.01, 0.01)),
+        ({"validation": 0.0}, (0.0, 0.0)),
+        ({"validation": 0.1, "test": 0.0}, (0.1, 0.0)),
+        ({"validation": 0.0, "test": 0.1}, (0.0, 0.1)),
+    ],
+)
+def test_a_run_holds_out_two_parts_unless_told_otherwise(given, parts):
+    found = presets.data(presets.expand("quick", given))
+    assert (found.validation, found.test) == parts
+    assert presets.data(presets.expand("notes", {})).test == 0
+
+
+def test_a_run_of_before_there_was_a_test_part_is_read_as_it_was(trained, tmp_path):
+    path = shutil.copytree(trained.path, tmp_path / "old")
+    config = json.loads((path / "config.json").read_text())
+    del config["data"]["test"]
+    config["data"]["validation"] = 0.1
+    (path / "config.json").write_text(json.dumps(config))
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    result = json.loads(lines[-1])
+    del result["part"]
+    (path / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(result)]) + "\n")
+    old = Run.open(path)
+    assert old.splits().part == "validation"
+    assert len(old.splits().validation) == round(0.1 * len(TEXT))
+    assert old.metrics()[-1]["part"] == "validation"
+
+
+def test_a_test_part_alone_is_scored_with_the_last_weights(tmp_path):
+    run, training = begin(tmp_path, validation=0.0, test=0.1)
+    list(runs.train(run, training))
+    result = runs.conclude(run, training)
+    assert (result.part, result.step) == ("test", training.step)
+    (tmp_path / "short").mkdir()
+    with pytest.raises(UserError, match="one token"):
+        begin(tmp_path / "short", max_tokens=60, test=0.02)

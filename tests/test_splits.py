@@ -169,3 +169,23 @@ def test_a_long_text_of_words_makes_no_object_per_word():
     assert len(found.train) + len(found.validation) == 300_000
     assert np.asarray(found.train).itemsize == 2
     assert peak < 20 * 300_000  # a list alone takes 8 bytes a word, its strings 50 more
+
+
+@pytest.mark.parametrize("level", ["char", "word"])
+@pytest.mark.parametrize("train_tokens", [0, 40])
+def test_three_parts_follow_one_another_and_the_last_is_reported(level, train_tokens):
+    text = "the end of the time, one two. " * 40
+    data = Data("x", level, min_freq=0, validation=0.2, test=0.1, train_tokens=train_tokens)
+    parts = prepared.prepare(data, text)
+    whole = prepared.prepare(Data("x", level, min_freq=0, validation=0), text, parts.vocab).train
+    joined = [*parts.train, *parts.validation, *parts.test]
+    assert joined == whole[: len(joined)].tolist()
+    trained = len(parts.train)
+    assert trained == (train_tokens or trained)
+    assert len(parts.validation) == pytest.approx(trained * 2 / 7, abs=1)
+    assert len(parts.test) == pytest.approx(trained / 7, abs=1)
+    assert (parts.part, parts.reported.tolist()) == ("test", parts.test.tolist())
+    before = parts.vocab.decode(joined[: trained + len(parts.validation) + 1])
+    assert parts.predicted_characters == len(parts.vocab.decode(joined)) - len(before)
+    two = prepared.prepare(Data("x", level, min_freq=0, validation=0.3), text)
+    assert (two.part, len(two.test)) == ("validation", 0)

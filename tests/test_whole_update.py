@@ -281,3 +281,53 @@ def test_a_run_of_the_cpu_goes_on_on_the_gpu_and_back():
     back.load_state_dict(*there.state_dict())
     assert back.step == 8
     assert all(n > 0 for n, _ in told(back.records()))
+
+
+def read_on(records, seen, patience):
+    """All further records, their numbers looked at once there are more than `patience`."""
+    for record in records:
+        seen.append(record)
+        if len(seen) > patience:
+            assert record.nats > 0
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+@pytest.mark.parametrize("look", ["never", "at once", "late"])
+def test_a_gpu_stops_exactly_where_a_nan_began(look, optimiser):
+    made, other = (training("lstm, tokens", optimiser, "cuda", epochs=9) for _ in range(2))
+    records = made.records()
+    exact = told(other.records(), 12)
+    seen = [next(records) for _ in range(12)]
+    before, numbers = other.state_dict()
+    before = {name: t.cpu().clone() for name, t in before.items()}
+    with torch.no_grad():
+        made.model.weight_hq[2, 3] = torch.inf
+    with pytest.raises(WorkFailed, match=f"at step {numbers['step'] + 1}; .*parameter weight_hq"):
+        read_on(records, seen, {"never": 1000, "at once": 0, "late": 20}[look])
+    assert told(seen[:12]) == exact
+    with torch.no_grad():
+        made.model.weight_hq[2, 3] = before["weights/weight_hq"][2, 3]
+    after, counted = made.state_dict()
+    assert {k: v for k, v in counted.items() if "seconds" not in k} == {
+        k: v for k, v in numbers.items() if "seconds" not in k
+    }
+    for name, t in before.items():
+        assert torch.equal(after[name].cpu(), t) or name.startswith("noise"), name
+    if look != "never" and len(seen) > 12:
+        with pytest.raises(WorkFailed, match=f"at step {numbers['step'] + 1}"):
+            _ = seen[12].nats
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_gpus_records_are_those_of_an_update_that_waits():
+    late, waiting = training("elman", "sgd", "cuda"), training("elman", "sgd", "cuda")
+    assert late._choice.update.late > 18
+    waiting._choice.update.late = 0
+    first, second = list(late.records()), [r.json() for r in waiting.records()]
+    timed = ("tokens_per_second",)
+    for a, b in zip(first, second, strict=True):
+        kept = {k: v for k, v in a.json().items() if k not in timed}
+        assert kept == {k: v for k, v in b.items() if k not in timed}

@@ -33,7 +33,7 @@ from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job, Kernel, cudnn, runs_whole, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
-from elman.recurrence import compiled, piecewise, traced, whole
+from elman.recurrence import compiled, piecewise, prepared, traced, whole
 from elman.recurrence.chunked import SHORT, InChunks
 from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
@@ -44,6 +44,9 @@ from elman.recurrence.strand import is_cast
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
+LONG_WAY, AS_TORCH = "the long way", "as torch.nn"
+Settled = str | prepared.Call
+"""How calls of one shape are run: one of the above, or a call of our kernel that is ready."""
 TORCHS = {
     "RNN_TANH": torch._VF.rnn_tanh,
     "RNN_RELU": torch._VF.rnn_relu,
@@ -61,7 +64,7 @@ class _Module(torch.nn.RNNBase):
     time: Time
     repeatable: bool = False
     """Whether a call must give the same bits in a CUDA graph as outside of one: not cuDNN's."""
-    _settled: dict[Hashable, bool]
+    _settled: dict[Hashable, Settled]
     _prepared: calls.Prepared | None = None
     _chunks: Chunks | None = None
 
@@ -137,9 +140,9 @@ class _Module(torch.nn.RNNBase):
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
-        if not torch.compiler.is_compiling() and (plain := self._plain_call(input, state)):
-            return plain
-        return self._run_any(input, state)
+        if (type(input) is Tensor and input.is_cuda) or torch.compiler.is_compiling():
+            return self._run_any(input, state)
+        return self._plain_call(input, state) or self._run_any(input, state)
 
     def _run_any(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -147,11 +150,14 @@ class _Module(torch.nn.RNNBase):
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
         key = self._key(input, state)
-        if key is not None and self._settled.get(key):
-            return self._as_torch(input, state)
+        how = None if key is None else self._settled.get(key)
+        if how is not None and (done := self._settled_call(how, input, state)):
+            return done
         xs, first = self._time_first(input, state)
-        if key is not None and key not in self._settled:
-            self._settled[key] = self._is_torchs(xs, first)
+        if key is not None and how is None:  # from now on; and now, since bits may differ
+            how = self._settled[key] = self._settle(xs, first)
+            if done := self._settled_call(how, input, state):
+                return done
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
 
@@ -201,21 +207,34 @@ class _Module(torch.nn.RNNBase):
         mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
         return input.shape, dtype, input.device, states, mode, settings(dtype)
 
-    def _is_torchs(self, xs: Tensor, first: Sequence[Tensor]) -> bool:
-        """Whether cuDNN runs all of it in one call."""
+    def _settle(self, xs: Tensor, first: Sequence[Tensor]) -> Settled:
+        """How calls like this one are to be run: by cuDNN in one go, by our kernel in one, or by
+        the long way."""
+        if len(self._settled) > 1000:  # sequences of every length
+            self._settled.clear()
         x = self._inputs(xs, first)
         stack = self._whole(x)
         if not runs_whole(stack, xs.device, lambda: self._job(x)):
-            return False
+            return prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
         plain = stack.pieces == 1 and not stack.drops and not stack.ids
-        return plain and cudnn.lie_together(stack.network, x.weights)
+        return AS_TORCH if plain and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
 
-    def _as_torch(
-        self, input: Tensor, state: Sequence[Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The call as `torch.nn` would make it."""
+    def _settled_call(
+        self, how: Settled, input: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """The call as it was settled; None where it takes the long way."""
+        if how == LONG_WAY:
+            return None
         own = self._parameters  # a parametrized weight is elsewhere
         weights = [own[n] if n in own else getattr(self, n) for n in self._flat_weights_names]
+        if isinstance(how, prepared.Call):
+            return how(input, state or (), weights) if how.prepared.suits(weights) else None
+        return self._as_torch(input, state, weights)
+
+    def _as_torch(
+        self, input: Tensor, state: Sequence[Tensor] | None, weights: list[Any]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The call as `torch.nn` would make it."""
         if state is None:
             rows = input.shape[0 if self.batch_first else 1]
             state = self._zeros(rows, input.dtype, input.device)

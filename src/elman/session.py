@@ -60,6 +60,7 @@ class Session:
 
     def __init__(self, run: Run, training: Training, kept: RunOptions | None = None) -> None:
         self.run, self.training, self.kept = run, training, kept or RunOptions()
+        self.test_tokens = 0  # held out to be reported, of a new run
         self.caveats: list[str] = []  # why a continuation is not what it would have been
 
     @classmethod
@@ -109,7 +110,9 @@ class Session:
         else:
             run = Run(path, config, parts.vocab, writes=False)
         processes.wait()
-        return cls(run, training, kept)
+        session = cls(run, training, kept)
+        session.test_tokens = len(parts.test)
+        return session
 
     @classmethod
     def resume(
@@ -175,7 +178,7 @@ class Session:
         return None if seen is None else Diagnosis(training.step, **asdict(seen))
 
     def conclude(self) -> Result | None:
-        """Score the run's weights on the held-out text, by the definition."""
+        """Score the run's weights on the part that is reported, by the definition."""
         return runs.conclude(self.run, self.training)
 
     def report(self) -> Path:

@@ -12,6 +12,7 @@ import typer
 
 from elman import __version__
 from elman.cli import (
+    compress,
     datasets,
     demo,
     evaluate,
@@ -67,6 +68,8 @@ app.command("prepare")(guarded(prepare.prepare))
 app.command("ngram")(guarded(ngram.ngram))
 app.command("statistics")(guarded(statistics.statistics))
 app.command("forecast")(guarded(forecast.forecast))
+app.command("compress")(guarded(compress.compress))
+app.command("decompress")(guarded(compress.decompress))
 app.command("datasets")(guarded(datasets.datasets))
 app.command("demo")(guarded(demo.demo))
 

@@ -27,7 +27,8 @@ OUT = Path("runs/demo")
 
 LSTM = """--model lstm --hidden-size 256 --embedding-size 0 --batch-size 16 --window 40
     --optimizer adamw --learning-rate 0.008 --weight-decay 0.01 --schedule cosine --warm-up 100
-    --clip 1 --dropout-tokens 0.05 --average ema --average-decay 0.998 --seed 0"""
+    --clip 1 --dropout-tokens 0.05 --average ema --average-decay 0.998 --seed 0
+    --validation 0.1 --test 0"""
 RECIPES = {
     BOOK: f"{LSTM} --epochs 28 --dropout-outputs 0.35 --dropout-recurrent 0.35",
     MANUAL: f"{LSTM} --epochs 10 --dropout-outputs 0.15 --dropout-recurrent 0.15",

@@ -1,12 +1,14 @@
 """`elman evaluate`: how well a run predicts a text, beside what counting does."""
 
 import shlex
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from elman.cli.console import emit, note, quiet
+from elman.cli.console import progress as console_progress
 from elman.cli.device import pick, use_threads
 from elman.cli.limits import RunFolder
 from elman.cli.source import printable
@@ -15,6 +17,7 @@ from elman.options import DEVICES
 
 if TYPE_CHECKING:
     from elman.runs import Run
+    from elman.scoring.dynamic import Adaptation
     from elman.scoring.evaluation import Evaluation
     from elman.scoring.metrics import Score
     from elman.training import Processes
@@ -25,7 +28,7 @@ def evaluate(
     source: Annotated[
         str | None,
         typer.Argument(
-            help="Text to score: name, file, folder or - (default: what the run held out)",
+            help="Text to score: name, file, folder or - (default: the run's own test part)",
             show_default=False,
         ),
     ] = None,
@@ -36,6 +39,26 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(help="Of the run's own text: test or validation", show_default="test"),
+    ] = None,
+    adapt: Annotated[
+        bool,
+        typer.Option("--adapt", help="Score it also while it learns from what it has read"),
+    ] = False,
+    adapt_rate: Annotated[
+        float | None,
+        typer.Option(min=0, help="How fast", show_default="by validation"),
+    ] = None,
+    adapt_decay: Annotated[
+        float | None,
+        typer.Option(min=0, help="Back to what was trained", show_default="by validation"),
+    ] = None,
+    cache: Annotated[
+        int,
+        typer.Option(min=0, help="Mix in a cache of so many of the latest states; 0: none"),
+    ] = 0,
     weights: Annotated[
         str | None,
         typer.Option(help="best (by validation) or last", show_default="the run's own"),
@@ -64,32 +87,43 @@ def evaluate(
     with quiet(unless=processes.first):
         use_threads(threads)
         opened, device = Run.open(run), pick(device)
-    if mix and not baselines:
-        raise UserError("--mix counts the training text, too", hint="leave out --no-baselines")
-    ids, characters, train, what = _texts(opened, source, baselines)
+    if (mix or adapt) and not baselines:
+        flag, why = ("--mix", "counts") if mix else ("--adapt", "measures")
+        raise UserError(f"{flag} {why} the training text, too", hint="leave out --no-baselines")
+    if chunks and adapt:
+        raise UserError(
+            "--adapt reads a few tokens at a time, which leaves nothing to cut into --chunks",
+            hint="leave out one of them",
+        )
+    settings = _settings(adapt, adapt_rate, adapt_decay)
+    text = _text(opened, source, part, baselines)
     model = opened.load_model(processes.place(device), weights)
     if chunks:
         model.read_in_chunks(chunks)
-    score = _together(model, ids, processes)
+    score = _together(model, text.ids, processes)
     if not processes.first:
         return
-    scores = evaluation.evaluate(
-        model,
-        opened.vocab,
-        ids,
-        train=train,
-        mix=mix or (),
-        characters=characters,
-        score=score,
-    )
+    with _progress(len(text.ids), adapt) as progress:
+        scores = evaluation.evaluate(
+            model,
+            opened.vocab,
+            text.ids,
+            train=text.train,
+            mix=mix or (),
+            characters=text.characters,
+            validation=text.validation,
+            adapt=settings,
+            cache=cache,
+            progress=progress,
+            score=score,
+        )
     if as_json:
-        where = {"source": source or opened.config.data.source}
-        where["split"] = "validation" if source is None else "all"
+        where = {"source": source or opened.config.data.source, "split": text.part}
         emit({"run": str(run), **where, **scores.json()})
         return
     if chunks:
         note(f"time: {model.recurrence.seams.forward}")
-    typer.echo(printable(_table(opened, scores, what)))
+    typer.echo(printable(_table(opened, scores, text.what)))
     if scores.unknown:
         note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")
     note(f"next: elman generate {shlex.quote(str(run))}")
@@ -108,26 +142,77 @@ def _together(model: Any, ids: Any, processes: "Processes") -> "Score | None":
     return metrics.Score(len(ids) - 1, sum(processes.numbers(nats)))
 
 
-def _texts(run: "Run", source: str | None, baselines: bool) -> tuple:
-    """What to score, the characters of text that it predicts, what the baselines count (None: no
-    baselines), and what to call the first."""
+class Text(NamedTuple):
+    """What to score, and beside what."""
+
+    ids: Any
+    characters: int | None  # of text, that all ids but the first stand for; None: to be counted
+    train: Any  # what the baselines count; None: no baselines
+    validation: Any  # what chooses; None: nothing is there to choose by
+    part: str  # of the run's own text, or all
+    what: str  # in words
+
+
+def _text(run: "Run", source: str | None, part: str | None, baselines: bool) -> Text:
     from elman.text import prepared
 
+    if part not in (None, "test", "validation"):
+        raise UserError(f"unknown part {part!r}", hint="test or validation")
+    data, needs_own = run.config.data, source is None or baselines
+    own = run.splits() if needs_own else None
+    train = own.train if own is not None and baselines else None
+    choosing = own.validation if own is not None and len(own.validation) > 1 else None
     if source is not None:
-        whole = prepared.read(run.config.data, source)
-        parts = prepared.all_held_out(run.config.data, whole, run.vocab)
+        if part is not None:
+            raise UserError(
+                f"--part {part} is of the run's own text", hint="leave it out, or the other text"
+            )
+        parts = prepared.all_held_out(data, prepared.read(data, source), run.vocab)
         what = "stdin" if source == "-" else source
-        train = run.splits().train if baselines else None
-        return parts.validation, parts.predicted_characters, train, what
-    parts = run.splits()
-    if len(parts.validation) < 2:
+        choosing = choosing if data.test else None  # as ever for a run that has two parts
+        return Text(parts.validation, parts.predicted_characters, train, choosing, "all", what)
+    assert own is not None
+    part = part or own.part
+    ids = own.test if part == "test" else own.validation
+    if len(ids) < 2:
+        other = f"elman evaluate {shlex.quote(str(run.path))} OTHER.txt"
+        if len(own.reported) > 1:
+            raise UserError(f"this run has no {part} part", hint=f"--part {own.part}, or {other}")
         raise UserError(
-            "this run held nothing out: there is no text it has not trained on",
-            hint=f"elman evaluate {shlex.quote(str(run.path))} OTHER.txt",
+            "this run held nothing out: there is no text it has not trained on", hint=other
         )
-    what = f"{run.config.data.source}, the {run.config.data.validation:.0%} held out"
-    train = parts.train if baselines else None
-    return parts.validation, parts.predicted_characters, train, what
+    reported = part == own.part
+    characters = own.predicted_characters if reported else None
+    choosing = choosing if part == "test" else None
+    what = f"{data.source}, the {getattr(data, part):.0%} held out"
+    what += f" ({part})" if data.test else ""
+    return Text(ids, characters, train, choosing, part, what)
+
+
+def _settings(adapt: bool, rate: float | None, decay: float | None) -> "bool | Adaptation":
+    """Whether and how to adapt: True leaves the choice to the validation text."""
+    from elman.scoring.dynamic import Adaptation
+
+    if rate is None and decay is None:
+        return adapt
+    if not adapt:
+        flag = "--adapt-decay" if rate is None else "--adapt-rate"
+        raise UserError(f"{flag} belongs to --adapt", hint="add --adapt")
+    usual = Adaptation()
+    return Adaptation(
+        rate=usual.rate if rate is None else rate, decay=usual.decay if decay is None else decay
+    )
+
+
+@contextmanager
+def _progress(tokens: int, adapt: bool) -> Iterator["Callable[[int], None] | None"]:
+    """A bar for what takes long: learning from every window."""
+    if not adapt:
+        yield None
+        return
+    with console_progress() as bar:
+        task = bar.add_task("adapting", total=tokens - 1)
+        yield lambda read: bar.advance(task, read)
 
 
 def _table(run: "Run", scores: "Evaluation", what: str) -> str:
@@ -140,6 +225,11 @@ def _table(run: "Run", scores: "Evaluation", what: str) -> str:
     rows.append((f"this run: {run.config.model['cell']}", scores.model))
     if scores.mixture is not None:
         rows.append(("mixture " + _share(scores.mixture.weights), scores.mixture.score))
+    if scores.adapted is not None and scores.adaptation is not None:
+        how = f"rate {scores.adaptation.rate:.2g}, decay {scores.adaptation.decay:.2g}"
+        rows.append((f"this run, adapting ({how})", scores.adapted))
+    if scores.online is not None:
+        rows.append(("learning mixture " + _share(scores.online.weights), scores.online.score))
     rows.sort(key=lambda row: -row[1].nats_per_token)
     width = max(len(name) for name, _ in rows)
     lines = [

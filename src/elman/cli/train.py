@@ -151,8 +151,12 @@ def _begin(preset: str | None, given: dict[str, Any], processes: "Processes") ->
 def _text_words(session: "Session") -> str:
     """Which part of the text trains and which is held out."""
     training, units = session.training, session.run.vocab.level_used.units
-    held_out = 0 if training.validation_ids is None else len(training.validation_ids)
-    rest = f"the {held_out:,} after them are held out" if held_out else "nothing is held out"
+    chosen_by = 0 if training.validation_ids is None else len(training.validation_ids)
+    reported = session.test_tokens
+    rest = f"the {chosen_by:,} after them are held out" if chosen_by else "nothing is held out"
+    if reported:
+        chooses = f"the {chosen_by:,} after them choose its weights, " if chosen_by else ""
+        rest = f"{chooses}the {reported:,} at the end test it"
     return f"trains on the first {len(training.train_ids):,} {units}; {rest}"
 
 
@@ -275,7 +279,7 @@ def _display(session: "Session") -> Iterator["Show"]:
                 )
                 bar.update(task, completed=record.progress, description=said)
             elif isinstance(record, Validation):
-                held_out = f" · held out {record.perplexity:.2f}"
+                held_out = f" · validation {record.perplexity:.2f}"
             lasting = bar.disable or (by_epoch and isinstance(record, Epoch | Sample))
             if lasting and not isinstance(record, str) and (line := _line(session, record)):
                 note(line)
@@ -294,7 +298,7 @@ def _line(session: "Session", record: "Record") -> str:
     if isinstance(record, Validation):
         better = " (best so far)" if record.improved else ""
         return (
-            f"step {record.step}: held out {record.nats:.4f} nats, "
+            f"step {record.step}: validation {record.nats:.4f} nats, "
             f"perplexity {record.perplexity:.3f}{better}"
         )
     if isinstance(record, Sample) and every:
@@ -353,7 +357,8 @@ def _tell(session: "Session", result: "Result | None", page: Path, as_json: bool
         if run.config.shown.weights == "last":
             typer.echo(_last_pass(run))
         typer.echo(
-            f"held out, {result.tokens:,} tokens: {result.nats_per_token:.4f} nats per token, "
+            f"{_name_of(result)}, {result.tokens:,} tokens: "
+            f"{result.nats_per_token:.4f} nats per token, "
             f"perplexity {result.perplexity:.3f}, {result.bits_per_char:.4f} bits per character"
             + _not_the_best(session)
         )
@@ -362,6 +367,11 @@ def _tell(session: "Session", result: "Result | None", page: Path, as_json: bool
     typer.echo(f"wrote {run.path}; to read in a browser: {page}")
     quoted = shlex.quote(str(run.path))
     typer.echo(f"next: elman generate {quoted}; elman evaluate {quoted}{other}")
+
+
+def _name_of(result: "Result") -> str:
+    """The part that was scored, in words."""
+    return "held out" if result.part == "validation" else result.part
 
 
 def _not_the_best(session: "Session") -> str:

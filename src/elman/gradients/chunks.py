@@ -39,7 +39,7 @@ class Chunked(Time):
     again from what was found, up to `sweeps` times; what has not met then is run step after step.
 
     The tolerance is relative: of ‖h‖ (and ‖c‖), and of the pulls on them. One below the rounding of
-    the numbers (2⁻⁸ for bfloat16) is raised to it. The result is never that of `Stepped` to the
+    the numbers (2⁻⁷ for bfloat16) is raised to it. The result is never that of `Stepped` to the
     last bit.
     """
 

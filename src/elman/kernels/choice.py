@@ -23,6 +23,9 @@ from elman.kernels import prices
 from elman.kernels.contract import Job, Kernel
 from elman.kernels.cudnn import Cudnn, Whole, precision
 
+SURELY = 0.95
+"""Our CUDA kernel is preferred where it is cheaper than cuDNN by more than prices are off."""
+
 FASTEST_FIRST = ("cuda", "cudnn", "cpu", "described", "fused", "reference")
 
 
@@ -63,7 +66,11 @@ def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bo
 def settings(dtype: torch.dtype) -> Hashable:
     """What else a choice depends on: the environment and torch's switches."""
     float32 = precision() if dtype is torch.float32 else None
-    return os.environ.get("ELMAN_KERNELS"), torch._C._get_cudnn_enabled(), float32
+    return _ENVIRONMENT.get(_NAMED), torch._C._get_cudnn_enabled(), float32
+
+
+_ENVIRONMENT, _NAMED = os.environ._data, os.environ.encodekey("ELMAN_KERNELS")  # pyright: ignore[reportAttributeAccessIssue]
+"""`os.environ.get` takes ten times as long, and this is asked at every call."""
 
 
 def _once(key: Hashable, job: Callable[[], Job]) -> str:
@@ -170,7 +177,7 @@ def _dearer(job: Job) -> str | None:
         return None
     shape = _shape(whole)
     ours, theirs = (prices.microseconds(engine, shape) for engine in ("cuda", "cudnn"))
-    if theirs is None or (ours is not None and ours <= theirs):
+    if theirs is None or (ours is not None and ours <= SURELY * theirs):
         return None
     if ours is None:
         return "no layer like this one was ever timed, so cuDNN is preferred"

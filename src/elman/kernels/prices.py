@@ -18,12 +18,15 @@ from importlib import resources
 from typing import NamedTuple
 
 HOST = {  # microseconds of Python and launches: of a call, and more for each further directed layer
-    ("cuda", "forward"): (250, 200),
-    ("cuda", "both"): (1000, 800),
-    ("cudnn", "forward"): (110, 30),
-    ("cudnn", "both"): (750, 450),
+    ("cuda", "forward"): (105, 50),
+    ("cuda", "both"): (1050, 460),
+    ("long way", "forward"): (300, 200),  # cuda, where no call is prepared: both directions, pieces
+    ("long way", "both"): (1500, 1200),
+    ("cudnn", "forward"): (85, 30),
+    ("cudnn", "both"): (930, 360),
 }
-ALONE = 7.0  # cuDNN's steps below so many microseconds are kernels that run one layer at a time
+LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
+ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of one kernel per layer
 
 
 class Line(NamedTuple):
@@ -55,15 +58,25 @@ def microseconds(engine: str, shape: Shape) -> float | None:
     if line is None:
         return None
     strands = shape.layers * shape.directions
-    first, more = HOST[engine, what]
+    long = engine == "cuda" and (shape.directions > 1 or shape.pieces > 1)
+    first, more = HOST["long way" if long else engine, what]
     if engine == "cuda":
         gpu, host = strands * (line.start + shape.steps * line.step), first + more * (strands - 1)
     else:
-        alone = line.step < ALONE
+        alone = _is_alone(shape)
         at_once = strands if alone else shape.layers**0.45 * shape.directions**0.3
         gpu = at_once * (shape.pieces * line.start + shape.steps * line.step)
-        host = shape.pieces * (first + more * (strands - 1))
+        launches = 0 if alone else strands * shape.steps * LAUNCHES[what]
+        host = shape.pieces * (first + more * (strands - 1)) + launches
     return gpu if shape.captured else max(host, gpu)
+
+
+def _is_alone(shape: Shape) -> bool:
+    """Whether cuDNN runs one layer after the other, all of its steps in one kernel."""
+    line = _line("cudnn", shape.cell, shape.arithmetic, "both", shape.hidden, shape.rows)
+    most = 256 if shape.cell == "tanh" else 128 if shape.backward else 192
+    small = shape.arithmetic == "fp16" or shape.hidden <= most  # as seen of float32
+    return small and line is not None and line.step < ALONE
 
 
 def step(engine: str, cell: str, arithmetic: str, hidden: int, rows: int) -> float | None:

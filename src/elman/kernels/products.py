@@ -31,26 +31,48 @@ def input_share(cell: Cell, w: Weights, xs: Tensor) -> tuple[Tensor, Tensor | No
     if xs.numel() < w.W_ih.shape[1]:  # fewer rows than the table would have
         shares = w.W_ih.T[xs.long()]
         return (shares if bias is None else shares + bias).contiguous(), None
-    table = w.W_ih.T if bias is None else w.W_ih.T + bias
-    return table.contiguous(), xs.to(torch.int64).contiguous()
+    return _table(w.W_ih, bias), xs.to(torch.int64).contiguous()
+
+
+def _table(W_ih: Tensor, bias: Tensor | None) -> Tensor:
+    """W_ihᵀ + b, in one piece."""
+    if bias is None or torch.is_grad_enabled():  # which `out` would hide from autograd
+        return (W_ih.T if bias is None else W_ih.T + bias).contiguous()
+    return torch.add(W_ih.T, bias, out=W_ih.new_empty(W_ih.T.shape))
 
 
 def weight_pulls(
-    w: Weights, xs: Tensor, hs: Tensor, das_ih: Tensor, das_hh: list[Tensor]
+    w: Weights,
+    xs: Tensor,
+    hs: Tensor,
+    das_ih: Tensor,
+    das_hh: list[Tensor],
+    read: tuple[Tensor, Tensor] | None = None,
 ) -> Gradients:
     """dW_ih = Σ_t da_tᵀ x_t, dW_hh = Σ_t da_tᵀ h_{t-1}, db = Σ_t da_t; hs is h_0 … h_{T-1}.
 
     `das_hh` is da as W_hh meets it, in blocks of its rows: not `das_ih` for a gru's n gate. Half
-    precision is summed, and returned, in float32.
+    precision is summed, and returned, in float32. `read` is dW_ih and db_ih, where known already.
     """
-    dW_ih = _outer(das_ih, xs, w.W_ih.shape[1])
+    dW_ih = _outer(das_ih, xs, w.W_ih.shape[1]) if read is None else read[0]
     dW_hh = _rows([_product(block, hs) for block in das_hh])
     if w.b_ih is None:
         return Gradients(dW_ih, dW_hh)
-    db_ih = _total(das_ih)
+    db_ih = _total(das_ih) if read is None else read[1]
     same = das_hh[0] is das_ih
     db_hh = db_ih.clone() if same else _rows([_total(block) for block in das_hh])
     return Gradients(dW_ih, dW_hh, db_ih, db_hh)
+
+
+def shares(cell: Cell, das: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """da as W_ih and as W_hh meet it (the latter in pieces): different for a gru's n gate alone.
+
+    A gru keeps (dr, dz, dn, du): W_ih's rows are pulled by dr dz dn, W_hh's by dr dz du.
+    """
+    if not cell.apart:
+        return das, [das]
+    hidden = das.shape[-1] // 4
+    return das[..., : 3 * hidden], [das[..., : 2 * hidden], das[..., 3 * hidden :]]
 
 
 def _rows(blocks: list[Tensor]) -> Tensor:
@@ -69,14 +91,19 @@ def add(into: Gradients | None, gradients: Gradients) -> Gradients:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """aᵀ b over all steps and rows."""
-    a, b = a.flatten(0, 1), b.flatten(0, 1)
+    a, b = _flat(a), _flat(b)
     if a.is_cuda and a.dtype in HALF:
         return torch.mm(a.T, b, out_dtype=torch.float32)
     return a.T @ b
 
 
 def _total(das: Tensor) -> Tensor:
-    return das.sum((0, 1), dtype=torch.float32 if das.dtype in HALF else None)
+    return _flat(das).sum(0, dtype=torch.float32 if das.dtype in HALF else None)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Steps and rows as one."""
+    return x if x.dim() == 2 else x.flatten(0, 1)
 
 
 def _outer(das: Tensor, xs: Tensor, inputs: int) -> Tensor:

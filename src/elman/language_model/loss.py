@@ -4,8 +4,9 @@
     do_t = softmax(o_t) - one-hot(target_t)          (the notes' ŷ - 1)
 
 On a CPU in float32 or float64 this is native code, and under autocast where the states are already
-bfloat16; elsewhere, and where torch compiles or traces, it is `torch.nn.functional`'s `linear` and
-`cross_entropy`: the same numbers to rounding.
+bfloat16; on a GPU the loss and its gradient are one kernel each. Elsewhere, and where torch
+compiles or traces, it is `torch.nn.functional`'s `linear` and `cross_entropy`: the same numbers to
+rounding.
 
 The logits of a window are batch × window × vocabulary numbers. Where those are many (`LARGE`), they
 are made a piece at a time, turned into ŷ - 1 in place, multiplied into both gradients and
@@ -20,7 +21,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from elman.errors import UserError
+from elman.kernels import allows
 from elman.kernels.cpu import KERNEL, head
+from elman.kernels.cuda import small
 from elman.recurrence.traced import listening
 
 LARGE = 1 << 24
@@ -45,6 +48,8 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
     if in_pieces(targets.numel(), len(W_hq)):
         return _Fused.apply(_pieces, hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
+    if hs.is_cuda and targets.dim() == 2 and targets.is_cuda and _takes(hs, W_hq, targets):
+        return _OnGpu.apply(hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
     native = head.runs(KERNEL, hs, W_hq, b_q)
     if not native or torch.is_autocast_enabled("cpu") != (hs.dtype == torch.bfloat16):
         return _plain(hs, W_hq, b_q, targets)
@@ -104,6 +109,37 @@ def _pieces(
 
 def _as(pull: Tensor | None, like: Tensor | None) -> Tensor | None:
     return pull if pull is None or like is None else pull.to(like.dtype)
+
+
+def _takes(hs: Tensor, W_hq: Tensor, targets: Tensor) -> bool:
+    """Whether our kernels on the GPU are allowed and know all of these types."""
+    wide = hs.dtype == torch.float32 or torch.is_autocast_enabled("cuda")  # so torch's loss is too
+    known = targets.dtype == torch.int64 and small.available(hs) and small.available(W_hq)
+    return wide and known and allows("cuda")
+
+
+class _OnGpu(torch.autograd.Function):
+    """Logits by torch, the loss and its gradient by a kernel each; targets are (time, batch)."""
+
+    @staticmethod
+    def forward(ctx: Any, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
+        logits = linear(hs, W_hq, b_q).flatten(0, -2).contiguous()
+        found = small.nats(logits, targets)
+        ctx.save_for_backward(hs, W_hq, b_q, targets, logits, *found)
+        return found.out[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        hs, W_hq, b_q, targets, logits, *found = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: leave a graph behind
+            return *_plain_gradient((hs, W_hq, b_q, targets), grads[0], True), None
+        d = small.nats_back(logits, targets, small.Nats(*found), grads[0])
+        dhs = (d @ W_hq.to(d.dtype)).view(hs.shape).to(hs.dtype)
+        dW, rows = None, hs.flatten(0, -2).to(d.dtype)
+        if ctx.needs_input_grad[1]:
+            half = d.dtype != torch.float32
+            dW = torch.mm(d.T, rows, out_dtype=torch.float32) if half else d.T @ rows
+        return dhs, dW, None if b_q is None else d.sum(0, dtype=b_q.dtype), None
 
 
 class _Fused(torch.autograd.Function):

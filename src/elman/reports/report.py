@@ -59,8 +59,8 @@ def write(run: Run) -> Path:
     """Write report.html into the run's folder, from its files alone; returns its path."""
     parts = run.splits()
     baselines = {}
-    if len(parts.validation) > 1:
-        baselines = evaluation.baselines(parts.train, parts.validation, run.vocab)
+    if len(parts.reported) > 1:
+        baselines = evaluation.baselines(parts.train, parts.reported, run.vocab)
     seen = through_time.look(run, parts.validation if len(parts.validation) else parts.train)
     path = run.path / "report.html"
     write_text(path, render(run, Story.of(run.metrics()), baselines, len(parts.train), seen))
@@ -116,13 +116,15 @@ def _lead(config: Config, trained_on: int, story: Story) -> str:
     )
     if (
         story.result is None
-        and not config.data.validation
+        and not config.data.holds_out
         and _passes(story) >= config.training.epochs
     ):
         return f"{text}; nothing was held out."
     if story.result is None:
         return f"{text}; the training has not come to its end yet."
     where = "right after them" if config.data.train_tokens else "held out at the end"
+    if config.data.test and config.data.validation:
+        where = "held out after those that chose its weights"
     return f"{text} and measured on the {story.result['tokens'] + 1:,} {level} {where}."
 
 
@@ -136,7 +138,7 @@ def _tiles(run: Run, story: Story) -> dict[str, str]:
     weights = sum(p.numel() for p in fresh_model(run.config).parameters())
     tiles = {}
     if story.result is not None:
-        tiles["held-out perplexity"] = f"{story.result['perplexity']:.3f}"
+        tiles[f"{story.result['part']} perplexity"] = f"{story.result['perplexity']:.3f}"
         tiles["bits per character"] = f"{story.result['bits_per_char']:.3f}"
     elif story.validations:
         best = min(record["perplexity"] for record in story.validations)
@@ -188,7 +190,9 @@ def _perplexity(story: Story, baselines: dict[str, Score], *, narrow: bool = Fal
 def _perplexity_words(story: Story) -> str:
     text = "Training perplexity is measured on the fly, with whatever dropout the model trains with"
     if story.validations:
-        text += "; validation and the dashed baselines are on the text held out"
+        text += "; validation is on the text held out to choose by"
+    if story.result is not None:
+        text += f", the dashed baselines are on the {story.result['part']} text"
     return text + ". The band is the range of what each point averages."
 
 
@@ -206,7 +210,7 @@ def _scores(story: Story, baselines: dict[str, Score]) -> list[str]:
     rows.sort(key=lambda row: -row[1])
     own = next(i for i, row in enumerate(rows) if row[0] == "this model")
     cells = [(name, f"{n:.4f}", f"{math.exp(n):,.3f}", f"{b:.4f}") for name, n, b in rows]
-    head = ("held-out text", "nats per token", "perplexity", "bits per character")
+    head = (f"{result['part']} text", "nats per token", "perplexity", "bits per character")
     return ["<h2>Beside counting</h2>", page.table(head, cells, own)]
 
 

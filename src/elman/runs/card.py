@@ -24,7 +24,7 @@ def model_card(run: "Run") -> str:
         f"{f'- ran with: {config.ran}{chr(10)}' if config.ran else ''}\n"
         f"{_score(run)}\n\n"
         "```sh\n"
-        f"elman evaluate {where}{'' if config.data.validation else ' OTHER.txt'}\n"
+        f"elman evaluate {where}{'' if config.data.holds_out else ' OTHER.txt'}\n"
         f"elman generate {where}\n"
         f"elman train --resume {where}\n"
         "```\n"
@@ -32,16 +32,17 @@ def model_card(run: "Run") -> str:
 
 
 def _held_out(data: Data) -> str:
+    parts = "" if not data.test else f" ({data.validation:.0%} to choose by, {data.test:.0%} test)"
     if not data.train_tokens:
-        return f"the last {data.validation:.0%} held out"
+        return f"the last {data.validation + data.test:.0%} held out{parts}"
     first = f"trained on at most the first {data.train_tokens:,} tokens"
-    return f"{first}, the text right after them held out" if data.validation else first
+    return f"{first}, the text right after them held out{parts}" if data.holds_out else first
 
 
 def _unscored(run: "Run") -> str:
     """What can be said without a held-out score: the training is over, or not yet."""
     passes = [record for record in run.records() if isinstance(record, Epoch)]
-    if not passes or passes[-1].epoch < run.config.training.epochs or run.config.data.validation:
+    if not passes or passes[-1].epoch < run.config.training.epochs or run.config.data.holds_out:
         return "Not finished yet: there is no held-out score."
     return (
         f"Nothing was held out. Perplexity of the training text in the last of {passes[-1].epoch} "
@@ -55,7 +56,8 @@ def _score(run: "Run") -> str:
         return _unscored(run)
     result = results[-1]
     return (
-        f"Held-out text, {result.tokens:,} tokens, {run.config.shown.weights} weights: "
+        f"Held-out text ({result.part}), {result.tokens:,} tokens, {run.config.shown.weights} "
+        "weights: "
         f"{result.nats_per_token:.4f} nats per token, "
         f"perplexity {result.perplexity:.3f}, {result.bits_per_char:.4f} bits per character."
     )

@@ -97,6 +97,11 @@ def fresh_training(
     device = processes.place(device if is_here(device) else "cpu")
     held_out = parts.validation if len(parts.validation) else None
     _check_affordable(config)
+    if len(parts.test) == 1:
+        raise UserError(
+            f"test={config.data.test} of this text is one token, which leaves nothing to predict",
+            hint="use more text, or a larger test, or test=0 for none",
+        )
     model = fresh_model(config).to(device)
     return Training(model, parts.train, held_out, config.training, processes)
 

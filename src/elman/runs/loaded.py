@@ -23,6 +23,7 @@ from elman.language_model import LanguageModel
 from elman.runs.config import Config
 from elman.runs.device import pick
 from elman.runs.folder import Run
+from elman.scoring.dynamic import Adaptation, adapted_scores, gradient_sizes
 from elman.scoring.metrics import Score, evaluating
 from elman.scoring.mixture import PIECE, Network
 from elman.text import prepared
@@ -85,12 +86,17 @@ class Loaded:
         """The ids of a text, cleaned the way the run's own was."""
         return self.run.encode(text)
 
-    def score(self, text: str | bytes, context: str | bytes = "") -> Scored:
+    def score(
+        self, text: str | bytes, context: str | bytes = "", adapt: Adaptation | None = None
+    ) -> Scored:
         """How surprising each token of the text is, in nats, given all before it.
 
         The context is read first and not scored: the text stands right after it, so between two
         words one of them brings the space. Without a context the first token has nothing to be
         predicted from and is left out, as in `elman evaluate`.
+
+        With `adapt` the model learns from each window of context and text once that is scored
+        (`elman.scoring.dynamic`), for this call only; that needs the run's own text, too.
         """
         if context and type(context) is not type(text):
             raise UserError("text and context are not of one kind", hint="two str, or two bytes")
@@ -103,8 +109,12 @@ class Loaded:
                 f"{text!r} has no token that is predicted from one before it",
                 hint="give a longer text, or what comes before it as context=",
             )
-        log_p = Network(self.model).score(read)
-        return Scored(self.vocab.to_tokens(read[first:]), -log_p[first:])
+        if adapt is None:
+            log_p = Network(self.model).score(read)[1:]
+        else:
+            sigma = gradient_sizes(self.model, self.run.splits().train, adapt.window)
+            log_p = adapted_scores(self.model, read, sigma, adapt)
+        return Scored(self.vocab.to_tokens(read[first:]), -log_p[first - 1 :])
 
     def hidden(self, text: str | bytes) -> Tensor:
         """h_t of the last layer after each token of the text: (tokens, hidden)."""

@@ -49,7 +49,7 @@ def train(
 
 
 def conclude(run: Run, training: Training) -> Result | None:
-    """Score the run's weights on the whole held-out text, and add that to the record and the card.
+    """Score the run's weights on the part that is reported; add that to the record and the card.
 
     The score is by the definition: one lane, the state never reset. None where nothing is held out.
     """
@@ -79,17 +79,24 @@ def _owned(run: Run) -> Iterator[None]:
 
 
 def _result(run: Run, training: Training) -> Result | None:
-    if training.validation_ids is None:
+    parts = run.splits()
+    if len(parts.reported) == 0:
         return None
-    score = metrics.evaluate(run.load_model(training.device), training.validation_ids)
-    characters = run.splits().predicted_characters
+    score = metrics.evaluate(run.load_model(training.device), parts.reported)
     return Result(
-        step=training.best_step if run.config.shown.weights == "best" else training.step,
+        step=_step_of(run, training),
         tokens=score.tokens,
         nats_per_token=score.nats_per_token,
         perplexity=score.perplexity,
-        bits_per_char=score.bits_per_char(characters),
+        bits_per_char=score.bits_per_char(parts.predicted_characters),
+        part=parts.part,
     )
+
+
+def _step_of(run: Run, training: Training) -> int:
+    """After which update the run's weights were as they are; never validated, the last are best."""
+    chosen = run.config.shown.weights == "best" and math.isfinite(training.best)
+    return training.best_step if chosen else training.step
 
 
 def _append(log: IO[bytes], record: Record) -> None:

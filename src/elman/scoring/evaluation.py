@@ -6,14 +6,19 @@
 
 All of them, like the model, predict every token of the text after its first, once, and none is
 told anything but the training text. A mixture of the model with counting models needs weights, too:
-each half of the text is mixed with the weights that fit the other half best, so that no token has a
-say in how it is itself predicted.
+those that fit the validation text best, where there is one besides the text that is scored; else
+each half of the text is mixed with the weights that fit the other half, so that no token has a say
+in how it is itself predicted.
+
+Beside that fixed model there can be one that learns from every window once it is scored
+(`dynamic.py`), a cache of the recent past (`cache.py`), counting that goes on counting, and a
+mixture of all these whose weights learn on the way (`online.py`).
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +28,17 @@ from elman.counting.ngram import NgramModel
 from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.scoring import metrics
+from elman.scoring.cache import DEFAULT_FLATNESS, FLATNESSES, cache_scores, hidden_states
+from elman.scoring.dynamic import Adaptation, Progress, adapted_scores, choose, gradient_sizes
 from elman.scoring.metrics import Score
 from elman.scoring.mixture import Network, fit_weights
+from elman.scoring.online import mix_online, reading_on
 from elman.text.vocab import Vocab
 
 Ids = NDArray[Any]
+
+RECOUNTS = 32
+"""How often, at most, a counting model that goes on counting counts again."""
 
 
 class Mixed(NamedTuple):
@@ -46,18 +57,28 @@ class Evaluation:
     mixture: Mixed | None
     characters: int | None  # of text, that the predicted tokens stand for; None: unknown
     unknown: int  # tokens of the text that are not in the vocabulary
+    adapted: Score | None = None  # by a model that learns from what it has read
+    adaptation: Adaptation | None = None  # how fast
+    online: Mixed | None = None  # of all that learns on the way
 
     def json(self) -> dict[str, Any]:
         """`{"tokens", "nats_per_token", "perplexity", "bits_per_char"}`, for each baseline too."""
         mixture = None
         if self.mixture is not None:
             mixture = {**self.row(self.mixture.score), "weights": dict(self.mixture.weights)}
+        adapted = online = None
+        if self.adapted is not None and self.adaptation is not None:
+            adapted = {**self.row(self.adapted), "settings": asdict(self.adaptation)}
+        if self.online is not None:
+            online = {**self.row(self.online.score), "weights": dict(self.online.weights)}
         return {
             **self.row(self.model),
             "characters": self.characters,
             "unknown_tokens": self.unknown,
             "baselines": {name: self.row(score) for name, score in self.baselines.items()},
             "mixture": mixture,
+            "adapted": adapted,
+            "online_mixture": online,
         }
 
     def row(self, score: Score) -> dict[str, Any]:
@@ -83,31 +104,121 @@ def evaluate(
     train: Ids | None = None,
     mix: Sequence[str] = (),
     characters: int | None = None,
+    validation: Ids | None = None,
+    adapt: bool | Adaptation = False,
+    cache: int = 0,
+    progress: Progress | None = None,
     score: Score | None = None,
 ) -> Evaluation:
     """Score `ids` with the model and, where `train` is given, with baselines that counted it.
 
     `mix` names counting models, such as "kneser-ney:7", to be mixed with the model. `characters` is
     how many characters of text all ids but the first stand for; ids alone do not say it where some
-    of them are `<unk>`. `score` is the model's own, where it is known already.
+    of them are `<unk>`. `validation` is a text that is neither trained on nor scored: it chooses
+    what has to be chosen. `adapt` also scores the model while it learns from what it has read, by
+    the settings given or (True) by those that validation chooses. `cache` is how many of the latest
+    hidden states a neural cache remembers. `score` is the model's own, where it is known already.
     """
     orders = [order_of(name) for name in mix]
-    if mix and train is None:
-        raise UserError("a counting model needs the training text", hint="train=run.splits().train")
+    if (mix or adapt) and train is None:
+        what = "a counting model" if mix else "adapting"
+        raise UserError(f"{what} needs the training text", hint="train=run.splits().train")
     score = metrics.evaluate(model, ids) if score is None else score
     rivals = {} if train is None else baselines(train, ids, vocab)
-    mixture = None
-    if mix and train is not None:
-        counted = [kneser_ney(train, len(vocab), order) for order in orders]
-        log_p = np.stack([m.score(np.asarray(ids))[1:] for m in (Network(model), *counted)])
-        mixture = mixed(log_p, ("model", *mix))
+    mixture = _fixed(model, ids, train, mix, orders, len(vocab), validation)
+    adapted = settings = online = None
+    learning: dict[str, NDArray[np.float64]] = {}
+    if adapt and train is not None:
+        settings, learning["adapting model"] = _adapted(
+            model, ids, train, validation, adapt, progress
+        )
+        adapted = Score(len(ids) - 1, -float(learning["adapting model"].sum()))
+    if cache:
+        if not learning:
+            learning["model"] = Network(model).score(np.asarray(ids))[1:]
+        learning["cache"] = _cached(model, ids, cache, validation)
+    if learning and (mix or cache):
+        for name, order in zip(mix, orders, strict=True):
+            learning[name] = _counting_on(train, ids, len(vocab), order)
+        online = _online(learning)
     if characters is None:
         characters = metrics.characters(vocab, ids)
-    return Evaluation(score, rivals, mixture, characters, unknown(vocab, ids))
+    missing = unknown(vocab, ids)
+    return Evaluation(score, rivals, mixture, characters, missing, adapted, settings, online)
 
 
-def mixed(log_p: NDArray[np.float64], names: Sequence[str]) -> Mixed:
+def _fixed(
+    model: LanguageModel,
+    ids: Ids,
+    train: Ids | None,
+    mix: Sequence[str],
+    orders: Sequence[int],
+    size: int,
+    validation: Ids | None,
+) -> Mixed | None:
+    """The mixture of models that do not learn, with weights that do not either."""
+    if not mix or train is None:
+        return None
+    models = (Network(model), *(kneser_ney(train, size, order) for order in orders))
+
+    def log_p(text: Ids) -> NDArray[np.float64]:
+        return np.stack([m.score(np.asarray(text))[1:] for m in models])
+
+    weights = None if validation is None else fit_weights(log_p(validation))
+    return mixed(log_p(ids), ("model", *mix), weights)
+
+
+def _adapted(
+    model: LanguageModel,
+    ids: Ids,
+    train: Ids,
+    validation: Ids | None,
+    adapt: bool | Adaptation,
+    progress: Progress | None,
+) -> tuple[Adaptation, NDArray[np.float64]]:
+    """How to learn on the way (chosen where there is something to choose by), and the scores."""
+    settings = Adaptation() if adapt is True else adapt
+    assert isinstance(settings, Adaptation)
+    sigma = gradient_sizes(model, train, settings.window)
+    if adapt is True and validation is not None:
+        settings = choose(model, sigma, validation, settings)
+    return settings, adapted_scores(model, ids, sigma, settings, progress)
+
+
+def _cached(
+    model: LanguageModel, ids: Ids, size: int, validation: Ids | None
+) -> NDArray[np.float64]:
+    """The scores of a cache, its θ the one with which validation is likeliest, mixed."""
+    theta = DEFAULT_FLATNESS
+    if validation is not None:
+        hs = hidden_states(model, validation)
+        own = Network(model).score(np.asarray(validation))[1:]
+
+        def nats(theta: float) -> float:
+            scores = np.stack([own, cache_scores(hs, validation, size, theta)])
+            return -float(mix_online(scores).log_p.sum())
+
+        theta = min(FLATNESSES, key=nats)
+    return cache_scores(hidden_states(model, ids), ids, size, theta)
+
+
+def _counting_on(train: Ids | None, ids: Ids, size: int, order: int) -> NDArray[np.float64]:
+    every = max(1000, -(-len(ids) // RECOUNTS))
+    return reading_on(lambda text: kneser_ney(text, size, order), train, ids, every)
+
+
+def _online(learning: Mapping[str, NDArray[np.float64]]) -> Mixed:
+    found = mix_online(np.stack(list(learning.values())))
+    share = dict(zip(learning, found.weights.round(6).tolist(), strict=True))
+    return Mixed(Score(len(found.log_p), -float(found.log_p.sum())), share)
+
+
+def mixed(
+    log_p: NDArray[np.float64], names: Sequence[str], weights: NDArray[np.float64] | None = None
+) -> Mixed:
     """Mix models, given log P of each token by each, (models, tokens), without looking ahead.
+
+    With the weights given, or each half with those that fit the other half.
 
     >>> mixed(np.log([[0.5, 0.5], [0.1, 0.1]]), ("good", "bad")).weights
     {'good': 1.0, 'bad': 0.0}
@@ -116,10 +227,10 @@ def mixed(log_p: NDArray[np.float64], names: Sequence[str]) -> Mixed:
     halves = np.arange(tokens) < tokens // 2
     total, share = 0.0, np.zeros(len(names))
     for here in (halves, ~halves):
-        weights = fit_weights(log_p[:, ~here])
+        w = fit_weights(log_p[:, ~here]) if weights is None else weights
         best = log_p[:, here].max(axis=0)
-        total += float((best + np.log(weights @ np.exp(log_p[:, here] - best))).sum())
-        share += weights * here.mean()
+        total += float((best + np.log(w @ np.exp(log_p[:, here] - best))).sum())
+        share += w * here.mean()
     return Mixed(Score(tokens, -total), dict(zip(names, share.round(6).tolist(), strict=True)))
 
 

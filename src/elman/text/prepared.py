@@ -1,8 +1,9 @@
-"""A source made ready for a model: cleaned, cut into train and validation, turned into ids.
+"""A source made ready for a model: cleaned, cut into parts, turned into ids.
 
-The first part of the text trains, the last part is held out; nothing is shuffled. The vocabulary is
-that of the training part alone, so what only the held-out text contains is `<unk>` there, as any
-later text's news will be.
+The first part of the text trains and the rest is held out: validation, by which a training chooses
+(its best weights, when to stop), then the test, which nothing is chosen by and scores are reported
+of. Nothing is shuffled. The vocabulary is that of the training part alone, so what only the
+held-out text contains is `<unk>` there, as any later text's news will be.
 """
 
 import hashlib
@@ -54,7 +55,9 @@ class Data:
     min_freq: int | None = option(
         None, "Rarer tokens are <unk> (words: 2)", panel=PANEL, at_least=0, hint="0: all"
     )
-    validation: float = option(0.1, "Part held out, at the end", panel=PANEL, at_least=0, below=1)
+    validation: float = option(
+        0.1, "Part held out to choose by, before the test", panel=PANEL, at_least=0, below=1
+    )
     encoding: str = option("utf-8", "Of the text", panel=PANEL)
     errors: str = option("strict", "Bytes that are not text", panel=PANEL, choices=corpus.ERRORS)
     lower: bool = option(
@@ -67,6 +70,9 @@ class Data:
         0, "Most tokens with an id, the frequent ones; 0: all (bpe: 8192)", panel=PANEL, at_least=0
     )
     tokenizer: str = option("", "bpe: a tokenizer.json; else one is learned", panel=PANEL)
+    test: float = option(
+        0.0, "Part held out to report, at the end", panel=PANEL, at_least=0, below=1
+    )
 
     def __post_init__(self) -> None:
         if self.min_freq is None and self.level in LEVELS:
@@ -78,6 +84,11 @@ class Data:
             raise UserError(
                 "bytes have no lower case", hint='clean="letters", or level="char" and lower=True'
             )
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether any part of the text is kept from the training."""
+        return self.validation + self.test > 0
 
     @property
     def raw(self) -> bool:
@@ -92,14 +103,15 @@ PREPARED = ("level", "clean", "lower", "encoding", "errors", "min_freq", "valida
 
 
 class Splits(NamedTuple):
-    """Ids of the two parts, the vocabulary of the first, and the fingerprint of the source.
+    """Ids of the three parts, the vocabulary of the first, and the fingerprint of the source.
 
-    `characters` says of how many characters of text the held-out tokens are made, what reads as
-    `<unk>` included; `first`, how many of those belong to its first token.
+    `characters` says of how many characters of text the reported tokens are made, what reads as
+    `<unk>` included; `first`, how many of those belong to the first of them.
     """
 
     train: Any
     validation: Any
+    test: Any
     vocab: Vocab
     sha256: str
     characters: int
@@ -107,8 +119,18 @@ class Splits(NamedTuple):
 
     @property
     def predicted_characters(self) -> int:
-        """The characters of all held-out tokens after the first, which nothing comes before."""
+        """The characters of all reported tokens after the first, which nothing comes before."""
         return self.characters - self.first
+
+    @property
+    def part(self) -> str:
+        """Which part scores are reported of: the test, or validation where there is no test."""
+        return "test" if len(self.test) else "validation"
+
+    @property
+    def reported(self) -> Any:
+        """The ids of that part."""
+        return self.test if len(self.test) else self.validation
 
 
 def located(source: str) -> str:
@@ -183,21 +205,21 @@ def adopted(given: dict[str, Any]) -> dict[str, Any]:
                 hint=f"leave {name} out, or prepare the text with it",
             )
         given = given | {name: mine}
-    return given
+    return {"test": 0.0} | given  # it was cut in two
 
 
 def _of_shards(data: Data, shards: Shards, vocab: Vocab | None) -> Splits:
     """The two parts of a prepared text, as it was cut, or all of it to train on."""
-    index = shards.index
+    index, none = shards.index, shards.ids[:0]
     _check_same_vocabulary(shards, vocab)
-    for name in ("max_tokens", "train_tokens", "tokenizer"):
+    for name in ("max_tokens", "train_tokens", "tokenizer", "test"):
         if getattr(data, name):
             raise UserError(
                 f"{name}={getattr(data, name)} cannot be asked of a prepared text",
                 hint="prepare less text, or train on the text itself",
             )
     if data.validation == 0:
-        return Splits(shards.ids, shards.ids[:0], shards.vocab, shards.sha256, 0, 0)
+        return Splits(shards.ids, none, none, shards.vocab, shards.sha256, 0, 0)
     if data.validation != index.validation:
         raise UserError(
             f"validation={data.validation}, but {shards.folder} was prepared with "
@@ -205,7 +227,7 @@ def _of_shards(data: Data, shards: Shards, vocab: Vocab | None) -> Splits:
             hint=f"validation={index.validation}, or prepare the text with the other",
         )
     counts = index.held_out_characters, index.first_characters
-    return Splits(shards.train, shards.validation, shards.vocab, shards.sha256, *counts)
+    return Splits(shards.train, shards.validation, none, shards.vocab, shards.sha256, *counts)
 
 
 def _check_same_vocabulary(shards: Shards, vocab: Vocab | None) -> None:
@@ -222,34 +244,36 @@ def prepare(data: Data, text: Text, vocab: Vocab | None = None) -> Splits:
         return _of_shards(data, text, vocab)
     whole = cleaned(data, text)
     level = _learned(data, whole) if vocab is None else vocab.level_used
-    train, held_out = _in_two(data, level.cut(whole))
+    parts = _in_parts(data, level.cut(whole))
     if vocab is None:
         assert data.min_freq is not None
-        counts, size = level.count(train), data.vocab_size
+        counts, size = level.count(parts.train), data.vocab_size
         vocab = Vocab(counts, data.min_freq, level=level, vocab_size=size)
         check_not_empty(vocab)
-    return _splits(level, train, held_out, vocab, text)
+    return _splits(level, parts, vocab, text)
 
 
 def _learned(data: Data, text: str | bytes) -> Level:
     """The level, having learned what it must from the part of the text that trains."""
-    trains = text[: round(len(text) * (1 - data.validation))]
+    trains = text[: round(len(text) * (1 - data.validation - data.test))]
     return level_of(data.level).learned(trains, data.vocab_size, data.tokenizer)
 
 
-def _in_two(data: Data, cut: Any) -> tuple[Any, Any]:
-    """The first `max_tokens` in two parts, one to train on and one held out.
+def _in_parts(data: Data, cut: Any) -> corpus.Split:
+    """The first `max_tokens` in three parts: to train on, to choose by, to report.
 
-    With `train_tokens` the first part has at most so many, and the second, which comes right after
-    it, as many as make the same share.
+    With `train_tokens` the first part has at most so many, and the others, which come right after
+    it, as many as make the same shares.
     """
     cut = cut[: data.max_tokens] if data.max_tokens else cut
-    train, held_out, _ = corpus.split(cut, validation=data.validation)
-    if 0 < data.train_tokens < len(train):
-        end = data.train_tokens
-        share = data.validation / (1 - data.validation)
-        return cut[:end], cut[end : end + round(end * share)]
-    return train, held_out
+    parts = corpus.split(cut, validation=data.validation, test=data.test)
+    if not 0 < data.train_tokens < len(parts.train):
+        return parts
+    first = data.train_tokens
+    trained = 1 - data.validation - data.test
+    second = first + round(first * data.validation / trained)
+    third = second + round(first * data.test / trained)
+    return corpus.Split(cut[:first], cut[first:second], cut[second:third])
 
 
 def check_not_empty(vocab: Vocab) -> None:
@@ -269,18 +293,22 @@ def all_held_out(data: Data, text: Text, vocab: Vocab) -> Splits:
         _check_same_vocabulary(text, vocab)
         first = vocab.level_used.characters(vocab.level_used.cut(vocab.decode([text.ids[0]])))
         characters = text.index.characters
-        return Splits(text.ids[:0], text.ids, vocab, text.sha256, characters, first)
+        none = text.ids[:0]
+        return Splits(none, text.ids, none, vocab, text.sha256, characters, first)
     level = vocab.level_used
     cut = level.cut(cleaned(data, text))
-    return _splits(level, cut[:0], cut, vocab, text)
+    return _splits(level, corpus.Split(cut[:0], cut, cut[:0]), vocab, text)
 
 
-def _splits(level: Level, train: Any, held_out: Any, vocab: Vocab, text: str | bytes) -> Splits:
+def _splits(level: Level, parts: corpus.Split, vocab: Vocab, text: str | bytes) -> Splits:
+    train, validation, test = parts
+    reported, before = (test, validation) if len(test) else (validation, train)
     return Splits(
         vocab.encode_cut(train),
-        vocab.encode_cut(held_out),
+        vocab.encode_cut(validation),
+        vocab.encode_cut(test),
         vocab,
         fingerprint(text),
-        level.characters(held_out, train),
-        level.characters(held_out[:1], train),
+        level.characters(reported, before),
+        level.characters(reported[:1], before),
     )

@@ -84,7 +84,6 @@ class Graphed:
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """Python collects no garbage inside: a graph that died just now would spoil the capture."""
-    gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:

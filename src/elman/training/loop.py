@@ -11,10 +11,12 @@ bit (on the same device with the same number of threads).
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +45,7 @@ from elman.training.processes import ALONE, GradientSum, LaneGroups, Processes
 from elman.training.records import Epoch, Progress, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.state import CarriedState
-from elman.training.update import WholeUpdate, choose
+from elman.training.update import Outcome, WholeUpdate, choose
 
 __all__ = [
     "CarriedState",
@@ -104,6 +106,42 @@ class Settings:
                 )
 
 
+@dataclass
+class Tally:
+    """A pass over the text so far."""
+
+    nats: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
+class Latest(NamedTuple):
+    """What an update has read."""
+
+    x: Tensor
+    state: State
+    masks: Masks
+    y: Tensor
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Masks]:
+        """As a `WholeUpdate` takes them."""
+        return self.x, self.y, self.masks
+
+
+@dataclass(eq=False)
+class Pending:
+    """An update that was made, or is being made by a GPU; `numbers` (Σ nats, ‖g‖) once known."""
+
+    outcome: Outcome
+    tokens: int
+    before: tuple[int, int, int, float, float]
+    tally: Tally
+    latest: Latest | None
+    numbers: tuple[float, float] | None = None
+    failure: WorkFailed | None = None
+
+
 class Training:
     """The state of one training, and the loop that moves it on."""
 
@@ -136,7 +174,8 @@ class Training:
         self.carried = CarriedState()
         self.chance = _global_generators(self.device, self.settings.seed)
         self.step = self.epoch = self.index = 0
-        self.epoch_nats = self.epoch_tokens = self.epoch_seconds = 0.0
+        self.tally = Tally()
+        self._pending: deque[Pending] = deque()
         self.validated_at = -1
         self.best, self.best_step, self.worse = math.inf, 0, 0
         self.plateau, self.plateau_worse = 1.0, 0
@@ -227,11 +266,12 @@ class Training:
         """
         self._clock = time.perf_counter()
         while True:
-            if self.index == 0 and self.epoch_tokens:
+            if self.index == 0 and self.tally.tokens:
                 yield self._end_epoch()
             elif self._validation_is_due():
                 yield self.validate()
             elif self.finished:
+                self._hear_all()
                 return
             else:
                 yield self.update()
@@ -256,49 +296,107 @@ class Training:
         return self.finished or (every > 0 and self.step % every == 0)
 
     def update(self) -> Update:
-        """Read the next segments, carry their losses back, and move the weights once."""
+        """Read the next segments, carry their losses back, and move the weights once.
+
+        The weights have moved when this returns, or will have before anything else on their GPU:
+        there, the record's nats and ‖g‖ are waited for when they are first looked at, so that the
+        next update can be prepared meanwhile.
+        """
         if self.index == 0:
-            self._forget_epoch()
+            self.tally = Tally()
+        before = (self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
         reads, epoch = self._pass(), self.epoch
         indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
         segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
-        if self._choice.update is not None:
-            nats, norm = self._update_whole(self._choice.update, segments[0], rate)
-        else:
-            nats, norm = self._update_piecewise(segments, rate)
         tokens = sum(self.groups.batch * segment.scored for segment in segments)
+        if self._choice.update is not None:
+            outcome = self._update_whole(self._choice.update, segments[0], rate)
+        else:
+            outcome = self._update_piecewise(segments, rate)
+        pending = Pending(outcome, tokens, before, self.tally, self._latest)
         self._advance(indices.stop, len(reads))
+        self._await(pending)
         self.average.update(self.progress)
         seconds = self._lap()
-        self.epoch_nats += nats
-        self.epoch_tokens += tokens
-        self.epoch_seconds += seconds
-        return Update(
-            step=self.step,
-            epoch=epoch,
-            nats=nats / tokens,
-            perplexity=metrics.perplexity(nats / tokens),
-            gradient_norm=norm,
-            learning_rate=rate,
-            tokens=tokens,
-            tokens_per_second=tokens / seconds,
-            progress=self.progress,
-        )
+        self.tally.tokens += tokens
+        self.tally.seconds += seconds
+        known: dict[str, Any] = {
+            "step": self.step,
+            "epoch": epoch,
+            "learning_rate": rate,
+            "tokens": tokens,
+            "tokens_per_second": tokens / seconds,
+            "progress": self.progress,
+        }
+        if pending.numbers is None:
+            return Update.late(known, partial(self._update_numbers, pending))
+        return Update(**known | self._update_numbers(pending))
 
-    def _update_piecewise(self, segments: list[Segment], rate: float) -> tuple[float, float]:
-        """Segment after segment, then clip and step; the sum of the losses, and ‖g‖."""
+    def _update_numbers(self, pending: Pending) -> dict[str, float]:
+        """What the record of an update tells of its loss."""
+        while pending.numbers is None:
+            self._hear(pending)
+        nats, norm = pending.numbers
+        nats /= pending.tokens
+        return {"nats": nats, "perplexity": metrics.perplexity(nats), "gradient_norm": norm}
+
+    # ------------------------------------------------------------------ numbers that come late
+
+    def _await(self, pending: Pending) -> None:
+        """Hear of this update later, where that is possible, or now."""
+        self._pending.append(pending)
+        whole = self._choice.update
+        late = 0 if whole is None or self.average.averages else whole.late
+        while len(self._pending) > late:
+            self._hear()
+
+    def _hear_all(self) -> None:
+        while self._pending:
+            self._hear()
+
+    def _hear(self, wanted: Pending | None = None) -> None:
+        """Wait for the numbers of the oldest update whose numbers are not known."""
+        if wanted is not None and wanted.failure is not None:
+            raise wanted.failure
+        pending = self._pending[0]
+        nats, norm = pending.outcome()
+        if not (math.isfinite(nats) and math.isfinite(norm)):
+            raise self._failed(pending, nats, norm)
+        self._pending.popleft()
+        pending.numbers, pending.latest = (nats, norm), None
+        pending.tally.nats += nats
+
+    def _failed(self, pending: Pending, nats: float, norm: float) -> WorkFailed:
+        """Go back to before this update: neither it nor those after it have moved anything."""
+        self.step, self.epoch, self.index, tokens, seconds = pending.before
+        assert pending.latest is not None, "what was heard of is no longer pending"
+        self.tally, self._latest = pending.tally, pending.latest
+        self.tally.tokens, self.tally.seconds = tokens, seconds
+        whole, later = self._choice.update, list(self._pending)[1:]
+        if whole is not None:
+            if later:  # whose gradients lie where those of this one were
+                whole(*pending.latest.inputs, 0.0)()
+            whole.forgive()
+        failure = self._diagnosis(nats, norm)
+        for waiting in self._pending:
+            waiting.failure = failure
+        self._pending.clear()
+        return failure
+
+    def _update_piecewise(self, segments: list[Segment], rate: float) -> Outcome:
+        """Segment after segment, then clip and step; gives the sum of the losses, and ‖g‖."""
         prepared = [(segment, *self._prepared(segment)) for segment in segments]
         if self.groups.divided:
             nats = self._gradient_of_groups(prepared)
         else:
             nats = self._gradient(prepared, self.carried)
         norm = clip_gradients(self.parameters, self.settings.optimisation.clip)
-        self._check_finite(nats, norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        take_step(self.optimizer)
-        return nats, norm
+        if math.isfinite(nats) and math.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            take_step(self.optimizer)
+        return lambda: (nats, norm)
 
     def _gradient(self, prepared: list[Prepared], carried: CarriedState, group: int = -1) -> float:
         """The gradient of the segments in `.grad`, and the sum of their losses."""
@@ -320,32 +418,39 @@ class Training:
         self.carried.value = joined(states, dim)
         return float(total.finish())
 
-    def _update_whole(
-        self, whole: WholeUpdate, segment: Segment, rate: float
-    ) -> tuple[float, float]:
+    def _update_whole(self, whole: WholeUpdate, segment: Segment, rate: float) -> Outcome:
         """The same in one go."""
         x, y, masks = self._prepared(segment)
         whole.start_from(None if segment.fresh else self.carried.value)
-        self._latest = (x, whole.state, masks)
-        outcome = whole(x, y, masks, rate)
+        self._latest = Latest(x, whole.state, masks, y)
+        outcome, tokens = whole(x, y, masks, rate), self.groups.batch * segment.scored
         self.carried.value = whole.state
         self._look_ahead()
-        nats, norm = outcome()
-        self._check_finite(nats, norm)
-        return nats * (self.groups.batch * segment.scored), norm
+
+        def summed() -> tuple[float, float]:
+            nats, norm = outcome()
+            return nats * tokens, norm
+
+        return summed
 
     def _end_epoch(self) -> Epoch:
-        nats, tokens = self.epoch_nats / self.epoch_tokens, int(self.epoch_tokens)
-        speed = tokens / self.epoch_seconds
-        self._forget_epoch()
-        return Epoch(self.step, self.epoch, nats, metrics.perplexity(nats), tokens, speed)
+        tally, self.tally = self.tally, Tally()
+        tokens = int(tally.tokens)
+        speed = tokens / tally.seconds
+        known: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "tokens": tokens}
+        known["tokens_per_second"] = speed
+        return Epoch.late(known, partial(self._epoch_numbers, tally, tokens))
 
-    def _forget_epoch(self) -> None:
-        self.epoch_nats = self.epoch_tokens = self.epoch_seconds = 0.0
+    def _epoch_numbers(self, tally: Tally, tokens: int) -> dict[str, float]:
+        while any(pending.tally is tally for pending in self._pending):
+            self._hear()
+        nats = tally.nats / tokens
+        return {"nats": nats, "perplexity": metrics.perplexity(nats)}
 
     def validate(self) -> Validation:
         """Score the held-out text with the averaged weights, where weights are averaged."""
         assert self.validation_ids is not None
+        self._hear_all()
         with self.average.applied():
             nats = self._held_out_nats(self.validation_ids)
         improved = nats < self.best
@@ -426,7 +531,7 @@ class Training:
     ) -> float:
         """Forward and backward through one segment; returns the sum of its losses in nats."""
         state = None if segment.fresh else carried.value
-        self._latest = (x, state, masks)
+        self._latest = Latest(x, state, masks, y)
         if self.settings.reading.carry_used.exact:
             return self._read_lane(x, y, masks, share / (len(x) * segment.divisor))
         with self._cast(), self._lent(segment.xi):
@@ -506,10 +611,6 @@ class Training:
 
     # ------------------------------------------------------------------ what went wrong
 
-    def _check_finite(self, nats: float, norm: float) -> None:
-        if not (math.isfinite(nats) and math.isfinite(norm)):
-            raise self._diagnosis(nats, norm)
-
     def _diagnosis(self, nats: float, norm: float) -> WorkFailed:
         what = f"the loss became {nats}" if not math.isfinite(nats) else f"‖gradient‖ became {norm}"
         optimisation = self.settings.optimisation
@@ -519,7 +620,7 @@ class Training:
         if self.half:
             tries.append("float32 instead of bfloat16")
         with self._cast():
-            origin = first_broken_tensor(self.model, self.reader, *self._latest)
+            origin = first_broken_tensor(self.model, self.reader, *self._latest[:3])
         return WorkFailed(
             f"{what} at step {self.step + 1}; it began in {origin}",
             hint="try " + " or ".join(tries),
@@ -538,10 +639,10 @@ class Training:
         "plateau",
         "plateau_worse",
     )
-    EPOCH = ("epoch_nats", "epoch_tokens", "epoch_seconds")
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that the rest of the training depends on: tensors by name, and plain numbers."""
+        self._hear_all()
         tensors = {f"weights/{n}": p.detach() for n, p in self.model.named_parameters()}
         names = {id(p): n for n, p in self.model.named_parameters()}
         tensors |= {f"buffers/{n}": b for n, b in self.model.named_buffers()}
@@ -553,7 +654,8 @@ class Training:
         tensors |= {f"carried/{n}": t for n, t in self._all_lanes().state_dict().items()}
         tensors |= {f"noise/{n}": t for n, t in self.reader.noise.state_dict().items()}
         tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
-        numbers = {name: getattr(self, name) for name in (*self.NUMBERS, *self.EPOCH)}
+        numbers = {name: getattr(self, name) for name in self.NUMBERS}
+        numbers |= {f"epoch_{name}": value for name, value in asdict(self.tally).items()}
         return tensors, numbers | {"averaged": self.average.count, "noise": self.reader.noise.seed}
 
     def _all_lanes(self) -> CarriedState:
@@ -588,8 +690,9 @@ class Training:
             self.carried.value = rows_of(self.carried.value, dim, rows)
         self.carried.to(self.device)
         self._load_numbers(numbers)
-        for name in self.EPOCH:
-            setattr(self, name, numbers.get(name, 0.0))  # runs of elman 0.1.0 have none
+        names = [f.name for f in fields(Tally)]  # runs of elman 0.1.0 have none
+        self.tally = Tally(**{name: numbers.get(f"epoch_{name}", 0.0) for name in names})
+        self._pending.clear()
         self.average.count = numbers["averaged"]
         self.reader.noise.seed = numbers["noise"]
         self.reader.noise.load_state_dict(parts.get("noise", {}))

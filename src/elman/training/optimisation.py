@@ -25,11 +25,16 @@ ENOUGH = 1 << 17
 """Weights from which on a second thread is worth waking for one pass over them."""
 
 
-def _sgd(_: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]) -> None:
+def _sgd(
+    _: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor], **guards: Tensor | None
+) -> None:
     """w ← w - η (g + λ w)."""
+    gradients = [cast(Tensor, w.grad) for w in weights]
+    if guards:
+        weights, gradients = _pieces(weights), _pieces(gradients)
     torch._fused_sgd_(
         weights,
-        [cast(Tensor, w.grad) for w in weights],
+        gradients,
         [],
         weight_decay=group["weight_decay"],
         momentum=0.0,
@@ -37,23 +42,32 @@ def _sgd(_: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor])
         dampening=0.0,
         nesterov=False,
         maximize=False,
-        is_first_step=True,
+        is_first_step=False,  # nor any other: that is momentum's
+        **guards,
     )
 
 
-def _adam(optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]) -> None:
+def _adam(
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    weights: list[Tensor],
+    **guards: Tensor | None,
+) -> None:
     """m ← β₁ m + (1-β₁) g,  v ← β₂ v + (1-β₂) g²,  w ← w - η m̂ / (√v̂ + ε)."""
     fused = torch._fused_adamw_ if isinstance(optimizer, torch.optim.AdamW) else torch._fused_adam_
     states = [optimizer.state[w] for w in weights]
     steps = [s["step"] for s in states]
     torch._foreach_add_(steps, 1)
+    tensors = [weights, [cast(Tensor, w.grad) for w in weights]]
+    tensors += [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq")]
+    of_each = steps
+    if guards:
+        of_each = [s for s, w in zip(steps, weights, strict=True) for _ in _cut(w, weights)]
+        tensors = [_pieces(each) for each in tensors]
     fused(
-        weights,
-        [cast(Tensor, w.grad) for w in weights],
-        [s["exp_avg"] for s in states],
-        [s["exp_avg_sq"] for s in states],
+        *tensors,
         [],
-        steps,
+        of_each,
         lr=group["lr"],
         beta1=group["betas"][0],
         beta2=group["betas"][1],
@@ -61,10 +75,13 @@ def _adam(optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list
         eps=group["eps"],
         amsgrad=False,
         maximize=False,
+        **guards,
     )
+    if guards and guards["found_inf"] is not None:
+        torch._foreach_sub_(steps, [guards["found_inf"]] * len(steps))
 
 
-DirectStep = Callable[[torch.optim.Optimizer, dict[str, Any], list[Tensor]], None]
+DirectStep = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,54 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
                 step(optimizer, group, weights)
 
 
+PIECE = 4096
+
+
+def take_guarded_step(
+    optimizer: torch.optim.Optimizer, refuse: Tensor, scale: Tensor | None
+) -> None:
+    """`optimizer.step()` on a GPU, g divided by `scale`, and nothing moved where `refuse` is 1.
+
+    By two numbers that torch's fused optimizers look for, made for losses that were scaled. They
+    give 65,536 weights to one block of threads, which takes 13 µs for them: here weights are cut
+    into smaller pieces, whose steps are the same to the last bit.
+    """
+    step: Any = optimizer
+    step.found_inf, step.grad_scale = refuse, scale
+    direct = _direct_step(optimizer)
+    groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in optimizer.param_groups]
+    guards = {"found_inf": refuse, "grad_scale": scale}
+    with torch.no_grad():
+        if direct is None or not all(_is_plain(optimizer, *group, "cuda") for group in groups):
+            optimizer.step()
+            return
+        for group, weights in _merged(groups):
+            direct(optimizer, group, weights, **guards)
+
+
+def _merged(groups: list[tuple[dict[str, Any], list[Tensor]]]) -> list[Any]:
+    """Groups that differ in nothing but their weights as one."""
+    merged: list[tuple[dict[str, Any], list[Tensor]]] = []
+    for group, weights in groups:
+        for other, more in merged:
+            if all(group[k] is other[k] or group[k] == other[k] for k in group if k != "params"):
+                more += weights
+                break
+        else:
+            merged += [(group, [*weights])] if weights else []
+    return merged
+
+
+def _pieces(tensors: list[Tensor]) -> list[Tensor]:
+    """The same numbers in pieces that keep all SMs of a GPU busy."""
+    return [part for t in tensors for part in _cut(t, tensors)]
+
+
+def _cut(t: Tensor, among: list[Tensor]) -> tuple[Tensor, ...]:
+    piece = max(PIECE, sum(other.numel() for other in among) // 128)
+    return t.detach().view(-1).split(piece)
+
+
 @contextmanager
 def _worthwhile_threads(weights: list[Tensor]) -> Iterator[None]:
     """One thread for a pass over few weights, or beside programs that keep threads waiting.
@@ -190,13 +255,20 @@ _NOT_DIRECT = ("momentum", "nesterov", "dampening", "amsgrad", "maximize", "diff
 
 
 def _is_plain(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], weights: list[Tensor]
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    weights: list[Tensor],
+    device: str = "cpu",
 ) -> bool:
-    """On a CPU, of one type, nothing but the textbook's step; Adam's averages exist already."""
+    """There, of one type, nothing but the textbook's step; Adam's averages exist already."""
     ready = "betas" not in group or all(optimizer.state[w] for w in weights)
     one_type = len({w.dtype for w in weights}) < 2
     textbook = bool(group["fused"]) and not any(group.get(name) for name in _NOT_DIRECT)
-    return ready and one_type and textbook and all(w.is_cpu for w in weights)
+    here = all(w.device.type == device for w in weights)
+    dense = device == "cpu" or all(
+        w.is_contiguous() and cast(Tensor, w.grad).is_contiguous() for w in weights
+    )
+    return ready and one_type and textbook and here and dense
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

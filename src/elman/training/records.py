@@ -6,8 +6,9 @@
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from elman.errors import UserError
 
@@ -22,6 +23,29 @@ class Record:
         """The record as it stands in metrics.jsonl."""
         values: Any = self
         return {"kind": self.kind, **asdict(values)}
+
+    @classmethod
+    def late(cls, known: dict[str, Any], rest: Callable[[], dict[str, Any]]) -> Self:
+        """A record whose other numbers are asked of `rest` when first looked at: a GPU may still
+        be working on them."""
+        record = object.__new__(cls)
+        record.__dict__.update(known, _rest=rest)
+        return record
+
+    def __getattr__(self, name: str) -> Any:
+        """Only asked for what is not there yet."""
+        rest = self.__dict__.get("_rest")
+        if rest is None or name.startswith("_"):
+            raise AttributeError(f"a {type(self).__name__} record has no {name}")
+        self.__dict__.update(rest())
+        del self.__dict__["_rest"]
+        return getattr(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy waits for all numbers."""
+        if "_rest" in self.__dict__:
+            self.json()
+        return self.__dict__
 
 
 @dataclass(frozen=True)
@@ -93,7 +117,10 @@ class Diagnosis(Record):
 
 @dataclass(frozen=True)
 class Result(Record):
-    """The score of the run's weights on the whole held-out text, by the definition: one lane."""
+    """The score of the run's weights on the part that is reported, by the definition: one lane.
+
+    That is the test part; runs without one, and those of older versions, report validation.
+    """
 
     kind: ClassVar[str] = "result"
     step: int  # of those weights
@@ -101,6 +128,7 @@ class Result(Record):
     nats_per_token: float
     perplexity: float
     bits_per_char: float
+    part: str = "validation"
 
 
 KINDS: dict[str, type[Record]] = {

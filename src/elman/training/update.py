@@ -17,10 +17,11 @@ and says why the others do not: `elman.kernels.explain(training)`.
 """
 
 import abc
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -28,10 +29,16 @@ from torch import Tensor
 from elman import cells, kernels
 from elman.kernels import Explanation
 from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
+from elman.kernels.cuda.small import Judge
 from elman.language_model import LanguageModel, Masks, State
 from elman.language_model.loss import in_pieces
 from elman.training.graphed import Graphed, tensors_of
-from elman.training.optimisation import clip_gradients, gradient_norm, take_step
+from elman.training.optimisation import (
+    clip_gradients,
+    gradient_norm,
+    take_guarded_step,
+    take_step,
+)
 from elman.training.processes import GradientSum, LaneGroups
 from elman.training.state import CarriedState
 
@@ -40,6 +47,9 @@ if TYPE_CHECKING:
 
 Loss = Callable[[Tensor, Tensor, State, Masks], tuple[Tensor, State]]
 """The mean nats of y (batch, time) after x, and the state at the end."""
+
+PLACES = 64
+"""Updates on a GPU whose numbers are kept apart."""
 
 Outcome = Callable[[], tuple[float, float]]
 """Gives (nats, ‖g‖), waiting for them where it must."""
@@ -86,6 +96,9 @@ class WholeUpdate(abc.ABC):
     """
 
     name: ClassVar[str]
+    late: int = 0
+    """How many updates may follow before an outcome has to be asked for. Once one has failed, those
+    that follow change nothing, until `forgive`."""
 
     def __init__(
         self,
@@ -123,9 +136,16 @@ class WholeUpdate(abc.ABC):
         given = list(CarriedState(state).state_dict().values()) if state is not None else []
         for i, held in enumerate(self.held):
             if state is None:
-                held.zero_()
+                self._forget(held)
             elif given[i] is not held:
                 held.copy_(given[i])
+
+    def _forget(self, held: Tensor) -> None:
+        held.zero_()
+
+    def forgive(self) -> None:
+        """Let updates change something again; of most there is nothing to forgive."""
+        return
 
 
 @final
@@ -274,12 +294,17 @@ class CapturedUpdate(WholeUpdate):
     ) -> None:
         super().__init__(model, optimizer, clip, batch)
         like, self.loss, self.groups = model.bias_q, loss, groups
-        self.rate = torch.zeros((), device=like.device)
+        self.rate, self.one = (torch.full((), n, device=like.device) for n in (0.0, 1.0))
         for group in optimizer.param_groups:
             group["lr"] = self.rate
+        self.judge: Judge | None = None
+        if kernels.allows("cuda") and Judge.takes(self.parameters):
+            self.judge, self.late = Judge(like.device, clip, PLACES), PLACES - 1
+            self.events = [torch.cuda.Event() for _ in range(PLACES)]
         self.numbers = torch.zeros(2, dtype=like.dtype, pin_memory=like.is_cuda)  # nats, ‖g‖
         self.capture, self.calls = capture, 0
         self._graph: Graphed | None = None
+        self._joined = False
         self._rate = 0.0
         self._shape: tuple[bool, bool, list[str]] = (False, False, [])
 
@@ -303,15 +328,25 @@ class CapturedUpdate(WholeUpdate):
 
     def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome:
         """Launches the update and returns; what it returns waits."""
-        inputs = [x, y, *self._flat(masks)]
+        inputs = [*self._windows(x, y), *self._flat(masks)]
         if rate != self._rate:
             self._rate = rate
             self.rate.fill_(rate)
         if self._graph is None and self.capture and self.calls > 0:
             self._graph = self._captured(inputs)
+        place = self.calls % PLACES
         self.calls += 1
         (self._graph or self._update)(*inputs)
-        return self._wait
+        if self.judge is None:
+            return self._wait
+        self.events[place].record()
+        return functools.partial(self._told, self.judge, place)
+
+    def _told(self, judge: Judge, place: int) -> tuple[float, float]:
+        """Both numbers of one update, once the GPU has come so far."""
+        self.events[place].synchronize()
+        nats, norm = judge.told[place].tolist()
+        return nats, norm
 
     def _wait(self) -> tuple[float, float]:
         if self.rate.is_cuda:
@@ -319,26 +354,48 @@ class CapturedUpdate(WholeUpdate):
         nats, norm = self.numbers.tolist()
         return nats, norm
 
+    def _forget(self, held: Tensor) -> None:
+        if self.judge is None:
+            held.zero_()
+        else:  # the state that a failed update began with has to be there when it is looked at
+            torch.where(self.judge.broken, held, torch.zeros_like(held), out=held)
+
+    def forgive(self) -> None:
+        """Let updates change something again."""
+        if self.judge is not None:
+            self.judge.forgive()
+
     def _captured(self, inputs: Sequence[Tensor]) -> Graphed:
         for group in self.optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
         changes = [*tensors_of(self.model, self.optimizer), *self.held]
+        changes += [] if self.judge is None else self.judge.changes()
         with warnings.catch_warnings():  # that it also runs uncaptured, to warm up, is no news
             warnings.filterwarnings("ignore", message=".*capturable.*")
             return Graphed(self._update, inputs, changes=changes)
 
-    def _update(self, x: Tensor, y: Tensor, *flat: Tensor) -> tuple[()]:
+    def _windows(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """x and y; or, where y is x one token on, both as one: one copy instead of two."""
+        one = x.is_cuda and y.data_ptr() == x.data_ptr() + 8 and x.stride() == y.stride()
+        one = one and x.stride(1) == 1 and x.dtype == torch.int64
+        if self.calls == 0:
+            self._joined = one
+        if not self._joined:
+            return [x, y]
+        assert one, "windows of one training are all cut alike"
+        return [x.as_strided((x.shape[1] + 1, len(x)), x.stride()[::-1])]  # time first
+
+    def _update(self, *inputs: Tensor) -> tuple[()]:
+        if self._joined:
+            inputs = (inputs[0][:-1].T, inputs[0][1:].T, *inputs[1:])
+        x, y, *flat = inputs
         self.optimizer.zero_grad()
         loss, after = self.loss(x, y, self.state, self._masks(flat))
-        loss.backward()
-        numbers = torch.stack([self._sum(loss.detach()), gradient_norm(self.parameters)])
-        broken = (numbers.sum() * 0).ne(0)  # 0 · ∞ and 0 · NaN are NaN, which is not 0
-        self._tell_optimizer(broken, numbers[1])
-        self.optimizer.step()
+        loss.backward(self.one.to(loss.dtype))
+        broken = self._judged(self._sum(loss.detach()))
         for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
             torch.where(broken, held, new.detach(), out=held)
-        self.numbers.copy_(numbers, non_blocking=True)
         return ()
 
     def _sum(self, nats: Tensor) -> Tensor:
@@ -355,13 +412,20 @@ class CapturedUpdate(WholeUpdate):
         )
         return mean[0]
 
-    def _tell_optimizer(self, broken: Tensor, norm: Tensor) -> None:
-        """To divide g by max(1, ‖g‖/θ), or to do nothing: by the two numbers that torch's fused
-        optimizers look for, made for losses that were scaled."""
-        optimizer: Any = self.optimizer
-        optimizer.found_inf = broken.float()
-        if self.clip is not None:
-            optimizer.grad_scale = (norm / self.clip).clamp(min=1.0)
+    def _judged(self, loss: Tensor) -> Tensor:
+        """Step by g / max(1, ‖g‖/θ), unless loss or ‖g‖ is not finite; whether one is not."""
+        if self.judge is not None:
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            self.judge(gradients, loss)
+            scale = None if self.clip is None else self.judge.scale
+            take_guarded_step(self.optimizer, self.judge.refuse, scale)
+            return self.judge.broken
+        numbers = torch.stack([loss, gradient_norm(self.parameters)])
+        broken = (numbers.sum() * 0).ne(0)  # 0 · ∞ and 0 · NaN are NaN, which is not 0
+        scale = None if self.clip is None else (numbers[1] / self.clip).clamp(min=1.0)
+        take_guarded_step(self.optimizer, broken.float(), scale)
+        self.numbers.copy_(numbers, non_blocking=True)
+        return broken
 
     def _flat(self, masks: Masks) -> list[Tensor]:
         self._shape = (masks.inputs is not None, masks.outputs is not None, [*masks.recurrent])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -19,8 +18,9 @@ from elman.cells import Cell, Gradients, State, Weights
 from elman.errors import UserError
 from elman.kernels import products
 from elman.kernels.contract import Piece, Pull, Trace
-from elman.kernels.cuda import driver
+from elman.kernels.cuda import driver, small
 from elman.kernels.cuda.plan import CLUSTERS, WARPS, Machine, Plan, cheapest
+from elman.kernels.cudnn import precision
 
 FP16, BF16, TF32, FP32 = range(4)  # as in ptx.cuh
 HALF = {torch.float16: FP16, torch.bfloat16: BF16}
@@ -44,10 +44,9 @@ class Cuda:
         piece.check()
         cell, w, xs, state, lengths = piece
         steps, batch = xs.shape[:2]
-        hs = _track(state[0], steps)
-        cs = _track(state[1], steps) if len(state) > 1 else None
+        hs, *cs = [s.new_empty(steps + 1, *s.shape) for s in state]
         gates = self.empty_gates(piece) if needs_gates else None
-        with torch.cuda.device(xs.device), _large_products(w.W_hh.dtype):
+        with torch.cuda.device(xs.device), large_products(w.W_hh.dtype):
             inputs, ids = products.input_share(cell, w, xs)
             _launch(
                 _plan(cell, "forward", w, batch),
@@ -57,13 +56,17 @@ class Cuda:
                 ids,
                 _bias_apart(cell, w),
                 _integers(lengths),
+                dense(state[0]),
+                dense(state[1]) if cs else None,
                 hs,
-                cs,
+                cs[0] if cs else None,
                 gates,
+                None,  # the last states are the tracks' ends
+                None,
                 steps,
                 batch,
             )
-        return Trace(hs, cs, gates)
+        return Trace(hs, cs[0] if cs else None, gates)
 
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
@@ -71,10 +74,11 @@ class Cuda:
         w, xs = piece.w, piece.xs
         piece.check()
         pull.check(piece, trace, KEPT.get(piece.cell.name, 0) * w.hidden_size)
-        with torch.cuda.device(xs.device), _large_products(w.W_hh.dtype):
+        with torch.cuda.device(xs.device), large_products(w.W_hh.dtype):
             das, dstate = _carry_back(piece, trace, pull)
-            das_ih, das_hh = _shares(piece.cell, das)
-            gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh)
+            das_ih, das_hh = products.shares(piece.cell, das)
+            read = None if xs.is_floating_point() else _columns(w, xs, das_ih)
+            gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh, read)
             dxs = das_ih @ w.W_ih if pull.needs_dxs and xs.is_floating_point() else None
         return dxs, products.add(pull.into, gradients), dstate
 
@@ -151,7 +155,7 @@ def compiled(plan: Plan, dtype: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) -> driver.Launch:
+def prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) -> driver.Launch:
     function = driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
     blocks, cluster = plan.groups(batch) * plan.cluster, 1 if plan.far else plan.cluster
     config = driver.configuration(blocks, cluster, plan.threads, plan.shared_bytes, plan.far)
@@ -162,24 +166,23 @@ def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: Tensor | in
     """Queue the kernel; its last argument but two is for flags, which a far group needs."""
     assert plan is not None, "refuses() lets only jobs with a plan pass"
     device = W_hh.device.index
-    launch = _prepared(plan, arithmetic(W_hh.dtype), batch, device, len(arguments) + 2)
+    launch = prepared(plan, arithmetic(W_hh.dtype), batch, device, len(arguments) + 2)
     *rest, steps, rows = [W_hh, *arguments]
     values = [0 if a is None else a if isinstance(a, int) else a.data_ptr() for a in rest]
-    flags = _flags(plan, batch, W_hh) if plan.far else None
+    flags = flags_of(plan, batch, W_hh) if plan.far else None
     stream = torch._C._cuda_getCurrentRawStream(device)
     launch(stream, [*values, 0 if flags is None else flags.data_ptr(), steps, rows])
 
 
-def _flags(plan: Plan, batch: int, like: Tensor) -> Tensor:
+def flags_of(plan: Plan, batch: int, like: Tensor) -> Tensor:
     """One number for each block: the step that it has stored. None yet."""
     return like.new_zeros(plan.groups(batch) * plan.cluster, dtype=torch.int32)
 
 
-def _track(first: Tensor, steps: int) -> Tensor:
-    """An empty (T+1, B, hidden) track with its first row filled in."""
-    track = first.new_empty(steps + 1, *first.shape)
-    track[0] = first
-    return track
+def dense(x: Tensor) -> Tensor:
+    """Without gaps, and at an address that 16 bytes at once can be read from."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def _integers(x: Tensor | None) -> Tensor | None:
@@ -211,9 +214,9 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State]:
         trace.hs.contiguous(),
         None if trace.cs is None else trace.cs.contiguous(),
         None if trace.gates is None else trace.gates.contiguous(),
-        None if dhs is None else dhs.to(das.dtype).contiguous(),
-        dstate[0].float().contiguous(),
-        dstate[1].float().contiguous() if lstm else None,
+        None if dhs is None else dense(dhs.to(das.dtype)),
+        dense(dstate[0].float()),
+        dense(dstate[1].float()) if lstm else None,
         weights,
         0 if weights is None else weights.stride(0),
         0 if weights is None or weights.dim() == 1 else weights.stride(1),
@@ -227,37 +230,36 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State]:
     return das, (dh,) if dc is None else (dh, dc)
 
 
-def _shares(cell: Cell, das: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """da as W_ih and as W_hh meet it (the latter in pieces): different for a gru's n gate alone.
-
-    A gru keeps (dr, dz, dn, du): W_ih's rows are pulled by dr dz dn, W_hh's by dr dz du.
-    """
-    if not cell.apart:
-        return das, [das]
-    hidden = das.shape[-1] // 4
-    return das[..., : 3 * hidden], [das[..., : 2 * hidden], das[..., 3 * hidden :]]
+def _columns(w: Weights, ids: Tensor, das: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The gradients of W_ih and b_ih of a layer that reads tokens, where few of them were read."""
+    rows, vocabulary = das.flatten(0, 1), w.W_ih.shape[1]
+    return small.columns(rows, ids.to(torch.int64).contiguous(), vocabulary)
 
 
 def arithmetic(dtype: torch.dtype) -> int:
     """What a dtype is multiplied in; float32 by torch's switch for recurrent layers, as cuDNN."""
-    allowed = torch.backends.cudnn.rnn.fp32_precision == "tf32"  # pyright: ignore[reportAttributeAccessIssue]
-    return HALF.get(dtype, TF32 if allowed else FP32)
+    return HALF[dtype] if dtype in HALF else TF32 if precision() == "tf32" else FP32
 
 
-def _large_products(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
+def large_products(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
     """Large products of a float32 layer as its loop: the switch of RNNs covers both."""
-    return contextlib.nullcontext() if dtype in HALF else _float32_products(dtype)
+    return contextlib.nullcontext() if dtype in HALF else _Switched()
 
 
-@contextlib.contextmanager
-def _float32_products(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.backends.cuda.matmul.fp32_precision
-    tf32 = arithmetic(dtype) == TF32
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+@final
+class _Switched(contextlib.AbstractContextManager[None]):
+    """`torch.backends.cuda.matmul.fp32_precision`, torch's switch for products, as that of RNNs."""
+
+    def __enter__(self) -> None:
+        self.before = torch._C._get_fp32_precision_getter("cuda", "matmul")
+        wanted = "tf32" if precision() == "tf32" else "ieee"
+        self.changed = self.before != wanted
+        if self.changed:
+            torch._C._set_fp32_precision_setter("cuda", "matmul", wanted)
+
+    def __exit__(self, *_: object) -> None:
+        if self.changed:
+            torch._C._set_fp32_precision_setter("cuda", "matmul", self.before)
 
 
 KERNEL = Cuda()

@@ -93,9 +93,9 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
         const Item it = item(q, group, rank, batch);
-        load_floats(pass[q], dh_last, it.in(it.batch_row), it.real);
+        load_floats(pass[q], dh_last, it.in(it.batch_row), dh_last ? it.real : 0);
         if constexpr (CELL == LSTM) {
-            load_floats(dc[q], dc_last, it.in(it.batch_row), it.real);
+            load_floats(dc[q], dc_last, it.in(it.batch_row), dc_last ? it.real : 0);
             unpack(load<WIDE>(cs, it.in((i64)steps * batch + it.batch_row), it.real), c[q]);
         }
         length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
@@ -124,8 +124,8 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
 #pragma unroll
             for (int v = 0; v < WIDE; v++) dh[v] = scale(dh[v], weight_of_sum[q]) + pass[q][v];
             if (done == steps) {
-                store_floats(dh_first, it.in(it.batch_row), dh, it.real);
-                if constexpr (CELL == LSTM) store_floats(dc_first, it.in(it.batch_row), dc[q], it.real);
+                store_floats(dh_first, it.in(it.batch_row), dh, dh_first ? it.real : 0);
+                if constexpr (CELL == LSTM) store_floats(dc_first, it.in(it.batch_row), dc[q], dc_first ? it.real : 0);
                 continue;
             }
 #pragma unroll

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -89,21 +90,32 @@ class Function:
 
 
 class Launch:
-    """A kernel and the shape of its launch: all but the arguments, which differ between calls."""
+    """A kernel and the shape of its launch: all but the arguments, which differ between calls.
 
-    def __init__(self, function: Function, config: LaunchConfig, arguments: int) -> None:
+    Arguments are words of 8 bytes; the first may be a structure of `first` of them.
+    """
+
+    def __init__(
+        self, function: Function, config: LaunchConfig, arguments: int, first: int = 1
+    ) -> None:
         self.function, self.config = function, config
-        self.values, self.addresses = ctypes.c_uint64 * arguments, ctypes.c_void_p * arguments
-        self.offsets = range(0, 8 * arguments, 8)
+        self.arguments, self.first = arguments, first
+        self.own = threading.local()  # others may launch at the same time
 
     def __call__(self, stream: int, arguments: Sequence[int]) -> None:
         """Queue the kernel. Arguments: addresses (0: no array) and whole numbers."""
-        config = LaunchConfig.from_buffer_copy(self.config)  # others may launch at the same time
-        config.stream = stream
-        values = self.values(*arguments)
-        begin = ctypes.addressof(values)
-        addresses = self.addresses(*[begin + offset for offset in self.offsets])
-        call("cuLaunchKernelEx", ctypes.byref(config), self.function.handle, addresses, None)
+        own = self.own
+        if not hasattr(own, "values"):
+            words = self.arguments - 1 + self.first
+            own.values = (ctypes.c_uint64 * words)()
+            begin = ctypes.addressof(own.values)
+            offsets = [0, *range(8 * self.first, 8 * words, 8)]
+            own.addresses = (ctypes.c_void_p * self.arguments)(*[begin + o for o in offsets])
+            own.config = LaunchConfig.from_buffer_copy(self.config)
+            own.by_reference = ctypes.byref(own.config)
+        own.values[:] = arguments
+        own.config.stream = stream
+        call("cuLaunchKernelEx", own.by_reference, self.function.handle, own.addresses, None)
 
 
 def call(name: str, *arguments: object) -> None:

@@ -40,13 +40,13 @@ DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values
     }
 }
 
-// Every block reads the whole of h_0 itself.
-DEVICE void load_first_vector(const void* hs, int group, int batch) {
+// Every block reads the whole of h_0 itself; none is zeros.
+DEVICE void load_first_vector(const void* h_first, int group, int batch) {
 #if !FAR
     constexpr int PER_ROW = HIDDEN / WIDE;
     for (int i = threadIdx.x; i < ROWS * PER_ROW; i += THREADS) {
         const int row = i / PER_ROW, b = group * ROWS + row, unit = i % PER_ROW * WIDE;
-        Stored h = load<WIDE>(hs, (i64)b * SIZE + unit, b < batch ? max(0, min(WIDE, SIZE - unit)) : 0);
+        Stored h = load<WIDE>(h_first, (i64)b * SIZE + unit, h_first && b < batch ? max(0, min(WIDE, SIZE - unit)) : 0);
 #pragma unroll
         for (int j = 0; j < Stored::WORDS; j++) h.word[j] = operand(h.word[j]);
         store_words(vector(0, row) + unit * BYTES, h.word);
@@ -55,7 +55,8 @@ DEVICE void load_first_vector(const void* hs, int group, int batch) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, void* hs, void* cs, void* gates, u32* flags, int steps, int batch) {
+forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, const void* h_first, const void* c_first, void* hs, void* cs, void* gates,
+        void* h_last, void* c_last, u32* flags, int steps, int batch) {
     const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
 
     Values h[ITEMS], c[ITEMS], b_n[ITEMS];
@@ -81,8 +82,14 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
         const Item it = item(q, group, rank, batch);
-        unpack(load<WIDE>(hs, it.in(it.batch_row), it.real), h[q]);
-        if constexpr (CELL == LSTM) unpack(load<WIDE>(cs, it.in(it.batch_row), it.real), c[q]);
+        const Stored first = load<WIDE>(h_first, it.in(it.batch_row), h_first ? it.real : 0);
+        unpack(first, h[q]);
+        store(hs, it.in(it.batch_row), first, it.real);
+        if constexpr (CELL == LSTM) {
+            const Stored before = load<WIDE>(c_first, it.in(it.batch_row), c_first ? it.real : 0);
+            unpack(before, c[q]);
+            store(cs, it.in(it.batch_row), before, it.real);
+        }
         if constexpr (CELL == GRU) load_floats(b_n[q], b_hn, it.layer_unit, b_hn ? it.real : 0);
         length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
         row[q] = input_row(it, 0);
@@ -91,11 +98,12 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     Matrix A;
     load_matrix(A, W, rank);
     open_exchange();
-    load_first_vector(hs, group, batch);
+    load_first_vector(h_first, group, batch);
     __syncthreads();
 
     for (int t = 0; t < steps; t++) {
-        const Exchange exchange = {flags + group * CLUSTER, (const char*)hs + ((i64)t * batch + group * ROWS) * (SIZE * BYTES), SIZE * BYTES, batch - group * ROWS};
+        const char* vectors = t ? (const char*)hs + (i64)t * batch * (SIZE * BYTES) : (const char*)h_first;
+        const Exchange exchange = {flags + group * CLUSTER, vectors + (i64)group * ROWS * (SIZE * BYTES), SIZE * BYTES, vectors ? batch - group * ROWS : 0};
         if (!FAR) fetch(t + AHEAD);
         collect(A, t, exchange);
         if (FAR) fetch(t + AHEAD);
@@ -126,6 +134,12 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
                 if (gates) store(gates, it.in(now, KEPT, g), pack(kept[g]), it.real);
         }
         conclude(A, t + 1, rank, exchange);
+    }
+#pragma unroll
+    for (int q = 0; q < ITEMS; q++) {
+        const Item it = item(q, group, rank, batch);
+        store(h_last, it.in(it.batch_row), pack(h[q]), h_last ? it.real : 0);
+        if constexpr (CELL == LSTM) store(c_last, it.in(it.batch_row), pack(c[q]), c_last ? it.real : 0);
     }
     leave();
 }

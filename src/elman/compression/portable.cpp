@@ -1,0 +1,3 @@
+#define NAME "portable"
+#define VARIANT elman_portable
+#include "compressor.h"

@@ -1,0 +1,239 @@
+"""A stack called again and again with inputs of one shape: what depends on shapes is found once.
+
+The same launches and products as `KERNEL`'s, layer by layer, for the commonest call: vectors in,
+one direction, nothing cut, no lengths. A small layer keeps a GPU busy for less time than Python
+takes to find out what is to be run; so here Python does nothing that it did before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from elman.cells import Cell, Weights
+from elman.kernels import products
+from elman.kernels.contract import Job
+from elman.kernels.cuda import KEPT, _plan, arithmetic, dense, flags_of, large_products, prepared
+from elman.kernels.cuda.driver import Launch
+from elman.kernels.cuda.plan import Plan
+
+
+class Kept(NamedTuple):
+    """What one layer's backward pass reads; rows are (time, batch)."""
+
+    hs: Tensor  # ((T+1) · B, hidden)
+    cs: Tensor | None
+    gates: Tensor | None
+
+
+class Ready(NamedTuple):
+    """One direction of one layer, ready to be launched."""
+
+    plan: Plan
+    launch: Launch
+
+
+@final
+class Prepared:
+    """Calls of one stack with inputs of one shape. Never changes, so that threads may share it."""
+
+    def __init__(self, job: Job) -> None:
+        xs, h = job.inputs[0], job.states[0][0]
+        self.cell: Cell = job.cell
+        self.steps, self.rows, self.hidden = len(xs), len(h), h.shape[1]
+        self.dtype, self.device = h.dtype, h.device
+        self.states, self.layers = len(job.cell.states), len(job.layers)
+        self.shapes = [(w.shape, w.dtype) for w in _flat(job.layers)]
+        self.biased = job.layers[0].b_ih is not None
+        self.wide = torch.promote_types(h.dtype, torch.float32)
+        with torch.cuda.device(self.device):
+            self.forward_launch = self._ready(job.layers[0], "forward", 15)
+            self.backward_launch = self._ready(job.layers[0], "backward", 17)
+        self.summed = self._summed() if self.biased and self.cell.apart else None
+
+    def _ready(self, w: Weights, direction: str, arguments: int) -> Ready:
+        plan = _plan(self.cell, direction, w, self.rows)
+        assert plan is not None, "the kernel refuses jobs without a plan"
+        code = arithmetic(self.dtype)
+        return Ready(plan, prepared(plan, code, self.rows, self.device.index, arguments))
+
+    def _summed(self) -> Tensor:
+        """1 for the gates whose two biases are added up, 0 for the rest."""
+        ones = torch.ones(self.cell.gates * self.hidden, dtype=self.dtype, device=self.device)
+        ones[-self.cell.apart * self.hidden :] = 0
+        return ones
+
+    def suits(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these weights can be read as those that this was prepared for."""
+        if len(weights) != len(self.shapes):
+            return False
+        for w, (shape, dtype) in zip(weights, self.shapes, strict=True):
+            if w.shape != shape or w.dtype != dtype or not w.is_contiguous():
+                return False
+        return weights[0].device == self.device
+
+    # ------------------------------------------------------------------ forward
+
+    def forward(
+        self, xs: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...], list[Kept]]:
+        """ys, the last states (stacked) and what is kept; without `first`, from zeros."""
+        if torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self.forward(xs, first, weights, keep)
+        steps, rows, hidden = self.steps, self.rows, self.hidden
+        first = [dense(s) for s in first]
+        shape = (self.layers, rows, hidden)
+        last = [
+            torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(self.states)
+        ]
+        size = rows * hidden * self.dtype.itemsize
+        befores = [s.data_ptr() for s in first] or [0] * self.states
+        afters = [s.data_ptr() for s in last]
+        each, traces = len(weights) // self.layers, []
+        xs = xs.reshape(steps * rows, -1)
+        with large_products(self.dtype):
+            for layer in range(self.layers):
+                own = weights[layer * each : (layer + 1) * each]
+                before = [at + layer * size if at else 0 for at in befores]
+                after = [at + layer * size for at in afters]
+                trace = self._layer(xs, before, after, own, keep)
+                traces.append(trace)
+                xs = trace.hs[rows:]
+        return xs.view(steps, rows, hidden), tuple(last), traces
+
+    def _layer(
+        self,
+        xs: Tensor,
+        before: list[int],
+        after: list[int],
+        weights: Sequence[Tensor],
+        keep: bool,
+    ) -> Kept:
+        """One layer; `before` and `after` are addresses of its first and last states."""
+        steps, rows, hidden, two = self.steps, self.rows, self.hidden, self.states > 1
+        bias, bias_apart = self._biases(weights)
+        shares = torch.nn.functional.linear(xs, weights[0], bias)
+        hs = shares.new_empty(((steps + 1) * rows, hidden))
+        cs = torch.empty_like(hs) if two else None
+        kept = KEPT.get(self.cell.name, 0) if keep else 0
+        gates = shares.new_empty((steps, rows, kept * hidden)) if kept else None
+        plan, launch = self.forward_launch
+        flags = flags_of(plan, rows, hs) if plan.far else None
+        launch(
+            torch._C._cuda_getCurrentRawStream(self.device.index),
+            (
+                weights[1].data_ptr(),
+                shares.data_ptr(),
+                0,  # no ids
+                0 if bias_apart is None else bias_apart.data_ptr(),
+                0,  # no lengths
+                before[0],
+                before[1] if two else 0,
+                hs.data_ptr(),
+                0 if cs is None else cs.data_ptr(),
+                0 if gates is None else gates.data_ptr(),
+                after[0],
+                after[1] if two else 0,
+                0 if flags is None else flags.data_ptr(),
+                steps,
+                rows,
+            ),
+        )
+        return Kept(hs, cs, gates)
+
+    def _biases(self, weights: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """What is added to the input's share, and what a gru's n adds to W h."""
+        if not self.biased:
+            return None, None
+        b_ih, b_hh = weights[2], weights[3]
+        if self.summed is None:
+            return b_ih + b_hh, None
+        apart = b_hh[-self.cell.apart * self.hidden :]
+        return torch.addcmul(b_ih, b_hh, self.summed), dense(apart.to(self.wide))
+
+    # ------------------------------------------------------------------ backward
+
+    def backward(
+        self,
+        xs: Tensor,
+        weights: Sequence[Tensor],
+        kept: Sequence[Kept],
+        dys: Tensor | None,
+        dlast: Sequence[Tensor | None],
+        needs_dxs: bool,
+        needs_dstate: bool,
+    ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """The pulls on xs, on the first states and on the weights; half precision's in float32."""
+        if torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self.backward(xs, weights, kept, dys, dlast, needs_dxs, needs_dstate)
+        each, steps, rows = len(weights) // self.layers, self.steps, self.rows
+        last = [None if d is None else dense(d.to(self.wide)) for d in dlast]
+        shape = (self.layers, rows, self.hidden)
+        dstate = [
+            torch.empty(shape, dtype=self.wide, device=self.device)
+            for _ in range(self.states * needs_dstate)
+        ]
+        size, dws = rows * self.hidden * self.wide.itemsize, []
+        with large_products(self.dtype):
+            for layer in reversed(range(self.layers)):
+                before = xs if layer == 0 else kept[layer - 1].hs[rows:]
+                own = weights[layer * each : (layer + 1) * each]
+                at = [0 if d is None else d.data_ptr() + layer * size for d in (*last, *dstate)]
+                das = self._layer_back(own, kept[layer], dys, at)
+                dws[:0] = self._weight_pulls(own, before, kept[layer].hs, das)
+                if layer > 0 or needs_dxs:
+                    das_ih = das[:, : self.cell.gates * self.hidden] if self.cell.apart else das
+                    dys = das_ih @ own[0]
+        dxs = dys.view(steps, rows, -1) if needs_dxs and dys is not None else None
+        return dxs, dstate, dws
+
+    def _layer_back(
+        self, weights: Sequence[Tensor], kept: Kept, dys: Tensor | None, at: list[int]
+    ) -> Tensor:
+        """da of all gates, (T · B, blocks · hidden)."""
+        steps, rows, two = self.steps, self.rows, self.states > 1
+        blocks = self.cell.gates + self.cell.apart
+        dys = None if dys is None else dense(dys)
+        das = kept.hs.new_empty((steps * rows, blocks * self.hidden))
+        plan, launch = self.backward_launch
+        flags = flags_of(plan, rows, das) if plan.far else None
+        last, first = at[: self.states], at[self.states :]
+        launch(
+            torch._C._cuda_getCurrentRawStream(self.device.index),
+            (
+                weights[1].data_ptr(),
+                kept.hs.data_ptr(),
+                0 if kept.cs is None else kept.cs.data_ptr(),
+                0 if kept.gates is None else kept.gates.data_ptr(),
+                0 if dys is None else dys.data_ptr(),
+                last[0],
+                last[1] if two else 0,
+                *(0, 0, 0),  # nothing is cut: no ξ, nor its strides
+                0,  # no lengths
+                das.data_ptr(),
+                first[0] if first else 0,
+                first[1] if first and two else 0,
+                0 if flags is None else flags.data_ptr(),
+                steps,
+                rows,
+            ),
+        )
+        return das
+
+    def _weight_pulls(
+        self, weights: Sequence[Tensor], xs: Tensor, hs: Tensor, das: Tensor
+    ) -> list[Tensor]:
+        xs = xs.view(self.steps * self.rows, -1)
+        w = Weights(weights[0], weights[1], *weights[2:4])
+        das_ih, das_hh = products.shares(self.cell, das)
+        pulls = products.weight_pulls(w, xs, hs[: len(das)], das_ih, das_hh)
+        return [d for d in pulls if d is not None]
+
+
+def _flat(layers: Sequence[Weights]) -> list[Tensor]:
+    return [p for w in layers for p in w if p is not None]

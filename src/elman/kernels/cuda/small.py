@@ -1,0 +1,192 @@
+"""The small kernels of update.cu: what an update does beside its recurrence, in few launches.
+
+A small model's update is a chain of some fifty kernels of torch's that take two microseconds each
+whatever they do. These do the work of thirty of them in four.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from elman.errors import UserError
+from elman.kernels.cuda import driver
+
+ELEMENTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # as update.cu has them
+THREADS, WARPS = 256, 8
+MOST_ARRAYS, CHUNK = 64, 1024  # of `judge`
+FEW_ROWS, FEW_TOKENS = 8192, 256  # beyond which matrix products are faster than `columns`
+
+
+def available(t: Tensor) -> bool:
+    """Whether these kernels run on the tensor's GPU, and read its type."""
+    return t.is_cuda and t.dtype in ELEMENTS and _can_compile(t.device.index)
+
+
+@functools.cache
+def _can_compile(device: int) -> bool:
+    if torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        driver._nvrtc()
+    except UserError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(
+    name: str,
+    element: int,
+    device: int,
+    blocks: int,
+    arguments: int,
+    threads: int = THREADS,
+    shared_bytes: int = 0,
+    first: int = 1,
+) -> driver.Launch:
+    with torch.cuda.device(device):
+        architecture = "sm_{}{}".format(*torch.cuda.get_device_capability())
+        cubin = driver.compiled("update.cu", {"ELEMENT": element}, architecture)
+        function = driver.Function(cubin, name, shared_bytes)
+    config = driver.configuration(blocks, 1, threads, shared_bytes)
+    return driver.Launch(function, config, arguments, first)
+
+
+def _queue(launch: driver.Launch, device: int, *arguments: Tensor | int) -> None:
+    words = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
+    with torch.cuda.device(device):
+        launch(torch._C._cuda_getCurrentRawStream(device), words)
+
+
+class Nats(NamedTuple):
+    """What `nats` found: the mean and how many rows count; log Σ exp of every row."""
+
+    out: Tensor  # (2,)
+    lse: Tensor  # (rows,)
+
+
+def nats(logits: Tensor, targets: Tensor) -> Nats:
+    """-log softmax(o)[y], the mean over the rows of logits (T · B, V) with targets (T, B)."""
+    rows, vocabulary = logits.shape
+    device, blocks = logits.device.index, max(1, min(256, -(-rows // WARPS)))
+    lse = torch.empty(rows + 2, dtype=torch.float32, device=logits.device)
+    room = torch.zeros(2 * blocks + 1, dtype=torch.float64, device=logits.device)
+    _queue(
+        _launch("nats", ELEMENTS[logits.dtype], device, blocks, 11),
+        device,
+        logits,
+        targets,
+        *targets.stride(),
+        lse,
+        room,
+        room.data_ptr() + 16 * blocks,  # how many blocks have arrived
+        lse.data_ptr() + 4 * rows,
+        rows,
+        targets.shape[1],
+        vocabulary,
+    )
+    return Nats(lse[rows:], lse)
+
+
+def nats_back(logits: Tensor, targets: Tensor, found: Nats, pull: Tensor) -> Tensor:
+    """The pull on the logits, from that on the mean: (softmax(o) - one-hot(y)) · pull / count."""
+    rows, vocabulary = logits.shape
+    device, blocks = logits.device.index, max(1, min(1024, -(-rows * vocabulary // THREADS)))
+    d = torch.empty_like(logits)
+    _queue(
+        _launch("nats_back", ELEMENTS[logits.dtype], device, blocks, 11),
+        device,
+        logits,
+        targets,
+        *targets.stride(),
+        found.lse,
+        found.out,
+        pull,
+        d,
+        rows,
+        targets.shape[1],
+        vocabulary,
+    )
+    return d
+
+
+def columns(das: Tensor, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor] | None:
+    """dW (width, vocabulary) and db (width,) in float32, from da (rows, width) and the rows' ids.
+
+    None where large products do it faster.
+    """
+    rows, width = das.shape
+    if not available(das) or rows > FEW_ROWS or vocabulary > FEW_TOKENS or das.stride(1) != 1:
+        return None
+    table, device = 128 * vocabulary, das.device.index
+    shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    warps = max(1, min(32, shared_bytes // table))
+    dW = torch.empty((width, vocabulary), dtype=torch.float32, device=das.device)
+    db = torch.empty(width, dtype=torch.float32, device=das.device)
+    blocks, element = -(-width // 32), ELEMENTS[das.dtype]
+    launch = _launch("columns", element, device, blocks, 8, 32 * warps, warps * table)
+    _queue(launch, device, das, das.stride(0), ids, dW, db, rows, width, vocabulary)
+    return dW, db
+
+
+@final
+class Judge:
+    """‖g‖ over all gradients, and what follows from it, in one kernel.
+
+    `scale` is what g is to be divided by and `refuse` 1 where no step may be taken: when nats or
+    norm are not finite, and from then on until `forgive`. Both numbers go to a place of their own
+    in `told`, memory of the host, `places` updates in turn.
+    """
+
+    def __init__(self, device: torch.device, clip: float | None, places: int) -> None:
+        self.device, self.clip, self.places = device, clip or 0.0, places
+        self.verdict = torch.zeros(5, dtype=torch.float32, device=device)
+        self.scale, self.refuse = self.verdict[0], self.verdict[1]
+        self.broken = torch.zeros((), dtype=torch.bool, device=device)
+        self.partials = torch.empty(132, dtype=torch.float64, device=device)
+        self.told = torch.zeros(places, 2, dtype=torch.float32, pin_memory=True)
+
+    @staticmethod
+    def takes(weights: Sequence[Tensor]) -> bool:
+        """Whether it can look at the gradients of these weights."""
+        plain = all(w.dtype == torch.float32 and available(w) for w in weights)
+        return plain and 0 < len(weights) <= MOST_ARRAYS
+
+    def __call__(self, gradients: Sequence[Tensor], loss: Tensor) -> None:
+        """Queue the kernel."""
+        gradients = [g.contiguous() for g in gradients]
+        sizes = [g.numel() for g in gradients]
+        chunks, none = sum(-(-size // CHUNK) for size in sizes), [0] * (MOST_ARRAYS - len(sizes))
+        device, blocks = self.device.index, max(1, min(132, chunks))
+        launch = _launch("judge", 2, device, blocks, 9, first=2 * MOST_ARRAYS)
+        _queue(
+            launch,
+            device,
+            *gradients,
+            *none,
+            *sizes,
+            *none,
+            len(sizes),
+            loss,
+            struct.unpack("<I", struct.pack("<f", self.clip))[0],
+            self.partials,
+            self.verdict,
+            self.broken,
+            self.told,
+            self.places,
+        )
+
+    def forgive(self) -> None:
+        """Let the next update step again."""
+        self.verdict[2] = 0
+        self.broken.zero_()
+
+    def changes(self) -> list[Tensor]:
+        """What it writes on the GPU."""
+        return [self.verdict, self.broken]

@@ -1,0 +1,106 @@
+"""Calls that have been met before, on our CUDA kernel: one node of autograd, and little Python.
+
+`operator.recurrence` takes any stack; this takes the commonest call again once everything about its
+shapes is known (`kernels.cuda.calls`): vectors in, one direction, nothing cut, everything stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from elman.kernels import select
+from elman.kernels.cuda import KERNEL
+from elman.kernels.cuda.calls import Kept, Prepared
+from elman.recurrence.operator import Inputs, Recipe, backward
+
+
+@final
+class Call:
+    """A module's recurrence for inputs of one shape, as the caller lays them out."""
+
+    def __init__(self, recipe: Recipe, x: Inputs, batch_first: bool) -> None:
+        self.recipe, self.batch_first = recipe, batch_first
+        self.prepared = Prepared(recipe.job(x))
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return type(None), ()  # a copied module prepares its own
+
+    def __call__(
+        self, input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Outputs and last states; an empty `state` is zeros."""
+        if torch.is_grad_enabled():
+            ys, *last = _Node.apply(self, len(state), input, *state, *weights)
+            return ys, tuple(last)
+        ys, last, _ = self.prepared.forward(self.time_first(input), state, weights, keep=False)
+        return self.time_first(ys), last
+
+    def time_first(self, x: Tensor) -> Tensor:
+        """Inputs as the kernel reads them; and, since turning twice is nothing, outputs back."""
+        return x.transpose(0, 1) if self.batch_first else x
+
+    def backward_by_autograd(
+        self,
+        input: Tensor,
+        state: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        dys: Tensor | None,
+        dlast: Sequence[Tensor | None],
+        needs_dxs: bool,
+    ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
+        """The same pulls, leaving a graph behind to differentiate them again."""
+        p = self.prepared
+        shape = (p.layers, p.rows, p.hidden)
+        stacked = state or [torch.zeros(shape, dtype=p.dtype, device=p.device)] * p.states
+        x = Inputs(self.time_first(input), stacked, weights, None, None)
+        stack = self.recipe.stack(x, KERNEL)
+        dys = None if dys is None else self.time_first(dys)
+        dxs, dstate, dws = backward(stack, x, [], dys, dlast, needs_dxs)
+        return dxs, dstate[: len(state)], dws
+
+
+class _Node(torch.autograd.Function):
+    """The call as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, n: int, input: Tensor, *tensors: Tensor) -> Any:
+        keep = any(ctx.needs_input_grad)
+        xs = call.time_first(input).contiguous()
+        ys, last, kept = call.prepared.forward(xs, tensors[:n], tensors[n:], keep)
+        if keep:
+            ctx.save_for_backward(input, xs, *tensors, *[t for trace in kept for t in trace])
+            ctx.call, ctx.n, ctx.m = call, n, len(tensors)
+            ctx.set_materialize_grads(False)
+        return call.time_first(ys), *last
+
+    @staticmethod
+    def backward(ctx: Any, dys: Tensor | None, *dlast: Tensor | None) -> Any:
+        input, xs, *rest = ctx.saved_tensors
+        call, n, m = ctx.call, ctx.n, ctx.m
+        state, weights = rest[:n], rest[n:m]
+        needs_dxs, needs = ctx.needs_input_grad[2], ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            found = call.backward_by_autograd(input, state, weights, dys, dlast, needs_dxs)
+        else:
+            kept = [Kept(*rest[i : i + 3]) for i in range(m, len(rest), 3)]
+            dys = None if dys is None else call.time_first(dys)
+            wanted = any(needs[3 : 3 + n])
+            found = call.prepared.backward(xs, weights, kept, dys, dlast, needs_dxs, wanted)
+        dxs, dstate, dws = found
+        dxs = None if dxs is None else call.time_first(dxs)
+        return None, None, dxs, *(dstate or [None] * n), *dws
+
+
+def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
+    """How calls like this one are run from now on; None where they take the long way."""
+    plain = recipe.directions == 1 and not recipe.projected and recipe.carry.exact
+    if not plain or not recipe.memory.keeps_all or x.lengths is not None or x.seed is not None:
+        return None
+    if not x.xs.is_floating_point() or select(recipe.job(x)) is not KERNEL:
+        return None
+    call = Call(recipe, x, batch_first)
+    return call if call.prepared.suits(x.weights) else None

@@ -1,0 +1,357 @@
+"""Compressed files decode to the same bytes, whoever decodes them, or are refused."""
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from elman import compression
+from elman.cli import run as cli
+from elman.compression import container, library, reference
+from elman.compression.container import Header
+from elman.compression.library import AVX2, AVX512, PORTABLE, Native, Plain, native
+from elman.compression.options import LEVELS, Options
+from elman.compression.pretrained import network_of
+from elman.errors import UserError
+from elman.runs import Run
+
+TINY = {"rate_units": 100, "last_rate_units": 40, "mixing_units": 20}
+built = pytest.mark.skipif(native() is None, reason="the native compressor was not built")
+PROSE = b"It was a dark and stormy night; the rain fell in torrents. " * 3
+
+
+def options(length, contexts=16, table_bits=10, hidden=16, window=5, lanes=3):
+    return Options(length, contexts, table_bits, hidden, window, lanes, **TINY)
+
+
+def encoded(engine, data, pieces=1):
+    cuts = [len(data) * i // pieces for i in range(pieces + 1)]
+    return b"".join(engine.encode(data[a:b], b == len(data)) for a, b in itertools.pairwise(cuts))
+
+
+def packed(tmp_path, data, **how):
+    (tmp_path / "in").write_bytes(data)
+    compression.compress(tmp_path / "in", tmp_path / "packed", **how)
+    return (tmp_path / "packed").read_bytes()
+
+
+# ---------------------------------------------------------------------- the same bits
+
+
+SMALL = {
+    "prose": b"the rain, the rain fell; the rain, the rain fell.",
+    "binary": bytes(range(0, 256, 6)),
+    "noise": random.Random(1).randbytes(30),
+    "zeros": bytes(40),
+    "words": "naïve — «文字» naïve — ".encode(),
+    "one": b"x",
+}
+
+
+@built
+@pytest.mark.parametrize("data", SMALL.values(), ids=SMALL)
+def test_native_code_is_the_reference_bit_for_bit(data):
+    o = options(len(data))
+    plain = encoded(Plain(o, None), data)
+    for variant in (PORTABLE, AVX2, AVX512):
+        assert encoded(Native(native(), o, None, variant), data) == plain
+    assert Native(native(), o, None).decode(plain, len(data), True)[0] == data
+    if len(data) < 40:
+        assert Plain(o, None).decode(plain, len(data), True)[0] == data
+
+
+@built
+@pytest.mark.parametrize(
+    "changes",
+    [{"contexts": 3, "lanes": 1}, {"hidden": 48, "window": 3}, {"table_bits": 8, "window": 20}],
+    ids=str,
+)
+def test_whatever_the_options(changes):
+    o = options(40, **changes)
+    assert encoded(Native(native(), o, None), PROSE[:40]) == encoded(Plain(o, None), PROSE[:40])
+
+
+@built
+def test_instruction_sets_agree_on_a_longer_text_and_so_do_pieces():
+    words = b"the time traveller for so it will be convenient to speak of him".split()
+    data = b" ".join(random.Random(0).choices(words, k=1200))
+    o = options(len(data), table_bits=14, hidden=64, window=16, lanes=2)
+    first = encoded(Native(native(), o, None, PORTABLE), data)
+    assert len(first) < len(data) / 3
+    for variant in (AVX2, AVX512):
+        assert encoded(Native(native(), o, None, variant), data, pieces=7) == first
+
+
+@built
+def test_a_thread_that_flushes_subnormals_computes_the_same():
+    o = options(len(PROSE))
+    before = encoded(Native(native(), o, None), PROSE)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        assert encoded(Native(native(), o, None), PROSE) == before
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_the_functions_are_what_they_are_called():
+    x = np.linspace(-20, 20, 4001).astype(np.float32)
+    eps = np.finfo(np.float32).eps
+    np.testing.assert_allclose(reference.exp(x), np.exp(x.astype("f8")), rtol=4 * eps)
+    np.testing.assert_allclose(reference.tanh(x), np.tanh(x.astype("f8")), atol=4 * eps)
+    p = np.linspace(0.001, 0.999, 999).astype(np.float32)
+    expected = np.log(p.astype("f8") / (1 - p.astype("f8")))
+    np.testing.assert_allclose(reference.stretch(p), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_network_learns_by_the_gradient_of_autograd():
+    """One window of the reference against float64 autograd, before Adam scales it."""
+    o = options(100, window=6, lanes=1)
+    net, data = reference.Network(o, None), b"abcabd!"
+    W_x, W_h, W_o, b_o = (
+        torch.tensor(w.astype("f8"), requires_grad=True) for w in net._views(net.weights)
+    )
+    for byte in data:
+        if len(net.lanes[0].steps) == o.window:
+            net.lanes[0].out.append(byte)
+            break
+        net.read(byte, bytearray(), 0xFFFF)
+    net.backward(net.lanes[0])
+    h = c = torch.zeros(16, dtype=torch.float64)
+    nats = torch.zeros((), dtype=torch.float64)
+    for byte, following in itertools.pairwise(data):
+        i, f, g, u = (W_x[byte] + h @ W_h).view(4, 16)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(u) * torch.tanh(c)
+        nats = nats - (h @ W_o + b_o).log_softmax(-1)[following]
+    nats.backward()
+    for found, w in zip(net._views(net.gradient), (W_x, W_h, W_o, b_o), strict=True):
+        assert w.grad.abs().max() > 1e-3, "living"
+        np.testing.assert_allclose(found, w.grad.numpy(), atol=2e-6)
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5])
+def test_the_shortest_files(tmp_path, size, monkeypatch):
+    monkeypatch.setitem(LEVELS, "default", LEVELS["fast"])
+    data = b"elman"[:size]
+    packed(tmp_path, data)
+    compression.decompress(tmp_path / "packed", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == data
+
+
+@built
+@pytest.mark.parametrize("level", LEVELS)
+def test_any_bytes_come_back_at_every_level(tmp_path, level):
+    data = PROSE * 4 + random.Random(2).randbytes(500) + bytes(1000) + PROSE
+    found = packed(tmp_path, data, level=level)
+    assert len(found) < 1000
+    told = []
+    compression.decompress(
+        tmp_path / "packed", tmp_path / "out", progress=lambda *p: told.append(p)
+    )
+    assert (tmp_path / "out").read_bytes() == data
+    assert told[-1][0] == len(data)
+
+
+@built
+def test_without_native_code_the_file_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setitem(LEVELS, "default", LEVELS["fast"])
+    ours = packed(tmp_path, PROSE[:20])
+    library.native.cache_clear()
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    try:
+        assert native() is None
+        assert packed(tmp_path, PROSE[:20]) == ours
+        compression.decompress(tmp_path / "packed", tmp_path / "out")
+    finally:
+        monkeypatch.delenv("ELMAN_KERNELS")
+        library.native.cache_clear()
+    assert (tmp_path / "out").read_bytes() == PROSE[:20]
+
+
+def test_two_hundred_mutations_are_two_hundred_refusals(tmp_path, monkeypatch):
+    monkeypatch.setitem(LEVELS, "default", LEVELS["fast"])
+    whole = packed(tmp_path, PROSE[:120])
+    chance, refused = random.Random(3), 0
+    for _ in range(200):
+        changed = bytearray(whole)
+        match chance.randrange(4):
+            case 0:
+                changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+            case 1:
+                del changed[chance.randrange(len(changed)) :]
+            case 2:
+                changed.insert(chance.randrange(len(changed)), chance.randrange(256))
+            case _:
+                at = chance.randrange(len(changed) - 4)
+                changed[at : at + 4] = bytes(b ^ 0x5A for b in changed[at : at + 4])
+        (tmp_path / "bad").write_bytes(changed)
+        with pytest.raises(UserError):
+            compression.decompress(tmp_path / "bad", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        refused += 1
+    assert refused == 200
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def sealed(body: bytes) -> bytes:
+    return body + hashlib.sha256(body).digest()[:8]
+
+
+def test_a_file_with_a_true_seal_that_decodes_to_something_else_is_not_written(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(LEVELS, "default", LEVELS["fast"])
+    whole = packed(tmp_path, PROSE[:60])
+    forged = bytearray(whole[:-8])
+    forged[-12] ^= 1  # of the coded text
+    (tmp_path / "forged").write_bytes(sealed(bytes(forged)))
+    with pytest.raises(UserError, match="does not decode to what it was made from"):
+        compression.decompress(tmp_path / "forged", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"PK\x03\x04 something else entirely", "not a file that elman compressed"),
+        (b"", "not a file that elman compressed"),
+        (container.MAGIC + b"\x09" + bytes(40), "version 9"),
+        (sealed(container.MAGIC + bytes([1, 2]) + bytes(30)), "damaged"),
+        (sealed(container.MAGIC + bytes([1, 0, 99]) + bytes(30)), "contexts=99 must be 1 to 16"),
+        (sealed(container.MAGIC + b"\x01\x00\x09\x13\x01" + b"\xff" * 5), "damaged"),
+    ],
+)
+def test_foreign_files_are_refused(tmp_path, body, message):
+    (tmp_path / "file").write_bytes(body)
+    with pytest.raises(UserError, match=message):
+        compression.decompress(tmp_path / "file", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_header_comes_back(tmp_path):
+    for header in (Header(options(300)), Header(options(2**40, hidden=160), bytes(range(16)))):
+        (tmp_path / "file").write_bytes(sealed(header.bytes() + b"code" + bytes(8)))
+        with open(tmp_path / "file", "rb") as file:
+            found, start, end = container._checked(file, "file")
+        assert found == header
+        assert (start, end - start) == (len(header.bytes()), 4)
+
+
+def test_options_have_their_limits():
+    for wrong in ({"hidden": 24}, {"lanes": 65}, {"table_bits": 30}, {"contexts": 0}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))}="):
+            options(10, **wrong)
+    assert LEVELS["best"].options(10**9).table_bits == 22
+    assert LEVELS["best"].options(0).table_bits == 10
+
+
+# ---------------------------------------------------------------------- from a run
+
+
+@pytest.fixture
+def lstm(tiny_run):
+    return tiny_run("--model", "lstm")
+
+
+@built
+def test_a_run_is_a_head_start_and_is_asked_for_by_its_fingerprint(tmp_path, lstm, tiny_run):
+    text = (lstm.parent / "book.txt").read_bytes()[:600]
+    alone, helped = len(packed(tmp_path, text)), len(packed(tmp_path, text, run=lstm))
+    assert helped < alone - 8
+    with pytest.raises(
+        UserError, match=r"starts from a trained run, whose fingerprint is [0-9a-f]"
+    ):
+        compression.decompress(tmp_path / "packed", tmp_path / "out")
+    other = tiny_run("--model", "lstm", "--seed", "5")
+    with pytest.raises(UserError, match="is not the run that"):
+        compression.decompress(tmp_path / "packed", tmp_path / "out", run=other)
+    assert not (tmp_path / "out").exists()
+    compression.decompress(tmp_path / "packed", tmp_path / "out", run=lstm)
+    assert (tmp_path / "out").read_bytes() == text
+    packed(tmp_path, text)
+    with pytest.raises(UserError, match="starts from no run"):
+        compression.decompress(tmp_path / "packed", tmp_path / "out2", run=lstm)
+
+
+def test_the_run_predicts_in_the_compressor_what_it_predicts_itself(lstm):
+    run = Run.open(lstm)
+    weights, hidden = network_of(lstm)
+    assert hidden == 32  # 24, padded
+    net = reference.Network(options(1000, hidden=hidden, window=50, lanes=1), weights)
+    text = "it is the time of the end, the time"
+    ids = torch.as_tensor(run.vocab.encode(text)).long()[None]
+    with torch.no_grad():
+        logits, _ = run.load_model()(ids)
+    ascii_only = [i for i, token in enumerate(run.vocab.idx_to_token) if token.isascii()]
+    expected = logits[0].softmax(-1).numpy()
+    expected /= expected[:, ascii_only].sum(-1, keepdims=True)  # <unk> is among them
+    p = np.zeros(256, np.float32)
+    for t, byte in enumerate(text.encode()):
+        p = net.read(byte, bytearray(), 0xFFFF)
+        for character in "e tx\n":
+            if character in run.vocab:
+                theirs = expected[t, run.vocab[character]]
+                assert p[ord(character)] == pytest.approx(theirs, rel=1e-3, abs=1e-6)
+    assert p.sum() == pytest.approx(1, abs=1e-5)
+    unknown = [b for b in range(256) if b > 127 or chr(b) not in run.vocab]
+    assert p[unknown].sum() == pytest.approx(expected[-1, 0], rel=1e-3)
+
+
+@pytest.mark.parametrize("how", [("--model", "gru"), ("--model", "lstm", "--layers", "2")])
+def test_runs_that_do_not_fit_are_refused(tiny_run, how):
+    with pytest.raises(UserError, match="starts from one lstm layer"):
+        network_of(tiny_run(*how))
+    with pytest.raises(UserError, match="words, which are not bytes"):
+        network_of(tiny_run(level="word"))
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+@built
+def test_the_command_line_goes_there_and_back(tmp_path, capsys, monkeypatch):
+    book = tmp_path / "book.txt"
+    book.write_bytes(PROSE * 9)
+    assert cli(["compress", str(book), "--level", "fast", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["original_bytes"] == len(PROSE) * 9
+    assert found["compressed_bytes"] == os.path.getsize(tmp_path / "book.txt.elm")
+    assert cli(["compress", str(book)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert cli(["decompress", f"{book}.elm", "-o", str(tmp_path / "back")]) == 0
+    assert (tmp_path / "back").read_bytes() == book.read_bytes()
+    pipe = io.TextIOWrapper(io.BytesIO(PROSE))
+    monkeypatch.setattr("sys.stdin", pipe)
+    assert cli(["compress", "-", "-o", str(tmp_path / "piped.elm")]) == 0
+    assert cli(["decompress", str(tmp_path / "piped.elm")]) == 0
+    assert (tmp_path / "piped").read_bytes() == PROSE
+    assert "bits per byte" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compress", "{}/none"], "there is no file"),
+        (["compress", "{}"], "is a folder"),
+        (["compress", "{}/book", "--level", "worst"], "unknown level 'worst'"),
+        (["compress", "-"], "has no name"),
+        (["compress", "{}/book", "-o", "{}/no/where"], "there is no folder"),
+        (["decompress", "{}/book"], "does not end in .elm"),
+        (["decompress", "{}/book", "-o", "{}/x"], "not a file that elman compressed"),
+        (["compress", "{}/book", "--run", "{}"], "not a run folder"),
+    ],
+)
+def test_what_cannot_be_done_is_said(tmp_path, capsys, words, message):
+    (tmp_path / "book").write_bytes(b"some text")
+    assert cli([word.replace("{}", str(tmp_path)) for word in words]) == 2
+    assert message in capsys.readouterr().err

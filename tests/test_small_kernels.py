@@ -1,0 +1,130 @@
+"""The small kernels of an update on a GPU: the loss, gradients of tokens, the judge of a step."""
+
+import math
+
+import pytest
+import torch
+
+from elman.cells import Weights
+from elman.kernels import products
+from elman.kernels.cuda import small
+from elman.language_model.loss import linear_cross_entropy
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def distance(found, exact):
+    """‖found - exact‖ / ‖exact‖."""
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+@pytest.mark.parametrize(("steps", "batch", "size"), [(1, 1, 1), (35, 32, 28), (7, 3, 1000)])
+def test_the_loss_and_its_gradient_are_torchs(dtype, steps, batch, size):
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(steps * batch, size, device="cuda")).to(dtype)
+    targets = torch.randint(size, (batch, steps), device="cuda").T  # not in one piece
+    targets[0, 0] = -100  # torch's mark of a row that does not count
+    wide = logits.double().requires_grad_()
+    exact = torch.nn.functional.cross_entropy(wide, targets.flatten())
+    found = small.nats(logits, targets)
+    if steps * batch == 1:  # nothing counts
+        assert math.isnan(found.out[0])
+        assert math.isnan(exact.detach())
+        return
+    exact.backward(torch.tensor(2.5, device="cuda", dtype=torch.float64))
+    pull = small.nats_back(logits, targets, found, torch.tensor(2.5, device="cuda"))
+    # exp, log and a sum of `size` numbers in float32, each a few roundings; then one to the dtype
+    bound = 8 * (1 + math.sqrt(size)) * 2.0**-24
+    nats = float(exact.detach())
+    assert abs(float(found.out[0]) - nats) <= bound * (1 + nats)
+    assert distance(pull, wide.grad) <= bound * 4 + ROUNDOFF[dtype]
+    again = small.nats(logits, targets)
+    assert torch.equal(found.out, again.out)
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+@pytest.mark.parametrize("cell_gates", [1, 4])
+@pytest.mark.parametrize("vocabulary", [2, 28, 250])
+def test_gradients_of_tokens_are_sums_of_rows(dtype, cell_gates, vocabulary):
+    torch.manual_seed(0)
+    das = torch.randn(1120, cell_gates * 72, device="cuda").to(dtype)
+    ids = torch.randint(vocabulary, (1120,), device="cuda")
+    found = small.columns(das, ids, vocabulary)
+    assert found is not None
+    dW, db = found
+    one_hot = torch.nn.functional.one_hot(ids, vocabulary).double()
+    bound = math.sqrt(1120) * 2.0**-24  # a sum of 1120 numbers in float32
+    assert distance(dW, das.double().T @ one_hot) <= bound
+    assert distance(db, das.double().sum(0)) <= 4 * bound
+    part = small.columns(das[:, :40], ids, vocabulary)
+    assert part is not None
+    assert torch.equal(part[0], dW[:40])
+    assert small.columns(das, ids, small.FEW_TOKENS + 1) is None
+
+
+def test_the_judge_sums_every_gradient_and_remembers_a_failure():
+    torch.manual_seed(0)
+    gradients = [torch.randn(n, device="cuda") for n in (1, 70_000, 256, 3)]
+    exact = torch.cat(gradients).double().norm()
+    judge = small.Judge(torch.device("cuda", 0), clip=1.0, places=4)
+
+    def judged(loss):
+        judge(gradients, torch.tensor(loss, device="cuda"))
+        torch.cuda.synchronize()
+        return float(judge.scale), float(judge.refuse), bool(judge.broken)
+
+    scale, refuse, broken = judged(3.0)
+    assert scale == pytest.approx(float(exact), rel=1e-7)
+    assert (refuse, broken) == (0, False)
+    assert judge.told[0].tolist() == [3.0, pytest.approx(float(exact), rel=1e-7)]
+    assert judged(math.nan)[1:] == (1, True)
+    assert judged(2.0)[1:] == (1, True)  # an update after one that failed
+    assert judge.told[2][0] == 2.0
+    judge.forgive()
+    gradients[1][69_999] = math.inf
+    assert judged(2.0)[1:] == (1, True)
+    gradients[1][69_999] = 0.0
+    judge.forgive()
+    assert judged(1.0)[1:] == (0, False)
+    assert judge.told[0][0] == 1.0  # the fifth update takes the place of the first
+    unclipped = small.Judge(torch.device("cuda", 0), clip=None, places=1)
+    unclipped(gradients, torch.zeros((), device="cuda"))
+    assert float(unclipped.scale) == 1
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_the_output_layer_has_torchs_gradients(cast):
+    torch.manual_seed(0)
+    hs = torch.randn(35, 8, 64, device="cuda", requires_grad=True)
+    W, b = torch.randn(28, 64, device="cuda"), torch.randn(28, device="cuda")
+    W, b = (t.requires_grad_() for t in (0.2 * W, b))
+    targets = torch.randint(28, (35, 8), device="cuda")
+    wide = [t.detach().double().requires_grad_() for t in (hs, W, b)]
+    logits = torch.nn.functional.linear(*wide)
+    exact = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    with torch.autocast("cuda", torch.bfloat16, enabled=cast):
+        found = linear_cross_entropy(hs, W, b, targets)
+    wanted = torch.autograd.grad(exact, wide)
+    u = 2.0**-8 if cast else 2.0**-11 * 2  # products of float32 may be in TF32
+    assert found.dtype == torch.float32
+    for d, e in zip(torch.autograd.grad(found, [hs, W, b]), wanted, strict=True):
+        assert distance(d, e) <= 4 * u
+    seen = linear_cross_entropy(hs, W, b, targets)
+    (dh,) = torch.autograd.grad(seen, hs, create_graph=True)
+    assert torch.autograd.grad(dh.square().sum(), W)[0].abs().sum() > 0
+
+
+def test_weight_pulls_take_what_was_summed_already():
+    das, hs = torch.randn(12, 3, 8), torch.randn(12, 3, 8)
+    ids = torch.randint(5, (12, 3))
+    w = Weights(torch.zeros(8, 5), torch.zeros(8, 8), torch.zeros(8), torch.zeros(8))
+    plain = products.weight_pulls(w, ids, hs, das, [das])
+    read = products.weight_pulls(w, ids, hs, das, [das], (plain.W_ih, plain.b_ih))
+    for a, b in zip(plain, read, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a, b)
