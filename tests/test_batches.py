@@ -139,7 +139,7 @@ def test_any_batch_can_be_asked_for_without_moving(kind):
 @given(shape=shapes(), world_size=st.integers(1, 3))
 def test_ranks_partition_the_rows_and_share_the_position(kind, shape, world_size):
     ids, options = shape
-    options["batch"] *= world_size
+    options["batch"] += world_size - 1
     assume(len(ids) > options["offset"] + options["batch"] * options["window"])
     ranks = [kind(ids, **options, rank=r, world_size=world_size) for r in range(world_size)]
     whole = kind(ids, **options)
@@ -228,7 +228,7 @@ def test_ids_of_another_shape_or_type_are_refused(kind, ids, message):
         ({"world_size": 0}, "world_size=0"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
         ({"rank": -1}, "rank=-1"),
-        ({"world_size": 3}, "batch=2 rows cannot be shared equally by world_size=3 .*batch=3"),
+        ({"world_size": 3}, "batch=2 rows are too few for world_size=3 ranks.*batch=3"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused_at_the_call(kind, options, message):

@@ -69,11 +69,17 @@ def test_evaluation_is_the_definition_whatever_the_piece(cell, piece):
     assert model.training, "the mode is put back"
 
 
-@given(predictions=st.integers(2, 400), lanes=st.integers(1, 9), warm_up=st.integers(0, 40))
-def test_lanes_score_every_prediction_exactly_once(predictions, lanes, warm_up):
+@given(
+    predictions=st.integers(2, 400),
+    lanes=st.integers(1, 9),
+    warm_up=st.integers(0, 40),
+    piece=st.integers(1, 50),
+)
+def test_lanes_score_every_prediction_exactly_once(predictions, lanes, warm_up, piece):
     if predictions < 2 * lanes * warm_up:
         return
-    rows, scored = metrics._rows(predictions, lanes, warm_up)
+    pieces = list(metrics._rows(predictions, lanes, warm_up, piece))
+    rows, scored = (torch.cat(each, 1) for each in zip(*pieces, strict=True))
     assert sorted(rows[scored].tolist()) == list(range(predictions))
     assert (rows[:, 1:] - rows[:, :-1] <= 1).all(), "each lane reads on without a gap"
     for row in range(1, lanes):

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, linear
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.library import HALF
+from elman.language_model import loss as output
 from elman.language_model.loss import linear_cross_entropy
 
 
@@ -44,6 +45,51 @@ def test_loss_and_gradients_are_those_of_torch(problem, scale):
         gradients(ours, *inputs, scale), gradients(theirs, *inputs, scale), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("piece", [1, 60, 10**6], ids="{} logits at a time".format)
+@given(problem=problems(), scale=st.sampled_from([1.0, -0.3]))
+@settings(max_examples=20)
+def test_many_logits_a_piece_at_a_time_give_the_same(piece, problem, scale):
+    *inputs, _ = problem
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "LARGE", 0)
+        patch.setattr(output, "PIECE", piece)
+        ours, theirs = linear_cross_entropy(*problem), torchs(*problem)
+        torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+        pairs = zip(gradients(ours, *inputs, scale), gradients(theirs, *inputs, scale), strict=True)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_pieces_under_autocast_are_as_close_as_torch(monkeypatch, half):
+    monkeypatch.setattr(output, "LARGE", 0)
+    monkeypatch.setattr(output, "PIECE", 28 * 50)
+    torch.manual_seed(0)
+    exact = [torch.randn(35, 32, 64), torch.randn(28, 64) / 8, torch.randn(28)]
+    targets = torch.randint(28, (35, 32))
+    wide = [t.double().requires_grad_() for t in exact]
+    truth = gradients(torchs(*wide, targets), *wide, 1.0)
+    errors = []
+    for loss in (linear_cross_entropy, torchs):
+        narrow = [t.clone().requires_grad_() for t in exact]
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            found = loss(*narrow, targets)
+        pulls = gradients(found, *narrow, 1.0)
+        errors.append([(f - e).norm() / e.norm() for f, e in zip(pulls, truth, strict=True)])
+    sums = (35 * 32 / 50) ** 0.5 * 2**-24  # each piece rounds the sum so far once more, at random
+    assert all(ours <= 1.2 * theirs + sums for ours, theirs in zip(*errors, strict=True))
+
+
+def test_memory_does_not_grow_with_the_vocabulary_times_the_rows():
+    """Rows × vocabulary is 67 million logits, 268 MB; the gradient itself has 2 MB."""
+    hs = torch.randn(4096, 16, requires_grad=True)
+    W_hq = torch.randn(16384, 16, requires_grad=True)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        linear_cross_entropy(hs, W_hq, None, torch.randint(16384, (4096,))).backward()
+    allocated = [event.self_cpu_memory_usage for event in profile.events() or []]
+    assert max(allocated) <= 4 * output.PIECE
 
 
 def test_float32_is_as_close_to_float64_as_torch_is():
@@ -126,8 +172,11 @@ def test_a_graph_that_is_kept_gives_the_gradient_again(half):
         torch.testing.assert_close(a, b, rtol=0.05 if half else 1e-5, atol=0.01 if half else 1e-6)
 
 
-def test_wrong_targets_are_refused():
+def test_wrong_targets_are_refused(monkeypatch):
     with pytest.raises(UserError, match="no targets"):
         linear_cross_entropy(torch.zeros(3, 4), torch.zeros(5, 4), None, torch.zeros(2).long())
+    with pytest.raises(IndexError, match="7"):
+        linear_cross_entropy(torch.zeros(1, 4), torch.zeros(5, 4), None, torch.tensor([7]))
+    monkeypatch.setattr(output, "LARGE", 0)
     with pytest.raises(IndexError, match="7"):
         linear_cross_entropy(torch.zeros(1, 4), torch.zeros(5, 4), None, torch.tensor([7]))

@@ -66,7 +66,7 @@ def test_a_training_cuts_the_text_where_it_cuts_and_weighs_what_is_between():
     reads = train._pass()
     assert [reads[i].scored for i in range(len(reads))][:-1] == [9] * (len(reads) - 1)
     for index in range(len(reads)):
-        train._read(reads[index], share=1.0)
+        train._read(reads[index], *train._prepared(reads[index]), 1.0, train.carried)
     found = gradients(model)
     model.zero_grad()
     state = None

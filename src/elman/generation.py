@@ -215,9 +215,9 @@ def unwritten(vocab: Vocab) -> tuple[int, ...]:
 
 def opening(vocab: Vocab) -> int:
     """What an empty prompt should `start` from: a line break, else the most frequent token."""
-    for line_break in ("\n", ord("\n")):
-        if line_break in vocab:
-            return vocab[line_break]
+    line_break = vocab.level_used.line_end
+    if line_break in vocab:
+        return vocab[line_break]
     special = unwritten(vocab)
     by_frequency = (vocab[token] for token, _ in vocab.token_freqs)
     return next((i for i in by_frequency if i not in special), UNK)

@@ -25,6 +25,7 @@ from elman.runs.device import pick, use_threads
 from elman.runs.effort import Size
 from elman.runs.folder import check_room
 from elman.text import prepared
+from elman.text.shards import Shards
 from elman.training import (
     Change,
     Diagnosis,
@@ -36,6 +37,7 @@ from elman.training import (
     Update,
     Validation,
 )
+from elman.training.processes import ALONE, Processes
 
 PANEL = "Run"
 
@@ -78,19 +80,22 @@ class Session:
         preset: str = presets.DEFAULT,
         kept: RunOptions | None = None,
         command: str = "",
+        processes: Processes = ALONE,
     ) -> "Session":
         """A new run with the options of a preset and those `given` beside it, which win.
 
         A request that is refused leaves no folder behind. `command` is what report and config.json
         name as the way to make the run again.
         """
-        kept, given = kept or RunOptions(), dict(given or {})
+        kept, given = kept or RunOptions(), prepared.adopted(dict(given or {}))
         use_threads(kept.threads)
         options = presets.expand(preset, given)
         device, data = pick(kept.device), presets.data(options)
         presets.settings(options)  # what is wrong with these is said before the text is read
         path = Path(kept.out) if kept.out else free_folder(data.source, options["model"])
-        check_room(path, kept.force)
+        path = Path(processes.told(str(path)))
+        if processes.first:
+            check_room(path, kept.force)
         text = prepared.read(data)
         options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
         data = presets.data(options)
@@ -107,10 +112,14 @@ class Session:
             command=command,
             shown=presets.shown(options),
         )
-        training = runs.fresh_training(config, parts, device)
+        training = runs.fresh_training(config, parts, device, processes)
         config = replace(config, ran=training.engine())
-        source = text if data.source == "-" else None
-        run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
+        source = text if data.source == "-" and not isinstance(text, Shards) else None
+        if processes.first:
+            run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
+        else:
+            run = Run(path, config, parts.vocab, writes=False)
+        processes.wait()
         session = cls(run, training, kept)
         session.test_tokens = len(parts.test)
         return session
@@ -121,9 +130,11 @@ class Session:
         path: Path | str,
         given: Mapping[str, Any] | None = None,
         kept: RunOptions | None = None,
+        processes: Processes = ALONE,
     ) -> "Session":
         """A run exactly where it was last saved, with the few options that may change."""
-        kept, run, given = kept or RunOptions(), Run.open(path), dict(given or {})
+        run = Run.open(path, writes=processes.first)
+        kept, given = kept or RunOptions(), dict(given or {})
         if "source" in given:
             given["source"] = prepared.located(given["source"])
         config, before = run.config, runs.options_of(run.config)
@@ -134,8 +145,9 @@ class Session:
             config = replace(config, threads=kept.threads)
         use_threads(config.threads)  # torch's own sums in another order would end in other bits
         device = config.device if kept.device == "auto" else pick(kept.device)
-        training = runs.fresh_training(config, run.splits(), device)
+        training = runs.fresh_training(config, run.splits(), device, processes)
         saved = run.resume(training)
+        processes.wait()  # nobody writes before everybody has read
         session = cls(run, training, kept)
         session.caveats = _caveats(run, training)
         config = replace(config, ran=training.engine())

@@ -22,6 +22,7 @@ from elman.cli import (
     lab,
     made,
     ngram,
+    prepare,
     report,
     runs,
     statistics,
@@ -64,6 +65,7 @@ app.command("generate")(guarded(generate.generate))
 app.command("report")(guarded(report.report))
 app.command("runs")(guarded(runs.runs))
 app.command("gradients")(guarded(gradients.gradients))
+app.command("prepare")(guarded(prepare.prepare))
 app.command("ngram")(guarded(ngram.ngram))
 app.command("statistics")(guarded(statistics.statistics))
 app.command("forecast")(guarded(forecast.forecast))
@@ -81,16 +83,23 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run one command and return its exit status; of several processes, one says what is wrong."""
+    try:
+        return _run(arguments)
+    finally:
+        _leave()
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         check_streams()
         status = app(arguments, prog_name="elman", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written should fail here, not while Python shuts down
     except UserError as refusal:
-        complain(refusal.message, refusal.hint)
+        _say(refusal.message, refusal.hint)
         return 2
     except WorkFailed as failure:
-        complain(failure.message, failure.hint)
+        _say(failure.message, failure.hint)
         return 1
     except UsageError as refusal:
         message = refusal.format_message()
@@ -98,10 +107,10 @@ def run(arguments: list[str] | None = None) -> int:
             typer.echo(message)
         else:
             verb = refusal.ctx.command_path if refusal.ctx else "elman"
-            complain(message, f"{verb} --help lists what it takes")
+            _say(message, f"{verb} --help lists what it takes")
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
+        _say("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output has left, as `| head` does: nothing to say
         _silence(sys.stdout)
@@ -109,7 +118,7 @@ def run(arguments: list[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as failure:
         if not _out_of_memory(failure):
             raise
-        complain(
+        _say(
             "there is not enough memory for this",
             "a smaller --hidden-size, --batch-size or --window; --memory 64M keeps fewer states",
         )
@@ -118,12 +127,31 @@ def run(arguments: list[str] | None = None) -> int:
         where = f"{failure.filename}: " if failure.filename else ""
         full = failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = "make room and type it again; --resume continues a training" if full else ""
-        complain(
+        _say(
             f"{where}{failure.strerror or failure}",
             hint or "check that the place exists and is yours",
         )
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _say(message: str, hint: str = "") -> None:
+    """Complain, unless another process of the same training has done so."""
+    processes = _joined()
+    if processes is None or processes.fails_first():
+        complain(message, hint)
+
+
+def _joined() -> Any:
+    """The processes that this one has joined, if any; asked without loading torch."""
+    module: Any = sys.modules.get("elman.training.processes")
+    return module.CURRENT[0] if module is not None and module.CURRENT else None
+
+
+def _leave() -> None:
+    """Take leave of the other processes."""
+    if _joined() is not None:
+        sys.modules["elman.training.processes"].leave()
 
 
 def _wait_briefly() -> None:

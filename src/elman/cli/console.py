@@ -1,6 +1,9 @@
 """How every verb speaks: results on stdout, everything else on stderr."""
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from elman import strict_json
@@ -28,6 +31,16 @@ def emit(record: dict[str, Any]) -> None:
 def note(message: str) -> None:
     """Tell a person something that is not the result."""
     print(message, file=sys.stderr)
+
+
+@contextmanager
+def quiet(*, unless: bool) -> Iterator[None]:
+    """Of several processes, one speaks; what went wrong is said outside, by whoever it befell."""
+    if unless:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def progress(*columns: Any) -> Any:

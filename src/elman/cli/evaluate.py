@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from elman.cli.console import emit, note
+from elman.cli.console import emit, note, quiet
 from elman.cli.console import progress as console_progress
 from elman.cli.device import pick, use_threads
 from elman.cli.limits import RunFolder
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from elman.runs import Run
     from elman.scoring.dynamic import Adaptation
     from elman.scoring.evaluation import Evaluation
+    from elman.scoring.metrics import Score
+    from elman.training import Processes
 
 
 def evaluate(
@@ -75,12 +77,16 @@ def evaluate(
     """Score a text with a trained model: nats, perplexity, bits per character.
 
     Every token after the first is predicted once, with the state carried through the whole text.
+    Under torchrun every process reads a stretch of it.
     """
     from elman.runs import Run
     from elman.scoring import evaluation
+    from elman.training import Processes
 
-    use_threads(threads)
-    opened, device = Run.open(run), pick(device)
+    processes = Processes.from_environment()
+    with quiet(unless=processes.first):
+        use_threads(threads)
+        opened, device = Run.open(run), pick(device)
     if (mix or adapt) and not baselines:
         flag, why = ("--mix", "counts") if mix else ("--adapt", "measures")
         raise UserError(f"{flag} {why} the training text, too", hint="leave out --no-baselines")
@@ -91,9 +97,12 @@ def evaluate(
         )
     settings = _settings(adapt, adapt_rate, adapt_decay)
     text = _text(opened, source, part, baselines)
-    model = opened.load_model(device, weights)
+    model = opened.load_model(processes.place(device), weights)
     if chunks:
         model.read_in_chunks(chunks)
+    score = _together(model, text.ids, processes)
+    if not processes.first:
+        return
     with _progress(len(text.ids), adapt) as progress:
         scores = evaluation.evaluate(
             model,
@@ -106,6 +115,7 @@ def evaluate(
             adapt=settings,
             cache=cache,
             progress=progress,
+            score=score,
         )
     if as_json:
         where = {"source": source or opened.config.data.source, "split": text.part}
@@ -117,6 +127,19 @@ def evaluate(
     if scores.unknown:
         note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")
     note(f"next: elman generate {shlex.quote(str(run))}")
+
+
+def _together(model: Any, ids: Any, processes: "Processes") -> "Score | None":
+    """The score of several processes, each of which reads a stretch; None: there is but one."""
+    from elman.scoring import metrics
+
+    if processes.size == 1:
+        return None
+    mine = slice(processes.rank, processes.rank + 1)
+    nats = metrics.nats_of_lanes(model, ids, processes.size, mine)
+    if processes.first:
+        note(f"note: {processes.size} stretches side by side, each after the 256 tokens before it")
+    return metrics.Score(len(ids) - 1, sum(processes.numbers(nats)))
 
 
 class Text(NamedTuple):
@@ -195,9 +218,8 @@ def _progress(tokens: int, adapt: bool) -> Iterator["Callable[[int], None] | Non
 def _table(run: "Run", scores: "Evaluation", what: str) -> str:
     """The scores for people, worst first, the model marked."""
     from elman.scoring.evaluation import title
-    from elman.text.levels import level_of
 
-    level = level_of(run.vocab.level).unit
+    level = run.vocab.level_used.unit
     unknown = f"{scores.unknown:,} of them unknown" if scores.unknown else "none of them unknown"
     rows = [(title(name), score) for name, score in scores.baselines.items()]
     rows.append((f"this run: {run.config.model['cell']}", scores.model))

@@ -83,9 +83,8 @@ def _read(run: Any, text: str) -> tuple[Any, str]:
     """The ids of a prompt and the prompt as the model reads it; reports what it cannot read."""
     from elman.scoring import evaluation
     from elman.text import prepared
-    from elman.text.levels import level_of
 
-    level = level_of(run.vocab.level)
+    level = run.vocab.level_used
     shown = str(prepared.prompt(run.config.data, text))
     ids = run.vocab.encode(shown)
     if unknown := evaluation.unknown(run.vocab, ids):
@@ -181,9 +180,8 @@ def _write_text(texts: list[Text], vocab: "Vocab") -> None:
 
 def _pieces(text: Text, vocab: "Vocab") -> Iterator[str]:
     """What follows the prompt, as it becomes whole."""
-    from elman.text.levels import level_of
 
-    level = level_of(vocab.level)
+    level = vocab.level_used
     read = level.tokens(text.prompt)
     written = (vocab.idx_to_token[token] for token in text.tokens)
     return level.stream(written, read[-1] if read else None)

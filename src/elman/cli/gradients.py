@@ -98,7 +98,8 @@ def text_ids(opened: Run, source: str | None) -> Any:
         parts = opened.splits()
         ids = parts.validation if len(parts.validation) else parts.train
     else:
-        ids = opened.encode(prepared.read(opened.config.data, source))
+        data, text = opened.config.data, prepared.read(opened.config.data, source)
+        ids = prepared.all_held_out(data, text, opened.vocab).validation
     if len(ids) < 9:
         raise UserError(
             f"{len(ids)} tokens are too few to see a gradient through time",
@@ -242,7 +243,7 @@ def carries_picture(model: LanguageModel, ids: Any, opened: Run, window: int) ->
     letters = np.cumsum([max(len(token), 1) for token in tokens])
     tokens = tokens[: max(int(np.searchsorted(letters, 80)), 8)]
     small = max(min(window, len(tokens) // 4), 1)
-    level = {"word": "words", "byte": "bytes"}.get(opened.vocab.level, "characters")
+    level = opened.vocab.level_used.units
     title = (
         f"What each carry lets the gradient cross, over {len(tokens)} {level}, so with windows "
         f"of {max(small // 2, 1)} to {2 * small} (this run trained with {window})"

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note
-from elman.cli.source import Clean, Encoding, Errors, Lower, Source, follow_up, printable, read
+from elman.cli.source import (
+    Clean,
+    Encoding,
+    Errors,
+    Lower,
+    Source,
+    Tokenizer,
+    VocabSize,
+    data_of,
+    follow_up,
+    printable,
+    read,
+)
 from elman.errors import UserError
 from elman.files import check_target
 
@@ -35,7 +47,12 @@ def ngram(
     chain: Annotated[
         bool, typer.Option("--chain", help="Laplace: back off to the order below, not the unigram")
     ] = False,
-    level: Annotated[str, typer.Option(help="char, word, byte, or spaced words")] = "char",
+    level: Annotated[
+        str | None,
+        typer.Option(help="char, word, byte, bpe, or spaced words", show_default="char"),
+    ] = None,
+    vocab_size: VocabSize = 0,
+    tokenizer: Tokenizer = "",
     clean: Clean = "newlines",
     lower: Lower = False,
     validation: Annotated[float, typer.Option(help="Part held out, at the end")] = 0.1,
@@ -57,7 +74,7 @@ def ngram(
     Every token of the held-out part is predicted from the tokens before it.
     """
     from elman.counting.ngram import NgramModel
-    from elman.text.prepared import Data, prepare
+    from elman.text.prepared import prepare
     from elman.text.prepared import prompt as prompt_of
 
     orders = _orders(order)
@@ -69,7 +86,19 @@ def ngram(
             f"--order {order} fits {len(orders)} models, and only one can be written",
             hint=f"--order {orders[-1]}",
         )
-    data = Data(source, level, clean, 0, min_freq, validation, encoding, errors, lower)
+    data = data_of(
+        "char",
+        source=source,
+        level=level,
+        clean=clean,
+        min_freq=min_freq,
+        validation=validation,
+        encoding=encoding,
+        errors=errors,
+        lower=lower,
+        vocab_size=vocab_size or None,
+        tokenizer=tokenizer or None,
+    )
     weights = _epsilon(epsilon, orders[-1])
     splits = prepare(data, read(data))
 
@@ -80,7 +109,7 @@ def ngram(
     rows = [_score(fit(k), splits) for k in orders[:-1]]
     model = fit(orders[-1])
     rows.append(_score(model, splits))
-    record = {"source": source, "level": level, "smoothing": smoothing, "models": rows}
+    record = {"source": source, "level": data.level, "smoothing": smoothing, "models": rows}
     record |= {"train_tokens": len(splits.train), "vocabulary": len(splits.vocab)}
     if generate:
         start = splits.vocab.encode(prompt_of(data, prompt))

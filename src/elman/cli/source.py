@@ -9,15 +9,20 @@ from elman.cli.console import progress
 
 if TYPE_CHECKING:
     from elman.text.datasets import Progress
-    from elman.text.prepared import Data
+    from elman.text.prepared import Data, Text
 
 Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="Dataset name, text file, .gz, folder of .txt files, or - for stdin.",
+        help="Dataset name, text file, .gz, folder of .txt files or of `elman prepare`, or -.",
     ),
 ]
+VocabSize = Annotated[
+    int, typer.Option(min=0, help="Most tokens with an id, the frequent ones; 0: all (bpe: 8192)")
+]
+Tokenizer = Annotated[str, typer.Option(help="bpe: a tokenizer.json; else one is learned")]
+LEARNED = ("vocab_size", "tokenizer")
 Clean = Annotated[
     str,
     typer.Option(help="newlines (line ends made alike), letters (as the notes), or none"),
@@ -32,7 +37,16 @@ Errors = Annotated[
 ]
 
 
-def read(data: "Data") -> str | bytes:
+def data_of(default_level: str, **given: Any) -> "Data":
+    """Which text, and how it is read: as given, as a prepared text was prepared, or as usual."""
+    from elman.text.prepared import Data, adopted
+
+    typed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {"level": default_level} | adopted(typed)
+    return Data(**options)
+
+
+def read(data: "Data") -> "Text":
     """The text that `data` describes; a download shows how far it is."""
     from elman.text import prepared
 
@@ -45,7 +59,7 @@ def follow_up(verb: str, data: "Data", **options: object) -> str:
     from elman.text.prepared import Data
 
     plain = Data(data.source, data.level)
-    for name in ("clean", "min_freq", "validation", "encoding", "errors", "lower"):
+    for name in (*("clean", "min_freq", "validation", "encoding", "errors", "lower"), *LEARNED):
         if getattr(data, name) != getattr(plain, name):
             options[name] = getattr(data, name)
     options = {"level": data.level, **options} if data.level != "char" else options

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note
-from elman.cli.source import Clean, Encoding, Errors, Lower, Source, follow_up, printable, read
+from elman.cli.source import (
+    Clean,
+    Encoding,
+    Errors,
+    Lower,
+    Source,
+    Tokenizer,
+    VocabSize,
+    data_of,
+    follow_up,
+    printable,
+    read,
+)
 from elman.files import check_target
 
 if TYPE_CHECKING:
@@ -20,7 +32,12 @@ if TYPE_CHECKING:
 
 def statistics(
     source: Source = "python-reference",
-    level: Annotated[str, typer.Option(help="word, char, byte, or spaced words")] = "word",
+    level: Annotated[
+        str | None,
+        typer.Option(help="word, char, byte, bpe, or spaced words", show_default="word"),
+    ] = None,
+    vocab_size: VocabSize = 0,
+    tokenizer: Tokenizer = "",
     clean: Clean = "newlines",
     lower: Lower = False,
     n: Annotated[
@@ -43,21 +60,34 @@ def statistics(
 
     At the word level the words count, not the punctuation and white space between them.
     """
-    from elman.counting import statistics as stats
-    from elman.text.prepared import Data, prepare
+    import numpy as np
 
-    data = Data(source, level, clean, 0, 0, 0.0, encoding, errors, lower)
+    from elman.counting import statistics as stats
+    from elman.text.prepared import prepare
+
+    data = data_of(
+        "word",
+        source=source,
+        level=level,
+        clean=clean,
+        encoding=encoding,
+        errors=errors,
+        lower=lower,
+        vocab_size=vocab_size or None,
+        tokenizer=tokenizer or None,
+    )
+    data = replace(data, validation=0.0, min_freq=0)
     if figure is not None:
         check_target(figure)
     splits = prepare(data, read(data))
-    vocab, ids = splits.vocab, _content(splits.train, splits.vocab)
+    vocab, ids = splits.vocab, _content(np.asarray(splits.train), splits.vocab)
     runs = [stats.frequencies(ids, k, vocab) for k in range(1, n + 1)]
     rows = [_row(frequencies, first, last) for frequencies in runs]
     head = stats.stop_words(runs[0], share)
     if figure is not None:
-        _draw(rows, level, figure)
+        _draw(rows, data.level, figure)
     if json:
-        record = {"source": source, "level": level, "tokens": runs[0].total}
+        record = {"source": source, "level": data.level, "tokens": runs[0].total}
         emit(record | {"runs": [_record(row, top) for row in rows], "stop_words": head._asdict()})
     else:
         _print(rows, head, top)
@@ -71,9 +101,7 @@ def _content(ids: Any, vocab: "Vocab") -> Any:
     """The tokens that are counted."""
     import numpy as np
 
-    from elman.text.levels import level_of
-
-    level = level_of(vocab.level)
+    level = vocab.level_used
     return ids[np.array([level.is_content(token) for token in vocab.idx_to_token])[ids]]
 
 

@@ -1,5 +1,6 @@
 """`elman train`: train a language model in a run folder, or continue one exactly."""
 
+import os
 import shlex
 import signal
 import sys
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elman.cli.console import emit, note, progress
+from elman.cli.console import emit, note, progress, quiet
 from elman.cli.device import pick
 from elman.cli.limits import a_path
 from elman.errors import UserError, WorkFailed
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from elman.runs import Run
     from elman.session import Session
     from elman.training import Record, Result
+    from elman.training.processes import Processes
 
     Show = Callable[[Record | str], None]
 
@@ -71,15 +73,38 @@ def work(
     given = {name: value for name, value in typed.items() if value is not None}
     if source is not None:
         given["source"] = source
+    from elman.training.processes import Processes
+
     board = _board_kind() if tensorboard else None
-    session = _begin(preset, given) if resume is None else _resume(resume, preset, given)
+    processes = Processes.from_environment()
+    with quiet(unless=processes.first):
+        return _work(preset, resume, given, board, as_json, processes)
+
+
+def _work(
+    preset: str | None,
+    resume: Path | None,
+    given: dict[str, Any],
+    board: Any,
+    as_json: bool,
+    processes: "Processes",
+) -> int | None:
+    if resume is None and (again := _to_resume(given, processes)):
+        resume, preset, given = again, None, {}
+    if resume is None:
+        session = _begin(preset, given, processes)
+    else:
+        session = _resume(resume, preset, given, processes)
     pick(str(session.training.device))  # for what there is to say about it
     result = page = None
     with _display(session) as show:
         stopped = _train(session, show, as_json, board)
         if not stopped:
             show("scoring, and writing the report")
-            result, page = session.conclude(), session.report()
+            result, page = session.conclude(), session.report() if processes.first else None
+        processes.wait()
+    if not processes.first:
+        return 130 if stopped else None
     if page is None:
         note(f"stopped by {stopped}; saved at step {session.training.step}")
         note(f"continue with: {_resuming(session.run)}")
@@ -91,7 +116,22 @@ def work(
 # ---------------------------------------------------------------------- before
 
 
-def _begin(preset: str | None, given: dict[str, Any]) -> "Session":
+def _to_resume(given: dict[str, Any], processes: "Processes") -> Path | None:
+    """The run that this very command has begun before torchrun started it again."""
+    restarts = processes.connected and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    out = given.get("out")
+    if restarts and out is None:
+        raise UserError(
+            f"with --max-restarts {restarts} a training must know its run folder",
+            hint="name it: --out runs/NAME",
+        )
+    if out is None or not processes.restarted:
+        return None
+    found = processes.told("yes" if (out / "config.json").exists() else "")
+    return out if found else None
+
+
+def _begin(preset: str | None, given: dict[str, Any], processes: "Processes") -> "Session":
     from elman.runs import options_of, presets
     from elman.runs.effort import Size
     from elman.session import Session
@@ -99,7 +139,7 @@ def _begin(preset: str | None, given: dict[str, Any]) -> "Session":
     kept, asked = _divided(given)
     command = shlex.join(["elman", *sys.argv[1:]])
     preset = presets.DEFAULT if preset is None else preset
-    session = Session.begin(asked, preset, kept, command)
+    session = Session.begin(asked, preset, kept, command, processes)
     size = Size(len(session.training.train_ids), len(session.run.vocab))
     chosen = presets.named(preset, asked, size) | asked
     options = options_of(session.run.config)
@@ -110,25 +150,26 @@ def _begin(preset: str | None, given: dict[str, Any]) -> "Session":
 
 def _text_words(session: "Session") -> str:
     """Which part of the text trains and which is held out."""
-    training, what = session.training, session.run.vocab.level
-    tokens = f"{what}acter" if what == "char" else what
+    training, units = session.training, session.run.vocab.level_used.units
     chosen_by = 0 if training.validation_ids is None else len(training.validation_ids)
     reported = session.test_tokens
     rest = f"the {chosen_by:,} after them are held out" if chosen_by else "nothing is held out"
     if reported:
         chooses = f"the {chosen_by:,} after them choose its weights, " if chosen_by else ""
         rest = f"{chooses}the {reported:,} at the end test it"
-    return f"trains on the first {len(training.train_ids):,} {tokens}s; {rest}"
+    return f"trains on the first {len(training.train_ids):,} {units}; {rest}"
 
 
-def _resume(path: Path, preset: str | None, given: dict[str, Any]) -> "Session":
+def _resume(
+    path: Path, preset: str | None, given: dict[str, Any], processes: "Processes"
+) -> "Session":
     from elman.runs import Run, options_of, presets
     from elman.session import Session
 
     _refuse_beside_resume(preset=preset, out=given.get("out"), force=given.get("force"))
     kept, asked = _divided(given)
     before = options_of(Run.open(path).config)
-    session = Session.resume(path, asked, kept)
+    session = Session.resume(path, asked, kept, processes)
     after = options_of(session.run.config)
     changes = {name: value for name, value in after.items() if value != before[name]}
     other = f" with {presets.as_flags(changes)}" if changes else ""

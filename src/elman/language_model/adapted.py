@@ -14,6 +14,7 @@ device=…)` where the model has that, as the notes' models do, else None.
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Any, Protocol, cast, final
 
 import torch
@@ -24,7 +25,7 @@ from elman.errors import UserError
 from elman.gradients import Carry, Memory
 from elman.language_model.masks import NO_MASKS, Masks, Noise
 from elman.language_model.model import LanguageModel, known_range
-from elman.language_model.nests import Nest, over
+from elman.language_model.nests import Nest, over, tensors
 
 
 def read(model: nn.Module, ids: Tensor, state: Nest = None) -> tuple[Tensor, Nest]:
@@ -88,6 +89,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def lane_dim(self) -> int:
+        """Which dimension of a state's tensors counts the rows of the batch."""
+        ...
+
+    @property
     def draws_globally(self) -> bool:
         """Whether reading may draw from torch's global generators, as torch's dropout does."""
         ...
@@ -108,8 +114,8 @@ class Reader(Protocol):
         """The masks of one window."""
         ...
 
-    def hide_tokens(self, ids: Tensor) -> Tensor:
-        """The ids as the model shall read them."""
+    def hide_tokens(self, ids: Tensor, lanes: int | None = None, first: int = 0) -> Tensor:
+        """The ids as the model shall read them: rows of a batch of `lanes`, from `first` on."""
         ...
 
     def lent(self, xi: Tensor | None, memory: Memory | None) -> AbstractContextManager[None]:
@@ -175,18 +181,41 @@ class Adapted:
 
     def check_range(self, low: int, high: int) -> None:
         """Ask it about two short rows of the first token, which also shows what it returns."""
+        logits, _ = self._tried(rows=2)
+        known_range(low, high, logits.shape[-1])
+
+    def _tried(self, rows: int) -> tuple[Tensor, Nest]:
         device = next(self.module.parameters()).device
-        ids = torch.zeros(2, 3, dtype=torch.int64, device=device)
+        ids = torch.zeros(rows, 3, dtype=torch.int64, device=device)
         cuda = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(cuda), evaluating(self.module):
-            logits, _ = read(self.module, ids)
-        known_range(low, high, logits.shape[-1])
+            return read(self.module, ids)
+
+    @property
+    def lane_dim(self) -> int:
+        """Found out by asking, once: the dimension that grows with the rows."""
+        return self._lane_dim
+
+    @cached_property
+    def _lane_dim(self) -> int:
+        shapes = [[t.shape for t in tensors(self._tried(rows)[1])] for rows in (2, 3)]
+        dims = {
+            next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), -1)
+            for pair in zip(*shapes, strict=True)
+        }
+        if dims - {0, 1} or len(dims) > 1:
+            raise UserError(
+                f"{_name(self.module)} has a state whose tensors are {[*map(tuple, shapes[0])]} "
+                "for two rows: which dimension of them counts the rows?",
+                hint="(rows, …) for all tensors, or (layers, rows, …) for all",
+            )
+        return dims.pop() if dims else 0
 
     def draw_masks(self, batch: int) -> Masks:
         """None: what it hides is its own affair."""
         return NO_MASKS
 
-    def hide_tokens(self, ids: Tensor) -> Tensor:
+    def hide_tokens(self, ids: Tensor, lanes: int | None = None, first: int = 0) -> Tensor:
         """None are hidden."""
         return ids
 

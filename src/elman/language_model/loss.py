@@ -7,8 +7,13 @@ On a CPU in float32 or float64 this is native code, and under autocast where the
 bfloat16; on a GPU the loss and its gradient are one kernel each. Elsewhere, and where torch
 compiles or traces, it is `torch.nn.functional`'s `linear` and `cross_entropy`: the same numbers to
 rounding.
+
+The logits of a window are batch × window × vocabulary numbers. Where those are many (`LARGE`), they
+are made a piece at a time, turned into ŷ - 1 in place, multiplied into both gradients and
+forgotten, on any device: memory holds one piece, whatever the batch, the window and the vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +26,14 @@ from elman.kernels.cpu import KERNEL, head
 from elman.kernels.cuda import small
 from elman.recurrence.traced import listening
 
+LARGE = 1 << 24
+"""Logits that are never in memory all at once, if there are more."""
+PIECE = 1 << 22
+"""Logits in memory at a time, then."""
+
+Pulls = list[Tensor | None]
+"""∂loss/∂hs, ∂loss/∂W_hq, ∂loss/∂b_q; None for those that nobody needs."""
+
 
 def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
     """The mean nats of `targets` (…) under the output layer read from `hs` (…, hidden).
@@ -29,22 +42,73 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
     >>> linear_cross_entropy(hs, W_hq, None, torch.zeros(3, 2, dtype=torch.int64))  # log 4
     tensor(1.3863)
     """
-    if listening():
+    if listening() or torch.compiler.is_compiling():
         return _plain(hs, W_hq, b_q, targets)
     if hs.shape[:-1] != targets.shape or not targets.numel():
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
-    if torch.compiler.is_compiling():
-        return _plain(hs, W_hq, b_q, targets)
+    if in_pieces(targets.numel(), len(W_hq)):
+        return _Fused.apply(_pieces, hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
     if hs.is_cuda and targets.dim() == 2 and targets.is_cuda and _takes(hs, W_hq, targets):
         return _OnGpu.apply(hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
     native = head.runs(KERNEL, hs, W_hq, b_q)
     if not native or torch.is_autocast_enabled("cpu") != (hs.dtype == torch.bfloat16):
         return _plain(hs, W_hq, b_q, targets)
-    return _Fused.apply(hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
+    return _Fused.apply(_native, hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
+
+
+def in_pieces(rows: int, vocab_size: int) -> bool:
+    """Whether the logits of so many rows are too many to be in memory all at once."""
+    return rows * vocab_size > LARGE
 
 
 def _plain(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
     return cross_entropy(linear(hs, W_hq, b_q).flatten(0, -2), targets.flatten())
+
+
+def _native(*given: Any) -> tuple[Tensor, Pulls]:
+    return head.mean_nats(KERNEL, *given)
+
+
+def _pieces(
+    hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor, needs: tuple[bool, bool]
+) -> tuple[Tensor, Pulls]:
+    """The mean nats and their pulls, `PIECE` logits at a time; sums in float32 or wider."""
+    rows, ids = hs.reshape(-1, hs.shape[-1]), targets.reshape(-1)
+    real = torch.promote_types(W_hq.dtype, torch.float32)
+    if ids.is_cpu and not 0 <= int(ids.min()) <= int(ids.max()) < len(W_hq):
+        low, high = int(ids.min()), int(ids.max())
+        raise IndexError(f"targets from {low} to {high} index {len(W_hq)} outputs")
+    nats = torch.zeros((), dtype=real, device=hs.device)
+    dhs = torch.empty_like(rows) if needs[0] else None
+    dW = torch.zeros_like(W_hq, dtype=real) if needs[1] else None
+    db = torch.zeros_like(b_q, dtype=real) if needs[1] and b_q is not None else None
+    size = max(1, PIECE // len(W_hq))
+    for start in range(0, len(rows), size):
+        h, y = rows[start : start + size], ids[start : start + size, None]
+        logits = linear(h, W_hq, b_q)
+        o = logits.to(real)
+        o -= o.amax(1, keepdim=True)
+        chosen = o.gather(1, y)
+        total = o.exp_().sum(1, keepdim=True)
+        nats += (total.log() - chosen).sum()
+        if not any(needs):
+            continue
+        o = o.div_(total.mul_(len(rows))).scatter_add_(1, y, o.new_full(y.shape, -1 / len(rows)))
+        do = o.to(logits.dtype)  # the products in the type in which the logits were made
+        if dhs is not None:
+            dhs[start : start + size] = do @ W_hq.to(do.dtype)
+        if dW is not None and dW.dtype == do.dtype:
+            dW.addmm_(do.T, h)
+        elif dW is not None:
+            dW += do.T @ h.to(do.dtype)
+        if db is not None:
+            db += o.sum(0)
+    pulls = [None if dhs is None else dhs.view_as(hs), _as(dW, W_hq), _as(db, b_q)]
+    return nats / len(rows), pulls
+
+
+def _as(pull: Tensor | None, like: Tensor | None) -> Tensor | None:
+    return pull if pull is None or like is None else pull.to(like.dtype)
 
 
 def _takes(hs: Tensor, W_hq: Tensor, targets: Tensor) -> bool:
@@ -82,9 +146,16 @@ class _Fused(torch.autograd.Function):
     """The forward pass computes the gradient too, once; asked for it again, torch computes it."""
 
     @staticmethod
-    def forward(ctx: Any, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
-        needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3]))
-        nats, ctx.gradients = head.mean_nats(KERNEL, hs, W_hq, b_q, targets, needs)
+    def forward(
+        ctx: Any,
+        compute: Callable[..., tuple[Tensor, Pulls]],
+        hs: Tensor,
+        W_hq: Tensor,
+        b_q: Tensor | None,
+        targets: Tensor,
+    ) -> Tensor:
+        needs = (ctx.needs_input_grad[1], any(ctx.needs_input_grad[2:4]))
+        nats, ctx.gradients = compute(hs, W_hq, b_q, targets, needs)
         ctx.save_for_backward(hs, W_hq, b_q, targets)
         return nats
 
@@ -93,11 +164,11 @@ class _Fused(torch.autograd.Function):
         again = torch.is_grad_enabled()  # create_graph=True: leave a graph behind
         gradients = ctx.gradients
         if again or gradients is None:
-            return *_plain_gradient(ctx.saved_tensors, grads[0], again), None
-        ctx.gradients, scale = None, grads[0].item()
-        if scale != 1:
+            return None, *_plain_gradient(ctx.saved_tensors, grads[0], again), None
+        ctx.gradients, scale = None, grads[0]
+        if scale.is_cuda or scale.item() != 1:  # a GPU is not asked: it would have to answer
             gradients = [None if d is None else d.mul_(scale) for d in gradients]
-        return *gradients, None
+        return None, *gradients, None
 
 
 def _plain_gradient(

@@ -47,6 +47,15 @@ class Masks(NamedTuple):
     outputs: Tensor | None  # (batch, hidden)
     recurrent: dict[str, Tensor]  # by parameter name, each of that parameter's shape
 
+    def of(self, rows: slice) -> "Masks":
+        """The masks of some rows of the batch; W_hh is the same for all.
+
+        Copies: where rows lie in memory may not matter, as it does for some products of a CPU.
+        """
+        both = (self.inputs, self.outputs)
+        inputs, outputs = (m if m is None else m[rows].clone() for m in both)
+        return Masks(inputs, outputs, self.recurrent)
+
 
 NO_MASKS = Masks(None, None, {})
 """Nothing hidden."""

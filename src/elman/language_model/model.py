@@ -270,12 +270,16 @@ class LanguageModel(nn.Module):
                     recurrent[name] = self.noise.keep(tuple(W_hh.shape), drop.recurrent, like)
         return Masks(inputs, outputs, recurrent)
 
-    def hide_tokens(self, ids: Tensor) -> Tensor:
-        """Read each token as `<unk>` with probability `dropout.tokens`."""
+    def hide_tokens(self, ids: Tensor, lanes: int | None = None, first: int = 0) -> Tensor:
+        """Read each token as `<unk>` with probability `dropout.tokens`.
+
+        Where the ids are rows of a batch of `lanes`, from `first` on, it is drawn for all of them.
+        """
         if not self.shape.dropout.tokens:
             return ids
-        kept = self.noise.keep(tuple(ids.shape), self.shape.dropout.tokens, self.bias_q)
-        return torch.where(kept > 0, ids, 0)
+        rows = len(ids) if lanes is None else lanes
+        kept = self.noise.keep((rows, ids.shape[1]), self.shape.dropout.tokens, self.bias_q)
+        return torch.where(kept[first : first + len(ids)] > 0, ids, 0)
 
     def forward(
         self, ids: Ids, state: ModelState = None, masks: Masks | None = None
@@ -395,6 +399,11 @@ class LanguageModel(nn.Module):
         known_range(low, high, self.vocab_size)
 
     # ------------------------------------------------------------------ what a training asks
+
+    @property
+    def lane_dim(self) -> int:
+        """Which dimension of a state's tensors counts the rows of the batch."""
+        return 1 if self.recurrent else 0
 
     @property
     def draws_globally(self) -> bool:

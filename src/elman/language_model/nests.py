@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from elman.cells.custom import Nest
@@ -28,3 +29,34 @@ def over(function: Callable[..., Tensor], *nests: Nest) -> Nest:
         )
     parts = [over(function, *part) for part in zip(*nests, strict=True)]
     return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+
+
+def tensors(nest: Nest) -> list[Tensor]:
+    """Every tensor of a nest, in order.
+
+    >>> tensors({"h": (Tensor([1]), None), "c": Tensor([2])})
+    [tensor([1.]), tensor([2.])]
+    """
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    over(note, nest)
+    return found
+
+
+def rows_of(nest: Nest, dim: int, rows: slice) -> Nest:
+    """A copy of some rows of every tensor, counted along `dim`.
+
+    A view would lie elsewhere in memory than rows that are a tensor by themselves, and products on
+    a CPU may round by that.
+    """
+    count = rows.stop - rows.start
+    return over(lambda tensor: tensor.narrow(dim, rows.start, count).clone(), nest)
+
+
+def joined(nests: list[Nest], dim: int) -> Nest:
+    """The rows of several nests of one kind as one nest."""
+    return over(lambda *parts: torch.cat(parts, dim), *nests)

@@ -15,6 +15,7 @@ from elman.runs.device import is_here
 from elman.runs.shown import Shown
 from elman.text.prepared import Data, Splits
 from elman.training import Optimisation, Reading, Settings, Training
+from elman.training.processes import ALONE, Processes
 
 FORMAT = 1
 
@@ -89,9 +90,11 @@ def fresh_model(config: Config) -> LanguageModel:
         return LanguageModel.from_config(config.model)
 
 
-def fresh_training(config: Config, parts: Splits, device: str) -> Training:
+def fresh_training(
+    config: Config, parts: Splits, device: str, processes: Processes = ALONE
+) -> Training:
     """The training before its first update, on `device`, or on the CPU where there is none such."""
-    device = device if is_here(device) else "cpu"
+    device = processes.place(device if is_here(device) else "cpu")
     held_out = parts.validation if len(parts.validation) else None
     _check_affordable(config)
     if len(parts.test) == 1:
@@ -99,7 +102,8 @@ def fresh_training(config: Config, parts: Splits, device: str) -> Training:
             f"test={config.data.test} of this text is one token, which leaves nothing to predict",
             hint="use more text, or a larger test, or test=0 for none",
         )
-    return Training(fresh_model(config).to(device), parts.train, held_out, config.training)
+    model = fresh_model(config).to(device)
+    return Training(model, parts.train, held_out, config.training, processes)
 
 
 def _check_affordable(config: Config) -> None:

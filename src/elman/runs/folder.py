@@ -62,9 +62,18 @@ FILES = (
 class Run:
     """A run folder, opened."""
 
-    def __init__(self, path: Path, config: Config, vocab: Vocab, *, edited: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: Config,
+        vocab: Vocab,
+        *,
+        edited: bool = False,
+        writes: bool = True,
+    ) -> None:
         self.path, self.config, self.vocab = path, config, vocab
         self.edited = edited  # whether config.json is no longer as it was written
+        self.writes = writes  # of the processes of one training, only the first one
         self._lock: Lock | None = None
         self._left: os.stat_result | None = None  # state.safetensors when the lock was released
 
@@ -110,7 +119,7 @@ class Run:
             raise
 
     @classmethod
-    def open(cls, path: Path | str) -> "Run":
+    def open(cls, path: Path | str, *, writes: bool = True) -> "Run":
         """Open a run folder that exists."""
         path = Path(path)
         if not (path / "config.json").exists():
@@ -131,11 +140,15 @@ class Run:
                 f"{config.model['vocab_size']} in config.json",
                 hint="the two files come from different runs",
             )
-        return cls(path, config, vocab, edited=has_seal(written) and not seal_holds(written))
+        return cls(
+            path, config, vocab, edited=has_seal(written) and not seal_holds(written), writes=writes
+        )
 
     def save_config(self, config: Config) -> None:
         """Write config.json, and the model card that repeats it for people."""
         self.config = config
+        if not self.writes:
+            return
         record = strict_json.dumps(config.json() | {"seal": BLANK_SEAL}, indent=2)
         write_sealed(self.path / "config.json", record.encode() + b"\n")
         write_text(self.path / "README.md", model_card(self))
@@ -147,7 +160,7 @@ class Run:
 
         A training that another process has moved on in between is refused, too.
         """
-        if self._lock is not None:
+        if self._lock is not None or not self.writes:
             return
         self._lock = Lock(self.path)
         if self._left is not None and _differ(self._left, self._saved()):
@@ -260,6 +273,8 @@ class Run:
 
     def save_best(self, training: Training) -> None:
         """Write model.safetensors: the weights of now, averaged where weights are averaged."""
+        if not self.writes:
+            return
         with training.average.applied():
             weights = {n: p.detach() for n, p in training.model.named_parameters()}
             checkpoints.write(
@@ -270,8 +285,13 @@ class Run:
             )
 
     def save_state(self, training: Training, metrics_bytes: int) -> None:
-        """Write state.safetensors: where the training is, and how long metrics.jsonl is."""
+        """Write state.safetensors: where the training is, and how long metrics.jsonl is.
+
+        Every process has some of the lanes; the first one writes them all.
+        """
         tensors, numbers = training.state_dict()
+        if not self.writes:
+            return
         numbers["metrics_bytes"] = metrics_bytes
         options = options_of(self.config)
         numbers["options"] = {name: options[name] for name in presets.CHANGEABLE}
@@ -295,6 +315,8 @@ class Run:
                     f"{path} does not fit {self.path / 'config.json'}: {problem!r}",
                     hint="the two come from different runs",
                 ) from problem
+        if not self.writes:
+            return
         self._shorten_metrics(length)
         for draft in self.path.glob(".*.partial"):  # what a crash left half written
             draft.unlink()

@@ -197,7 +197,7 @@ class Loaded:
         layers = f"{shape.layers} layers of " if shape.layers > 1 else ""
         return (
             f"<elman run {self.run.path}: {layers}{shape.cell} {shape.hidden_size}, "
-            f"{len(self.vocab)} {self.vocab.level}s, on {self.device}>"
+            f"{len(self.vocab)} {self.vocab.level_used.units}, on {self.device}>"
         )
 
 

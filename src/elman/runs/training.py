@@ -30,19 +30,20 @@ def train(
     it. A checkpoint is written every so many updates, every so many seconds, with each better
     validation, when stopped and at the end.
     """
-    saved_at = time.monotonic()
-    with _owned(run), open(run.path / "metrics.jsonl", "ab") as log:
+    saved_at, agree = time.monotonic(), training.processes.agree
+    with _owned(run), _log(run) as log:
         for record in training.records():
-            told = [record, *remarks(record)]
+            told = [record, *(remarks(record) if run.writes else ())]
             for each in told:
                 _append(log, each)
             better = isinstance(record, Validation) and record.improved
             late = every_seconds > 0 and time.monotonic() - saved_at >= every_seconds
+            late, stopped = agree(late and run.writes, stop())
             if better or late or (every_steps and training.step % every_steps == 0):
                 _checkpoint(run, training, log, better)
                 saved_at = time.monotonic()
             yield from told
-            if stop():
+            if stopped:
                 break
         _checkpoint(run, training, log, better=False)
 
@@ -59,13 +60,19 @@ def conclude(run: Run, training: Training) -> Result | None:
 
     The score is by the definition: one lane, the state never reset. None where nothing is held out.
     """
+    if not run.writes:
+        return None
     with _owned(run):
         result = _result(run, training)
         if result is not None:
-            with open(run.path / "metrics.jsonl", "ab") as log:
+            with _log(run) as log:
                 _append(log, result)
         write_text(run.path / "README.md", model_card(run))
     return result
+
+
+def _log(run: Run) -> IO[bytes]:
+    return open(run.path / "metrics.jsonl" if run.writes else os.devnull, "ab")
 
 
 @contextmanager
@@ -106,7 +113,8 @@ def _append(log: IO[bytes], record: Record) -> None:
 
 def _checkpoint(run: Run, training: Training, log: IO[bytes], better: bool) -> None:
     log.flush()
-    os.fsync(log.fileno())
+    if run.writes:
+        os.fsync(log.fileno())
     if better or math.isinf(training.best):  # never validated: the latest weights are the best
         run.save_best(training)
     run.save_state(training, log.tell())

@@ -33,7 +33,6 @@ from elman.scoring.dynamic import Adaptation, Progress, adapted_scores, choose, 
 from elman.scoring.metrics import Score
 from elman.scoring.mixture import Network, fit_weights
 from elman.scoring.online import mix_online, reading_on
-from elman.text.levels import level_of
 from elman.text.vocab import Vocab
 
 Ids = NDArray[Any]
@@ -109,6 +108,7 @@ def evaluate(
     adapt: bool | Adaptation = False,
     cache: int = 0,
     progress: Progress | None = None,
+    score: Score | None = None,
 ) -> Evaluation:
     """Score `ids` with the model and, where `train` is given, with baselines that counted it.
 
@@ -117,13 +117,13 @@ def evaluate(
     of them are `<unk>`. `validation` is a text that is neither trained on nor scored: it chooses
     what has to be chosen. `adapt` also scores the model while it learns from what it has read, by
     the settings given or (True) by those that validation chooses. `cache` is how many of the latest
-    hidden states a neural cache remembers.
+    hidden states a neural cache remembers. `score` is the model's own, where it is known already.
     """
     orders = [order_of(name) for name in mix]
     if (mix or adapt) and train is None:
         what = "a counting model" if mix else "adapting"
         raise UserError(f"{what} needs the training text", hint="train=run.splits().train")
-    score = metrics.evaluate(model, ids)
+    score = metrics.evaluate(model, ids) if score is None else score
     rivals = {} if train is None else baselines(train, ids, vocab)
     mixture = _fixed(model, ids, train, mix, orders, len(vocab), validation)
     adapted = settings = online = None
@@ -251,7 +251,7 @@ def baselines(train: Ids, ids: Ids, vocab: Vocab) -> dict[str, Score]:
     """Every baseline's score on `ids`, having counted `train`; weakest first."""
     size = len(vocab)
     scores = {"uniform": uniform(ids, size), "unigram": unigram(train, ids, size)}
-    for order in level_of(vocab.level).counting_orders:
+    for order in vocab.level_used.counting_orders:
         if len(train) > order:
             scores[f"kneser-ney:{order}"] = counting(kneser_ney(train, size, order), ids)
     return scores

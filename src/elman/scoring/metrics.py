@@ -5,6 +5,7 @@ perplexity      =  exp(nats per token), the geometric mean of the number of choi
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,11 +21,14 @@ from elman.language_model.masks import NO_MASKS
 from elman.language_model.model import ModelState
 from elman.language_model.nests import Nest
 from elman.text.batches import flat_integers
+from elman.text.shards import ShardedIds
 from elman.text.vocab import Vocab
 
-Ids = Tensor | np.ndarray
+Ids = Tensor | np.ndarray | ShardedIds
 PIECE = 1024
-"""Steps of text that are held in memory at a time."""
+"""Steps of text that are held in memory at a time, fewer of a large vocabulary."""
+MANY = 1 << 26
+"""How many logits are held at a time, of a model that says how many a token has."""
 CHUNKED_PIECE = 1 << 17
 """The same where they run in chunks side by side, which wants long stretches."""
 LOGITS = 1 << 22
@@ -100,29 +104,50 @@ def evaluate(
     state is never reset. More lanes read as many stretches of the text side by side, which is
     faster; each but the first reads the `warm_up` tokens before its stretch to reach its state, so
     the score differs from the definition by what a model remembers for longer than that.
-    `piece` steps are held in memory at a time and change nothing: 1024, or many more for a model
-    that runs them in chunks side by side (`time=Chunked()`).
+    `piece` steps are held in memory at a time and change nothing: 1024, fewer of a large
+    vocabulary, or many more for a model that runs them in chunks side by side (`time=Chunked()`).
     """
-    ids = ids if isinstance(ids, Tensor) else np.asarray(ids)
+    nats = nats_of_lanes(model, ids, lanes, slice(None), warm_up=warm_up, piece=piece)
+    return Score(len(ids) - 1, nats)
+
+
+def nats_of_lanes(
+    model: torch.nn.Module,
+    ids: Ids,
+    lanes: int,
+    part: slice,
+    *,
+    warm_up: int = 256,
+    piece: int | None = None,
+) -> float:
+    """The share that some of the lanes have in the nats of `evaluate`: those of all are its score.
+
+    A text too short for so many lanes is read as one, the first.
+    """
+    ids = ids if isinstance(ids, Tensor | ShardedIds) else np.asarray(ids)
     if ids.ndim != 1 or len(ids) < 2:
         raise UserError(
             f"a text of shape {tuple(ids.shape)} has nothing to predict",
             hint="evaluate a one-dimensional text of at least two tokens",
         )
-    ids = torch.as_tensor(flat_integers(ids))
-    predictions = len(ids) - 1
+    flat = flat_integers(ids)
+    known = flat if isinstance(flat, ShardedIds) else torch.as_tensor(flat)
+    predictions = len(known) - 1
     if lanes < 2 or predictions < 2 * lanes * warm_up:
         lanes, warm_up = 1, 0
-    rows, scored = _rows(predictions, lanes, warm_up)
-    piece = piece or (CHUNKED_PIECE if lanes == 1 and in_chunks(model) else PIECE)
+    if not len(range(lanes)[part]):
+        return 0.0
+    chunked = lanes == 1 and in_chunks(model)
+    most = MANY // (lanes * int(getattr(model, "vocab_size", 1)))
+    piece = piece or (CHUNKED_PIECE if chunked else max(1, min(PIECE, most)))
     device = next(model.parameters()).device
     with evaluating(model):
         total, state = 0.0, None
-        for start in range(0, rows.shape[1], piece):
-            at, counts = rows[:, start : start + piece], scored[:, start : start + piece]
-            nats, state = token_nats(model, ids[at].to(device), ids[at + 1].to(device), state)
-            total += float(nats.cpu().double()[counts].sum())
-    return Score(predictions, total)
+        for at, counts in _rows(predictions, lanes, warm_up, piece):
+            x, y = (_picked(known, at[part] + ahead).to(device) for ahead in (0, 1))
+            nats, state = token_nats(model, x, y, state)
+            total += float(nats.cpu().double()[counts[part]].sum())
+    return total
 
 
 def token_nats(
@@ -161,14 +186,26 @@ def widened(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
-def _rows(predictions: int, lanes: int, warm_up: int) -> tuple[Tensor, Tensor]:
-    """Positions (lanes, steps) of the inputs, and which of them are scored.
+def _picked(ids: Tensor | ShardedIds, at: Tensor) -> Tensor:
+    """The ids at these positions, which rise by one along each row, or stay at the end."""
+    if isinstance(ids, Tensor):
+        return ids[at]
+    rows = [ids[int(row[0]) : int(row[-1]) + 1].read()[(row - row[0]).numpy()] for row in at]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def _rows(
+    predictions: int, lanes: int, warm_up: int, piece: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Positions (lanes, steps) of the inputs, `piece` steps at a time, and which are scored.
 
     Row b starts at b·stride and has warm_up + stride steps; row 0 scores them all, every other row
     the last stride of them: together each prediction once.
     """
     stride = math.ceil((predictions - warm_up) / lanes)
-    steps = torch.arange(warm_up + stride)
-    rows = torch.arange(lanes)[:, None] * stride + steps
-    scored = (rows < predictions) & ((steps >= warm_up) | (torch.arange(lanes) == 0)[:, None])
-    return rows.clamp(max=predictions - 1), scored
+    row = torch.arange(lanes)[:, None]
+    for start in range(0, warm_up + stride, piece):
+        steps = torch.arange(start, min(start + piece, warm_up + stride))
+        at = row * stride + steps
+        scored = (at < predictions) & ((steps >= warm_up) | (row == 0))
+        yield at.clamp(max=predictions - 1), scored

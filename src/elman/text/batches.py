@@ -10,11 +10,13 @@ windows out in random order. Both return an object that can be iterated, saved a
 - `state()` is a small dictionary fit for JSON; `restore(state)`, on an object made the same way
   over the same text, continues with exactly the batches that would have come next.
 
-With `world_size` above 1 each rank reads its share of every batch: `batch // world_size`
-consecutive rows. The position is the same on all ranks, so one saved state serves them all.
+With `world_size` above 1 each rank reads its share of every batch: consecutive rows, as many as any
+other rank's or one fewer. The position is the same on all ranks, so one saved state serves them
+all.
 """
 
 import abc
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
@@ -24,9 +26,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elman.errors import OutOfRange, UserError
+from elman.text.shards import ShardedIds
 
-Ids = Sequence[int] | NDArray[Any] | Tensor
-"""One-dimensional integers: a list, an array, a memory map, a tensor on any device."""
+Ids = Sequence[int] | NDArray[Any] | ShardedIds | Tensor
+"""One-dimensional integers: a list, an array, a memory map or several, a tensor on any device."""
+
+
+def shares(total: int, parts: int) -> list[slice]:
+    """`total` rows in so many consecutive parts, whose sizes differ by at most one.
+
+    >>> shares(10, 4)
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None), slice(8, 10, None)]
+    """
+    small, larger = divmod(total, parts)
+    edges = [i * small + min(i, larger) for i in range(parts + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def streams(
@@ -80,8 +94,7 @@ class Batches(abc.ABC):
         _check_shape(batch, window, offset)
         _check_rank(batch, rank, world_size)
         self.batch, self.window, self.offset = batch, window, offset
-        rows = batch // world_size
-        self.rows = slice(rank * rows, (rank + 1) * rows)
+        self.rows = shares(batch, world_size)[rank]
         self.position = 0
 
     @abc.abstractmethod
@@ -202,6 +215,8 @@ class Shuffled(Batches):
 
 def flat_integers(ids: Ids) -> Any:
     """A 1-D tensor as it is, anything else as a 1-D array over the same memory."""
+    if isinstance(ids, ShardedIds):
+        return ids
     try:
         flat = ids if isinstance(ids, Tensor) else np.asarray(ids)
     except ValueError as ragged:
@@ -244,10 +259,10 @@ def _check_rank(batch: int, rank: int, world_size: int) -> None:
             f"rank={rank} must be from 0 to world_size - 1, and world_size={world_size} at least 1",
             hint="rank=0, world_size=1 is a single process",
         )
-    if batch % world_size:
+    if batch < world_size:
         raise UserError(
-            f"batch={batch} rows cannot be shared equally by world_size={world_size} ranks",
-            hint=f"try batch={batch + world_size - batch % world_size}",
+            f"batch={batch} rows are too few for world_size={world_size} ranks",
+            hint=f"batch={world_size} gives each of them one",
         )
 
 

@@ -41,7 +41,7 @@ def load(
     >>> load("python-reference")[:22]
     'The "assert" statement'
     """
-    _check_encoding(encoding, errors)
+    check_encoding(encoding, errors)
     pieces = [_decode(data, where, encoding, errors) for where, data in _pieces(source, progress)]
     return "".join([p if p.endswith("\n") else p + "\n" for p in pieces[:-1]] + pieces[-1:])
 
@@ -219,7 +219,8 @@ def _not_empty(where: str, data: bytes) -> tuple[str, bytes]:
     return where, data
 
 
-def _check_encoding(encoding: str, errors: str) -> None:
+def check_encoding(encoding: str, errors: str) -> None:
+    """Refuse a name that is no encoding of text, or no way to treat its errors."""
     if errors not in ERRORS:
         raise UserError(f"unknown errors={errors!r}", hint=f"choose from {', '.join(ERRORS)}")
     try:

@@ -7,6 +7,7 @@ held-out text contains is `<unk>` there, as any later text's news will be.
 """
 
 import hashlib
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from elman.options import check, option
 from elman.text import corpus
 from elman.text.datasets import DATASETS
 from elman.text.levels import LEVELS, Level, as_bytes, byte_chunks, level_of
+from elman.text.shards import Shards, is_prepared
 from elman.text.vocab import Vocab
 
 __all__ = ["CLEANINGS", "Data", "Splits", "as_bytes", "cleaned", "located", "prepare", "read"]
@@ -64,6 +66,10 @@ class Data:
     train_tokens: int = option(
         0, "Train on the first so many, hold out after them; 0: all", panel=PANEL, at_least=0
     )
+    vocab_size: int = option(
+        0, "Most tokens with an id, the frequent ones; 0: all (bpe: 8192)", panel=PANEL, at_least=0
+    )
+    tokenizer: str = option("", "bpe: a tokenizer.json; else one is learned", panel=PANEL)
     test: float = option(
         0.0, "Part held out to report, at the end", panel=PANEL, at_least=0, below=1
     )
@@ -72,6 +78,8 @@ class Data:
         if self.min_freq is None and self.level in LEVELS:
             object.__setattr__(self, "min_freq", LEVELS[self.level].min_freq)
         check(self)
+        if self.tokenizer and self.level != "bpe":
+            level_of(self.level).learned("", tokenizer=self.tokenizer)  # refuses it
         if self.raw and self.lower:
             raise UserError(
                 "bytes have no lower case", hint='clean="letters", or level="char" and lower=True'
@@ -86,6 +94,12 @@ class Data:
     def raw(self) -> bool:
         """Whether the source is read as bytes, whatever they are: nothing is cleaned then."""
         return level_of(self.level).reads_bytes and self.clean != "letters"
+
+
+Text = str | bytes | Shards
+"""A text in memory, or one that `elman prepare` has made ready."""
+PREPARED = ("level", "clean", "lower", "encoding", "errors", "min_freq", "validation", "vocab_size")
+"""What has been decided when a text has been prepared."""
 
 
 class Splits(NamedTuple):
@@ -134,16 +148,23 @@ def located(source: str) -> str:
 
 def read(
     data: Data, source: str | Path | None = None, progress: corpus.Progress | None = None
-) -> str | bytes:
-    """The source as it is, or as kept at `source`: bytes for the byte level, else text."""
+) -> Text:
+    """The source as it is, or as kept at `source`: bytes for the byte level, else text.
+
+    A folder that `elman prepare` has written is opened, not read.
+    """
     where = data.source if source is None else source
+    if is_prepared(where):
+        return Shards(where, check=os.environ.get("LOCAL_RANK", "0") == "0")  # once a machine
     if data.raw:
         return corpus.load_bytes(where, progress=progress)
     return corpus.load(where, encoding=data.encoding, errors=data.errors, progress=progress)
 
 
-def fingerprint(text: str | bytes) -> str:
+def fingerprint(text: Text) -> str:
     """SHA-256 of the text as read."""
+    if isinstance(text, Shards):
+        return text.sha256
     digest = hashlib.sha256()
     for piece in byte_chunks(text):
         digest.update(piece.data)
@@ -170,15 +191,72 @@ def prompt(data: Data, text: str | bytes) -> str | bytes:
     return level_of(data.level).open_end(inside)
 
 
-def prepare(data: Data, text: str | bytes, vocab: Vocab | None = None) -> Splits:
+def adopted(given: dict[str, Any]) -> dict[str, Any]:
+    """Options beside a source; of a prepared one, how it was prepared, which they must not deny."""
+    source = given.get("source", "")
+    if not is_prepared(source):
+        return given
+    index = Shards(source, check=False).index
+    for name in PREPARED:
+        mine, said = getattr(index, name), given.get(name)
+        if said is not None and said != mine:
+            raise UserError(
+                f"{name}={said}, but {source} was prepared with {name}={mine}",
+                hint=f"leave {name} out, or prepare the text with it",
+            )
+        given = given | {name: mine}
+    return {"test": 0.0} | given  # it was cut in two
+
+
+def _of_shards(data: Data, shards: Shards, vocab: Vocab | None) -> Splits:
+    """The two parts of a prepared text, as it was cut, or all of it to train on."""
+    index, none = shards.index, shards.ids[:0]
+    _check_same_vocabulary(shards, vocab)
+    for name in ("max_tokens", "train_tokens", "tokenizer", "test"):
+        if getattr(data, name):
+            raise UserError(
+                f"{name}={getattr(data, name)} cannot be asked of a prepared text",
+                hint="prepare less text, or train on the text itself",
+            )
+    if data.validation == 0:
+        return Splits(shards.ids, none, none, shards.vocab, shards.sha256, 0, 0)
+    if data.validation != index.validation:
+        raise UserError(
+            f"validation={data.validation}, but {shards.folder} was prepared with "
+            f"validation={index.validation}",
+            hint=f"validation={index.validation}, or prepare the text with the other",
+        )
+    counts = index.held_out_characters, index.first_characters
+    return Splits(shards.train, shards.validation, none, shards.vocab, shards.sha256, *counts)
+
+
+def _check_same_vocabulary(shards: Shards, vocab: Vocab | None) -> None:
+    if vocab is not None and vocab != shards.vocab:
+        raise UserError(
+            f"{shards.folder} was prepared with another vocabulary than this run's",
+            hint="score the text itself, or a folder prepared with the run's tokenizer",
+        )
+
+
+def prepare(data: Data, text: Text, vocab: Vocab | None = None) -> Splits:
     """Clean, cut, encode; with the vocabulary given, or that of the training part."""
-    level = level_of(data.level if vocab is None else vocab.level)
-    parts = _in_parts(data, level.cut(cleaned(data, text)))
+    if isinstance(text, Shards):
+        return _of_shards(data, text, vocab)
+    whole = cleaned(data, text)
+    level = _learned(data, whole) if vocab is None else vocab.level_used
+    parts = _in_parts(data, level.cut(whole))
     if vocab is None:
         assert data.min_freq is not None
-        vocab = Vocab(level.count(parts.train), data.min_freq, level=level.name)
-        _check_not_empty(vocab)
+        counts, size = level.count(parts.train), data.vocab_size
+        vocab = Vocab(counts, data.min_freq, level=level, vocab_size=size)
+        check_not_empty(vocab)
     return _splits(level, parts, vocab, text)
+
+
+def _learned(data: Data, text: str | bytes) -> Level:
+    """The level, having learned what it must from the part of the text that trains."""
+    trains = text[: round(len(text) * (1 - data.validation - data.test))]
+    return level_of(data.level).learned(trains, data.vocab_size, data.tokenizer)
 
 
 def _in_parts(data: Data, cut: Any) -> corpus.Split:
@@ -198,7 +276,7 @@ def _in_parts(data: Data, cut: Any) -> corpus.Split:
     return corpus.Split(cut[:first], cut[first:second], cut[second:third])
 
 
-def _check_not_empty(vocab: Vocab) -> None:
+def check_not_empty(vocab: Vocab) -> None:
     """A vocabulary of nothing but `<unk>` is a misunderstanding."""
     if vocab.token_freqs and all(n < vocab.min_freq for _, n in vocab.token_freqs):
         token, n = vocab.token_freqs[0]
@@ -209,9 +287,15 @@ def _check_not_empty(vocab: Vocab) -> None:
         )
 
 
-def all_held_out(data: Data, text: str | bytes, vocab: Vocab) -> Splits:
+def all_held_out(data: Data, text: Text, vocab: Vocab) -> Splits:
     """Another text than the one a vocabulary was made from, cleaned alike: all of it held out."""
-    level = level_of(vocab.level)
+    if isinstance(text, Shards):
+        _check_same_vocabulary(text, vocab)
+        first = vocab.level_used.characters(vocab.level_used.cut(vocab.decode([text.ids[0]])))
+        characters = text.index.characters
+        none = text.ids[:0]
+        return Splits(none, text.ids, none, vocab, text.sha256, characters, first)
+    level = vocab.level_used
     cut = level.cut(cleaned(data, text))
     return _splits(level, corpus.Split(cut[:0], cut, cut[:0]), vocab, text)
 

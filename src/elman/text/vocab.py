@@ -5,7 +5,8 @@ the tokens by falling frequency, ties in the order of first appearance. Tokens r
 have no id and read as `<unk>`.
 
 The byte level is different, because it can be: an id *is* the byte's value, there are always 256
-of them, and nothing is ever unknown, so there is no `<unk>` and nothing to reserve.
+of them, and nothing is ever unknown, so there is no `<unk>` and nothing to reserve. So are
+subwords: a tokenizer has numbered them already, and each byte is one of them.
 """
 
 import json
@@ -36,7 +37,8 @@ class Vocab:
     """A two-way table between tokens and ids.
 
     `tokens` is a list of tokens, a list of lines of tokens, a `str` (its characters), `bytes`, or a
-    mapping from token to frequency. The level decides how `encode` reads and `decode` joins; it is
+    mapping from token to frequency. At most `vocab_size` tokens, the most frequent, have an id (0:
+    all of them). The level decides how `encode` reads and `decode` joins; it is
     inferred unless given: integers are bytes, single characters are characters, anything else is
     words (`elman.text.levels.inferred`).
 
@@ -50,6 +52,7 @@ class Vocab:
     """
 
     level: str
+    level_used: Level
     idx_to_token: tuple[Any, ...]
     token_to_idx: dict[Any, int]
 
@@ -59,20 +62,24 @@ class Vocab:
         min_freq: int = 0,
         reserved_tokens: Iterable[str] | None = (),
         *,
-        level: str | None = None,
+        level: str | Level | None = None,
+        vocab_size: int = 0,
     ) -> None:
         if level is None:
             tokens = _refuse_lines(tokens)
         counts = count_corpus(tokens)
-        self._level = inferred(counts) if level is None else level_of(level)
-        self.level = self._level.name
+        self.level_used = inferred(counts) if level is None else level_of(level)
+        self.level = self.level_used.name
         self.min_freq = min_freq
+        self.vocab_size = vocab_size
         self.reserved_tokens = tuple(reserved_tokens or ())
-        _check_tokens(self._level, counts)
-        _check_options(self._level, min_freq, self.reserved_tokens)
+        _check_tokens(self.level_used, counts)
+        _check_options(self.level_used, min_freq, self.reserved_tokens)
+        _check_size(self.level_used, vocab_size, 1 + len(self.reserved_tokens))
         self._token_freqs = sorted(counts.items(), key=lambda item: item[1], reverse=True)
         frequent = (token for token, n in self._token_freqs if n >= min_freq)
-        self.idx_to_token = self._level.assign((UNKNOWN, *self.reserved_tokens), frequent)
+        special = (UNKNOWN, *self.reserved_tokens)
+        self.idx_to_token = self.level_used.assign(special, frequent, vocab_size or None)
         self.token_to_idx = {token: idx for idx, token in enumerate(self.idx_to_token)}
 
     @classmethod
@@ -82,9 +89,12 @@ class Vocab:
         level: str = "char",
         min_freq: int = 0,
         reserved_tokens: Iterable[str] | None = (),
+        vocab_size: int = 0,
     ) -> Self:
         """The vocabulary of a whole text, or of its lines, counted without an object per token."""
-        return cls(count(text, level), min_freq, reserved_tokens, level=level)
+        used = level_of(level).learned(text, vocab_size)
+        counts = used.count(used.cut(used.whole(text)))
+        return cls(counts, min_freq, reserved_tokens, level=used, vocab_size=vocab_size)
 
     # The notes' interface
 
@@ -96,7 +106,7 @@ class Vocab:
         if isinstance(tokens, list | tuple):
             return [self[token] for token in tokens]
         if self.unk is None:
-            return int(self._level.read_list([tokens], self.token_to_idx, self.dtype)[0])
+            return int(self.level_used.read_list([tokens], self.token_to_idx, self.dtype)[0])
         return self.token_to_idx.get(tokens, self.unk)
 
     def to_tokens(self, indices: Any) -> Any:
@@ -108,7 +118,7 @@ class Vocab:
     @property
     def unk(self) -> int | None:
         """The id of `<unk>`: 0, or None at the byte level, where nothing is unknown."""
-        return self._level.unknown
+        return self.level_used.unknown
 
     @property
     def token_freqs(self) -> list[tuple[Any, int]]:
@@ -129,22 +139,24 @@ class Vocab:
             return self._encode_text(source)
         tokens = _flat(source)
         if self._are_lines(source, tokens):
-            return self._encode_text(self._level.text_of_lines(tokens))
-        return self._level.read_list(tokens, self.token_to_idx, self.dtype)
+            return self._encode_text(self.level_used.text_of_lines(tokens))
+        return self.level_used.read_list(tokens, self.token_to_idx, self.dtype)
 
     def _encode_text(self, text: str | bytes) -> Ids:
-        return self.encode_cut(self._level.cut(text))
+        return self.encode_cut(self.level_used.cut(text))
 
     def encode_cut(self, cut: Any) -> Ids:
         """The ids of a text that this vocabulary's level has cut (`Level.cut`)."""
-        return self._level.encode(cut, self.token_to_idx, self.dtype)
+        return self.level_used.encode(cut, self.token_to_idx, self.dtype)
 
     def _are_lines(self, source: Any, tokens: Sequence[Any]) -> bool:
         """Whether a flat list holds lines of text: strings that are no tokens of this level."""
         if not isinstance(source, list | tuple) or tokens is not source:
             return False
         strange = {token for token in tokens if isinstance(token, str)} - self.token_to_idx.keys()
-        return any(map(self._level.is_line, strange)) and all(isinstance(t, str) for t in tokens)
+        return any(map(self.level_used.is_line, strange)) and all(
+            isinstance(t, str) for t in tokens
+        )
 
     def decode(self, ids: Any) -> str:
         """Turn ids back into text: characters side by side, words as they stood in the text.
@@ -152,15 +164,11 @@ class Vocab:
         The notes' words (level "spaced") get a space between them. At the byte level the bytes are
         read as UTF-8 and what is not UTF-8 becomes U+FFFD; `decode_bytes` gives the bytes.
         """
-        return self._level.decode(self._check_ids(ids), self.idx_to_token)
+        return self.level_used.decode(self._check_ids(ids), self.idx_to_token)
 
     def decode_bytes(self, ids: Any) -> bytes:
-        """The bytes behind byte-level ids, exactly, whether or not they are text."""
-        if not self._level.reads_bytes:
-            raise UserError(
-                f"a {self.level} vocabulary has no bytes", hint='use decode(ids).encode("utf-8")'
-            )
-        return self._check_ids(ids).astype(np.uint8).tobytes()
+        """The bytes behind ids of bytes or subwords, exactly, whether or not they are text."""
+        return self.level_used.decode_bytes(self._check_ids(ids))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -194,6 +202,8 @@ class Vocab:
             "min_freq": self.min_freq,
             "reserved_tokens": self.reserved_tokens,
             "token_freqs": self._token_freqs,
+            **({"vocab_size": self.vocab_size} if self.vocab_size else {}),
+            **self.level_used.record(),
         }
 
     @classmethod
@@ -202,8 +212,11 @@ class Vocab:
         level = record["level"]
         if version == 1:
             level = _LEVELS_OF_VERSION_1[level]
-        counts = dict(record["token_freqs"])
-        return cls(counts, record["min_freq"], record["reserved_tokens"], level=level)
+        used = level_of(level).restored(record)
+        counts, size = dict(record["token_freqs"]), record.get("vocab_size", 0)
+        return cls(
+            counts, record["min_freq"], record["reserved_tokens"], level=used, vocab_size=size
+        )
 
     def save(self, path: Path | str) -> None:
         """Write the vocabulary as one JSON object, atomically."""
@@ -247,9 +260,8 @@ class Vocab:
 
     def __repr__(self) -> str:
         common = ", ".join(f"{token!r} {n}" for token, n in self._token_freqs[:3])
-        return (
-            f"<Vocab of {len(self)} {self._level.unit}s{': ' + common + ', …' if common else ''}>"
-        )
+        some = f": {common}, …" if common else ""
+        return f"<Vocab of {len(self)} {self.level_used.unit}s{some}>"
 
 
 def learn(
@@ -257,6 +269,7 @@ def learn(
     level: str = "char",
     min_freq: int = 0,
     reserved_tokens: Iterable[str] | None = (),
+    vocab_size: int = 0,
 ) -> tuple[Vocab, Ids]:
     """The vocabulary of a text, or of its lines, and the text's ids in it.
 
@@ -266,9 +279,10 @@ def learn(
     >>> len(vocab), ids.tolist()
     (5, [1, 2, 3, 4, 1, 2])
     """
-    chosen = level_of(level)
+    chosen = level_of(level).learned(text, vocab_size)
     cut = chosen.cut(chosen.whole(text))
-    vocab = Vocab(chosen.count(cut), min_freq, reserved_tokens, level=level)
+    counts = chosen.count(cut)
+    vocab = Vocab(counts, min_freq, reserved_tokens, level=chosen, vocab_size=vocab_size)
     return vocab, vocab.encode_cut(cut)
 
 
@@ -324,7 +338,7 @@ def _check_options(level: Level, min_freq: int, reserved: tuple[str, ...]) -> No
         raise UserError(
             f"min_freq={min_freq} and reserved_tokens={list(reserved)} make no sense for "
             f"{level.units}",
-            hint="every byte has its value as id, so none can be dropped and none is left over",
+            hint="each has its id already, so none can be dropped and none is left over",
         )
     for token in reserved:
         if not isinstance(token, str):
@@ -335,6 +349,20 @@ def _check_options(level: Level, min_freq: int, reserved: tuple[str, ...]) -> No
                 f"reserved token {token!r} is given {times} times",
                 hint=f"give each once; {UNKNOWN} is always there, as id 0",
             )
+
+
+def _check_size(level: Level, vocab_size: int, special: int) -> None:
+    """Room for what must be there and one token more; bytes are always all there."""
+    if vocab_size < 0 or (level.unknown is not None and 0 < vocab_size <= special):
+        raise UserError(
+            f"vocab_size={vocab_size} must be more than the {special} of {UNKNOWN} and its kind",
+            hint="0: all tokens",
+        )
+    if level.reads_bytes and vocab_size not in (0, 256):
+        raise UserError(
+            f"vocab_size={vocab_size} cannot be asked of level {level.name}, which has 256 tokens",
+            hint="leave it out; level bpe makes larger ones out of bytes",
+        )
 
 
 def _read_record(path: Path) -> dict[str, Any]:

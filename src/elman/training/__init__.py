@@ -2,6 +2,7 @@
 
 from elman.training.loop import Settings, Training
 from elman.training.optimisation import Optimisation
+from elman.training.processes import Processes
 from elman.training.records import (
     Change,
     Diagnosis,
@@ -21,6 +22,7 @@ __all__ = [
     "Diagnosis",
     "Epoch",
     "Optimisation",
+    "Processes",
     "Reading",
     "Record",
     "Result",

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from elman.errors import UserError, WorkFailed
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
 from elman.language_model import Masks, State, reader_of
+from elman.language_model.nests import joined, over, rows_of
 from elman.options import check, option
 from elman.recurrence.operator import known_ids
 from elman.scoring import metrics
@@ -39,6 +41,7 @@ from elman.training.optimisation import (
     learning_rate,
     take_step,
 )
+from elman.training.processes import ALONE, GradientSum, LaneGroups, Processes
 from elman.training.records import Epoch, Progress, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.state import CarriedState
@@ -59,6 +62,9 @@ VALIDATION_LANES = 16
 TOKENS_ON_GPU = 2**27  # 1 GiB of int64
 NO_MASKS = Masks(None, None, {})
 
+Prepared = tuple[Segment, Tensor, Tensor, Masks]
+"""A segment with its ids and targets, of this process's lanes, as they are read."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -78,6 +84,13 @@ class Settings:
     )
     precision: str = option(
         "float32", "Of the products, by autocast", panel=PANEL, choices=PRECISIONS
+    )
+    lane_groups: int = option(
+        0,
+        "Groups of lanes, summed in a fixed order: as many processes as you like, up to so many, "
+        "end in the same weights; 0: in the fastest order",
+        panel=PANEL,
+        at_least=0,
     )
     seed: int = option(0, "Same seed, same model", panel="Run", at_least=0)
     reading: Reading = field(default_factory=Reading)
@@ -138,15 +151,20 @@ class Training:
         train_ids: Any,
         validation_ids: Any | None = None,
         settings: Settings | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.reader, self.settings = reader_of(model), Settings() if settings is None else settings
         self.model: Any = model
+        self.processes = processes
         self.device = next(model.parameters()).device
         if not isinstance(self.settings, Settings):
             raise UserError(
                 f"settings={self.settings!r} must be of the type Settings",
                 hint="Training(model, train_ids, validation_ids, Settings(…))",
             )
+        self.groups = LaneGroups(
+            self.settings.reading.batch_size, self.settings.lane_groups, processes
+        )
         self.train_ids = self._beside_model(self._known_ids(train_ids))
         self.validation_ids = None if validation_ids is None else self._known_ids(validation_ids)
         self._check_model()
@@ -291,7 +309,7 @@ class Training:
         indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
         segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
-        tokens = sum(len(segment.y) * segment.scored for segment in segments)
+        tokens = sum(self.groups.batch * segment.scored for segment in segments)
         if self._choice.update is not None:
             outcome = self._update_whole(self._choice.update, segments[0], rate)
         else:
@@ -368,9 +386,11 @@ class Training:
 
     def _update_piecewise(self, segments: list[Segment], rate: float) -> Outcome:
         """Segment after segment, then clip and step; gives the sum of the losses, and ‖g‖."""
-        self.optimizer.zero_grad()
-        with self._pinned_chance():
-            nats = sum(self._read(segment, share=1 / len(segments)) for segment in segments)
+        prepared = [(segment, *self._prepared(segment)) for segment in segments]
+        if self.groups.divided:
+            nats = self._gradient_of_groups(prepared)
+        else:
+            nats = self._gradient(prepared, self.carried)
         norm = clip_gradients(self.parameters, self.settings.optimisation.clip)
         if math.isfinite(nats) and math.isfinite(norm):
             for group in self.optimizer.param_groups:
@@ -378,12 +398,32 @@ class Training:
             take_step(self.optimizer)
         return lambda: (nats, norm)
 
+    def _gradient(self, prepared: list[Prepared], carried: CarriedState, group: int = -1) -> float:
+        """The gradient of the segments in `.grad`, and the sum of their losses."""
+        self.optimizer.zero_grad()
+        with self._pinned_chance(group):
+            return sum(self._read(*each, 1 / len(prepared), carried) for each in prepared)
+
+    def _gradient_of_groups(self, prepared: list[Prepared]) -> float:
+        """The same, one group of lanes after the other, summed with those of other processes."""
+        total, dim, states = GradientSum(self.groups, self.parameters), self.reader.lane_dim, []
+        for lanes in self.groups.own:
+            rows = lanes.rows
+            carried = CarriedState(rows_of(self.carried.value, dim, rows))
+            part = [
+                (segment, x[rows], y[rows], masks.of(rows)) for segment, x, y, masks in prepared
+            ]
+            total.add(lanes, self._gradient(part, carried, lanes.group))
+            states.append(carried.value)
+        self.carried.value = joined(states, dim)
+        return float(total.finish())
+
     def _update_whole(self, whole: WholeUpdate, segment: Segment, rate: float) -> Outcome:
         """The same in one go."""
         x, y, masks = self._prepared(segment)
         whole.start_from(None if segment.fresh else self.carried.value)
         self._latest = Latest(x, whole.state, masks, y)
-        outcome, tokens = whole(x, y, masks, rate), y.numel()
+        outcome, tokens = whole(x, y, masks, rate), self.groups.batch * segment.scored
         self.carried.value = whole.state
         self._look_ahead()
 
@@ -412,8 +452,7 @@ class Training:
         assert self.validation_ids is not None
         self._hear_all()
         with self.average.applied():
-            score = metrics.evaluate(self.model, self.validation_ids, lanes=VALIDATION_LANES)
-        nats = score.nats_per_token
+            nats = self._held_out_nats(self.validation_ids)
         improved = nats < self.best
         self.worse = 0 if improved else self.worse + 1
         self.plateau_worse = 0 if improved else self.plateau_worse + 1
@@ -426,6 +465,16 @@ class Training:
         self._lap()
         return Validation(self.step, self.epoch, nats, metrics.perplexity(nats), improved)
 
+    def _held_out_nats(self, ids: Any) -> float:
+        """The mean over the held-out tokens, of which every process scores some lanes."""
+        if not self.groups.divided:
+            return metrics.evaluate(self.model, ids, lanes=VALIDATION_LANES).nats_per_token
+        mine = [
+            metrics.nats_of_lanes(self.model, ids, VALIDATION_LANES, part)
+            for part in self.groups.of(VALIDATION_LANES)
+        ]
+        return sum(self.groups.numbers(mine)) / (len(ids) - 1)
+
     def _lap(self) -> float:
         now, before = time.perf_counter(), self._clock
         self._clock = now
@@ -434,7 +483,8 @@ class Training:
     # ------------------------------------------------------------------ reading
 
     def _one_pass(self, epoch: int) -> Pass:
-        return one_pass(self.train_ids, self.settings.reading, seed=self.settings.seed, epoch=epoch)
+        reading, seed = self.settings.reading, self.settings.seed
+        return one_pass(self.train_ids, reading, seed=seed, epoch=epoch, rows=self.groups.rows)
 
     def _pass(self, epoch: int | None = None) -> Pass:
         epoch = self.epoch if epoch is None else epoch
@@ -465,13 +515,22 @@ class Training:
         if not self.model.training:
             self.model.train()
         x, y = segment.x.to(self.device), segment.y.to(self.device)
-        masks = self.reader.draw_masks(len(x))
-        return self.reader.hide_tokens(x), y, masks
+        lanes, mine = self.groups.batch, self.groups.rows
+        masks = self.reader.draw_masks(lanes)  # for every lane, whoever has it
+        hidden = self.reader.hide_tokens(x, lanes, mine.start)
+        return hidden, y, masks.of(mine) if self.groups.divided else masks
 
-    def _read(self, segment: Segment, share: float) -> float:
+    def _read(
+        self,
+        segment: Segment,
+        x: Tensor,
+        y: Tensor,
+        masks: Masks,
+        share: float,
+        carried: CarriedState,
+    ) -> float:
         """Forward and backward through one segment; returns the sum of its losses in nats."""
-        x, y, masks = self._prepared(segment)
-        state = None if segment.fresh else self.carried.value
+        state = None if segment.fresh else carried.value
         self._latest = Latest(x, state, masks, y)
         if self.settings.reading.carry_used.exact:
             return self._read_lane(x, y, masks, share / (len(x) * segment.divisor))
@@ -479,7 +538,7 @@ class Training:
             hs, after = self._run(x, state, masks, segment)
             y = y[:, -segment.scored :]
             loss = self.reader.mean_nats(hs[len(hs) - segment.scored :], y.T, masks)
-        self.carried.carry(after)
+        carried.carry(after)
         weight = share * segment.scored / segment.divisor
         (loss if weight == 1 else loss * weight).backward()
         return loss.item() * y.numel()
@@ -527,13 +586,21 @@ class Training:
     # ------------------------------------------------------------------ chance
 
     @contextmanager
-    def _pinned_chance(self) -> Iterator[None]:
-        """What draws from PyTorch's global generators, such as dropout, is lent our own states."""
+    def _pinned_chance(self, group: int = -1) -> Iterator[None]:
+        """What draws from PyTorch's global generators, such as dropout, is lent our own states.
+
+        A group of lanes draws from its own, whoever has it.
+        """
         if not self.reader.draws_globally:
             yield
             return
         cuda = self.device.type == "cuda"
         with torch.random.fork_rng([self.device] if cuda else []):
+            if group >= 0:
+                key = np.random.SeedSequence([self.settings.seed, self.step, group])
+                torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
+                yield
+                return
             torch.set_rng_state(self.chance["cpu"])
             if cuda:
                 torch.cuda.set_rng_state(self.chance["cuda"], self.device)
@@ -584,13 +651,24 @@ class Training:
                 tensors[f"optimizer/{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
         for w, a in zip(self.average.weights, self.average.averages, strict=False):
             tensors[f"average/{names[id(w)]}"] = a
-        tensors |= {f"carried/{n}": t for n, t in self.carried.state_dict().items()}
+        tensors |= {f"carried/{n}": t for n, t in self._all_lanes().state_dict().items()}
         tensors |= {f"noise/{n}": t for n, t in self.reader.noise.state_dict().items()}
         tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
         numbers = {name: getattr(self, name) for name in self.NUMBERS}
         numbers |= {f"epoch_{name}": value for name, value in asdict(self.tally).items()}
         numbers |= {"averaged": self.average.count, "noise": self.reader.noise.seed}
         return tensors, numbers | {"cut_by": self.settings.reading.cut_by}
+
+    def _all_lanes(self) -> CarriedState:
+        """The state of every lane of the batch, from all processes."""
+        groups, dim = self.groups, self.reader.lane_dim if self.groups.divided else 0
+
+        def whole(tensor: Tensor) -> Tensor:
+            return self.processes.gathered(tensor.cpu().contiguous(), dim, groups.sizes)
+
+        if self.processes.size == 1:
+            return self.carried
+        return CarriedState(over(whole, self.carried.value))
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, on this training's device."""
@@ -608,6 +686,9 @@ class Training:
                 a.copy_(parts["average"][name])
         self._load_optimizer(parts.get("optimizer", {}), parameters)
         self.carried.load_state_dict(parts.get("carried", {}))
+        if self.processes.size > 1:
+            dim, rows = self.reader.lane_dim, self.groups.rows
+            self.carried.value = rows_of(self.carried.value, dim, rows)
         self.carried.to(self.device)
         self._load_numbers(numbers)
         self._cut_anew(numbers.get("cut_by"))

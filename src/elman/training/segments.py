@@ -245,23 +245,31 @@ class Pass(abc.ABC):
         return next((i for i in range(len(self)) if self.share(i) >= share), len(self))
 
 
-def one_pass(ids: Any, reading: Reading, *, seed: int, epoch: int) -> Pass:
-    """Deal out the text once, from an offset drawn for this pass as in the notes."""
+def one_pass(
+    ids: Any, reading: Reading, *, seed: int, epoch: int, rows: slice = slice(None)
+) -> Pass:
+    """Deal out the text once, from an offset drawn for this pass as in the notes.
+
+    Of each batch the segments have these rows only: those of one process.
+    """
     chance = np.random.default_rng([seed, epoch])
     if reading.sampling == "random":
-        return _Shuffled(ids, reading, chance)
-    return _Lanes(ids, reading, chance)
+        return _Shuffled(ids, reading, chance, rows)
+    return _Lanes(ids, reading, chance, rows)
 
 
 @final
 class _Shuffled(Pass):
     """Windows in random order, each from the state before any text."""
 
-    def __init__(self, ids: Any, reading: Reading, chance: np.random.Generator) -> None:
+    def __init__(
+        self, ids: Any, reading: Reading, chance: np.random.Generator, rows: slice
+    ) -> None:
         offset, seed = int(chance.integers(reading.window)), int(chance.integers(2**62))
         self.windows = batches.shuffled(
             ids, batch=reading.batch_size, window=reading.window, offset=offset, seed=seed
         )
+        self.windows.rows = rows
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -280,12 +288,14 @@ class _Shuffled(Pass):
 class _Lanes(Pass):
     """Parallel lanes of consecutive text, cut into segments; row b continues row b."""
 
-    def __init__(self, ids: Any, reading: Reading, chance: np.random.Generator) -> None:
+    def __init__(
+        self, ids: Any, reading: Reading, chance: np.random.Generator, rows: slice
+    ) -> None:
         offset = int(chance.integers(reading.window + 1))
         self.lanes = batches.streams(
             ids, batch=reading.batch_size, window=reading.window, offset=offset
         )
-        self.reading = reading
+        self.reading, self.rows = reading, rows
         carry = reading.carry_used.seeded(int(chance.integers(2**62)))
         self.edges, self.xi = carry.cuts(self.lanes.x.shape[1])
 
@@ -311,7 +321,7 @@ class _Lanes(Pass):
 
     def _between(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         def int64(lanes: Any) -> Tensor:
-            piece = lanes[:, start:end]
+            piece = lanes[self.rows, start:end]
             return (
                 piece.long() if isinstance(piece, Tensor) else torch.from_numpy(piece.astype("i8"))
             )

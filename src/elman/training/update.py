@@ -21,7 +21,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from elman.kernels import Explanation
 from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
 from elman.kernels.cuda.small import Judge
 from elman.language_model import LanguageModel, Masks, State
+from elman.language_model.loss import in_pieces
 from elman.training.graphed import Graphed, tensors_of
 from elman.training.optimisation import (
     clip_gradients,
@@ -38,6 +39,7 @@ from elman.training.optimisation import (
     take_guarded_step,
     take_step,
 )
+from elman.training.processes import GradientSum, LaneGroups
 from elman.training.state import CarriedState
 
 if TYPE_CHECKING:
@@ -189,12 +191,17 @@ class NativeUpdate(WholeUpdate):
             return "some weights lie scattered in memory"
         if half and KERNEL.variant(HALF) is None:
             return "this processor has no bfloat16 products"
+        reading = training.settings.reading
+        if in_pieces(reading.batch_size * reading.window, len(weight)):
+            return "the logits of a window are too many to be in memory all at once"
         return None
 
     @classmethod
-    def of(cls, training: "Training") -> "NativeUpdate":
-        """For windows of the training's shape."""
+    def of(cls, training: "Training") -> "WholeUpdate":
+        """For windows of the training's shape, or of the shapes of its groups of lanes."""
         reading = training.settings.reading
+        if training.groups.divided:
+            return GroupedUpdate(training)
         windows = (reading.batch_size, reading.window)
         return cls(*_moved(training), windows, half=training.half)
 
@@ -210,6 +217,58 @@ class NativeUpdate(WholeUpdate):
             take_step(self.optimizer)
             self.windows.carry()
         return lambda: (nats, norm)
+
+
+@final
+class GroupedUpdate(WholeUpdate):
+    """The native calls for one group of lanes after the other, summed over all processes."""
+
+    name = "native"
+
+    def __init__(self, training: "Training") -> None:
+        self.groups = training.groups
+        own, window = self.groups.own, training.settings.reading.window
+        moved = _moved(training)
+        super().__init__(*moved, sum(g.rows.stop - g.rows.start for g in own))
+        self.parts = [
+            NativeUpdate(*moved, (g.rows.stop - g.rows.start, window), half=training.half)
+            for g in own
+        ]
+
+    @staticmethod
+    def refuses(training: "Training") -> str | None:
+        """Where the native calls do not suit."""
+        return NativeUpdate.refuses(training)
+
+    @classmethod
+    def of(cls, training: "Training") -> "GroupedUpdate":
+        """For the groups of the training."""
+        return cls(training)
+
+    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome:
+        """Returns when all is done, here and elsewhere."""
+        total = GradientSum(self.groups, self.parameters)
+        for lanes, part in zip(self.groups.own, self.parts, strict=True):
+            for mine, held in zip(part.held, self.held, strict=True):
+                mine.copy_(held[:, lanes.rows])
+            nats = part.windows(x[lanes.rows].T, y[lanes.rows].T)
+            for weight, gradient in part.pairs:
+                weight.grad = gradient.detach()
+            total.add(lanes, nats * y[lanes.rows].numel())
+        nats = float(total.finish()) / (self.groups.batch * y.shape[1])
+        norm = clip_gradients(self.parameters, self.clip)
+        if math.isfinite(nats) and math.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            take_step(self.optimizer)
+            self._carry()
+        return lambda: (nats, norm)
+
+    def _carry(self) -> None:
+        for lanes, part in zip(self.groups.own, self.parts, strict=True):
+            part.windows.carry()
+            for mine, held in zip(part.held, self.held, strict=True):
+                held[:, lanes.rows].copy_(mine)
 
 
 @final
@@ -230,10 +289,11 @@ class CapturedUpdate(WholeUpdate):
         batch: int,
         loss: Loss,
         *,
+        groups: LaneGroups | None = None,
         capture: bool = True,
     ) -> None:
         super().__init__(model, optimizer, clip, batch)
-        like, self.loss = model.bias_q, loss
+        like, self.loss, self.groups = model.bias_q, loss, groups
         self.rate, self.one = (torch.full((), n, device=like.device) for n in (0.0, 1.0))
         for group in optimizer.param_groups:
             group["lr"] = self.rate
@@ -255,12 +315,16 @@ class CapturedUpdate(WholeUpdate):
             return f"the model is on {training.device.type}"
         if not all(group.get("fused") for group in training.optimizer.param_groups):
             return f"{type(training.optimizer).__name__} is not fused"
+        if training.groups.exact:
+            return f"lane_groups={training.groups.count} reads the lanes in several parts"
         return None
 
     @classmethod
     def of(cls, training: "Training") -> "CapturedUpdate":
         """For windows of the training's shape."""
-        return cls(*_moved(training), training.settings.reading.batch_size, training.read_window)
+        rows, groups = training.groups.rows, training.groups
+        together = groups if groups.processes.connected else None
+        return cls(*_moved(training), rows.stop - rows.start, training.read_window, groups=together)
 
     def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome:
         """Launches the update and returns; what it returns waits."""
@@ -329,10 +393,24 @@ class CapturedUpdate(WholeUpdate):
         self.optimizer.zero_grad()
         loss, after = self.loss(x, y, self.state, self._masks(flat))
         loss.backward(self.one.to(loss.dtype))
-        broken = self._judged(loss.detach())
+        broken = self._judged(self._sum(loss.detach()))
         for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
             torch.where(broken, held, new.detach(), out=held)
         return ()
+
+    def _sum(self, nats: Tensor) -> Tensor:
+        """Leave the gradient of all processes' lanes in `.grad`; their mean nats."""
+        if self.groups is None:
+            return nats
+        part = self.groups.own[0].part
+        gradients = [cast(Tensor, p.grad) for p in self.parameters]
+        flat = torch.cat([g.reshape(-1) for g in gradients] + [nats.reshape(1)]).mul_(part)
+        total = self.groups.processes.all_reduce(flat)
+        *parts, mean = total.split([g.numel() for g in gradients] + [1])
+        torch._foreach_copy_(
+            gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)]
+        )
+        return mean[0]
 
     def _judged(self, loss: Tensor) -> Tensor:
         """Step by g / max(1, ‖g‖/θ), unless loss or ‖g‖ is not finite; whether one is not."""

@@ -1,0 +1,82 @@
+"""`elman prepare`: texts of any size to a folder of ids, which every verb takes as a SOURCE."""
+
+import shlex
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elman.cli.console import emit, note, progress
+from elman.cli.source import Clean, Encoding, Errors, Lower, Tokenizer, VocabSize, printable
+
+
+def prepare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Files (.txt or any other, .jsonl; plain, .gz or .zst), folders of them, names.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write, or to go on in")],
+    level: Annotated[str, typer.Option(help="char, word, byte, bpe, or spaced words")] = "char",
+    vocab_size: VocabSize = 0,
+    tokenizer: Tokenizer = "",
+    min_freq: Annotated[
+        int | None, typer.Option(min=0, help="Rarer tokens are <unk> (words: 2)")
+    ] = None,
+    validation: Annotated[float, typer.Option(help="Part held out, at the end")] = 0.1,
+    field: Annotated[str, typer.Option(help="Of .jsonl: the field that holds the text")] = "text",
+    clean: Clean = "newlines",
+    lower: Lower = False,
+    shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a file of ids")] = 1 << 24,
+    encoding: Encoding = "utf-8",
+    errors: Errors = "strict",
+    force: Annotated[bool, typer.Option("--force", help="Begin again in this folder")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Turn texts of any size into a folder of ids, with little memory.
+
+    Interrupted, the same command goes on where it was. `elman train FOLDER` trains on it.
+    """
+    from elman.text.preparation import Request
+    from elman.text.preparation import prepare as prepared
+    from elman.text.prepared import Data
+    from elman.text.shards import Index
+
+    data = Data("-", level, clean, 0, min_freq, validation, encoding, errors, lower)
+    data = replace(data, vocab_size=vocab_size, tokenizer=tokenizer)
+    request = Request(tuple(sources), data, field, shard_tokens)
+    last, stage = 0.0, ""
+    with progress() as bar:
+        task = bar.add_task("reading")
+        for step in prepared(request, out, force=force):
+            if step.stage != stage:
+                stage = step.stage
+                note(f"{stage} {printable(', '.join(sources))}")
+                last = 0.0
+            if (now := time.monotonic()) - last > 0.2:
+                last = now
+                bar.update(task, description=stage, completed=step.done, total=step.total)
+    index = Index.load(out)
+    if json:
+        emit(
+            {
+                "folder": str(out),
+                "level": index.level,
+                "tokens": index.tokens,
+                "train_tokens": index.train_tokens,
+                "characters": index.characters,
+                "documents": index.documents,
+                "shards": len(index.shards),
+                "sha256": index.sha256,
+            }
+        )
+    else:
+        typer.echo(
+            f"{index.tokens:,} tokens of {index.characters:,} characters in {index.documents:,} "
+            f"documents; {index.tokens - index.train_tokens:,} of them held out"
+        )
+    note(f"next: elman train {printable(shlex.quote(str(out)))}")

@@ -1,0 +1,371 @@
+"""From texts of any size to a folder of ids (`elman.text.shards`), with memory for a piece of them.
+
+The texts are read up to three times: measured (where does the held-out part begin?), counted (the
+vocabulary, or the tokenizer, of the training part alone), encoded. Each shard is written whole;
+then what has been done is noted in `progress.json`. Killed at any moment, the same request goes on
+behind the last whole shard and ends in the same files, to the last byte.
+"""
+
+import hashlib
+import json
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman import strict_json
+from elman.errors import UserError
+from elman.files import BLANK_SEAL, atomic, read_sealed, write_sealed
+from elman.text import corpus, prepared
+from elman.text.levels import Level, Subwords, level_of
+from elman.text.levels.base import Token
+from elman.text.prepared import Data
+from elman.text.shards import INDEX, VOCABULARY, Index, Shard, sha256_of
+from elman.text.streaming import Stream, files_of
+from elman.text.vocab import Vocab
+
+PROGRESS = "progress.json"
+LEARN = 1 << 28
+"""Characters of the training part that a tokenizer is learned from, at most: more change little."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to prepare; `data` says how, as for a training."""
+
+    sources: tuple[str, ...]
+    data: Data
+    field: str = "text"
+    shard_tokens: int = 1 << 24
+
+    def __post_init__(self) -> None:
+        if self.data.clean == "letters":
+            raise UserError(
+                "clean=letters joins all lines of a text, which must be in memory for that",
+                hint="clean=newlines or none",
+            )
+        for name in ("max_tokens", "train_tokens"):
+            if getattr(self.data, name):
+                raise UserError(f"{name} does not belong to preparing", hint="train takes it")
+        if self.shard_tokens < 1:
+            raise UserError(f"shard_tokens={self.shard_tokens} must be positive", hint="16777216")
+
+
+class Step(NamedTuple):
+    """How far a preparation has come."""
+
+    stage: str  # measuring, counting, encoding
+    done: int  # characters (bytes at the byte level)
+    total: int | None
+    tokens: int = 0
+
+
+class Part(NamedTuple):
+    """A piece of cleaned text that lies in one part of the split."""
+
+    text: str | bytes
+    trains: bool
+    begins: bool  # a document
+
+
+@dataclass
+class Counters:
+    """What is known of the text up to some part of it."""
+
+    parts: int = 0
+    tokens: int = 0
+    train_tokens: int = 0
+    highest: int = 0
+    characters: int = 0
+    held_out_characters: int = 0
+    first_characters: int = 0
+    documents: int = 0
+
+
+def prepare(request: Request, out: Path, *, force: bool = False) -> Generator[Step, None, None]:
+    """Prepare the texts in the folder `out`, or go on where this was left; yields now and then."""
+    out = Path(out)
+    stream = _stream(request)
+    record = _request_record(request, stream)
+    done = _begin(out, record, force)
+    if done is None:
+        total = 0
+        for step in _measured(request, stream):
+            total = step.done
+            yield step
+        done = {"request": record, "total": total, "shards": [], "skip": 0, "counters": {}}
+        _note(out, done)
+    if not (out / VOCABULARY).exists():
+        vocab = yield from _vocabulary(request, stream, done["total"])
+        vocab.save(out / VOCABULARY)
+    yield from _encode(request, stream, out, done)
+
+
+def _stream(request: Request) -> Stream:
+    data = request.data
+    corpus.check_encoding(data.encoding, data.errors)
+    files = files_of(list(request.sources))
+    return Stream(files, data.raw, request.field, data.encoding, data.errors)
+
+
+def _request_record(request: Request, stream: Stream) -> dict[str, Any]:
+    """All that the result depends on."""
+    files = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in stream.files]
+    options = asdict(replace(request.data, source="-"))
+    return {
+        "files": files,
+        "field": request.field,
+        "shard_tokens": request.shard_tokens,
+        "data": options,
+    }
+
+
+# ---------------------------------------------------------------------- the folder
+
+
+def _begin(out: Path, request: dict[str, Any], force: bool) -> dict[str, Any] | None:
+    """Make the folder, or find out how far this request has come in it; None: not begun."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        present = sorted(path.name for path in out.iterdir())
+    except OSError as problem:
+        raise UserError(
+            f"cannot make the folder {out}: {problem.strerror}", hint="name another with --out"
+        ) from problem
+    foreign = [name for name in present if not _is_ours(name)]
+    if foreign:
+        raise UserError(
+            f"{out} holds {foreign[0]}, which is no part of a prepared text",
+            hint="name another folder with --out",
+        )
+    if not force and INDEX in present:
+        raise UserError(
+            f"{out} is a prepared text already", hint="--force replaces it, or name another folder"
+        )
+    if not force and PROGRESS in present:
+        done = json.loads(read_sealed(out / PROGRESS))
+        if done["request"] != json.loads(json.dumps(request)):
+            raise UserError(
+                f"{out} holds the beginning of another preparation, or its texts have changed",
+                hint="--force begins again, or name another folder with --out",
+            )
+        return done
+    for name in [INDEX, *present]:  # the index first: without it nothing here counts as whole
+        (out / name).unlink(missing_ok=True)
+    return None
+
+
+def _is_ours(name: str) -> bool:
+    return name in (INDEX, VOCABULARY, PROGRESS) or name.endswith(
+        (".ids", ".documents", ".partial")
+    )
+
+
+def _note(out: Path, done: dict[str, Any]) -> None:
+    write_sealed(out / PROGRESS, strict_json.dumps(done | {"seal": BLANK_SEAL}).encode())
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _parts(request: Request, stream: Stream, total: int) -> Iterator[Part]:
+    """The text, cleaned, cut in two where the held-out part begins: at the end of a line."""
+    held_out = request.data.validation
+    boundary = round(total * (1 - held_out)) if held_out else total
+    seen, trains, begins = 0, True, True
+    for piece in stream.pieces():
+        text = prepared.cleaned(request.data, piece.text)
+        trains = trains and (seen < boundary or not held_out)
+        inside = trains and seen + len(text) > boundary
+        cut = _line_end(text, boundary - seen) if inside else len(text)
+        yield Part(text[:cut], trains, begins)
+        if cut < len(text):
+            yield Part(text[cut:], False, False)
+        seen, begins, trains = seen + len(text), piece.ends, trains and not inside
+
+
+def _line_end(text: str | bytes, start: int) -> int:
+    """The end of the line at `start`, or of the word, or of the text."""
+    ends: tuple[Any, ...] = ("\n", " ") if isinstance(text, str) else (b"\n", b" ")
+    for end in ends:
+        at = text.find(end, max(0, start - 1))
+        if 0 <= at < len(text) - 1:
+            return at + 1
+    return len(text) if isinstance(text, str) else start
+
+
+def _measured(request: Request, stream: Stream) -> Iterator[Step]:
+    done = 0
+    for piece in stream.pieces():
+        done += len(prepared.cleaned(request.data, piece.text))
+        yield Step("measuring", done, None)
+    if not done:
+        raise UserError(
+            f"{', '.join(request.sources)} has no text in it", hint="a model needs some text"
+        )
+
+
+def _vocabulary(request: Request, stream: Stream, total: int) -> Generator[Step, None, Vocab]:
+    """The vocabulary of the training part."""
+    data, level = request.data, level_of(request.data.level)
+    if isinstance(level, Subwords):
+        return (yield from _learned(request, stream, total, level))
+    counts: dict[Token, int] = {}
+    if level.unknown is not None:
+        done = 0
+        for part in _parts(request, stream, total):
+            if not part.trains:
+                break
+            for token, n in level.count(level.cut(part.text)).items():
+                counts[token] = counts.get(token, 0) + n
+            done += len(part.text)
+            yield Step("counting", done, total)
+    assert data.min_freq is not None
+    vocab = Vocab(counts, data.min_freq, level=level, vocab_size=data.vocab_size)
+    prepared.check_not_empty(vocab)
+    return vocab
+
+
+def _learned(
+    request: Request, stream: Stream, total: int, level: Subwords
+) -> Generator[Step, None, Vocab]:
+    data = request.data
+    if data.tokenizer:
+        return Vocab({}, level=level.learned("", data.vocab_size, data.tokenizer))
+    yield Step("counting", 0, total)
+
+    def texts() -> Iterator[str | bytes]:
+        left = LEARN
+        for part in _parts(request, stream, total):
+            if not part.trains or left <= 0:
+                return
+            left -= len(part.text)
+            yield part.text
+
+    return Vocab({}, level=level.learned_from(texts(), data.vocab_size))
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def _encode(request: Request, stream: Stream, out: Path, done: dict[str, Any]) -> Iterator[Step]:
+    vocab = Vocab.load(out / VOCABULARY)
+    writer = _Writer(request, out, done, vocab)
+    parts = _parts(request, stream, done["total"])
+    before: Any = None
+    for part in islice(parts, writer.counters.parts, None):
+        before = writer.take(part, before)
+        yield Step("encoding", writer.counters.characters, done["total"], writer.counters.tokens)
+    writer.finish()
+
+
+@final
+class _Writer:
+    """Ids on their way into shards."""
+
+    def __init__(self, request: Request, out: Path, done: dict[str, Any], vocab: Vocab) -> None:
+        self.request, self.out, self.done, self.vocab = request, out, done, vocab
+        self.level: Level = vocab.level_used
+        self.dtype = vocab.dtype.newbyteorder("<")
+        self.counters = Counters(**done["counters"])
+        self.shards = [Shard(**shard) for shard in done["shards"]]
+        self.written = sum(shard.tokens for shard in self.shards)
+        self.waiting: list[NDArray[Any]] = []
+        self.begins: list[int] = []
+        self._skip = int(done["skip"])  # ids of the next part that are in a shard already
+
+    def take(self, part: Part, before: Any) -> Any:
+        """Encode one part; returns it as cut, for the space that may follow on it."""
+        earlier = replace(self.counters)
+        cut = self.level.cut(part.text)
+        ids = self.vocab.encode_cut(cut)
+        self._count(part, cut, ids, before)
+        if part.begins and earlier.tokens >= self.written:
+            self.begins.append(earlier.tokens)
+        self.waiting.append(ids[self._skip :])
+        self._skip = 0
+        self._fill(earlier)
+        return cut[len(cut) - 1 :] if len(cut) else before
+
+    def _count(self, part: Part, cut: Any, ids: NDArray[Any], before: Any) -> None:
+        counters = self.counters
+        characters = self.level.characters(cut, before)
+        counters.parts += 1
+        counters.tokens += len(ids)
+        counters.characters += characters
+        counters.documents += part.begins
+        counters.highest = max(counters.highest, int(ids.max()) if len(ids) else 0)
+        if part.trains:
+            counters.train_tokens += len(ids)
+            return
+        if not counters.held_out_characters:
+            counters.first_characters = self.level.characters(cut[:1], before)
+        counters.held_out_characters += characters
+
+    def _fill(self, earlier: Counters) -> None:
+        """Write shards as they become full; `earlier` is what was known before the last part."""
+        size = self.request.shard_tokens
+        while sum(map(len, self.waiting)) >= size:
+            ids = np.concatenate(self.waiting)
+            self.waiting = [ids[size:]]
+            self._write(ids[:size])
+            self.done["counters"] = asdict(earlier)
+            self.done["skip"] = self.written - earlier.tokens
+            _note(self.out, self.done)
+
+    def _write(self, ids: NDArray[Any]) -> None:
+        end = self.written + len(ids)
+        here = [at for at in self.begins if at < end]
+        self.begins = self.begins[len(here) :]
+        name = f"{len(self.shards):05d}"
+        shard = Shard(
+            f"{name}.ids",
+            len(ids),
+            _written(self.out / f"{name}.ids", ids.astype(self.dtype, copy=False)),
+            len(here),
+            f"{name}.documents",
+            _written(self.out / f"{name}.documents", np.array(here, "<u8")),
+        )
+        self.shards.append(shard)
+        self.done["shards"] = [asdict(each) for each in self.shards]
+        self.written = end
+
+    def finish(self) -> None:
+        """The last shard, and the index, which makes the folder whole."""
+        rest = np.concatenate([np.empty(0, self.dtype), *self.waiting])
+        if len(rest) or not self.shards:
+            self._write(rest)
+        data, counters = self.request.data, self.counters
+        Index(
+            level=data.level,
+            clean=data.clean,
+            lower=data.lower,
+            encoding=data.encoding,
+            errors=data.errors,
+            min_freq=data.min_freq or 0,
+            vocab_size=data.vocab_size,
+            validation=data.validation,
+            dtype=str(self.vocab.dtype),
+            tokens=counters.tokens,
+            train_tokens=counters.train_tokens,
+            highest=counters.highest,
+            characters=counters.characters,
+            held_out_characters=counters.held_out_characters,
+            first_characters=counters.first_characters,
+            documents=counters.documents,
+            vocabulary=sha256_of(self.out / VOCABULARY),
+            sources=[str(source) for source in self.request.sources],
+            shards=self.shards,
+        ).save(self.out)
+        (self.out / PROGRESS).unlink(missing_ok=True)
+
+
+def _written(path: Path, values: NDArray[Any]) -> str:
+    """Write an array, atomically; its SHA-256."""
+    with atomic(path) as draft:
+        values.tofile(draft)
+    return hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()

@@ -1,0 +1,262 @@
+"""Texts read as a stream: any number of files, a piece at a time, whatever their size.
+
+    file.txt   file.txt.gz   file.txt.zst      one document each
+    file.jsonl (.gz, .zst)                     a document in each line: the value of one field
+    folder                                     all of these in it, subfolders included, sorted
+
+Pieces are whole lines, a megabyte or so of them, so that whatever cuts lines cuts them as it would
+cut the whole. What is read is what `corpus.load` gives for the same files: byte-order marks are
+dropped, and a document that does not end a line gets a line end before the next.
+"""
+
+import codecs
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from elman.errors import MissingSource, UserError
+from elman.text import corpus
+from elman.text.datasets import DATASETS, named, path_of
+
+BLOCK = 1 << 20
+"""Bytes read, and characters handed on, at a time."""
+PACKED_BLOCK = 1 << 14
+"""Bytes of a .zst file unpacked at a time."""
+LONGEST = 1 << 26
+"""Bytes of a line that can be held: more is no text."""
+KINDS = (".txt", ".jsonl")
+PACKED = (".gz", ".zst")
+
+
+class Piece(NamedTuple):
+    """Some lines of a document, and whether it ends with them."""
+
+    text: str | bytes
+    ends: bool
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Sources that can be read again and again, always the same pieces."""
+
+    files: tuple[Path, ...]
+    raw: bool = False  # bytes, whatever they are
+    field: str = "text"  # of the objects in .jsonl files
+    encoding: str = "utf-8"
+    errors: str = "strict"
+
+    def pieces(self) -> Iterator[Piece]:
+        """Every document of every file, in order."""
+        before: Piece | None = None  # held back, until it is known whether it is the last
+        for file in self.files:
+            for piece in self._of(file):
+                if before is not None:
+                    yield _closed(before)
+                before = piece
+        if before is not None:
+            yield before
+
+    def _of(self, file: Path) -> Iterator[Piece]:
+        try:
+            with _opened(file) as data:
+                if _kind(file) == ".jsonl":
+                    yield from self._lines(data, file)
+                elif self.raw:
+                    yield from _ended(_blocks(data))
+                else:
+                    yield from _ended(self._text(data, file))
+        except (gzip.BadGzipFile, EOFError, zlib.error, *_zstandard_errors(file)) as problem:
+            name = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix, "packed")
+            raise UserError(
+                f"{file} is not a whole {name} file: {problem}", hint=f"{name} -t FILE checks one"
+            ) from problem
+        except OSError as problem:
+            raise UserError(
+                f"cannot read {file}: {problem.strerror or problem}", hint="check its permissions"
+            ) from problem
+
+    def _lines(self, data: IO[bytes], file: Path) -> Iterator[Piece]:
+        """The field of each line of JSON."""
+        number = 0
+        while line := data.readline(LONGEST + 1):
+            number += 1
+            if len(line) > LONGEST:
+                raise _too_long(file)
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[self.field]
+                if not isinstance(text, str):
+                    raise TypeError(f"its {self.field!r} is not a string")
+            except (ValueError, KeyError, TypeError, RecursionError) as problem:
+                raise UserError(
+                    f"{file}, line {number}: no object with a text in its field {self.field!r} "
+                    f"({type(problem).__name__}: {str(problem)[:80]})",
+                    hint="--field NAME says which field holds the text",
+                ) from problem
+            if text:
+                yield Piece(text.encode("utf-8", "surrogatepass") if self.raw else text, True)
+
+    def _text(self, data: IO[bytes], file: Path) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder(self.encoding)(self.errors)
+        held, first = "", True
+        for block in _blocks(data, last=True):
+            try:
+                new = decoder.decode(block, final=not block)
+            except (UnicodeDecodeError, ValueError) as problem:
+                raise UserError(
+                    f"{file} is not {self.encoding}: {problem}",
+                    hint="name its encoding, or let errors be replace or ignore; level byte reads "
+                    "any file",
+                ) from problem
+            if "\0" in new:
+                raise UserError(
+                    f"{file} is a binary file: it holds NUL bytes", hint="level byte reads any file"
+                )
+            held += new.removeprefix("\ufeff") if first else new
+            first = first and not new
+            end = _last_end(held) if block else len(held)
+            if len(held) - end > LONGEST:
+                raise _too_long(file)
+            if end:
+                yield held[:end]
+                held = held[end:]
+
+
+def files_of(sources: list[str]) -> tuple[Path, ...]:
+    """The files of files, folders and names of datasets, in this order; nothing is refused."""
+    return tuple(file for source in sources for file in _files(source))
+
+
+def _files(source: str) -> list[Path]:
+    if source in DATASETS:
+        download = named(source, "text").download
+        if download is None:
+            raise UserError(
+                f"{source} is made, not read from a file, so it cannot be streamed",
+                hint="elman train takes it as it is",
+            )
+        return [path_of(download)]
+    path = corpus.path_from(source)
+    if not path.exists():
+        raise MissingSource(f"there is no file {source}", hint="elman datasets lists names")
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if _kind(file) in KINDS and file.is_file())
+    if not found:
+        raise MissingSource(
+            f"the folder {path} holds no .txt or .jsonl file, plain or packed (.gz, .zst)",
+            hint="name single files",
+        )
+    return found
+
+
+def _kind(file: Path) -> str:
+    """The suffix below that of the packing."""
+    return (Path(file.stem) if file.suffix in PACKED else file).suffix
+
+
+def _opened(file: Path) -> IO[bytes]:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rb")  # pyright: ignore[reportReturnType]
+    if file.suffix == ".zst":
+        return _zstandard(file)
+    return open(file, "rb")
+
+
+def _zstandard_errors(file: Path) -> tuple[type[Exception], ...]:
+    return (_library(file).ZstdError,) if file.suffix == ".zst" else ()
+
+
+def _library(file: Path) -> Any:
+    try:
+        import zstandard
+    except ImportError as missing:
+        raise UserError(
+            f"{file} needs the package zstandard", hint="pip install 'elman[zstd]'"
+        ) from missing
+    return zstandard
+
+
+def _zstandard(file: Path) -> Any:
+    zstandard = _library(file)
+    return io.BufferedReader(_Unpacked(file, zstandard.ZstdDecompressor()), BLOCK)
+
+
+class _Unpacked(io.RawIOBase):
+    """What is in a .zst file; unlike the library's own reader it notices that a file was cut."""
+
+    def __init__(self, file: Path, packing: Any) -> None:
+        self._file, self._packing = open(file, "rb"), packing  # noqa: SIM115 - closed below
+        self._frame, self._held = packing.decompressobj(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._held:
+            block = self._frame.unused_data or self._file.read(PACKED_BLOCK)
+            if self._frame.eof and block:
+                self._frame = self._packing.decompressobj()
+            if not block:
+                if not self._frame.eof:
+                    raise EOFError("it ends in the middle")
+                return 0
+            self._held = self._frame.decompress(block)
+        count = min(len(buffer), len(self._held))
+        buffer[:count], self._held = self._held[:count], self._held[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _blocks(data: IO[bytes], last: bool = False) -> Iterator[bytes]:
+    """What is in a file, and nothing once more at the end if asked for."""
+    while block := data.read(BLOCK):
+        yield block
+    if last:
+        yield b""
+
+
+def _last_end(text: str) -> int:
+    """How much of a text can go on without what follows: whole lines; of a long one, whole words.
+
+    A carriage return at the end waits: the line feed that belongs to it may be next.
+    """
+    end = text.rfind("\n") + 1
+    if not end and len(text) > BLOCK:
+        end = text.rfind(" ") + 1
+    return end
+
+
+def _ended(texts: Iterator[Any]) -> Iterator[Piece]:
+    """The pieces of one document, the last of them marked."""
+    before = None
+    for text in texts:
+        if before is not None:
+            yield Piece(before, False)
+        before = text
+    if before is not None:
+        yield Piece(before, True)
+
+
+def _closed(piece: Piece) -> Piece:
+    """A piece that another follows: at the end of its document, it ends a line."""
+    end: Any = "\n" if isinstance(piece.text, str) else b"\n"
+    if piece.ends and not piece.text.endswith(end):
+        return Piece(piece.text + end, True)
+    return piece
+
+
+def _too_long(file: Path) -> UserError:
+    return UserError(
+        f"{file} has a line of more than {LONGEST >> 20} MB without a space",
+        hint="level byte reads files without lines",
+    )

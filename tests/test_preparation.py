@@ -1,0 +1,351 @@
+"""`elman prepare`: texts of any size as a folder of ids, streamed, resumable, checked."""
+
+import gzip
+import json
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elman import corpus
+from elman.cli import run
+from elman.errors import MissingSource, UserError
+from elman.scoring import metrics
+from elman.text import batches, prepared, streaming
+from elman.text.preparation import PROGRESS, Request, prepare
+from elman.text.prepared import Data
+from elman.text.shards import ShardedIds, Shards
+from elman.text.streaming import Stream, files_of
+
+WORDS = ["the", "time", "traveller", "née", "文", "it's", "—", "well,", "(for", "so)"]
+
+
+def sample(words, seed=0):
+    chance = random.Random(seed)
+    return "".join(chance.choice(WORDS) + chance.choice("  \n") for _ in range(words))
+
+
+def made(tmp_path, sources, level="char", *, shard_tokens=1000, **options):
+    out = tmp_path / f"out-{level}"
+    data = Data("-", level, **options)
+    steps = list(prepare(Request(tuple(map(str, sources)), data, shard_tokens=shard_tokens), out))
+    assert steps[-1].stage == "encoding"
+    return Shards(out)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two texts, of which the first does not end a line, and one in lines of JSON."""
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt.gz"
+    first.write_bytes(b"\xef\xbb\xbf" + sample(3000).rstrip().encode())
+    second.write_bytes(gzip.compress(sample(2000, 1).replace("\n", "\r\n").encode()))
+    lines = tmp_path / "c.jsonl"
+    lines.write_text("".join(json.dumps({"text": sample(50, i)}) + "\n" for i in range(40)))
+    return [first, second, lines]
+
+
+def whole(files):
+    texts = [corpus.load(files[0]) + "\n", corpus.load(files[1])]
+    documents = [json.loads(line)["text"] for line in files[2].read_text().splitlines()]
+    texts += [d if d.endswith("\n") else d + "\n" for d in documents]
+    texts[1] += "" if texts[1].endswith("\n") else "\n"
+    texts[-1] = documents[-1]
+    return corpus.unix_newlines("".join(texts)), len(documents) + 2
+
+
+LEVELS = {"char": {}, "word": {"min_freq": 0}, "byte": {}, "bpe": {"vocab_size": 300}}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("block", [64, 1 << 20])
+def test_a_prepared_text_is_the_text(tmp_path, files, level, block, monkeypatch):
+    monkeypatch.setattr(streaming, "BLOCK", block)
+    shards = made(tmp_path, files, level, **LEVELS[level])
+    text, documents = whole(files)
+    if level == "byte":  # reads files as they are
+        text = text.encode()
+        found = shards.vocab.decode_bytes(shards.ids.read()).replace(b"\r\n", b"\n")
+        assert found.removeprefix(b"\xef\xbb\xbf") == text
+        return
+    ids = shards.ids.read()
+    if level == "bpe" or shards.vocab.unk not in ids:
+        assert shards.vocab.decode(ids) == text
+    held_out = shards.vocab.decode(shards.validation.read())
+    assert shards.index.characters == len(text)
+    assert shards.index.held_out_characters == len(text) - len(
+        shards.vocab.decode(shards.train.read())
+    )
+    assert 0.08 < len(held_out) / len(text) < 0.12
+    assert shards.vocab.decode(shards.train.read()).endswith("\n")
+    begins = shards.documents.tolist()
+    assert len(begins) == shards.index.documents == documents
+    assert begins[0] == 0
+    assert shards.vocab.decode(ids[begins[2] :]).startswith(sample(50, 0))
+    assert len(shards.index.shards) == -(-len(ids) // 1000)
+    assert shards.ids.max() == ids.max()
+
+
+def test_the_vocabulary_is_that_of_the_training_part_alone(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("one two\n" * 90 + "zzz\n" * 20)
+    for level in ("char", "word"):
+        shards = made(tmp_path, [path], level)
+        assert not any("z" in token for token in shards.vocab.idx_to_token)
+        assert shards.vocab == prepared.prepare(Data("x", level), path.read_text()[:720]).vocab
+
+
+def test_zstandard_and_other_fields(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "x.jsonl.zst"
+    lines = "".join(json.dumps({"body": f"{i} née\n"}) + "\n" for i in range(30))
+    path.write_bytes(zstandard.compress(lines.encode()))
+    pieces = list(Stream((path,), field="body").pieces())
+    assert [piece.text for piece in pieces] == [f"{i} née\n" for i in range(30)]
+    path.write_bytes(zstandard.compress(lines.encode())[:-9])
+    with pytest.raises(UserError, match="is not a whole zstd file"):
+        list(Stream((path,), field="body").pieces())
+    path.write_bytes(zstandard.compress(b'{"body": "one"}\n') + zstandard.compress(b""))
+    assert [piece.text for piece in Stream((path,), field="body").pieces()] == ["one"]
+
+
+@given(
+    text=st.text(st.sampled_from("ab é\n\r文")),
+    block=st.integers(1, 9),
+    encoding=st.sampled_from(["utf-8", "utf-16-le"]),
+)
+def test_pieces_joined_are_the_file_whatever_their_size(tmp_path_factory, text, block, encoding):
+    path = tmp_path_factory.mktemp("stream") / "x.txt"
+    path.write_bytes(text.encode(encoding))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "BLOCK", block)
+        pieces = list(Stream((path,), encoding=encoding).pieces())
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True] * bool(pieces)
+    clean = "".join(corpus.unix_newlines(piece.text) for piece in pieces)
+    assert clean == corpus.unix_newlines(text)
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_what_cannot_be_streamed_is_refused(tmp_path, files):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "fine"}\n{"other": 1}\n')
+    cases = {
+        "line 2: no object with a text in its field 'text'": bad,
+        "is a binary file": _file(tmp_path / "n.txt", b"a\0b"),
+        "is not utf-8": _file(tmp_path / "l.txt", b"caf\xe9"),
+        "is not a whole gzip file": _file(tmp_path / "g.txt.gz", gzip.compress(b"abc" * 99)[:-5]),
+        "has no text in it": _file(tmp_path / "e.txt", b""),
+    }
+    for message, path in cases.items():
+        with pytest.raises(UserError, match=message):
+            made(tmp_path, [path])
+        shutil.rmtree(tmp_path / "out-char")
+    with pytest.raises(MissingSource, match="there is no file"):
+        files_of([str(tmp_path / "none")])
+    with pytest.raises(UserError, match="clean=letters joins all lines"):
+        Request(("x",), Data("-", clean="letters"))
+    (tmp_path / "out-char").mkdir()
+    _file(tmp_path / "out-char" / "letter.doc", b"mine")
+    with pytest.raises(UserError, match=r"letter.doc, which is no part of a prepared text"):
+        made(tmp_path, files)
+
+
+def _file(path, data):
+    path.write_bytes(data)
+    return path
+
+
+def test_a_folder_that_is_whole_is_not_prepared_twice(tmp_path, files):
+    made(tmp_path, files)
+    with pytest.raises(UserError, match="is a prepared text already"):
+        made(tmp_path, files)
+    request = Request((str(files[0]),), Data("-"), shard_tokens=1000)
+    list(prepare(request, tmp_path / "out-char", force=True))
+    assert len(Shards(tmp_path / "out-char").index.shards) < 20
+
+
+def damages(folder, chance):
+    """Fifty ways to damage a folder: bytes flipped, added, cut, files missing or exchanged."""
+    names = sorted(path.name for path in folder.iterdir() if path.stat().st_size)
+    for number in range(50):
+        path = folder / names[number % len(names)]
+        data = path.read_bytes()
+        where = chance.randrange(len(data))
+        ways = {
+            "flipped": data[:where]
+            + bytes([data[where] ^ 1 << chance.randrange(8)])
+            + data[where + 1 :],
+            "cut": data[:where],
+            "added": data[:where] + b"\0" + data[where:],
+            "missing": None,
+            "zeroed": bytes(len(data)) if any(data) else None,
+        }
+        way = list(ways)[number // len(names) % len(ways)]
+        yield path, way, ways[way]
+
+
+def test_fifty_damages_are_refused_fifty_times_by_name(tmp_path, files):
+    shards = made(tmp_path, files, "bpe", vocab_size=300, shard_tokens=3000)
+    folder, seen = shards.folder, set()
+    for path, way, data in damages(folder, random.Random(0)):
+        before = path.read_bytes()
+        path.unlink() if data is None else path.write_bytes(data)
+        if path.name == "index.json" and data is None:
+            assert not prepared.is_prepared(folder)
+        with pytest.raises(UserError, match=path.name):
+            Shards(folder)
+        path.write_bytes(before)
+        seen.add((path.name, way))
+    assert len(seen) > 20
+    assert Shards(folder).sha256 == shards.sha256
+
+
+# ---------------------------------------------------------------------- killed and resumed
+
+
+@pytest.mark.parametrize("level", ["word", "bpe"])
+def test_a_killed_preparation_goes_on_to_the_same_files(tmp_path, files, level, monkeypatch):
+    monkeypatch.setattr(streaming, "BLOCK", 500)
+    options = LEVELS[level]
+    once = made(tmp_path, files, level, shard_tokens=700, **options).folder
+    again = tmp_path / "again"
+    request = Request(tuple(map(str, files)), Data("-", level, **options), shard_tokens=700)
+    chance, kills = random.Random(1), 0
+    while True:
+        steps = prepare(request, again)
+        for _ in range(chance.randrange(1, 60 + 40 * kills)):  # each lives longer than the last
+            if next(steps, None) is None:
+                break
+        else:
+            kills += 1
+            steps.close()  # as a kill: nothing more is written
+            _file(again / ".00001.ids.77.partial", b"half a shard")
+            continue
+        break
+    assert kills > 3
+    assert not (again / PROGRESS).exists()
+    for path in once.iterdir():
+        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_another_request_does_not_go_on_there(tmp_path, files):
+    steps = prepare(Request((str(files[0]),), Data("-"), shard_tokens=100), tmp_path / "out")
+    while next(steps).stage != "encoding":
+        pass
+    steps.close()
+    with pytest.raises(UserError, match="the beginning of another preparation"):
+        list(prepare(Request((str(files[0]),), Data("-", lower=True)), tmp_path / "out"))
+
+
+# ---------------------------------------------------------------------- ids from many files
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1),
+    start=st.integers(0, 30),
+    stop=st.integers(0, 30),
+)
+def test_ids_of_many_files_are_one_array(sizes, start, stop):
+    total = np.arange(sum(sizes), dtype="u1")
+    edges = np.cumsum([0, *sizes])
+    ids = ShardedIds([total[a:b] for a, b in pairwise(edges)], 255)
+    assert ids[start:stop].read().tolist() == total[start:stop].tolist()
+    assert len(ids[start:stop]) == len(total[start:stop])
+    assert [int(ids[i]) for i in range(len(ids))] == total.tolist()
+
+
+@pytest.mark.parametrize("kind", [batches.streams, batches.shuffled])
+def test_windows_of_many_files_are_those_of_one(kind):
+    total = np.random.default_rng(0).integers(0, 250, 1000).astype("u1")
+    ids = ShardedIds([total[:333], total[333:334], total[334:]], 255)
+    pairs = zip(kind(ids, batch=5, window=7), kind(total, batch=5, window=7), strict=True)
+    for (x, y), (u, v) in pairs:
+        assert (x == u).all()
+        assert (y == v).all()
+
+
+def test_a_held_out_text_in_many_files_scores_as_in_one():
+    from elman import LanguageModel
+
+    total = np.random.default_rng(0).integers(0, 9, 9000).astype("u1")
+    ids = ShardedIds([total[:3333], total[3333:]], 9)
+    model = LanguageModel(10, hidden_size=4)
+    for lanes in (1, 16):
+        plain = metrics.evaluate(model, total, lanes=lanes)
+        assert metrics.evaluate(model, ids, lanes=lanes) == plain
+
+
+# ---------------------------------------------------------------------- every verb
+
+
+def test_every_verb_takes_a_prepared_text(tmp_path, files, capsys):
+    folder = str(made(tmp_path, files, "bpe", vocab_size=300).folder)
+    out = str(tmp_path / "run")
+    tiny = "--preset quick --hidden-size 6 --epochs 1 --batch-size 4 --device cpu".split()  # noqa: SIM905
+    assert run(["train", folder, "--out", out, *tiny]) == 0
+    assert run(["train", "--resume", out, "--epochs", "2"]) == 0
+    for verb in (["evaluate", out], ["evaluate", out, folder], ["ngram", folder]):
+        assert run(verb) == 0
+        assert "bits/char" in capsys.readouterr().out
+    assert run(["statistics", folder]) == 0
+    assert run(["generate", out, "--length", "5"]) == 0
+    assert run(["train", folder, "--level", "char", *tiny]) == 2
+    assert "was prepared with level=bpe" in capsys.readouterr().err
+    index = tmp_path / "out-bpe" / "00000.ids"
+    _file(index, index.read_bytes()[::-1])
+    assert run(["train", "--resume", out, "--epochs", "3"]) == 2
+    assert "00000.ids is damaged" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- memory
+
+
+STREAMED = """
+import resource, sys
+from pathlib import Path
+from elman.text.preparation import Request, prepare
+from elman.text.prepared import Data
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for step in prepare(Request((sys.argv[1],), Data("-", sys.argv[3], vocab_size=int(sys.argv[4])),
+                            shard_tokens=int(sys.argv[5])), Path(sys.argv[2])):
+    pass
+print(before // 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def peak(tmp_path, megabytes, level, vocab_size, shard_tokens):
+    """Megabytes before, and at most, of a process that prepares so many of text."""
+    path, line = tmp_path / "large.txt", sample(20_000).encode()
+    with open(path, "wb") as file:
+        for _ in range(megabytes * 1_000_000 // len(line)):
+            file.write(line)
+    arguments = [path, tmp_path / "large", level, vocab_size, shard_tokens]
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMED, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return tuple(map(int, done.stdout.split()))
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    before, most = peak(tmp_path, 60, "byte", 0, 1 << 22)
+    assert most - before < 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "vocab_size"), [("word", 0), ("bpe", 1000), ("char", 0)])
+def test_two_gigabytes_are_streamed_in_600_megabytes(tmp_path, level, vocab_size):
+    _, most = peak(tmp_path, 2000, level, vocab_size, 1 << 24)
+    assert most < 600

@@ -1,0 +1,285 @@
+"""Several processes train one model: how many, and which, changes nothing."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import several_processes
+from elman.errors import UserError
+from elman.text.batches import shares
+from elman.training import Settings, Training
+from elman.training.processes import ALONE, LaneGroups, Node, Processes, Tree, nodes_of
+
+HERE = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+GROUPED = st.tuples(st.integers(1, 20), st.integers(1, 20)).filter(lambda p: p[1] <= p[0])
+
+
+def torchrun(count, *arguments, timeout=600, options=(), **environment):
+    """The exit status, stdout, stderr and seconds of so many processes."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [*TORCHRUN, str(count), *options, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    return done.returncode, done.stdout, done.stderr, time.monotonic() - began
+
+
+# ---------------------------------------------------------------------- one process, many groups
+
+
+def in_one_go(values, start, size):
+    """The definition: a node is the sum of its halves; what is left is added from the right."""
+    if size == 1:
+        return values[start]
+    half = 1 << (size - 1).bit_length() - 1
+    if half == size:
+        half //= 2
+    return in_one_go(values, start, half) + in_one_go(values, start + half, size - half)
+
+
+@given(counts=GROUPED, seed=st.integers(0, 1000))
+def test_the_sum_of_groups_does_not_depend_on_who_has_them(counts, seed):
+    groups, processes = counts
+    values = list(torch.randn(groups, 3, generator=torch.Generator().manual_seed(seed)) * 1e3)
+    whole = Tree()
+    for owner in shares(groups, processes):
+        own = Tree()
+        for group in range(owner.start, owner.stop):
+            own.add(Node(group, 1), values[group].clone())
+        assert [node for node, _ in own.nodes] == nodes_of(range(owner.start, owner.stop))
+        for node, value in own.nodes:
+            whole.add(node, value)
+    assert torch.equal(whole.total(), in_one_go(values, 0, groups))
+
+
+@given(batch=st.integers(1, 50), counts=GROUPED)
+def test_every_lane_has_one_group_and_every_group_one_process(batch, counts):
+    groups, size = counts
+    if groups > batch:
+        with pytest.raises(UserError, match="groups of lanes cannot be made of"):
+            LaneGroups(batch, groups, ALONE)
+        return
+    seats = [LaneGroups(batch, groups, Processes(rank, size)) for rank in range(size)]
+    lanes = [i for seat in seats for i in range(batch)[seat.rows]]
+    assert lanes == list(range(batch))
+    assert [g.group for seat in seats for g in seat.own] == list(range(groups))
+    assert sum(g.part for seat in seats for g in seat.own) == pytest.approx(1)
+    assert [len(range(batch)[seat.rows]) for seat in seats] == seats[0].sizes
+
+
+def test_more_processes_than_groups_are_refused():
+    with pytest.raises(UserError, match="3 processes cannot share lane_groups=2"):
+        LaneGroups(10, 2, Processes(0, 3))
+
+
+SAME_CHANCE = [n for n in several_processes.CASES if n not in ("masks", "plain")]
+
+
+@pytest.mark.parametrize("name", SAME_CHANCE)
+def test_groups_give_the_gradient_of_the_whole_batch(name):
+    """Dropout between layers is drawn for each group, so the cases with it are left out."""
+    weights = []
+    for groups in (0, 3):
+        model, settings = several_processes.CASES[name]
+        torch.manual_seed(1)
+        options = {**vars(settings), "lane_groups": groups, "validate_every": 4}
+        train = Training(
+            model().double(), several_processes.IDS, several_processes.HELD_OUT, Settings(**options)
+        )
+        records = train.records()
+        nats = [record.nats for record, _ in zip(records, range(6), strict=False)]
+        weights.append([*(p.detach() for p in train.model.parameters()), torch.tensor(nats)])
+    for whole, grouped in zip(*weights, strict=True):
+        torch.testing.assert_close(grouped, whole, rtol=1e-9, atol=1e-9)
+
+
+def test_groups_are_read_natively_with_the_same_bits(monkeypatch):
+    native = several_processes.training("native", ALONE)
+    assert native.explain().runs == "native"
+    monkeypatch.setattr("elman.training.loop.choose", _piecewise)
+    pieces = several_processes.training("native", ALONE)
+    assert pieces.explain().runs == "piecewise"
+    for train in (native, pieces):
+        for _ in range(4):
+            train.update()
+    assert several_processes.digest(native) == several_processes.digest(pieces)
+
+
+def _piecewise(training):
+    from elman.kernels import Explanation
+    from elman.training.update import Choice
+
+    return Choice(None, Explanation("piecewise", {}))
+
+
+# ---------------------------------------------------------------------- real processes
+
+
+def test_two_processes_compute_what_one_does_to_the_last_bit(one_thread):
+    names = list(several_processes.CASES)
+    status, out, err, _ = torchrun(2, HERE / "several_processes.py", *names)
+    assert status == 0, err
+    found = json.loads(out.splitlines()[-1])
+    errors, captured = found.pop("modules"), found.pop("captured")
+    assert captured == pytest.approx(several_processes.captured(ALONE), rel=1e-5)
+    assert found == {name: several_processes.trained(name, ALONE) for name in names}
+    assert max(errors.values()) < 1e-5, errors  # DDP and FSDP2 around elman.nn, float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, 4])
+def test_three_and_four_processes_do_so_too(count, one_thread):
+    names = list(several_processes.CASES)
+    status, out, err, _ = torchrun(count, HERE / "several_processes.py", *names)
+    assert status == 0, err
+    alone = {name: several_processes.trained(name, ALONE) for name in names}
+    assert json.loads(out.splitlines()[-1]) == alone
+
+
+FAILING = """
+import os, sys
+import elman.training.loop as loop
+from elman.errors import UserError
+update = loop.Training.update
+def broken(self):
+    if self.step == 2 and os.environ["RANK"] == "1":
+        raise UserError("rank one has had enough", hint="let it rest")
+    return update(self)
+loop.Training.update = broken
+from elman.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_an_error_of_one_process_ends_all_and_is_said_once(tmp_path):
+    text, script = tmp_path / "text.txt", tmp_path / "failing.py"
+    text.write_text("one two three four five\n" * 100)
+    script.write_text(FAILING)
+    options = ["--preset", "quick", "--hidden-size", 8, "--epochs", 3, "--device", "cpu"]
+    out = tmp_path / "run"
+    status, _, err, seconds = torchrun(2, script, "train", text, "--out", out, *options)
+    assert status != 0
+    assert err.count("error: ") == 1, err
+    assert "error: rank one has had enough" in err
+    assert err.count("Traceback") == err.count("ChildFailedError:") == 1  # torchrun's own
+    assert seconds < 120
+
+
+@pytest.mark.slow
+def test_evaluating_is_shared_out(tmp_path, text):
+    run = tmp_path / "run"
+    tiny = ["--preset", "quick", "--hidden-size", "8", "--epochs", "1", "--validation", "0.5"]
+    train = [sys.executable, "-m", "elman", "train", text, "--out", run, *tiny]
+    subprocess.run(train, check=True, capture_output=True)
+    scored = ["-m", "elman", "evaluate", run, "--json", "--no-baselines", "--device", "cpu"]
+    alone = subprocess.run([sys.executable, *scored], check=True, capture_output=True).stdout
+    status, found, err, _ = torchrun(2, *scored)
+    assert status == 0, err
+    assert "2 stretches side by side" in err
+    (plain, shared) = json.loads(alone), json.loads(found)
+    assert shared["tokens"] == plain["tokens"]
+    assert shared["nats_per_token"] == pytest.approx(plain["nats_per_token"], rel=1e-3)
+
+
+# ---------------------------------------------------------------------- killed, and restarted
+
+
+def weights_of(run):
+    from safetensors.numpy import load_file
+
+    return load_file(run / "model.safetensors"), load_file(run / "state.safetensors")
+
+
+def same(a, b):
+    return all(
+        mine.keys() == theirs.keys() and all(np.array_equal(mine[k], theirs[k]) for k in mine)
+        for mine, theirs in zip(weights_of(a), weights_of(b), strict=True)
+    )
+
+
+OPTIONS = """
+    --model lstm --layers 2 --hidden-size 16 --embedding-size 8 --batch-size 10 --window 8
+    --epochs 8 --validate-every 40 --checkpoint-every 7 --checkpoint-seconds 0 --lane-groups 4
+    --dropout-tokens 0.1 --dropout-inputs 0.1 --dropout-layers 0.1 --dropout-outputs 0.2
+    --dropout-recurrent 0.2 --average ema --device cpu --threads 1 --diagnose 0 --preset quick
+"""
+
+
+@pytest.fixture
+def text(tmp_path):
+    chance, words = np.random.default_rng(0), ["the", "time", "traveller", "will", "be", "here"]
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(chance.choice(words, 1500)))
+    return path
+
+
+KILLED = """
+import os, signal, sys, time
+import elman.training.loop as loop
+update = loop.Training.update
+def until(self):
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    here = os.environ["RANK"] == os.environ["KILL"]
+    if first and here and self.step == int(os.environ["KILL_AT"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self)
+loop.Training.update = until
+from elman.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_one_four_three_one_processes_with_kills_end_in_the_same_weights(tmp_path, text):
+    script, whole, run = tmp_path / "killed.py", tmp_path / "whole", tmp_path / "run"
+    script.write_text(KILLED)
+    alone = [sys.executable, "-m", "elman", "train"]
+    subprocess.run(
+        [*alone, text, "--out", whole, *OPTIONS.split()], check=True, capture_output=True
+    )
+    environment = {**os.environ, "RANK": "0", "KILL": "0", "KILL_AT": "60"}
+    begun = [sys.executable, str(script), "train", text, "--out", run, *OPTIONS.split()]
+    assert subprocess.run(begun, env=environment, capture_output=True).returncode == -9
+    for count, rank, step in ((4, "2", "150"), (3, "0", "251")):
+        status, _, err, _ = torchrun(
+            count, script, "train", "--resume", run, KILL=rank, KILL_AT=step
+        )
+        assert status != 0, err
+    subprocess.run([*alone, "--resume", run], check=True, capture_output=True)
+    assert same(whole, run)
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_killed_process_and_training_goes_on_exactly(tmp_path, text):
+    script, whole, run = tmp_path / "killed.py", tmp_path / "whole", tmp_path / "run"
+    script.write_text(KILLED)
+    plain = [sys.executable, "-m", "elman", "train", text, "--out", whole, *OPTIONS.split()]
+    subprocess.run(plain, check=True, capture_output=True)
+    status, _, err, _ = torchrun(
+        3,
+        script,
+        "train",
+        text,
+        "--out",
+        run,
+        *OPTIONS.split(),
+        options=("--max-restarts", "1"),
+        KILL="1",
+        KILL_AT="100",
+    )
+    assert status == 0, err
+    assert "continuing" in err
+    assert same(whole, run)
