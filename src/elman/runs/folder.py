@@ -316,7 +316,7 @@ class Run:
                     hint="the two come from different runs",
                 ) from problem
         if not self.writes:
-            return
+            return None
         self._shorten_metrics(length)
         for draft in self.path.glob(".*.partial"):  # what a crash left half written
             draft.unlink()
