@@ -280,7 +280,7 @@ def test_on_a_gpu_cudnn_by_name_is_torch_nn_to_the_bit(kind, dtype, monkeypatch)
 
 def in_pieces(peer, xs, window):
     """torch.nn's module over pieces of time, nothing crossing a cut."""
-    ys, state = [], None
+    ys, state, last = [], None, None
     for start in range(0, len(xs), window):
         y, state = peer(xs[start : start + window], state)
         ys.append(y)

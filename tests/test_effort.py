@@ -53,6 +53,15 @@ def test_a_tied_embedding_is_as_wide_as_the_hidden_layer_or_not_tied():
     assert effort(words, {})["tied"]
 
 
+@pytest.mark.parametrize("carry", ["truncated", "sliding", "randomized", "polynomial", "full"])
+def test_every_carry_trains_by_default(tmp_path, carry):
+    """Options are checked before the text is read, and were those of a text without tokens."""
+    text = tmp_path / "lines.txt"
+    text.write_text("one two three " * 50)
+    asked = ["--epochs", "1", "--hidden-size", "8", "--carry", carry]
+    assert elman(["train", str(text), *asked, "--out", str(tmp_path / "run")]) == 0
+
+
 @pytest.mark.parametrize("tokens", [50, 240, 1_000, 5_000])
 def test_a_text_of_a_few_lines_is_trained_on(tmp_path, tokens):
     """Windows of a fixed shape asked for 1,080 tokens before anything was learned."""

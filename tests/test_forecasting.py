@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman import forecasting as f
-from elman import kernels, series
+from elman import series
 from elman.errors import UserError
 from elman.forecasting import accuracy
 from elman.forecasting.evaluation import backtest, score, split
 from elman.forecasting.saving import Fitted, load, save
+from elman.kernels import choice
 
 SMALL = {"epochs": 2, "hidden": 5}
 MODELS = [
@@ -322,8 +323,8 @@ def test_a_network_trains_on_the_kernel_it_is_told_to_and_leaves_the_choice_as_i
     x = np.sin(0.3 * np.arange(60))
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     seen = []
-    choose = kernels.choice.requested
-    monkeypatch.setattr(kernels.choice, "requested", lambda: seen.append(choose()) or choose())
+    choose = choice.requested
+    monkeypatch.setattr(choice, "requested", lambda: seen.append(choose()) or choose())
     plain = f.Recurrent(tau=8, hidden=4, epochs=2, kernel="reference").fit(x)
     assert set(seen) == {"reference"}
     assert "ELMAN_KERNELS" not in os.environ

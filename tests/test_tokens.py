@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from elman import corpus, tokens
 from elman.errors import UserError
 from elman.text import levels, prepared
+from elman.text.levels import base, words
 from elman.text.vocab import learn
 
 LONE = "\ud83d\ude00\udc80"  # surrogates, the first two of which must not become one emoji
@@ -39,7 +40,7 @@ def test_text_at_the_byte_level_is_its_utf8(text):
 @given(text=st.text() | FEW_LETTERS)
 def test_counting_a_text_is_counting_its_tokens_in_the_same_order(level, chunk, text):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levels.base, "CHUNK", chunk)
+        patch.setattr(base, "CHUNK", chunk)
         counted = tokens.count(text, level)
     assert list(counted.items()) == list(Counter(tokens.tokenize([text], level)[0]).items())
     assert all(type(n) is int for n in counted.values())
@@ -98,7 +99,7 @@ MARKED = st.lists(st.sampled_from([*"ab'’_1.-,\n \t\r\u2003é\u0301文"])).map
 def test_words_and_what_stands_between_them_are_the_text_exactly(chunk, text):
     level = levels.LEVELS["word"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levels.base, "CHUNK", chunk)
+        patch.setattr(base, "CHUNK", chunk)
         cut = level.tokens(text)
     assert level.join(cut) == text
     assert level.characters(level.cut(text)) == len(text)
@@ -134,7 +135,7 @@ def test_a_list_of_lines_is_counted_as_text(level):
 def test_a_level_added_from_outside_is_known_everywhere(monkeypatch):
     """One class and one line: what issue after issue will do."""
 
-    class Sentences(levels.words.ManyTokens):
+    class Sentences(words.ManyTokens):
         name, units, unit, tokens_are = "sentence", "sentences", "sentence", "strings"
 
         def chunks(self, text):

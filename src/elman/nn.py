@@ -226,7 +226,8 @@ class _Module(torch.nn.RNNBase):
         if how == LONG_WAY:
             return None
         own = self._parameters  # a parametrized weight is elsewhere
-        weights = [own[n] if n in own else getattr(self, n) for n in self._flat_weights_names]
+        names = self._flat_weights_names
+        weights: list[Any] = [own[n] if n in own else getattr(self, n) for n in names]
         if isinstance(how, prepared.Call):
             return how(input, state or (), weights) if how.prepared.suits(weights) else None
         return self._as_torch(input, state, weights)

@@ -78,7 +78,8 @@ class _Node(torch.autograd.Function):
         return call.time_first(ys), *last
 
     @staticmethod
-    def backward(ctx: Any, dys: Tensor | None, *dlast: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        dys, *dlast = grads
         input, xs, *rest = ctx.saved_tensors
         call, n, m = ctx.call, ctx.n, ctx.m
         state, weights = rest[:n], rest[n:m]

@@ -118,7 +118,7 @@ def _shaped(recipe: dict[str, Any], tokens: int) -> dict[str, Any]:
     >>> [_shaped(LONG_TEXT, n)["batch_size"] for n in (100, 400, 2_000, 10_000)]
     [1, 1, 7, 32]
     """
-    window = max(1, min(recipe["window"], tokens // 5))
+    window = max(2, min(recipe["window"], tokens // 5))
     most = max(1, (tokens // window - 1) // 4)
     return recipe | {"window": window, "batch_size": min(recipe["batch_size"], most)}
 

@@ -121,7 +121,7 @@ def named(preset: str, given: Options, size: Size | None = None) -> Options:
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
     options = PRESETS[preset]
-    return options(size or Size(0, 0), given) if callable(options) else options
+    return options(size or Size(10_000, 80), given) if callable(options) else options
 
 
 def expand(preset: str, given: Options, size: Size | None = None) -> Options:

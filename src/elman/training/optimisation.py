@@ -54,7 +54,9 @@ def _adam(
     **guards: Tensor | None,
 ) -> None:
     """m ← β₁ m + (1-β₁) g,  v ← β₂ v + (1-β₂) g²,  w ← w - η m̂ / (√v̂ + ε)."""
-    fused = torch._fused_adamw_ if isinstance(optimizer, torch.optim.AdamW) else torch._fused_adam_
+    fused: Any = (
+        torch._fused_adamw_ if isinstance(optimizer, torch.optim.AdamW) else torch._fused_adam_
+    )
     states = [optimizer.state[w] for w in weights]
     steps = [s["step"] for s in states]
     torch._foreach_add_(steps, 1)
