@@ -15,7 +15,7 @@ KERNEL := src/elman/kernels/cpu
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h)
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h src/elman/compression/*.cpp src/elman/compression/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: elman needs Python 3.11 or newer, $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(INSTALL) -e '.[dev,docs,oracles]' \
