@@ -217,9 +217,10 @@ def test_a_forecaster_that_was_half_replaced_is_refused_not_mixed(tmp_path, caps
     words = ["forecast", "sunspots", "--steps", "3", "--out", str(out), "--force", "--model"]
     with failing(at=5):
         assert elman([*words, "drift"]) == 1
-    assert not out.exists(), "half a forecaster is none"
-    assert elman([*words, "drift"]) == 0
-    for at in range(1, 9):  # two files, each written, flushed, renamed, its folder flushed
+    with pytest.raises(files.UserError):
+        saving.load_ensemble(out)  # half a forecaster is none
+    assert elman(["forecast", "--resume", str(out)]) == 0, "what was asked for is kept"
+    for at in range(1, 9):  # files, each written, flushed, renamed, its folder flushed
         with failing(at):
             assert elman([*words, "mean"]) == 1
         try:

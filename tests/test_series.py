@@ -79,7 +79,7 @@ def test_gaps_are_named_by_line_or_bridged_when_asked(tmp_path):
         ("x,y\n1,2\n", {"time": "when"}, r"--time 'when' is not a column"),
         ("x,y\n1,2\n", {"group": "who"}, r"--group 'who' is not a column"),
         ("t,x\n1,2\n1,3\n", {"time": "t"}, r"lines 2 and 3 have the same t '1'"),
-        ("x,y\n1\n", {}, r"line 2: the row does not have the 2 cells"),
+        ("x,y\n1\n", {}, r"line 2, column 'y' has no cell: the row does not have the 2 cells"),
         ("x\n", {}, r"no rows of data"),
         ("", {}, r"no rows of data"),
         ("x\nred\nblue\n", {}, r"no column holds numbers among x"),

@@ -115,6 +115,8 @@ def _run(arguments: list[str] | None) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `| head` does: nothing to say
         _silence(sys.stdout)
         return 1
+    except SystemExit as left:  # as typer leaves where it sees that pipe before we do
+        return left.code if isinstance(left.code, int) else 1
     except (MemoryError, RuntimeError) as failure:
         if not _out_of_memory(failure):
             raise

@@ -62,7 +62,7 @@ def _since(file: Path, place: int) -> tuple[list[str], int]:
 def thinned(lines: list[str], most: int = MOST_UPDATES) -> list[str]:
     """Of more than `most` updates every k-th and the last; all of anything else.
 
-    >>> thinned(['{"kind": "update", "step": %d}' % i for i in range(1, 6)], most=2)[0][-9:]
+    >>> thinned(['{"kind": "update", "step": %d}' % i for i in range(1, 6)], most=2)[0][-10:]
     '"step": 3}'
     """
     updates = [i for i, line in enumerate(lines) if _is_update(line)]

@@ -65,7 +65,7 @@ def _about_the_cpu() -> str:
     from elman.kernels.cpu.library import NOT_BUILT
 
     if KERNEL.library is None:
-        if KERNEL.problem != NOT_BUILT:
+        if KERNEL.problem not in ("", NOT_BUILT):
             return f"note: elman's CPU kernel does not run: {KERNEL.problem}"
         return (
             "note: elman's CPU kernel was not built, and plain PyTorch is several times slower: "

@@ -164,7 +164,7 @@ class ShardedIds:
     """The ids of several files as one array, of which only what is asked for is read.
 
     >>> ids = ShardedIds([np.arange(3, dtype="u1"), np.arange(3, 7, dtype="u1")], highest=6)
-    >>> len(ids), ids[2], np.asarray(ids[1:5]).tolist()
+    >>> len(ids), int(ids[2]), np.asarray(ids[1:5]).tolist()
     (7, 2, [1, 2, 3, 4])
     >>> ids[:6].reshape(2, 3)[:, 1:].tolist()
     [[1, 2], [4, 5]]

@@ -51,7 +51,7 @@ class Node(NamedTuple):
 def nodes_of(groups: range) -> list[Node]:
     """The largest nodes of the tree that consecutive groups fill.
 
-    >>> nodes_of(range(1, 6))
+    >>> nodes_of(range(1, 5))
     [Node(start=1, size=1), Node(start=2, size=2), Node(start=4, size=1)]
     """
     nodes: list[Node] = []

@@ -36,7 +36,7 @@ def prepare(
     if KERNEL.library is None or xs.dtype not in DTYPES:
         return None
     kind = weights[0].dtype  # a weight of another would be cast, and the copy gone after the call
-    if kind not in KINDS or not all(is_plain(w, kind) for w in weights):
+    if kind not in DTYPES or not all(is_plain(w, kind) for w in weights):
         return None
     asked = job()
     if choice.select(asked) is not KERNEL:

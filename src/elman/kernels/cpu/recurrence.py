@@ -38,7 +38,7 @@ class Cpu:
         if self.name not in cell.kernels:
             return f"it has no {cell.name} cell"
         if self.library is None:
-            return self.problem
+            return self.problem or library.NOT_BUILT
         if not xs.is_cpu:
             return f"the input is on {xs.device}"
         if w.W_hr is not None:
