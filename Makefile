@@ -26,8 +26,11 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.c
 demo: setup
 	$(BIN)/elman demo
 
+# As many at once as there are cores, up to four: each loads torch.
+AT_ONCE := -n auto --maxprocesses 4
+
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(AT_ONCE) -m "not slow"
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow"
@@ -36,7 +39,7 @@ test-slow: setup
 SEED ?= $(shell date +%s)
 test-fresh: setup
 	@echo "hypothesis seed $(SEED)"
-	env -u CI ELMAN_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-seed=$(SEED)
+	env -u CI ELMAN_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(AT_ONCE) -m "hypothesis and not slow" --hypothesis-seed=$(SEED)
 
 # Inputs that nobody would type: a minute here; ELMAN_FUZZ_SECONDS=3600 make fuzz for hours of it.
 fuzz: setup
