@@ -331,7 +331,8 @@ class Training:
         }
         if pending.numbers is None:
             return Update.late(known, partial(self._update_numbers, pending))
-        return Update(**known, **self._update_numbers(pending))
+        known |= self._update_numbers(pending)
+        return Update(**known)
 
     def _update_numbers(self, pending: Pending) -> dict[str, float]:
         """What the record of an update tells of its loss."""
