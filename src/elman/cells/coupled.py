@@ -18,6 +18,7 @@ from elman.cells.described import Described
 def coupled(
     a_x: Sequence[Tensor], a_h: Sequence[Tensor], h: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """One step of the lstm with coupled gates."""
     i, o = torch.sigmoid(a_x[0] + a_h[0]), torch.sigmoid(a_x[2] + a_h[2])
     g = torch.tanh(a_x[1] + a_h[1])
     c = c + i * (g - c)

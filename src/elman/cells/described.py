@@ -79,6 +79,7 @@ class Described(Cell):
 
     @functools.cached_property
     def equations(self) -> Equations:
+        """Its equations as expressions, read off the function when first asked for."""
         names = [e.name for e in self.starts]
         own = [e.name for e in self.own]
         after = trace(self.function, self.name, self._arguments, names, own, self.count)

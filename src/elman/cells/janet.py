@@ -16,6 +16,7 @@ from elman.cells.described import Described
 
 
 def janet(a_x: Sequence[Tensor], a_h: Sequence[Tensor], h: Tensor) -> Tensor:
+    """One step of JANET."""
     s = a_x[0] + a_h[0]
     n = torch.tanh(a_x[1] + a_h[1])
     return torch.sigmoid(s) * h + (1 - torch.sigmoid(s - 1)) * n

@@ -17,6 +17,7 @@ from elman.cells.described import Described
 
 
 def mgu(a_x: Sequence[Tensor], a_h: Sequence[Tensor], h: Tensor) -> Tensor:
+    """One step of the minimal gated unit."""
     f = torch.sigmoid(a_x[0] + a_h[0])
     n = torch.tanh(a_x[1] + f * a_h[1])
     return h + f * (n - h)

@@ -24,6 +24,7 @@ def peephole(
     p_f: Tensor,
     p_o: Tensor,
 ) -> tuple[Tensor, Tensor]:
+    """One step of the lstm with peepholes."""
     i = torch.sigmoid(a_x[0] + a_h[0] + p_i * c)
     f = torch.sigmoid(a_x[1] + a_h[1] + p_f * c)
     c = f * c + i * torch.tanh(a_x[2] + a_h[2])

@@ -6,8 +6,7 @@
     c_t = f_t ⊙ c_{t-1} + i_t ⊙ tanh(z̃_t),   n_t = f_t ⊙ n_{t-1} + i_t
     h_t = σ(õ_t) ⊙ c_t / max(n_t, 1)
 
-W_hh reads, in each of four heads, that head's units alone. h is 0 before the first step and
-n_t ≥ e^{-m_t}-like there; max(n, 1) keeps the quotient bounded.
+W_hh reads, in each of four heads, that head's units alone. Every state is 0 before the first step.
 Beck et al. (2024), "xLSTM: extended long short-term memory".
 """
 
@@ -23,6 +22,7 @@ from elman.cells.described import Described
 def slstm(
     a_x: Sequence[Tensor], a_h: Sequence[Tensor], h: Tensor, c: Tensor, n: Tensor, m: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One step of the sLSTM."""
     kept, added = logsigmoid(a_x[1] + a_h[1]) + m, a_x[0] + a_h[0]
     m = torch.maximum(kept, added)
     f, i = torch.exp(kept - m), torch.exp(added - m)

@@ -17,6 +17,7 @@ from elman.cells.described import Described
 
 
 def ugrnn(a_x: Sequence[Tensor], a_h: Sequence[Tensor], h: Tensor) -> Tensor:
+    """One step of the update-gate network."""
     g = torch.sigmoid(a_x[0] + a_h[0])
     n = torch.tanh(a_x[1] + a_h[1])
     return n + g * (h - n)
