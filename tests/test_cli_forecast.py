@@ -330,7 +330,8 @@ def test_nothing_is_resumed_on_other_numbers_or_with_other_options(capsys, tmp_p
     place = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("elman.forecasting.experiment.refit", lambda *_: exec("raise SystemExit"))
-        assert run(["forecast", path, "--steps", "3", "--model", "last", "--out", str(place)]) == 1
+        with pytest.raises(SystemExit):
+            run(["forecast", path, "--steps", "3", "--model", "last", "--out", str(place)])
     assert run(["forecast", "--steps", "4", "--resume", str(place)]) == 2
     assert "--steps means nothing with --resume" in capsys.readouterr().err
     table(tmp_path, "x\n" + "".join(f"{k % 6}\n" for k in range(60)))

@@ -136,7 +136,7 @@ def test_a_pasted_text_trains_and_is_paused_changed_and_stopped(page, root):
     )
     assert number_at(page, "perplexity") == pytest.approx(last.perplexity, rel=5e-3)
     page.click("details.again summary")
-    assert f"elman train --resume {root / id}" in page.locator("details.again").inner_text()
+    assert f"elman train --resume {root / id}" in page.locator("details.again").text_content()
 
 
 def test_the_microscope_shows_what_the_library_measures(page, root):

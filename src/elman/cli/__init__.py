@@ -116,7 +116,9 @@ def _run(arguments: list[str] | None) -> int:
         _silence(sys.stdout)
         return 1
     except SystemExit as left:  # as typer leaves where it sees that pipe before we do
-        return left.code if isinstance(left.code, int) else 1
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        return 1
     except (MemoryError, RuntimeError) as failure:
         if not _out_of_memory(failure):
             raise

@@ -3,9 +3,15 @@
 import { h } from "./dom.js";
 import { t } from "./words.js";
 
+let unfolded = false; // a view that is drawn again while one reads stays as one left it
+
 export function doAgain(...texts) {
   const given = texts.filter(Boolean);
-  return h("details", { className: "again" }, h("summary", {}, t("Do it again")), given.map((text) => [
+  return h("details", {
+    className: "again",
+    open: unfolded,
+    ontoggle: (event) => { unfolded = event.target.open; },
+  }, h("summary", {}, t("Do it again")), given.map((text) => [
     h("pre", {}, text),
     h("button", {
       className: "plain",
