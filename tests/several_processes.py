@@ -17,6 +17,7 @@ from elman import LanguageModel
 from elman.language_model import Dropout
 from elman.nn import GRU
 from elman.training import Optimisation, Processes, Reading, Settings, Training
+from elman.training.processes import leave
 from elman.training.update import CapturedUpdate
 
 IDS = torch.randint(12, (2000,), generator=torch.Generator().manual_seed(5)).numpy()
@@ -159,6 +160,8 @@ def main(names):
         found["modules"], found["captured"] = distributed_modules(), captured(processes)
     if processes.first:
         print(json.dumps(found))
+    processes.wait()
+    leave()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ that is left, adds that, and hands it round: 2 (W-1)/W of the weights sent by ea
 as in an all-reduce.
 """
 
+import atexit
 import os
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -119,6 +120,7 @@ class Processes:
             timeout=PATIENCE,
         )
         CURRENT.append(cls(rank, size, dist.PrefixStore("elman", store)))
+        atexit.register(leave)  # threads that gloo still has at the end would abort the process
         return CURRENT[0]
 
     @property
@@ -210,8 +212,9 @@ ALONE = Processes()
 
 def leave() -> None:
     """Take leave of the other processes, so that nobody waits for this one."""
-    CURRENT.clear()
-    dist.destroy_process_group()
+    if CURRENT:
+        CURRENT.clear()
+        dist.destroy_process_group()
 
 
 class _losses:  # noqa: N801 - reads as a verb: with _losses(): …
