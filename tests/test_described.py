@@ -26,15 +26,6 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def declared():
-    """Cells that a test declares are gone after it."""
-    before = dict(CELLS)
-    yield cell
-    CELLS.clear()
-    CELLS.update(before)
-
-
 def by_autograd(c, rnn, xs, lengths=None):
     """The plainest loop over time through the cell's own function; one layer, one direction."""
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "own_l0")
@@ -177,8 +168,8 @@ def test_carry_memory_lengths_and_stacks_work_as_for_any_cell(c, carry, monkeypa
     assert_close(again, mine, 2**-52)
 
 
-def test_a_described_gru_is_the_gru(declared):
-    @declared(gates=3)
+def test_a_described_gru_is_the_gru():
+    @cell(gates=3)
     def another(a_x, a_h, h):
         r, z = torch.sigmoid(a_x[0] + a_h[0]), torch.sigmoid(a_x[1] + a_h[1])
         n = torch.tanh(a_x[2] + r * a_h[2])
@@ -191,8 +182,8 @@ def test_a_described_gru_is_the_gru(declared):
     assert_close([ys, *mine], [expected, *theirs], 2**-52)
 
 
-def test_a_declared_cell_is_a_cell_like_any_other(declared):
-    @declared(gates=1, parameters={"decay": 0.9})
+def test_a_declared_cell_is_a_cell_like_any_other():
+    @cell(gates=1, parameters={"decay": 0.9})
     def leaky(a_x, a_h, h, decay):
         return decay * h + (1 - decay) * torch.tanh(a_x[0] + a_h[0])
 
@@ -207,11 +198,13 @@ def test_a_declared_cell_is_a_cell_like_any_other(declared):
     xs = torch.randn(5, 2, 4)
     assert torch.equal(rnn(xs)[0], twin(xs)[0])
 
-    @declared(gates=1, name="leaky")  # again, as in a notebook
+    @cell(gates=1, name="leaky")  # again, as in a notebook
     def other(a_x, a_h, h):
         return 0.5 * h + 0.5 * torch.tanh(a_x[0] + a_h[0])
 
     assert not CELLS["leaky"].parameters
+    with pytest.raises(UserError, match="leaky was declared again, with other equations"):
+        rnn(xs)  # which would otherwise answer by equations that it was not made for
 
 
 def test_heads_read_their_own_units_alone_and_stay_so():
@@ -226,6 +219,19 @@ def test_heads_read_their_own_units_alone_and_stay_so():
     assert (W_hh.grad * blocks).any()
     with pytest.raises(UserError, match="does not fall into the 4 heads"):
         nn.Layers("slstm", 3, 18)
+
+
+def test_equations_that_use_one_another_often_take_no_longer_for_it():
+    """Each line uses the one before twice: 2⁶⁰ ways from the end to the beginning."""
+
+    @cell(gates=1)
+    def deep(a_x, a_h, h):
+        y = a_x[0] + a_h[0]
+        for _ in range(60):
+            y = torch.tanh(y) * y + 0.5 * y
+        return torch.tanh(y + h)
+
+    assert len(deep.equations.back) == 3
 
 
 # ---------------------------------------------------------------------- refusals
@@ -281,10 +287,10 @@ OUTSIDE = torch.arange(5.0)
         (abs, "must be a function"),
     ],
 )
-def test_what_is_no_cell_is_refused_when_it_is_declared(function, words, declared):
+def test_what_is_no_cell_is_refused_when_it_is_declared(function, words):
     known = set(CELLS)
     with pytest.raises(UserError, match=words):
-        declared(gates=1, name="refused_one" if function is abs else None)(function)
+        cell(gates=1, name="refused_one" if function is abs else None)(function)
     assert set(CELLS) == known
 
 
@@ -294,9 +300,9 @@ def test_sizes_that_make_no_cell_are_refused(options):
         cell(**options)
 
 
-def test_a_cell_of_elmans_keeps_its_name(declared):
+def test_a_cell_of_elmans_keeps_its_name():
     with pytest.raises(UserError, match="gru is a cell of elman's"):
-        declared(gates=1, name="gru")(lambda a_x, a_h, h: h)
+        cell(gates=1, name="gru")(lambda a_x, a_h, h: h)
 
 
 def test_without_a_compiler_the_reference_runs_and_explain_says_why(monkeypatch):

@@ -66,6 +66,8 @@ class _Module(torch.nn.RNNBase):
     """Whether a call must give the same bits in a CUDA graph as outside of one: not cuDNN's."""
     _settled: dict[Hashable, Settled]
     _prepared: calls.Prepared | None = None
+    _equations: str = ""
+    """Of a declared cell, which equations this module was made for."""
     _chunks: Chunks | None = None
 
     def __init__(
@@ -79,7 +81,7 @@ class _Module(torch.nn.RNNBase):
     ) -> None:
         mode = named(cell).torch_mode
         super().__init__(mode or "RNN_TANH", *args, **options)
-        self.cell = cell
+        self.cell, self._equations = cell, named(cell).fingerprint
         if mode is None:
             self._resize(named(cell))
         self.carry, self.memory = checked_carry(carry), checked_memory(memory)
@@ -137,6 +139,11 @@ class _Module(torch.nn.RNNBase):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
+        if not torch.compiler.is_compiling() and named(self.cell).fingerprint != self._equations:
+            raise UserError(
+                f"{self.cell} was declared again, with other equations, after this module was made",
+                hint="make the module again, or give the other cell a name of its own",
+            )
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)

@@ -68,6 +68,8 @@ class Cell(abc.ABC):
     """Its own numbers, one to a unit, and what each starts from; None: drawn like the weights."""
     heads: int = 1
     """Into how many blocks along the diagonal W_hh falls."""
+    fingerprint: str = ""
+    """Of its equations, where a cell of the same name may be declared with others."""
     torch_mode: str | None = None
     """The `torch.nn.RNNBase` mode with the same parameters; None: `elman.nn.Layers` runs it."""
     kernels: frozenset[str] = frozenset()

@@ -47,6 +47,7 @@ def cell(
         _check_signature(function, described.name, 2 + states + len(described.parameters))
         described.check_derivative()
         described.is_users = True
+        described.fingerprint = described.digest()
         CELLS[described.name] = described
         return described
 

@@ -16,6 +16,7 @@ derivative by the chain rule.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from elman.cells.base import Cell, Gradients, State, Weights, add_batch, pull_back, read
-from elman.cells.expressions import Expression, evaluate, given, ordered, pulls
+from elman.cells.expressions import Expression, cpp, evaluate, given, ordered, pulls
 from elman.cells.tracing import trace
 from elman.errors import UserError
 
@@ -160,6 +161,13 @@ class Described(Cell):
 
         own = f", {some(len(self.parameters), 'parameter')}" if self.parameters else ""
         return f"<cell {self.name}: {some(self.gates, 'gate')}, {some(self.count, 'state')}{own}>"
+
+    def digest(self) -> str:
+        """The same for the same equations, whatever the function looks like."""
+        names = {e.name: e.name for e in self.starts}
+        ends = [str(i) for i in range(self.count)]
+        lines = cpp(self.equations.after, ends, names)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def check_derivative(self) -> None:
         """Compare the derivative with a difference quotient, on numbers where both exist."""

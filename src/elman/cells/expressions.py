@@ -9,39 +9,30 @@ expression. So a cell's derivative is found by the chain rule, never asked of an
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Expression:
-    """`operation` of `of`; an input has a `name` instead, a constant a `value`."""
+    """`operation` of `of`; an input has a `name` instead, a constant a `value`.
+
+    There is only one of each (`the`), so two that are alike are one, however deep they are.
+    """
 
     operation: str
     of: tuple[Expression, ...] = ()
     name: str = ""
     value: float = 0.0
 
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.operation, self.of, self.name, self.value))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Expression) or self._hash != other._hash:
-            return False
-        mine = (self.operation, self.name, repr(self.value), self.of)
-        return mine == (other.operation, other.name, repr(other.value), other.of)
+    def __repr__(self) -> str:
+        return f"<{self.operation} {self.name or (self.value if not self.of else len(self.of))}>"
 
     def __add__(self, other: Expression) -> Expression:
         return make("add", self, other)
@@ -59,14 +50,28 @@ class Expression:
         return make("neg", self)
 
 
+_KNOWN: WeakValueDictionary[Any, Expression] = WeakValueDictionary()
+
+
+def the(
+    operation: str, of: tuple[Expression, ...] = (), name: str = "", value: float = 0.0
+) -> Expression:
+    """The one expression of this kind."""
+    key = (operation, tuple(map(id, of)), name, repr(value))  # operands live as long as it does
+    known = _KNOWN.get(key)
+    if known is None:
+        known = _KNOWN[key] = Expression(operation, of, name, value)
+    return known
+
+
 def given(name: str) -> Expression:
     """An input."""
-    return Expression("input", name=name)
+    return the("input", name=name)
 
 
 def constant(value: float) -> Expression:
     """A number that is always the same."""
-    return Expression("constant", value=float(value))
+    return the("constant", value=float(value))
 
 
 ZERO, ONE = constant(0), constant(1)
@@ -152,7 +157,7 @@ def make(operation: str, *of: Expression) -> Expression:
         values = [torch.tensor(e.value, dtype=torch.float64) for e in of]
         return constant(float(OPERATIONS[operation].torch(*values)))
     simple = _SIMPLER.get(operation, _never)(*of)
-    return Expression(operation, of) if simple is None else simple
+    return the(operation, of) if simple is None else simple
 
 
 def _never(*of: Expression) -> None:
