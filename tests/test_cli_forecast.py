@@ -408,3 +408,40 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(capsys, tm
         patch.setattr("elman.forecasting.experiment.fit_and_measure", None)  # never called
         assert run(["forecast", "airline", "--model", "last", option, str(nowhere)]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_how_far_back_and_with_what_a_network_learns_is_said_on_the_command_line(capsys, tmp_path):
+    asked = ("sine", "--model", "gru", "--epochs", "1", "--tau", "6", "--steps", "2")
+
+    def ahead(*more):
+        said = answer(capsys, *asked, "--windows", "1", *more)
+        return np.array(said["forecast"]["sine"]["x"]["mean"])
+
+    plain = ahead("--carry", "full")
+    assert (ahead("--carry", "truncated:7") == plain).all()  # longer than what is read
+    assert np.abs(ahead("--carry", "truncated:1") - plain).max() > 1e-4
+    fewer = ahead("--memory", "96K", "--kernel", "reference")
+    np.testing.assert_allclose(fewer, plain, atol=1e-4)
+    folder = tmp_path / "run"
+    kept = ahead("--carry", "sliding:3", "--out", str(folder))
+    assert answer(capsys, "sine", "--run", str(folder), "--steps", "2")["forecast"]["sine"]["x"][
+        "mean"
+    ] == pytest.approx(kept.tolist())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "gru", "--carry", "truncated"], "--carry 'truncated' is no carry"),
+        (["--model", "gru", "--carry", "full:3"], "--carry 'full:3' is no carry"),
+        (["--model", "gru", "--carry", "truncated:0"], "--carry 'truncated:0' is no carry"),
+        (["--model", "global-gru", "--memory", "soap"], "--memory soap is no size"),
+        (["--model", "lstm", "--kernel", "abacus"], "--kernel 'abacus' names no kernel"),
+        (["--model", "linear", "--carry", "full"], "--carry means nothing to --model linear"),
+        (["--model", "gru", "--memory", "4K"], "the smallest budget here is"),
+        (["--memory", "4K"], "memory means nothing to --model auto"),
+    ],
+)
+def test_a_carry_memory_or_kernel_that_cannot_be_is_refused_at_once(capsys, words, message):
+    assert run(["forecast", "sine", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -68,6 +68,16 @@ def forecast(
     updates: Annotated[int | None, typer.Option(help="Updates of a global network")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Step size of Adam")] = None,
     gaussian: Annotated[bool, typer.Option(help="Train a network by likelihood")] = False,
+    carry: Annotated[
+        str | None,
+        typer.Option(help="How far back a network's loss goes: full, truncated:12, randomized:12"),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="stored, or a budget of a network's states: 64M")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="What trains a network: auto, cpu, reference …")
+    ] = None,
     level: Annotated[
         list[str] | None, typer.Option(help="Percent that intervals should hold: 80,95")
     ] = None,
@@ -116,7 +126,8 @@ def forecast(
         return
     options = {
         "tau": tau, "hidden": hidden_size, "epochs": epochs, "updates": updates,
-        "learning_rate": learning_rate, "gaussian": gaussian or None,
+        "learning_rate": learning_rate, "gaussian": gaussian or None, "carry": carry,
+        "memory": memory, "kernel": kernel,
     }  # fmt: skip
     settings: dict[str, Any] = {
         "model": model, "steps": steps, "difference": difference,

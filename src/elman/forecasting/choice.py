@@ -119,10 +119,12 @@ def try_all(
     told: Told | None = None,
     limit: Limit | None = None,
     kept: Kept | None = None,
+    needed: str | None = None,
 ) -> tuple[dict[str, list[Backtest]], dict[str, str]]:
     """Backtest every method; those that cannot be (too little data, no time) are named, with why.
 
     What `kept` recalls from before is not tried again. The naive ones come first and have no limit.
+    Without the method labelled `needed` there is no going on: why it cannot be is raised.
     """
     tried: dict[str, list[Backtest]] = {}
     left_out: dict[str, str] = {}
@@ -135,6 +137,9 @@ def try_all(
                 tell("")
                 backtests = before or _tried(method, panel, windows, seed)
         except UserError as refusal:
+            if label == needed:
+                hint = refusal.hint or "a longer series or a smaller model"
+                raise UserError(refusal.message, hint=hint) from refusal
             left_out[label] = refusal.message
         except OutOfTime as late:
             left_out[label] = str(late)

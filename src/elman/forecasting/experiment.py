@@ -347,10 +347,9 @@ def fit_and_measure(
     if stride > 1:
         say(f"auto: compared on {len(some)} of {len(columns)} series, fitted on all")
     tried, left_out = choice.try_all(
-        methods, some, windows, seed=settings.seed, told=say, limit=limit, kept=kept
-    )
-    if settings.model != "auto" and methods[0].label in left_out:
-        raise UserError(left_out[methods[0].label], hint="a longer series or a smaller model")
+        methods, some, windows, seed=settings.seed, told=say, limit=limit, kept=kept,
+        needed=None if settings.model == "auto" else methods[0].label,
+    )  # fmt: skip
     units = choice.naive_errors(some, windows)
     if settings.model == "auto":
         picked = choice.choose(tried, left_out, units, windows.count, first)
