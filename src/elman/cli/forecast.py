@@ -54,7 +54,9 @@ def forecast(
         str | None, typer.Option(help="Fill gaps: forward, linear or zero; otherwise they stop")
     ] = None,
     missing: Annotated[str, typer.Option(help="error, or interpolate (--fill linear)")] = "error",
-    date_format: Annotated[str | None, typer.Option(help="How dates are written: %d/%m/%Y")] = None,
+    date_format: Annotated[
+        str | None, typer.Option(help="How dates are written: %d/%m/%Y; or excel, unix")
+    ] = None,
     timezone: Annotated[
         str | None, typer.Option(help="Zone of times that name none: Europe/Berlin")
     ] = None,

@@ -527,7 +527,7 @@ def _verdicts(own: NDArray[np.float64], picked: Choice, counted: range) -> list[
 
 def _warning(settings: Settings, verdicts: list[Verdict]) -> str | None:
     """Words for a named model that naive forecasts beat."""
-    worse = [v for v in verdicts if v.better < 0]
+    worse = [v for v in verdicts if round(v.better, 3) < 0]
     if not worse:
         return None
     worst = min(worse, key=lambda v: v.better)

@@ -134,7 +134,7 @@ def errors(model: Forecaster, values: Values, steps: int, inputs: Inputs | None 
     spread = spread * math.sqrt(n / max(n - model.learned, n / 4))
     own = getattr(model, "deviation", None)
     if own is not None:
-        spread = np.maximum(own(steps), 1e-300)
+        spread = own(steps)
         enough = steps
     spread = np.maximum.accumulate(spread, axis=0)
     return Errors(spread, _shape(residuals[:, : min(enough, steps)], spread))

@@ -96,9 +96,10 @@ class Smoothing(Forecaster):
         """Filter a column once and read a forecast off the state at each origin."""
         states = _States(x[:, None], self._constants[j][None], self._period, self.lags)
         wanted: dict[int, NDArray[np.float64]] = {}
+        asked = set(origins)
         for t in range(max(origins) if len(origins) else 0):
             states.read(x[t : t + 1])
-            if t + 1 in origins:
+            if t + 1 in asked:
                 wanted[t + 1] = states.ahead(steps)[0]
         return np.stack([wanted[o] for o in origins])
 
