@@ -7,7 +7,9 @@ statsmodels where it is installed, and five simulated ones with known answers: s
 regime change, intermittent, driven by an input. Every forecaster sees a series up to a cutoff and
 is scored on the 12 steps after it: three cutoffs for a single series, one for a simulated set. MASE
 and CRPS (from the same 15 quantiles, in units of the seasonal naive error) are means over series,
-cutoffs and steps; coverage is that of 80 % intervals. Peers that are not installed are left out,
+cutoffs and steps. Coverage is that of 80 % intervals: of what came and, for simulated series, of
+1,000 draws of what could have come, because errors of one future go together (of a random walk a
+hundred futures say as much as some 150 coins). Peers that are not installed are left out,
 and said so. `--json` keeps what an earlier run wrote there about other sets and rivals, so that
 slow peers need not be run again. `--quick` is a smoke test: few series, no peers' networks.
 """
@@ -226,9 +228,16 @@ PEERS: dict[str, tuple[str, Callable[[list[Series]], Forecast]]] = {
 }
 
 
+def held(truth: NDArray[np.float64], quantiles: NDArray[np.float64], level: int) -> float:
+    """How much of some futures (…, steps) lies inside the interval of `level` percent."""
+    low, high = (quantiles[:, GRID.index(round(0.5 + s * level / 200, 3))] for s in (-1, 1))
+    return float(((low <= truth) & (truth <= high)).mean())
+
+
 def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, float]:
     """MASE, CRPS in the same units, coverage of 80 %, and the time: of the clock, of the CPU."""
     errors, crps, inside = [], [], []
+    expected: dict[int, list[float]] = {80: [], 95: []}
     begun, worked = time.perf_counter(), time.process_time()
     for back in range(given.cutoffs, 0, -1):
         panel = [s.until(len(s) - back * STEPS) for s in given.panel]
@@ -239,9 +248,12 @@ def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, 
             truth = full.values[len(s) : len(s) + STEPS, 0]
             errors.append(np.abs(truth - point[i]).mean() / unit)
             crps.append(accuracy.quantile_crps(truth, quantiles[i], GRID).mean() / unit)
-            low, high = quantiles[i][:, GRID.index(0.1)], quantiles[i][:, GRID.index(0.9)]
-            inside.append(((low <= truth) & (truth <= high)).mean())
-    return {
+            inside.append(held(truth, quantiles[i], 80))
+            for level, rows in expected.items():
+                if given.futures is not None:
+                    rows.append(held(given.futures[i], quantiles[i], level))
+    worth = {f"expected_{k}": float(np.mean(rows)) for k, rows in expected.items() if rows}
+    return worth | {
         "mase": float(np.mean(errors)),
         "crps": float(np.mean(crps)),
         "coverage_80": float(np.mean(inside)),
@@ -252,10 +264,11 @@ def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, 
 
 def rows_of(results: dict[str, Any]) -> str:
     """One set's results as a table."""
-    lines = [f"{'':14}{'MASE':>8}{'CRPS':>8}{'in 80 %':>9}{'seconds':>9}{'of CPU':>9}"]
+    titles = ("MASE", "CRPS", "in 80 %", "expected", "seconds", "of CPU")
+    lines = [f"{'':14}" + "".join(f"{title:>9}" for title in titles)]
     lines += [
-        f"{rival:14}{row['mase']:8.3f}{row['crps']:8.3f}{row['coverage_80']:9.0%}"
-        f"{row['seconds']:9.1f}{row['cpu_seconds']:9.1f}"
+        f"{rival:14}{row['mase']:9.3f}{row['crps']:9.3f}{row['coverage_80']:9.0%}"
+        f"{row.get('expected_80', float('nan')):9.1%}{row['seconds']:9.1f}{row['cpu_seconds']:9.1f}"
         for rival, row in results.items()
     ]
     return "\n".join(lines)

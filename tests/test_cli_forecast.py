@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import itertools
 import json
 
 import numpy as np
@@ -91,6 +92,25 @@ def test_the_figure_shows_dates_and_reaches_into_the_future(tmp_path):
     months = [d.strftime("%Y-%m") for d in np.asarray(future.get_xdata())]
     assert months == [f"1961-{m:02}" for m in range(1, 7)]
     np.testing.assert_array_equal(future.get_ydata(), found.ahead[0].point)
+
+
+def test_names_and_dates_of_a_figure_cover_nothing(tmp_path):
+    from elman import forecasting as f
+    from elman import series
+    from elman.figures.forecast import overview
+
+    hours = [f"2024-10-{20 + k // 24} {k % 24:02}:00" for k in range(240)]
+    path = table(tmp_path, "hour,load\n" + "".join(f"{h},{k % 7}\n" for k, h in enumerate(hours)))
+    found = f.fit_and_measure(series.load(path), f.Settings("linear", steps=24))
+    figure = overview(found)
+    figure.canvas.draw()
+    for axes in figure.axes[:3]:
+        highest = max(np.nanmax(np.asarray(line.get_ydata(), float)) for line in axes.lines)
+        top = axes.transData.transform((0, highest))[1]
+        assert axes.get_legend().get_window_extent().y0 > top
+        labels = [t.get_window_extent() for t in axes.get_xticklabels() if t.get_text()]
+        assert len(labels) > 2
+        assert all(a.x1 < b.x0 for a, b in itertools.pairwise(labels))
 
 
 def test_crps_is_below_the_absolute_error(capsys):

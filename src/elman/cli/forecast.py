@@ -296,7 +296,7 @@ def write_files(
     from elman.figures import save as save_figure
     from elman.figures.forecast import overview
     from elman.forecasting import output as tables
-    from elman.forecasting.experiment import about, rows_ahead
+    from elman.forecasting.experiment import about
     from elman.forecasting.saving import Saved, keep_answer, save_ensemble
     from elman.forecasting.series import Reading
     from elman.reports import forecast_report
@@ -304,7 +304,7 @@ def write_files(
     if figure is not None:
         answer["figure"] = str(save_figure(overview(experiment), figure))
     if output is not None:
-        rows = rows_ahead(
+        rows = tables.rows_ahead(
             experiment.series,
             experiment.ahead,
             experiment.settings.model,
@@ -332,7 +332,7 @@ def continue_run(
 ) -> None:
     """Forecast new data with a forecaster fitted before, reading it as it was read then."""
     from elman.forecasting import output as tables
-    from elman.forecasting.experiment import look_ahead_plain, match, rows_ahead
+    from elman.forecasting.ensemble import match
     from elman.forecasting.saving import load_ensemble
 
     saved = load_ensemble(run)
@@ -341,7 +341,7 @@ def continue_run(
     answer: dict[str, Any] = {
         "model": saved.ensemble.description(0),
         "notes": list(dict.fromkeys(n for s in columns for n in s.notes)),
-        "forecast": look_ahead_plain(columns, ahead),
+        "forecast": tables.look_ahead_plain(columns, ahead),
     }
     if steps > saved.ensemble.steps:
         answer["notes"].append(
@@ -349,7 +349,7 @@ def continue_run(
             "grow with the square root of the step"
         )
     if output is not None:
-        rows = rows_ahead(columns, ahead, "forecast", moments=tables.has_types(output))
+        rows = tables.rows_ahead(columns, ahead, "forecast", moments=tables.has_types(output))
         answer["output"] = str(tables.write(rows, output))
     report(answer, as_json=as_json)
     note(

@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.forecasting.base import Forecaster, Inputs, Paths, State, Values, Windows, as_values
+from elman.forecasting.base import (
+    Forecaster,
+    Inputs,
+    Paths,
+    State,
+    Values,
+    Windows,
+    as_values,
+    check_origins,
+)
 
 Trend = Literal["level", "line", "changes"]
 """No slope; a straight line; or everything above, of x_t - x_{t-1}, where a is the drift."""
@@ -73,7 +82,7 @@ class AutoregressiveErrors(Forecaster):
         return True
 
     def _fit(self, series: list[Values]) -> None:
-        self._fit_with(series, [_none(v) for v in series])
+        self._fit_with(series, [Inputs.none(v) for v in series])
 
     def _fit_with(self, series: list[Values], inputs: list[Inputs]) -> None:
         known = inputs[0].known.shape[1]
@@ -139,17 +148,11 @@ class AutoregressiveErrors(Forecaster):
     def forecasts(
         self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
     ) -> Paths:
-        values, given = as_values(values), inputs or _none(values)
+        values, given = as_values(values), inputs or Inputs.none(values)
         if steps < 1:
             raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
         at = np.asarray(origins, dtype=np.int64)
-        if len(at) and not (self.lags <= at.min() and at.max() <= len(values)):
-            wrong = at[(at < self.lags) | (at > len(values))][0]
-            raise UserError(
-                f"no forecast from origin {wrong}: it needs {self.lags} values before it, and the "
-                f"series has {len(values)}",
-                hint=f"origins from {self.lags} to {len(values)}",
-            )
+        check_origins(at, self.lags, len(values))
         read = int(self._form[0, 0])
         if given.known.shape[1] != read:
             raise UserError(
@@ -269,7 +272,3 @@ def _continued(
     for k in range(tau, errors.shape[1]):
         errors[:, k] = errors[:, k - tau : k][:, ::-1] @ phi
     return errors[:, tau:]
-
-
-def _none(values: Values) -> Inputs:
-    return Inputs(np.zeros((len(values), 0)), np.zeros((len(values), 0)))

@@ -15,7 +15,7 @@ from elman.errors import UserError
 from elman.forecasting.base import Forecaster, Inputs
 from elman.forecasting.catalogue import Method, Plan
 from elman.forecasting.dates import calendar_features
-from elman.forecasting.intervals import GRID, Errors, errors
+from elman.forecasting.intervals import GRID, MIDDLE, Errors, errors
 from elman.forecasting.progress import tell
 from elman.forecasting.series import Series
 
@@ -31,9 +31,6 @@ class Outlook(NamedTuple):
 
     point: Points
     quantiles: Quantiles
-
-
-MIDDLE = GRID.index(0.5)
 
 
 @dataclass(frozen=True)
