@@ -368,3 +368,25 @@ def test_an_estimator_is_saved_with_the_way_its_table_was_read(tmp_path):
     model.fit(rows)
     again = f.SeriesForecaster.load(model.save(tmp_path / "run"))
     assert again.predict(rows)["forecast"] == model.predict()["seasonal"]
+
+
+def test_a_very_long_series_is_forecast_from_its_newest_steps_and_says_so(monkeypatch):
+    from elman.forecasting import experiment
+    from elman.forecasting.series import from_frame
+
+    monkeypatch.setattr(experiment, "LONGEST", 40)
+    days = [str(np.datetime64("2024-01-01") + k) for k in range(60)]
+    rows = {
+        "day": [*days, "2024-03-01", "2024-03-02"],
+        "u": [*(np.arange(60) % 5).tolist(), 0, 1],
+        "y": [*(np.arange(60) % 7).tolist(), None, None],
+    }
+    reading = Reading(column=("y",), known=("u",))
+    found = fit_and_measure(from_frame(rows, reading), Settings("linear", steps=2))
+    [s] = found.series
+    assert s.times[0] == "2024-01-21"
+    assert len(s) == 40
+    assert len(s.known) == 42
+    assert found.ahead[0].times == ("2024-03-01", "2024-03-02")
+    np.testing.assert_allclose(found.ahead[0].point, [4, 5], atol=1e-6)
+    assert any("60 steps, the newest 40 are learned from" in n for n in found.answer()["notes"])

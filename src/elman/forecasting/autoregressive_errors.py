@@ -33,6 +33,9 @@ Trend = Literal["level", "line", "changes"]
 Design = NDArray[np.float64]
 """(steps, effects)"""
 
+_PIECE = 1 << 22
+"""Numbers that running sums may take at a time."""
+
 _ROUNDS = 4
 """How often φ and the effects are found from one another; they settle after two or three."""
 
@@ -254,13 +257,27 @@ def _effects_before(
     size = np.sqrt((white[before] ** 2).mean(0))
     unit, middle = np.where(size > 0, size, 1.0), z[before].mean()
     white = white / unit
-    gram = np.cumsum(white[:, :, None] * white[:, None, :], axis=0)[upto]
+    gram = _grams(white, upto)
     ones = np.cumsum(white, axis=0)[upto]
     drawn = np.cumsum(white * (z - middle)[:, None], axis=0)[upto]
     ridge = 1e-8 * np.maximum(np.einsum("ojj->oj", gram), 1e-3)
     gram = gram + ridge[:, :, None] * np.eye(gram.shape[1])
     both = np.linalg.solve(gram, np.stack([drawn, ones], axis=2))
     return (both[..., 0] + middle * both[..., 1]) / unit
+
+
+def _grams(white: Design, upto: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Σ_{t ≤ u} w_t w_tᵀ for each u of `upto`, summed in pieces so that memory stays bounded."""
+    effects = white.shape[1]
+    rows = max(1, _PIECE // max(1, effects**2))
+    grams, carried = np.empty((len(upto), effects, effects)), np.zeros((effects, effects))
+    for start in range(0, int(upto.max()) + 1, rows):
+        part = white[start : start + rows]
+        sums = np.cumsum(part[:, :, None] * part[:, None, :], axis=0)
+        here = (start <= upto) & (upto < start + rows)
+        grams[here] = carried + sums[upto[here] - start]
+        carried = carried + sums[-1]
+    return grams
 
 
 def _continued(

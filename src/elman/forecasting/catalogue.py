@@ -64,6 +64,10 @@ class Kind:
     """Roughly how long a fit on so many steps of a series takes on a slow core."""
 
 
+_MOST_EFFECTS = 200
+"""A longer season is not regressed on: an effect a place would cost its cube in time."""
+
+
 def _seasonal(plan: Plan, _: dict[str, Any]) -> Forecaster:
     if not plan.season:
         raise UserError("the seasonal model needs to know the season", hint="--season 12")
@@ -78,7 +82,8 @@ def _linear(plan: Plan, o: dict[str, Any]) -> Forecaster:
 
 
 def _regression(plan: Plan, o: dict[str, Any]) -> Forecaster:
-    season = plan.season if plan.length >= 3 * (plan.season or 1) else None
+    least = 3 * (plan.season or 1)
+    season = plan.season if plan.length >= least and least <= 3 * _MOST_EFFECTS else None
     return AutoregressiveErrors(**{"tau": max(1, min(4, plan.length // 12)), **o, "season": season})
 
 

@@ -33,6 +33,9 @@ MOST_STEPS = 10_000
 MOST_COMPARED = 100
 """How many series rivals are compared on; of more, evenly chosen ones stand for the rest."""
 
+LONGEST = 20_000
+"""How many of a series' newest steps are learned from, unless a network is named."""
+
 _INFORM = 3
 """Windows that only inform the first choice of `auto`."""
 
@@ -191,6 +194,8 @@ def fit_and_measure(
     """
     settings = settings or Settings()
     columns = single_columns(series)
+    if settings.model == "auto" or not forecasters()[settings.model].network:
+        columns = [_shortened(s) for s in columns]
     if settings.calendar:
         columns = [panel.with_calendar(s, settings.steps) for s in columns]
     check(columns, settings)
@@ -232,6 +237,14 @@ def fit_and_measure(
         settings, columns, compared, windows, first, picked, settings.model, ensemble, ahead,
         verdicts, _warning(settings, verdicts),
     )  # fmt: skip
+
+
+def _shortened(series: Series) -> Series:
+    """A series of at most `LONGEST` steps, which says so if it had more."""
+    if len(series) <= LONGEST:
+        return series
+    note = f"{series.name}: {len(series):,} steps, the newest {LONGEST:,} are learned from"
+    return replace(series.newest(LONGEST), notes=(*series.notes, note))
 
 
 def check(columns: list[Series], settings: Settings) -> None:

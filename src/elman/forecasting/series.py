@@ -80,6 +80,21 @@ class Series:
         times = self.times[:step] if self.times else None
         return replace(self, values=self.values[:step], past=self.past[:step], times=times)
 
+    def newest(self, count: int) -> "Series":
+        """The series without all but its newest `count` steps; what is known ahead stays."""
+        cut = max(0, len(self) - count)
+        if not cut:
+            return self
+        clock = self.clock and replace(self.clock, start=self.clock.at(cut))
+        return replace(
+            self,
+            values=self.values[cut:],
+            times=self.times[cut:] if self.times else None,
+            clock=clock,
+            known=self.known[cut:],
+            past=self.past[cut:],
+        )
+
     def time(self, step: int) -> str:
         """The time of a step, within the data or after it; its number where there are no dates."""
         if self.times is not None and step < len(self.times):
