@@ -44,6 +44,9 @@ BROKEN = {
         "line 4, column 'sold': '7,500'.*decimal point"),
     "commas and points": (
         "day;sold\n2024-01-01;5,1\n2024-01-02;6.25\n", {}, "line 2, column 'sold': '5,1'"),
+    "two series in one": (
+        "day,sold,shop\n2024-01-01,5,a\n2024-01-01,6,b\n2024-01-02,7,a\n2024-01-02,8,b\n", {},
+        "column 'day': lines 2 and 3 have the same day.*--group shop tells"),
     "times across the top": (
         "product,2024-01,2024-02,2024-03\na,1,2,3\nb,4,5,6\n", {},
         "the header of .* names times .2024-01, 2024-02, 2024-03.*melt"),

@@ -445,8 +445,8 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
             raise UserError(
                 f"column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have "
                 f"the same {time} {str(cells[after])!r}",
-                hint="a series has one row a time; --group COLUMN tells several series apart, "
-                "--timezone the two hours when clocks go back",
+                hint=f"a series has one row a time; --group {_telling_apart(table, time)} tells "
+                "several series apart, --timezone the two hours when clocks go back",
             )
     table = table.take(order)
     ordered = [m for m in (moments[i] for i in order) if not isinstance(m, float)]
@@ -456,6 +456,15 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
     if None in dates.positions(ordered, frequency):
         return table, ordered, None
     return table, ordered, Clock(ordered[0], frequency, zone, pattern)
+
+
+def _telling_apart(table: Table, time: str) -> str:
+    """The first column of words that no two rows of the same time share."""
+    for name, cells in table.columns.items():
+        rows = set(zip(map(str, table.columns[time]), map(str, cells), strict=True))
+        if name != time and not tables.looks_numeric(cells) and len(rows) == len(table):
+            return name
+    return "COLUMN"
 
 
 def _sortable(moment: Moment | float) -> float:
