@@ -90,7 +90,9 @@ def compress(
             size = _write(text, out, header, weights, progress)
             as_it_is = Header(length, None)
             if size > len(as_it_is.bytes()) + length + 2 * DIGEST:
-                text.seek(0), out.seek(0), out.truncate()
+                text.seek(0)
+                out.seek(0)
+                out.truncate()
                 size = _write(text, out, as_it_is, None, None)
     return Packed(length, size)
 
