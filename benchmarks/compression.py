@@ -64,7 +64,7 @@ def made(folder: Path) -> list[Path]:
         "table.csv": table(rows=6000),
         "library.so": b"" if library is None else library.read_bytes(),
         "noise": random.Random(1).randbytes(200_000),
-        "zeros": bytes(1_000_000),
+        "zeros": bytes(100_000),
     }
     for name, content in contents.items():
         (folder / name).write_bytes(content)

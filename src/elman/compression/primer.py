@@ -4,7 +4,7 @@ So a short file is not compressed by a model that knows nothing. Every compresse
 every byte of this: a change needs a new version of the format (`container.VERSION`).
 """
 
-PRIMER = br'''
+PRIMER = rb'''
 date,name,value,price
 2019-01-31,north,120,3.50
 2020-12-01,south,98,12.75
