@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +20,7 @@ import several_processes
 from elman.errors import UserError
 from elman.text.batches import shares
 from elman.training import Settings, Training
-from elman.training.processes import ALONE, LaneGroups, Node, Processes, Tree, nodes_of
+from elman.training.processes import ALONE, LaneGroups, Node, Processes, Tree, _met, nodes_of
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -27,14 +30,20 @@ GROUPED = st.tuples(st.integers(1, 20), st.integers(1, 20)).filter(lambda p: p[1
 def torchrun(count, *arguments, timeout=600, options=(), **environment):
     """The exit status, stdout, stderr and seconds of so many processes."""
     began = time.monotonic()
-    done = subprocess.run(
+    started = subprocess.Popen(
         [*TORCHRUN, str(count), *options, *map(str, arguments)],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
     )
-    return done.returncode, done.stdout, done.stderr, time.monotonic() - began
+    try:
+        out, err = started.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        started.terminate()  # and not kill: it ends its processes first
+        started.communicate()
+        raise
+    return started.returncode, out, err, time.monotonic() - began
 
 
 # ---------------------------------------------------------------------- one process, many groups
@@ -123,6 +132,20 @@ def _piecewise(training):
     from elman.training.update import Choice
 
     return Choice(None, Explanation("piecewise", {}))
+
+
+def test_processes_meet_without_the_dead():
+    """torchrun's store outlives a restart, with all that the processes before it have written."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=30))
+    for rank in (1, 2):
+        store.set(f"elman-here-{rank}", f"dead-{rank}")
+    with ThreadPoolExecutor(3) as pool:
+        for told in (b"once", b"again"):
+            met = list(pool.map(lambda rank: _met(store, rank, 3), range(3)))
+            assert not any(part.check(["told"]) for part in met)
+            met[0].set("told", told)
+            assert [part.get("told") for part in met] == [told] * 3
 
 
 # ---------------------------------------------------------------------- real processes
