@@ -265,6 +265,15 @@ def _restarts_so_far() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def fails_first() -> bool:
+    """As `Processes.fails_first`, of processes that have not met."""
+    try:
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=10))))
+        return store.add(f"elman-failed-{_restarts_so_far()}", 1) == 1
+    except (RuntimeError, ValueError):  # torchrun's store is gone: whoever had it has failed, too
+        return True
+
+
 def _forestall_keeping() -> None:
     """Load what would keep the group for ever, had it been loaded after the group was made.
 
