@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from elman import corpus
 from elman.cli import run
 from elman.errors import MissingSource, UserError
+from elman.files import BLANK_SEAL, write_sealed
 from elman.scoring import metrics
 from elman.text import batches, prepared, streaming
 from elman.text.preparation import PROGRESS, Request, prepare
@@ -91,6 +93,40 @@ def test_a_prepared_text_is_the_text(tmp_path, files, level, block, monkeypatch)
     assert shards.ids.max() == ids.max()
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("block", [64, 1 << 20])
+def test_a_text_is_cut_in_three(tmp_path, files, level, block, monkeypatch):
+    monkeypatch.setattr(streaming, "BLOCK", block)
+    two = made(tmp_path / "2", files[:1], level, validation=0.3, **LEVELS[level])
+    three = made(tmp_path / "3", files[:1], level, validation=0.1, test=0.2, **LEVELS[level])
+    assert three.ids.read().tolist() == two.ids.read().tolist()
+    assert len(three.train) == len(two.train)
+    assert len(three.validation) + len(three.test) == len(two.validation)
+    assert three.sha256 != two.sha256
+    data = Data("x", level, validation=0.1, test=0.2, **LEVELS[level])
+    parts = prepared.prepare(data, three)
+    assert parts.part == "test"
+    assert parts.reported.read().tolist() == three.test.read().tolist()
+    text = three.vocab.decode(three.test)
+    assert three.vocab.decode(three.validation).endswith("\n")
+    if level != "byte":  # a block of bytes may end inside a character, which then counts twice
+        assert parts.characters == len(text)
+    assert 0.18 < parts.characters / three.index.characters < 0.22
+    with pytest.raises(UserError, match=r"test=0\.1, but .* was prepared with test=0\.2"):
+        prepared.prepare(replace(data, test=0.1), three)
+
+
+def test_a_folder_of_an_older_version_has_no_test(tmp_path, files):
+    shards = made(tmp_path, files)
+    path = shards.folder / "index.json"
+    record = json.loads(path.read_bytes())
+    for name in [name for name in record if name.startswith("test")]:
+        del record[name]
+    write_sealed(path, json.dumps(record | {"seal": BLANK_SEAL}).encode())
+    assert Shards(shards.folder).sha256 == shards.sha256
+    assert len(Shards(shards.folder).test) == 0
+
+
 def test_the_vocabulary_is_that_of_the_training_part_alone(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("one two\n" * 90 + "zzz\n" * 20)
@@ -152,6 +188,13 @@ def test_what_cannot_be_streamed_is_refused(tmp_path, files):
         files_of([str(tmp_path / "none")])
     with pytest.raises(UserError, match="clean=letters joins all lines"):
         Request(("x",), Data("-", clean="letters"))
+    with pytest.raises(UserError, match="leave nothing to train on"):
+        Request(("x",), Data("-", validation=0.5, test=0.5))
+    with pytest.raises(
+        UserError, match=r"test=0\.1 of this text is nothing: parts end where lines"
+    ):
+        made(tmp_path, [_file(tmp_path / "line.txt", b"one line, and no more of them")], test=0.1)
+    shutil.rmtree(tmp_path / "out-char")
     (tmp_path / "out-char").mkdir()
     _file(tmp_path / "out-char" / "letter.doc", b"mine")
     with pytest.raises(UserError, match=r"letter.doc, which is no part of a prepared text"):
@@ -297,6 +340,15 @@ def test_every_verb_takes_a_prepared_text(tmp_path, files, capsys):
         assert "bits/char" in capsys.readouterr().out
     assert run(["statistics", folder]) == 0
     assert run(["generate", out, "--length", "5"]) == 0
+    prepare_it = ["prepare", *map(str, files[:1]), "--level", "word", "--test", "0.2"]
+    assert run([*prepare_it, "--out", str(tmp_path / "tested")]) == 0
+    assert "of those to test with" in capsys.readouterr().out
+    tested = ["train", str(tmp_path / "tested"), "--out", str(tmp_path / "other"), *tiny]
+    assert run([*tested, "--test", "0.1"]) == 2
+    assert "was prepared with test=0.2" in capsys.readouterr().err
+    assert run([*tested, "--test", "0.2"]) == 0
+    assert capsys.readouterr().out.startswith("test, ")
+    assert run(["evaluate", str(tmp_path / "other")]) == 0
     assert run(["train", folder, "--level", "char", *tiny]) == 2
     assert "was prepared with level=bpe" in capsys.readouterr().err
     index = tmp_path / "out-bpe" / "00000.ids"

@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +20,7 @@ import several_processes
 from elman.errors import UserError
 from elman.text.batches import shares
 from elman.training import Settings, Training
-from elman.training.processes import ALONE, LaneGroups, Node, Processes, Tree, nodes_of
+from elman.training.processes import ALONE, LaneGroups, Node, Processes, Tree, _met, nodes_of
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -27,14 +30,20 @@ GROUPED = st.tuples(st.integers(1, 20), st.integers(1, 20)).filter(lambda p: p[1
 def torchrun(count, *arguments, timeout=600, options=(), **environment):
     """The exit status, stdout, stderr and seconds of so many processes."""
     began = time.monotonic()
-    done = subprocess.run(
+    started = subprocess.Popen(
         [*TORCHRUN, str(count), *options, *map(str, arguments)],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
     )
-    return done.returncode, done.stdout, done.stderr, time.monotonic() - began
+    try:
+        out, err = started.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        started.terminate()  # and not kill: it ends its processes first
+        started.communicate()
+        raise
+    return started.returncode, out, err, time.monotonic() - began
 
 
 # ---------------------------------------------------------------------- one process, many groups
@@ -125,6 +134,20 @@ def _piecewise(training):
     return Choice(None, Explanation("piecewise", {}))
 
 
+def test_processes_meet_without_the_dead():
+    """torchrun's store outlives a restart, with all that the processes before it have written."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=30))
+    for rank in (1, 2):
+        store.set(f"elman-here-{rank}", f"dead-{rank}")
+    with ThreadPoolExecutor(3) as pool:
+        for told in (b"once", b"again"):
+            met = list(pool.map(lambda rank: _met(store, rank, 3), range(3)))
+            assert not any(part.check(["told"]) for part in met)
+            met[0].set("told", told)
+            assert [part.get("told") for part in met] == [told] * 3
+
+
 # ---------------------------------------------------------------------- real processes
 
 
@@ -151,32 +174,58 @@ def test_three_and_four_processes_do_so_too(count, one_thread):
 
 
 FAILING = """
-import os, sys
+import os, resource, signal, sys
 import elman.training.loop as loop
 from elman.errors import UserError
-update = loop.Training.update
+update, kind, rank = loop.Training.update, os.environ["FAILS"], os.environ["RANK"]
 def broken(self):
-    if self.step == 2 and os.environ["RANK"] == "1":
-        raise UserError("rank one has had enough", hint="let it rest")
+    if self.step == 2 and rank == "1":
+        if kind == "refusal":
+            raise UserError("rank one has had enough", hint="let it rest")
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "nan":
+            next(self.model.parameters()).data[0] = float("nan")
     return update(self)
 loop.Training.update = broken
+if kind == "unreadable" and rank == "1":
+    os.chdir("elsewhere")
+if kind == "full" and rank == "0":  # files of rank 0 do not grow beyond this
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
 from elman.cli import main
 main(sys.argv[1:])
 """
+FAILURES = {
+    "refusal": "error: rank one has had enough",
+    "option": "error: No such option: --hiden-size",
+    "unreadable": "error: there is no file or text dataset 'text.txt'",
+    "nan": "error: the loss became nan",
+    "killed": "error: another process of this training is gone",
+    "full": "error: cannot write to",
+}
 
 
-def test_an_error_of_one_process_ends_all_and_is_said_once(tmp_path):
-    text, script = tmp_path / "text.txt", tmp_path / "failing.py"
+@pytest.mark.parametrize(
+    "kind", [k if k == "refusal" else pytest.param(k, marks=pytest.mark.slow) for k in FAILURES]
+)
+def test_an_error_of_one_process_ends_all_and_is_said_once(kind, tmp_path, monkeypatch):
+    text, script, out = tmp_path / "text.txt", tmp_path / "failing.py", tmp_path / "run"
     text.write_text("one two three four five\n" * 100)
     script.write_text(FAILING)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
     options = ["--preset", "quick", "--hidden-size", 8, "--epochs", 3, "--device", "cpu"]
-    out = tmp_path / "run"
-    status, _, err, seconds = torchrun(2, script, "train", text, "--out", out, *options)
+    options += ["--hiden-size", 9] if kind == "option" else []
+    status, _, err, seconds = torchrun(
+        2, script, "train", "text.txt", "--out", out, *options, FAILS=kind
+    )
     assert status != 0
     assert err.count("error: ") == 1, err
-    assert "error: rank one has had enough" in err
+    assert FAILURES[kind] in err
     assert err.count("Traceback") == err.count("ChildFailedError:") == 1  # torchrun's own
     assert seconds < 120
+    assert out.exists() == (kind not in ("option", "unreadable"))
 
 
 @pytest.mark.slow
@@ -213,7 +262,7 @@ def same(a, b):
 
 OPTIONS = """
     --model lstm --layers 2 --hidden-size 16 --embedding-size 8 --batch-size 10 --window 8
-    --epochs 8 --validate-every 40 --checkpoint-every 7 --checkpoint-seconds 0 --lane-groups 4
+    --epochs 4 --validate-every 40 --checkpoint-every 7 --checkpoint-seconds 0 --lane-groups 4
     --dropout-tokens 0.1 --dropout-inputs 0.1 --dropout-layers 0.1 --dropout-outputs 0.2
     --dropout-recurrent 0.2 --average ema --device cpu --threads 1 --diagnose 0 --preset quick
 """
@@ -230,6 +279,8 @@ def text(tmp_path):
 KILLED = """
 import os, signal, sys, time
 import elman.training.loop as loop
+from elman.runs import checkpoints
+checkpoints.LARGE = int(os.environ.get("LARGE", checkpoints.LARGE))
 update = loop.Training.update
 def until(self):
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
@@ -256,10 +307,12 @@ def test_one_four_three_one_processes_with_kills_end_in_the_same_weights(tmp_pat
     assert subprocess.run(begun, env=environment, capture_output=True).returncode == -9
     for count, rank, step in ((4, "2", "150"), (3, "0", "251")):
         status, _, err, _ = torchrun(
-            count, script, "train", "--resume", run, KILL=rank, KILL_AT=step
+            count, script, "train", "--resume", run, KILL=rank, KILL_AT=step, LARGE="5000"
         )
         assert status != 0, err
+        assert len(list(run.glob("state-*.safetensors"))) > 4
     subprocess.run([*alone, "--resume", run], check=True, capture_output=True)
+    assert not list(run.glob("state-*.safetensors"))
     assert same(whole, run)
 
 

@@ -223,6 +223,80 @@ def test_before_the_first_checkpoint_a_resume_begins_again(tmp_path):
     assert not list(run.path.glob(".*.partial"))
 
 
+# ---------------------------------------------------------------------- large states, in pieces
+
+
+def everything(run):
+    tensors, numbers = checkpoints.read(run.path / "state.safetensors", "state")
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}, numbers
+
+
+def pieces(run):
+    return sorted(run.path.glob("state-*.safetensors"))
+
+
+def test_a_large_state_lies_in_pieces_and_is_the_same(tmp_path, monkeypatch):
+    run, training = begin(tmp_path)
+    for record in runs.train(run, training, every_steps=3):
+        if record.step == 6:
+            break
+    whole = everything(run)
+    monkeypatch.setattr(checkpoints, "LARGE", 400)
+    run.save_state(training, whole[1]["metrics_bytes"])
+    first = pieces(run)
+    assert len(first) > 5
+    assert everything(run) == whole
+    names = [set(checkpoints._read(p, "state in pieces")[0]) for p in first]
+    assert sum(map(len, names)) == len(set.union(*names)) == len(whole[0])
+
+    again = runs.fresh_training(run.config, run.splits(), "cpu")
+    Run.open(run.path).resume(again)
+    assert again.step == training.step
+    run.save_state(again, whole[1]["metrics_bytes"])
+    assert not set(pieces(run)) & set(first)  # those of another moment, and no others
+    assert everything(run) == whole
+    monkeypatch.undo()
+    run.save_state(again, whole[1]["metrics_bytes"])
+    assert not pieces(run)
+
+
+def test_a_killed_save_leaves_the_pieces_that_were(tmp_path, monkeypatch):
+    run, training = begin(tmp_path)
+    monkeypatch.setattr(checkpoints, "LARGE", 400)
+    run.save_state(training, 0)
+    before, write = everything(run), checkpoints.write
+    list(zip(range(3), training.records(), strict=False))
+
+    def killed(path, kind, tensors, numbers):
+        if kind == "state":
+            raise KeyboardInterrupt
+        write(path, kind, tensors, numbers)
+
+    monkeypatch.setattr(checkpoints, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.save_state(training, 0)
+    assert everything(run) == before
+    monkeypatch.setattr(checkpoints, "write", write)
+    run.save_state(training, 0)
+    assert everything(run) != before
+    assert len({path.name.split("-")[1] for path in pieces(run)}) == 1
+
+
+def test_a_piece_that_is_not_as_it_was_is_refused_by_name(tmp_path, monkeypatch):
+    run, training = begin(tmp_path)
+    monkeypatch.setattr(checkpoints, "LARGE", 400)
+    run.save_state(training, 0)
+    one, other = pieces(run)[1:3]
+    data = one.read_bytes()
+    for damaged in (data[:-1], data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], other.read_bytes()):
+        one.write_bytes(damaged)
+        with pytest.raises(UserError, match=f"{one.name} is damaged"):
+            run.resume(training)
+    one.unlink()
+    with pytest.raises(MissingSource, match=one.name):
+        run.resume(training)
+
+
 # ---------------------------------------------------------------------- damage
 
 

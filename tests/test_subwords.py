@@ -103,6 +103,29 @@ def test_the_tokenizer_is_learned_from_the_training_part_alone():
     assert parts.characters == len(parts.vocab.decode(parts.validation))
 
 
+LATE = "one two three four\n" * 60 + "zyxzyx zyxzyx zyx\n" * 40  # words of the last third
+
+
+@pytest.mark.parametrize("options", [{"train_tokens": 100}, {"max_tokens": 300}, {"test": 0.2}, {}])
+def test_a_tokenizer_never_reads_on_behind_the_part_that_trains(options, monkeypatch):
+    """The part that trains is a share of the tokens: how far it reaches depends on the tokenizer,
+    and here less far than the same share of the characters, as the end is made of long words."""
+    texts, learned_from = [], Subwords.learned_from
+
+    def noted(self, read, vocab_size=0):
+        texts.append("".join(read))
+        return learned_from(self, texts[-1:], vocab_size)
+
+    monkeypatch.setattr(Subwords, "learned_from", noted)
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 400))) + LATE + "longwordsindeed " * 40
+    parts = prepared.prepare(Data("x", "bpe", vocab_size=280, validation=0.3, **options), text)
+    trains = parts.vocab.decode_bytes(parts.train)
+    assert trains.startswith(texts[-1].encode())
+    assert len(texts[-1].encode()) > 0.8 * len(trains)
+    first = round(len(text) * (0.7 - options.get("test", 0.0)))
+    assert texts[0] == text[:first]
+
+
 def test_a_given_tokenizer_is_used_as_it_is(tmp_path, level):
     path = tmp_path / "tokenizer.json"
     level.tokenizer.save(str(path))

@@ -115,6 +115,7 @@ class Session:
         training = runs.fresh_training(config, parts, device, processes)
         config = replace(config, ran=training.engine())
         source = text if data.source == "-" and not isinstance(text, Shards) else None
+        processes.wait()  # what any of them refuses leaves no folder behind
         if processes.first:
             run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
         else:

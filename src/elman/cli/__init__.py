@@ -142,7 +142,15 @@ def _run(arguments: list[str] | None) -> int:
 def _say(message: str, hint: str = "") -> None:
     """Complain, unless another process of the same training has done so."""
     processes = _joined()
-    if processes is None or processes.fails_first():
+    if processes is not None:
+        first = processes.fails_first()
+    elif "TORCHELASTIC_RUN_ID" in os.environ:  # they have not met: an option that does not exist
+        from elman.training.processes import fails_first
+
+        first = fails_first()
+    else:
+        first = True
+    if first:
         complain(message, hint)
 
 

@@ -27,7 +27,8 @@ def prepare(
     min_freq: Annotated[
         int | None, typer.Option(min=0, help="Rarer tokens are <unk> (words: 2)")
     ] = None,
-    validation: Annotated[float, typer.Option(help="Part held out, at the end")] = 0.1,
+    validation: Annotated[float, typer.Option(help="Part held out to choose by")] = 0.1,
+    test: Annotated[float, typer.Option(help="Part held out to report, at the end")] = 0.0,
     field: Annotated[str, typer.Option(help="Of .jsonl: the field that holds the text")] = "text",
     clean: Clean = "newlines",
     lower: Lower = False,
@@ -47,7 +48,7 @@ def prepare(
     from elman.text.shards import Index
 
     data = Data("-", level, clean, 0, min_freq, validation, encoding, errors, lower)
-    data = replace(data, vocab_size=vocab_size, tokenizer=tokenizer)
+    data = replace(data, vocab_size=vocab_size, tokenizer=tokenizer, test=test)
     request = Request(tuple(sources), data, field, shard_tokens)
     last, stage = 0.0, ""
     with progress() as bar:
@@ -68,6 +69,7 @@ def prepare(
                 "level": index.level,
                 "tokens": index.tokens,
                 "train_tokens": index.train_tokens,
+                "test_tokens": index.test_tokens,
                 "characters": index.characters,
                 "documents": index.documents,
                 "shards": len(index.shards),
@@ -75,8 +77,9 @@ def prepare(
             }
         )
     else:
+        tested = f", {index.test_tokens:,} of those to test with" if index.test_tokens else ""
         typer.echo(
             f"{index.tokens:,} tokens of {index.characters:,} characters in {index.documents:,} "
-            f"documents; {index.tokens - index.train_tokens:,} of them held out"
+            f"documents; {index.tokens - index.train_tokens:,} of them held out{tested}"
         )
     note(f"next: elman train {printable(shlex.quote(str(out)))}")

@@ -1,8 +1,18 @@
 """Tensors and plain numbers in one safetensors file: whole, sealed, and never unpickled.
 
 The seal (`elman.files`) lies in the header and covers every byte: tensors, names, numbers.
+
+Of more than `LARGE` bytes, the tensors lie in pieces beside that file, which names them:
+
+    state.safetensors                         numbers, and the name of its pieces: 5f1c…
+    state-5f1c…-00000.safetensors, …          tensors, each piece written by one process, sealed
+
+The pieces of one moment have a name of their own, and are whole before the file that names them is
+replaced; those of the moment before are deleted after it. Any number of processes reads them.
 """
 
+import re
+import uuid
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,7 +25,10 @@ from torch import Tensor
 from elman import strict_json
 from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, check_seal, has_seal, read_bytes, write_sealed
+from elman.training.processes import Processes
 
+LARGE = 1 << 30
+"""Bytes of tensors in one file, about: with more of them there are several."""
 _KEY = "elman"
 
 
@@ -26,11 +39,67 @@ def write(path: Path, kind: str, tensors: dict[str, Tensor], numbers: dict[str, 
     write_sealed(path, save(ready, metadata={_KEY: strict_json.dumps(record)}))
 
 
-def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write` wrote; a file that is damaged, or not ours, is refused.
+def write_together(
+    path: Path,
+    kind: str,
+    tensors: dict[str, Tensor],
+    numbers: dict[str, Any],
+    processes: Processes,
+) -> None:
+    """As `write`, of what all processes have: each of them writes some of the pieces, if any."""
+    pieces, name = _in_pieces(tensors), ""
+    if len(pieces) > 1:
+        name = processes.told(uuid.uuid4().hex)
+        for i in range(processes.rank, len(pieces), processes.size):
+            own = {key: tensors[key] for key in pieces[i]}
+            write(_piece(path, name, i), f"{kind} in pieces", own, {"name": name, "piece": i})
+        processes.wait()
+        tensors, numbers = {}, numbers | {"pieces": {"name": name, "count": len(pieces)}}
+    if processes.first:
+        write(path, kind, tensors, numbers)
+        for old in path.parent.glob(f"{path.stem}-*{path.suffix}"):
+            if is_piece(old.name) and not old.name.startswith(f"{path.stem}-{name or '/'}"):
+                old.unlink()
 
-    Files of older versions have no seal but a CRC-32 of their tensors.
-    """
+
+def _in_pieces(tensors: dict[str, Tensor]) -> list[list[str]]:
+    """The names in their order; a new piece begins where one more would not fit."""
+    pieces, room = [[]], LARGE
+    for name, tensor in tensors.items():
+        if pieces[-1] and tensor.nbytes > room:
+            pieces.append([])
+            room = LARGE
+        pieces[-1].append(name)
+        room -= tensor.nbytes
+    return pieces
+
+
+def _piece(path: Path, name: str, number: int) -> Path:
+    return path.with_name(f"{path.stem}-{name}-{number:05d}{path.suffix}")
+
+
+def is_piece(name: str) -> bool:
+    """Whether a file of a run folder goes by the name of a piece."""
+    return re.fullmatch(r"state-[0-9a-f]{32}-\d{5}\.safetensors", name) is not None
+
+
+def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write` or `write_together` wrote; what is damaged, or not ours, is refused."""
+    tensors, numbers = _read(path, kind)
+    pieces = numbers.pop("pieces", None)
+    if pieces is None:
+        return tensors, numbers
+    for i in range(pieces["count"]):
+        where = _piece(path, pieces["name"], i)
+        more, said = _read(where, f"{kind} in pieces")
+        if said != {"name": pieces["name"], "piece": i}:
+            raise _damaged(where, "it is a piece of something else")
+        tensors |= more
+    return tensors, numbers
+
+
+def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """One file. Those of older versions have no seal but a CRC-32 of their tensors."""
     if not path.exists():
         raise MissingSource(f"there is no {path}", hint="is this a finished run folder?")
     data = read_bytes(path)

@@ -4,6 +4,7 @@
     vocab.json          the tokens
     model.safetensors   the best weights (averaged, where weights are averaged)
     state.safetensors   the training itself, between two updates: exact resume
+    state-….safetensors large tensors of it, in pieces
     metrics.jsonl       one record per line: updates, validations, samples, the result
     README.md           the model card;  report.html: the same with figures
     source              the text itself, where it came through a pipe
@@ -287,15 +288,16 @@ class Run:
     def save_state(self, training: Training, metrics_bytes: int) -> None:
         """Write state.safetensors: where the training is, and how long metrics.jsonl is.
 
-        Every process has some of the lanes; the first one writes them all.
+        Every process has some of the lanes; the first one writes them all, or, of a large training,
+        each some of the pieces.
         """
         tensors, numbers = training.state_dict()
-        if not self.writes:
-            return
         numbers["metrics_bytes"] = metrics_bytes
         options = options_of(self.config)
         numbers["options"] = {name: options[name] for name in presets.CHANGEABLE}
-        checkpoints.write(self.path / "state.safetensors", "state", tensors, numbers)
+        checkpoints.write_together(
+            self.path / "state.safetensors", "state", tensors, numbers, training.processes
+        )
 
     def resume(self, training: Training) -> presets.Options | None:
         """Put a fresh training where the run was last saved, and metrics.jsonl with it.
@@ -350,7 +352,7 @@ def check_room(path: Path, force: bool = False) -> None:
         raise UserError(
             f"{path} exists and is no folder", hint="name another with --out"
         ) from problem
-    foreign = [n for n in existing if n not in FILES and not n.endswith(".partial")]
+    foreign = [n for n in existing if not _belongs(n)]
     if foreign:
         raise UserError(
             f"{path} holds {foreign[0]}, which is no part of a run",
@@ -367,6 +369,10 @@ def check_room(path: Path, force: bool = False) -> None:
             hint="name another folder with --out, or overwrite it with --force",
         )
     _check_writable(path)
+
+
+def _belongs(name: str) -> bool:
+    return name in FILES or name.endswith(".partial") or checkpoints.is_piece(name)
 
 
 def _is_run(path: Path) -> bool:

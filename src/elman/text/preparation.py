@@ -51,6 +51,12 @@ class Request:
         for name in ("max_tokens", "train_tokens"):
             if getattr(self.data, name):
                 raise UserError(f"{name} does not belong to preparing", hint="train takes it")
+        if self.data.validation + self.data.test >= 1:
+            raise UserError(
+                f"validation={self.data.validation} and test={self.data.test} leave nothing to "
+                "train on",
+                hint="their sum must be below 1; try validation=0.1, test=0.1",
+            )
         if self.shard_tokens < 1:
             raise UserError(f"shard_tokens={self.shard_tokens} must be positive", hint="16777216")
 
@@ -68,8 +74,13 @@ class Part(NamedTuple):
     """A piece of cleaned text that lies in one part of the split."""
 
     text: str | bytes
-    trains: bool
+    which: int  # 0 trains, 1 validates, 2 tests
     begins: bool  # a document
+
+    @property
+    def trains(self) -> bool:
+        """Whether vocabulary and tokenizer may know it."""
+        return self.which == 0
 
 
 @dataclass
@@ -84,6 +95,9 @@ class Counters:
     held_out_characters: int = 0
     first_characters: int = 0
     documents: int = 0
+    test_tokens: int = 0
+    test_characters: int = 0
+    test_first_characters: int = 0
 
 
 def prepare(request: Request, out: Path, *, force: bool = False) -> Generator[Step, None, None]:
@@ -173,19 +187,28 @@ def _note(out: Path, done: dict[str, Any]) -> None:
 
 
 def _parts(request: Request, stream: Stream, total: int) -> Iterator[Part]:
-    """The text, cleaned, cut in two where the held-out part begins: at the end of a line."""
-    held_out = request.data.validation
-    boundary = round(total * (1 - held_out)) if held_out else total
-    seen, trains, begins = 0, True, True
+    """The text, cleaned, cut where what is held out begins: at the end of a line."""
+    ends = _ends(request.data, total)
+    seen, which, begins = 0, 0, True
     for piece in stream.pieces():
-        text = prepared.cleaned(request.data, piece.text)
-        trains = trains and (seen < boundary or not held_out)
-        inside = trains and seen + len(text) > boundary
-        cut = _line_end(text, boundary - seen) if inside else len(text)
-        yield Part(text[:cut], trains, begins)
-        if cut < len(text):
-            yield Part(text[cut:], False, False)
-        seen, begins, trains = seen + len(text), piece.ends, trains and not inside
+        text, told = prepared.cleaned(request.data, piece.text), False
+        while which < len(ends) and seen + len(text) > ends[which]:
+            cut = _line_end(text, ends[which] - seen) if seen < ends[which] else 0
+            if cut:
+                yield Part(text[:cut], which, begins)
+                told, begins = True, False
+            text, seen, which = text[cut:], seen + cut, which + 1
+        if text or not told:
+            yield Part(text, which, begins)
+        seen, begins = seen + len(text), piece.ends
+
+
+def _ends(data: Data, total: int) -> list[int]:
+    """Before how many characters the training part ends at the earliest, and that to choose by."""
+    held_out = data.validation + data.test
+    if not held_out:
+        return []
+    return [round(total * (1 - held_out)), *([round(total * (1 - data.test))] if data.test else [])]
 
 
 def _line_end(text: str | bytes, start: int) -> int:
@@ -302,9 +325,15 @@ class _Writer:
         if part.trains:
             counters.train_tokens += len(ids)
             return
+        first = self.level.characters(cut[:1], before)
         if not counters.held_out_characters:
-            counters.first_characters = self.level.characters(cut[:1], before)
+            counters.first_characters = first
         counters.held_out_characters += characters
+        if part.which == 2:
+            if not counters.test_characters:
+                counters.test_first_characters = first
+            counters.test_characters += characters
+            counters.test_tokens += len(ids)
 
     def _fill(self, earlier: Counters) -> None:
         """Write shards as they become full; `earlier` is what was known before the last part."""
@@ -340,6 +369,11 @@ class _Writer:
         if len(rest) or not self.shards:
             self._write(rest)
         data, counters = self.request.data, self.counters
+        if data.test and not counters.test_tokens:
+            raise UserError(
+                f"test={data.test} of this text is nothing: parts end where lines do",
+                hint="a larger part, or more text; --force begins again",
+            )
         Index(
             level=data.level,
             clean=data.clean,
@@ -360,6 +394,10 @@ class _Writer:
             vocabulary=sha256_of(self.out / VOCABULARY),
             sources=[str(source) for source in self.request.sources],
             shards=self.shards,
+            test=data.test,
+            test_tokens=counters.test_tokens,
+            test_characters=counters.test_characters,
+            test_first_characters=counters.test_first_characters,
         ).save(self.out)
         (self.out / PROGRESS).unlink(missing_ok=True)
 

@@ -98,7 +98,8 @@ class Data:
 
 Text = str | bytes | Shards
 """A text in memory, or one that `elman prepare` has made ready."""
-PREPARED = ("level", "clean", "lower", "encoding", "errors", "min_freq", "validation", "vocab_size")
+CUTS = ("validation", "test")
+PREPARED = ("level", "clean", "lower", "encoding", "errors", "min_freq", "vocab_size", *CUTS)
 """What has been decided when a text has been prepared."""
 
 
@@ -205,29 +206,33 @@ def adopted(given: dict[str, Any]) -> dict[str, Any]:
                 hint=f"leave {name} out, or prepare the text with it",
             )
         given = given | {name: mine}
-    return {"test": 0.0} | given  # it was cut in two
+    return given
 
 
 def _of_shards(data: Data, shards: Shards, vocab: Vocab | None) -> Splits:
-    """The two parts of a prepared text, as it was cut, or all of it to train on."""
+    """The parts of a prepared text, as it was cut, or all of it to train on."""
     index, none = shards.index, shards.ids[:0]
     _check_same_vocabulary(shards, vocab)
-    for name in ("max_tokens", "train_tokens", "tokenizer", "test"):
+    for name in ("max_tokens", "train_tokens", "tokenizer"):
         if getattr(data, name):
             raise UserError(
                 f"{name}={getattr(data, name)} cannot be asked of a prepared text",
                 hint="prepare less text, or train on the text itself",
             )
-    if data.validation == 0:
+    if not data.holds_out:
         return Splits(shards.ids, none, none, shards.vocab, shards.sha256, 0, 0)
-    if data.validation != index.validation:
-        raise UserError(
-            f"validation={data.validation}, but {shards.folder} was prepared with "
-            f"validation={index.validation}",
-            hint=f"validation={index.validation}, or prepare the text with the other",
-        )
-    counts = index.held_out_characters, index.first_characters
-    return Splits(shards.train, shards.validation, none, shards.vocab, shards.sha256, *counts)
+    for name in CUTS:
+        mine, said = getattr(index, name), getattr(data, name)
+        if said != mine:
+            raise UserError(
+                f"{name}={said}, but {shards.folder} was prepared with {name}={mine}",
+                hint=f"{name}={mine}, or prepare the text with the other",
+            )
+    counts = (index.held_out_characters, index.first_characters)
+    if index.test_tokens:
+        counts = (index.test_characters, index.test_first_characters)
+    parts = (shards.train, shards.validation, shards.test)
+    return Splits(*parts, shards.vocab, shards.sha256, *counts)
 
 
 def _check_same_vocabulary(shards: Shards, vocab: Vocab | None) -> None:
@@ -243,9 +248,11 @@ def prepare(data: Data, text: Text, vocab: Vocab | None = None) -> Splits:
     if isinstance(text, Shards):
         return _of_shards(data, text, vocab)
     whole = cleaned(data, text)
-    level = _learned(data, whole) if vocab is None else vocab.level_used
-    parts = _in_parts(data, level.cut(whole))
-    if vocab is None:
+    if vocab is not None:
+        level = vocab.level_used
+        parts = _in_parts(data, level.cut(whole))
+    else:
+        level, parts = _learned(data, whole)
         assert data.min_freq is not None
         counts, size = level.count(parts.train), data.vocab_size
         vocab = Vocab(counts, data.min_freq, level=level, vocab_size=size)
@@ -253,10 +260,20 @@ def prepare(data: Data, text: Text, vocab: Vocab | None = None) -> Splits:
     return _splits(level, parts, vocab, text)
 
 
-def _learned(data: Data, text: str | bytes) -> Level:
-    """The level, having learned what it must from the part of the text that trains."""
-    trains = text[: round(len(text) * (1 - data.validation - data.test))]
-    return level_of(data.level).learned(trains, data.vocab_size, data.tokenizer)
+def _learned(data: Data, text: str | bytes) -> tuple[Level, corpus.Split]:
+    """The level, having learned what it must, and the parts it cuts the text into.
+
+    It learns from nothing but the part that trains. That part is a share of the tokens, and where
+    it ends is known once there are tokens: a level that has read on behind that learns again, from
+    less.
+    """
+    end = round(len(text) * (1 - data.validation - data.test))
+    while True:
+        level = level_of(data.level).learned(text[:end], data.vocab_size, data.tokenizer)
+        parts = _in_parts(data, level.cut(text))
+        if data.tokenizer or level.covers(parts.train, text[:end]):
+            return level, parts
+        end = round(0.95 * level.characters(parts.train))
 
 
 def _in_parts(data: Data, cut: Any) -> corpus.Split:

@@ -53,7 +53,7 @@ class Index:
     validation: float
     dtype: str
     tokens: int  # in all shards
-    train_tokens: int  # of them, at the front; the others are held out
+    train_tokens: int  # of them, at the front; the others are held out, the test at the end
     highest: int  # the largest id
     characters: int  # of text, in all
     held_out_characters: int
@@ -62,6 +62,10 @@ class Index:
     vocabulary: str  # SHA-256 of vocab.json
     sources: list[str]
     shards: list[Shard] = field(default_factory=list)
+    test: float = 0.0  # folders of older versions have none
+    test_tokens: int = 0  # of the held-out ones, at the end
+    test_characters: int = 0
+    test_first_characters: int = 0
 
     @property
     def sha256(self) -> str:
@@ -70,6 +74,8 @@ class Index:
         for shard in self.shards:
             digest.update(shard.sha256.encode())
         digest.update(str(self.train_tokens).encode())
+        if self.test_tokens:
+            digest.update(f" {self.test_tokens}".encode())
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -87,7 +93,7 @@ class Index:
             record = strict_json.loads(data)
             if (record["format"], record["version"]) != (FORMAT, VERSION):
                 raise ValueError(f"its format is {record['format']} {record['version']}")
-            known = {f.name: record[f.name] for f in fields(cls)}
+            known = {f.name: record[f.name] for f in fields(cls) if f.name in record}
             known["shards"] = [Shard(**shard) for shard in record["shards"]]
             return cls(**known)
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -150,8 +156,13 @@ class Shards:
 
     @property
     def validation(self) -> "ShardedIds":
-        """The ids held out."""
-        return self.ids[self.index.train_tokens :]
+        """The ids held out to choose by."""
+        return self.ids[self.index.train_tokens : self.index.tokens - self.index.test_tokens]
+
+    @property
+    def test(self) -> "ShardedIds":
+        """The ids held out to report, at the end."""
+        return self.ids[self.index.tokens - self.index.test_tokens :]
 
     @property
     def documents(self) -> NDArray[np.uint64]:

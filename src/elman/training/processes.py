@@ -26,6 +26,8 @@ import atexit
 import gc
 import importlib
 import os
+import time
+import uuid
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, final
@@ -106,6 +108,8 @@ class Processes:
 
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank, self.size, self._store = rank, size, store
+        self.restarted = False
+        """Whether torchrun has started these again, after a failure or with fewer machines."""
 
     @classmethod
     def from_environment(cls) -> "Processes":
@@ -115,18 +119,22 @@ class Processes:
         if CURRENT:
             return CURRENT[0]
         _forestall_keeping()
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
-        cuda = torch.cuda.is_available()
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            store=dist.PrefixStore("elman-group", store),
-            rank=rank,
-            world_size=size,
-            timeout=PATIENCE,
-        )
-        CURRENT.append(cls(rank, size, dist.PrefixStore("elman", store)))
+        kept, rank, size = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
+        store = _met(kept, rank, size)
+        joined = cls(rank, size, dist.PrefixStore("elman", store))
+        joined.restarted = rank == 0 and kept.add("elman-rounds", 1) > 1
+        CURRENT.append(joined)
         atexit.register(leave)
-        return CURRENT[0]
+        with _losses():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                store=dist.PrefixStore("group", store),
+                rank=rank,
+                world_size=size,
+                timeout=PATIENCE,
+            )
+        joined.restarted = joined.agree(joined.restarted or _restarts_so_far() > 0)[0]
+        return joined
 
     @property
     def first(self) -> bool:
@@ -137,11 +145,6 @@ class Processes:
     def connected(self) -> bool:
         """Whether torchrun started it, be it as the only one."""
         return self._store is not None
-
-    @property
-    def restarted(self) -> bool:
-        """Whether torchrun has started this again, after a failure."""
-        return self.connected and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
     def place(self, device: str) -> str:
         """Where this process computes: of several GPUs of a machine, each process takes one."""
@@ -224,8 +227,51 @@ def leave() -> None:
     """
     if CURRENT:
         CURRENT.clear()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         gc.collect()
+
+
+def _met(store: Any, rank: int, size: int) -> Any:
+    """A part of torchrun's store that only these processes know, once all of them are here.
+
+    torchrun keeps one store over restarts, and in it the addresses of processes that are dead. So
+    each process writes a name of its own under its rank; the first answers every name it finds
+    with that of the meeting, until each of the others has come to it.
+    """
+    mine, deadline = uuid.uuid4().hex, time.monotonic() + PATIENCE.total_seconds()
+    if rank > 0:
+        store.set(f"elman-here-{rank}", mine)
+        meeting = store.get(f"elman-meeting-of-{mine}").decode()
+        store.set(f"{meeting}-{rank}", "")
+        return dist.PrefixStore(meeting, store)
+    absent = set(range(1, size))
+    while absent:
+        for other in sorted(absent):
+            if store.check([f"{mine}-{other}"]):
+                absent.discard(other)
+            elif store.check([f"elman-here-{other}"]):
+                name = store.get(f"elman-here-{other}").decode()
+                store.set(f"elman-meeting-of-{name}", mine)
+        if absent and time.monotonic() > deadline:
+            raise WorkFailed(
+                f"process {min(absent)} of {size} has not come", hint="is its machine reachable?"
+            )
+        time.sleep(0.01 if absent else 0)
+    return dist.PrefixStore(mine, store)
+
+
+def _restarts_so_far() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def fails_first() -> bool:
+    """As `Processes.fails_first`, of processes that have not met."""
+    try:
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=10))))
+        return store.add(f"elman-failed-{_restarts_so_far()}", 1) == 1
+    except (RuntimeError, ValueError):  # torchrun's store is gone: whoever had it has failed, too
+        return True
 
 
 def _forestall_keeping() -> None:

@@ -89,6 +89,10 @@ class Level(abc.ABC):
             )
         return self
 
+    def covers(self, cut: Any, text: "str | bytes") -> bool:
+        """Whether the cut text reaches as far as `text`, from which the level has learned."""
+        return True
+
     def record(self) -> dict[str, Any]:
         """What it has learned, fit for JSON."""
         return {}

@@ -108,6 +108,10 @@ class Subwords(Level):
         made.train_from_iterator(lines, trainer)
         return Subwords(made)
 
+    def covers(self, cut: NDArray[Any], text: str | bytes) -> bool:
+        sizes = np.array([len(data) for data in self.stands_for])
+        return int(sizes[cut].sum()) >= len(as_bytes(text))
+
     # ------------------------------------------------------------------ the names of tokens
 
     @cached_property
