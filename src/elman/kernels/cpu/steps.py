@@ -23,8 +23,7 @@ class Steps:
 
     def __init__(self, kernel: Cpu, job: Job, W_hq: Tensor, b_q: Tensor | None) -> None:
         assert kernel.library is not None
-        for piece in job.pieces():
-            piece.check()
+        kernel.check(job)
         top = job.states[-1][0]
         require(head.expected(top, W_hq, b_q), top.device)
         real, rows = real_of(job.layers[0]), top.shape[0]

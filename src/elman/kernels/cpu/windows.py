@@ -62,8 +62,7 @@ class Windows:
         )
 
     def _check_job(self, job: Job) -> None:
-        for piece in job.pieces():
-            piece.check()
+        self.kernel.check(job)
         top = job.states[-1][0]
         require(head.expected(top, *self.out), top.device)
         shape = (len(job.layers), *top.shape)
