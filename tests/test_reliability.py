@@ -497,3 +497,36 @@ def test_dollars_in_a_text_are_drawn_as_dollars(tmp_path, capsys):
     assert elman(["gradients", str(tmp_path / "run"), "--figure", figures]) == 0, (
         capsys.readouterr()
     )
+
+
+# ---------------------------------------------------------------------- paths
+
+EMPTY = [
+    *(["runs", ""], ["runs", "runs", ""], ["lab", ""], ["demo", "--out", ""]),
+    *(
+        ["prepare", "b.txt", "--out", ""],
+        ["train", "b.txt", "--out", ""],
+        ["train", "--resume", ""],
+    ),
+    *(["evaluate", ""], ["generate", ""], ["report", ""], ["gradients", ""]),
+    *(
+        ["forecast", "sunspots", option, ""]
+        for option in ("--run", "--out", "--output", "--figure")
+    ),
+    *(["forecast", "--resume", ""], ["statistics", "b.txt", "--figure", ""]),
+    *(["ngram", "b.txt", "--arpa", ""], ["ngram", "b.txt", "--out", ""]),
+    *(["compress", ""], ["compress", "b.txt", "-o", ""], ["compress", "b.txt", "--run", ""]),
+    *(["decompress", ""], ["decompress", "b.txt", "-o", ""]),
+]
+
+
+@pytest.mark.parametrize("words", EMPTY, ids=" ".join)
+def test_an_empty_path_is_refused_and_not_taken_for_this_folder(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("b.txt").write_text("the cat sat on the mat. " * 40)
+    assert elman(words) == 2
+    said = capsys.readouterr().err
+    assert "empty path" in said or "does not end in .elm" in said, said
+    assert [p.name for p in tmp_path.iterdir()] == ["b.txt"]
