@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, linear
 
 import elman
@@ -319,3 +320,24 @@ def test_a_pull_of_whole_numbers_is_refused():
     for kernel in (KERNEL, reference.KERNEL):
         with pytest.raises(UserError, match=r"dh is torch\.int64"):
             kernel.backward(piece, kernel.forward(piece), pull)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # torch says so, too
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("cell", ["gru", "peephole"])
+def test_tensors_that_only_pretend_to_have_memory_are_refused(cell, grad, monkeypatch):
+    """A FakeTensor is on the CPU, contiguous and long enough, and lies at address 0."""
+    with FakeTensorMode(), torch.set_grad_enabled(grad):
+        rnn, xs = nn.of(cell, 5, 8), torch.randn(3, 2, 5)
+        with pytest.raises(UserError, match="has no memory of its own"):
+            rnn(xs)
+        hs, W = torch.randn(3, 2, 8), torch.randn(7, 8)
+        with pytest.raises(UserError, match="has no memory of its own"):
+            linear_cross_entropy(hs, W, None, torch.zeros(3, 2, dtype=torch.int64))
+        monkeypatch.setenv("ELMAN_KERNELS", "reference")
+        assert rnn(xs)[0].shape == (3, 2, 8)
+    monkeypatch.delenv("ELMAN_KERNELS")
+    real = nn.of(cell, 5, 8)
+    refusal = pytest.raises(UserError, match="has no memory of its own")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(grad), refusal:
+        real(torch.ones(3, 2, 5))

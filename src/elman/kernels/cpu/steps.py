@@ -66,8 +66,8 @@ class Steps:
         if ids.shape != self.shape[:1]:
             raise UserError(f"ids of shape {tuple(ids.shape)} for {self.shape[0]} rows")
         ids, y = integers(ids, "ids"), torch.empty(self.shape, dtype=self.dtype)
-        self.layers[0].ids = ids.data_ptr()
-        status = self.run(y.data_ptr(), *self.rest)
+        self.layers[0].ids = pointer(ids)
+        status = self.run(pointer(y), *self.rest)
         if status == library.BAD_ID:
             raise IndexError(f"ids {ids.tolist()} index {self.inputs} inputs")
         library.check_memory(status)

@@ -162,7 +162,7 @@ class Windows:
                     f"{tuple(gradient.shape)}",
                     hint="begin a new Training after changing a model's sizes",
                 )
-        self.arguments[0].ids, self.head.targets = ids.data_ptr(), targets.data_ptr()
+        self.arguments[0].ids, self.head.targets = pointer(ids), pointer(targets)
         self.head.W, self.head.b = map(pointer, self.out)
         self.head.threads = threads = torch.get_num_threads()
         for layer, w in zip(self.arguments, self.layers, strict=True):
