@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from elman import LanguageModel
 from elman.errors import UserError
 from elman.language_model import Dropout
-from elman.language_model.model import kinds
 
 VOCAB, HIDDEN, BATCH, TIME = 11, 7, 3, 9
 TORCH = {"elman": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -299,9 +298,3 @@ def test_refusals_name_the_rule(options, said):
 def test_ids_that_are_not_ids_are_refused(ids, said):
     with pytest.raises(UserError, match=said):
         build({})(ids)
-
-
-@pytest.mark.parametrize("cell", [c for c in kinds() if c != "mlp"])
-def test_a_shape_counts_the_weights_of_its_model(cell):
-    model = LanguageModel(7, cell=cell, hidden_size=8, layers=2, embedding_size=3)
-    assert model.shape.weights == sum(p.numel() for p in model.parameters())

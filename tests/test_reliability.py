@@ -19,7 +19,7 @@ from elman import LanguageModel, NgramModel, runs, strict_json
 from elman.cli import run as elman
 from elman.errors import Unreadable, UserError, WorkFailed
 from elman.forecasting import saving
-from elman.language_model.model import Shape
+from elman.language_model.model import Shape, kinds
 from elman.runs import Run, checkpoints, replaced
 from elman.runs.lock import Lock
 from elman.session import RunOptions, Session
@@ -29,8 +29,8 @@ from elman.training.records import from_json
 
 ALL_CELLS = [
     {"cell": cell, "embedding_size": e, "layers": layers, "tied": tied}
-    for cell in ("elman", "gru", "lstm", "mlp")
-    for e, tied in ((None, False), (5, False), (6, True))
+    for cell in kinds()
+    for e, tied in ((None, False), (5, False), (8, True))
     for layers in (1, 3)
 ]
 
@@ -393,7 +393,7 @@ def test_a_record_with_another_type_or_without_a_number_is_refused(run, capsys):
 
 @pytest.mark.parametrize("made", ALL_CELLS, ids=str)
 def test_the_number_of_weights_is_known_before_there_are_any(made):
-    model = LanguageModel(7, hidden_size=6, context=3, **made)
+    model = LanguageModel(7, hidden_size=8, context=3, **made)
     assert model.shape.weights == sum(p.numel() for p in model.parameters())
 
 
