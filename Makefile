@@ -83,11 +83,12 @@ sanitize:
 	$(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=thread -o build/sanitize-threads tests/sanitize.cpp $(KERNEL)/*.cpp -ldl -lpthread
 	build/sanitize-threads
 
-# The native entries, fuzzed from Python with the kernel built for AddressSanitizer.
+# The native entries, fuzzed from Python with the kernel, and described cells, built for AddressSanitizer.
 fuzz-sanitized: setup
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/elman build/sanitized/elman
+	printf '#!/bin/sh\nexec $(CXX) "$$@" -fsanitize=address -fno-omit-frame-pointer -O1 -g\n' > build/sanitized/cxx && chmod +x build/sanitized/cxx
 	cd build/sanitized/elman/kernels/cpu && $(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=address -fno-omit-frame-pointer -shared -fPIC -o $$(basename *.so) *.cpp -ldl -lpthread
-	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized $(BIN)/python -m pytest -s -p no:cacheprovider tests/fuzz/test_native.py
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized CXX=$(CURDIR)/build/sanitized/cxx XDG_CACHE_HOME=$(CURDIR)/build/sanitized/cache $(BIN)/python -m pytest -s -p no:cacheprovider tests/fuzz/test_native.py
 
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

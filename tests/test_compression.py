@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -444,3 +445,26 @@ def test_what_cannot_be_done_is_said(tmp_path, capsys, words, message):
     (tmp_path / "book").write_bytes(b"some text")
     assert cli([word.replace("{}", str(tmp_path)) for word in words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_has_no_size_before_it_is_read_is_compressed_whole(tmp_path):
+    """A pipe says that it has 0 bytes: its contents were thrown away, with exit status 0."""
+    pipe, packed, back = tmp_path / "pipe", tmp_path / "packed", tmp_path / "back"
+    os.mkfifo(pipe)
+    text = b"the cat sat on the mat. " * 20
+    writer = threading.Thread(target=pipe.write_bytes, args=(text,))
+    writer.start()
+    assert compression.compress(pipe, packed, "fast").original == len(text)
+    writer.join()
+    compression.decompress(packed, back)
+    assert back.read_bytes() == text
+    writer = threading.Thread(target=pipe.write_bytes, args=(packed.read_bytes(),))
+    writer.start()
+    compression.decompress(pipe, tmp_path / "again")
+    writer.join()
+    assert (tmp_path / "again").read_bytes() == text
+
+
+def test_a_device_without_end_is_refused(tmp_path):
+    with pytest.raises(UserError, match="/dev/zero is a device, which has no end"):
+        compression.compress("/dev/zero", tmp_path / "packed")

@@ -341,3 +341,22 @@ def test_what_is_left_of_a_compiled_cell_is_made_again(tmp_path, monkeypatch):
     made = described._made(SHIPPED[0], described.FLOAT)
     assert "could not compile it: it was asked to" in str(made)
     described._made.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_damaged_compiled_cell_is_made_again(how, tmp_path, monkeypatch):
+    """The loader ends the process with SIGBUS over a library that was cut short."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    described._made.cache_clear()
+    assert not isinstance(described._made(SHIPPED[0], described.FLOAT), str)
+    (file,) = (tmp_path / "elman" / "cells").iterdir()
+    whole = file.read_bytes()
+    at = 3 * len(whole) // 4
+    cut, flipped = whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+    file.unlink()  # this process has it open: a new file
+    file.write_bytes(cut if how == "cut" else flipped)
+    described._made.cache_clear()
+    assert not isinstance(described._made(SHIPPED[0], described.FLOAT), str)
+    described._made.cache_clear()
+    assert file.read_bytes() == whole

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, linear
 
 import elman
 from elman import nn
 from elman.cells import Weights, named
 from elman.errors import UserError
-from elman.kernels import Piece, Pull
+from elman.kernels import Piece, Pull, described, reference
 from elman.kernels.cpu import KERNEL, Cpu, library
 from elman.language_model import LanguageModel
 from elman.language_model.loss import linear_cross_entropy
@@ -43,6 +44,15 @@ def test_a_language_model_without_memory_is_refused():
     model = LanguageModel(7, cell="lstm", hidden_size=8).to("meta")
     with pytest.raises(UserError, match="input is on cpu"):
         model(torch.zeros(2, 5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("cell", ["elman", "peephole", "mlp"])
+@pytest.mark.parametrize("embedding_size", [None, 5])
+def test_ids_without_memory_are_refused(cell, embedding_size):
+    """torch's embedding answers them with whatever lies in the memory of the result."""
+    model = LanguageModel(7, cell=cell, hidden_size=8, embedding_size=embedding_size)
+    with pytest.raises(UserError, match="the input is on meta, the model on cpu"):
+        model(torch.zeros(2, 5, dtype=torch.int64, device="meta"))
 
 
 def test_a_state_without_memory_is_refused():
@@ -267,3 +277,67 @@ def test_without_its_library_everything_runs_on_plain_torch(tmp_path, tiny_run):
     assert "build it again" in notes[0]
     native, plain = (json.loads(s.stdout)["nats_per_token"] for s in seen)
     assert native == pytest.approx(plain, rel=1e-5)
+
+
+def piece_of(name: str, **changed) -> Piece:
+    cell = named(name)
+    tall, own = 4 * cell.gates, len(cell.parameters)
+    w = Weights(torch.randn(tall, 3), torch.randn(tall, 4), torch.randn(tall), torch.randn(tall))
+    w = w._replace(own=torch.randn(own, 4) if own else None)._replace(**changed)
+    state = tuple(torch.randn(2, n) for n in cell.state_sizes(4))
+    return Piece(cell, w, torch.randn(5, 2, 3), state)
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, described.KERNEL, reference.KERNEL], ids=repr)
+@pytest.mark.parametrize("missing", ["b_ih", "b_hh"])
+def test_one_bias_without_the_other_is_refused(kernel, missing):
+    """The gradient of the one that was there used to be whatever lay in its memory."""
+    name = "mgu" if kernel is described.KERNEL else "gru"
+    with pytest.raises(UserError, match="both b_ih and b_hh, or neither"):
+        kernel.forward(piece_of(name, **{missing: None}))
+
+
+def test_a_cell_without_its_own_numbers_is_refused():
+    """The compiled cell read them from address 0."""
+    with pytest.raises(UserError, match="a peephole cell has 3 numbers of its own"):
+        described.KERNEL.forward(piece_of("peephole", own=None))
+    with pytest.raises(UserError, match="a gru cell has 0 numbers of its own"):
+        KERNEL.forward(piece_of("gru", own=torch.randn(1, 4)))
+
+
+@pytest.mark.parametrize(("kernel", "name"), [(KERNEL, "lstm"), (described.KERNEL, "coupled")])
+def test_a_projection_is_refused_by_native_code_also_where_nobody_asked_first(kernel, name):
+    piece = piece_of(name, W_hr=torch.randn(4, 4))
+    assert "proj_size" in str(kernel.refuses(piece))
+    with pytest.raises(UserError, match="proj_size"):
+        kernel.forward(piece)
+
+
+def test_a_pull_of_whole_numbers_is_refused():
+    """What flowed back was cut down to whole numbers, too."""
+    piece = piece_of("gru")
+    pull = Pull(None, (torch.ones(2, 4, dtype=torch.int64),))
+    for kernel in (KERNEL, reference.KERNEL):
+        with pytest.raises(UserError, match=r"dh is torch\.int64"):
+            kernel.backward(piece, kernel.forward(piece), pull)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # torch says so, too
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("cell", ["gru", "peephole"])
+def test_tensors_that_only_pretend_to_have_memory_are_refused(cell, grad, monkeypatch):
+    """A FakeTensor is on the CPU, contiguous and long enough, and lies at address 0."""
+    with FakeTensorMode(), torch.set_grad_enabled(grad):
+        rnn, xs = nn.of(cell, 5, 8), torch.randn(3, 2, 5)
+        with pytest.raises(UserError, match="has no memory of its own"):
+            rnn(xs)
+        hs, W = torch.randn(3, 2, 8), torch.randn(7, 8)
+        with pytest.raises(UserError, match="has no memory of its own"):
+            linear_cross_entropy(hs, W, None, torch.zeros(3, 2, dtype=torch.int64))
+        monkeypatch.setenv("ELMAN_KERNELS", "reference")
+        assert rnn(xs)[0].shape == (3, 2, 8)
+    monkeypatch.delenv("ELMAN_KERNELS")
+    real = nn.of(cell, 5, 8)
+    refusal = pytest.raises(UserError, match="has no memory of its own")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(grad), refusal:
+        real(torch.ones(3, 2, 5))

@@ -17,18 +17,20 @@ from safetensors.torch import save_file
 
 from elman import LanguageModel, NgramModel, runs, strict_json
 from elman.cli import run as elman
-from elman.errors import Unreadable, UserError
+from elman.errors import Unreadable, UserError, WorkFailed
 from elman.forecasting import saving
-from elman.language_model.model import Shape
-from elman.runs import Run, checkpoints
+from elman.language_model.model import Shape, kinds
+from elman.runs import Run, checkpoints, replaced
 from elman.runs.lock import Lock
-from elman.session import Session
+from elman.session import RunOptions, Session
+from elman.text.vocab import Vocab
+from elman.training import Update
 from elman.training.records import from_json
 
 ALL_CELLS = [
     {"cell": cell, "embedding_size": e, "layers": layers, "tied": tied}
-    for cell in ("elman", "gru", "lstm", "mlp")
-    for e, tied in ((None, False), (5, False), (6, True))
+    for cell in kinds()
+    for e, tied in ((None, False), (5, False), (8, True))
     for layers in (1, 3)
 ]
 
@@ -110,6 +112,108 @@ def test_what_arrives_while_a_folder_is_being_made_is_left_alone(run, tmp_path, 
             Run.create(folder, run.config, run.vocab, force=force)
         assert (folder / "thesis.tex").read_text() == "years of work"
     assert Run.open(run.path).load_model() is not None
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def replacing(run, **options) -> Session:
+    """A new training in the run's folder."""
+    given = {"source": run.config.data.source, "hidden_size": 4, "epochs": 1, "window": 4}
+    kept = RunOptions(out=run.path, force=True, device="cpu", diagnose=0)
+    return Session.begin(given | {"batch_size": 2, "max_tokens": 400} | options, kept=kept)
+
+
+def test_a_run_is_replaced_once_the_new_one_has_something_to_show(run):
+    before, aside = contents(run.path), run.path / ".replaced"
+    session = replacing(run)
+    assert contents(aside) == before
+    for record in session.records():
+        if isinstance(record, Update):
+            assert aside.exists() == ((run.path / "state.safetensors").exists() is False)
+    assert not aside.exists()
+    assert Run.open(run.path).load_model().hidden_size == 4
+
+
+def test_a_new_training_that_fails_leaves_the_run_as_it_was(run, capsys):
+    before = contents(run.path)
+    session = replacing(run, learning_rate=1e300, optimizer="sgd", clip=0.0)
+    with pytest.raises(WorkFailed):
+        list(session.records())
+    assert contents(run.path) == before
+    with pytest.raises(UserError, match="is the run before it again"):
+        list(session.records())
+    assert contents(run.path) == before
+    words = ["--optimizer", "sgd", "--learning-rate", "1e300", "--clip", "0", "--force"]
+    assert elman(["train", run.config.data.source, "--out", str(run.path), *words]) == 1
+    assert "is still the run that it was before" in capsys.readouterr().err
+    assert contents(run.path) == before
+
+
+def test_a_new_training_that_is_stopped_at_once_keeps_the_run_beside_it(run):
+    before, aside = contents(run.path), run.path / ".replaced"
+    list(replacing(run).records(stop=lambda: True))
+    assert contents(aside) == before
+    list(replacing(run).records(stop=lambda: True))  # and again: still the one worth keeping
+    assert contents(aside) == before
+    list(Session.resume(run.path).records())
+    assert not aside.exists()
+
+
+def test_a_run_is_put_aside_and_back_whole_wherever_the_process_is_killed(run, monkeypatch):
+    """Each rename and each deletion of putting aside, and of putting back, is the last in turn."""
+    before = contents(run.path)
+
+    class Killed(BaseException):
+        pass
+
+    def killed_after(moves: int, work) -> bool:
+        """Whether the work was ended by it."""
+        left = moves
+        real = {name: getattr(Path, name) for name in ("rename", "unlink", "rmdir")}
+
+        def counted(name):
+            def move(self, *how, **more):
+                nonlocal left
+                if left == 0:
+                    raise Killed
+                left -= 1
+                return real[name](self, *how, **more)
+
+            return move
+
+        with monkeypatch.context() as patch:
+            for name in real:
+                patch.setattr(Path, name, counted(name))
+            try:
+                work()
+            except Killed:
+                return True
+        return False
+
+    for way in (replaced.set_aside, replaced.put_back):
+        moves = 0
+        while True:
+            if way is replaced.put_back:
+                replaced.set_aside(run.path, keep=".lock")
+                (run.path / "config.json").write_text("{}")
+                (run.path / "metrics.jsonl").write_text("of the new run")
+            ended = not killed_after(moves, lambda way=way: way(run.path, keep=".lock"))
+            replaced.put_back(run.path, keep=".lock")
+            assert contents(run.path) == before, (way, moves)
+            moves += 1
+            if ended:
+                break
+        assert moves > 5
+
+
+def test_a_run_whose_replacement_cannot_be_written_is_as_it_was(run, monkeypatch):
+    before = contents(run.path)
+    monkeypatch.setattr(Vocab, "save", lambda self, path: path.write_text("half") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Run.create(run.path, run.config, run.vocab, force=True)
+    assert contents(run.path) == before
 
 
 # ---------------------------------------------------------------------- seals
@@ -289,7 +393,7 @@ def test_a_record_with_another_type_or_without_a_number_is_refused(run, capsys):
 
 @pytest.mark.parametrize("made", ALL_CELLS, ids=str)
 def test_the_number_of_weights_is_known_before_there_are_any(made):
-    model = LanguageModel(7, hidden_size=6, context=3, **made)
+    model = LanguageModel(7, hidden_size=8, context=3, **made)
     assert model.shape.weights == sum(p.numel() for p in model.parameters())
 
 
@@ -393,3 +497,36 @@ def test_dollars_in_a_text_are_drawn_as_dollars(tmp_path, capsys):
     assert elman(["gradients", str(tmp_path / "run"), "--figure", figures]) == 0, (
         capsys.readouterr()
     )
+
+
+# ---------------------------------------------------------------------- paths
+
+EMPTY = [
+    *(["runs", ""], ["runs", "runs", ""], ["lab", ""], ["demo", "--out", ""]),
+    *(
+        ["prepare", "b.txt", "--out", ""],
+        ["train", "b.txt", "--out", ""],
+        ["train", "--resume", ""],
+    ),
+    *(["evaluate", ""], ["generate", ""], ["report", ""], ["gradients", ""]),
+    *(
+        ["forecast", "sunspots", option, ""]
+        for option in ("--run", "--out", "--output", "--figure")
+    ),
+    *(["forecast", "--resume", ""], ["statistics", "b.txt", "--figure", ""]),
+    *(["ngram", "b.txt", "--arpa", ""], ["ngram", "b.txt", "--out", ""]),
+    *(["compress", ""], ["compress", "b.txt", "-o", ""], ["compress", "b.txt", "--run", ""]),
+    *(["decompress", ""], ["decompress", "b.txt", "-o", ""]),
+]
+
+
+@pytest.mark.parametrize("words", EMPTY, ids=" ".join)
+def test_an_empty_path_is_refused_and_not_taken_for_this_folder(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("b.txt").write_text("the cat sat on the mat. " * 40)
+    assert elman(words) == 2
+    said = capsys.readouterr().err
+    assert "empty path" in said or "does not end in .elm" in said, said
+    assert [p.name for p in tmp_path.iterdir()] == ["b.txt"]

@@ -72,6 +72,8 @@ def test_learning_is_repeatable_and_keeps_to_the_size():
     assert first.record() == second.record()
     assert len(first.names) == 280
     assert len(first.cut(TEXT)) < 0.7 * len(TEXT.encode())
+    with pytest.raises(UserError, match="vocab_size=1000000000000 must be at most 10000000"):
+        Subwords().learned("low lower lowest", vocab_size=10**12)
     with pytest.raises(UserError, match="vocab_size=200 must be at least 256"):
         Subwords().learned(TEXT, vocab_size=200)
 

@@ -8,6 +8,8 @@ and once more in the type of the native answer, and the native error may be some
 reference's own.
 """
 
+import copy
+import itertools
 import random
 from collections import Counter
 from contextlib import contextmanager
@@ -22,15 +24,33 @@ from torch.nn.functional import cross_entropy, linear
 from elman import nn
 from elman.cells import Weights, named
 from elman.errors import UserError
-from elman.kernels import Piece, Pull, reference
+from elman.kernels import Piece, Pull, Trace, described, reference
 from elman.kernels.cpu import FLOAT, KERNEL, Cpu, Steps, Windows, clip_norm, head
 from elman.kernels.cpu.library import AVX2, DOUBLE, HALF, PORTABLE
+from elman.language_model import LanguageModel
+from elman.language_model.masks import NO_MASKS
 
 DEFAULT = 60
+BUILT_IN = ("tanh", "relu", "linear", "gru", "lstm")
+DESCRIBED = ("mgu", "ugrnn", "janet", "coupled", "peephole", "slstm")
+FAMILIES = ("built-in", "described")
+TYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
+)
 KERNELS = [KERNEL, KERNEL, KERNEL, Cpu(AVX2), Cpu(PORTABLE)]
 """The processor's own instructions most of the time, those of older ones now and then."""
 WHOLE = 0.4
 """The share of cases in which nothing is wrong, so that many are compared."""
+SAME_SIZE = {
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+    torch.bfloat16: torch.float16,
+    torch.int64: torch.float64,
+}
+"""As which other type the same memory can be read."""
+OPTIONAL = (Weights, Trace)
+"""Whose tensors, but the first two, may be missing."""
 REFUSALS = (UserError, RuntimeError, ValueError, IndexError, TypeError, UserWarning)
 pytestmark = [
     pytest.mark.fuzz,
@@ -44,20 +64,25 @@ class Tally(Counter):
     def agree(self, found, exact, plain, kind=torch.float32) -> None:
         """Where the native code answered, the reference answers, too, with the same numbers.
 
-        `exact` is the reference in float64, `plain` in the types of the problem, of which `kind` is
-        the coarsest.
+        `exact` runs the reference in float64, `plain` in the types of the problem, of which `kind`
+        is the coarsest; each is only run where its answer is needed.
         """
         self["compared" if found is not None else "refused"] += 1
         if found is None:
             return
-        exact, plain = exact or plain, plain or exact  # one may refuse what the other never reads
+        exact, again = by_reference(exact), None
+        if exact is None:  # one may refuse what the other never reads
+            exact = again = by_reference(plain)
         assert exact is not None, "native code answered what the reference refuses"
         scale = max(largest(t) for t in exact if t is not None)
-        for a, b, c in zip(found, exact, plain, strict=True):
+        for i, (a, b) in enumerate(zip(found, exact, strict=True)):
             assert (a is None) == (b is None)
-            if a is not None:
-                eps = max(torch.finfo(k).eps for k in (kind, a.dtype, torch.float32))
-                close(a, b, c, 32 * eps * scale)
+            if a is None:
+                continue
+            eps = max(torch.finfo(k).eps for k in (kind, a.dtype, torch.float32))
+            if not is_close(a, b, 32 * eps * scale):
+                again = again or by_reference(plain) or exact
+                assert is_close(a, b, 32 * eps * scale, again[i]), (i, a, b, again[i])
 
     def fair(self) -> None:
         """At least a third of the cases were compared, and some were refused."""
@@ -73,25 +98,35 @@ def largest(t: Tensor) -> float:
     return float(sizes.max()) if len(sizes) else 0.0
 
 
-def close(a: Tensor, exact: Tensor, plain: Tensor, allowed: float) -> None:
-    """|a - exact| within 16 times the plain version's own error, and what else is allowed.
+def is_close(a: Tensor, exact: Tensor, allowed: float, plain: Tensor | None = None) -> bool:
+    """|a - exact| within what is allowed, and 16 times the plain version's own error.
 
     Sums in another order, and tanh by another formula, err by a few roundings of what they add;
     where what they add cancels, that is of the size of the rest of the answer. Allowed are 32
     roundings of the largest number in it.
     """
-    a, exact, plain = a.double(), exact.double(), plain.double()
+    a, exact = a.double(), exact.double()
+    plain = exact if plain is None else plain.double()
     assert a.shape == exact.shape
     finite = exact.isfinite() & plain.isfinite() & (exact.abs() < 1e30)
-    if finite.any():
-        allowed += 16 * float((plain - exact)[finite].abs().max())
-        assert (a - exact)[finite].abs().max() <= allowed, (a, exact, allowed)
+    if not finite.any():
+        return True
+    allowed += 16 * float((plain - exact)[finite].abs().max())
+    return bool((a - exact)[finite].abs().max() <= allowed)
+
+
+def by_reference(run):
+    """What the reference makes of it, or None where that refuses."""
+    with only("reference"):
+        return outcome(run)
 
 
 def wide(structure):
-    """A nest with every real tensor in float64."""
+    """A nest with every real tensor in float64, and every integer in 64 bits."""
     if isinstance(structure, Tensor):
-        return structure.double() if structure.is_floating_point() else structure
+        if structure.is_complex() or structure.dtype == torch.bool:
+            return structure
+        return structure.double() if structure.is_floating_point() else structure.long()
     if isinstance(structure, tuple):
         items = [wide(x) for x in structure]
         return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
@@ -102,9 +137,10 @@ def wrongs(t: Tensor, chance: random.Random) -> Tensor:
     """The same tensor with one property changed: where it lies, its type, shape or layout."""
     kinds = [
         lambda: t.to("meta"),
-        lambda: t.to(torch.float16 if t.is_floating_point() else torch.int32),
-        lambda: t.to(torch.float64),
-        lambda: t.to(torch.complex64),
+        *[lambda: t.to(chance.choice(TYPES))] * 4,
+        lambda: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape),
+        lambda: unaligned(t, chance.randint(1, 7)),
+        lambda: t.view(SAME_SIZE.get(t.dtype, t.dtype)),
         lambda: t[:0],
         lambda: t[..., :1],
         lambda: t[None],
@@ -120,6 +156,13 @@ def wrongs(t: Tensor, chance: random.Random) -> Tensor:
         lambda: t if t.is_floating_point() else -t - 1,
     ]
     return chance.choice(kinds)()
+
+
+def unaligned(t: Tensor, by: int) -> Tensor:
+    """The same numbers at an address that no vector, and no number, would begin at."""
+    memory = bytearray(t.numel() * t.itemsize + by)
+    copy = torch.frombuffer(memory, dtype=t.dtype, offset=by, count=t.numel()).view(t.shape)
+    return copy.copy_(t)
 
 
 def size(chance: random.Random) -> int:
@@ -148,27 +191,33 @@ def use_threads(chance: random.Random) -> None:
         torch.set_num_threads(wanted)
 
 
-def problem(chance: random.Random) -> tuple[Piece, Pull]:
+def kernel_of(family: str, chance: random.Random) -> Any:
+    return described.KERNEL if family == "described" else chance.choice(KERNELS)
+
+
+def problem(chance: random.Random, family: str) -> tuple[Piece, Pull]:
     use_threads(chance)
-    cell = named(chance.choice(["tanh", "relu", "linear", "gru", "lstm"]))
+    cell = named(chance.choice(DESCRIBED if family == "described" else BUILT_IN))
     T, B, inputs, H = (size(chance) for _ in range(4))
     g, kind = torch.Generator().manual_seed(chance.randint(0, 2**31)), kind_of(chance)
     normal = lambda *shape: torch.randn(*shape, generator=g).to(kind)  # noqa: E731
     M = cell.gates * H
     scale = H**-0.5  # or the linear and relu cells explode
-    w = Weights(normal(M, inputs), normal(M, H) * scale, normal(M), normal(M))
+    b_ih, b_hh = (normal(M), normal(M)) if chance.random() < 0.9 else (None, None)
+    own = normal(len(cell.parameters), H) if cell.parameters else None
+    w = Weights(normal(M, inputs), normal(M, H) * scale, b_ih, b_hh, None, own)
     ids = chance.random() < 0.4
     xs = torch.randint(inputs, (T, B), generator=g) if ids else normal(T, B, inputs)
-    state = tuple(normal(B, H) for _ in cell.states)
+    state = tuple(normal(B, n) for n in cell.state_sizes(H))
     lengths = torch.randint(T + 1, (B,), generator=g) if chance.random() < 0.3 else None
     wide = torch.float64 if kind == torch.float64 else torch.float32
     xi = chance.choice([None, normal(T).to(wide), normal(T, B).to(wide)])
-    pull = Pull(normal(T, B, H), tuple(normal(B, H) for _ in state), xi)
+    pull = Pull(normal(T, B, H), tuple(normal(*s.shape) for s in state), xi)
     return Piece(cell, w, xs, state, lengths), pull
 
 
 def spoil(structure, chance) -> Any:
-    """One tensor of a nest of named tuples and tuples, spoiled."""
+    """One tensor of a nest of named tuples and tuples, spoiled, or left out where that may be."""
     leaves = []
 
     def collect(x, path):
@@ -181,6 +230,8 @@ def spoil(structure, chance) -> Any:
     def rebuild(x, path):
         if not path:
             return wrongs(x, chance)
+        if len(path) == 1 and isinstance(x, OPTIONAL) and chance.random() < 0.1:
+            return x._replace(**{x._fields[path[0]]: None}) if path[0] > 1 else x
         items = list(x)
         items[path[0]] = rebuild(items[path[0]], path[1:])
         return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
@@ -202,31 +253,33 @@ def maybe(structure, chance):
     return structure if chance.random() < WHOLE else spoil(structure, chance)
 
 
-def test_forward():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forward(family):
     tally = Tally()
     for chance in cases(DEFAULT):
-        kernel = chance.choice(KERNELS)
-        piece = outcome(lambda: maybe(problem(chance)[0], chance))  # noqa: B023
+        kernel = kernel_of(family, chance)
+        piece = outcome(lambda: maybe(problem(chance, family)[0], chance))  # noqa: B023
         if piece is None or kernel.refuses(piece) is not None:
             tally["refused"] += 1
             continue
         run = lambda kernel, p: kernel.forward(p)[:2]  # noqa: E731
         found = outcome(lambda: run(kernel, piece))  # noqa: B023
-        plain = outcome(lambda: run(reference.KERNEL, piece))  # noqa: B023
-        exact = outcome(lambda: run(reference.KERNEL, wide(piece)))  # noqa: B023
+        plain = lambda: run(reference.KERNEL, piece)  # noqa: E731, B023
+        exact = lambda: run(reference.KERNEL, wide(piece))  # noqa: E731, B023
         tally.agree(found, exact, plain, piece.w.W_hh.dtype)
     tally.fair()
 
 
 def backward(kernel, piece, trace, pull):
     dxs, dw, dstate = kernel.backward(piece, trace, pull)
-    return [dxs, *dw[:4], *dstate]
+    return [dxs, *dw, *dstate]
 
 
-def test_backward():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_backward(family):
     tally = Tally()
     for chance in cases(DEFAULT):
-        tally.update([backward_case(chance, tally)])
+        tally.update([backward_case(chance, tally, family)])
     del tally[None]
     tally.fair()
 
@@ -236,31 +289,39 @@ def exact_backward(piece, pull):
     return backward(reference.KERNEL, piece, reference.KERNEL.forward(piece), pull)
 
 
-def backward_case(chance, tally) -> str | None:
-    kernel, (piece, pull) = chance.choice(KERNELS), problem(chance)
+def backward_case(chance, tally, family) -> str | None:
+    kernel, (piece, pull) = kernel_of(family, chance), problem(chance, family)
     if kernel.refuses(piece) is not None:
         return "refused"
     if chance.random() < 0.3:
         pull = pull._replace(into=piece.w.zeros())
-    traces = [k.forward(piece) for k in (kernel, reference.KERNEL)]
+    trace, source = kernel.forward(piece), piece
     wrong = chance.choices(("nothing", "piece", "pull", "trace"), (4, 2, 2, 1))[0]
-    spoiled = outcome(lambda: spoil({"piece": piece, "pull": pull}.get(wrong, traces[0]), chance))
+    spoiled = outcome(lambda: spoil({"piece": piece, "pull": pull}.get(wrong, trace), chance))
     if spoiled is None:
         return "refused"
     if wrong == "trace":  # kept in a form of the kernel's own: there is nothing to compare with
         outcome(lambda: backward(kernel, piece, spoiled, pull))
         return "only survived"
     if wrong == "piece" and spoiled.lengths is not piece.lengths:  # not those the trace was made by
-        outcome(lambda: backward(kernel, spoiled, traces[0], pull))
+        outcome(lambda: backward(kernel, spoiled, trace, pull))
         return "only survived"
     piece = spoiled if wrong == "piece" else piece
     pull = spoiled if wrong == "pull" else pull
     if kernel.refuses(piece) is not None:
         return "refused"
+    if wrong == "piece" and family == "described":
+        outcome(lambda: backward(kernel, piece, trace, pull))
+        # the reference reads its gates off the weights again, which must be those of the trace
+        trace, source = outcome(lambda: kernel.forward(piece)), piece
+        if trace is None:
+            return "refused"
     fresh = pull if pull.into is None else pull._replace(into=pull.into.map(torch.clone))
-    found = outcome(lambda: backward(kernel, piece, traces[0], pull))
-    plain = outcome(lambda: backward(reference.KERNEL, piece, traces[1], fresh))
-    exact = outcome(lambda: exact_backward(wide(piece), wide(pull)))
+    found = outcome(lambda: backward(kernel, piece, trace, pull))
+    plain = lambda: backward(  # noqa: E731
+        reference.KERNEL, piece, reference.KERNEL.forward(source), fresh
+    )
+    exact = lambda: exact_backward(wide(piece), wide(pull))  # noqa: E731
     tally.agree(found, exact, plain, piece.w.W_hh.dtype)
     return None
 
@@ -286,8 +347,8 @@ def test_head():
             tally["refused"] += 1
             continue
         native = outcome(lambda: flat(head.mean_nats(kernel, *tensors, (True, True))))  # noqa: B023
-        exact = outcome(lambda: nats_and_pulls(*wide(tensors)))  # noqa: B023
-        tally.agree(native, exact, outcome(lambda: nats_and_pulls(*tensors)), kind)  # noqa: B023
+        exact = lambda: nats_and_pulls(*wide(tensors))  # noqa: E731, B023
+        tally.agree(native, exact, lambda: nats_and_pulls(*tensors), kind)  # noqa: B023
     tally.fair()
 
 
@@ -367,14 +428,17 @@ def steps_case(chance, tally) -> str | None:
         job = outcome(lambda: rnn.job(first))
     if job is None or any(KERNEL.refuses(piece) for piece in job.pieces()):
         return "refused"
-    with torch.no_grad(), only("reference"):
+    kind = coarsest(rnn)
+    with torch.no_grad():
         native = outcome(lambda: [Steps(KERNEL, job, W, b)(ids)])
-        plain = outcome(lambda: [linear(rnn(ids[None].long())[0], W, b)[0]])
-        exact = outcome(
-            lambda: [linear(rnn.double()(ids[None].long())[0], W.double(), b.double())[0]]
-        )
-    tally.agree(native, exact, plain)
+        plain = lambda: [linear(rnn(ids[None].long())[0], W, b)[0]]  # noqa: E731
+        exact = lambda: steps_exactly(rnn, ids, W, b)  # noqa: E731
+        tally.agree(native, exact, plain, kind)
     return None
+
+
+def steps_exactly(rnn, ids, W, b):
+    return [linear(copy.deepcopy(rnn).double()(ids[None].long())[0], W.double(), b.double())[0]]
 
 
 def test_windows():
@@ -413,8 +477,10 @@ def windows_case(chance, tally) -> str | None:
         if spoiled is None or outcome(lambda: setattr(p, "data", spoiled) or True) is None:
             return "refused"
     found = outcome(lambda: [torch.tensor(windows(ids, targets)), *windows.gradients])
-    plain = outcome(lambda: window_gradients(rnn, W, b, ids, targets))
-    exact = outcome(lambda: window_gradients(rnn.double(), W.double(), b.double(), ids, targets))
+    plain = lambda: window_gradients(rnn, W, b, ids, targets)  # noqa: E731
+    exact = lambda: window_gradients(  # noqa: E731
+        copy.deepcopy(rnn).double(), W.double(), b.double(), ids, targets
+    )
     tally.agree(found, exact, plain)
     return None
 
@@ -422,8 +488,7 @@ def windows_case(chance, tally) -> str | None:
 def window_gradients(rnn, W, b, ids, targets):
     """The mean nats of a window and all its gradients, in the order of `Windows.weights`."""
     W, b = (t.detach().clone().requires_grad_() for t in (W, b))
-    with only("reference"):
-        (loss,) = nats(rnn(ids)[0], W, b, targets)
+    (loss,) = nats(rnn(ids)[0], W, b, targets)
     return [loss.detach(), *torch.autograd.grad(loss, [*rnn.parameters(), W, b])]
 
 
@@ -435,53 +500,158 @@ def only(name: str):
         yield
 
 
-def test_calls():
-    """A module called without gradients: the second call trusts what the first has found out."""
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls(family):
+    """A module called again, with a gradient wanted or not, once something about it has changed.
+
+    Without a gradient the second call trusts what the first has found out.
+    """
     tally = Tally()
     for chance in cases(DEFAULT):
-        tally.update([calls_case(chance, tally)])
+        tally.update([calls_case(chance, tally, family)])
     del tally[None]
     tally.fair()
 
 
-def calls_case(chance, tally) -> str | None:
+def module(chance, family, kind) -> Any:
+    """Layers of any cell and of any options."""
+    cell = chance.choice(DESCRIBED if family == "described" else BUILT_IN)
+    inputs, H, layers = size(chance), size(chance), chance.randint(1, 3)
+    H = -H % 4 + H if cell == "slstm" else H  # which falls into four heads
+    options = {"bias": chance.random() < 0.8, "batch_first": chance.random() < 0.3}
+    return nn.of(
+        cell, inputs, H, layers, bidirectional=chance.random() < 0.3, dtype=kind, **options
+    )
+
+
+def states_of(rnn, rows) -> tuple[Tensor, ...]:
+    places = rnn.num_layers * (1 + rnn.bidirectional)
+    sizes = named(rnn.cell).state_sizes(rnn.hidden_size)
+    return tuple(torch.randn(places, rows, n, dtype=rnn.weight_ih_l0.dtype) for n in sizes)
+
+
+CHANGES = ("nothing", "input", "state", "weight", "module")
+
+
+def calls_case(chance, tally, family) -> str | None:
     use_threads(chance)
     torch.manual_seed(chance.randrange(2**31))
-    cell = chance.choice([nn.RNN, nn.GRU, nn.LSTM])
-    T, B, inputs, H = (size(chance) for _ in range(4))
-    kind = chance.choice([torch.float32, torch.float32, torch.float64])
-    layers, two = chance.randint(1, 3), chance.random() < 0.3
-    options = {"bias": chance.random() < 0.8, "batch_first": chance.random() < 0.3, "dtype": kind}
-    rnn = cell(inputs, H, num_layers=layers, bidirectional=two, **options)
+    kind, T, B = kind_of(chance), size(chance), size(chance)
+    rnn = module(chance, family, kind)
     shape = (B, T) if rnn.batch_first else (T, B)
     ids = chance.random() < 0.4
+    inputs = rnn.input_size
     xs = torch.randint(inputs, shape) if ids else torch.randn(*shape, inputs, dtype=kind)
-    states = [
-        torch.randn(layers * (1 + two), B, H, dtype=kind) for _ in range(1 + (cell is nn.LSTM))
-    ]
-    first = chance.choice([None, tuple(states)])
-    with torch.no_grad():
+    states = states_of(rnn, B)
+    first = chance.choice([None, states])
+    wants = chance.random() < 0.5
+    rnn.requires_grad_(wants or chance.random() < 0.5)
+    with torch.set_grad_enabled(wants):
         call(rnn, xs, first)
-        wrong = chance.choices(("nothing", "input", "state", "weight"), (4, 2, 2, 2))[0]
+        wrong = chance.choices(CHANGES, (4, 2, 2, 3, 1))[0]
         try:
             if wrong == "input":
                 xs = wrongs(xs, chance)
             elif wrong == "state":
-                first = spoil(tuple(states), chance)
+                first = spoil(states, chance)
             elif wrong == "weight":
                 p = chance.choice(list(rnn.parameters()))
                 p.data = wrongs(p.detach(), chance)
+            elif wrong == "module":
+                kind = chance.choice(TYPES[:4])
+                rnn, xs = rnn.to(kind), xs if ids else xs.to(kind)
+                first = None if first is None else tuple(s.to(kind) for s in first)
         except REFUSALS:
             return "refused"
-        found = outcome(lambda: call(rnn, xs, first))
-        with only("reference"):
-            plain = outcome(lambda: call(rnn, xs, first))
-            exact = outcome(lambda: call(rnn.double(), *wide((xs, first))))
-    tally.agree(found, exact, plain)
+        return compare_calls(rnn, xs, first, tally, wants)
+
+
+def compare_calls(rnn, xs, first, tally, wants) -> str | None:
+    """One call by the kernels that would run it, against the reference."""
+    kind = coarsest(rnn)
+    found = outcome(lambda: call(rnn, xs, first, wants))
+    exact = lambda: call(copy.deepcopy(rnn).double(), *wide((xs, first)), wants)  # noqa: E731
+    tally.agree(found, exact, lambda: call(rnn, xs, first, wants), kind)
     return None
 
 
-def call(rnn, xs, first):
-    """Outputs and last states, as one list."""
+def coarsest(model: torch.nn.Module) -> torch.dtype:
+    """The type of a module's weights that rounds most."""
+    kinds = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
+
+
+def call(rnn, xs, first, wants=False):
+    """Outputs, last states and, where wanted, the gradient of a loss of them, as one list."""
     ys, last = rnn(xs, first[0] if first is not None and len(first) == 1 else first)
-    return [ys, *(last if isinstance(last, tuple) else (last,))]
+    found = [ys, *(last if isinstance(last, tuple) else (last,))]
+    if not wants:
+        return found
+    loss = sum((t * torch.linspace(-1, 1, t.numel()).view(t.shape).to(t)).sum() for t in found)
+    return [t.detach() for t in found] + list(torch.autograd.grad(loss, list(rnn.parameters())))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_type_of_every_weight(family):
+    """Each weight in each type, with and without gradients, before the first call and after it."""
+    tally = Tally()
+    for cell in DESCRIBED if family == "described" else BUILT_IN:
+        names = [name for name, _ in nn.of(cell, 3, 8, dtype=torch.float32).named_parameters()]
+        for kind, wants, again in itertools.product(TYPES[:4], (False, True), (False, True)):
+            for name in (*names, "all"):
+                torch.manual_seed(0)
+                rnn, xs = nn.of(cell, 3, 8), torch.randn(4, 2, 3)
+                with torch.set_grad_enabled(wants):
+                    if again:
+                        call(rnn, xs, None)
+                    if name == "all":
+                        rnn, xs = rnn.to(kind), xs.to(kind)
+                    else:
+                        p = rnn.get_parameter(name)
+                        p.data = p.detach().to(kind)
+                    compare_calls(rnn, xs, None, tally, wants)
+    tally.fair()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_language_models(family):
+    """The nats of a window and all gradients; then one weight, the ids or the targets are wrong."""
+    tally = Tally()
+    for chance in cases(DEFAULT):
+        tally.update([language_model_case(chance, tally, family)])
+    del tally[None]
+    tally.fair()
+
+
+def language_model_case(chance, tally, family) -> str | None:
+    use_threads(chance)
+    torch.manual_seed(chance.randrange(2**31))
+    T, B, V = (size(chance) for _ in range(3))
+    cell = named(chance.choice(DESCRIBED if family == "described" else BUILT_IN)).model
+    embedding = chance.choice([None, size(chance)])
+    model = LanguageModel(
+        V, cell=cell, hidden_size=4 * size(chance), layers=1, embedding_size=embedding
+    ).to(chance.choice([torch.float32, torch.float32, torch.float64]))
+    ids, targets = torch.randint(V, (B, T)), torch.randint(V, (T, B))
+    wrong = chance.choices(("nothing", "ids", "weight"), (4, 2, 3))[0]
+    try:
+        if wrong == "ids":
+            ids, targets = spoil((ids, targets), chance)
+        elif wrong == "weight":
+            p = chance.choice(list(model.parameters()))
+            p.data = wrongs(p.detach(), chance)
+    except REFUSALS:
+        return "refused"
+    kind = coarsest(model)
+    found = outcome(lambda: window_of(model, ids, targets))
+    exact = lambda: window_of(copy.deepcopy(model).double(), *wide((ids, targets)))  # noqa: E731
+    tally.agree(found, exact, lambda: window_of(model, ids, targets), kind)
+    return None
+
+
+def window_of(model, ids, targets):
+    """The mean nats, and their gradient for every parameter."""
+    if targets.is_complex() or targets.is_floating_point():
+        raise TypeError("targets are ids")
+    nats = model.mean_nats(model.states(ids)[0], targets, NO_MASKS)
+    return [nats.detach(), *torch.autograd.grad(nats, list(model.parameters()))]

@@ -10,6 +10,7 @@ import typer
 
 from elman.cli.console import emit, note, progress
 from elman.cli.device import use_threads
+from elman.cli.limits import a_path
 from elman.errors import UserError
 from elman.options import flag as option_of
 
@@ -90,17 +91,30 @@ def forecast(
         float, typer.Option(min=0, help="Time that auto may take; 0: no limit, and no networks")
     ] = 2.0,
     run: Annotated[
-        Path | None, typer.Option(help="Use the forecaster saved in this folder")
+        Path | None,
+        typer.Option(help="Use the forecaster saved in this folder", parser=a_path, metavar="PATH"),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with what was stopped in this --out folder")
+        Path | None,
+        typer.Option(
+            help="Go on with what was stopped in this --out folder", parser=a_path, metavar="PATH"
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Save the fitted forecaster here")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Save the fitted forecaster here", parser=a_path, metavar="PATH"),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Replace the forecaster in --out")] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Write the forecast to this .csv, .parquet or .json")
+        Path | None,
+        typer.Option(
+            help="Write the forecast to this .csv, .parquet or .json", parser=a_path, metavar="PATH"
+        ),
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw to this .svg, .png or .pdf")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw to this .svg, .png or .pdf", parser=a_path, metavar="PATH"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same forecast")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,

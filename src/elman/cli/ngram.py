@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.limits import a_path
 from elman.cli.source import (
     Clean,
     Encoding,
@@ -59,8 +60,14 @@ def ngram(
     min_freq: Annotated[
         int | None, typer.Option(min=0, help="Rarer tokens are <unk> (words: 2)")
     ] = None,
-    arpa: Annotated[Path | None, typer.Option(help="Write the model as an ARPA file")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the model for NgramModel.load")] = None,
+    arpa: Annotated[
+        Path | None,
+        typer.Option(help="Write the model as an ARPA file", parser=a_path, metavar="PATH"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the model for NgramModel.load", parser=a_path, metavar="PATH"),
+    ] = None,
     generate: Annotated[int, typer.Option(min=0, max=10**7, help="Tokens of text to write")] = 0,
     prompt: Annotated[str, typer.Option(help="Text that the written text continues")] = "",
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token")] = 1.0,

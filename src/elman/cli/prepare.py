@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from elman.cli.console import emit, note, progress
+from elman.cli.limits import a_path
 from elman.cli.source import Clean, Encoding, Errors, Lower, Tokenizer, VocabSize, printable
 
 
@@ -20,7 +21,9 @@ def prepare(
             help="Files (.txt or any other, .jsonl; plain, .gz or .zst), folders of them, names.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write, or to go on in")],
+    out: Annotated[
+        Path, typer.Option(help="Folder to write, or to go on in", parser=a_path, metavar="PATH")
+    ],
     level: Annotated[str, typer.Option(help="char, word, byte, bpe, or spaced words")] = "char",
     vocab_size: VocabSize = 0,
     tokenizer: Tokenizer = "",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.limits import a_path
 from elman.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 def runs(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help="A folder of runs to list, or runs to compare", show_default="runs"),
+        typer.Argument(
+            help="A folder of runs to list, or runs to compare",
+            parser=a_path,
+            metavar="[FOLDER]...",
+            show_default="runs",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import emit, note
+from elman.cli.limits import a_path
 from elman.cli.source import (
     Clean,
     Encoding,
@@ -51,7 +52,10 @@ def statistics(
     last: Annotated[
         int | None, typer.Option(help="… to this rank (the last that occurs five times)")
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw to FILE.svg, .png or .pdf")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw to FILE.svg, .png or .pdf", parser=a_path, metavar="PATH"),
+    ] = None,
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

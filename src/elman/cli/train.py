@@ -108,6 +108,8 @@ def _work(
     if page is None:
         note(f"stopped by {stopped}; saved at step {session.training.step}")
         note(f"continue with: {_resuming(session.run)}")
+        if (aside := session.run.path / ".replaced").is_dir():
+            note(f"the run that was there before is in {aside} until the next checkpoint")
         return 130
     _tell(session, result, page, as_json)
     return None
@@ -240,15 +242,23 @@ def _train(session: "Session", show: "Show", as_json: bool, board: Any) -> str:
                     emit(record.json())
         except WorkFailed as failure:
             again = f"from the last checkpoint: {_resuming(run)} --learning-rate …"
+            if run.given_up:
+                again = _put_back(run)
             raise WorkFailed(failure.message, hint=f"{failure.hint}; {again}") from failure
         except BrokenPipeError:  # whoever read our output has left; the folder is well
             raise
         except OSError as failure:
             raise WorkFailed(
                 f"cannot write to {run.path}: {failure.strerror}",
-                hint=f"make room, then {_resuming(run)}",
+                hint=f"make room; {_put_back(run)}"
+                if run.given_up
+                else f"make room, then {_resuming(run)}",
             ) from failure
     return caught[0] if caught else ""
+
+
+def _put_back(run: "Run") -> str:
+    return f"{run.path} is still the run that it was before"
 
 
 @contextmanager

@@ -11,6 +11,9 @@ decoded against the eight before them before it is given its name.
 
 import hashlib
 import os
+import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -275,14 +278,31 @@ def _check_room(options: Options) -> None:
 
 
 def _opened(source: Path | str) -> IO[bytes]:
+    """The file, to be read; of a size that it says itself."""
     try:
         if Path(source).is_dir():
             raise UserError(f"{source} is a folder", hint="name a file; tar makes one of a folder")
-        return open(source, "rb")
+        file = open(source, "rb")  # noqa: SIM115, whoever asked closes it
+        return file if os.fstat(file.fileno()).st_size else _whole(file, source)
     except FileNotFoundError as missing:
         raise MissingSource(f"there is no file {source}", hint="check its name") from missing
+    except UserError:
+        raise
     except (OSError, ValueError) as problem:
         raise UserError(f"cannot read {source}: {problem}", hint="check its permissions") from None
+
+
+def _whole(file: IO[bytes], source: Path | str) -> IO[bytes]:
+    """What has no size before it is read, kept: a pipe, a file of /proc; or it is empty."""
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        file.close()
+        raise UserError(f"{source} is a device, which has no end", hint="name a file")
+    kept = tempfile.TemporaryFile()  # noqa: SIM115, whoever opened the source closes it
+    with file:
+        shutil.copyfileobj(file, kept)
+    kept.seek(0)
+    return kept
 
 
 def _varint(number: int) -> bytes:

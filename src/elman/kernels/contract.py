@@ -48,7 +48,16 @@ class Piece(NamedTuple):
                 f"of shape {tuple(w.W_ih.shape)} and W_hh of shape {tuple(w.W_hh.shape)}",
                 hint="input is (time, batch, W_ih's columns), or (time, batch) integer ids",
             )
+        self._check_company()
         require(self._expected(), xs.device)
+
+    def _check_company(self) -> None:
+        """Refuse one bias without the other, and a cell without its own numbers."""
+        w, own = self.w, len(self.cell.parameters)
+        if (w.b_ih is None) != (w.b_hh is None):
+            raise UserError("weights must have both b_ih and b_hh, or neither")
+        if (w.own is not None) != (own > 0):
+            raise UserError(f"a {self.cell.name} cell has {own} numbers of its own for every unit")
 
     def _expected(self) -> Iterator[Expected]:
         w, rows = self.w, self.xs.shape[1]
@@ -102,7 +111,11 @@ class Pull(NamedTuple):
             raise UserError(
                 f"xi of shape {tuple(xi.shape)} must be ({steps},) or ({steps}, {rows})"
             )
-        require(self._expected(piece, trace, kept), piece.xs.device)
+        expected = list(self._expected(piece, trace, kept))
+        require(iter(expected), piece.xs.device)
+        for name, t, _ in expected:
+            if t is not None and not t.is_floating_point():
+                raise UserError(f"{name} is {t.dtype}; it must be a floating-point type")
 
     def _expected(self, piece: Piece, trace: Trace, kept: int) -> Iterator[Expected]:
         steps, rows = piece.xs.shape[:2]

@@ -25,6 +25,7 @@ from torch import Tensor
 from elman.cells import Gradients, State
 from elman.cells.described import Described
 from elman.cells.expressions import Expression, cpp, given, replaced
+from elman.files import BLANK_SEAL, seal_holds, sealed
 from elman.kernels.contract import Piece, Pull, Trace
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, LayerArguments, plain, pointer
@@ -60,6 +61,8 @@ class DescribedKernel:
             return f"the input is on {xs.device}"
         if CPU.library is None:
             return "the native CPU kernel was not built"
+        if w.W_hr is not None:
+            return "a described cell has no proj_size"
         if cell.gates > MOST_GATES:
             return f"{cell.name} has {cell.gates} gates; it takes {MOST_GATES}"
         if w.W_hh.dtype not in (torch.float32, torch.float64):
@@ -171,8 +174,14 @@ def _made(cell: Described, kind: int) -> ctypes.CDLL | str:
 
 
 def _opened(file: Path) -> ctypes.CDLL | None:
-    """A compiled cell; None where there is none, or only what is left of one."""
+    """A compiled cell; None where there is none, or only what is left of one.
+
+    The loader believes whatever an ELF file says of itself: one that was cut short ends the process
+    with a signal. So the file carries a seal behind what the loader reads.
+    """
     try:
+        if not seal_holds(file.read_bytes()):
+            return None
         made = ctypes.CDLL(str(file))
         for run in (made.elman_forward, made.elman_backward):
             run.argtypes, run.restype = [ctypes.POINTER(LayerArguments)], ctypes.c_int
@@ -214,6 +223,7 @@ def _compile(text: str, compiler: str, file: Path) -> str | None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 return (done.stderr.strip().splitlines() or ["no message"])[0]
+            made.write_bytes(sealed(made.read_bytes() + BLANK_SEAL.encode()))
             made.replace(file)
     except OSError as problem:
         return str(problem)

@@ -116,9 +116,9 @@ class Shape:
         V, H, E = self.vocab_size, self.hidden_size, self.embedding_size or 0
         output = V if self.tied else V * H + V
         if self.recurrent:
-            gates = cells.of_model(self.cell).gates
-            inputs = (E or V) + (self.layers - 1) * H
-            return V * E + gates * H * (inputs + self.layers * (H + 2)) + output
+            cell = cells.of_model(self.cell)
+            inputs, own = (E or V) + (self.layers - 1) * H, self.layers * len(cell.parameters) * H
+            return V * E + cell.gates * H * (inputs + self.layers * (H + 2)) + own + output
         first = self.context * (E or V + 1) * H + H
         return (V + 1) * E + first + (self.layers - 1) * (H + 1) * H + output
 
@@ -389,6 +389,11 @@ class LanguageModel(nn.Module):
                 f"ids of shape {tuple(ids.shape)} and type {ids.dtype} must be integers of shape "
                 "(batch, time)",
                 hint="one text is ids[None, :]",
+            )
+        if ids.device != self.bias_q.device:  # torch looks up nonsense for ids without memory
+            raise UserError(
+                f"the input is on {ids.device}, the model on {self.bias_q.device}",
+                hint="move both to one device, with .to(device)",
             )
         if not listening() and ids.device.type == "cpu" and ids.numel():
             self.check_range(int(ids.min()), int(ids.max()))

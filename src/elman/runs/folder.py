@@ -8,6 +8,7 @@
     metrics.jsonl       one record per line: updates, validations, samples, the result
     README.md           the model card;  report.html: the same with figures
     source              the text itself, where it came through a pipe
+    .replaced           the run that was here before, until this one has something to show
 
 Every file is written whole or not at all, and nothing is ever unpickled. state.safetensors says how
 long metrics.jsonl was when it was written, so after a crash both go back to the same moment. One
@@ -15,7 +16,6 @@ process at a time writes here (`lock.py`). docs/reliability.md has the promises.
 """
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from elman.files import (
     write_text,
 )
 from elman.language_model import LanguageModel
-from elman.runs import checkpoints, presets
+from elman.runs import checkpoints, presets, replaced
 from elman.runs.card import model_card
 from elman.runs.config import Config, fresh_model, options_of
 from elman.runs.lock import NAME as LOCK
@@ -57,6 +57,7 @@ FILES = (
     "source",
     "tensorboard",
     LOCK,
+    replaced.NAME,
 )
 
 
@@ -77,6 +78,7 @@ class Run:
         self.writes = writes  # of the processes of one training, only the first one
         self._lock: Lock | None = None
         self._left: os.stat_result | None = None  # state.safetensors when the lock was released
+        self.given_up = False  # whether the run that it was to replace is there again
 
     # ------------------------------------------------------------------ making and opening
 
@@ -92,7 +94,8 @@ class Run:
     ) -> "Run":
         """Make the folder; `source` is the text itself, kept where it cannot be read again.
 
-        A folder that cannot be filled, on a full disk, is emptied again.
+        A folder that cannot be filled, on a full disk, is as it was before. A run that this one
+        replaces lies aside until `forget_replaced`.
         """
         path = Path(path)
         check_room(path, force)
@@ -116,7 +119,8 @@ class Run:
             self.vocab.save(self.path / "vocab.json")
             self.save_config(self.config)  # last: a folder with a config.json is a whole run
         except BaseException:
-            self._empty()
+            replaced.clear(self.path, keep=LOCK)
+            replaced.put_back(self.path, keep=LOCK)
             raise
 
     @classmethod
@@ -163,6 +167,11 @@ class Run:
         """
         if self._lock is not None or not self.writes:
             return
+        if self.given_up:
+            raise UserError(
+                f"this training failed: {self.path} is the run before it again",
+                hint="begin anew",
+            )
         self._lock = Lock(self.path)
         if self._left is not None and _differ(self._left, self._saved()):
             self.release()
@@ -193,13 +202,17 @@ class Run:
             ) from problem
         self.own()
         check_room(self.path, force)  # as it is now that nobody else writes here
-        self._empty()
+        replaced.set_aside(self.path, keep=LOCK)
 
-    def _empty(self) -> None:
-        """Delete what is in the folder, which is ours, but for the lock."""
-        for old in self.path.iterdir():
-            if old.name != LOCK:
-                shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+    def forget_replaced(self) -> None:
+        """Delete the run that this one replaces: it has something to show now."""
+        if self.writes:
+            replaced.forget(self.path)
+
+    def give_up(self) -> None:
+        """Put the run that this one was to replace back, if this one has no checkpoint yet."""
+        if self.writes and self._lock is not None and self._saved() is None:
+            self.given_up = replaced.put_back(self.path, keep=LOCK)
 
     # ------------------------------------------------------------------ reading
 

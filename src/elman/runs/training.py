@@ -28,10 +28,11 @@ def train(
 
     The `remarks` on a record, such as a sample of the model's writing, are kept and yielded after
     it. A checkpoint is written every so many updates, every so many seconds, with each better
-    validation, when stopped and at the end.
+    validation, when stopped and at the end. A run that this one replaces is gone with the first
+    that comes by itself; it is back where the training fails before any.
     """
-    saved_at, agree = time.monotonic(), training.processes.agree
-    with _owned(run), _log(run) as log:
+    saved_at, agree, stopped = time.monotonic(), training.processes.agree, False
+    with _owned(run), _given_up_if_it_fails(run), _log(run) as log:
         for record in training.records():
             told = [record, *(remarks(record) if run.writes else ())]
             for each in told:
@@ -41,11 +42,14 @@ def train(
             late, stopped = agree(late and run.writes, stop())
             if better or late or (every_steps and training.step % every_steps == 0):
                 _checkpoint(run, training, log, better)
+                run.forget_replaced()
                 saved_at = time.monotonic()
             yield from told
             if stopped:
                 break
         _checkpoint(run, training, log, better=False)
+        if not stopped:
+            run.forget_replaced()
 
 
 def tell(run: Run, training: Training, record: Record) -> None:
@@ -83,6 +87,15 @@ def _owned(run: Run) -> Iterator[None]:
         yield
     finally:
         run.release()
+
+
+@contextmanager
+def _given_up_if_it_fails(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        run.give_up()
+        raise
 
 
 def _result(run: Run, training: Training) -> Result | None:

@@ -67,7 +67,11 @@ class Data:
         0, "Train on the first so many, hold out after them; 0: all", panel=PANEL, at_least=0
     )
     vocab_size: int = option(
-        0, "Most tokens with an id, the frequent ones; 0: all (bpe: 8192)", panel=PANEL, at_least=0
+        0,
+        "Most tokens with an id, the frequent ones; 0: all (bpe: 8192)",
+        panel=PANEL,
+        at_least=0,
+        at_most=10**8,
     )
     tokenizer: str = option("", "bpe: a tokenizer.json; else one is learned", panel=PANEL)
     test: float = option(

@@ -98,16 +98,16 @@ class Prepared:
         """Outputs and last states, stacked as PyTorch does; None where ids are out of range."""
         ys = torch.empty(self.outputs, dtype=self.dtype)
         last = tuple([torch.empty(self.stacked, dtype=self.dtype) for _ in range(self.states)])
-        first = (None, None) if state is None else [s.data_ptr() for s in state]
+        first = (None, None) if state is None else [pointer(s) for s in state]
         two = self.states > 1
         status = self.native(
             self.argument,
-            xs.data_ptr(),
+            pointer(xs),
             first[0],
             first[1] if two else None,
-            ys.data_ptr(),
-            last[0].data_ptr(),
-            last[1].data_ptr() if two else None,
+            pointer(ys),
+            pointer(last[0]),
+            pointer(last[1]) if two else None,
         )
         if status == library.BAD_ID:
             return None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elman.kernels import choice
 from elman.kernels.cpu import library
-from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, is_plain
+from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, is_plain, pointer
 from elman.kernels.cpu.recurrence import Cpu
 
 
@@ -23,7 +23,7 @@ def clip_norm(kernel: Cpu, gradients: Sequence[Tensor], theta: float) -> float |
     if kind not in (FLOAT, DOUBLE) or not all(is_plain(g, dtype) for g in gradients):
         return None
     n = len(gradients)
-    arrays = (ctypes.c_void_p * n)(*[g.data_ptr() for g in gradients])
+    arrays = (ctypes.c_void_p * n)(*[pointer(g) for g in gradients])
     sizes = (ctypes.c_int64 * n)(*[g.numel() for g in gradients])
     threads = torch.get_num_threads()
     norm = kernel.library.elman_clip(arrays, sizes, n, theta, threads, kind, kernel.level)

@@ -163,7 +163,15 @@ def integers(t: Tensor, name: str) -> Tensor:
 
 def pointer(t: Tensor | None) -> int | None:
     """Where the numbers lie; whoever asks keeps the tensor alive."""
-    return None if t is None else t.data_ptr()
+    if t is None:
+        return None
+    where = t.data_ptr()
+    if not where and t.numel():  # a FakeTensor says that it is on the CPU
+        raise UserError(
+            f"a {type(t).__name__} of shape {tuple(t.shape)} has no memory of its own",
+            hint="ELMAN_KERNELS=reference runs without native code",
+        )
+    return where
 
 
 def check_memory(status: int) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from elman.cells import Gradients, State, Weights
-from elman.kernels.contract import Piece, Pull, Trace
+from elman.errors import UserError
+from elman.kernels.contract import Job, Piece, Pull, Trace
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import (
     CELLS,
@@ -48,6 +49,13 @@ class Cpu:
         if w.W_hh.dtype == torch.bfloat16 and self.variant(HALF) is None:
             return "this processor has no bfloat16 products"
         return _other_dtypes(piece)
+
+    def check(self, job: Job) -> None:
+        """Refuse, in words, layers that this kernel does not run or that do not fit together."""
+        for piece in job.pieces():
+            piece.check()
+            if reason := self.refuses(piece):
+                raise UserError(f"the cpu kernel does not run this: {reason}")
 
     def variant(self, kind: int = FLOAT) -> str | None:
         """The instruction set in use; None where there is no such kind on this processor."""
@@ -142,6 +150,8 @@ class Cpu:
 def inputs_of(piece: Piece, real: torch.dtype) -> dict[str, Tensor | None]:
     """What both ways read, by the names of `LayerArguments`."""
     w, xs, lengths = piece.w, piece.xs, piece.lengths
+    if w.W_hr is not None:
+        raise UserError("native code has no proj_size", hint="ask a kernel what it refuses first")
     floating = xs.is_floating_point()
     return {
         "xs": plain(xs, real) if floating else None,

@@ -23,8 +23,7 @@ class Steps:
 
     def __init__(self, kernel: Cpu, job: Job, W_hq: Tensor, b_q: Tensor | None) -> None:
         assert kernel.library is not None
-        for piece in job.pieces():
-            piece.check()
+        kernel.check(job)
         top = job.states[-1][0]
         require(head.expected(top, W_hq, b_q), top.device)
         real, rows = real_of(job.layers[0]), top.shape[0]
@@ -67,8 +66,8 @@ class Steps:
         if ids.shape != self.shape[:1]:
             raise UserError(f"ids of shape {tuple(ids.shape)} for {self.shape[0]} rows")
         ids, y = integers(ids, "ids"), torch.empty(self.shape, dtype=self.dtype)
-        self.layers[0].ids = ids.data_ptr()
-        status = self.run(y.data_ptr(), *self.rest)
+        self.layers[0].ids = pointer(ids)
+        status = self.run(pointer(y), *self.rest)
         if status == library.BAD_ID:
             raise IndexError(f"ids {ids.tolist()} index {self.inputs} inputs")
         library.check_memory(status)

@@ -62,8 +62,7 @@ class Windows:
         )
 
     def _check_job(self, job: Job) -> None:
-        for piece in job.pieces():
-            piece.check()
+        self.kernel.check(job)
         top = job.states[-1][0]
         require(head.expected(top, *self.out), top.device)
         shape = (len(job.layers), *top.shape)
@@ -163,7 +162,7 @@ class Windows:
                     f"{tuple(gradient.shape)}",
                     hint="begin a new Training after changing a model's sizes",
                 )
-        self.arguments[0].ids, self.head.targets = ids.data_ptr(), targets.data_ptr()
+        self.arguments[0].ids, self.head.targets = pointer(ids), pointer(targets)
         self.head.W, self.head.b = map(pointer, self.out)
         self.head.threads = threads = torch.get_num_threads()
         for layer, w in zip(self.arguments, self.layers, strict=True):

@@ -30,6 +30,8 @@ from elman.text.levels import base
 from elman.text.levels.base import Ids, Level, as_bytes
 
 BYTES = 256
+MOST = 10**7
+"""Subwords that are learned at most; for 10¹² the library asks for 73 terabytes, and aborts."""
 PIECES_AT_ONCE = 64
 """How many stretches of text a tokenizer gets at once, to share them out among threads."""
 
@@ -96,6 +98,11 @@ class Subwords(Level):
         if size < BYTES:
             raise UserError(
                 f"vocab_size={size} must be at least {BYTES}: every byte is a subword",
+                hint=f"vocab_size={self.vocab_size}",
+            )
+        if size > MOST:
+            raise UserError(
+                f"vocab_size={size} must be at most {MOST}: learning makes room for all at once",
                 hint=f"vocab_size={self.vocab_size}",
             )
         library = _library()
