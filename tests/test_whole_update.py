@@ -9,8 +9,9 @@ import torch
 
 from elman import Vocab, corpus, kernels
 from elman.errors import UserError, WorkFailed
-from elman.kernels.cpu import HALF, KERNEL
+from elman.kernels.cpu import HALF, KERNEL, Cpu, masks
 from elman.language_model import Dropout, LanguageModel
+from elman.language_model.masks import Noise
 from elman.training import Optimisation, Reading, Settings, Training
 from elman.training.update import CapturedUpdate, GroupedUpdate, NativeUpdate
 
@@ -23,6 +24,7 @@ OPTIMISERS = {
     "unclipped": Optimisation(optimizer="adam", learning_rate=0.01, clip=None, average="ema"),
 }
 CONCISE = Optimisation(optimizer="sgd", learning_rate=1.0, clip=1.0)
+CONCISE_UNCLIPPED = Optimisation(optimizer="sgd", learning_rate=1.0, clip=None)
 SHAPES = {
     "elman": {"cell": "elman"},
     "gru": {"cell": "gru", "layers": 2},
@@ -35,6 +37,7 @@ SHAPES = {
     "notes": {"cell": "elman", "init": "notes"},
     "tied": {"cell": "lstm", "embedding_size": 16, "tied": True},
     "embedding": {"cell": "gru", "embedding_size": 5},
+    "deep": {"cell": "elman", "layers": 2, "embedding_size": 33},
     "everything": {
         "cell": "lstm",
         "layers": 3,
@@ -96,10 +99,17 @@ def test_in_one_go_is_the_same_as_in_pieces(shape, optimiser):
 native = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
 
 
+@pytest.fixture
+def _by_step(monkeypatch):
+    """Embeddings are multiplied at every step, as in pieces."""
+    monkeypatch.setattr(NativeUpdate, "repeats", math.inf)
+
+
 @native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("_by_step")
 def test_native_calls_are_the_same_as_pieces_to_the_last_bit(shape, optimiser, dtype):
     pieces, whole = (training(shape, optimiser, dtype=dtype) for _ in range(2))
     assert isinstance(whole._choice.update, NativeUpdate)
@@ -117,6 +127,7 @@ def same_weights(one, other):
 @native
 @pytest.mark.parametrize("sampling", ["sequential", "random"])
 @pytest.mark.parametrize("shape", ["elman", "tied", "everything"])
+@pytest.mark.usefixtures("_by_step")
 def test_several_windows_of_an_update_are_the_same_as_in_pieces(shape, sampling):
     changes = {"accumulate": 4, "reading": Reading(6, 11, sampling=sampling)}  # 9 windows: 4, 4, 1
     pieces, whole = (training(shape, "unclipped", **changes) for _ in range(2))
@@ -138,6 +149,60 @@ def test_groups_of_lanes_are_the_same_as_in_pieces(shape, accumulate):
     first, second = told(in_pieces(pieces).records()), told(whole.records())
     assert [n for n, _ in second] == pytest.approx([n for n, _ in first], rel=1e-15)
     same_weights(pieces, whole)
+
+
+@native
+@pytest.mark.parametrize("batch", [6, 3])  # of up to four rows a layer reads where they lie
+@pytest.mark.parametrize("shape", ["embedding", "tied", "deep"])
+def test_products_by_token_change_the_order_of_two_sums_and_nothing_else(shape, batch):
+    reading = {"reading": Reading(batch, 11)}
+    pieces = in_pieces(training(shape, **reading))
+    exact = in_pieces(training(shape, dtype=torch.float64, **reading))
+    whole = training(shape, **reading)
+    assert whole._choice.update.windows.xs is None, "by token"
+    with torch.no_grad():  # the same numbers in float64 as in float32
+        for p, q in zip(exact.model.parameters(), whole.model.parameters(), strict=True):
+            p.copy_(q)
+    for made in (pieces, exact, whole):
+        made.settings = dataclasses.replace(made.settings, optimisation=CONCISE_UNCLIPPED)
+        if isinstance(made._choice.update, NativeUpdate):
+            made._choice.update.clip = None
+    assert told(whole.records(), 1)[0][0] == told(pieces.records(), 1)[0][0]
+    told(exact.records(), 1)
+    summed = {"embedding.weight", "recurrence.weight_ih_l0"}
+    others = zip(pieces.model.named_parameters(), exact.model.parameters(), strict=True)
+    for (name, p), e in others:
+        found = whole.model.get_parameter(name).grad
+        if name not in summed:
+            assert torch.equal(found, p.grad), name
+            continue
+        assert e.grad.norm() > 1e-3  # a gradient that is alive
+        error, usual = (found - e.grad).norm(), (p.grad - e.grad).norm()
+        assert 0 < error < 2 * usual  # as near as the other order, whose error is chance too
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("level", range(4))
+def test_masks_are_drawn_as_torch_draws_them(level, dtype):
+    kernel, sizes = Cpu(level), [1, 3, 311, 312, 313, 2, 5000, 624, 0, 7]
+    for drop in (0.05, 0.25, 0.4, 0.9):
+        mine, theirs = (torch.Generator().manual_seed(11) for _ in range(2))
+        for size in sizes:  # whatever was drawn before, and by whom
+            value = 1 / (1 - drop)
+            found = masks._drawn(kernel, mine, (size,), 1 - drop, value, dtype)
+            like = torch.empty(size, dtype=dtype).bernoulli_(1 - drop, generator=theirs)
+            assert torch.equal(found, torch.where(like > 0, found.new_tensor(value), 0))
+            assert torch.equal(mine.get_state(), theirs.get_state())
+            assert torch.equal(torch.rand(3, generator=mine), torch.rand(3, generator=theirs))
+
+
+def test_masks_are_the_same_without_native_code(monkeypatch):
+    like = torch.zeros(())
+    drawn = Noise(5).keep((7, 100), 0.3, like)
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert torch.equal(drawn, Noise(5).keep((7, 100), 0.3, like))
+    assert set(drawn.unique().tolist()) == {0.0, (torch.ones(()) / 0.7).item()}
 
 
 @native

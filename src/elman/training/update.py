@@ -168,6 +168,8 @@ class NativeUpdate(WholeUpdate):
     """On a CPU: `elman.kernels.cpu.Windows`, one window after the other."""
 
     name = "native"
+    repeats: ClassVar[float] = 2.0
+    """How often a window must read a token on average for the embedding's products by token."""
 
     def __init__(
         self, training: "Training", moved: "Moved", windows: tuple[int, int], group: int = -1
@@ -181,7 +183,9 @@ class NativeUpdate(WholeUpdate):
         xs = ids if E is None else E.new_zeros(*ids.shape, E.shape[1])
         job = model.recurrence.job(xs, self.state)
         ends = Ends(E, W_hq, model.bias_q)
-        self.windows = Windows(KERNEL, job, self.held, ends, kind)
+        hides = model.shape.dropout.inputs > 0
+        by_token = E is not None and not hides and self.repeats * len(E) <= ids.numel()
+        self.windows = Windows(KERNEL, job, self.held, ends, kind, by_token=by_token)
         pairs = zip(self.windows.weights, self.windows.gradients, strict=True)
         self.pairs = [(w, g) for w, g in pairs if w.requires_grad]
 

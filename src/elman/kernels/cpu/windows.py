@@ -53,10 +53,22 @@ class Windows:
 
     A call reads (T, B) ids and targets from `state` (h, or h and c, stacked as PyTorch does) on and
     leaves the gradient of the mean nats in `gradients`, beside the `weights` in their order.
+
+    `by_token` multiplies W_ih by every token of the embedding once, instead of at every step, and
+    sums the pulls of equal tokens before they are multiplied: fewer products where a window has
+    more steps than the vocabulary tokens. No input can then be hidden. h_t keeps its bits; of the
+    gradients, those of W_ih and E are summed in another order.
     """
 
     def __init__(
-        self, kernel: Cpu, job: Job, state: Sequence[Tensor], ends: Ends, kind: int
+        self,
+        kernel: Cpu,
+        job: Job,
+        state: Sequence[Tensor],
+        ends: Ends,
+        kind: int,
+        *,
+        by_token: bool = False,
     ) -> None:
         assert kernel.library is not None
         self.kernel, self.native, self.rest = kernel, kernel.library, (kind, kernel.level)
@@ -72,13 +84,19 @@ class Windows:
         self.traces: list[Trace] = []
         self.dhs: list[Tensor] = []
         self.alive: list[Tensor] = []
-        self.xs = None if ends.E is None else torch.empty(job.inputs[0].shape, dtype=self.dtype)
+        by_step = ends.E is not None and not by_token
+        self.xs = torch.empty(job.inputs[0].shape, dtype=self.dtype) if by_step else None
         self.dxs = None if self.xs is None else torch.empty_like(self.xs)
         self.dW_hh: list[Tensor] = []
         self.thinned: list[Tensor] = []
         self.read: list[Tensor] = []
         self.shown: list[Tensor] = []
         self.arguments = self._arguments(job, iter(self.gradients[len(first) :]))
+        self.dE: Tensor | None = None
+        if ends.E is not None:
+            self.dE = torch.empty_like(ends.E) if ends.tied else self.gradients[0]
+            self.arguments[0].V = len(ends.E)
+            self.arguments[0].dE = pointer(self.dE)
         self.head = HeadArguments(
             **head.sizes(self.shape.numel(), ends.W_hq),
             nats=pointer(self.nats),
@@ -166,6 +184,7 @@ class Windows:
         return self.nats.item()
 
     def _forward(self, ids: Tensor, hidden: Hidden) -> None:
+        assert hidden.inputs is None or self.xs is not None, "nothing is hidden by token"
         if self.xs is not None and self.ends.E is not None:
             self._check_range(ids, len(self.ends.E))
             torch.index_select(self.ends.E, 0, ids.view(-1), out=self.xs.flatten(0, 1))
@@ -200,15 +219,15 @@ class Windows:
                 self.dW_hh[i].mul_(hidden.recurrent[i])
             if i > 0 and hidden.between:
                 self.dhs[i - 1].mul_(hidden.between[i - 1])
-        if self.dxs is None or self.ends.E is None:
+        if self.dE is None:
             return
-        if hidden.inputs is not None:
-            self.dxs.mul_(hidden.inputs)
-        dE = torch.ops.aten.embedding_dense_backward(self.dxs, ids, len(self.ends.E), -1, False)
+        if self.dxs is not None:
+            if hidden.inputs is not None:
+                self.dxs.mul_(hidden.inputs)
+            back = torch.ops.aten.embedding_dense_backward
+            self.dE.copy_(back(self.dxs, ids, len(self.dE), -1, False))
         if self.ends.tied:
-            self.gradients[-2].add_(dE)
-        else:
-            self.gradients[0].copy_(dE)
+            self.gradients[-2].add_(self.dE)
 
     def carry(self) -> None:
         """Let the next window start where this one ended."""
@@ -231,7 +250,7 @@ class Windows:
                 )
         self.head.targets = targets.data_ptr()
         if self.xs is None:
-            self.arguments[0].ids = ids.data_ptr()
+            self.arguments[0].ids, self.arguments[0].E = ids.data_ptr(), pointer(self.ends.E)
         self.head.W, self.head.b = map(pointer, self.ends[1:])
         self.head.threads = threads = torch.get_num_threads()
         for layer, w in zip(self.arguments, self.layers, strict=True):
