@@ -202,6 +202,9 @@ def test_masks_are_the_same_without_native_code(monkeypatch):
     drawn = Noise(5).keep((7, 100), 0.3, like)
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     assert torch.equal(drawn, Noise(5).keep((7, 100), 0.3, like))
+    monkeypatch.undo()
+    with torch.device("meta"):  # where tensors are made unless they are told
+        assert torch.equal(drawn, Noise(5).keep((7, 100), 0.3, like))
     assert set(drawn.unique().tolist()) == {0.0, (torch.ones(()) / 0.7).item()}
 
 

@@ -179,7 +179,7 @@ class NativeUpdate(WholeUpdate):
         kind = HALF if training.half else DOUBLE if model.bias_q.dtype == torch.float64 else FLOAT
         E = None if model.embedding is None else model.embedding.weight
         W_hq = model.weight_hq if E is None or not model.shape.tied else E
-        ids = torch.zeros(windows[::-1], dtype=torch.int64)
+        ids = torch.zeros(windows[::-1], dtype=torch.int64, device="cpu")
         xs = ids if E is None else E.new_zeros(*ids.shape, E.shape[1])
         job = model.recurrence.job(xs, self.state)
         ends = Ends(E, W_hq, model.bias_q)

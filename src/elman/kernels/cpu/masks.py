@@ -17,9 +17,11 @@ STATE = 5056
 
 def keep(random: torch.Generator, shape: tuple[int, ...], p: float, dtype: torch.dtype) -> Tensor:
     """1/p with probability p, else 0; `random` is a generator of the CPU."""
-    value = torch.ones((), dtype=dtype).div_(p).item()
-    if not choice.allows(KERNEL.name) or not _agrees(KERNEL, dtype):
-        return torch.empty(shape, dtype=dtype).bernoulli_(p, generator=random).div_(p)
+    traced = torch.compiler.is_compiling()
+    if traced or not choice.allows(KERNEL.name) or not _agrees(KERNEL, dtype):
+        mask = torch.empty(shape, dtype=dtype, device="cpu")
+        return mask.bernoulli_(p, generator=random).div_(p)
+    value = torch.ones((), dtype=dtype, device="cpu").div_(p).item()
     return _drawn(KERNEL, random, shape, p, value, dtype)
 
 
@@ -32,7 +34,7 @@ def _drawn(
     dtype: torch.dtype,
 ) -> Tensor:
     assert kernel.library is not None
-    state, mask = random.get_state(), torch.empty(shape, dtype=dtype)
+    state, mask = random.get_state(), torch.empty(shape, dtype=dtype, device="cpu")
     kernel.library.elman_keep(
         state.data_ptr(), mask.data_ptr(), mask.numel(), p, value, KINDS[dtype], kernel.level
     )

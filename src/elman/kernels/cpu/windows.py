@@ -85,7 +85,7 @@ class Windows:
         self.dhs: list[Tensor] = []
         self.alive: list[Tensor] = []
         by_step = ends.E is not None and not by_token
-        self.xs = torch.empty(job.inputs[0].shape, dtype=self.dtype) if by_step else None
+        self.xs = ends.W_hq.new_empty(job.inputs[0].shape) if by_step else None
         self.dxs = None if self.xs is None else torch.empty_like(self.xs)
         self.dW_hh: list[Tensor] = []
         self.thinned: list[Tensor] = []
