@@ -1,13 +1,15 @@
 """Training beside other programs: one thread against several, with a competitor on every core.
 
     python benchmarks/busy.py [--quick] [--cores 0,1] [--json FILE]
+    python benchmarks/busy.py --loaded [--json FILE]    on a machine that others keep busy already
 
 A competitor is a process that never stops computing, held to one core. Each contestant runs in a
 process of its own, on one thread and on as many as there are cores, first on the quiet machine,
 then beside the competitors; several rounds, of which the table gives the median speed (work per
 second, in units of the same contestant on one quiet thread). What is asked: beside competitors more
 threads are never slower than one, and keep at least 0.45 of their quiet speed. On a machine that is
-not quiet to begin with only the last column means anything. `torch.nn` is the peer.
+not quiet to begin with only the last column means anything: `--loaded` measures that one alone, one
+thread and several taking turns in one process. `torch.nn` is the peer.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 import elman.nn
+from cpu import of_preset
 from elman import LanguageModel
+from elman.runs.effort import Size
 from elman.training import Optimisation, Reading, Settings, Training
 
 VOCAB = 28
@@ -123,16 +127,52 @@ def row(name: str, shape: str, cores: list[int], seconds: float, rounds: int) ->
     }
 
 
+LOADED: dict[str, Callable[[], Callable[[], object]]] = {
+    "elman training, gru 256": lambda: training(*SHAPES["notes"]),
+    "elman training, preset quick": lambda: of_preset("quick", Size(200_000, 80))[0]["elman cpu"],
+    "elman training, preset best": lambda: of_preset("best", Size(200_000, 80))[0]["elman cpu"],
+    "elman.nn.GRU 256": lambda: module(elman.nn.GRU, *SHAPES["notes"]),
+    "torch.nn.GRU 256": lambda: module(torch.nn.GRU, *SHAPES["notes"]),
+}
+
+
+def loaded(name: str, threads: int, seconds: float = 4.0, rounds: int = 3) -> dict[str, object]:
+    """One thread and several in turns, beside whatever else runs."""
+    run = LOADED[name]()
+    speeds: dict[int, list[float]] = {1: [], threads: []}
+    for _ in range(rounds):
+        for count, found in speeds.items():
+            torch.set_num_threads(count)
+            run()
+            done, start = 0, time.perf_counter()
+            while (taken := time.perf_counter() - start) < seconds:
+                run()
+                done += 1
+            found.append(done / taken)
+    ratio = statistics.median(b / a for a, b in zip(speeds[1], speeds[threads], strict=True))
+    load = os.getloadavg()
+    print(f"{name:30}{threads} threads {ratio:5.2f} times as fast as one, load {load[0]:.0f}")
+    one, two = speeds[1], speeds[threads]
+    return {"contestant": name, "one": one, "two": two, "two_to_one": ratio, "load": load}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--cores", help="run on these cores, e.g. 0,1 (default: all)")
     parser.add_argument("--json", help="write the results here")
+    parser.add_argument("--loaded", action="store_true", help="beside what runs here already")
     parser.add_argument("--contest", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contest:
         name, shape, threads, seconds = options.contest
         print(contest(name, shape, int(threads), float(seconds)))
+        return
+    if options.loaded:
+        rows = [loaded(name, len(os.sched_getaffinity(0))) for name in LOADED]
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump(rows, file, indent=1)
         return
     if options.cores:
         os.sched_setaffinity(0, [int(core) for core in options.cores.split(",")])

@@ -1,6 +1,7 @@
 """The whole training step of the notes' model on a CPU, against every peer, in one run.
 
     python benchmarks/cpu.py [--quick] [--busy] [--json FILE] [--only WORD]
+    python benchmarks/cpu.py --busy --only preset      the presets of `elman train` by themselves
 
 Contestants take turns, a few steps each, for several rounds; the table gives the median of the
 rounds with their spread, as tokens per second. Ratios are medians of the rounds' own ratios, since
@@ -28,6 +29,8 @@ import elman.nn
 from elman import LanguageModel
 from elman.kernels import cpu
 from elman.language_model.stepper import Stepper
+from elman.runs import presets
+from elman.runs.effort import Size
 from elman.training import Optimisation, Reading, Settings, Training
 
 VOCAB = 28
@@ -236,6 +239,38 @@ def large_product(shape: Shape) -> Callable[[], object]:
     return lambda: a @ b
 
 
+PRESETS = {
+    "quick": ("quick", Size(200_000, 80)),
+    "best": ("best", Size(200_000, 80)),
+    "auto, a short text": ("auto", Size(180_000, 80)),
+    "auto, a long text": ("auto", Size(900_000, 80)),
+    "auto, words": ("auto", Size(200_000, 5_000)),
+}
+"""Presets, and the size of the text that they are for."""
+
+
+def of_preset(name: str, size: Size) -> tuple[dict[str, Callable[[], object]], int]:
+    """A preset's update natively and in pieces, beside the floor; and the tokens it reads.
+
+    The floor multiplies the embedding at every step, which a native update may not have to.
+    """
+    options = presets.expand(name, {"source": ""}, size)
+    cell, B, T, H = (options[key] for key in ("model", "batch_size", "window", "hidden_size"))
+    ids = torch.randint(size.vocab_size, (100_000,))
+
+    def training() -> Training:
+        torch.manual_seed(0)
+        model = LanguageModel.from_config(presets.model(options, size.vocab_size))
+        return Training(model, ids, None, presets.settings(options))
+
+    pieces, whole = training(), training()
+    pieces._choice = pieces._choice._replace(update=None)
+    work = 3 * (GATES[cell] * H * (H + options["embedding_size"]) + size.vocab_size * H)
+    a, b = torch.randn(round(B * T * work / 1024**2), 1024), torch.randn(1024, 1024)
+    runs = {"in pieces": pieces.update, "elman cpu": whole.update, "floor": lambda: a @ b}
+    return runs, B * T
+
+
 def contestants(shape: Shape, quick: bool) -> dict[str, Callable[[], object]]:
     every = {
         "from scratch": lambda: from_scratch(shape),
@@ -343,6 +378,10 @@ def main() -> None:
                 },
                 tokens,
             )
+    for title, preset in PRESETS.items():
+        if options.only in f"preset {title}":
+            runs, tokens = of_preset(*preset)
+            run(f"preset {title}", lambda r=runs: r, tokens)
     for cell in MODULES:
         shape = Shape(cell, 1, 256, 256)
         run(

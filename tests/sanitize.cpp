@@ -16,6 +16,7 @@ int elman_head(const Head *, int kind, int level);
 int elman_step(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level);
 int elman_call(const Stack *, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c);
 double elman_clip(void *const *, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind, int level);
+void elman_keep(void *generator, void *mask, int64_t n, double p, double value, int kind, int level);
 const char *elman_variant(int kind, int level);
 }
 
@@ -82,7 +83,23 @@ template <class real> struct Run {
             all.insert(all.end(), v->begin(), v->end());
         read_out(hs, kind, level, all);
         if (kind != 2 && c.ids) step(job, kind, level, all);
+        if (!c.ids) embedded(job, kind, level, all);
         return all;
+    }
+
+    /* The same layer reading rows of an embedding; and a mask for all of its states. */
+    void embedded(Job job, int kind, int level, std::vector<double> &all) const {
+        int64_t V = at_most(S, 5);
+        std::vector<int64_t> tokens;
+        for (int64_t s = 0; s < S; s++) tokens.push_back(s * 7 % V);
+        std::vector<real> E(xs.begin(), xs.begin() + V * c.I), dE(E.size(), NAN), dW(W_ih.size(), NAN), mask(size_t(S * c.H), NAN);
+        job.xs = job.dxs = nullptr, job.ids = tokens.data(), job.fresh = 1;
+        job.V = V, job.E = E.data(), job.dE = dE.data(), job.dW_ih = dW.data();
+        if (elman_forward(&job, kind, level) != OK || elman_backward(&job, kind, level) != OK) abort();
+        std::vector<uint64_t> generator(632, 1); /* one word left: none to draw before new ones are made */
+        generator[1] = 1, generator[2] = 0;
+        elman_keep(generator.data(), mask.data(), int64_t(mask.size()), 0.3, 2, kind, level);
+        for (auto *v : {&dE, &dW, &mask}) all.insert(all.end(), v->begin(), v->end());
     }
 
     /* The loss of an output layer of I rows, its gradients, and those clipped. */

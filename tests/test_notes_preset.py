@@ -227,11 +227,8 @@ def test_card_and_report_say_which_update_and_which_kernel_ran(tiny_run):
     ("options", "expected"),
     [
         ({"model": "gru"}, r"native updates, cpu kernel"),
-        (
-            {"model": "gru", "embedding_size": 4},
-            r"piecewise updates \(the model has an embedding\)",
-        ),
-        ({"model": "gru", "accumulate": 2}, r"piecewise updates \(accumulate=2 reads several segm"),
+        ({"model": "gru", "embedding_size": 4, "accumulate": 2}, r"native updates, cpu kernel"),
+        ({"model": "gru", "carry": "full"}, r"piecewise updates \(carry=full reads segments"),
         ({"model": "mlp"}, r"piecewise updates \(.* has no recurrence\), no kernel of elman's"),
     ],
 )

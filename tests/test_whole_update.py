@@ -9,10 +9,11 @@ import torch
 
 from elman import Vocab, corpus, kernels
 from elman.errors import UserError, WorkFailed
-from elman.kernels.cpu import HALF, KERNEL
+from elman.kernels.cpu import HALF, KERNEL, Cpu, masks
 from elman.language_model import Dropout, LanguageModel
+from elman.language_model.masks import Noise
 from elman.training import Optimisation, Reading, Settings, Training
-from elman.training.update import CapturedUpdate, NativeUpdate
+from elman.training.update import CapturedUpdate, GroupedUpdate, NativeUpdate
 
 OPTIMISERS = {
     "sgd": Optimisation(optimizer="sgd", learning_rate=0.5, clip=0.1),
@@ -23,6 +24,7 @@ OPTIMISERS = {
     "unclipped": Optimisation(optimizer="adam", learning_rate=0.01, clip=None, average="ema"),
 }
 CONCISE = Optimisation(optimizer="sgd", learning_rate=1.0, clip=1.0)
+CONCISE_UNCLIPPED = Optimisation(optimizer="sgd", learning_rate=1.0, clip=None)
 SHAPES = {
     "elman": {"cell": "elman"},
     "gru": {"cell": "gru", "layers": 2},
@@ -34,7 +36,18 @@ SHAPES = {
     "lstm, tokens": {"cell": "lstm", "dropout": Dropout(tokens=0.2)},
     "notes": {"cell": "elman", "init": "notes"},
     "tied": {"cell": "lstm", "embedding_size": 16, "tied": True},
+    "embedding": {"cell": "gru", "embedding_size": 5},
+    "deep": {"cell": "elman", "layers": 2, "embedding_size": 33},
+    "everything": {
+        "cell": "lstm",
+        "layers": 3,
+        "embedding_size": 16,
+        "tied": True,
+        "dropout": Dropout(tokens=0.1, inputs=0.2, layers=0.3, outputs=0.3, recurrent=0.4),
+    },
 }
+"""`everything` draws for each step, which no graph can."""
+CAPTURED = [name for name in SHAPES if name != "everything"]
 
 
 def training(shape="elman", optimiser="sgd", device="cpu", dtype=torch.float32, **changes):
@@ -73,7 +86,7 @@ def told(records, count=None):
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", CAPTURED)
 def test_in_one_go_is_the_same_as_in_pieces(shape, optimiser):
     pieces, whole = in_pieces(training(shape, optimiser)), in_one_go(training(shape, optimiser))
     first, second = told(pieces.records()), told(whole.records())
@@ -86,16 +99,125 @@ def test_in_one_go_is_the_same_as_in_pieces(shape, optimiser):
 native = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
 
 
+@pytest.fixture
+def _by_step(monkeypatch):
+    """Embeddings are multiplied at every step, as in pieces."""
+    monkeypatch.setattr(NativeUpdate, "repeats", math.inf)
+
+
 @native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("shape", ["elman", "notes", "gru", "lstm, tokens"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("_by_step")
 def test_native_calls_are_the_same_as_pieces_to_the_last_bit(shape, optimiser, dtype):
     pieces, whole = (training(shape, optimiser, dtype=dtype) for _ in range(2))
     assert isinstance(whole._choice.update, NativeUpdate)
     assert told(whole.records()) == told(in_pieces(pieces).records())
-    for p, w in zip(pieces.model.parameters(), whole.model.parameters(), strict=True):
+    same_weights(pieces, whole)
+
+
+def same_weights(one, other):
+    for p, w in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(p, w)
+    for a, b in zip(one.average.averages, other.average.averages, strict=True):
+        assert torch.equal(a, b)
+
+
+@native
+@pytest.mark.parametrize("sampling", ["sequential", "random"])
+@pytest.mark.parametrize("shape", ["elman", "tied", "everything"])
+@pytest.mark.usefixtures("_by_step")
+def test_several_windows_of_an_update_are_the_same_as_in_pieces(shape, sampling):
+    changes = {"accumulate": 4, "reading": Reading(6, 11, sampling=sampling)}  # 9 windows: 4, 4, 1
+    pieces, whole = (training(shape, "unclipped", **changes) for _ in range(2))
+    assert isinstance(whole._choice.update, NativeUpdate)
+    first, second = told(in_pieces(pieces).records()), told(whole.records())
+    assert [norm for _, norm in second] == [norm for _, norm in first]
+    assert [n for n, _ in second] == pytest.approx([n for n, _ in first], rel=1e-15)
+    same_weights(pieces, whole)
+
+
+@native
+@pytest.mark.parametrize("shape", ["elman", "lstm, masks", "everything"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_groups_of_lanes_are_the_same_as_in_pieces(shape, accumulate):
+    pieces, whole = (
+        training(shape, "adamw", lane_groups=3, accumulate=accumulate) for _ in range(2)
+    )
+    assert isinstance(whole._choice.update, GroupedUpdate)
+    first, second = told(in_pieces(pieces).records()), told(whole.records())
+    assert [n for n, _ in second] == pytest.approx([n for n, _ in first], rel=1e-15)
+    same_weights(pieces, whole)
+
+
+@native
+@pytest.mark.parametrize("batch", [6, 3])  # of up to four rows a layer reads where they lie
+@pytest.mark.parametrize("shape", ["embedding", "tied", "deep"])
+def test_products_by_token_change_the_order_of_two_sums_and_nothing_else(shape, batch):
+    reading = {"reading": Reading(batch, 11)}
+    pieces = in_pieces(training(shape, **reading))
+    exact = in_pieces(training(shape, dtype=torch.float64, **reading))
+    whole = training(shape, **reading)
+    assert whole._choice.update.windows.xs is None, "by token"
+    with torch.no_grad():  # the same numbers in float64 as in float32
+        for p, q in zip(exact.model.parameters(), whole.model.parameters(), strict=True):
+            p.copy_(q)
+    for made in (pieces, exact, whole):
+        made.settings = dataclasses.replace(made.settings, optimisation=CONCISE_UNCLIPPED)
+        if isinstance(made._choice.update, NativeUpdate):
+            made._choice.update.clip = None
+    assert told(whole.records(), 1)[0][0] == told(pieces.records(), 1)[0][0]
+    told(exact.records(), 1)
+    summed = {"embedding.weight", "recurrence.weight_ih_l0"}
+    others = zip(pieces.model.named_parameters(), exact.model.parameters(), strict=True)
+    for (name, p), e in others:
+        found = whole.model.get_parameter(name).grad
+        if name not in summed:
+            assert torch.equal(found, p.grad), name
+            continue
+        assert e.grad.norm() > 1e-3  # a gradient that is alive
+        error, usual = (found - e.grad).norm(), (p.grad - e.grad).norm()
+        assert 0 < error < 2 * usual  # as near as the other order, whose error is chance too
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("level", range(4))
+def test_masks_are_drawn_as_torch_draws_them(level, dtype):
+    kernel, sizes = Cpu(level), [1, 3, 311, 312, 313, 2, 5000, 624, 0, 7]
+    for drop in (0.05, 0.25, 0.4, 0.9):
+        mine, theirs = (torch.Generator().manual_seed(11) for _ in range(2))
+        for size in sizes:  # whatever was drawn before, and by whom
+            value = 1 / (1 - drop)
+            found = masks._drawn(kernel, mine, (size,), 1 - drop, value, dtype)
+            like = torch.empty(size, dtype=dtype).bernoulli_(1 - drop, generator=theirs)
+            assert torch.equal(found, torch.where(like > 0, found.new_tensor(value), 0))
+            assert torch.equal(mine.get_state(), theirs.get_state())
+            assert torch.equal(torch.rand(3, generator=mine), torch.rand(3, generator=theirs))
+
+
+def test_masks_are_the_same_without_native_code(monkeypatch):
+    like = torch.zeros(())
+    drawn = Noise(5).keep((7, 100), 0.3, like)
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert torch.equal(drawn, Noise(5).keep((7, 100), 0.3, like))
+    monkeypatch.undo()
+    with torch.device("meta"):  # where tensors are made unless they are told
+        assert torch.equal(drawn, Noise(5).keep((7, 100), 0.3, like))
+    assert set(drawn.unique().tolist()) == {0.0, (torch.ones(()) / 0.7).item()}
+
+
+@native
+def test_a_native_training_goes_on_to_the_last_bit_after_loading():
+    changes = {"accumulate": 2, "epochs": 3}
+    whole = told(training("everything", "unclipped", **changes).records())
+    first = training("everything", "unclipped", **changes)
+    before = told(first.records(), 7)
+    tensors, numbers = first.state_dict()
+    second = training("everything", "unclipped", **changes)
+    second.load_state_dict({name: t.clone() for name, t in tensors.items()}, numbers)
+    assert before + told(second.records()) == whole
 
 
 @native
@@ -182,14 +304,9 @@ def test_ids_of_every_kind_are_taken_or_refused_in_words():
 
 def test_what_does_not_suit_goes_in_pieces(monkeypatch):
     for made, reason in (
-        (training("tied"), "the model has an embedding"),
-        (training(accumulate=2), "accumulate=2 reads several segments"),
         (training(reading=Reading(6, 11, memory=1 << 20)), "a memory budget"),
         (training(reading=Reading(6, 11, carry="full")), "carry=full reads segments"),
         (trained(cell="mlp"), "a mlp, has no recurrence"),
-        (trained(dropout=Dropout(outputs=0.1)), "dropout hides outputs or weights"),
-        (trained(dropout=Dropout(recurrent=0.1)), "dropout hides outputs or weights"),
-        (trained(layers=2, dropout=Dropout(layers=0.1)), "dropout between layers"),
     ):
         assert made._choice.update is None
         assert kernels.explain(made).runs == "piecewise"
@@ -200,7 +317,15 @@ def test_what_does_not_suit_goes_in_pieces(monkeypatch):
 
 @pytest.mark.parametrize("way", [in_one_go, pytest.param(lambda made: made, marks=native)])
 def test_what_is_not_finite_changes_nothing(way):
-    made = way(training("lstm, tokens"))
+    unchanged_by_infinity(way(training("lstm, tokens")))
+
+
+@native
+def test_what_is_not_finite_in_one_of_several_windows_changes_nothing():
+    unchanged_by_infinity(training("lstm, masks", accumulate=2))
+
+
+def unchanged_by_infinity(made):
     list(itertools.islice(made.records(), 3))
     with torch.no_grad():
         made.model.weight_hq[2, 3] = torch.inf
@@ -233,7 +358,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 @on_gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", CAPTURED)
 def test_the_graph_is_the_update_to_the_last_bit(shape, optimiser, precision):
     graph = training(shape, optimiser, "cuda", precision=precision)
     steps = in_one_go(training(shape, optimiser, "cuda", precision=precision))

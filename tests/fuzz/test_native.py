@@ -25,7 +25,7 @@ from elman import nn
 from elman.cells import Weights, named
 from elman.errors import UserError
 from elman.kernels import Piece, Pull, Trace, described, reference
-from elman.kernels.cpu import FLOAT, KERNEL, Cpu, Steps, Windows, clip_norm, head
+from elman.kernels.cpu import FLOAT, KERNEL, Cpu, Ends, Steps, Windows, clip_norm, head
 from elman.kernels.cpu.library import AVX2, DOUBLE, HALF, PORTABLE
 from elman.language_model import LanguageModel
 from elman.language_model.masks import NO_MASKS
@@ -468,7 +468,7 @@ def windows_case(chance, tally) -> str | None:
         spoiled = outcome(lambda: spoil((state, W, b), chance))
         state, W, b = spoiled or (state, W, b)
     native = FLOAT if kind == torch.float32 else DOUBLE
-    windows = outcome(lambda: Windows(KERNEL, job, list(state), W, b, native))
+    windows = outcome(lambda: Windows(KERNEL, job, list(state), Ends(None, W, b), native))
     if windows is None:
         return "refused"
     if wrong == "data":

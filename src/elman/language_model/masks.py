@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from elman.kernels.cpu import masks
 from elman.options import check, option
 
 PANEL = "Model"
@@ -76,6 +77,8 @@ class Noise:
 
     def keep(self, shape: tuple[int, ...], drop: float, like: Tensor) -> Tensor:
         """A mask of 0 (with probability `drop`) and 1/(1-drop), so that its mean is 1."""
+        if like.is_cpu:
+            return masks.keep(self.on(like.device), shape, 1 - drop, like.dtype)
         mask = torch.empty(shape, device=like.device, dtype=like.dtype)
         return mask.bernoulli_(1 - drop, generator=self.on(like.device)).div_(1 - drop)
 

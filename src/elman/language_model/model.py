@@ -426,8 +426,6 @@ class LanguageModel(nn.Module):
         """Why two of its windows are not the same work on the same shapes; None if they are."""
         if not self.recurrent:
             return f"the model, a {self.cell}, has no recurrence"
-        if self.shape.dropout.layers:
-            return "dropout between layers is drawn for each step"
         if not self.recurrence.carry.exact or not self.recurrence.memory.keeps_all:
             return "the model has a carry or a memory of its own"
         if self.recurrence.time.in_chunks:

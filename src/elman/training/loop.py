@@ -45,7 +45,7 @@ from elman.training.processes import ALONE, GradientSum, LaneGroups, Processes
 from elman.training.records import Epoch, Progress, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.state import CarriedState
-from elman.training.update import Outcome, WholeUpdate, choose
+from elman.training.update import Outcome, Read, WholeUpdate, choose
 
 __all__ = [
     "CarriedState",
@@ -124,9 +124,9 @@ class Latest(NamedTuple):
     y: Tensor
 
     @property
-    def inputs(self) -> tuple[Tensor, Tensor, Masks]:
-        """As a `WholeUpdate` takes them."""
-        return self.x, self.y, self.masks
+    def read(self) -> Read:
+        """As a `WholeUpdate` takes it."""
+        return Read(self.x, self.y, self.masks)
 
 
 @dataclass(eq=False)
@@ -311,7 +311,7 @@ class Training:
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
         tokens = sum(self.groups.batch * segment.scored for segment in segments)
         if self._choice.update is not None:
-            outcome = self._update_whole(self._choice.update, segments[0], rate)
+            outcome = self._update_whole(self._choice.update, segments, rate)
         else:
             outcome = self._update_piecewise(segments, rate)
         pending = Pending(outcome, tokens, before, self.tally, self._latest)
@@ -377,7 +377,7 @@ class Training:
         whole, later = self._choice.update, list(self._pending)[1:]
         if whole is not None:
             if later:  # whose gradients lie where those of this one were
-                whole(*pending.latest.inputs, 0.0)()
+                whole([pending.latest.read], 0.0)()
             whole.forgive()
         failure = self._diagnosis(nats, norm)
         for waiting in self._pending:
@@ -402,7 +402,7 @@ class Training:
     def _gradient(self, prepared: list[Prepared], carried: CarriedState, group: int = -1) -> float:
         """The gradient of the segments in `.grad`, and the sum of their losses."""
         self.optimizer.zero_grad()
-        with self._pinned_chance(group):
+        with self.chance_of(group):
             return sum(self._read(*each, 1 / len(prepared), carried) for each in prepared)
 
     def _gradient_of_groups(self, prepared: list[Prepared]) -> float:
@@ -419,14 +419,16 @@ class Training:
         self.carried.value = joined(states, dim)
         return float(total.finish())
 
-    def _update_whole(self, whole: WholeUpdate, segment: Segment, rate: float) -> Outcome:
+    def _update_whole(self, whole: WholeUpdate, segments: list[Segment], rate: float) -> Outcome:
         """The same in one go."""
-        x, y, masks = self._prepared(segment)
-        whole.start_from(None if segment.fresh else self.carried.value)
-        self._latest = Latest(x, whole.state, masks, y)
-        outcome, tokens = whole(x, y, masks, rate), self.groups.batch * segment.scored
+        share, first = 1 / len(segments), segments[0]
+        reads = [Read(*self._prepared(s), s.fresh, share * s.scored / s.divisor) for s in segments]
+        whole.start_from(None if first.fresh else self.carried.value)
+        self._latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y)
+        outcome = whole(reads, rate)
+        tokens = sum(self.groups.batch * segment.scored for segment in segments)
         self.carried.value = whole.state
-        self._look_ahead()
+        self._look_ahead(len(segments))
 
         def summed() -> tuple[float, float]:
             nats, norm = outcome()
@@ -504,9 +506,9 @@ class Training:
         ahead, self._ahead = self._ahead, None
         return ahead[1] if ahead is not None and ahead[0] == (reads, index) else reads[index]
 
-    def _look_ahead(self) -> None:
-        """Cut out what the next update reads, while the GPU is busy with this one."""
-        reads, index = self._pass(), self.index + 1
+    def _look_ahead(self, read: int) -> None:
+        """Cut out what the next update reads first, while the GPU is busy with this one."""
+        reads, index = self._pass(), self.index + read
         if index == len(reads):
             reads, index = self._pass(self.epoch + 1), 0
         self._ahead = ((reads, index), reads[index])
@@ -587,7 +589,7 @@ class Training:
     # ------------------------------------------------------------------ chance
 
     @contextmanager
-    def _pinned_chance(self, group: int = -1) -> Iterator[None]:
+    def chance_of(self, group: int = -1) -> Iterator[None]:
         """What draws from PyTorch's global generators, such as dropout, is lent our own states.
 
         A group of lanes draws from its own, whoever has it.

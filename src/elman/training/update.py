@@ -7,7 +7,7 @@
     w   ← optimizer(w, g)                            unless L or ‖g‖ is not finite
 
     piecewise   any model, any segment: autograd, part by part (`Training._update_piecewise`)
-    native      on a CPU: three native calls over memory and jobs made once
+    native      on a CPU: native calls over memory and jobs made once, no autograd
     captured    on a GPU: one CUDA graph, captured once and replayed (`graphed.py`)
 
 At the notes' sizes Python costs a CPU a tenth of an update, and a GPU more than the mathematics. An
@@ -28,10 +28,11 @@ from torch import Tensor
 
 from elman import cells, kernels
 from elman.kernels import Explanation
-from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Windows
+from elman.kernels.cpu import DOUBLE, FLOAT, HALF, KERNEL, Ends, Hidden, Windows
 from elman.kernels.cuda.small import Judge
 from elman.language_model import LanguageModel, Masks, State
 from elman.language_model.loss import in_pieces
+from elman.recurrence.strand import Dropout
 from elman.training.graphed import Graphed, tensors_of
 from elman.training.optimisation import (
     clip_gradients,
@@ -81,7 +82,6 @@ def _differs(training: "Training") -> str | None:
             not settings.reading.carry_used.windows
         ),
         "a memory budget has states computed again": settings.reading.memory,
-        f"accumulate={settings.accumulate} reads several segments": settings.accumulate > 1,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -89,8 +89,22 @@ def _differs(training: "Training") -> str | None:
     return training.reader.irregular()
 
 
+class Read(NamedTuple):
+    """One window of an update, x and y (batch, time)."""
+
+    x: Tensor
+    y: Tensor
+    masks: Masks
+    fresh: bool = False  # the state before it is the state before any text
+    weight: float = 1.0  # of its mean nats in the loss of the update
+
+    def of(self, rows: slice) -> "Read":
+        """Some rows of it."""
+        return self._replace(x=self.x[rows], y=self.y[rows], masks=self.masks.of(rows))
+
+
 class WholeUpdate(abc.ABC):
-    """`update(x, y, masks, rate)` moves the weights, and `state` goes on by itself.
+    """`update(reads, rate)` moves the weights, and `state` goes on by itself.
 
     A loss or norm that is not finite changes neither weights nor state.
     """
@@ -124,7 +138,8 @@ class WholeUpdate(abc.ABC):
         """This way, for the updates of a training."""
 
     @abc.abstractmethod
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome: ...
+    def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
+        """From the state that it was told to start from."""
 
     @property
     def state(self) -> State:
@@ -150,38 +165,38 @@ class WholeUpdate(abc.ABC):
 
 @final
 class NativeUpdate(WholeUpdate):
-    """On a CPU: `elman.kernels.cpu.Windows`, for one-hot tokens and nothing hidden but tokens."""
+    """On a CPU: `elman.kernels.cpu.Windows`, one window after the other."""
 
     name = "native"
+    repeats: ClassVar[float] = 2.0
+    """How often a window must read a token on average for the embedding's products by token."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        optimizer: torch.optim.Optimizer,
-        clip: float | None,
-        windows: tuple[int, int],
-        *,
-        half: bool = False,
+        self, training: "Training", moved: "Moved", windows: tuple[int, int], group: int = -1
     ) -> None:
-        super().__init__(model, optimizer, clip, windows[0])
-        job = model.recurrence.job(torch.zeros(windows[::-1], dtype=torch.int64), self.state)
-        kind = HALF if half else DOUBLE if model.bias_q.dtype == torch.float64 else FLOAT
-        self.windows = Windows(KERNEL, job, self.held, model.weight_hq, model.bias_q, kind)
+        super().__init__(*moved, windows[0])
+        model, self.group, self.chance = moved[0], group, training.chance_of
+        kind = HALF if training.half else DOUBLE if model.bias_q.dtype == torch.float64 else FLOAT
+        E = None if model.embedding is None else model.embedding.weight
+        W_hq = model.weight_hq if E is None or not model.shape.tied else E
+        ids = torch.zeros(windows[::-1], dtype=torch.int64, device="cpu")
+        xs = ids if E is None else E.new_zeros(*ids.shape, E.shape[1])
+        job = model.recurrence.job(xs, self.state)
+        ends = Ends(E, W_hq, model.bias_q)
+        hides = model.shape.dropout.inputs > 0
+        by_token = E is not None and not hides and self.repeats * len(E) <= ids.numel()
+        self.windows = Windows(KERNEL, job, self.held, ends, kind, by_token=by_token)
         pairs = zip(self.windows.weights, self.windows.gradients, strict=True)
         self.pairs = [(w, g) for w, g in pairs if w.requires_grad]
 
     @staticmethod
     def refuses(training: "Training") -> str | None:
-        """Whether the native kernel runs the model, and nothing lies between its parts."""
+        """Whether the native kernel runs the model."""
         model, half = training.model, training.half
-        drop, weight = model.shape.dropout, model.bias_q
+        weight = model.bias_q
         dtypes = (torch.float32,) if half else (torch.float32, torch.float64)
         if weight.device.type != "cpu":
             return f"the model is on {weight.device.type}"
-        if model.embedding is not None:
-            return "the model has an embedding"
-        if drop.outputs or drop.recurrent:
-            return "dropout hides outputs or weights"
         if weight.dtype not in dtypes:
             return f"the weights are {weight.dtype}"
         explanation = kernels.explain(model.recurrence, torch.zeros(1, 1, dtype=torch.int64))
@@ -202,21 +217,49 @@ class NativeUpdate(WholeUpdate):
         reading = training.settings.reading
         if training.groups.divided:
             return GroupedUpdate(training)
-        windows = (reading.batch_size, reading.window)
-        return cls(*_moved(training), windows, half=training.half)
+        return cls(training, _moved(training), (reading.batch_size, reading.window))
 
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome:
+    def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
         """Returns when all is done."""
-        nats = self.windows(x.T, y.T)
-        for weight, gradient in self.pairs:
-            weight.grad = gradient.detach()  # model.double() and the like change .grad in place
+        before = [held.clone() for held in self.held] if len(reads) > 1 else self.held
+        nats = self.gradient(reads) / sum(read.y.numel() for read in reads)
         norm = clip_gradients(self.parameters, self.clip)
         if math.isfinite(nats) and math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             take_step(self.optimizer)
             self.windows.carry()
+        else:
+            torch._foreach_copy_(self.held, before)
         return lambda: (nats, norm)
+
+    def gradient(self, reads: Sequence[Read]) -> float:
+        """The gradient of the windows in `.grad`, and the sum of their losses."""
+        total = 0.0
+        with self.chance(self.group):
+            for i, read in enumerate(reads):
+                if i > 0:
+                    self.windows.carry()
+                    if read.fresh:
+                        self.start_from(None)
+                hidden = self._hidden(read.masks)
+                nats = self.windows(read.x.T, read.y.T, hidden, read.weight)
+                total += nats * read.y.numel()
+                for weight, gradient in self.pairs:  # model.double() and the like change .grad
+                    if i > 0 and weight.grad is not None:
+                        weight.grad += gradient
+                    else:
+                        weight.grad = gradient.clone() if len(reads) > 1 else gradient.detach()
+        return total
+
+    def _hidden(self, masks: Masks) -> Hidden:
+        """The masks as the kernel takes them, those between layers drawn here."""
+        between, drop = [], self.model.shape.dropout.layers
+        if drop:
+            drawn = Dropout(drop, int(torch.randint(2**62, ())))
+            gaps = range(self.model.shape.layers - 1)
+            between = [drawn.mask(self.windows.dhs[i], i, 0) for i in gaps]
+        return Hidden(masks.inputs, masks.outputs, [*masks.recurrent.values()], between)
 
 
 @final
@@ -231,7 +274,7 @@ class GroupedUpdate(WholeUpdate):
         moved = _moved(training)
         super().__init__(*moved, sum(g.rows.stop - g.rows.start for g in own))
         self.parts = [
-            NativeUpdate(*moved, (g.rows.stop - g.rows.start, window), half=training.half)
+            NativeUpdate(training, moved, (g.rows.stop - g.rows.start, window), g.group)
             for g in own
         ]
 
@@ -245,17 +288,15 @@ class GroupedUpdate(WholeUpdate):
         """For the groups of the training."""
         return cls(training)
 
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome:
+    def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
         """Returns when all is done, here and elsewhere."""
         total = GradientSum(self.groups, self.parameters)
         for lanes, part in zip(self.groups.own, self.parts, strict=True):
             for mine, held in zip(part.held, self.held, strict=True):
                 mine.copy_(held[:, lanes.rows])
-            nats = part.windows(x[lanes.rows].T, y[lanes.rows].T)
-            for weight, gradient in part.pairs:
-                weight.grad = gradient.detach()
-            total.add(lanes, nats * y[lanes.rows].numel())
-        nats = float(total.finish()) / (self.groups.batch * y.shape[1])
+            total.add(lanes, part.gradient([read.of(lanes.rows) for read in reads]))
+        steps = sum(read.y.shape[1] for read in reads)
+        nats = float(total.finish()) / (self.groups.batch * steps)
         norm = clip_gradients(self.parameters, self.clip)
         if math.isfinite(nats) and math.isfinite(norm):
             for group in self.optimizer.param_groups:
@@ -317,6 +358,10 @@ class CapturedUpdate(WholeUpdate):
             return f"{type(training.optimizer).__name__} is not fused"
         if training.groups.exact:
             return f"lane_groups={training.groups.count} reads the lanes in several parts"
+        if training.settings.accumulate > 1:
+            return f"accumulate={training.settings.accumulate} reads several segments"
+        if training.model.shape.dropout.layers:
+            return "dropout between layers is drawn for each step"
         return None
 
     @classmethod
@@ -326,8 +371,9 @@ class CapturedUpdate(WholeUpdate):
         together = groups if groups.processes.connected else None
         return cls(*_moved(training), rows.stop - rows.start, training.read_window, groups=together)
 
-    def __call__(self, x: Tensor, y: Tensor, masks: Masks, rate: float) -> Outcome:
+    def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
         """Launches the update and returns; what it returns waits."""
+        ((x, y, masks, *_),) = reads
         inputs = [*self._windows(x, y), *self._flat(masks)]
         if rate != self._rate:
             self._rate = rate
@@ -443,6 +489,9 @@ class CapturedUpdate(WholeUpdate):
         )
 
 
-def _moved(training: "Training") -> tuple[LanguageModel, torch.optim.Optimizer, float | None]:
+Moved = tuple[LanguageModel, torch.optim.Optimizer, float | None]
+
+
+def _moved(training: "Training") -> Moved:
     """What every update moves, and how far at most."""
     return training.model, training.optimizer, training.settings.optimisation.clip

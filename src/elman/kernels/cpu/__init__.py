@@ -14,6 +14,17 @@ from elman.kernels.cpu.clip import clip_norm
 from elman.kernels.cpu.library import DOUBLE, FLOAT, HALF
 from elman.kernels.cpu.recurrence import KERNEL, Cpu
 from elman.kernels.cpu.steps import Steps
-from elman.kernels.cpu.windows import Windows
+from elman.kernels.cpu.windows import Ends, Hidden, Windows
 
-__all__ = ["DOUBLE", "FLOAT", "HALF", "KERNEL", "Cpu", "Steps", "Windows", "clip_norm"]
+__all__ = [
+    "DOUBLE",
+    "FLOAT",
+    "HALF",
+    "KERNEL",
+    "Cpu",
+    "Ends",
+    "Hidden",
+    "Steps",
+    "Windows",
+    "clip_norm",
+]

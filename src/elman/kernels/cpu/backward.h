@@ -251,7 +251,7 @@ bool weight_gradients(const Job *job, int64_t threads, const real *da, const rea
     OuterTasks input{{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
                       static_cast<real *>(job->dW_ih), fresh}, threads};
     ScatterTasks looked_up{job, da};
-    int64_t inputs = job->ids ? looked_up.tasks : input.tasks, strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
+    int64_t inputs = job->E ? 0 : job->ids ? looked_up.tasks : input.tasks, strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
     std::atomic<bool> ok{true};
     each(threads, hidden.tasks + inputs + strips, [&](int64_t i) {
         if (i < hidden.tasks) {
@@ -267,12 +267,12 @@ bool weight_gradients(const Job *job, int64_t threads, const real *da, const rea
     return ok;
 }
 
-/* dxs = da W_ih. */
-bool input_gradients(const Job *job, int64_t threads, const real *da) {
-    int64_t S = job->T * job->B, M = gates_of(job->cell) * job->H, I = job->I, tasks = threads * 4;
+/* dxs = da W_ih, S rows. */
+bool input_gradients(const Job *job, int64_t threads, const real *da, int64_t S, void *dxs) {
+    int64_t M = gates_of(job->cell) * job->H, I = job->I, tasks = threads * 4;
     Layout at{1, I};
     Buffer<operand> panels(at.size(M));
-    Product product{da, M, panels.data, nullptr, static_cast<real *>(job->dxs), I, I};
+    Product product{da, M, panels.data, nullptr, static_cast<real *>(dxs), I, I};
     Buffer<operand> scratch(tasks * product.scratch());
     if (!panels.ok() || !scratch.ok()) return false;
     each(threads, at.panels(), [&](int64_t p) {
@@ -282,6 +282,33 @@ bool input_gradients(const Job *job, int64_t threads, const real *da) {
         product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
     });
     return true;
+}
+
+/* Through an embedding: D_v = Σ da over the steps that read token v, the last step first, and then
+ * dW_ih = Dᵀ E, dE = D W_ih: products with a row for each token instead of each step. */
+bool embedding_gradients(const Job *job, int64_t threads, const real *da) {
+    int64_t V = job->V, M = gates_of(job->cell) * job->H, I = job->I;
+    int64_t parts = at_most(4 * threads, ceil_div(M, 8 * LANES)), width = ceil_div(ceil_div(M, parts), LANES) * LANES;
+    Buffer<real> pulls(V * M);
+    if (!pulls.ok()) return false;
+    each(threads, ceil_div(M, width), [&](int64_t i) {
+        int64_t m = i * width, n = at_most(width, M - m);
+        for (int64_t v = 0; v < V; v++) memset(pulls.data + v * M + m, 0, size_t(n) * sizeof(real));
+        for (int64_t t = job->T - 1; t >= 0; t--)
+            for (int64_t s = t * job->B; s < (t + 1) * job->B; s++) {
+                if (job->lengths && t >= job->lengths[s - t * job->B]) continue;
+                const real *d = da + s * M + m;
+                real *to = pulls.data + job->ids[s] * M + m;
+                for (int64_t u = 0; u < n; u += LANES) store(to + u, load(to + u, n - u) + load(d + u, n - u), n - u);
+            }
+    });
+    OuterTasks outer{{1, V, pulls.data, M, static_cast<const real *>(job->E), I, I, static_cast<real *>(job->dW_ih), true},
+                     threads};
+    std::atomic<bool> ok{true};
+    each(threads, outer.tasks, [&](int64_t i) {
+        if (!outer.run(i)) ok = false;
+    });
+    return ok && input_gradients(job, threads, pulls.data, V, job->dE);
 }
 
 int backward(const Job *job) {
@@ -311,7 +338,8 @@ int backward(const Job *job) {
     for (int64_t m = 0; m < own; m += STRIP)
         add_rows(job->T, B, own, down.data, m, job->fresh, static_cast<real *>(job->down));
     bool ok = weight_gradients(job, threads, da.data, hidden_side);
-    if (ok && job->dxs) ok = input_gradients(job, threads, da.data);
+    if (ok && job->dxs) ok = input_gradients(job, threads, da.data, S, job->dxs);
+    if (ok && job->E) ok = embedding_gradients(job, threads, da.data);
     return ok ? OK : NO_MEMORY;
 }
 

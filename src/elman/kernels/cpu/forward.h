@@ -233,10 +233,10 @@ void pack_all(Layout at, int64_t threads, const real *W, int64_t K, operand *pan
     });
 }
 
-/* in = xs W_ihᵀ + bias, into rows of `stride`. */
-bool project(const Job *job, int64_t threads, const real *bias, real *in, int64_t stride) {
-    int64_t S = job->T * job->B, M = gates_of(job->cell) * job->H, I = job->I;
-    const real *xs = static_cast<const real *>(job->xs), *W_ih = static_cast<const real *>(job->W_ih);
+/* in = xs W_ihᵀ + bias, S rows, into rows of `stride`. */
+bool project(const Job *job, int64_t threads, const void *x, int64_t S, const real *bias, real *in, int64_t stride) {
+    int64_t M = gates_of(job->cell) * job->H, I = job->I;
+    const real *xs = static_cast<const real *>(x), *W_ih = static_cast<const real *>(job->W_ih);
 #ifndef HALF
     if (job->B <= FEW) { /* decided by the batch alone, so that pieces of time agree to the last bit */
         Buffer<real> x(S * padded(I));
@@ -271,13 +271,13 @@ int forward(const Job *job) {
     Layout at{gates_of(job->cell), H};
     int64_t M = at.gates * H;
     int64_t kept = kept_of(job->cell);
-    bool gated = at.gates > 1 || job->cell == OWN, few = PAIR == 1 && job->B <= 4, table = job->ids && job->I <= S;
+    bool gated = at.gates > 1 || job->cell == OWN, few = PAIR == 1 && job->B <= 4, table = job->ids && (job->E || job->I <= S);
     if (job->ids)
         for (int64_t s = 0; s < S; s++)
-            if (job->ids[s] < 0 || job->ids[s] >= job->I) return BAD_ID;
+            if (job->ids[s] < 0 || job->ids[s] >= names_of(job)) return BAD_ID;
 
     Buffer<operand> panels(few ? 0 : at.size(H)), turned(few ? 0 : threads * LANES * padded(H));
-    Buffer<real> bias(M), looked(job->ids ? (table ? job->I : S) * M : 0);
+    Buffer<real> bias(M), looked(job->ids ? (table ? names_of(job) : S) * M : 0);
     Buffer<real> unwanted(!job->ids && gated && !job->gates ? S * kept * H : 0);
     int64_t blocks = blocks_of(job), state = block_rows(job) * padded(H);
     Buffer<operand> states(2 * blocks * state);
@@ -293,9 +293,9 @@ int forward(const Job *job) {
     /* Projected inputs wait where the results of the same step will overwrite them. */
     real *in = job->ids ? looked.data : !gated ? hs + job->B * H : gates ? gates : unwanted.data;
     int64_t stride = job->ids || !gated ? M : kept * H;
-    if (job->ids)
+    if (job->ids && !job->E)
         look_up(job, threads, table ? nullptr : job->ids, table ? job->I : S, bias.data, in);
-    else if (!project(job, threads, bias.data, in, stride))
+    else if (!project(job, threads, job->E ? job->E : job->xs, job->E ? job->V : S, bias.data, in, stride))
         return NO_MEMORY;
 
     Forward run{job, at, panels.data, in, stride, table, gates};

@@ -25,7 +25,7 @@ inline int64_t extra_of(int64_t cell) { return cell == OWN ? OWN_STATES - 1 : 1;
 struct Job {
     int64_t cell, T, B, I, H, threads;
     const void *xs;          /* (S, I), or null: */
-    const int64_t *ids;      /* (S): one-hot rows */
+    const int64_t *ids;      /* (S): one-hot rows, or rows of E */
     const void *W_ih;        /* (M, I) */
     const void *W_hh;        /* (M, H) */
     const void *b_ih, *b_hh; /* (M) */
@@ -49,7 +49,14 @@ struct Job {
     /* a described cell's own numbers, and their gradient */
     const void *own; /* (P, H) */
     void *down;
+    /* an embedding whose rows the ids name, or null, and its gradient (dW_ih's is then fresh too) */
+    int64_t V;
+    const void *E; /* (V, I) */
+    void *dE;
 };
+
+/* How many ids there are. */
+inline int64_t names_of(const Job *job) { return job->E ? job->V : job->I; }
 
 /* The output layer and its loss: o = h Wᵀ + b, the mean of -log softmax(o)[target]. */
 struct Head {
@@ -72,7 +79,7 @@ struct Stack {
 };
 
 /* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 1;
+constexpr int64_t INTERFACE = 2;
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 
@@ -87,6 +94,7 @@ struct Variant {
     void (*scale)(void *x, int64_t n, double factor);
     void (*tanh)(const void *x, void *y, int64_t n);
     void (*sigmoid)(const void *x, void *y, int64_t n);
+    void (*keep)(void *generator, void *mask, int64_t n, double p, double value);
 };
 
 /* Memory that the next call of the same size is likely to find again: fresh pages cost more than the

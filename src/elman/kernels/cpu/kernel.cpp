@@ -120,7 +120,7 @@ PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(k
 /* The forward pass has refused ids out of range, but whoever calls may have changed them since. */
 PUBLIC int elman_backward(const Job *job, int kind, int level) {
     for (int64_t s = 0; job->ids && s < job->T * job->B; s++)
-        if (job->ids[s] < 0 || job->ids[s] >= job->I) return BAD_ID;
+        if (job->ids[s] < 0 || job->ids[s] >= names_of(job)) return BAD_ID;
     return variant(kind, level)->backward(job);
 }
 
@@ -234,6 +234,11 @@ PUBLIC int elman_call(const Stack *stack, const void *x, const void *h_0, const 
         if (!whole) lay_out(found, job, row, D, d, to);
     }
     return OK;
+}
+
+/* A mask of `value` with probability p, else 0, from the state of a torch.Generator, which moves on. */
+PUBLIC void elman_keep(void *generator, void *mask, int64_t n, double p, double value, int kind, int level) {
+    variant(kind, level)->keep(generator, mask, n, p, value);
 }
 
 PUBLIC void elman_tanh(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->tanh(x, y, n); }

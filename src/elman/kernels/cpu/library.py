@@ -35,6 +35,9 @@ class LayerArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _FOUND.split()),
         ("own", ctypes.c_void_p),
         ("down", ctypes.c_void_p),
+        ("V", ctypes.c_int64),
+        ("E", ctypes.c_void_p),
+        ("dE", ctypes.c_void_p),
     ]
 
 
@@ -74,6 +77,7 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_clip": (REAL, [POINTER, POINTER, INT64, REAL, INT64, INT, INT]),
     "elman_step": (INT, [POINTER, INT64, POINTER, POINTER, POINTER, INT64, INT, INT]),
     "elman_call": (INT, [ctypes.POINTER(StackArguments), *[POINTER] * 6]),
+    "elman_keep": (None, [POINTER, POINTER, INT64, REAL, REAL, INT, INT]),
     "elman_tanh": (None, [POINTER, POINTER, INT64, INT, INT]),
     "elman_sigmoid": (None, [POINTER, POINTER, INT64, INT, INT]),
     "elman_is_busy": (INT, []),
@@ -81,7 +85,7 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
 }
 """Every function of kernel.cpp: what it returns and what it takes."""
 
-INTERFACE = 1
+INTERFACE = 2
 """Counted up here and in job.h whenever what an entry means changes."""
 NOT_BUILT = "it was not built: the installation found no working C++ compiler"
 REBUILD = "build it again: in elman's checkout, python setup.py build_ext --inplace --force"

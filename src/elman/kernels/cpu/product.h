@@ -288,6 +288,7 @@ struct Outer {
 
     static constexpr int R = SUMS / 4, C = 2; /* half the registers hold the running totals */
     static constexpr int GROUP = 8;           /* tiles packed at a time, so that whole cache lines are read */
+    static constexpr int64_t AHEAD = 8;       /* rows of A, pages apart, fetched before they are packed */
     int64_t pairs() const { return ceil_div(B, PAIR); }
     int64_t width() const { return ceil_div(N, C * LANES) * C * LANES; }
     Outer columns(int64_t from, int64_t to) const { return {T, B, A, M, X + from, to - from, ld, dW + from, fresh}; }
@@ -320,6 +321,8 @@ struct Outer {
         for (int64_t s = 0; s < steps; s++)
             for (int64_t b = 0; b < B; b += PAIR, out += R * PAIR) {
                 const real *a = A + ((t0 + steps - 1 - s) * B + b) * M + m;
+                const real *soon = a + (b + AHEAD < B ? AHEAD : AHEAD - 2 * B) * M; /* in the next step, if not in this */
+                for (int64_t r = 0; r < rows; r += LANES) __builtin_prefetch(soon + r);
                 const operand *from = pairs_of(a, rows, b + 1 < B, line);
                 for (int64_t g = 0; g < tiles; g++) memcpy(out + g * tile, from + g * R * PAIR, R * PAIR * sizeof(operand));
             }

@@ -2,6 +2,7 @@
 #pragma once
 #include "clip.h"
 #include "head.h"
+#include "masks.h"
 
 namespace {
 
@@ -32,4 +33,4 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 
 extern const Variant VARIANT;
 const Variant VARIANT = {NAME,  forward,        backward, head,         few_linear,
-                         sum_of_squares, scale, squash<true>, squash<false>};
+                         sum_of_squares, scale, squash<true>, squash<false>, keep};

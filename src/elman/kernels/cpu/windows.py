@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -22,12 +22,42 @@ from elman.kernels.cpu.library import (
 from elman.kernels.cpu.recurrence import Cpu
 
 
+class Ends(NamedTuple):
+    """What lies before and after the recurrence; W_hq is E itself where they are tied."""
+
+    E: Tensor | None  # (V, I); None: ids are one-hot rows
+    W_hq: Tensor  # (V, H)
+    b_q: Tensor  # (V,)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer uses the embedding."""
+        return self.E is self.W_hq
+
+
+class Hidden(NamedTuple):
+    """Factors of what is hidden in one window; None (or nothing): all is seen."""
+
+    inputs: Tensor | None = None  # (B, I), of every step's embeddings
+    outputs: Tensor | None = None  # (B, H), of every step's h_t on its way to the output
+    recurrent: Sequence[Tensor] = ()  # a layer each, of W_hh
+    between: Sequence[Tensor] = ()  # (T, B, H) each, of what a layer hands to the one above
+
+
+NOTHING = Hidden()
+
+
 @final
 class Windows:
     """Windows of one shape, forwards and back: memory and arguments are made once.
 
     A call reads (T, B) ids and targets from `state` (h, or h and c, stacked as PyTorch does) on and
     leaves the gradient of the mean nats in `gradients`, beside the `weights` in their order.
+
+    `by_token` multiplies W_ih by every token of the embedding once, instead of at every step, and
+    sums the pulls of equal tokens before they are multiplied: fewer products where a window has
+    more steps than the vocabulary tokens. No input can then be hidden. h_t keeps its bits; of the
+    gradients, those of W_ih and E are summed in another order.
     """
 
     def __init__(
@@ -35,28 +65,42 @@ class Windows:
         kernel: Cpu,
         job: Job,
         state: Sequence[Tensor],
-        W_hq: Tensor,
-        b_q: Tensor,
+        ends: Ends,
         kind: int,
+        *,
+        by_token: bool = False,
     ) -> None:
         assert kernel.library is not None
-        self.kernel, self.kind, self.state, self.layers = kernel, kind, state, job.layers
-        self.shape = job.inputs[0].shape
-        self.weights = [p for w in job.layers for p in w[:4] if p is not None] + [W_hq, b_q]
+        self.kernel, self.native, self.rest = kernel, kernel.library, (kind, kernel.level)
+        self.state, self.layers = state, job.layers
+        self.shape, self.ends = job.inputs[0].shape[:2], ends
+        inside = [p for w in job.layers for p in w[:4] if p is not None]
+        first = [] if ends.E is None or ends.tied else [ends.E]
+        self.weights = [*first, *inside, ends.W_hq, ends.b_q]
         self.gradients = [torch.empty_like(p) for p in self.weights]
-        self.dtype, self.out = W_hq.dtype, (W_hq, b_q)
+        self.dtype = ends.W_hq.dtype
         self._check_job(job)
-        self.nats = W_hq.new_empty(())
+        self.nats = ends.W_hq.new_empty(())
         self.traces: list[Trace] = []
+        self.dhs: list[Tensor] = []
         self.alive: list[Tensor] = []
-        self.arguments, dhs = self._arguments(job)
+        by_step = ends.E is not None and not by_token
+        self.xs = ends.W_hq.new_empty(job.inputs[0].shape) if by_step else None
+        self.dxs = None if self.xs is None else torch.empty_like(self.xs)
+        self.dW_hh: list[Tensor] = []
+        self.thinned: list[Tensor] = []
+        self.read: list[Tensor] = []
+        self.shown: list[Tensor] = []
+        self.arguments = self._arguments(job, iter(self.gradients[len(first) :]))
+        self.dE: Tensor | None = None
+        if ends.E is not None:
+            self.dE = torch.empty_like(ends.E) if ends.tied else self.gradients[0]
+            self.arguments[0].V = len(ends.E)
+            self.arguments[0].dE = pointer(self.dE)
         self.head = HeadArguments(
-            **head.sizes(self.shape.numel(), W_hq),
-            hs=pointer(self.traces[-1].hs[1:]),
-            W=pointer(W_hq),
-            b=pointer(b_q),
+            **head.sizes(self.shape.numel(), ends.W_hq),
             nats=pointer(self.nats),
-            dhs=pointer(dhs),
+            dhs=pointer(self.dhs[-1]),
             dW=pointer(self.gradients[-2]),
             db=pointer(self.gradients[-1]),
         )
@@ -64,7 +108,7 @@ class Windows:
     def _check_job(self, job: Job) -> None:
         self.kernel.check(job)
         top = job.states[-1][0]
-        require(head.expected(top, *self.out), top.device)
+        require(head.expected(top, self.ends.W_hq, self.ends.b_q), top.device)
         shape = (len(job.layers), *top.shape)
         require(((f"state {i}", s, shape) for i, s in enumerate(self.state)), top.device)
         if len(self.state) != len(job.cell.states):
@@ -80,21 +124,22 @@ class Windows:
                     hint="begin a new Training after moving a model or changing its type",
                 )
 
-    def _arguments(self, job: Job) -> tuple[list[LayerArguments], Tensor]:
-        """Those of every layer, each reading the one below, and the last one's dhs."""
+    def _arguments(self, job: Job, gradients: Iterator[Tensor]) -> list[LayerArguments]:
+        """Those of every layer, each reading the one below."""
         T, B = self.shape
         H, like = job.layers[0].hidden_size, self.weights[0]
         two = len(job.cell.states) > 1
         zero, unused = [like.new_zeros(B, H) for _ in range(2)], like.new_empty(2, B, H)
-        layers, below, dbelow, gradients = [], None, None, iter(self.gradients)
-        dhs = like.new_empty(T, B, H)
+        layers, below, dbelow = [], self.xs, self.dxs
         for i, w in enumerate(job.layers):
             hs, dhs = like.new_empty(T + 1, B, H), like.new_empty(T, B, H)
             cs = like.new_empty(T + 1, B, H) if two else None
             piece = Piece(job.cell, w, job.inputs[0], job.states[i])
             gates = self.kernel.empty_gates(piece)
             self.traces.append(Trace(hs, cs, gates))
+            self.dhs.append(dhs)
             dW_ih, dW_hh, db_ih, db_hh = (None if p is None else next(gradients) for p in w[:4])
+            self.dW_hh += [dW_hh] if dW_hh is not None else []
             layers.append(
                 LayerArguments(
                     cell=CELLS.index(job.cell.name),
@@ -102,12 +147,7 @@ class Windows:
                     B=B,
                     I=w.W_ih.shape[1],
                     H=H,
-                    threads=torch.get_num_threads(),
                     xs=pointer(below),
-                    W_ih=pointer(w.W_ih),
-                    W_hh=pointer(w.W_hh),
-                    b_ih=pointer(w.b_ih),
-                    b_hh=pointer(w.b_hh),
                     h_0=pointer(self.state[0][i]),
                     c_0=pointer(self.state[1][i]) if two else None,
                     hs=pointer(hs),
@@ -126,22 +166,67 @@ class Windows:
                     dc_0=pointer(unused[1]),
                 )
             )
-            self.alive += [*zero, unused, dhs]
+            self.alive += [*zero, unused]
             below, dbelow = hs[1:], dhs
-        return layers, dhs
+        return layers
 
-    def __call__(self, ids: Tensor, targets: Tensor) -> float:
-        """The mean nats of the targets after the ids, and all gradients."""
-        native, rest = self.kernel.library, (self.kind, self.kernel.level)
-        assert native is not None
+    def __call__(
+        self, ids: Tensor, targets: Tensor, hidden: Hidden = NOTHING, weight: float = 1.0
+    ) -> float:
+        """The mean nats of the targets after the ids, and all gradients, times `weight`."""
         ids, targets = integers(ids, "ids"), integers(targets, "targets")
         self._point(ids, targets)
-        for layer in self.arguments:
-            self._check(native.elman_forward(layer, *rest), "ids", ids)
-        self._check(native.elman_head(self.head, *rest), "targets", targets)
-        for layer in reversed(self.arguments):
-            self._check(native.elman_backward(layer, *rest), "ids", ids)
+        with torch.no_grad():
+            self._forward(ids, hidden)
+            self._out(targets, hidden, weight)
+            self._backward(ids, hidden)
         return self.nats.item()
+
+    def _forward(self, ids: Tensor, hidden: Hidden) -> None:
+        assert hidden.inputs is None or self.xs is not None, "nothing is hidden by token"
+        if self.xs is not None and self.ends.E is not None:
+            self._check_range(ids, len(self.ends.E))
+            torch.index_select(self.ends.E, 0, ids.view(-1), out=self.xs.flatten(0, 1))
+            if hidden.inputs is not None:
+                self.xs.mul_(hidden.inputs)
+        for i, layer in enumerate(self.arguments):
+            if hidden.recurrent:
+                W_hh = _product(self.thinned, i, self.layers[i].W_hh, hidden.recurrent[i])
+                layer.W_hh = W_hh.data_ptr()
+            if i > 0 and hidden.between:
+                below = self.traces[i - 1].hs[1:]
+                layer.xs = _product(self.read, i - 1, below, hidden.between[i - 1]).data_ptr()
+            self._check(self.native.elman_forward(layer, *self.rest), "ids", ids)
+
+    def _out(self, targets: Tensor, hidden: Hidden, weight: float) -> None:
+        """Loss and pull on h_1 … h_T."""
+        hs, dhs = self.traces[-1].hs[1:], self.dhs[-1]
+        if hidden.outputs is not None:
+            hs = _product(self.shown, 0, hs, hidden.outputs)
+        self.head.hs = hs.data_ptr()
+        self._check(self.native.elman_head(self.head, *self.rest), "targets", targets)
+        if weight != 1:
+            for d in (dhs, *self.gradients[-2:]):
+                d.mul_(weight)
+        if hidden.outputs is not None:
+            dhs.mul_(hidden.outputs)
+
+    def _backward(self, ids: Tensor, hidden: Hidden) -> None:
+        for i in reversed(range(len(self.arguments))):
+            self._check(self.native.elman_backward(self.arguments[i], *self.rest), "ids", ids)
+            if hidden.recurrent:
+                self.dW_hh[i].mul_(hidden.recurrent[i])
+            if i > 0 and hidden.between:
+                self.dhs[i - 1].mul_(hidden.between[i - 1])
+        if self.dE is None:
+            return
+        if self.dxs is not None:
+            if hidden.inputs is not None:
+                self.dxs.mul_(hidden.inputs)
+            back = torch.ops.aten.embedding_dense_backward
+            self.dE.copy_(back(self.dxs, ids, len(self.dE), -1, False))
+        if self.ends.tied:
+            self.gradients[-2].add_(self.dE)
 
     def carry(self) -> None:
         """Let the next window start where this one ended."""
@@ -162,14 +247,29 @@ class Windows:
                     f"{tuple(gradient.shape)}",
                     hint="begin a new Training after changing a model's sizes",
                 )
-        self.arguments[0].ids, self.head.targets = pointer(ids), pointer(targets)
-        self.head.W, self.head.b = map(pointer, self.out)
+        self.head.targets = pointer(targets)
+        if self.xs is None:
+            self.arguments[0].ids, self.arguments[0].E = pointer(ids), pointer(self.ends.E)
+        self.head.W, self.head.b = map(pointer, self.ends[1:])
         self.head.threads = threads = torch.get_num_threads()
         for layer, w in zip(self.arguments, self.layers, strict=True):
             layer.W_ih, layer.W_hh, layer.b_ih, layer.b_hh = map(pointer, w[:4])
             layer.threads = threads
+        for layer, trace in zip(self.arguments[1:], self.traces, strict=False):
+            layer.xs = trace.hs[1:].data_ptr()
 
     def _check(self, status: int, name: str, ids: Tensor) -> None:
         if status == library.BAD_ID:
             raise IndexError(f"{name} from {int(ids.min())} to {int(ids.max())} are out of range")
         library.check_memory(status)
+
+    def _check_range(self, ids: Tensor, size: int) -> None:
+        low, high = ids.aminmax()
+        self._check(library.BAD_ID if low < 0 or high >= size else library.OK, "ids", ids)
+
+
+def _product(kept: list[Tensor], place: int, a: Tensor, b: Tensor) -> Tensor:
+    """a ⊙ b, where the last one lay."""
+    if place == len(kept):
+        kept.append(torch.empty_like(a))
+    return torch.mul(a, b, out=kept[place])
