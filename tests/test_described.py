@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 import time
 
 import pytest
@@ -166,6 +167,66 @@ def test_carry_memory_lengths_and_stacks_work_as_for_any_cell(c, carry, monkeypa
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     assert_close(mine, run(None), 2**-52)
     assert_close(again, mine, 2**-52)
+
+
+@needs_compiler
+def test_recurrent_takes_a_declared_cell_and_its_sizes():
+    @cell(gates=2, states=1)
+    def minimal_gated(a_x, a_h, h):
+        f = torch.sigmoid(a_x[0] + a_h[0])
+        n = torch.tanh(a_x[1] + f * a_h[1])
+        return (1 - f) * h + f * n
+
+    rnn = nn.Recurrent(minimal_gated, 6, 12, carry=Truncated(3))
+    xs = torch.randn(7, 2, 6)
+    said = str(elman.kernels.explain(rnn, xs))
+    assert said.splitlines()[-1] == "described: runs (compiled from minimal_gated)"
+    twin = nn.Layers("mgu", 6, 12, carry=Truncated(3))
+    twin.load_state_dict(rnn.state_dict())
+    (ys, mine), (expected, theirs) = gradients(rnn, xs, rnn), gradients(twin, xs, twin)
+    assert_close([ys, *mine], [expected, *theirs], 2**-23)
+    module = nn.Recurrent(torch.nn.GRUCell(6, 12), carry=Truncated(3))
+    again = pickle.loads(pickle.dumps(copy.deepcopy(module)))
+    assert isinstance(again, nn.Recurrent)
+    assert torch.equal(again(xs)[0], module(xs)[0])
+    with pytest.raises(UserError, match="modules and cells, and was given 3"):
+        nn.Recurrent(3)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+@needs_compiler
+@pytest.mark.parametrize("gates", [5, 8, 16])
+def test_many_gates_run_in_the_kernel(gates, monkeypatch):
+    @cell(gates=gates, states=2)
+    def many(a_x, a_h, h, c):
+        y = sum(torch.tanh(a_x[i] + a_h[i] * (i % 3)) for i in range(gates)) / gates
+        return torch.tanh(2 * y + c), 0.5 * c + y * (1 + h)
+
+    for rows, hidden in ((1, 5), (3, 40), (33, 24)):
+        torch.manual_seed(rows)
+        rnn, xs = nn.Layers(many, 4, hidden).double(), torch.randn(6, rows, 4).double()
+        assert elman.kernels.explain(rnn, xs).runs == "described"
+        mine = gradients(rnn, xs, rnn)
+        with monkeypatch.context() as plain:
+            plain.setenv("ELMAN_KERNELS", "reference")
+            theirs = gradients(rnn, xs, rnn)
+        assert_close([mine[0], *mine[1]], [theirs[0], *theirs[1]], 2**-52)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
+    torch.manual_seed(4)
+    half, full = nn.Layers("mgu", 5, 24).to(dtype), nn.Layers("mgu", 5, 24)
+    full.load_state_dict(half.state_dict())
+    xs = torch.randn(9, 3, 5).to(dtype)
+    assert elman.kernels.explain(half, xs).runs == "described"
+    ys, mine = gradients(half, xs, half)
+    expected, theirs = gradients(full, xs.float(), full)
+    eps = torch.finfo(dtype).eps
+    assert ys.dtype == dtype
+    assert torch.equal(ys, expected.to(dtype)), "states are rounded on their way out only"
+    for a, b in zip(mine, theirs, strict=True):
+        assert (a.float() - b).abs().max() <= 8 * eps * b.abs().max()
 
 
 def test_a_described_gru_is_the_gru():

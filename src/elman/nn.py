@@ -10,7 +10,8 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 - an integer input is read as one-hot rows: ids of shape (T, B), or (B, T) with `batch_first`, or
   (T,) unbatched, below `input_size`; they are looked up, never multiplied;
 - `RNN(nonlinearity="linear")`, the recurrence without a nonlinearity;
-- `Layers(cell, …)`, the same for every cell in `elman.cells.CELLS`, also those torch does not have.
+- `Layers(cell, …)`, the same for every cell in `elman.cells.CELLS`, also those torch does not have;
+- `Recurrent(…)`, either that, or any module of your own a step at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any, final
+from typing import Any, Self, final, overload
 
 import torch
 from torch import Tensor
@@ -33,9 +34,8 @@ from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job, Kernel, cudnn, runs_whole, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
-from elman.recurrence import compiled, piecewise, prepared, traced, whole
+from elman.recurrence import compiled, custom, piecewise, prepared, traced, whole
 from elman.recurrence.chunked import SHORT, InChunks
-from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
 from elman.recurrence.seams import Chunks, Seams
@@ -788,6 +788,26 @@ class Layers(_Module):
     def extra_repr(self) -> str:
         """The cell, then torch's own words."""
         return f"{self.cell}, {super().extra_repr()}"
+
+
+@final
+class Recurrent(custom.Recurrent):
+    __doc__ = f"""{custom.Recurrent.__doc__}
+    A cell that `elman.cell` has declared (or the name of one in `elman.cells.CELLS`) is given with
+    its sizes, and what is made is `Layers`, with all its options: it runs in a kernel.
+
+    >>> Recurrent("mgu", 28, 256)
+    Layers(mgu, 28, 256)
+    """
+
+    @overload
+    def __new__(cls, cell: str | Cell, /, *sizes: int, **options: Any) -> Layers: ...
+    @overload
+    def __new__(cls, cell: torch.nn.Module, /, **options: Any) -> Self: ...
+    def __new__(cls, cell: Any = None, /, *sizes: Any, **options: Any) -> Any:
+        if isinstance(cell, str | Cell):
+            return Layers(cell, *sizes, **options)
+        return super().__new__(cls)  # a copy is made without a cell
 
 
 def of(cell: str, input_size: int, hidden_size: int, num_layers: int = 1, **options: Any) -> Any:
