@@ -250,7 +250,9 @@ def evaluate(ends: Sequence[Expression], inputs: dict[str, Tensor]) -> list[Tens
         if e.operation == "input":
             found[e] = inputs[e.name]
         elif e.operation == "constant":
-            found[e] = like.new_tensor(e.value)
+            found[e] = like.new_full(
+                (), e.value
+            )  # no copy from Python: a CUDA graph may be watching
         else:
             found[e] = OPERATIONS[e.operation].torch(*(found[o] for o in e.of))
     return [found[end] for end in ends]

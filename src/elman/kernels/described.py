@@ -25,7 +25,7 @@ from elman.cells.described import Described
 from elman.cells.expressions import Expression, cpp, given, replaced
 from elman.kernels.contract import Piece
 from elman.kernels.cpu import library
-from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, LayerArguments
+from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, OwnArguments
 from elman.kernels.cpu.recurrence import KERNEL as CPU
 from elman.kernels.cpu.recurrence import Native, other_dtypes, real_of
 
@@ -71,7 +71,7 @@ class DescribedKernel(Native):
         assert isinstance(piece.cell, Described)
         made = _made(piece.cell, _kind(piece))
         assert not isinstance(made, str)
-        return getattr(made, function)(ctypes.byref(LayerArguments(cell=OWN, **arguments)))
+        return getattr(made, function)(ctypes.byref(OwnArguments(cell=OWN, **arguments)))
 
 
 def _kind(piece: Piece) -> int:
@@ -100,7 +100,7 @@ def _opened(file: Path) -> ctypes.CDLL | None:
     try:
         made = ctypes.CDLL(str(file))
         for run in (made.elman_forward, made.elman_backward):
-            run.argtypes, run.restype = [ctypes.POINTER(LayerArguments)], ctypes.c_int
+            run.argtypes, run.restype = [ctypes.POINTER(OwnArguments)], ctypes.c_int
     except (OSError, AttributeError):
         return None
     return made
@@ -162,6 +162,7 @@ def source(cell: Described, kind: int, variant: str) -> str:
     names |= {f"s{i}": f"before[{i}]" for i in range(cell.count)}
     names |= {f"d{i}": f"dafter[{i}]" for i in range(cell.count)}
     names |= {f"p{i}": f"own[{i}]" for i in range(len(cell.parameters))}
+    names |= {f"n{i}": f"drawn[{i}]" for i in range(len(cell.noise))}
 
     def body(ends: list[Expression], targets: list[str]) -> str:
         return "\n    ".join(cpp(replaced(ends, sums), targets, names))
@@ -187,15 +188,18 @@ def source(cell: Described, kind: int, variant: str) -> str:
 #define OWN_APART {summed.count(False)}
 #define OWN_STATES {cell.count}
 #define OWN_PARAMETERS {len(cell.parameters)}
+#define OWN_NOISE {len(cell.noise)}
 #include "functions.h"
 #include <cstdlib>
 namespace {{
 constexpr bool OWN_SUMMED[] = {{{flags}}};
-INLINE void own_step(const vec *a, const vec *a_h, const vec *before, const vec *own, vec *after) {{
+INLINE void own_step(const vec *a, const vec *a_h, const vec *before, const vec *own,
+                     const vec *drawn, vec *after) {{
     {forth}
 }}
 INLINE void own_step_back(const vec *a, const vec *a_h, const vec *before, const vec *own,
-                          const vec *dafter, vec *da_x, vec *da_h, vec *dbefore, vec *down) {{
+                          const vec *drawn, const vec *dafter, vec *da_x, vec *da_h,
+                          vec *dbefore, vec *down) {{
     {back}
 }}
 }}

@@ -27,10 +27,11 @@ from elman.cells import custom
 from elman.cells.custom import Nest
 from elman.errors import UserError
 from elman.gradients.carry import Block, Carry, Full, checked_carry
+from elman.gradients.chunks import Stepped, Time, checked_time
 from elman.gradients.memory import Memory, Plan, Sizes, Stored, checked_memory, reversed_pieces
 from elman.recurrence import traced
 
-FULL, STORED = Full(), Stored()
+FULL, STORED, STEPPED = Full(), Stored(), Stepped()
 
 
 class Recurrent(nn.Module):
@@ -57,8 +58,14 @@ class Recurrent(nn.Module):
         batch_first: bool = False,
         carry: Carry = FULL,
         memory: Memory = STORED,
+        time: Time = STEPPED,
     ) -> None:
         super().__init__()
+        if checked_time(time).in_chunks:
+            raise UserError(
+                f"{time} needs a kernel, and a module of your own runs a step at a time",
+                hint="declare its equations with elman.cell, and Recurrent(cell, sizes, time=…)",
+            )
         if not isinstance(cell, nn.Module):
             raise UserError(
                 f"Recurrent runs modules and cells, and was given {cell!r}",

@@ -89,7 +89,10 @@ struct Backward {
             dafter[i] = load(dc + (i - 1) * H + u, n);
         }
         FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) own[i] = load(p + i * H + u, n);
-        own_step_back(a, a_h, before, own, dafter, da_x, da_h, dbefore, downs);
+        vec drawn[OWN_NOISE + 1];
+        const real *noise = static_cast<const real *>(job->noise) + s * OWN_NOISE * H + u;
+        FLATTEN for (int i = 0; i < OWN_NOISE; i++) drawn[i] = load(noise + i * H, n);
+        own_step_back(a, a_h, before, own, drawn, dafter, da_x, da_h, dbefore, downs);
         store(dh + u, dbefore[0], n);
         FLATTEN for (int i = 1; i < OWN_STATES; i++)
             store(dc + (i - 1) * H + u, keep == 0 ? vec{} : keep * dbefore[i], n);

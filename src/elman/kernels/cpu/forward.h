@@ -102,7 +102,10 @@ struct Forward {
         before[0] = load(hs + s * H + u, n);
         FLATTEN for (int i = 1; i < OWN_STATES; i++) before[i] = load(cs + s * C + (i - 1) * H + u, n);
         FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) own[i] = load(p + i * H + u, n);
-        own_step(a, a_h, before, own, after);
+        vec drawn[OWN_NOISE + 1];
+        const real *noise = static_cast<const real *>(job->noise) + s * OWN_NOISE * H + u;
+        FLATTEN for (int i = 0; i < OWN_NOISE; i++) drawn[i] = load(noise + i * H, n);
+        own_step(a, a_h, before, own, drawn, after);
         if (gates) {
             real *kept = gates + s * kept_of(OWN) * H + u;
             FLATTEN for (int g = 0; g < OWN_GATES; g++) store(kept + g * H, a[g], n);

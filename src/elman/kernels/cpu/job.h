@@ -9,6 +9,7 @@ enum Cell : int64_t { TANH, RELU, LINEAR, GRU, LSTM, OWN };
 #define OWN_APART 0
 #define OWN_STATES 1
 #define OWN_PARAMETERS 0
+#define OWN_NOISE 0
 #endif
 
 inline int64_t gates_of(int64_t cell) {
@@ -49,6 +50,9 @@ struct Job {
     /* a described cell's own numbers, and their gradient */
     const void *own; /* (P, H) */
     void *down;
+#ifdef OWN_CELL
+    const void *noise; /* (S, N, H): drawn for every step; `OwnArguments` in library.py */
+#endif
 };
 
 /* The output layer and its loss: o = h Wᵀ + b, the mean of -log softmax(o)[target]. */

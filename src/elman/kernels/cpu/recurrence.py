@@ -175,6 +175,7 @@ def inputs_of(piece: Piece, real: torch.dtype) -> dict[str, Tensor | None]:
         "b_ih": plain(w.b_ih, real),
         "b_hh": plain(w.b_hh, real),
         "own": plain(w.own, real),
+        **({} if piece.noise is None else {"noise": plain(piece.noise, real)}),
         "lengths": None if lengths is None else integers(lengths, "lengths"),
     }
 
