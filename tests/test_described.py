@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import elman
-from elman import LanguageModel, nn
+from elman import LanguageModel, generation, nn
 from elman.cells import CELLS, Weights
 from elman.cells.base import diagonal_blocks
 from elman.cells.declaration import cell
@@ -22,7 +22,7 @@ from elman.cells.tracing import trace
 from elman.cli import run
 from elman.errors import UserError
 from elman.forecasting import Recurrent as Forecaster
-from elman.gradients import Checkpointed, Randomized, Truncated
+from elman.gradients import Checkpointed, Chunked, Randomized, Truncated
 from elman.kernels import described
 from elman.kernels.contract import Piece
 from elman.reports import report
@@ -203,6 +203,24 @@ def test_recurrent_takes_a_declared_cell_and_its_sizes():
         nn.Recurrent(3)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
+def test_chunks_of_time_run_a_declared_cell_and_no_module():
+    torch.manual_seed(5)
+    rnn = nn.Recurrent("mgu", 3, 16, dtype=torch.float64)
+    xs = torch.randn(2400, 1, 3, dtype=torch.float64)
+    expected, theirs = gradients(rnn, xs, rnn)
+    rnn.time = Chunked(chunks=8, overlap=150, tolerance=1e-9)
+    ys, mine = gradients(rnn, xs, rnn)
+    assert rnn.seams.forward is not None
+    assert rnn.seams.forward.chunks > 1, rnn.seams
+    for a, b in zip([ys, *mine], [expected, *theirs], strict=True):
+        assert a is not None
+        assert b is not None
+        assert (a - b).abs().max() <= 1e-7 * b.abs().max()
+    assert "side by side" in elman.kernels.explain(rnn, xs).time
+    with pytest.raises(UserError, match="a module of your own runs a step at a time"):
+        nn.Recurrent(torch.nn.GRUCell(3, 4), time=Chunked())
+
+
 @needs_compiler
 @pytest.mark.parametrize("gates", [5, 8, 16])
 def test_many_gates_run_in_the_kernel(gates, monkeypatch):
@@ -236,6 +254,8 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
     assert ys.dtype == dtype
     assert torch.equal(ys, expected.to(dtype)), "states are rounded on their way out only"
     for a, b in zip(mine, theirs, strict=True):
+        assert a is not None
+        assert b is not None
         assert (a.float() - b).abs().max() <= 8 * eps * b.abs().max()
 
 
@@ -386,7 +406,8 @@ def test_a_derivative_that_is_wrong_is_refused(derivative, words):
 def test_every_shipped_cell_trains_from_the_command_line_and_forecasts(
     name, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(report, "write", lambda *a, **k: None)
+    monkeypatch.setattr(report, "write", lambda run: run.path / "report.html")
+    monkeypatch.setattr(generation, "specimen", lambda model, vocab, **_: "a sample")
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 30)
     options = "--hidden-size 8 --window 8 --batch-size 4 --epochs 1 --diagnose 0 --device cpu"

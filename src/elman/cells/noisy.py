@@ -62,7 +62,7 @@ def noisy(cell: Cell, zoneout: float = 0.0, updates: float = 0.0, drawn: bool = 
 def named(cell: str, zoneout: float, updates: float, drawn: bool) -> str:
     """What a noisy cell is called."""
     parts = [("zoneout", zoneout), ("recurrent dropout", updates)]
-    words = [f"{word} {p:g}" for word, p in parts if p]
+    words = [f"{word} {p}" for word, p in parts if p]
     return f"{cell} with {' and '.join(words)}" + ("" if drawn else ", in expectation")
 
 

@@ -42,8 +42,8 @@ def forward(
     xs: Tensor,
     state: State,
     lengths: Tensor | None = None,
-    noise: Tensor | None = None,
     gates: Tensor | None = None,
+    noise: Tensor | None = None,
 ) -> Trace:
     """Run a cell over a piece of time; a row that has ended (t ≥ its length) holds its state.
 

@@ -22,7 +22,7 @@ import platformdirs
 
 from elman.cells import Cell
 from elman.cells.described import Described
-from elman.cells.expressions import Expression, cpp, given, replaced
+from elman.cells.expressions import Expression, cpp, given, hoisted, replaced
 from elman.kernels.contract import Piece
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, OwnArguments
@@ -167,9 +167,18 @@ def source(cell: Described, kind: int, variant: str) -> str:
     def body(ends: list[Expression], targets: list[str]) -> str:
         return "\n    ".join(cpp(replaced(ends, sums), targets, names))
 
-    forth = body(equations.after, [f"after[{i}]" for i in range(cell.count)])
+    slots = [given(f"a{g}" if summed[g] else f"x{g}") for g in range(cell.gates)]
+    slots += [given(f"h{g}") for g in range(cell.gates) if not summed[g]]
+    backwards = replaced(equations.back, sums)
+    kept = hoisted(backwards, slots, {f"d{i}" for i in range(cell.count)})
+    known = {e: given(f"k{i}") for i, e in enumerate(kept)}
+    names |= {f"k{i}": f"kept[{i}]" for i in range(len(kept))}
+    forth = body(
+        [*equations.after, *kept],
+        [*(f"after[{i}]" for i in range(cell.count)), *(f"kept[{i}]" for i in range(len(kept)))],
+    )
     back = body(
-        equations.back,
+        replaced(backwards, known),
         [
             *(f"da_x[{g}]" for g in range(cell.gates)),
             *(f"da_h[{g}]" for g in range(cell.gates)),
@@ -194,10 +203,10 @@ def source(cell: Described, kind: int, variant: str) -> str:
 namespace {{
 constexpr bool OWN_SUMMED[] = {{{flags}}};
 INLINE void own_step(const vec *a, const vec *a_h, const vec *before, const vec *own,
-                     const vec *drawn, vec *after) {{
+                     const vec *drawn, vec *after, vec *kept) {{
     {forth}
 }}
-INLINE void own_step_back(const vec *a, const vec *a_h, const vec *before, const vec *own,
+INLINE void own_step_back(const vec *kept, const vec *before, const vec *own,
                           const vec *drawn, const vec *dafter, vec *da_x, vec *da_h,
                           vec *dbefore, vec *down) {{
     {back}

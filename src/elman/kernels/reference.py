@@ -29,8 +29,9 @@ class Reference:
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
+        cell, w, xs, state, lengths, noise = piece
         gates = self.empty_gates(piece) if needs_gates else None
-        return through_time.forward(*piece, gates=gates)
+        return through_time.forward(cell, w, xs, state, lengths, gates, noise)
 
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull

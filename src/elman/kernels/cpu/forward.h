@@ -105,13 +105,10 @@ struct Forward {
         vec drawn[OWN_NOISE + 1];
         const real *noise = static_cast<const real *>(job->noise) + s * OWN_NOISE * H + u;
         FLATTEN for (int i = 0; i < OWN_NOISE; i++) drawn[i] = load(noise + i * H, n);
-        own_step(a, a_h, before, own, drawn, after);
-        if (gates) {
-            real *kept = gates + s * kept_of(OWN) * H + u;
-            FLATTEN for (int g = 0; g < OWN_GATES; g++) store(kept + g * H, a[g], n);
-            for (int g = 0, i = OWN_GATES; g < OWN_GATES; g++)
-                if (!OWN_SUMMED[g]) store(kept + i++ * H, a_h[g], n);
-        }
+        vec kept[OWN_GATES + OWN_APART];
+        own_step(a, a_h, before, own, drawn, after, kept);
+        real *to = gates + s * kept_of(OWN) * H + u;
+        if (gates) FLATTEN for (int i = 0; i < OWN_GATES + OWN_APART; i++) store(to + i * H, kept[i], n);
         FLATTEN for (int i = 1; i < OWN_STATES; i++) store(cs + (s + B) * C + (i - 1) * H + u, after[i], n);
         store(hs + (s + B) * H + u, after[0], n);
         store_operand(next + u, after[0], n); /* beyond n may be anything, and must stay 0 */
