@@ -151,6 +151,8 @@ def _timed_communication() -> list[tuple[float, int]]:
     """Seconds and bytes of every call of torch.distributed from here on; a GPU's are not timed."""
     import torch.distributed as dist
 
+    from elman.training.processes import ALL_GATHER
+
     spent: list[tuple[float, int]] = []
 
     def timed(name: str) -> None:
@@ -165,7 +167,7 @@ def _timed_communication() -> list[tuple[float, int]]:
 
         setattr(dist, name, call)
 
-    for name in ("all_reduce", "all_to_all_single", "all_gather_into_tensor", "all_gather"):
+    for name in ("all_reduce", "all_to_all_single", ALL_GATHER, "all_gather"):
         timed(name)
     return spent
 

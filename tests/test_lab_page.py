@@ -187,8 +187,8 @@ def test_inside_colours_by_surprise_and_by_units_and_says_what_comes_next(page, 
     row = page.locator(".columns tr").first.inner_text()
     assert likeliest.strip() in row
     assert f"{100 * p:.0f}" in row or f"{100 * p:.1f}" in row
-    page.fill("input.short", "at")
     page.select_option("select", "pattern")
+    page.fill("input.short", "at")
     page.click("#search")
     page.wait_for_selector("text=r =")
 
@@ -259,16 +259,18 @@ def test_every_control_can_be_reached_and_has_a_name(page):
 def test_pictures_for_the_documentation(browser, address):
     folder = Path(os.environ["ELMAN_SHOTS"])
     runs = json.loads(os.environ.get("ELMAN_SHOTS_RUN", '"book"'))
-    for theme in ("light", "dark"):
-        for width, height in ((1440, 900), (390, 844)):
-            context = browser.new_context(
-                viewport={"width": width, "height": height}, color_scheme=theme, locale="en"
-            )
-            shot = context.new_page()
-            shot.goto(address)
-            shot.wait_for_selector("#start")
-            for view in ("train", "microscope", "inside", "write"):
-                visit(shot, runs, view)
-                shot.wait_for_timeout(4000)
-                shot.screenshot(path=folder / f"lab-{view}-{width}-{theme}.png", full_page=True)
-            context.close()
+    sizes = {1440: 900, 390: 844, 3840: 2160}
+    wanted = [(w, theme, "en") for w in (1440, 390) for theme in ("light", "dark")]
+    for width, theme, language in [*wanted, (3840, "dark", "en"), (1440, "light", "zh-CN")]:
+        context = browser.new_context(
+            viewport={"width": width, "height": sizes[width]}, color_scheme=theme, locale=language
+        )
+        shot = context.new_page()
+        shot.goto(address)
+        shot.wait_for_selector("#start")
+        for view in ("train", "microscope", "inside", "write"):
+            visit(shot, runs, view)
+            shot.wait_for_timeout(4000)
+            name = f"{view}-{width}-{theme}" + ("" if language == "en" else "-zh")
+            shot.screenshot(path=folder / f"{name}.png", full_page=True)
+        context.close()

@@ -134,6 +134,7 @@ def test_two_processes_compute_what_one_does_to_the_last_bit(one_thread):
     assert status == 0, err
     found = json.loads(out.splitlines()[-1])
     errors, captured = found.pop("modules"), found.pop("captured")
+    assert found.pop("threads") == []  # one of them, late, would abort a process that is done
     assert captured == pytest.approx(several_processes.captured(ALONE), rel=1e-5)
     assert found == {name: several_processes.trained(name, ALONE) for name in names}
     assert max(errors.values()) < 1e-5, errors  # DDP and FSDP2 around elman.nn, float32
@@ -146,7 +147,7 @@ def test_three_and_four_processes_do_so_too(count, one_thread):
     status, out, err, _ = torchrun(count, HERE / "several_processes.py", *names)
     assert status == 0, err
     alone = {name: several_processes.trained(name, ALONE) for name in names}
-    assert json.loads(out.splitlines()[-1]) == alone
+    assert json.loads(out.splitlines()[-1]) == {**alone, "threads": []}
 
 
 FAILING = """

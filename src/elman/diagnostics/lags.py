@@ -1,5 +1,6 @@
 """How far back the gradient reaches: ‖∂L_t/∂h_{t-k}‖ for every t and k."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class ByLag:
         """How many steps back the losses were followed."""
         return self.norms.shape[1] - 1
 
-    @property
+    @functools.cached_property
     def mean(self) -> Array:
         """‖∂L_t/∂h_{t-k}‖ at each lag k, averaged over the losses."""
         return self.norms.mean(0)
@@ -62,7 +63,7 @@ class ByLag:
         lag = np.arange(len(logs))
         return float(np.polyfit(lag, logs, 1)[0]) if len(logs) > 1 else 0.0
 
-    @property
+    @functools.cached_property
     def share(self) -> Array:
         """share[k]: what part of Σ_k ‖∂L_t/∂h_{t-k}‖ (mean over t) lies at lags 0 … k."""
         summed = np.cumsum(self.mean)

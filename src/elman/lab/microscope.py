@@ -149,7 +149,6 @@ def shares(lags: ByLag, used: int) -> dict[str, Any]:
         "cut": 1 - lags.kept(used),
         "decay": lags.decay if np.isfinite(lags.decay) else None,
         "settled": lags.settled,
-        "words": lags.words(used),
     }
 
 

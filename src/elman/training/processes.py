@@ -23,6 +23,8 @@ as in an all-reduce.
 """
 
 import atexit
+import gc
+import importlib
 import os
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -35,6 +37,8 @@ from torch import Tensor
 from elman.errors import UserError, WorkFailed
 from elman.text.batches import shares
 
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+"""The name of one and the same function since torch 2.13, and before."""
 PATIENCE = timedelta(minutes=30)
 """How long a process waits for the others before it gives them up."""
 
@@ -110,6 +114,7 @@ class Processes:
             return ALONE
         if CURRENT:
             return CURRENT[0]
+        _forestall_keeping()
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
         cuda = torch.cuda.is_available()
         dist.init_process_group(
@@ -120,7 +125,7 @@ class Processes:
             timeout=PATIENCE,
         )
         CURRENT.append(cls(rank, size, dist.PrefixStore("elman", store)))
-        atexit.register(leave)  # threads that gloo still has at the end would abort the process
+        atexit.register(leave)
         return CURRENT[0]
 
     @property
@@ -211,10 +216,25 @@ ALONE = Processes()
 
 
 def leave() -> None:
-    """Take leave of the other processes, so that nobody waits for this one."""
+    """Take leave of the other processes, so that nobody waits for this one.
+
+    The threads of gloo end with the last reference to the group. One that still lets go of a tensor
+    while Python shuts down aborts the process, whose work was done: so cycles that hold the group,
+    as those of a DistributedDataParallel, are collected here.
+    """
     if CURRENT:
         CURRENT.clear()
         dist.destroy_process_group()
+        gc.collect()
+
+
+def _forestall_keeping() -> None:
+    """Load what would keep the group for ever, had it been loaded after the group was made.
+
+    `torch.distributed.nn.functional`, which every optimizer of torch loads, has functions with
+    `group=group.WORLD`: the group of the moment in which they are defined.
+    """
+    importlib.import_module("torch.distributed.nn.functional")
 
 
 class _losses:  # noqa: N801 - reads as a verb: with _losses(): …
@@ -317,7 +337,7 @@ class LaneGroups:
             for theirs, values in zip(nodes, received, strict=True):
                 for node, value in zip(theirs, values, strict=False):
                     tree.add(node, value)
-            dist.all_gather_into_tensor(total, tree.total())
+            getattr(dist, ALL_GATHER)(total, tree.total())
         return total[:length]
 
 

@@ -1,32 +1,32 @@
 // Curves: uPlot with the page's colours, horizontal lines (baselines, clip) and vertical marks (changes).
 
 import uPlot from "./vendor/uPlot.esm.js";
-import { style } from "./dom.js";
+import { larger, style } from "./dom.js";
 
 const HEIGHT = 280;
 
 export class Chart {
   constructor(home, { series, log = false, label, x = "step", height = HEIGHT, anywhere = false }) {
     this.home = home;
-    this.height = height;
+    this.height = height * larger();
     this.lines = [];
     this.marks = [];
     this.least = anywhere ? -Infinity : 0; // of most curves nothing lies below zero
     const grid = () => ({ stroke: style("--rule"), width: 1 });
-    const axis = { stroke: () => style("--soft"), grid: grid(), ticks: grid(), font: "12px system-ui" };
+    const axis = { stroke: () => style("--soft"), grid: grid(), ticks: grid(), font: `${12 * larger()}px system-ui`, size: 50 * larger(), space: 50 * larger() };
     this.plot = new uPlot({
       width: this.width(),
-      height,
+      height: this.height,
       scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (u, low, high) => this.range(low, high) } },
-      axes: [axis, { ...axis, size: 56, values: (u, values) => values.map((v) => (v === null ? "" : v && v < 1e-3 ? v.toExponential(0) : Number(v.toPrecision(3)))), ...(log ? { filter: decades } : {}) }],
-      series: [{ label: x }, ...series.map((s) => ({ ...s, stroke: () => style(s.colour), width: s.width ?? 1.5, points: { show: s.points ?? false, size: 5 } }))],
+      axes: [axis, { ...axis, size: 56 * larger(), space: 30 * larger(), values: (u, values) => values.map((v) => (v === null ? "" : v && v < 1e-3 ? v.toExponential(0) : Number(v.toPrecision(3)))), ...(log ? { filter: decades } : {}) }],
+      series: [{ label: x }, ...series.map((s) => ({ ...s, stroke: () => style(s.colour), width: (s.width ?? 1.5) * larger(), points: { show: s.points ?? false, size: 5 } }))],
       legend: { live: true },
       cursor: { drag: { x: true, y: false } },
       hooks: { draw: [() => this.overlay()] },
     }, [[], ...series.map(() => [])], home);
     home.setAttribute("role", "img");
     home.setAttribute("aria-label", label);
-    this.watcher = new ResizeObserver(() => this.plot.setSize({ width: this.width(), height }));
+    this.watcher = new ResizeObserver(() => this.plot.setSize({ width: this.width(), height: this.height }));
     this.watcher.observe(home);
   }
 
@@ -47,7 +47,7 @@ export class Chart {
 
   overlay() {
     const { ctx, bbox } = this.plot;
-    const dots = window.devicePixelRatio || 1;
+    const dots = (window.devicePixelRatio || 1) * larger();
     ctx.save();
     ctx.font = `${11 * dots}px system-ui`;
     ctx.lineWidth = dots;
@@ -88,11 +88,14 @@ export class Chart {
   }
 }
 
-// Over many powers of ten, only those are named.
+// Over many powers of ten, only those are named; over few, 1, 2 and 5 of each.
 function decades(plot, splits) {
   const seen = splits.filter((v) => v > 0);
   const far = Math.log10(seen.at(-1) / seen[0]) > 2.5, every = Math.ceil(Math.log10(seen.at(-1) / seen[0]) / 6);
-  return splits.map((v) => { const power = Math.log10(v); return !far || (Math.abs(power - Math.round(power)) < 1e-9 && Math.round(power) % every === 0) ? v : null; });
+  return splits.map((v) => {
+    const power = Math.floor(Math.log10(v) + 1e-9), leading = Math.round(v / 10 ** power);
+    return (far ? leading === 1 && power % every === 0 : [1, 2, 5].includes(leading)) ? v : null;
+  });
 }
 
 // Tables of [x, y] on one x axis.

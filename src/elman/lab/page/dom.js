@@ -40,6 +40,11 @@ export function style(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// How much larger things are drawn on a screen that is larger than a desk's.
+export function larger() {
+  return Math.max(1, parseFloat(getComputedStyle(document.documentElement).fontSize) / 15);
+}
+
 // A canvas with as many dots as the screen has, however large it is drawn.
 export function sharp(canvas, width, height) {
   const dots = window.devicePixelRatio || 1;

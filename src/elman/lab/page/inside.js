@@ -22,9 +22,9 @@ export function inside(home, { id, fail, sample }) {
   const shown = h("div", { className: "text", id: "coloured" }), summary = h("p", { className: "soft", role: "status" });
   const unit = h("input", { type: "number", min: 0, value: place().unit ?? 0, "aria-label": t("Unit") });
   const signals = [["quotes", "inside quotes"], ["line", "line length"], ["brackets", "bracket depth"], ["capitals", "capitals"], ["pattern", "a pattern:"]];
-  const what = h("select", { "aria-label": t("Which units follow …") }, signals.map(([value, label]) => h("option", { value }, t(label))));
-  const pattern = h("input", { type: "text", className: "short", value: "the", "aria-label": t("a pattern:") });
-  const foundHome = h("div", { className: "row" }), nextHome = h("div", {}), similarHome = h("div", {}), again = h("div", {});
+  const what = h("select", { "aria-label": t("Which units follow …"), onchange: () => { pattern.hidden = what.value !== "pattern"; } }, signals.map(([value, label]) => h("option", { value }, t(label))));
+  const pattern = h("input", { type: "text", className: "short", value: "the", hidden: true, "aria-label": t("a pattern:") });
+  const foundHome = h("div", { className: "row" }), nextHome = h("div", {}, h("p", { className: "soft" }, t("Click a token: what the model expected there, beside Kneser–Ney; and where its state was alike."))), similarHome = h("div", {}), again = h("div", {});
   const ask = async (kind, more, show) => {
     sessionStorage.setItem(`inside-${id}`, text.value);
     try {
@@ -83,7 +83,7 @@ export function inside(home, { id, fail, sample }) {
       text,
       h("div", { className: "row" }, h("button", { className: "main", id: "surprise", onclick: surprise }, t("Surprise")),
         h("label", {}, t("Unit"), unit), h("button", { id: "unit", onclick: () => activation(Number(unit.value)) }, t("Show"))),
-      shown, summary, h("p", { className: "soft" }, t("Click a token: what the model expected there, beside Kneser–Ney; and where its state was alike."))),
+      shown, summary),
     h("div", { className: "grid" },
       h("section", { className: "card" }, h("h2", {}, t("Which units follow …")),
         lede(t("Units whose activation is most correlated with something in the text."), equation("r_i = corr_t(h_{ti}, s_t)")),

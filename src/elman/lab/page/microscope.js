@@ -3,7 +3,7 @@
 import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { Chart } from "./chart.js";
-import { equation, h, number, percent, sharp, style, visible } from "./dom.js";
+import { equation, h, larger, number, percent, sharp, style, visible } from "./dom.js";
 import { t } from "./words.js";
 
 const FASTEST = 100; // milliseconds between two pictures
@@ -22,10 +22,10 @@ export function microscope(home, { id, fail, live }) {
   const canvas = h("canvas", { tabIndex: 0, role: "img", id: "heat", "aria-label": "∂L_t/∂h_{t−k}" });
   const picture = h("div", { className: "picture" }, canvas);
   const strip = h("div", { className: "strip", "aria-label": t("Text") });
-  const tiles = h("div", { className: "tiles" }), words = h("p", {}), told = h("p", { className: "soft", role: "status" });
+  const tiles = h("div", { className: "tiles" }), words = h("p", {}, t("looking …")), told = h("p", { className: "soft", role: "status" });
   const slider = h("input", { type: "range", min: 1, id: "cut", "aria-label": t("Truncation window") });
   const size = h("b", {});
-  const use = h("button", { className: "main", onclick: () => change() }, t("Train on with this window"));
+  const use = h("button", { className: "main", disabled: true, onclick: () => change() }, t("Train on with this window"));
   const carriesHome = h("div", { className: "scroll" }), spectrumHome = h("div", {}), spectrumWords = h("p", { className: "soft" });
 
   home.append(
@@ -62,8 +62,8 @@ export function microscope(home, { id, fail, live }) {
   }
   const geometry = () => {
     const width = Math.max(260, picture.clientWidth), lags = frame.norms[0].length;
-    const left = 34, cell = (width - left) / losses(), row = Math.max(3, Math.min(9, 380 / lags));
-    return { width, height: row * lags + 22, left, cell, row, lags };
+    const left = 34 * larger(), cell = (width - left) / losses(), row = Math.max(3, Math.min(9, 380 / lags)) * larger();
+    return { width, height: row * lags + 22 * larger(), left, cell, row, lags };
   };
 
   function draw() {
@@ -73,7 +73,7 @@ export function microscope(home, { id, fail, live }) {
     const most = Math.max(...frame.norms.map((n) => n[0]), ...frame.norms.flat());
     const cuts = edges(window_);
     const paper = style("--paper").match(/[0-9a-f]{2}/gi).map((c) => parseInt(c, 16)); // what is cut off fades into it
-    context.font = "11px system-ui";
+    context.font = `${11 * larger()}px system-ui`;
     frame.norms.forEach((norms, i) => {
       const reach = kept(frame.first + i, cuts);
       norms.forEach((norm, k) => {
@@ -83,7 +83,7 @@ export function microscope(home, { id, fail, live }) {
       });
     });
     context.strokeStyle = style("--mark");
-    context.lineWidth = 2;
+    context.lineWidth = 2 * larger();
     context.beginPath();
     frame.norms.forEach((_, i) => {
       const y = Math.min(lags, kept(frame.first + i, cuts) + 1) * row;
@@ -97,9 +97,9 @@ export function microscope(home, { id, fail, live }) {
     }
     context.fillStyle = style("--soft");
     context.textAlign = "right";
-    for (let k = 0; k < lags; k += lags > 40 ? 16 : 8) context.fillText(k, left - 6, k * row + 9);
+    for (let k = 0; k < lags; k += lags > 40 ? 16 : 8) context.fillText(k, left - 6, k * row + 9 * larger());
     context.textAlign = "center";
-    const every = Math.ceil(9 / cell);
+    const every = Math.ceil((9 * larger()) / cell);
     for (let i = 0; i < losses(); i += every) context.fillText(visible(frame.tokens[frame.first + i + 1]), left + (i + 0.5) * cell, height - 6);
     colourStrip(most);
   }
@@ -137,7 +137,8 @@ export function microscope(home, { id, fail, live }) {
       [t("window that keeps 99 %"), more + frame.keep99, "keep99"],
       [t("saturated"), percent(frame.saturation), "saturated"],
     ].map(([name, value, key]) => h("div", { className: "tile", "data-key": key }, h("b", {}, value), h("span", {}, name))));
-    words.textContent = frame.words;
+    words.textContent = t("half of the gradient lies within {0}, 90 % within {1} steps; a window of {2} keeps {3}",
+      more + frame.half, more + frame.ninety, window_, (frame.settled ? "" : `${t("at most")} `) + percent(keeps));
   }
 
   function setWindow(value) {
