@@ -2,23 +2,30 @@
 
 import copy
 import itertools
+import json
+import pickle
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 import elman
-from elman import LanguageModel, nn
+from elman import LanguageModel, generation, nn
 from elman.cells import CELLS, Weights
+from elman.cells.base import diagonal_blocks
 from elman.cells.declaration import cell
 from elman.cells.described import Described
 from elman.cells.expressions import evaluate, given, pulls
 from elman.cells.tracing import trace
+from elman.cli import run
 from elman.errors import UserError
-from elman.gradients import Checkpointed, Randomized, Truncated
+from elman.forecasting import Recurrent as Forecaster
+from elman.gradients import Checkpointed, Chunked, Randomized, Truncated
 from elman.kernels import described
 from elman.kernels.contract import Piece
+from elman.reports import report
 
 SHIPPED = [c for c in CELLS.values() if isinstance(c, Described)]
 needs_compiler = pytest.mark.skipif(
@@ -31,8 +38,8 @@ def by_autograd(c, rnn, xs, lengths=None):
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "own_l0")
     W_ih, W_hh, b_ih, b_hh, own = (getattr(rnn, name, None) for name in names)
     assert W_hh is not None
-    if c.heads > 1:
-        W_hh = W_hh * nn._diagonal_blocks(W_hh, c.heads)
+    if c.heads != 1:
+        W_hh = W_hh * diagonal_blocks(W_hh, c.heads)
     w = Weights(W_ih, W_hh, b_ih, b_hh, None, own)
     state = tuple(xs.new_zeros(xs.shape[1], n) for n in c.state_sizes(rnn.hidden_size))
     ys = []
@@ -77,6 +84,10 @@ POINTWISE = {
     ),
     "bounds": lambda a, b: torch.clamp(a, -0.5, 0.5) + b.clamp(min=0) + torch.abs(a) * b.sign(),
     "others": lambda a, b: torch.lerp(a, b, 0.3) + torch.addcmul(a, a, b) + torch.square(b),
+    "true or false": lambda a, b: (
+        (a > b) * a + (a < 0).double() * b + torch.logical_not(a > 1).to(a.dtype) * b
+    ),
+    "filled": lambda a, b: a.masked_fill(b > 0, 2.0) * b + torch.logaddexp(a, b),
     "held": lambda a, b: a * b.detach() + torch.ones_like(a) - torch.zeros_like(b) - b,
 }
 
@@ -168,6 +179,86 @@ def test_carry_memory_lengths_and_stacks_work_as_for_any_cell(c, carry, monkeypa
     assert_close(again, mine, 2**-52)
 
 
+@needs_compiler
+def test_recurrent_takes_a_declared_cell_and_its_sizes():
+    @cell(gates=2, states=1)
+    def minimal_gated(a_x, a_h, h):
+        f = torch.sigmoid(a_x[0] + a_h[0])
+        n = torch.tanh(a_x[1] + f * a_h[1])
+        return (1 - f) * h + f * n
+
+    rnn = nn.Recurrent(minimal_gated, 6, 12, carry=Truncated(3))
+    xs = torch.randn(7, 2, 6)
+    said = str(elman.kernels.explain(rnn, xs))
+    assert said.splitlines()[-1] == "described: runs (compiled from minimal_gated)"
+    twin = nn.Layers("mgu", 6, 12, carry=Truncated(3))
+    twin.load_state_dict(rnn.state_dict())
+    (ys, mine), (expected, theirs) = gradients(rnn, xs, rnn), gradients(twin, xs, twin)
+    assert_close([ys, *mine], [expected, *theirs], 2**-23)
+    module = nn.Recurrent(torch.nn.GRUCell(6, 12), carry=Truncated(3))
+    again = pickle.loads(pickle.dumps(copy.deepcopy(module)))
+    assert isinstance(again, nn.Recurrent)
+    assert torch.equal(again(xs)[0], module(xs)[0])
+    with pytest.raises(UserError, match="modules and cells, and was given 3"):
+        nn.Recurrent(3)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def test_chunks_of_time_run_a_declared_cell_and_no_module():
+    torch.manual_seed(5)
+    rnn = nn.Recurrent("mgu", 3, 16, dtype=torch.float64)
+    xs = torch.randn(2400, 1, 3, dtype=torch.float64)
+    expected, theirs = gradients(rnn, xs, rnn)
+    rnn.time = Chunked(chunks=8, overlap=150, tolerance=1e-9)
+    ys, mine = gradients(rnn, xs, rnn)
+    assert rnn.seams.forward is not None
+    assert rnn.seams.forward.chunks > 1, rnn.seams
+    for a, b in zip([ys, *mine], [expected, *theirs], strict=True):
+        assert a is not None
+        assert b is not None
+        assert (a - b).abs().max() <= 1e-7 * b.abs().max()
+    assert "side by side" in elman.kernels.explain(rnn, xs).time
+    with pytest.raises(UserError, match="a module of your own runs a step at a time"):
+        nn.Recurrent(torch.nn.GRUCell(3, 4), time=Chunked())
+
+
+@needs_compiler
+@pytest.mark.parametrize("gates", [5, 8, 16])
+def test_many_gates_run_in_the_kernel(gates, monkeypatch):
+    @cell(gates=gates, states=2)
+    def many(a_x, a_h, h, c):
+        y = sum(torch.tanh(a_x[i] + a_h[i] * (i % 3)) for i in range(gates)) / gates
+        return torch.tanh(2 * y + c), 0.5 * c + y * (1 + h)
+
+    for rows, hidden in ((1, 5), (3, 40), (33, 24)):
+        torch.manual_seed(rows)
+        rnn, xs = nn.Layers(many, 4, hidden).double(), torch.randn(6, rows, 4).double()
+        assert elman.kernels.explain(rnn, xs).runs == "described"
+        mine = gradients(rnn, xs, rnn)
+        with monkeypatch.context() as plain:
+            plain.setenv("ELMAN_KERNELS", "reference")
+            theirs = gradients(rnn, xs, rnn)
+        assert_close([mine[0], *mine[1]], [theirs[0], *theirs[1]], 2**-52)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
+    torch.manual_seed(4)
+    half, full = nn.Layers("mgu", 5, 24).to(dtype), nn.Layers("mgu", 5, 24)
+    full.load_state_dict(half.state_dict())
+    xs = torch.randn(9, 3, 5).to(dtype)
+    assert elman.kernels.explain(half, xs).runs == "described"
+    ys, mine = gradients(half, xs, half)
+    expected, theirs = gradients(full, xs.float(), full)
+    eps = torch.finfo(dtype).eps
+    assert ys.dtype == dtype
+    assert torch.equal(ys, expected.to(dtype)), "states are rounded on their way out only"
+    for a, b in zip(mine, theirs, strict=True):
+        assert a is not None
+        assert b is not None
+        assert (a.float() - b).abs().max() <= 8 * eps * b.abs().max()
+
+
 def test_a_described_gru_is_the_gru():
     @cell(gates=3)
     def another(a_x, a_h, h):
@@ -210,7 +301,7 @@ def test_a_declared_cell_is_a_cell_like_any_other():
 def test_heads_read_their_own_units_alone_and_stay_so():
     rnn = nn.Layers("slstm", 3, 16)
     W_hh = rnn.get_parameter("weight_hh_l0")
-    blocks = nn._diagonal_blocks(W_hh, 4)
+    blocks = diagonal_blocks(W_hh, 4)
     assert not (W_hh * (1 - blocks)).any()
     ys, _ = rnn(torch.randn(6, 2, 3))
     ys.sum().backward()
@@ -232,6 +323,115 @@ def test_equations_that_use_one_another_often_take_no_longer_for_it():
         return torch.tanh(y + h)
 
     assert len(deep.equations.back) == 3
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_layer_norm_lstm_is_its_papers_loop(bias):
+    torch.manual_seed(6)
+    rnn = nn.Layers("layer_norm_lstm", 3, 7, bias=bias, dtype=torch.float64)
+    with torch.no_grad():
+        rnn.own_l0.add_(torch.randn(10, 7, dtype=torch.float64) / 4)
+    xs = torch.randn(6, 4, 3, dtype=torch.float64)
+    assert elman.kernels.explain(rnn, xs).runs == "reference"
+
+    def n(a):
+        mean, variance = a.mean(-1, keepdim=True), a.var(-1, keepdim=True, correction=0)
+        return (a - mean) / torch.sqrt(variance + 1e-5)
+
+    def loop(xs):
+        W_ih, W_hh, *biases, own = (getattr(rnn, name) for name in rnn._flat_weights_names)
+        gain_x, gain_h = own[:4].flatten(), own[4:8].flatten()
+        h = c = xs.new_zeros(4, 7)
+        ys = []
+        for x in xs:
+            a = n(x @ W_ih.T) * gain_x + n(h @ W_hh.T) * gain_h + sum(biases)
+            i, f, g, o = a.chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(n(c) * own[8] + own[9])
+            ys.append(h)
+        return torch.stack(ys), (h, c)
+
+    (ys, mine), (expected, theirs) = gradients(rnn, xs, rnn), gradients(rnn, xs, loop)
+    assert_close([ys, *mine], [expected, *theirs], 2**-52)
+    assert all(float(g.abs().max()) > 1e-3 for g in mine), "a gradient that is alive"
+
+
+def test_a_derivative_may_be_given_and_takes_the_place_of_the_chain_rules():
+    def by_hand(a_x, a_h, h, rate, dh):
+        y = torch.tanh(a_x[0] + a_h[0])
+        da = dh * rate * (1 - y * y)
+        return [da], [da], dh * (1 - rate), dh * (y - h)
+
+    @cell(gates=1, parameters={"rate": 0.3}, derivative=by_hand)
+    def handy(a_x, a_h, h, rate):
+        return h + rate * (torch.tanh(a_x[0] + a_h[0]) - h)
+
+    torch.manual_seed(3)
+    rnn = nn.Layers(handy, 3, 8, dtype=torch.float64)
+    xs = torch.randn(6, 4, 3, dtype=torch.float64)
+    ys, mine = gradients(rnn, xs, rnn)
+    plain, theirs = gradients(rnn, xs, lambda xs: by_autograd(handy, rnn, xs))
+    assert_close([ys, *mine], [plain, *theirs], 2**-52)
+    assert handy.equations.back != handy.chain_rule(handy.equations.after)
+
+
+def wrong_slope(a_x, a_h, h, dh):
+    return [dh], [dh * 1.001], torch.zeros_like(h)
+
+
+def too_few(a_x, a_h, h, dh):
+    return [dh], [dh]
+
+
+def sums(a_x, a_h, h, dh):
+    return [dh], [dh], dh.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("derivative", "words"),
+    [
+        (wrong_slope, r"its pull on a_h\[0\] is off by \d"),
+        (too_few, r"derivative returned 2 pulls; not 3"),
+        (sums, r"derivative, line \d+ \(return.*torch.sum is no pointwise"),
+        (lambda a_x, a_h, h: [h], "is called with 4 arguments"),
+    ],
+)
+def test_a_derivative_that_is_wrong_is_refused(derivative, words):
+    with pytest.raises(UserError, match=words):
+        cell(gates=1, name="linear_by_hand", derivative=derivative)(lambda x, a, h: x[0] + a[0])
+    assert "linear_by_hand" not in CELLS
+
+
+@pytest.mark.parametrize("name", [c.model for c in CELLS.values() if c.torch_mode is None])
+def test_every_shipped_cell_trains_from_the_command_line_and_forecasts(
+    name, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(report, "write", lambda run: run.path / "report.html")
+    monkeypatch.setattr(generation, "specimen", lambda model, vocab, **_: "a sample")
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 30)
+    options = "--hidden-size 8 --window 8 --batch-size 4 --epochs 1 --diagnose 0 --device cpu"
+    command = ["train", str(text), "--model", name, *options.split(), "--out", str(tmp_path / "r")]
+    assert run(command) == 0, capsys.readouterr().err
+    assert json.loads((tmp_path / "r" / "config.json").read_text())["model"]["cell"] == name
+    wave = np.sin(np.arange(60) / 4)[:, None]
+    forecaster = Forecaster(cell=name, tau=6, hidden=8, epochs=2, seed=1).fit([wave])
+    assert np.isfinite(forecaster.predict(wave, 3)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("c", SHIPPED, ids=lambda c: c.name)
+def test_a_described_cell_runs_on_a_gpu_and_explain_says_how(c):
+    torch.manual_seed(1)
+    rnn = nn.Layers(c, 3, 8, zoneout=0.1, dtype=torch.float64).eval()
+    xs = torch.randn(6, 4, 3, dtype=torch.float64)
+    ys, mine = gradients(rnn, xs, rnn)
+    rnn.cuda()
+    explained = elman.kernels.explain(rnn, xs.cuda())
+    assert explained.runs == "reference"
+    assert "the input is on cuda" in explained.reasons["described"]
+    there, theirs = gradients(rnn, xs.cuda(), rnn)
+    assert_close([there.cpu(), *(g.cpu() for g in theirs)], [ys, *mine], 2**-52)
 
 
 # ---------------------------------------------------------------------- refusals
@@ -270,6 +470,49 @@ def from_outside(a_x, a_h, h):
 
 
 OUTSIDE = torch.arange(5.0)
+LEARNED = torch.nn.Parameter(torch.tensor(0.5))
+
+
+def learns(a_x, a_h, h):
+    return LEARNED * h
+
+
+def truncates(a_x, a_h, h):
+    return h.to(torch.int64)
+
+
+def rounds(a_x, a_h, h):
+    return (2 * h.half()).double()
+
+
+def true_or_false(a_x, a_h, h):
+    return h > 0
+
+
+def assigns(a_x, a_h, h):
+    h = h.clone()
+    h[:, 0] = 0
+    return h
+
+
+def wants_two_gates(a_x, a_h, h):
+    return a_x[1]
+
+
+def returns_a_dict(a_x, a_h, h):
+    return {"h": h}
+
+
+def is_nan(a_x, a_h, h):
+    return torch.sqrt(-1 - h * h)
+
+
+def normalised(a_x, a_h, h):
+    return F.layer_norm(h, h.shape[-1:])
+
+
+def drops(a_x, a_h, h):
+    return F.dropout(h)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +521,20 @@ OUTSIDE = torch.arange(5.0)
         (not_pointwise, r"not_pointwise, line \d+ \(return h / h.norm.*torch.*no pointwise"),
         (other_shape, r"line \d+ \(return h\[:, :1\]\).*slice is no pointwise"),
         (draws, r"draws, line \d+ .*rand_like is no pointwise"),
-        (reads_the_clock, "did not compute the same thing twice"),
+        (
+            reads_the_clock,
+            r"clock, line \d+ \(return h \* time.*\) did not compute the same .* twice",
+        ),
+        (learns, r"learns, line \d+ .*shape \(\) that wants a gradient comes from outside"),
+        (truncates, r"truncates, line \d+ .*makes torch.int64"),
+        (rounds, r"rounds, line \d+ .*makes torch.float16"),
+        (true_or_false, "is true or false, not a number"),
+        (assigns, r"assigns, line \d+ \(h\[:, 0\] = 0\): it makes a tensor of values"),
+        (wants_two_gates, "a_x and a_h have an entry for each gate"),
+        (returns_a_dict, "returned is dict where"),
+        (is_nan, "gave no finite number on 64 ordinary ones"),
+        (normalised, r"normalised, line \d+ .*native_layer_norm is no pointwise"),
+        (drops, r"drops, line \d+ .*is no pointwise"),
         (looks, r"looks, line \d+ "),
         (two_states, "returned 2 states; it was declared with states=1"),
         (in_place, r"mul_ is no pointwise"),
@@ -294,7 +550,7 @@ def test_what_is_no_cell_is_refused_when_it_is_declared(function, words):
     assert set(CELLS) == known
 
 
-@pytest.mark.parametrize("options", [{"gates": 0}, {"gates": 2.5}, {"states": 9}, {"heads": 0}])
+@pytest.mark.parametrize("options", [{"gates": 0}, {"gates": 2.5}, {"states": 9}, {"heads": -1}])
 def test_sizes_that_make_no_cell_are_refused(options):
     with pytest.raises(UserError, match="must be a whole number"):
         cell(**options)

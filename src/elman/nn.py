@@ -7,10 +7,12 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 - `memory=` says what is kept for the backward pass (default `Stored()`);
 - `time=` says whether steps run one after the other (default `Stepped()`) or in chunks side by side
   (`Chunked()`); `seams` then tells how well the chunks of the last call met;
+- `zoneout=` and `update_dropout=` put noise into every step of a training (`elman.cells.noisy`);
 - an integer input is read as one-hot rows: ids of shape (T, B), or (B, T) with `batch_first`, or
   (T,) unbatched, below `input_size`; they are looked up, never multiplied;
 - `RNN(nonlinearity="linear")`, the recurrence without a nonlinearity;
-- `Layers(cell, …)`, the same for every cell in `elman.cells.CELLS`, also those torch does not have.
+- `Layers(cell, …)`, the same for every cell in `elman.cells.CELLS`, also those torch does not have;
+- `Recurrent(…)`, either that, or any module of your own a step at a time.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any, final
+from typing import Any, Self, final, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from elman.cells import CELLS, Cell, is_torchs, named
+from elman.cells import CELLS, Cell, is_torchs, named, with_noise
+from elman.cells.base import diagonal_blocks
 from elman.errors import UserError
 from elman.gradients.carry import Carry, Full, checked_carry
 from elman.gradients.chunks import Chunked, Stepped, Time, checked_time
@@ -33,9 +36,8 @@ from elman.gradients.memory import Memory, Stored, checked_memory
 from elman.kernels import Job, Kernel, cudnn, runs_whole, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
-from elman.recurrence import compiled, piecewise, prepared, traced, whole
+from elman.recurrence import compiled, custom, piecewise, prepared, traced, whole
 from elman.recurrence.chunked import SHORT, InChunks
-from elman.recurrence.custom import Recurrent
 from elman.recurrence.operator import Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
 from elman.recurrence.seams import Chunks, Seams
@@ -69,6 +71,9 @@ class _Module(torch.nn.RNNBase):
     _equations: str = ""
     """Of a declared cell, which equations this module was made for."""
     _chunks: Chunks | None = None
+    zoneout: float = 0.0
+    update_dropout: float = 0.0
+    _running: str = ""
 
     def __init__(
         self,
@@ -77,6 +82,8 @@ class _Module(torch.nn.RNNBase):
         carry: Carry,
         memory: Memory,
         time: Time = STEPPED,
+        zoneout: float = 0.0,
+        update_dropout: float = 0.0,
         **options: Any,
     ) -> None:
         mode = named(cell).torch_mode
@@ -86,6 +93,40 @@ class _Module(torch.nn.RNNBase):
             self._resize(named(cell))
         self.carry, self.memory = checked_carry(carry), checked_memory(memory)
         self.time = checked_time(time)
+        self._begin_noise(zoneout, update_dropout)
+
+    def _begin_noise(self, zoneout: Any, update_dropout: Any) -> None:
+        for name, p in (("zoneout", zoneout), ("update_dropout", update_dropout)):
+            if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
+                raise UserError(f"{name}={p!r} must be a probability, at least 0 and below 1")
+        super().__setattr__("zoneout", zoneout)
+        super().__setattr__("update_dropout", update_dropout)
+        if self.is_noisy and self.proj_size:
+            raise UserError("zoneout and update_dropout do not go with proj_size")
+        if self.is_noisy and self.bidirectional and self.carry.in_blocks:
+            raise UserError(
+                f"zoneout and update_dropout in both directions do not go with {self.carry}",
+                hint="Truncated() cuts the gradient, too, and goes with both",
+            )
+        self._run_by(self.zoneout, self.update_dropout)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether steps have zoneout or recurrent dropout."""
+        return self.zoneout > 0 or self.update_dropout > 0
+
+    @property
+    def running_cell(self) -> str:
+        """The cell by which a call runs now: with noise, one that draws or its expectation."""
+        return self._running or self.cell
+
+    def _run_by(self, zoneout: float, updates: float) -> None:
+        """Find out which cell that is, whenever something about it changes."""
+        running = ""
+        if zoneout or updates:
+            running = with_noise(self.cell, zoneout, updates, self.training)
+        super().__setattr__("_running", running)  # a plain value to torch.compile
+        super().__setattr__("_settled", {})
 
     @property
     def seams(self) -> Seams:
@@ -94,7 +135,7 @@ class _Module(torch.nn.RNNBase):
 
     def _resize(self, cell: Cell) -> None:
         """Give the parameters as many rows as a cell that `torch.nn` does not have wants."""
-        if self.hidden_size % cell.heads:
+        if cell.heads and self.hidden_size % cell.heads:
             raise UserError(
                 f"hidden_size={self.hidden_size} does not fall into the {cell.heads} heads of "
                 f"{cell.name}"
@@ -124,8 +165,11 @@ class _Module(torch.nn.RNNBase):
                         getattr(self, name), cell.parameters.values(), strict=True
                     ):
                         row.fill_(value) if value is not None else None
-                elif name.startswith("weight_hh") and cell.heads > 1:
-                    getattr(self, name).mul_(_diagonal_blocks(getattr(self, name), cell.heads))
+                elif name.startswith("weight_hh") and cell.heads != 1:
+                    W_hh = getattr(self, name)
+                    if cell.heads == 0:  # not one of many that are summed: not drawn small
+                        W_hh.uniform_()
+                    W_hh.mul_(diagonal_blocks(W_hh, cell.heads))
 
     def flatten_parameters(self) -> None:
         """As `torch.nn`, for cells that cuDNN has; bfloat16 too, which torch forgets."""
@@ -174,7 +218,7 @@ class _Module(torch.nn.RNNBase):
         """The same for a batch on a CPU, no gradient wanted; None: another kind of call."""
         if torch.is_grad_enabled() or type(input) is not Tensor or not input.is_cpu:
             return None
-        if self._cuts(input):
+        if self._cuts(input) or self.is_noisy:
             return None
         if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
@@ -333,7 +377,7 @@ class _Module(torch.nn.RNNBase):
         return stack._replace(apart="its bits are not the same in a CUDA graph and outside of one")
 
     def _network(self, mode: str | None = None) -> Network:
-        cell = named(getattr(self, "cell", "tanh"))
+        cell = named(self._running or getattr(self, "cell", "tanh"))
         return Network(
             mode or (cell.torch_mode if Cudnn.name in cell.kernels else None),
             self.bias,
@@ -347,20 +391,21 @@ class _Module(torch.nn.RNNBase):
     def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
         """All tensors that go into the recurrence, in autocast's dtype where it is on."""
         weights = [getattr(self, name) for name in self._flat_weights_names]
-        if (heads := named(self.cell).heads) > 1:
+        if (heads := named(self.cell).heads) != 1:
             for i, name in enumerate(self._flat_weights_names):
                 if name.startswith("weight_hh"):
-                    weights[i] = weights[i] * _diagonal_blocks(weights[i], heads)
+                    weights[i] = weights[i] * diagonal_blocks(weights[i], heads)
         dtype = weights[0].dtype
         if is_cast(xs.device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(xs.device.type)
-        drops = self.training and self.dropout > 0 and self.num_layers > 1
+        drops = self.dropout > 0 and self.num_layers > 1
+        drawn = self.training and (drops or self.is_noisy)
         return Inputs(
             _as(dtype if xs.is_floating_point() else torch.int64, xs),
             [_as(dtype, s) for s in state],
             [_as(dtype, w) for w in weights],
             None if lengths is None else lengths.to(xs.device),
-            torch.randint(2**62, ()) if drops else None,
+            torch.randint(2**62, ()) if drawn else None,
         )
 
     def backward_through_time(self, xs: Tensor, loss: Loss, h0: Any = None) -> tuple[Tensor, Any]:
@@ -408,7 +453,7 @@ class _Module(torch.nn.RNNBase):
     def _plain(self) -> tuple[str, bool, bool, int, float]:
         """All about the stack that is a plain value."""
         directions = 2 if self.bidirectional else 1
-        return self.cell, self.bias, self.proj_size > 0, directions, self.dropout
+        return self.running_cell, self.bias, self.proj_size > 0, directions, self.dropout
 
     def _recipe(self, steps: int = SHORT) -> Recipe:
         chunks = self._chunks if steps >= SHORT else None
@@ -430,6 +475,8 @@ class _Module(torch.nn.RNNBase):
         GRU(28, 256, num_layers=2)
         """
         cell = named(self.cell)
+        if self.is_noisy:
+            raise UserError(f"torch.nn has no {self.running_cell}")
         if not is_torchs(cell):
             has = ", ".join(c.name for c in CELLS.values() if is_torchs(c))
             raise UserError(
@@ -459,6 +506,10 @@ class _Module(torch.nn.RNNBase):
         super().__setattr__(name, value)
         if name == "time":
             self._begin_chunks(value)
+        if name in ("zoneout", "update_dropout"):
+            self._begin_noise(self.zoneout, self.update_dropout)
+        if name == "training" and self.is_noisy:
+            self._run_by(self.zoneout, self.update_dropout)
         if name in ("carry", "memory", "time") and hasattr(self, "carry") and hasattr(self, "time"):
             registered = compiled.register(self.carry, self.memory, self._chunks)
             super().__setattr__(
@@ -493,6 +544,7 @@ class _Module(torch.nn.RNNBase):
         super().__setstate__(state)
         self.__dict__.setdefault("time", STEPPED)  # a module pickled before there were chunks
         self.memory = self.memory
+        self._run_by(self.zoneout, self.update_dropout)
 
     def job(self, x: Tensor, state: Tensor | Sequence[Tensor] | None = None) -> Job:
         """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
@@ -577,14 +629,11 @@ class _Module(torch.nn.RNNBase):
         arguments = super().extra_repr()
         arguments += "" if self.carry == Full() else f", carry={self.carry}"
         arguments += "" if self.memory == Stored() else f", memory={self.memory}"
-        return arguments + ("" if self.time == STEPPED else f", time={self.time}")
-
-
-def _diagonal_blocks(W_hh: Tensor, heads: int) -> Tensor:
-    """1 where a unit reads a unit of its own head, else 0; the same for every gate."""
-    hidden = W_hh.shape[1]
-    head = torch.arange(hidden, device=W_hh.device) // (hidden // heads)
-    return (head[:, None] == head).to(W_hh.dtype).repeat(len(W_hh) // hidden, 1)
+        arguments += "" if self.time == STEPPED else f", time={self.time}"
+        arguments += f", zoneout={self.zoneout:g}" if self.zoneout else ""
+        return arguments + (
+            f", update_dropout={self.update_dropout:g}" if self.update_dropout else ""
+        )
 
 
 def _are_tensors(state: Any) -> bool:
@@ -621,6 +670,8 @@ class RNN(_Module):
         carry: Carry = FULL,
         memory: Memory = STORED,
         time: Time = STEPPED,
+        zoneout: float = 0.0,
+        update_dropout: float = 0.0,
     ) -> None:
         known = [name for name, cell in CELLS.items() if _module_of(cell) is RNN]
         if nonlinearity not in known:
@@ -641,6 +692,8 @@ class RNN(_Module):
             carry=carry,
             memory=memory,
             time=time,
+            zoneout=zoneout,
+            update_dropout=update_dropout,
         )
         self.nonlinearity = nonlinearity
 
@@ -669,6 +722,8 @@ class GRU(_Module):
         carry: Carry = FULL,
         memory: Memory = STORED,
         time: Time = STEPPED,
+        zoneout: float = 0.0,
+        update_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             "gru",
@@ -684,6 +739,8 @@ class GRU(_Module):
             carry=carry,
             memory=memory,
             time=time,
+            zoneout=zoneout,
+            update_dropout=update_dropout,
         )
 
     def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
@@ -712,6 +769,8 @@ class LSTM(_Module):
         carry: Carry = FULL,
         memory: Memory = STORED,
         time: Time = STEPPED,
+        zoneout: float = 0.0,
+        update_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             "lstm",
@@ -728,6 +787,8 @@ class LSTM(_Module):
             carry=carry,
             memory=memory,
             time=time,
+            zoneout=zoneout,
+            update_dropout=update_dropout,
         )
 
     def forward(
@@ -763,6 +824,8 @@ class Layers(_Module):
         carry: Carry = FULL,
         memory: Memory = STORED,
         time: Time = STEPPED,
+        zoneout: float = 0.0,
+        update_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             cell if isinstance(cell, str) else cell.name,
@@ -778,6 +841,8 @@ class Layers(_Module):
             carry=carry,
             memory=memory,
             time=time,
+            zoneout=zoneout,
+            update_dropout=update_dropout,
         )
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
@@ -788,6 +853,34 @@ class Layers(_Module):
     def extra_repr(self) -> str:
         """The cell, then torch's own words."""
         return f"{self.cell}, {super().extra_repr()}"
+
+
+@final
+class Recurrent(custom.Recurrent):
+    """A cell of your own over time: one that is declared, with its sizes, or any module.
+
+    `Recurrent(cell, input_size, hidden_size, …)`, where `elman.cell` has declared the cell or
+    `elman.cells.CELLS` has its name, makes `Layers` with all its options: it runs in a kernel.
+
+    >>> Recurrent("mgu", 28, 256)
+    Layers(mgu, 28, 256)
+
+    `Recurrent(module, carry=…, memory=…)` runs `module(x, state) -> state` or `-> (output, state)`
+    a step at a time: see `elman.recurrence.custom`.
+
+    >>> ys, h = Recurrent(torch.nn.GRUCell(3, 4))(torch.zeros(5, 2, 3))
+    >>> ys.shape, h.shape
+    (torch.Size([5, 2, 4]), torch.Size([2, 4]))
+    """
+
+    @overload
+    def __new__(cls, cell: str | Cell, /, *sizes: int, **options: Any) -> Layers: ...
+    @overload
+    def __new__(cls, cell: torch.nn.Module, /, **options: Any) -> Self: ...
+    def __new__(cls, cell: Any = None, /, *sizes: Any, **options: Any) -> Any:
+        if isinstance(cell, str | Cell):
+            return Layers(cell, *sizes, **options)
+        return super().__new__(cls)  # a copy is made without a cell
 
 
 def of(cell: str, input_size: int, hidden_size: int, num_layers: int = 1, **options: Any) -> Any:

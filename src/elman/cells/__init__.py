@@ -10,7 +10,7 @@ and differ in what they make of a_ih and a_hh. `base.py` says what a cell is, `t
 """
 
 from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
-from elman.cells.table import CELLS, is_torchs, models, named, of_mode, of_model
+from elman.cells.table import CELLS, is_torchs, models, named, of_mode, of_model, with_noise
 
 __all__ = [
     "CELLS",
@@ -25,4 +25,5 @@ __all__ = [
     "of_model",
     "pull_back",
     "read",
+    "with_noise",
 ]

@@ -67,7 +67,9 @@ class Cell(abc.ABC):
     parameters: Mapping[str, float | None] = MappingProxyType({})
     """Its own numbers, one to a unit, and what each starts from; None: drawn like the weights."""
     heads: int = 1
-    """Into how many blocks along the diagonal W_hh falls."""
+    """Into how many blocks along the diagonal W_hh falls; 0: one to a unit, it is diagonal."""
+    noise: tuple[float, ...] = ()
+    """Of each block of `hidden` numbers drawn for every step, the probability of a 0: `noisy`."""
     fingerprint: str = ""
     """Of its equations, where a cell of the same name may be declared with others."""
     torch_mode: str | None = None
@@ -85,6 +87,10 @@ class Cell(abc.ABC):
     def state_sizes(self, hidden: int, projection: int = 0) -> tuple[int, ...]:
         """The width of each tensor of the state: only the first is projected."""
         return (projection or hidden, *[hidden] * (len(self.states) - 1))
+
+    def given(self, noise: Tensor) -> Cell:
+        """The cell at a step for which these numbers, (batch, noise · hidden), were drawn."""
+        raise NotImplementedError(f"{self.name} draws nothing")
 
     @abc.abstractmethod
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor | None]:
@@ -185,3 +191,10 @@ def add_batch(db: Tensor | None, da: Tensor) -> None:
     """db += Σ_batch da."""
     if db is not None:
         db.add_(da.sum(0, dtype=db.dtype))
+
+
+def diagonal_blocks(W_hh: Tensor, heads: int) -> Tensor:
+    """1 where a unit reads a unit of its own head, else 0; the same for every gate."""
+    hidden = W_hh.shape[1]
+    head = torch.arange(hidden, device=W_hh.device) // (hidden // (heads or hidden))
+    return (head[:, None] == head).to(W_hh.dtype).repeat(len(W_hh) // hidden, 1)

@@ -15,6 +15,7 @@ derivative by the chain rule.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import itertools
@@ -62,7 +63,11 @@ class Described(Cell):
         states: int = 1,
         parameters: Mapping[str, float | None] | Sequence[str] = (),
         heads: int = 1,
+        derivative: Callable[..., Any] | None = None,
     ) -> None:
+        self.derivative = derivative
+        self._after: list[Expression] | None = None
+        self._noise: Tensor | None = None
         self.function, self.gates, self.count, self.heads = function, gates, states, heads
         self.name, self.__doc__ = name or function.__name__, function.__doc__
         named = parameters if isinstance(parameters, Mapping) else dict.fromkeys(parameters)
@@ -83,11 +88,43 @@ class Described(Cell):
         """Its equations as expressions, read off the function when first asked for."""
         names = [e.name for e in self.starts]
         own = [e.name for e in self.own]
-        after = trace(self.function, self.name, self._arguments, names, own, self.count)
-        found = pulls(after, [given(f"d{i}") for i in range(self.count)], self.starts)
+        after = self._after
+        if after is None:
+            after = trace(self.function, self.name, self._arguments, names, own, self.count)
+        found = self._by_hand() if self.derivative is not None and self._after is None else None
+        found = found or self.chain_rule(after)
         parts = (self.gates, self.gates, self.count, len(self.own))
         ends = [0, *accumulate(parts)]
         return Equations(after, *(found[i:j] for i, j in itertools.pairwise(ends)))
+
+    def chain_rule(self, after: list[Expression]) -> list[Expression]:
+        """The pull on everything that `after` is computed from."""
+        return pulls(after, [given(f"d{i}") for i in range(self.count)], self.starts)
+
+    def _by_hand(self) -> list[Expression]:
+        """The derivative that was given, read off its function as the equations are."""
+        assert self.derivative is not None
+        own, drawn = [e.name for e in self.own], [f"d{i}" for i in range(self.count)]
+        names = [*(e.name for e in self.starts), *drawn]
+
+        def arguments(t: dict[str, Tensor]) -> Sequence[Any]:
+            return [*self._arguments(t), *(t[d] for d in drawn)]
+
+        name, wanted = f"{self.name}'s derivative", len(self.starts)
+        return trace(self.derivative, name, arguments, names, own, wanted, "pulls")
+
+    def derived(
+        self, name: str, after: list[Expression], noise: tuple[float, ...] = ()
+    ) -> Described:
+        """A cell of the same sizes with other equations, of the same inputs and of noise."""
+        cell = Described(self.function, name, self.gates, self.count, self.parameters, self.heads)
+        cell._after, cell.noise = after, noise
+        return cell
+
+    def given(self, noise: Tensor) -> Described:
+        cell = copy.copy(self)
+        cell._noise = noise
+        return cell
 
     def _arguments(self, t: Mapping[str, Tensor]) -> Sequence[Any]:
         a_x, a_h = ([t[f"{side}{g}"] for g in range(self.gates)] for side in "xh")
@@ -104,7 +141,9 @@ class Described(Cell):
         a_h = linear(state[0], w.W_hh, w.b_hh).chunk(self.gates, -1)
         named = {f"x{g}": a for g, a in enumerate(a_x)} | {f"h{g}": a for g, a in enumerate(a_h)}
         named |= {f"s{i}": s for i, s in enumerate(self.split(state))}
-        return named | {f"p{i}": p for i, p in enumerate([] if w.own is None else w.own)}
+        named |= {f"p{i}": p for i, p in enumerate([] if w.own is None else w.own)}
+        drawn = () if self._noise is None else self._noise.chunk(len(self.noise), -1)
+        return named | {f"n{i}": n for i, n in enumerate(drawn)}
 
     def split(self, state: State) -> list[Tensor]:
         """Every state by itself."""
@@ -117,7 +156,10 @@ class Described(Cell):
         return (h, torch.cat(rest, -1)) if rest else (h,)
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, None]:
-        after = self.function(*self._arguments(self.inputs(w, x, state)))
+        inputs = self.inputs(w, x, state)
+        if self._after is not None:
+            return self.join(evaluate(self._after, inputs)), None
+        after = self.function(*self._arguments(inputs))
         return self.join(after if isinstance(after, tuple | list) else [after]), None
 
     def step_backward(
@@ -178,7 +220,17 @@ class Described(Cell):
 
         names, step = [e.name for e in self.starts], 1e-6
         at, way, pull = draw(names), draw(names), draw([f"d{i}" for i in range(self.count)])
+        chain = evaluate(self.chain_rule(self.equations.after), at | pull)
         found = evaluate(self.equations.back, at | pull)
+        for start, mine, known in zip(self.starts, found, chain, strict=True):
+            off = float(((mine - known).abs() / (1 + known.abs())).nan_to_num().max())
+            if off > 1e-8:
+                raise UserError(
+                    f"the derivative given for the cell {self.name} is wrong: its pull on "
+                    f"{_spelled(start.name)} is off by {off:.1e}",
+                    hint="it returns the pulls on each a_x, each a_h, each state, each parameter; "
+                    "without one the chain rule finds it",
+                )
         slope = torch.stack([g * way[n] for n, g in zip(names, found, strict=True)]).sum(0)
         ahead, behind = (
             evaluate(self.equations.after, {n: at[n] + sign * step * way[n] for n in names})
@@ -188,9 +240,20 @@ class Described(Cell):
         quotient = torch.stack(risen).sum(0) / (2 * step)
         off = (slope - quotient).abs() / (1 + quotient.abs())
         off = off[torch.isfinite(off)]
-        if len(off) and float(off.median()) > 1e-5:
+        if not len(off):
+            raise UserError(
+                f"the cell {self.name} gave no finite number on {len(quotient)} ordinary ones"
+            )
+        if float(off.median()) > 1e-5:
             raise UserError(
                 f"the derivative of the cell {self.name} disagrees with a difference quotient by "
                 f"{float(off.median()):.1e}",
                 hint="a defect of elman's table of operations: please report the cell",
             )
+
+
+def _spelled(name: str) -> str:
+    """An input as whoever declares a cell knows it."""
+    kind, number = name[0], name[1:]
+    sides = {"x": f"a_x[{number}]", "h": f"a_h[{number}]"}
+    return sides.get(kind) or f"{'state' if kind == 's' else 'parameter'} {number}"

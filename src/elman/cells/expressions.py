@@ -224,6 +224,37 @@ def replaced(ends: Sequence[Expression], by: dict[Expression, Expression]) -> li
     return [found[end] for end in ends]
 
 
+def hoisted(
+    ends: Sequence[Expression], starts: Sequence[Expression], late: set[str]
+) -> list[Expression]:
+    """For each start the last expression that the ends use in its place, made of nothing `late`.
+
+    Of y = tanh(a) that is 1 - y², if nothing else is made of a: what is best kept for the ends.
+    """
+    users: dict[Expression, list[Expression]] = {}
+    waits: set[Expression] = set()
+    for e in ordered(ends):
+        for o in dict.fromkeys(e.of):
+            users.setdefault(o, []).append(e)
+        if e.name in late or any(o in waits for o in e.of):
+            waits.add(e)
+    final = set(ends)
+
+    def last(e: Expression) -> Expression:
+        above = users.get(e, [])
+        while len(above) == 1 and e not in final and above[0] not in waits and _is_value(above[0]):
+            e = above[0]
+            above = users.get(e, [])
+        return e
+
+    return [last(start) for start in starts]
+
+
+def _is_value(e: Expression) -> bool:
+    """A number, not a comparison."""
+    return not e.of or OPERATIONS[e.operation].pulls is not None
+
+
 def pulls(
     ends: Sequence[Expression], on_ends: Sequence[Expression], starts: Sequence[Expression]
 ) -> list[Expression]:
@@ -250,7 +281,9 @@ def evaluate(ends: Sequence[Expression], inputs: dict[str, Tensor]) -> list[Tens
         if e.operation == "input":
             found[e] = inputs[e.name]
         elif e.operation == "constant":
-            found[e] = like.new_tensor(e.value)
+            found[e] = like.new_full(
+                (), e.value
+            )  # no copy from Python: a CUDA graph may be watching
         else:
             found[e] = OPERATIONS[e.operation].torch(*(found[o] for o in e.of))
     return [found[end] for end in ends]

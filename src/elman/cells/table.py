@@ -6,10 +6,13 @@ from elman.cells.base import Cell
 from elman.cells.coupled import COUPLED
 from elman.cells.elman import RELU, TANH
 from elman.cells.gru import GRU
+from elman.cells.indrnn import INDRNN
 from elman.cells.janet import JANET
+from elman.cells.layer_norm_lstm import LAYER_NORM_LSTM
 from elman.cells.linear import LINEAR
 from elman.cells.lstm import LSTM
 from elman.cells.mgu import MGU
+from elman.cells.noisy import noisy
 from elman.cells.peephole import PEEPHOLE
 from elman.cells.slstm import SLSTM
 from elman.cells.ugrnn import UGRNN
@@ -19,18 +22,29 @@ CELLS: dict[str, Cell] = {
     cell.name: cell
     for cell in (
         *(TANH, RELU, LINEAR, GRU, LSTM),
-        *(MGU, UGRNN, JANET, COUPLED, PEEPHOLE, SLSTM),
+        *(MGU, UGRNN, JANET, COUPLED, PEEPHOLE, INDRNN, SLSTM, LAYER_NORM_LSTM),
     )
 }
 """Every cell by name. One of your own: `@elman.cell(…)`, or `CELLS["name"] = Name()`."""
 
 
+_NOISY: dict[str, Cell] = {}
+"""Cells with noise that modules run now: known by name, and no part of the table."""
+
+
 def named(name: str) -> Cell:
     """The cell of this name: `tanh`, `relu`, `linear`, `gru`, `lstm` or one that was added."""
-    try:
-        return CELLS[name]
-    except KeyError:
-        raise UserError(f"unknown cell {name!r}", hint=f"one of {', '.join(CELLS)}") from None
+    cell = CELLS.get(name) or _NOISY.get(name)
+    if cell is None:
+        raise UserError(f"unknown cell {name!r}", hint=f"one of {', '.join(CELLS)}")
+    return cell
+
+
+def with_noise(name: str, zoneout: float, updates: float, drawn: bool) -> str:
+    """The name of this cell with zoneout and recurrent dropout; not `drawn`: their expectation."""
+    cell = noisy(named(name), zoneout, updates, drawn)
+    _NOISY[cell.name] = cell
+    return cell.name
 
 
 def models() -> dict[str, Cell]:

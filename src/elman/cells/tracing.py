@@ -13,14 +13,14 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elman.cells.expressions import ONE, ZERO, Expression, constant, given, make
+from elman.cells.expressions import ONE, OPERATIONS, ZERO, Expression, constant, given, make
 from elman.errors import UserError
 
 aten = torch.ops.aten
@@ -58,13 +58,13 @@ NOTED: dict[Any, Callable[..., Expression]] = {
     aten.addcmul: lambda a, b, c, value=ONE: a + value * b * c,
     aten.clone: lambda a: a,
     aten._to_copy: lambda a: a,
-    aten.to: lambda a, *kind: a,
     aten.alias: lambda a: a,
     aten.positive: lambda a: a,
     aten.ones_like: lambda a: ONE,
     aten.zeros_like: lambda a: ZERO,
     aten.full_like: lambda a, value: value,
     aten.logical_not: lambda c: make("eq", c, ZERO),
+    aten.masked_fill: lambda a, c, value: make("where", c, value, a),
 }
 """Torch's operators as expressions; more come below, and by torch's own decompositions."""
 for name in (
@@ -104,6 +104,10 @@ def _softplus(a: Expression, beta: Expression = ONE, threshold: Expression = TWE
     return make("where", make("gt", scaled, threshold), a, soft)
 
 
+def _logaddexp(a: Expression, b: Expression) -> Expression:
+    return make("maximum", a, b) + make("log1p", make("exp", -make("abs", a - b)))
+
+
 def _elu(
     a: Expression, alpha: Expression = ONE, scale: Expression = ONE, input_scale: Expression = ONE
 ) -> Expression:
@@ -128,6 +132,7 @@ NOTED |= {
     aten.leaky_relu: lambda a, slope=HUNDREDTH: _if_positive(a, a, a * slope),
     aten.sign: lambda a: _if_positive(a, ONE, make("where", make("lt", a, ZERO), -ONE, ZERO)),
     aten.softplus: _softplus,
+    aten.logaddexp: _logaddexp,
     aten.silu: lambda a: a * make("sigmoid", a),
     aten.mish: lambda a: a * make("tanh", _softplus(a)),
     aten.elu: _elu,
@@ -135,6 +140,15 @@ NOTED |= {
     aten.hardsigmoid: _hard_sigmoid,
     aten.hardswish: lambda a: a * _hard_sigmoid(a),
 }
+
+
+CONDITION_AT = {aten.where: 0, aten.masked_fill: 1}
+"""Which operand chooses; everywhere else a comparison is a number, 1 or 0, as for torch."""
+
+
+def _number(e: Any) -> Any:
+    is_comparison = isinstance(e, Expression) and e.of and OPERATIONS[e.operation].pulls is None
+    return make("where", e, ONE, ZERO) if is_comparison else e
 
 
 class Notes(TorchDispatchMode):
@@ -145,6 +159,7 @@ class Notes(TorchDispatchMode):
         self.name, self.code = name, code
         self.kept = list(inputs.values())  # alive, so that an id stays the tensor's own
         self.noted = {id(t): given(name) for name, t in inputs.items()}
+        self.log: list[tuple[Expression, str]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -158,16 +173,29 @@ class Notes(TorchDispatchMode):
             result = func(*args, **kwargs)
             if not isinstance(result, Tensor) or result.dim() > 2:
                 raise self.refusal(f"{packet} returns no tensor of its operands' shape")
+            self.check_kind(result, packet)
             operands, options = pytree.tree_map(self.expression, (tuple(args), kwargs))
+            chooses = CONDITION_AT.get(packet)
+            operands = [e if i == chooses else _number(e) for i, e in enumerate(operands)]
             return self.note(result, NOTED[packet](*operands, **_meant(options)))
+        if packet is aten.lift_fresh:
+            raise self.refusal("it makes a tensor of values, picks some, or assigns to some")
         with self:
             result = func.decompose(*args, **kwargs)  # in torch's smaller operators
         if result is not NotImplemented:
             return result
         raise self.refusal(f"{packet} is no pointwise operation on the cell's own tensors")
 
+    def check_kind(self, result: Tensor, packet: Any) -> None:
+        """Numbers stay numbers; a kernel would not round them as another type does."""
+        if result.dtype in (torch.float64, torch.float32):
+            return
+        if result.dtype != torch.bool or packet is aten._to_copy:
+            raise self.refusal(f"{packet} makes {result.dtype} of its operands")
+
     def note(self, result: Tensor, e: Expression) -> Tensor:
         self.kept.append(result)
+        self.log.append((e, self.where()))
         self.noted[id(result)] = e
         return result
 
@@ -179,6 +207,11 @@ class Notes(TorchDispatchMode):
             return constant(value)
         if id(value) in self.noted:
             return self.noted[id(value)]
+        if value.requires_grad:
+            raise self.refusal(
+                f"a tensor of shape {tuple(value.shape)} that wants a gradient comes from outside, "
+                "and would get none"
+            )
         if value.numel() == 1:
             return constant(float(value))
         raise self.refusal(
@@ -217,20 +250,32 @@ def trace(
     inputs: Sequence[str],
     rows: Sequence[str],
     states: int,
+    what: str = "states",
 ) -> list[Expression]:
     """What the function returns, as expressions of the inputs, those in `rows` one to each unit.
 
     It is run twice on other numbers: what reads the clock, or takes another way for other values,
     is told by giving two answers.
     """
-    once = [_run(function, name, arguments, inputs, rows, states, seed) for seed in (0, 1)]
-    if once[0] != once[1]:
+    once, again = (
+        _run(function, name, arguments, inputs, rows, states, what, seed) for seed in (0, 1)
+    )
+    if once.after != again.after:
+        logs = zip(once.log, again.log, strict=False)
+        where = next((line for (a, line), (b, _) in logs if a is not b), "")
         raise UserError(
-            f"the cell {name} did not compute the same thing twice",
+            f"the cell {name}{where} did not compute the same thing twice",
             hint="its equation may depend on its arguments alone: no clock, no counter, no if "
             "on values; torch.where chooses between them",
         )
-    return once[0]
+    return once.after
+
+
+class Run(NamedTuple):
+    """What a function returned, and everything that was noted, with its line."""
+
+    after: list[Expression]
+    log: list[tuple[Expression, str]]
 
 
 def _run(
@@ -240,8 +285,9 @@ def _run(
     inputs: Sequence[str],
     rows: Sequence[str],
     states: int,
+    what: str,
     seed: int,
-) -> list[Expression]:
+) -> Run:
     generator = torch.Generator().manual_seed(seed)
     shapes = {i: (UNITS,) if i in rows else (ROWS, UNITS) for i in inputs}
     tensors = {
@@ -251,18 +297,31 @@ def _run(
     notes = Notes(name, function.__code__, tensors)
     passed = arguments(tensors)
     with torch.no_grad(), notes:
-        result = function(*passed)
+        try:
+            result = function(*passed)
+        except IndexError as problem:
+            raise UserError(
+                f"the cell {name}: {problem}; a_x and a_h have an entry for each gate",
+                hint="declare how many with @elman.cell(gates=…)",
+            ) from problem
+    whole = isinstance(result, Tensor) or what == "states"
     after = list(result) if isinstance(result, tuple | list) else [result]
+    after = after if whole else pytree.tree_leaves(result)
     if len(after) != states:
-        raise UserError(
-            f"the cell {name} returned {len(after)} states; it was declared with states={states}"
-        )
+        expected = f"it was declared with states={states}" if what == "states" else f"not {states}"
+        raise UserError(f"the cell {name} returned {len(after)} {what}; {expected}")
     for number, t in enumerate(after):
         shape = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
         if shape != (ROWS, UNITS):
             raise UserError(
-                f"state {number} that the cell {name} returned is {shape} where {(ROWS, UNITS)} "
-                "(batch, units) went in",
-                hint="return the states in the order in which they come in, each of its own shape",
+                f"number {number} of the {what} that the cell {name} returned is {shape} where "
+                f"{(ROWS, UNITS)} (batch, units) went in",
+                hint="return them in the order in which they come in, each of its own shape",
             )
-    return [notes.expression(t) for t in after]
+        if t.dtype == torch.bool:
+            raise UserError(
+                f"number {number} of the {what} that the cell {name} returned is true "
+                "or false, not a number",
+                hint="torch.where(condition, 1.0, 0.0)",
+            )
+    return Run([notes.expression(t) for t in after], notes.log)

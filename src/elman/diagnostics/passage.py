@@ -73,7 +73,7 @@ class Passage:
                 "a bidirectional module has no one direction through time",
                 hint="diagnose its forward direction as a module of its own",
             )
-        module = copy.deepcopy(module).cpu().double()
+        module = copy.deepcopy(module).cpu().double().eval()
         xs = xs.detach().double() if xs.is_floating_point() else xs
         job = module.job(xs.transpose(0, 1) if module.batch_first else xs)
         layers = [w.map(Tensor.detach) for w in job.layers]

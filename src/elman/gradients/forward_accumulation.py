@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from elman import cells
 from elman.cells import Cell
 from elman.cells import Weights as LayerWeights
+from elman.cells.base import diagonal_blocks
 from elman.cells.custom import Nest, first_state, step_with
 from elman.errors import UserError
 
@@ -207,9 +208,14 @@ def _pure_layer(module: nn.RNNBase) -> tuple[Step, Weights, Callable[[Tensor], N
         "b_ih": "bias_ih_l0",
         "b_hh": "bias_hh_l0",
         "W_hr": "weight_hr_l0",
+        "own": "own_l0",
     }
     weights: dict[str, Any] = {field: getattr(module, name, None) for field, name in names.items()}
-    cell: Any = module.cell if hasattr(module, "cell") else cells.of_mode(module.mode)
+    cell: Any = cells.of_mode(module.mode)
+    if hasattr(module, "cell"):
+        cell = cells.named(str(module.running_cell))
+    if cell.noise:
+        raise UserError(f"{cell.name} draws numbers for every step", hint="call .eval() first")
     return _pure_cell(cell, LayerWeights(**weights), names)
 
 
@@ -222,7 +228,10 @@ def _pure_cell(
     fields = {name: field for field, name in names.items()}
 
     def step(w: Weights, x: Tensor, state: Nest) -> tuple[Tensor, Nest]:
-        after, _ = run.step(LayerWeights(**{fields[name]: p for name, p in w.items()}), x, state)
+        now = LayerWeights(**{fields[name]: p for name, p in w.items()})
+        if run.heads != 1:
+            now = now._replace(W_hh=now.W_hh * diagonal_blocks(now.W_hh, run.heads))
+        after, _ = run.step(now, x, state)
         return after[0], after
 
     def first(x: Tensor) -> Nest:

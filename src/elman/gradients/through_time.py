@@ -43,17 +43,20 @@ def forward(
     state: State,
     lengths: Tensor | None = None,
     gates: Tensor | None = None,
+    noise: Tensor | None = None,
 ) -> Trace:
     """Run a cell over a piece of time; a row that has ended (t ≥ its length) holds its state.
 
-    `gates`, where given, is filled with what the cell's backward step needs.
+    `gates`, where given, is filled with what the cell's backward step needs; `noise` is what was
+    drawn for a cell that wants it.
     """
     steps = len(xs)
     states = [s.new_empty(steps + 1, *s.shape) for s in state]
     for track, s in zip(states, state, strict=True):
         track[0] = s
     for t in range(steps):
-        after, kept_t = cell.step(w, xs[t], state)
+        now = cell if noise is None else cell.given(noise[t])
+        after, kept_t = now.step(w, xs[t], state)
         if lengths is not None:
             runs = (t < lengths)[:, None]
             after = tuple(torch.where(runs, a, s) for a, s in zip(after, state, strict=True))
@@ -76,6 +79,7 @@ def backward(
     lengths: Tensor | None,
     dxs: Tensor | None,
     dw: Gradients,
+    noise: Tensor | None = None,
 ) -> State:
     """Carry every loss back through time: dh_t = dhs_t + ξ_{t+1} (∂h_{t+1}/∂h_t)ᵀ dh_{t+1}.
 
@@ -91,7 +95,8 @@ def backward(
         pull = dstate if held is None else tuple(d.masked_fill(held, 0) for d in dstate)
         gates = None if trace.gates is None else trace.gates[t]
         dx = None if dxs is None else dxs[t]
-        before = cell.step_backward(
+        now = cell if noise is None else cell.given(noise[t])
+        before = now.step_backward(
             w, xs[t], trace.state(t), trace.state(t + 1), gates, pull, dw, dx
         )
         if weights is not None:

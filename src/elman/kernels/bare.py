@@ -37,11 +37,12 @@ class Bare:
         self.xi = xi.tolist() if xi is not None and xi.dim() == 1 else xi
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
-        cell, w, xs, state, lengths = piece
+        cell, w, xs, state, lengths, noise = piece
         states = [state]
         for t in range(len(xs)):
             before = state if self.xi is None else tuple(self._scaled(s, t) for s in state)
-            after, _ = cell.step(w, xs[t], before)
+            now = cell if noise is None else cell.given(noise[t])
+            after, _ = now.step(w, xs[t], before)
             if lengths is not None:
                 runs = (t < lengths)[:, None]
                 after = tuple(torch.where(runs, a, s) for a, s in zip(after, state, strict=True))

@@ -37,11 +37,14 @@ class Explanation:
     reasons: dict[str, str]
     time: str = ""
     """How chunks of time run, where a module was asked for them."""
+    compiled_from: str = ""
+    """The cell whose description the kernel was compiled from, where it was."""
 
     def __str__(self) -> str:
         refusals = [f"{name}: no, {reason}" for name, reason in self.reasons.items()]
+        made = f" (compiled from {self.compiled_from})" if self.compiled_from else ""
         time = [f"time: {self.time}"] if self.time else []
-        return "\n".join([*refusals, f"{self.runs}: runs", *time])
+        return "\n".join([*refusals, f"{self.runs}: runs{made}", *time])
 
 
 def select(job: Job) -> Kernel:
@@ -102,7 +105,8 @@ def explain(
     asked: Job = job(x, state)
     kernel, reasons = _choose(asked)
     time = "" if asked.time is None else asked.time(cast(Kernel, kernel))
-    return Explanation(kernel.name, reasons, time)
+    made = asked.cell.name if getattr(kernel, "is_compiled_from_cells", False) else ""
+    return Explanation(kernel.name, reasons, time, made)
 
 
 @contextmanager

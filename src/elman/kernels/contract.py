@@ -26,7 +26,8 @@ class Piece(NamedTuple):
     """One layer, one direction, a piece of time: what `forward` reads.
 
     `xs` is (T, B, input), or (T, B) integer ids; `state` is the state before the piece; `lengths`
-    is (B,), on the device: a row that has ended (t ≥ its length) holds its state.
+    is (B,), on the device: a row that has ended (t ≥ its length) holds its state. `noise` is
+    (T, B, blocks · hidden), drawn for a cell that wants it: `Cell.noise`.
     """
 
     cell: Cell
@@ -34,6 +35,7 @@ class Piece(NamedTuple):
     xs: Tensor
     state: State
     lengths: Tensor | None = None
+    noise: Tensor | None = None
 
     def check(self) -> None:
         """Refuse tensors that do not fit one another: a kernel reads memory by these shapes."""
@@ -71,6 +73,9 @@ class Piece(NamedTuple):
         yield "own", w.own, (len(self.cell.parameters), hidden)
         yield from self.expected_state(self.state, "")
         yield "lengths", self.lengths, (rows,)
+        if (self.noise is None) == bool(self.cell.noise):
+            raise UserError(f"{self.cell.name} draws {len(self.cell.noise)} numbers for a unit")
+        yield "noise", self.noise, (len(self.xs), rows, len(self.cell.noise) * hidden)
 
     def expected_state(self, state: State, prefix: str) -> Iterator[Expected]:
         """The tensors of a state, or with the prefix "d" of a pull on it."""

@@ -16,28 +16,25 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import platformdirs
-import torch
-from torch import Tensor
 
-from elman.cells import Gradients, State
+from elman.cells import Cell
 from elman.cells.described import Described
-from elman.cells.expressions import Expression, cpp, given, replaced
+from elman.cells.expressions import Expression, cpp, given, hoisted, replaced
 from elman.files import BLANK_SEAL, seal_holds, sealed
-from elman.kernels.contract import Piece, Pull, Trace
+from elman.kernels.contract import Piece
 from elman.kernels.cpu import library
-from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, LayerArguments, plain, pointer
+from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, OwnArguments
 from elman.kernels.cpu.recurrence import KERNEL as CPU
-from elman.kernels.cpu.recurrence import inputs_of
+from elman.kernels.cpu.recurrence import Native, other_dtypes, real_of
 
 HOME = Path(library.__file__).parent
 FLAGS = (
     *("-std=c++17", "-O3", "-ffp-contract=fast", "-fvisibility=hidden", "-fno-exceptions"),
     *("-fno-rtti", "-g0", "-w", "-shared", "-fPIC"),
 )
-MOST_GATES = 4  # as many vectors as a tile of the product finishes at once
 OWN = 5  # `enum Cell` of job.h
 TARGETS = {
     "avx512": ("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512", 64, 32),
@@ -48,113 +45,41 @@ TARGETS = {
 
 
 @final
-class DescribedKernel:
+class DescribedKernel(Native):
     """C++ made of a described cell, on torch's threads."""
 
     name = "described"
+    is_compiled_from_cells = True
 
     def refuses(self, piece: Piece) -> str | None:
-        cell, w, xs, *_ = piece
+        cell, xs = piece.cell, piece.xs
         if not isinstance(cell, Described):
             return f"{cell.name} is not described by its equations"
         if not xs.is_cpu:
             return f"the input is on {xs.device}"
         if CPU.library is None:
             return "the native CPU kernel was not built"
-        if w.W_hr is not None:
+        if piece.w.W_hr is not None:
             return "a described cell has no proj_size"
-        if cell.gates > MOST_GATES:
-            return f"{cell.name} has {cell.gates} gates; it takes {MOST_GATES}"
-        if w.W_hh.dtype not in (torch.float32, torch.float64):
-            return f"the weights are {w.W_hh.dtype}; it runs float32 and float64"
-        for t in (*w, *piece.state, xs if xs.is_floating_point() else None):
-            if t is not None and t.dtype != w.W_hh.dtype:
-                return f"{t.dtype} beside weights of {w.W_hh.dtype}"
-        made = _made(cell, KINDS[w.W_hh.dtype])
+        if reason := other_dtypes(piece):
+            return reason
+        made = _made(cell, _kind(piece))
         return made if isinstance(made, str) else None
 
-    def empty_gates(self, piece: Piece) -> Tensor | None:
-        width = self._kept(piece) * piece.w.hidden_size
-        return piece.state[0].new_empty(*piece.xs.shape[:2], width)
-
-    def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
-        piece.check()
-        state, steps, real = piece.state, len(piece.xs), piece.w.W_hh.dtype
-        tensors = inputs_of(piece, real) | {"own": plain(piece.w.own, real)}
-        tracks = [s.new_empty(steps + 1, *s.shape) for s in state]
-        tensors |= dict(zip(("h_0", "c_0"), (plain(s, real) for s in state), strict=False))
-        tensors |= dict(zip(("hs", "cs"), tracks, strict=False))
-        tensors["gates"] = gates = self.empty_gates(piece) if needs_gates else None
-        self._run("elman_forward", piece, tensors)
-        return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
-
-    def backward(
-        self, piece: Piece, trace: Trace, pull: Pull
-    ) -> tuple[Tensor | None, Gradients, State]:
-        piece.check()
-        w, xs, real = piece.w, piece.xs, piece.w.W_hh.dtype
-        pull.check(piece, trace, self._kept(piece) * w.hidden_size)
-        fresh = pull.into is None
-        dw = pull.into or w.map(torch.empty_like)
-        sums = dw.map(lambda d: plain(d, real))
-        wanted = pull.needs_dxs and xs.is_floating_point()
-        dxs = torch.empty(xs.shape, dtype=real) if wanted else None
-        last = [plain(d, real) for d in pull.dstate]
-        first = [torch.empty_like(d) for d in last]
-        tensors = inputs_of(piece, real) | {
-            **dict(zip(("hs", "cs", "gates"), (plain(t, real) for t in trace), strict=True)),
-            **dict(zip(("dh_T", "dc_T"), last, strict=False)),
-            **dict(zip(("dh_0", "dc_0"), first, strict=False)),
-            "dW_ih": sums.W_ih,
-            "dW_hh": sums.W_hh,
-            "db_ih": sums.b_ih,
-            "db_hh": sums.b_hh,
-            "own": plain(w.own, real),
-            "down": sums.own,
-            "dxs": dxs,
-            "dhs": plain(pull.dhs, real),
-            "xi": (xi := plain(pull.xi, real)),
-        }
-        rows = xi is not None and xi.dim() == 2
-        self._run("elman_backward", piece, tensors, xi_per_row=rows, fresh=fresh)
-        for d, total in zip(dw, sums, strict=True):
-            if d is not None and total is not None and d is not total:
-                d.copy_(total)
-        return dxs, dw, tuple(first)
-
-    def _kept(self, piece: Piece) -> int:
-        cell = piece.cell
+    def kept(self, cell: Cell) -> int:
         assert isinstance(cell, Described)
         return cell.gates + cell.summed.count(False)
 
-    def _run(
-        self,
-        function: str,
-        piece: Piece,
-        tensors: dict[str, Tensor | None],
-        xi_per_row: bool = False,
-        fresh: bool = True,
-    ) -> None:
-        cell, w, (steps, rows) = piece.cell, piece.w, piece.xs.shape[:2]
-        assert isinstance(cell, Described)
-        made = _made(cell, KINDS[w.W_hh.dtype])
+    def call(self, function: str, piece: Piece, arguments: dict[str, Any]) -> int:
+        assert isinstance(piece.cell, Described)
+        made = _made(piece.cell, _kind(piece))
         assert not isinstance(made, str)
-        arguments = LayerArguments(
-            cell=OWN,
-            T=steps,
-            B=rows,
-            I=w.W_ih.shape[1],
-            H=w.W_hh.shape[1],
-            threads=torch.get_num_threads(),
-            xi_per_row=xi_per_row,
-            fresh=fresh,
-            **{name: pointer(t) for name, t in tensors.items()},
-        )
-        status = getattr(made, function)(ctypes.byref(arguments))
-        if status == library.BAD_ID:
-            low, high = int(piece.xs.min()), int(piece.xs.max())
-            raise IndexError(f"ids from {low} to {high} index {w.W_ih.shape[1]} inputs")
-        library.check_memory(status)
+        return getattr(made, function)(ctypes.byref(OwnArguments(cell=OWN, **arguments)))
+
+
+def _kind(piece: Piece) -> int:
+    """The numbers it computes in: float32 for half precision, too."""
+    return KINDS[real_of(piece.w)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -184,7 +109,7 @@ def _opened(file: Path) -> ctypes.CDLL | None:
             return None
         made = ctypes.CDLL(str(file))
         for run in (made.elman_forward, made.elman_backward):
-            run.argtypes, run.restype = [ctypes.POINTER(LayerArguments)], ctypes.c_int
+            run.argtypes, run.restype = [ctypes.POINTER(OwnArguments)], ctypes.c_int
     except (OSError, AttributeError):
         return None
     return made
@@ -247,13 +172,23 @@ def source(cell: Described, kind: int, variant: str) -> str:
     names |= {f"s{i}": f"before[{i}]" for i in range(cell.count)}
     names |= {f"d{i}": f"dafter[{i}]" for i in range(cell.count)}
     names |= {f"p{i}": f"own[{i}]" for i in range(len(cell.parameters))}
+    names |= {f"n{i}": f"drawn[{i}]" for i in range(len(cell.noise))}
 
     def body(ends: list[Expression], targets: list[str]) -> str:
         return "\n    ".join(cpp(replaced(ends, sums), targets, names))
 
-    forth = body(equations.after, [f"after[{i}]" for i in range(cell.count)])
+    slots = [given(f"a{g}" if summed[g] else f"x{g}") for g in range(cell.gates)]
+    slots += [given(f"h{g}") for g in range(cell.gates) if not summed[g]]
+    backwards = replaced(equations.back, sums)
+    kept = hoisted(backwards, slots, {f"d{i}" for i in range(cell.count)})
+    known = {e: given(f"k{i}") for i, e in enumerate(kept)}
+    names |= {f"k{i}": f"kept[{i}]" for i in range(len(kept))}
+    forth = body(
+        [*equations.after, *kept],
+        [*(f"after[{i}]" for i in range(cell.count)), *(f"kept[{i}]" for i in range(len(kept)))],
+    )
     back = body(
-        equations.back,
+        replaced(backwards, known),
         [
             *(f"da_x[{g}]" for g in range(cell.gates)),
             *(f"da_h[{g}]" for g in range(cell.gates)),
@@ -272,15 +207,18 @@ def source(cell: Described, kind: int, variant: str) -> str:
 #define OWN_APART {summed.count(False)}
 #define OWN_STATES {cell.count}
 #define OWN_PARAMETERS {len(cell.parameters)}
+#define OWN_NOISE {len(cell.noise)}
 #include "functions.h"
 #include <cstdlib>
 namespace {{
 constexpr bool OWN_SUMMED[] = {{{flags}}};
-INLINE void own_step(const vec *a, const vec *a_h, const vec *before, const vec *own, vec *after) {{
+INLINE void own_step(const vec *a, const vec *a_h, const vec *before, const vec *own,
+                     const vec *drawn, vec *after, vec *kept) {{
     {forth}
 }}
-INLINE void own_step_back(const vec *a, const vec *a_h, const vec *before, const vec *own,
-                          const vec *dafter, vec *da_x, vec *da_h, vec *dbefore, vec *down) {{
+INLINE void own_step_back(const vec *kept, const vec *before, const vec *own,
+                          const vec *drawn, const vec *dafter, vec *da_x, vec *da_h,
+                          vec *dbefore, vec *down) {{
     {back}
 }}
 }}

@@ -49,7 +49,7 @@ class Fused:
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
-        cell, w, xs, state, lengths = piece
+        cell, w, xs, state, lengths, _ = piece
         shares, ids = products.input_share(cell, w, xs)
         b_hh = _hidden_bias(cell, w)
         tracks = [s.new_empty(len(xs) + 1, *s.shape) for s in state]
@@ -74,7 +74,7 @@ class Fused:
     ) -> tuple[Tensor | None, Gradients, State]:
         piece.check()
         pull.check(piece, trace, KEPT.get(piece.cell.name, 0) * piece.w.hidden_size)
-        cell, w, xs, _, lengths = piece
+        cell, w, xs, _, lengths, _ = piece
         dhs, dstate, xi, needs_dxs, into = pull
         das_ih = trace.hs.new_empty(*xs.shape[:2], len(w.W_hh))
         das_hh = torch.empty_like(das_ih) if cell.apart else das_ih

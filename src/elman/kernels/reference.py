@@ -29,20 +29,21 @@ class Reference:
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
+        cell, w, xs, state, lengths, noise = piece
         gates = self.empty_gates(piece) if needs_gates else None
-        return through_time.forward(*piece, gates)
+        return through_time.forward(cell, w, xs, state, lengths, gates, noise)
 
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
         piece.check()
         pull.check(piece, trace, piece.cell.keeps * piece.w.hidden_size)
-        cell, w, xs, _, lengths = piece
+        cell, w, xs, _, lengths, noise = piece
         dhs, dstate, xi, needs_dxs, into = pull
         dw = w.zeros() if into is None else into
         floating = needs_dxs and xs.is_floating_point()
         dxs = torch.empty_like(xs, memory_format=torch.contiguous_format) if floating else None
-        dstate = through_time.backward(cell, w, xs, trace, dhs, dstate, xi, lengths, dxs, dw)
+        dstate = through_time.backward(cell, w, xs, trace, dhs, dstate, xi, lengths, dxs, dw, noise)
         return dxs, dw, dstate
 
 

@@ -27,8 +27,11 @@ class Dropout:
     layers:     a component between two layers is zero, drawn for each step, as in torch.nn
     outputs:    a component of h_t is zero on its way to the output, one mask per row for all steps
     recurrent:  an entry of W_hh is zero, one mask per window (DropConnect)
+    zoneout:    a unit of a state stays what it was, drawn for each step; measured, the expectation
+    updates:    what a step adds to a unit's state is zero, drawn for each step (recurrent dropout)
 
-    Gal and Ghahramani (2016) for the masks that hold through time, Merity et al. (2018) for W_hh.
+    Gal and Ghahramani (2016) for the masks that hold through time, Merity et al. (2018) for W_hh,
+    Krueger et al. (2017) for zoneout, Semeniuta et al. (2016) for updates: `elman.cells.noisy`.
     """
 
     tokens: float = option(0.0, "Whole tokens hidden", **PROBABILITY)
@@ -36,6 +39,8 @@ class Dropout:
     layers: float = option(0.0, "Between layers", **PROBABILITY)
     outputs: float = option(0.0, "Variational, outputs", **PROBABILITY)
     recurrent: float = option(0.0, "DropConnect on W_hh", **PROBABILITY)
+    zoneout: float = option(0.0, "States that stay as they were", **PROBABILITY)
+    updates: float = option(0.0, "What a step adds to a state", **PROBABILITY)
 
     def __post_init__(self) -> None:
         check(self, "dropout of {}")

@@ -117,7 +117,8 @@ class Shape:
         output = V if self.tied else V * H + V
         if self.recurrent:
             cell = cells.of_model(self.cell)
-            inputs, own = (E or V) + (self.layers - 1) * H, self.layers * len(cell.parameters) * H
+            inputs = (E or V) + (self.layers - 1) * H
+            own = self.layers * len(cell.parameters) * H
             return V * E + cell.gates * H * (inputs + self.layers * (H + 2)) + own + output
         first = self.context * (E or V + 1) * H + H
         return (V + 1) * E + first + (self.layers - 1) * (H + 1) * H + output
@@ -142,6 +143,8 @@ class Shape:
             "inputs": "a one-hot input has no components" if self.embedding_size is None else "",
             "layers": "nothing lies between layers of one" if self.layers == 1 or mlp else "",
             "recurrent": "an mlp has no W_hh" if mlp else "",
+            "zoneout": "an mlp has no state" if mlp else "",
+            "updates": "an mlp has no state" if mlp else "",
         }
         for name, reason in reasons.items():
             if reason and getattr(self.dropout, name):
@@ -203,6 +206,8 @@ class LanguageModel(nn.Module):
                 hidden_size,
                 layers,
                 dropout=dropout.layers,
+                zoneout=dropout.zoneout,
+                update_dropout=dropout.updates,
                 carry=carry or Full(),
                 memory=memory or Stored(),
                 time=time or Stepped(),
@@ -412,8 +417,9 @@ class LanguageModel(nn.Module):
 
     @property
     def draws_globally(self) -> bool:
-        """Dropout between layers draws from PyTorch's global generators."""
-        return self.shape.dropout.layers > 0
+        """What is drawn for each step comes from PyTorch's global generators."""
+        drop = self.shape.dropout
+        return drop.layers > 0 or drop.zoneout > 0 or drop.updates > 0
 
     def refusal(self, carry: Carry, memory: Memory | None) -> tuple[str, str] | None:
         """Why it cannot be trained so, and what to try; None if it can."""
@@ -426,6 +432,8 @@ class LanguageModel(nn.Module):
         """Why two of its windows are not the same work on the same shapes; None if they are."""
         if not self.recurrent:
             return f"the model, a {self.cell}, has no recurrence"
+        if self.shape.dropout.zoneout or self.shape.dropout.updates:
+            return "zoneout or recurrent dropout is drawn for each step"
         if not self.recurrence.carry.exact or not self.recurrence.memory.keeps_all:
             return "the model has a carry or a memory of its own"
         if self.recurrence.time.in_chunks:

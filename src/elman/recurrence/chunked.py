@@ -219,6 +219,20 @@ class _Layout:
             return apart.transpose(0, 1).flatten(1, 2)
         return apart[rows // self.rows, :, rows % self.rows].transpose(0, 1)
 
+    def piece(
+        self,
+        piece: Piece,
+        start: int,
+        stop: int,
+        rows: Tensor | None,
+        state: State,
+        lengths: Tensor | None,
+    ) -> Piece:
+        """Steps [start, stop) of every chunk, from these states."""
+        noise = None if piece.noise is None else self.part(piece.noise, start, stop, rows)
+        xs = self.part(piece.xs, start, stop, rows)
+        return piece._replace(xs=xs, state=state, lengths=lengths, noise=noise)
+
     def put(self, out: Tensor, x: Tensor, start: int, rows: Tensor | None, add: bool) -> None:
         """The reverse of `part`: write, or add, steps [start, start + len(x))."""
         apart = self._apart(out)[:, start : start + len(x)]
@@ -306,7 +320,7 @@ class _Forward:
         """The steps before the first chunk."""
         head, piece = self.cut.head, self.piece
         lengths = None if piece.lengths is None else piece.lengths.clamp(max=head)
-        part = piece._replace(xs=piece.xs[:head], lengths=lengths)
+        part = _until(piece, head, lengths)
         trace = self.kernel.forward(part, self.needs_gates)
         self.begin = trace.state(head)
         whole = self._empty(trace)
@@ -345,8 +359,7 @@ class _Forward:
         if lengths is not None:
             lengths = lengths if rows is None else lengths[rows]
             lengths = (lengths - start).clamp(0, stop - start)
-        xs = self.layout.part(self.piece.xs, start, stop, rows)
-        return self.piece._replace(xs=xs, state=state, lengths=lengths)
+        return self.layout.piece(self.piece, start, stop, rows, state, lengths)
 
     def _write(self, part: Trace, start: int, rows: Tensor | None) -> None:
         self.whole = self._empty(part) if self.whole is None else self.whole
@@ -423,7 +436,7 @@ class _Backward:
         dstate, dw = tuple(d[:B] for d in self.found), self.dw
         if head:
             lengths = None if self.piece.lengths is None else self.piece.lengths.clamp(max=head)
-            piece = self.piece._replace(xs=self.piece.xs[:head], lengths=lengths)
+            piece = _until(self.piece, head, lengths)
             dhs = None if pull.dhs is None else pull.dhs[:head]
             xi = None if pull.xi is None else pull.xi[:head]
             early, dw, dstate = self.kernel.backward(
@@ -452,8 +465,7 @@ class _Backward:
             if lengths is not None:
                 lengths = lengths if rows is None else lengths[rows]
                 lengths = (lengths - a).clamp(0, b - a)
-            xs = part(self.piece.xs, a, b, rows)
-            piece = self.piece._replace(xs=xs, state=trace.state(0), lengths=lengths)
+            piece = self.layout.piece(self.piece, a, b, rows, trace.state(0), lengths)
             pulls = Pull(
                 None if dhs is None else part(dhs, a, b, rows),
                 dstate,
@@ -510,6 +522,12 @@ class _Backward:
         ends = [torch.cat([f, d.to(f.dtype)]) for f, d in zip(found, self.pull.dstate, strict=True)]
         measured = _measured(gaps, ends, before, after or gaps, B, known)
         return measured._replace(differences=measured.differences[::-1])
+
+
+def _until(piece: Piece, stop: int, lengths: Tensor | None) -> Piece:
+    """The first steps of a piece."""
+    noise = None if piece.noise is None else piece.noise[:stop]
+    return piece._replace(xs=piece.xs[:stop], lengths=lengths, noise=noise)
 
 
 def _measured(

@@ -1,4 +1,4 @@
-"""`Recurrent`: a cell of your own, run over time with any carry and any memory.
+"""`Recurrent`: a module of your own, run over time with any carry and any memory.
 
 What `elman.nn.GRU` does for the cells elman knows, for a cell it has never seen: the cell runs
 forwards step by step, and each step is a small graph of its own that autograd can walk back. What
@@ -27,15 +27,15 @@ from elman.cells import custom
 from elman.cells.custom import Nest
 from elman.errors import UserError
 from elman.gradients.carry import Block, Carry, Full, checked_carry
+from elman.gradients.chunks import Stepped, Time, checked_time
 from elman.gradients.memory import Memory, Plan, Sizes, Stored, checked_memory, reversed_pieces
 from elman.recurrence import traced
 
-FULL, STORED = Full(), Stored()
+FULL, STORED, STEPPED = Full(), Stored(), Stepped()
 
 
-@final
 class Recurrent(nn.Module):
-    """Any cell over time: `cell(x, state) -> state` or `-> (output, state)`.
+    """Any module over time: `cell(x, state) -> state` or `-> (output, state)`.
 
     Called with xs of shape (time, batch, …), or (batch, time, …) with `batch_first`, and optionally
     the first state (default `cell.initial_state(batch)`), it returns the outputs stacked over time
@@ -58,13 +58,19 @@ class Recurrent(nn.Module):
         batch_first: bool = False,
         carry: Carry = FULL,
         memory: Memory = STORED,
+        time: Time = STEPPED,
     ) -> None:
         super().__init__()
+        if checked_time(time).in_chunks:
+            raise UserError(
+                f"{time} needs a kernel, and a module of your own runs a step at a time",
+                hint="declare its equations with elman.cell, and Recurrent(cell, sizes, time=…)",
+            )
         if not isinstance(cell, nn.Module):
             raise UserError(
-                f"Recurrent runs modules, and was given {cell!r}",
-                hint="elman.nn.Layers(cell, input_size, hidden_size) runs cells by their names, "
-                "and those that elman.cell declares",
+                f"Recurrent runs modules and cells, and was given {cell!r}",
+                hint="Recurrent(module), or Recurrent(cell, input_size, hidden_size) with what "
+                "elman.cell declares or a name in elman.cells.CELLS",
             )
         self.cell, self.batch_first = cell, batch_first
         self.carry, self.memory = checked_carry(carry), checked_memory(memory)

@@ -27,7 +27,7 @@ from elman.recurrence.chunked import InChunks
 from elman.recurrence.seams import Chunks
 from elman.recurrence.sliding import slide
 from elman.recurrence.stack import Pulls, Stack, draw
-from elman.recurrence.strand import Dropout, States, uncast
+from elman.recurrence.strand import Dropout, Noise, States, uncast
 
 
 @final
@@ -69,7 +69,7 @@ class Recipe:
     def is_one_layer(self, x: Inputs) -> bool:
         """One layer, everything stored, one ξ: nothing to do but to call the kernel."""
         one = len(x.weights) == self.each and self.directions == 1
-        plain = self.memory.keeps_all and not self.carry.in_blocks
+        plain = self.memory.keeps_all and not self.carry.in_blocks and x.seed is None
         return one and plain and self.chunks is None
 
     def keeping(self, keep: bool) -> tuple[bool, bool]:
@@ -87,15 +87,17 @@ class Recipe:
             layers = self.layers(x.weights)
         if self.chunks is not None:
             kernel = InChunks(kernel, self.chunks)
+        cell, seed = named(self.cell), None if x.seed is None else int(x.seed)
         return Stack(
-            named(self.cell),
+            cell,
             layers,
             self.directions,
             [kernel] * self.directions,
             self.carry,
             self.memory,
-            None if x.seed is None else Dropout(self.dropout, int(x.seed)),
+            Dropout(self.dropout, seed) if seed is not None and self.dropout else None,
             x.lengths,
+            Noise(cell.noise, seed) if seed is not None and cell.noise else None,
         )
 
 

@@ -18,7 +18,7 @@ from elman.gradients.carry import Carry, Full
 from elman.gradients.memory import Memory, Stored
 from elman.gradients.through_time import Trace
 from elman.kernels import Kernel
-from elman.recurrence.strand import Dropout, States, Strand, run, run_back
+from elman.recurrence.strand import Dropout, Noise, States, Strand, run, run_back
 
 
 class Pulls(NamedTuple):
@@ -68,18 +68,24 @@ class Stack:
     memory: Memory
     dropout: Dropout | None = None
     lengths: Tensor | None = None
+    noise: Noise | None = None
 
     def levels(self) -> list[list[Strand]]:
         """What can run only after the level below has run over all of time."""
         if self.directions == 1:
-            return [[Strand(self.kernels[0], self.cell, self.layers, self.dropout, self.lengths)]]
-        return [
-            [
-                Strand(kernel, self.cell, [w], None, self.lengths, len(self.layers))
-                for kernel, w in zip(self.kernels, self.layers[i : i + 2], strict=True)
-            ]
-            for i in range(0, len(self.layers), 2)
-        ]
+            noise, dropout = self.noise, self.dropout
+            strand = Strand(
+                self.kernels[0], self.cell, self.layers, dropout, self.lengths, noise=noise
+            )
+            return [[strand]]
+        return [[self._strand(i), self._strand(i + 1)] for i in range(0, len(self.layers), 2)]
+
+    def _strand(self, place: int) -> Strand:
+        """One direction of one layer."""
+        noise = None if self.noise is None else replace(self.noise, place=place)
+        kernel, layers = self.kernels[place % 2], self.layers
+        own = [layers[place]]
+        return Strand(kernel, self.cell, own, None, self.lengths, len(layers), noise)
 
     def forward(
         self, xs: Tensor, states: States, keep: bool, gates: bool = True
@@ -165,7 +171,10 @@ class Stack:
         """The same stack on the steps [start, stop) alone, everything stored, nothing cut."""
         lengths = None if self.lengths is None else (self.lengths - start).clamp(0, stop - start)
         dropout = None if self.dropout is None else self.dropout.moved(start)
-        return replace(self, carry=Full(), memory=Stored(), lengths=lengths, dropout=dropout)
+        noise = self.noise
+        noise = None if noise is None else replace(noise, origin=noise.origin + start)
+        whole = replace(self, carry=Full(), memory=Stored(), lengths=lengths)
+        return replace(whole, dropout=dropout, noise=noise)
 
     def turn(self, xs: Tensor, direction: int) -> Tensor:
         """Time turned round for the reverse direction, each row within its own length."""

@@ -63,6 +63,24 @@ class Dropout:
 
 @final
 @dataclass(frozen=True)
+class Noise:
+    """What a noisy cell draws for every step, the same however time is cut into pieces."""
+
+    p: tuple[float, ...]
+    seed: int
+    place: int = 0  # of the first layer, in PyTorch's order
+    origin: int = 0
+
+    def __call__(self, h: Tensor, layer: int, start: int, stop: int) -> Tensor:
+        """(steps, batch, blocks · hidden): 0 with the block's probability p, else 1/(1-p)."""
+        like = h.expand(stop - start, *h.shape)
+        apart = 0xC2B2AE35  # from dropout between layers, and block from block
+        masks = (Dropout(p, self.seed + i * apart, self.origin) for i, p in enumerate(self.p, 1))
+        return torch.cat([m.mask(like, self.place + layer, start) for m in masks], -1)
+
+
+@final
+@dataclass(frozen=True)
 class Strand:
     """Layers that run one way, over any piece [start, stop) of time."""
 
@@ -72,6 +90,7 @@ class Strand:
     dropout: Dropout | None = None
     lengths: Tensor | None = None
     siblings: int = 1  # the strands of the stack, this one included
+    noise: Noise | None = None
 
     def forward(
         self, xs: Tensor, states: States, start: int, stop: int, needs_gates: bool = True
@@ -80,7 +99,8 @@ class Strand:
         inputs, traces, lengths = xs[start:stop], [], self._lengths(start, stop)
         with uncast(xs):
             for i, (w, state) in enumerate(zip(self.layers, states, strict=True)):
-                piece = Piece(self.cell, w, inputs, state, lengths)
+                noise = self._noise(state, i, start, stop)
+                piece = Piece(self.cell, w, inputs, state, lengths, noise)
                 trace = self.kernel.forward(piece, needs_gates)
                 traces.append(trace)
                 inputs = self._read(trace, i, start)
@@ -104,7 +124,9 @@ class Strand:
         for i in reversed(range(len(self.layers))):
             inputs = xs[start:stop] if i == 0 else self._read(traces[i - 1], i - 1, start)
             with uncast(xs):
-                piece = Piece(self.cell, self.layers[i], inputs, traces[i].state(0), lengths)
+                state = traces[i].state(0)
+                noise = self._noise(state, i, start, stop)
+                piece = Piece(self.cell, self.layers[i], inputs, state, lengths, noise)
                 pull = Pull(dys, dstates[i], xi, needs_dxs or i > 0, dws[i])
                 dys, dws[i], dstates[i] = self.kernel.backward(piece, traces[i], pull)
             if i > 0 and self.dropout is not None and dys is not None:
@@ -154,7 +176,8 @@ class Strand:
         kept = sum(s.nbytes for s in state) + (0 if gates is None else gates.nbytes)
         pulls = state[0].nbytes + (one.nbytes if one.is_floating_point() else 0)
         masked = 2 * one.nbytes if layer > 0 and self.dropout is not None else 0
-        return kept + pulls + masked
+        drawn = len(self.cell.noise) * state[0].nbytes
+        return kept + pulls + masked + drawn
 
     def _trace(self, kept: list[Tensor]) -> Trace:
         hs, *rest = kept
@@ -166,6 +189,9 @@ class Strand:
         ys = trace.hs[1:]
         last = layer == len(self.layers) - 1
         return ys if self.dropout is None or last else self.dropout(ys, layer, start)
+
+    def _noise(self, state: State, layer: int, start: int, stop: int) -> Tensor | None:
+        return None if self.noise is None else self.noise(state[0], layer, start, stop)
 
     def _lengths(self, start: int, stop: int) -> Tensor | None:
         return None if self.lengths is None else (self.lengths - start).clamp(0, stop - start)

@@ -42,6 +42,11 @@ def recurrence(
     """ys and the last states, as `operator.recurrence`; xs may be a `PackedSequence`'s data."""
     check_gradient(recipe.carry, training)
     cell = named(recipe.cell)
+    if cell.noise:
+        raise UserError(
+            f"{cell.name} draws numbers for every step, which a traced or exported copy cannot",
+            hint="call .eval() first to export for inference",
+        )
     if not is_torchs(cell) or (recipe.projected and torch.onnx.is_in_onnx_export()):
         if batch_sizes is not None:
             raise unpackable(cell.name + (" with a projection" if recipe.projected else ""))

@@ -77,19 +77,20 @@ struct Backward {
     }
 #ifdef OWN_CELL
     INLINE void own(int64_t s, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
-        const real *kept = gates + s * kept_of(OWN) * H + u, *p = static_cast<const real *>(job->own);
-        vec a[OWN_GATES], a_h[OWN_GATES], before[OWN_STATES], own[OWN_PARAMETERS + 1], dafter[OWN_STATES];
+        const real *from = gates + s * kept_of(OWN) * H + u, *p = static_cast<const real *>(job->own);
+        vec kept[OWN_GATES + OWN_APART], before[OWN_STATES], own[OWN_PARAMETERS + 1], dafter[OWN_STATES];
         vec da_x[OWN_GATES], da_h[OWN_GATES], dbefore[OWN_STATES], downs[OWN_PARAMETERS + 1];
-        FLATTEN for (int g = 0; g < OWN_GATES; g++) a[g] = load(kept + g * H, n), a_h[g] = a[g];
-        for (int g = 0, i = OWN_GATES; g < OWN_GATES; g++)
-            if (!OWN_SUMMED[g]) a_h[g] = load(kept + i++ * H, n);
+        FLATTEN for (int i = 0; i < OWN_GATES + OWN_APART; i++) kept[i] = load(from + i * H, n);
         before[0] = load(hs + s * H + u, n), dafter[0] = d;
         FLATTEN for (int i = 1; i < OWN_STATES; i++) {
             before[i] = load(cs + s * C + (i - 1) * H + u, n);
             dafter[i] = load(dc + (i - 1) * H + u, n);
         }
         FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) own[i] = load(p + i * H + u, n);
-        own_step_back(a, a_h, before, own, dafter, da_x, da_h, dbefore, downs);
+        vec drawn[OWN_NOISE + 1];
+        const real *noise = static_cast<const real *>(job->noise) + s * OWN_NOISE * H + u;
+        FLATTEN for (int i = 0; i < OWN_NOISE; i++) drawn[i] = load(noise + i * H, n);
+        own_step_back(kept, before, own, drawn, dafter, da_x, da_h, dbefore, downs);
         store(dh + u, dbefore[0], n);
         FLATTEN for (int i = 1; i < OWN_STATES; i++)
             store(dc + (i - 1) * H + u, keep == 0 ? vec{} : keep * dbefore[i], n);

@@ -102,13 +102,13 @@ struct Forward {
         before[0] = load(hs + s * H + u, n);
         FLATTEN for (int i = 1; i < OWN_STATES; i++) before[i] = load(cs + s * C + (i - 1) * H + u, n);
         FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) own[i] = load(p + i * H + u, n);
-        own_step(a, a_h, before, own, after);
-        if (gates) {
-            real *kept = gates + s * kept_of(OWN) * H + u;
-            FLATTEN for (int g = 0; g < OWN_GATES; g++) store(kept + g * H, a[g], n);
-            for (int g = 0, i = OWN_GATES; g < OWN_GATES; g++)
-                if (!OWN_SUMMED[g]) store(kept + i++ * H, a_h[g], n);
-        }
+        vec drawn[OWN_NOISE + 1];
+        const real *noise = static_cast<const real *>(job->noise) + s * OWN_NOISE * H + u;
+        FLATTEN for (int i = 0; i < OWN_NOISE; i++) drawn[i] = load(noise + i * H, n);
+        vec kept[OWN_GATES + OWN_APART];
+        own_step(a, a_h, before, own, drawn, after, kept);
+        real *to = gates + s * kept_of(OWN) * H + u;
+        if (gates) FLATTEN for (int i = 0; i < OWN_GATES + OWN_APART; i++) store(to + i * H, kept[i], n);
         FLATTEN for (int i = 1; i < OWN_STATES; i++) store(cs + (s + B) * C + (i - 1) * H + u, after[i], n);
         store(hs + (s + B) * H + u, after[0], n);
         store_operand(next + u, after[0], n); /* beyond n may be anything, and must stay 0 */
@@ -129,7 +129,7 @@ struct Forward {
 
     template <int C> void step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
         int64_t ld = padded(H), k_steps = ceil_div(H, PAIR);
-        alignas(64) real sums[SUMS * LANES];
+        alignas(64) real sums[ROWS<C> * C * LANES];
         for (int64_t p = 0; p < at.panels(); p++)
             groups(rows, ROWS<C>, [&](int64_t lo, int64_t hi) {
                 tile_of<C>(int(hi - lo), h + lo * ld, ld, panels + p * C * PANEL * k_steps, k_steps, sums);
@@ -140,7 +140,7 @@ struct Forward {
     /* The units of panels [from, to) alone. */
     void few_step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
         int64_t row = at.vectors() * LANES;
-        alignas(64) real sums[FEW * 4 * LANES] = {};
+        alignas(64) real sums[FEW * (OWN_GATES > 4 ? OWN_GATES : 4) * LANES] = {};
         for (int64_t p = from; p < to; p++) {
             for (int c = 0; c < at.vectors(); c++) {
                 int64_t u = at.unit(p, c), n = at_most(H - u, LANES);
@@ -169,6 +169,9 @@ struct Forward {
     void advance(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
 #ifndef HALF
         if (!panels) return few_step(t, b0, rows, h, next, 0, at.panels());
+#endif
+#ifdef OWN_CELL
+        return step<OWN_GATES == 1 ? 2 : OWN_GATES>(t, b0, rows, h, next);
 #endif
         switch (at.vectors()) {
         case 2: return step<2>(t, b0, rows, h, next);

@@ -9,13 +9,14 @@ enum Cell : int64_t { TANH, RELU, LINEAR, GRU, LSTM, OWN };
 #define OWN_APART 0
 #define OWN_STATES 1
 #define OWN_PARAMETERS 0
+#define OWN_NOISE 0
 #endif
 
 inline int64_t gates_of(int64_t cell) {
     return cell == GRU ? 3 : cell == LSTM ? 4 : cell == OWN ? OWN_GATES : 1;
 }
-/* Blocks of H numbers that a step keeps for the way back: r z n and W_hn h + b_hn; i f g o; or the shares
- * of a described cell, a_x + a_h of each gate, and a_h by itself of those that use it so. */
+/* Blocks of H numbers that a step keeps for the way back: r z n and W_hn h + b_hn; i f g o; or of a described
+ * cell what it makes of a_x + a_h of each gate, and of a_h by itself of those that use it so. */
 inline int64_t kept_of(int64_t cell) { return cell == OWN ? OWN_GATES + OWN_APART : 4; }
 /* Blocks of H numbers in the state beside h. */
 inline int64_t extra_of(int64_t cell) { return cell == OWN ? OWN_STATES - 1 : 1; }
@@ -53,6 +54,9 @@ struct Job {
     int64_t V;
     const void *E; /* (V, I) */
     void *dE;
+#ifdef OWN_CELL
+    const void *noise; /* (S, N, H): drawn for every step; `OwnArguments` in library.py */
+#endif
 };
 
 /* How many ids there are. */

@@ -41,6 +41,12 @@ class LayerArguments(ctypes.Structure):
     ]
 
 
+class OwnArguments(LayerArguments):
+    """The same for a described cell, compiled by itself: `struct Job` with OWN_CELL."""
+
+    _fields_ = [("noise", ctypes.c_void_p)]
+
+
 class HeadArguments(ctypes.Structure):
     """`struct Head` of job.h: the output layer and its loss."""
 

@@ -95,7 +95,7 @@ void tile(const operand *a, int64_t row, int64_t step, const operand *panel, int
         store(out + (r * C + c) * LANES, sums[r][c]);
 }
 
-template <int C> constexpr int ROWS = SUMS / C;
+template <int C> constexpr int ROWS = C < SUMS ? SUMS / C : 1;
 
 template <int C, int R = ROWS<C>>
 INLINE void tile_of(int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out) {

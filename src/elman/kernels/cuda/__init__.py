@@ -42,7 +42,7 @@ class Cuda:
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
-        cell, w, xs, state, lengths = piece
+        cell, w, xs, state, lengths, _ = piece
         steps, batch = xs.shape[:2]
         hs, *cs = [s.new_empty(steps + 1, *s.shape) for s in state]
         gates = self.empty_gates(piece) if needs_gates else None
@@ -198,7 +198,7 @@ def _bias_apart(cell: Cell, w: Weights) -> Tensor | None:
 
 def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State]:
     """da (T, B, blocks · hidden) and, in float32, the pull on the state before the piece."""
-    cell, w, xs, _, lengths = piece
+    cell, w, xs, _, lengths, _ = piece
     dhs, dstate, xi = pull.dhs, pull.dstate, pull.xi
     steps, batch = xs.shape[:2]
     blocks = cell.gates + cell.apart
