@@ -246,6 +246,9 @@ def test_a_large_state_lies_in_pieces_and_is_the_same(tmp_path, monkeypatch):
     first = pieces(run)
     assert len(first) > 5
     assert everything(run) == whole
+    tensors, _ = training.state_dict()
+    turned = dict(reversed(tensors.items()))  # files are read in any order, by each process
+    assert checkpoints._in_pieces(turned) == checkpoints._in_pieces(tensors)
     names = [set(checkpoints._read(p, "state in pieces")[0]) for p in first]
     assert sum(map(len, names)) == len(set.union(*names)) == len(whole[0])
 

@@ -63,9 +63,12 @@ def write_together(
 
 
 def _in_pieces(tensors: dict[str, Tensor]) -> list[list[str]]:
-    """The names in their order; a new piece begins where one more would not fit."""
+    """The names, by the alphabet; a new piece begins where one more would not fit.
+
+    The order of tensors that were read from a file is another in every process.
+    """
     pieces, room = [[]], LARGE
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):
         if pieces[-1] and tensor.nbytes > room:
             pieces.append([])
             room = LARGE
