@@ -1,24 +1,30 @@
 """Sizes and speeds of `elman compress` beside xz, bzip2, zstd, brotli and PPMd, on whole files.
 
     python benchmarks/compression.py                       both books, every level
+    python benchmarks/compression.py --made                also code, Chinese, a table, noise
     python benchmarks/compression.py --level fast --level default FILE …
 
 Every size is that of a file that was decoded again and compared, and includes all that is needed to
 decode but the program. The peers run at their strongest setting (PPMd at the best order of 4 to 16,
-256 MB), those that are not installed are left out. Seconds are of the processor, one thread.
+256 MB), those that are not installed are left out. Seconds are of the processor, one thread. With
+--out every number is stored as soon as it is known, and one that is there is not measured again.
 """
 
 import argparse
 import bz2
+import datetime
+import hashlib
 import importlib
 import json
 import lzma
+import random
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import elman
 from elman import compression
 from elman.files import write_text
 from elman.text.datasets import DATASETS, path_of
@@ -30,13 +36,14 @@ ORDERS = (4, 5, 6, 8, 12, 16)
 
 def main() -> None:
     arguments = parsed()
-    files = arguments.files or [book(name) for name in BOOKS]
+    files = [Path(file) for file in arguments.files] or [book(name) for name in BOOKS]
     levels = arguments.level or list(compression.LEVELS)
-    results = [measured(Path(file), levels) for file in files]
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.made:
+            files += made(Path(folder))
+        results = [measured(file, levels, arguments.out) for file in files]
     for result in results:
         show(result)
-    if arguments.out:
-        write_text(arguments.out, json.dumps(results, indent=1) + "\n")
 
 
 def book(name: str) -> Path:
@@ -45,16 +52,64 @@ def book(name: str) -> Path:
     return path_of(download)
 
 
-def measured(file: Path, levels: list[str]) -> dict[str, Any]:
-    """Every peer and every level on one file."""
-    data = file.read_bytes()
-    sizes = {name: len(pack(data)) for name, pack in peers().items()}
-    return {
-        "file": file.name,
-        "bytes": len(data),
-        "peers": sizes,
-        "elman": {level: ours(file, data, level) for level in levels},
+def made(folder: Path) -> list[Path]:
+    """Source code, Chinese, a table, machine code and noise: the package's own files, or drawn."""
+    package = Path(elman.__file__).parent
+    library = next((package / "compression").glob("_compressor.*"), None)
+    contents = {
+        "source.py": b"".join(file.read_bytes() for file in sorted(package.rglob("*.py"))),
+        "chinese.md": b"".join(
+            f.read_bytes() for f in sorted((HERE.parent / "docs/zh").rglob("*.md"))
+        ),
+        "table.csv": table(rows=6000),
+        "library.so": b"" if library is None else library.read_bytes(),
+        "noise": random.Random(1).randbytes(200_000),
+        "zeros": bytes(100_000),
     }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name, content in contents.items() if content]
+
+
+def table(rows: int) -> bytes:
+    """Days of a random walk, as prices are written down."""
+    chance, day, price = random.Random(2), datetime.date(1990, 1, 1), 100.0
+    lines = ["date,open,close,volume"]
+    for i in range(rows):
+        before, price = price, price * (1 + chance.gauss(0, 0.01))
+        volume = int(chance.lognormvariate(10, 0.5))
+        lines.append(f"{day + datetime.timedelta(i)},{before:.2f},{price:.2f},{volume}")
+    return "\n".join(lines).encode()
+
+
+def measured(file: Path, levels: list[str], out: Path | None) -> dict[str, Any]:
+    """Every peer and every level on one file, but for what is stored of it already."""
+    data = file.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    result = {"file": file.name, "bytes": len(data), "sha256": digest, "peers": {}, "elman": {}}
+    for before in stored(out):
+        if before["sha256"] == digest:
+            result = before
+    for name, pack in peers().items():
+        if name not in result["peers"]:
+            result["peers"][name] = len(pack(data))
+            store(out, result)
+    for level in levels:
+        if level not in result["elman"]:
+            result["elman"][level] = ours(file, data, level)
+            store(out, result)
+    return result
+
+
+def stored(out: Path | None) -> list[dict[str, Any]]:
+    return json.loads(out.read_text()) if out is not None and out.exists() else []
+
+
+def store(out: Path | None, result: dict[str, Any]) -> None:
+    """In the place of what was known of the same file."""
+    if out is not None:
+        others = [other for other in stored(out) if other["sha256"] != result["sha256"]]
+        write_text(out, json.dumps([*others, result], indent=1) + "\n")
 
 
 def ours(file: Path, data: bytes, level: str) -> dict[str, Any]:
@@ -112,6 +167,7 @@ def show(result: dict[str, Any]) -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", metavar="FILE")
+    parser.add_argument("--made", action="store_true", help="also code, Chinese, a table, noise")
     parser.add_argument("--level", action="append", choices=list(compression.LEVELS))
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

@@ -6,6 +6,10 @@ import itertools
 import json
 import os
 import random
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,15 +22,17 @@ from elman.compression.container import Header
 from elman.compression.library import AVX2, AVX512, PORTABLE, Native, Plain, native
 from elman.compression.options import LEVELS, Options
 from elman.compression.pretrained import network_of
+from elman.compression.primer import PRIMER
 from elman.errors import UserError
 from elman.runs import Run
 
 TINY = {"rate_units": 100, "last_rate_units": 40, "mixing_units": 20}
 built = pytest.mark.skipif(native() is None, reason="the native compressor was not built")
+SMALLEST = replace(LEVELS["fast"], primed=False)  # priming takes the reference a minute
 PROSE = b"It was a dark and stormy night; the rain fell in torrents. " * 3
 
 
-def options(length, contexts=16, table_bits=10, hidden=16, window=5, lanes=3):
+def options(length, contexts=24, table_bits=10, hidden=16, window=5, lanes=3):
     return Options(length, contexts, table_bits, hidden, window, lanes, **TINY)
 
 
@@ -50,6 +56,7 @@ SMALL = {
     "noise": random.Random(1).randbytes(30),
     "zeros": bytes(40),
     "words": "naïve — «文字» naïve — ".encode(),
+    "lines": b"a,12;b\nc,34;d\na,13;b\n\nc,35;d",
     "one": b"x",
 }
 
@@ -69,7 +76,11 @@ def test_native_code_is_the_reference_bit_for_bit(data):
 @built
 @pytest.mark.parametrize(
     "changes",
-    [{"contexts": 3, "lanes": 1}, {"hidden": 48, "window": 3}, {"table_bits": 8, "window": 20}],
+    [
+        {"contexts": 3, "lanes": 1},
+        {"contexts": 16, "hidden": 48, "window": 3},
+        {"table_bits": 8, "window": 20},
+    ],
     ids=str,
 )
 def test_whatever_the_options(changes):
@@ -89,6 +100,25 @@ def test_instruction_sets_agree_on_a_longer_text_and_so_do_pieces():
 
 
 @built
+def test_what_both_sides_have_read_before_they_begin_helps_and_is_the_same_everywhere():
+    o, page, text = options(20), PROSE[:30], PROSE[10:30]
+    plain = Plain(o, None)
+    plain.prime(page)
+    found = encoded(plain, text)
+    assert len(found) < len(encoded(Native(native(), o, None), text))
+    for variant in (PORTABLE, AVX2, AVX512):
+        engine = Native(native(), o, None, variant)
+        engine.prime(page)
+        assert encoded(engine, text) == found
+
+
+def test_the_primer_belongs_to_the_version():
+    """Files of this version decode with this primer and no other."""
+    assert container.VERSION == 2
+    assert hashlib.sha256(PRIMER).hexdigest()[:16] == "1ada487bce72a406"
+
+
+@built
 def test_a_thread_that_flushes_subnormals_computes_the_same():
     o = options(len(PROSE))
     before = encoded(Native(native(), o, None), PROSE)
@@ -98,6 +128,29 @@ def test_a_thread_that_flushes_subnormals_computes_the_same():
         assert encoded(Native(native(), o, None), PROSE) == before
     finally:
         torch.set_flush_denormal(False)
+
+
+@built
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64-static")),
+    reason="needs a compiler for arm64 (g++-aarch64-linux-gnu) and qemu-user-static",
+)
+def test_an_arm_processor_computes_the_same(tmp_path):
+    """Built for arm64 and run instruction by instruction: the same bytes as here."""
+    text = PROSE * 4 + bytes(range(256)) + random.Random(7).randbytes(300) + b"1,2;3\n4,5;6\n" * 9
+    sources = [Path(__file__).with_name("compressor.cpp")]
+    sources += [Path(library.__file__).with_name(f"{name}.cpp") for name in ("portable", "library")]
+    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-fast-math", "-Wno-psabi", "-static"]
+    program, source, coded = (tmp_path / name for name in ("program", "text", "coded"))
+    source.write_bytes(text)
+    compiler = ["aarch64-linux-gnu-g++", *flags, *map(str, sources), "-o", str(program)]
+    subprocess.run(compiler, check=True, timeout=600)
+    run = ["qemu-aarch64-static", str(program), str(source), str(coded)]
+    subprocess.run(run, check=True, timeout=600)
+    ours = Native(native(), options(len(text)), None)
+    ours.prime(text[:100])
+    assert encoded(ours, text) == coded.read_bytes()
 
 
 def test_the_functions_are_what_they_are_called():
@@ -141,7 +194,7 @@ def test_the_network_learns_by_the_gradient_of_autograd():
 
 @pytest.mark.parametrize("size", [0, 1, 2, 5])
 def test_the_shortest_files(tmp_path, size, monkeypatch):
-    monkeypatch.setitem(LEVELS, "default", LEVELS["fast"])
+    monkeypatch.setitem(LEVELS, "default", SMALLEST)
     data = b"elman"[:size]
     packed(tmp_path, data)
     compression.decompress(tmp_path / "packed", tmp_path / "out")
@@ -164,7 +217,7 @@ def test_any_bytes_come_back_at_every_level(tmp_path, level):
 
 @built
 def test_without_native_code_the_file_is_the_same(tmp_path, monkeypatch):
-    monkeypatch.setitem(LEVELS, "default", LEVELS["fast"])
+    monkeypatch.setitem(LEVELS, "default", SMALLEST)
     ours = packed(tmp_path, PROSE[:20])
     library.native.cache_clear()
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
@@ -178,29 +231,56 @@ def test_without_native_code_the_file_is_the_same(tmp_path, monkeypatch):
     assert (tmp_path / "out").read_bytes() == PROSE[:20]
 
 
+def mutated(whole: bytes, other: bytes, chance: random.Random) -> bytes:
+    """A file that is not what it was: damaged, cut, or put together from others."""
+    at = chance.randrange(len(whole))
+    match chance.randrange(9):
+        case 0:
+            return whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :]
+        case 1:
+            return whole[:at]
+        case 2:
+            return whole[:at] + chance.randbytes(chance.randrange(1, 20)) + whole[at:]
+        case 3:
+            return whole[:at] + whole[at + chance.randrange(1, 20) :]
+        case 4:
+            return whole[:at] + bytes(b ^ 0x5A for b in whole[at : at + 4]) + whole[at + 4 :]
+        case 5:
+            return whole[len(whole) // 2 :] + whole[: len(whole) // 2]
+        case 6:
+            return whole + other
+        case 7:
+            return other[:20] + whole[20:]
+        case _:
+            return whole[:4] + bytes([chance.choice([0, 1, 3, 255])]) + whole[5:]
+
+
 def test_two_hundred_mutations_are_two_hundred_refusals(tmp_path, monkeypatch):
-    monkeypatch.setitem(LEVELS, "default", LEVELS["fast"])
-    whole = packed(tmp_path, PROSE[:120])
+    monkeypatch.setitem(LEVELS, "default", SMALLEST)
+    files = [packed(tmp_path, PROSE[:120]), packed(tmp_path, random.Random(4).randbytes(99))]
     chance, refused = random.Random(3), 0
     for _ in range(200):
-        changed = bytearray(whole)
-        match chance.randrange(4):
-            case 0:
-                changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
-            case 1:
-                del changed[chance.randrange(len(changed)) :]
-            case 2:
-                changed.insert(chance.randrange(len(changed)), chance.randrange(256))
-            case _:
-                at = chance.randrange(len(changed) - 4)
-                changed[at : at + 4] = bytes(b ^ 0x5A for b in changed[at : at + 4])
-        (tmp_path / "bad").write_bytes(changed)
+        whole, other = chance.sample(files, 2)
+        (tmp_path / "bad").write_bytes(mutated(whole, other, chance))
         with pytest.raises(UserError):
             compression.decompress(tmp_path / "bad", tmp_path / "out")
         assert not (tmp_path / "out").exists()
         refused += 1
     assert refused == 200
     assert not list(tmp_path.glob(".*partial"))
+
+
+@built
+@pytest.mark.parametrize("size", [0, 1, 300, 10_000])
+def test_what_no_model_makes_shorter_is_stored_and_grows_by_the_header(tmp_path, size):
+    noise = random.Random(size).randbytes(size)
+    found = packed(tmp_path, noise, level="fast")
+    stored = Header(size, None).bytes()
+    assert len(stored) <= 8
+    assert found[: len(stored)] == stored
+    assert len(found) <= len(stored) + size + 16
+    compression.decompress(tmp_path / "packed", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == noise
 
 
 def sealed(body: bytes) -> bytes:
@@ -210,7 +290,7 @@ def sealed(body: bytes) -> bytes:
 def test_a_file_with_a_true_seal_that_decodes_to_something_else_is_not_written(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(LEVELS, "default", LEVELS["fast"])
+    monkeypatch.setitem(LEVELS, "default", SMALLEST)
     whole = packed(tmp_path, PROSE[:60])
     forged = bytearray(whole[:-8])
     forged[-12] ^= 1  # of the coded text
@@ -226,9 +306,13 @@ def test_a_file_with_a_true_seal_that_decodes_to_something_else_is_not_written(
         (b"PK\x03\x04 something else entirely", "not a file that elman compressed"),
         (b"", "not a file that elman compressed"),
         (container.MAGIC + b"\x09" + bytes(40), "version 9"),
-        (sealed(container.MAGIC + bytes([1, 2]) + bytes(30)), "damaged"),
-        (sealed(container.MAGIC + bytes([1, 0, 99]) + bytes(30)), "contexts=99 must be 1 to 16"),
-        (sealed(container.MAGIC + b"\x01\x00\x09\x13\x01" + b"\xff" * 5), "damaged"),
+        (container.MAGIC + b"\x01" + bytes(40), "version 1, or damaged; this elman reads 2"),
+        (sealed(container.MAGIC + bytes([2, 8]) + bytes(30)), "damaged"),
+        (sealed(container.MAGIC + bytes([2, 5, 3]) + b"abc" + bytes(8)), "damaged"),
+        (sealed(container.MAGIC + bytes([2, 4, 9]) + b"abc" + bytes(8)), "damaged"),
+        (sealed(container.MAGIC + bytes([2, 0, 5, 99]) + bytes(30)), "contexts=99 must be 1 to 24"),
+        (sealed(container.MAGIC + b"\x02\x00\x09\x13\x01" + b"\xff" * 5), "damaged"),
+        (sealed(container.MAGIC + b"\x02\x00" + b"\xff" * 40), "damaged|must be"),
     ],
 )
 def test_foreign_files_are_refused(tmp_path, body, message):
@@ -239,7 +323,8 @@ def test_foreign_files_are_refused(tmp_path, body, message):
 
 
 def test_the_header_comes_back(tmp_path):
-    for header in (Header(options(300)), Header(options(2**40, hidden=160), bytes(range(16)))):
+    long = replace(options(2**40, hidden=160), primed=True)
+    for header in (Header(300, options(300)), Header(2**40, long, bytes(range(16)))):
         (tmp_path / "file").write_bytes(sealed(header.bytes() + b"code" + bytes(8)))
         with open(tmp_path / "file", "rb") as file:
             found, start, end = container._checked(file, "file")
@@ -252,7 +337,8 @@ def test_options_have_their_limits():
         with pytest.raises(UserError, match=f"{next(iter(wrong))}="):
             options(10, **wrong)
     assert LEVELS["best"].options(10**9).table_bits == 22
-    assert LEVELS["best"].options(0).table_bits == 10
+    assert replace(LEVELS["best"], primed=False).options(0).table_bits == 10
+    assert LEVELS["best"].options(0).table_bits == 16, "the primer has to fit"
 
 
 # ---------------------------------------------------------------------- from a run
@@ -264,7 +350,10 @@ def lstm(tiny_run):
 
 
 @built
-def test_a_run_is_a_head_start_and_is_asked_for_by_its_fingerprint(tmp_path, lstm, tiny_run):
+def test_a_run_is_a_head_start_and_is_asked_for_by_its_fingerprint(
+    tmp_path, lstm, tiny_run, monkeypatch
+):
+    monkeypatch.setitem(LEVELS, "default", replace(LEVELS["default"], primed=False))
     text = (lstm.parent / "book.txt").read_bytes()[:600]
     alone, helped = len(packed(tmp_path, text)), len(packed(tmp_path, text, run=lstm))
     assert helped < alone - 8

@@ -23,56 +23,62 @@ if TYPE_CHECKING:
     from elman.training import Processes
 
 
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        help="Text to score: name, file, folder or - (default: the run's own test part)",
+        show_default=False,
+    ),
+]
+Baselines = Annotated[bool, typer.Option(help="Score counting models of the training text, too")]
+Mix = Annotated[
+    list[str] | None,
+    typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
+]
+Part = Annotated[
+    str | None, typer.Option(help="Of the run's own text: test or validation", show_default="test")
+]
+Adapt = Annotated[
+    bool, typer.Option("--adapt", help="Score it also while it learns from what it has read")
+]
+Rate = Annotated[float | None, typer.Option(min=0, help="How fast", show_default="by validation")]
+Decay = Annotated[
+    float | None,
+    typer.Option(min=0, help="Back to what was trained", show_default="by validation"),
+]
+Cache = Annotated[
+    int, typer.Option(min=0, help="Mix in a cache of so many of the latest states; 0: none")
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="best (by validation) or last", show_default="the run's own"),
+]
+Chunks = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Read the text in so many chunks side by side, to 1e-5 of the state; 0: in order",
+    ),
+]
+Threads = Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout")]
+
+
 def evaluate(
     run: RunFolder,
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            help="Text to score: name, file, folder or - (default: the run's own test part)",
-            show_default=False,
-        ),
-    ] = None,
-    baselines: Annotated[
-        bool, typer.Option(help="Score counting models of the training text, too")
-    ] = True,
-    mix: Annotated[
-        list[str] | None,
-        typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
-    ] = None,
-    part: Annotated[
-        str | None,
-        typer.Option(help="Of the run's own text: test or validation", show_default="test"),
-    ] = None,
-    adapt: Annotated[
-        bool,
-        typer.Option("--adapt", help="Score it also while it learns from what it has read"),
-    ] = False,
-    adapt_rate: Annotated[
-        float | None,
-        typer.Option(min=0, help="How fast", show_default="by validation"),
-    ] = None,
-    adapt_decay: Annotated[
-        float | None,
-        typer.Option(min=0, help="Back to what was trained", show_default="by validation"),
-    ] = None,
-    cache: Annotated[
-        int,
-        typer.Option(min=0, help="Mix in a cache of so many of the latest states; 0: none"),
-    ] = 0,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="best (by validation) or last", show_default="the run's own"),
-    ] = None,
-    chunks: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Read the text in so many chunks side by side, to 1e-5 of the state; 0: in order",
-        ),
-    ] = 0,
+    source: Source = None,
+    baselines: Baselines = True,
+    mix: Mix = None,
+    part: Part = None,
+    adapt: Adapt = False,
+    adapt_rate: Rate = None,
+    adapt_decay: Decay = None,
+    cache: Cache = 0,
+    weights: Weights = None,
+    chunks: Chunks = 0,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
+    threads: Threads = 0,
+    as_json: Json = False,
 ) -> None:
     """Score a text with a trained model: nats, perplexity, bits per character.
 
@@ -87,14 +93,7 @@ def evaluate(
     with quiet(unless=processes.first):
         use_threads(threads)
         opened, device = Run.open(run), pick(device)
-    if (mix or adapt) and not baselines:
-        flag, why = ("--mix", "counts") if mix else ("--adapt", "measures")
-        raise UserError(f"{flag} {why} the training text, too", hint="leave out --no-baselines")
-    if chunks and adapt:
-        raise UserError(
-            "--adapt reads a few tokens at a time, which leaves nothing to cut into --chunks",
-            hint="leave out one of them",
-        )
+    _check_together(mix, adapt, baselines, chunks)
     settings = _settings(adapt, adapt_rate, adapt_decay)
     text = _text(opened, source, part, baselines)
     model = opened.load_model(processes.place(device), weights)
@@ -129,6 +128,18 @@ def evaluate(
     note(f"next: elman generate {shlex.quote(str(run))}")
 
 
+def _check_together(mix: list[str] | None, adapt: bool, baselines: bool, chunks: int) -> None:
+    """Refuse options that contradict each other."""
+    if (mix or adapt) and not baselines:
+        flag, why = ("--mix", "counts") if mix else ("--adapt", "measures")
+        raise UserError(f"{flag} {why} the training text, too", hint="leave out --no-baselines")
+    if chunks and adapt:
+        raise UserError(
+            "--adapt reads a few tokens at a time, which leaves nothing to cut into --chunks",
+            hint="leave out one of them",
+        )
+
+
 def _together(model: Any, ids: Any, processes: "Processes") -> "Score | None":
     """The score of several processes, each of which reads a stretch; None: there is but one."""
     from elman.scoring import metrics
@@ -154,24 +165,32 @@ class Text(NamedTuple):
 
 
 def _text(run: "Run", source: str | None, part: str | None, baselines: bool) -> Text:
-    from elman.text import prepared
-
+    """What is asked for: another text, or a part of the run's own."""
     if part not in (None, "test", "validation"):
         raise UserError(f"unknown part {part!r}", hint="test or validation")
-    data, needs_own = run.config.data, source is None or baselines
-    own = run.splits() if needs_own else None
-    train = own.train if own is not None and baselines else None
-    choosing = own.validation if own is not None and len(own.validation) > 1 else None
-    if source is not None:
-        if part is not None:
-            raise UserError(
-                f"--part {part} is of the run's own text", hint="leave it out, or the other text"
-            )
-        parts = prepared.all_held_out(data, prepared.read(data, source), run.vocab)
-        what = "stdin" if source == "-" else source
-        choosing = choosing if data.test else None  # as ever for a run that has two parts
-        return Text(parts.validation, parts.predicted_characters, train, choosing, "all", what)
-    assert own is not None
+    if source is None:
+        return _own_text(run, part, baselines)
+    if part is not None:
+        raise UserError(
+            f"--part {part} is of the run's own text", hint="leave it out, or the other text"
+        )
+    return _other_text(run, source, baselines)
+
+
+def _other_text(run: "Run", source: str, baselines: bool) -> Text:
+    from elman.text import prepared
+
+    data, own = run.config.data, run.splits() if baselines else None
+    parts = prepared.all_held_out(data, prepared.read(data, source), run.vocab)
+    what = "stdin" if source == "-" else source
+    train = None if own is None else own.train
+    # a run with two parts was scored before with nothing chosen on its validation part
+    choosing = own.validation if own is not None and data.test and len(own.validation) > 1 else None
+    return Text(parts.validation, parts.predicted_characters, train, choosing, "all", what)
+
+
+def _own_text(run: "Run", part: str | None, baselines: bool) -> Text:
+    data, own = run.config.data, run.splits()
     part = part or own.part
     ids = own.test if part == "test" else own.validation
     if len(ids) < 2:
@@ -181,9 +200,9 @@ def _text(run: "Run", source: str | None, part: str | None, baselines: bool) -> 
         raise UserError(
             "this run held nothing out: there is no text it has not trained on", hint=other
         )
-    reported = part == own.part
-    characters = own.predicted_characters if reported else None
-    choosing = choosing if part == "test" else None
+    characters = own.predicted_characters if part == own.part else None
+    train = own.train if baselines else None
+    choosing = own.validation if part == "test" and len(own.validation) > 1 else None
     what = f"{data.source}, the {getattr(data, part):.0%} held out"
     what += f" ({part})" if data.test else ""
     return Text(ids, characters, train, choosing, part, what)

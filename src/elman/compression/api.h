@@ -16,6 +16,7 @@ struct Variant {
     const char *name;
     void *(*make)(const Options *, const float *weights);
     void (*free)(void *);
+    void (*prime)(void *, const uint8_t *in, int64_t n);
     /* Both return the bytes written, -1 where there is no room; see compressor.h. */
     int64_t (*encode)(void *, const uint8_t *in, int64_t n, uint8_t *out, int64_t room, int last);
     int64_t (*decode)(void *, const uint8_t *in, int64_t n, int64_t *used, uint8_t *out, int64_t room, int last);

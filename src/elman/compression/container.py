@@ -1,9 +1,10 @@
 """The compressed file: what is needed to decode it, the coded text, and two checksums.
 
-    magic 4 | version 1 | flags 1 | options 8 | length, 7 bits a byte | fingerprint of a run, 16
+    magic 4 | version 1 | flags 1 | length, 7 bits a byte | options 8 | fingerprint of a run, 16
     the coded text
     8 bytes of the text's SHA-256 | 8 bytes of the SHA-256 of all that stands before them
 
+A text that no model makes shorter is stored as it is, without options.
 A file is checked against its last eight bytes before anything of it is decoded, and what was
 decoded against the eight before them before it is given its name.
 """
@@ -22,13 +23,14 @@ from elman.errors import MissingSource, UserError
 from elman.files import atomic, check_target
 from elman.resources import check_memory
 
-MAGIC, VERSION = b"\x8aELM", 1
+MAGIC, VERSION = b"\x8aELM", 2
 DIGEST, NAMED = 8, 16
-WITH_RUN = 1
+WITH_RUN, PRIMED, STORED = 1, 2, 4
 PIECE = 1 << 12
 """Bytes of text between two reports of progress."""
 TRAINED_RATES = {"rate_units": 20, "last_rate_units": 10}
-"""A trained network is adapted more gently than a fresh one is taught."""
+"""A trained network is adapted more gently than a fresh one is taught, and not primed: the page
+would teach it another language than its own."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of text done so far and the bytes of the compressed file so far."""
@@ -38,16 +40,19 @@ Progress = Callable[[int, int], None]
 class Header:
     """All that stands before the coded text."""
 
-    options: Options
+    length: int
+    options: Options | None  # None: the text is stored as it is
     run: bytes = b""  # the fingerprint of the network it starts from
 
     def bytes(self) -> bytes:
         """As it stands in the file."""
-        o = self.options
+        start, o = MAGIC + bytes([VERSION]), self.options
+        if o is None:
+            return start + bytes([STORED]) + _varint(self.length)
+        flags = (WITH_RUN if self.run else 0) | (PRIMED if o.primed else 0)
         numbers = (o.contexts, o.table_bits, o.hidden // 16, o.window, o.lanes)
         rates = (o.rate_units, o.last_rate_units, o.mixing_units)
-        flags = WITH_RUN if self.run else 0
-        return MAGIC + bytes([VERSION, flags, *numbers, *rates]) + _varint(o.length) + self.run
+        return start + bytes([flags]) + _varint(self.length) + bytes([*numbers, *rates]) + self.run
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,18 @@ def compress(
         length = os.fstat(text.fileno()).st_size
         options = chosen.options(length)
         if trained is not None:
-            options = replace(options, hidden=trained[1], **TRAINED_RATES)
+            options = replace(options, hidden=trained[1], primed=False, **TRAINED_RATES)
         weights = None if trained is None else trained[0]
-        header = Header(options, b"" if weights is None else fingerprint(weights))
+        header = Header(length, options, b"" if weights is None else fingerprint(weights))
         _check_room(options)
         with atomic(target) as draft, open(draft, "wb") as out:
             size = _write(text, out, header, weights, progress)
+            as_it_is = Header(length, None)
+            if size > len(as_it_is.bytes()) + length + 2 * DIGEST:
+                text.seek(0)
+                out.seek(0)
+                out.truncate()
+                size = _write(text, out, as_it_is, None, None)
     return Packed(length, size)
 
 
@@ -94,7 +105,7 @@ def _write(
     progress: Progress | None,
 ) -> int:
     content, whole = hashlib.sha256(), hashlib.sha256()
-    done, written, length = 0, 0, header.options.length
+    done, written, length = 0, 0, header.length
 
     def put(data: bytes) -> None:
         nonlocal written
@@ -102,14 +113,14 @@ def _write(
         written += out.write(data)
 
     put(header.bytes())
-    engine = coder(header.options, weights) if length else None
-    while engine is not None and done < length:
+    engine = coder(header.options, weights) if header.options and length else None
+    while done < length:
         piece = text.read(min(PIECE, length - done))
         if not piece:
             raise UserError("the file became shorter while it was read", hint="compress it again")
         content.update(piece)
         done += len(piece)
-        put(engine.encode(piece, done == length))
+        put(piece if engine is None else engine.encode(piece, done == length))
         if progress is not None:
             progress(done, written)
     put(content.digest()[:DIGEST])
@@ -127,13 +138,14 @@ def decompress(
     with _opened(source) as packed:
         header, start, end = _checked(packed, source)
         weights = _network(header, run, source)
-        _check_room(header.options)
+        if header.options is not None:
+            _check_room(header.options)
         packed.seek(end)
         expected = packed.read(DIGEST)
         packed.seek(start)
         with atomic(target) as draft, open(draft, "wb") as out:
             content = hashlib.sha256()
-            for piece in _decoded(packed, header.options, weights, end - start, progress):
+            for piece in _decoded(packed, header, weights, end - start, progress):
                 content.update(piece)
                 out.write(piece)
             if content.digest()[:DIGEST] != expected:
@@ -141,25 +153,28 @@ def decompress(
                     f"{source} does not decode to what it was made from",
                     hint="it was made by an elman whose arithmetic differs; please report this",
                 )
-    return Packed(header.options.length, end + 2 * DIGEST)
+    return Packed(header.length, end + 2 * DIGEST)
 
 
 def _decoded(
     packed: IO[bytes],
-    options: Options,
+    header: Header,
     weights: Weights | None,
     size: int,
     progress: Progress | None,
 ) -> Iterator[bytes]:
     """The text, piece by piece."""
-    if options.length == 0:
-        return
-    engine, waiting, read, done = coder(options, weights), b"", 0, 0
-    while done < options.length:
+    length, waiting, read, done = header.length, b"", 0, 0
+    engine = coder(header.options, weights) if header.options and length else None
+    while done < length:
         if len(waiting) < PIECE:
             more = packed.read(min(PIECE, size - read))
             waiting, read = waiting + more, read + len(more)
-        text, used = engine.decode(waiting, min(PIECE, options.length - done), read == size)
+        room = min(PIECE, length - done)
+        if engine is None:
+            text, used = waiting[:room], room
+        else:
+            text, used = engine.decode(waiting, room, read == size)
         waiting, done = waiting[used:], done + len(text)
         yield text
         if progress is not None:
@@ -177,25 +192,40 @@ def _checked(packed: IO[bytes], source: Path | str) -> tuple[Header, int, int]:
     if opening[len(MAGIC) :] not in (b"", bytes([VERSION])):
         raise UserError(
             f"{source} is of version {opening[-1]}, or damaged; this elman reads {VERSION}",
-            hint="a newer elman may read it",
+            hint="the elman that made it reads it",
         )
     end = size - 2 * DIGEST
     packed.seek(0)
     if end < 0 or _digest(packed, size - DIGEST) != packed.read(DIGEST):
         raise _damaged(source)
     packed.seek(len(opening))
-    flags, *numbers = packed.read(9)
+    header = _header(packed, end)
+    start = packed.tell()
+    if header is None or (header.options is None and end - start != header.length):
+        raise _damaged(source)
+    return header, start, end
+
+
+def _header(packed: IO[bytes], end: int) -> Header | None:
+    """What stands after the version; None where it makes no sense, or goes beyond `end`."""
+    flags = packed.read(1)[0]
     length, count = 0, 0
-    while (byte := packed.read(1)) and byte[0] & 128:
+    while (byte := packed.read(1)) and byte[0] & 128 and count < 9:
         length |= (byte[0] & 127) << 7 * count
         count += 1
     length |= (byte[0] if byte else 0) << 7 * count
+    if flags == STORED and packed.tell() <= end:
+        return Header(length, None)
+    numbers = packed.read(8)
     run = packed.read(NAMED) if flags & WITH_RUN else b""
-    if flags > WITH_RUN or packed.tell() > end or len(numbers) != 8:
-        raise _damaged(source)
+    if flags > WITH_RUN | PRIMED or packed.tell() > end:
+        return None
     contexts, bits, sixteens, window, lanes, *rates = numbers
-    options = Options(length, contexts, bits, 16 * sixteens, window, lanes, *rates)
-    return Header(options, run), packed.tell(), end
+    options = Options(
+        *(length, contexts, bits, 16 * sixteens, window, lanes, *rates),
+        primed=bool(flags & PRIMED),
+    )
+    return Header(length, options, run)
 
 
 def _digest(packed: IO[bytes], size: int) -> bytes:

@@ -38,6 +38,9 @@ PUBLIC void *elman_compressor_make(const Options *options, const float *weights,
     return variant(level).make(options, weights);
 }
 PUBLIC void elman_compressor_free(void *handle, int level) { variant(level).free(handle); }
+PUBLIC void elman_compressor_prime(void *handle, int level, const uint8_t *in, int64_t n) {
+    variant(level).prime(handle, in, n);
+}
 PUBLIC int64_t elman_compressor_encode(void *handle, int level, const uint8_t *in, int64_t n, uint8_t *out,
                                        int64_t room, int last) {
     return variant(level).encode(handle, in, n, out, room, last);

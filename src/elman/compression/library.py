@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from elman.compression import reference
 from elman.compression.options import Options
+from elman.compression.primer import PRIMER
 
 NAME = "_compressor"
 PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
@@ -23,6 +24,10 @@ Weights = NDArray[np.float32]
 
 class Coder(Protocol):
     """Turns bytes into fewer bytes, or back, a piece at a time."""
+
+    def prime(self, data: bytes) -> None:
+        """Read what both sides know before they begin."""
+        ...
 
     def encode(self, data: bytes, last: bool) -> bytes:
         """What is certain of the compressed text after these bytes; after the last, all."""
@@ -61,6 +66,8 @@ def native() -> ctypes.CDLL | None:
     library.elman_compressor_free.argtypes = [pointer, ctypes.c_int]
     library.elman_compressor_free.restype = None
     into = [pointer, ctypes.c_int, pointer, number]
+    library.elman_compressor_prime.argtypes = into
+    library.elman_compressor_prime.restype = None
     library.elman_compressor_encode.argtypes = [*into, pointer, number, ctypes.c_int]
     library.elman_compressor_encode.restype = number
     used = ctypes.POINTER(number)
@@ -91,6 +98,9 @@ class Native:
         if getattr(self, "_handle", None):
             self._library.elman_compressor_free(self._handle, self._variant)
 
+    def prime(self, data: bytes) -> None:
+        self._library.elman_compressor_prime(self._handle, self._variant, data, len(data))
+
     def encode(self, data: bytes, last: bool) -> bytes:
         out = ctypes.create_string_buffer(MOST * (len(data) + 2))
         n = self._library.elman_compressor_encode(
@@ -113,6 +123,9 @@ class Plain:
     def __init__(self, options: Options, trained: Weights | None) -> None:
         self._coder = reference.Coder(options, trained)
 
+    def prime(self, data: bytes) -> None:
+        self._coder.prime(data)
+
     def encode(self, data: bytes, last: bool) -> bytes:
         return self._coder.encode(data, last)
 
@@ -121,6 +134,9 @@ class Plain:
 
 
 def coder(options: Options, trained: Weights | None = None) -> Coder:
-    """The fastest there is."""
+    """The fastest there is, primed where the options say so."""
     library = native()
-    return Plain(options, trained) if library is None else Native(library, options, trained)
+    made = Plain(options, trained) if library is None else Native(library, options, trained)
+    if options.primed:
+        made.prime(PRIMER)
+    return made

@@ -1,67 +1,21 @@
 /* The odds of the next bit: counting and the network, mixed in the logistic domain.
  *
- *     stretch(p) = ln(p / (1 - p));   p = squash(Σ_i w_i x_i),   w_i ← w_i + rate (bit - p) x_i
- *
- * where the x are stretched odds. Several mixers, each with weights of its own for every value of some
- * small context, are mixed again by two last ones, and what those say is corrected by what such
- * predictions led to. `reference.py` is the same model, line for line, in NumPy. */
+ * Several mixers, each with weights of its own for every value of some small context, are mixed again by
+ * two last ones, and what those say is corrected by what such predictions led to. `reference/` is the
+ * same model, file for file, in NumPy. */
 #pragma once
 #include "api.h"
 #include "counts.h"
+#include "mixing.h"
 #include "network.h"
 
 namespace {
 
-constexpr int MOST_CONTEXTS = 16, PER_CONTEXT = 4, OTHER_INPUTS = 7, MIXERS = 6;
-constexpr int SETS[MIXERS] = {256, 256, 2048, 64, 160, 256}; /* of weights: values of a mixer's context */
+constexpr int MOST_CONTEXTS = 24, PER_CONTEXT = 4, OTHER_INPUTS = 7, MIXERS = 8;
+constexpr int SETS[MIXERS] = {256, 256, 2048, 64, 160, 256, 2048, 2048}; /* of weights: values of a mixer's context */
 constexpr float FIRST_WEIGHT = 0.07f, LAST_MIXING = 0.002f;
 constexpr int SHORTEST_MATCH = 6, LONGEST_LOOK = 64, MATCH_BUCKETS = 25;
-
-struct Mixer {
-    float *weights; /* sets × inputs */
-    int inputs, chosen;
-    float p, z;
-
-    void mix(const float *x, int set) {
-        chosen = set;
-        z = dot(weights + int64_t(set) * inputs, x, inputs);
-        z = z > 12.0f ? 12.0f : z;
-        z = z < -12.0f ? -12.0f : z;
-        p = squash(z);
-    }
-    void learn(const float *x, int bit, float rate) {
-        axpy((float(bit) - p) * rate, x, weights + int64_t(chosen) * inputs, inputs);
-    }
-};
-
-/* What predictions like this one led to: 33 points of stretch(p) for each context, interpolated. */
-struct Corrected {
-    static constexpr int64_t CONTEXTS = 65536, POINTS = 33;
-    static constexpr int32_t RATE = 2000;
-    uint16_t *points;
-    int64_t at;
-    float share;
-
-    void begin() {
-        for (int i = 0; i < POINTS; i++) {
-            uint16_t p = uint16_t(int32_t(squash(float(i - 16) * 0.5f) * 65535.0f));
-            for (int64_t c = 0; c < CONTEXTS; c++) points[c * POINTS + i] = p;
-        }
-    }
-    float correct(float z, uint32_t context) {
-        float place = (z + 8.0f) * 2.0f;
-        place = place < 0.0f ? 0.0f : place;
-        place = place > 31.999f ? 31.999f : place;
-        int below = int(place);
-        share = place - float(below);
-        at = int64_t(context) * POINTS + below;
-        return (float(points[at]) * (1.0f - share) + float(points[at + 1]) * share) * (1.0f / 65536);
-    }
-    void learn(int bit) {
-        int64_t nearer = share > 0.5f ? at + 1 : at;
-        points[nearer] = toward(points[nearer], bit, RATE);
-    }
-};
+constexpr uint32_t FAR = 255; /* columns are not told apart beyond it */
 
 struct Model {
     Options o;
@@ -71,7 +25,9 @@ struct Model {
     uint32_t node;         /* 1, then the bits of the byte so far */
     int bit_at;
     uint64_t recent; /* the last eight bytes, the newest lowest */
-    uint32_t word, word_before, word_two, line;
+    uint32_t word, word_before, word_two;
+    uint32_t line, field, above[2]; /* column, separators before it, what stands in the line above */
+    int64_t line_start, line_before; /* where this line began, and the one above */
     Counts counts[MOST_CONTEXTS];
     uint32_t contexts[MOST_CONTEXTS];
     uint32_t *last_seen; /* where each hash of a few bytes was last followed by something */
@@ -163,7 +119,16 @@ struct Model {
         return h;
     }
 
+    /* What stands in the line above, in this column and in the next; 0: nothing. */
+    void look_above() {
+        for (int i = 0; i < 2; i++) {
+            int64_t at = line_before + line + i;
+            above[i] = line < FAR && at < line_start && n - at <= mask ? past[at & mask] : 0;
+        }
+    }
+
     void choose_contexts() {
+        look_above();
         uint32_t c1 = recent & 0xff, c2 = recent >> 8 & 0xff;
         const uint32_t all[MOST_CONTEXTS] = {
             newest(0, 2),
@@ -182,6 +147,14 @@ struct Model {
             hashed(word, word_two),
             hashed(line, c1),
             c1,
+            hashed(above[0], c1),
+            hashed(above[0], line),
+            c2,
+            newest(2, 4),
+            hashed(uint32_t(n & 3), c1),
+            hashed(field, c1),
+            newest(2, 5),
+            hashed(above[0] << 8 | above[1], c1),
         };
         for (int i = 0; i < o.contexts; i++) {
             contexts[i] = hashed(all[i], uint32_t(i));
@@ -219,8 +192,16 @@ struct Model {
         x[k++] = (p - 0.5f) * 4.0f;
         x[k++] = 0.3f;
         for (; k < inputs; k++) x[k] = 0.0f;
-        int sets[MIXERS] = {int(node), int(c1), int(c2) << 3 | bit_at, known << 3 | bit_at,
-                            int(of_network + 9.5f) << 3 | bit_at, bucket << 3 | bit_at};
+        int sets[MIXERS] = {
+            int(node),
+            int(c1),
+            int(c2) << 3 | bit_at,
+            known << 3 | bit_at,
+            int(of_network + 9.5f) << 3 | bit_at,
+            bucket << 3 | bit_at,
+            int(above[0]) << 3 | bit_at,
+            int(hashed(c1, c2) & 2047),
+        };
         for (int m = 0; m < MIXERS; m++) {
             mixers[m].mix(x, sets[m]);
             y[m] = mixers[m].z;
@@ -283,7 +264,13 @@ struct Model {
         uint32_t letter = byte | 32u;
         if ((letter >= 'a' && letter <= 'z') || byte >= 128) word = hashed(word, letter);
         else if (word) word_two = word_before, word_before = word, word = 0;
-        line = byte == '\n' ? 0 : line < 255 ? line + 1 : line;
+        if (byte == '\n') {
+            line_before = line_start, line_start = n;
+            line = field = 0;
+        } else {
+            line = line < FAR ? line + 1 : FAR;
+            field += byte == ',' || byte == ';' || byte == '\t';
+        }
         find_match();
         look(byte);
     }

@@ -21,7 +21,7 @@ struct NetworkOptions {
     float rate;      /* Adam's */
     float last_rate; /* what it falls to */
 };
-constexpr int MOST_LANES = 64;
+constexpr int MOST_LANES = 64, LONGEST_WINDOW = 255;
 constexpr float HALF_WAY = 2000.0f; /* updates */
 constexpr int WARM_UP = 100;        /* updates */
 
@@ -42,7 +42,7 @@ struct Network {
     float *weights, *gradient, *first, *second; /* all four matrices one after the other */
     int64_t size;
     Lane *lanes;
-    float *da, *dh, *dc, *scratch;
+    float *das, *dh, *dc; /* das: window × G */
     uint8_t *touched;
     int step;        /* of the window */
     int64_t updates;
@@ -59,7 +59,7 @@ struct Network {
         int64_t H = o.hidden, G = 4 * H, T = o.window;
         int64_t weights = SYMBOLS * G + H * G + H * SYMBOLS + SYMBOLS;
         int64_t lane = 2 * H + T * (2 * H + G + SYMBOLS);
-        return 4 * weights + o.lanes * lane + G + 2 * H + SYMBOLS + 64;
+        return 4 * weights + o.lanes * lane + T * G + 2 * H + 64;
     }
 
     /* With weights of its own, or, where they are given, a trained network's, in the same order. */
@@ -74,7 +74,7 @@ struct Network {
         size = int64_t(SYMBOLS) * G + int64_t(H) * G + int64_t(H) * SYMBOLS + SYMBOLS;
         weights = take(size), gradient = take(size), first = take(size), second = take(size);
         Wx = weights, Wh = Wx + SYMBOLS * G, Wo = Wh + int64_t(H) * G, bo = Wo + int64_t(H) * SYMBOLS;
-        da = take(G), dh = take(H), dc = take(H), scratch = take(SYMBOLS);
+        das = take(T * G), dh = take(H), dc = take(H);
         struct {
             float *h, *c, *hs, *cs, *gates, *ps;
         } parts[MOST_LANES];
@@ -124,6 +124,35 @@ struct Network {
         }
     }
 
+    /* x += y Wᵀ: four rows at a time, so that no sum waits for its last addition. */
+    static void transposed(const float *W, const float *y, float *x, int n_in, int n_out) {
+        for (int k = 0; k < n_in; k += 4) {
+            const float *w = W + int64_t(k) * n_out;
+            vec sums[4] = {};
+            for (int i = 0; i < 4; i++) sums[i] = load(w + int64_t(i) * n_out) * load(y);
+            for (int j = LANES; j < n_out; j += LANES) {
+                vec y_j = load(y + j);
+                for (int i = 0; i < 4; i++) sums[i] = sums[i] + load(w + int64_t(i) * n_out + j) * y_j;
+            }
+            for (int i = 0; i < 4; i++) x[k + i] = x[k + i] + total(sums[i]);
+        }
+    }
+
+    /* G += Σ_t x_tᵀ y_t, the latest step first: every sum stays in a register until it is done. */
+    static void outer(const float *const *x, const float *y, float *g, int steps, int n_in, int n_out) {
+        for (int k = 0; k < n_in; k += 2)
+            for (int j = 0; j < n_out; j += 32) {
+                float *g_k = g + int64_t(k) * n_out + j, *g_next = g_k + n_out;
+                vec a = load(g_k), b = load(g_k + 16), c = load(g_next), d = load(g_next + 16);
+                for (int t = steps - 1; t >= 0; t--) {
+                    vec left = load(y + int64_t(t) * n_out + j), right = load(y + int64_t(t) * n_out + j + 16);
+                    a = a + left * x[t][k], b = b + right * x[t][k];
+                    c = c + left * x[t][k + 1], d = d + right * x[t][k + 1];
+                }
+                store(g_k, a), store(g_k + 16, b), store(g_next, c), store(g_next + 16, d);
+            }
+    }
+
     void forward(Lane &l, int t, uint8_t byte) {
         const float *h = t ? l.hs + (t - 1) * H : l.h, *c = t ? l.cs + (t - 1) * H : l.c;
         float *a = l.gates + int64_t(t) * G, *h_t = l.hs + t * H, *c_t = l.cs + t * H;
@@ -156,18 +185,17 @@ struct Network {
     /* Add the gradient of one lane's window: Σ_t -ln p_t[out_t]. */
     void backward(Lane &l) {
         float *gx = gradient, *gh = gx + SYMBOLS * G, *go = gh + int64_t(H) * G, *gb = go + int64_t(H) * SYMBOLS;
+        const float *before[LONGEST_WINDOW], *after[LONGEST_WINDOW]; /* the states of each step */
         memset(dh, 0, H * sizeof(float));
         memset(dc, 0, H * sizeof(float));
         for (int t = o.window - 1; t >= 0; t--) {
-            float *p = l.ps + t * SYMBOLS;
-            const float *h_t = l.hs + t * H, *c_t = l.cs + t * H, *a = l.gates + int64_t(t) * G;
-            const float *h = t ? l.hs + (t - 1) * H : l.h, *c = t ? l.cs + (t - 1) * H : l.c;
+            float *p = l.ps + t * SYMBOLS, *da = das + int64_t(t) * G;
+            const float *c_t = l.cs + t * H, *a = l.gates + int64_t(t) * G;
+            const float *c = t ? l.cs + (t - 1) * H : l.c;
+            after[t] = l.hs + t * H, before[t] = t ? l.hs + (t - 1) * H : l.h;
             p[l.out[t]] = p[l.out[t]] - 1.0f;
             axpy(1.0f, p, gb, SYMBOLS);
-            for (int k = 0; k < H; k++) {
-                dh[k] = dh[k] + dot(Wo + k * SYMBOLS, p, SYMBOLS);
-                axpy(h_t[k], p, go + k * SYMBOLS, SYMBOLS);
-            }
+            transposed(Wo, p, dh, H, SYMBOLS);
             for (int j = 0; j < H; j += LANES) {
                 vec i = load(a + j), f = load(a + H + j), g = load(a + 2 * H + j), u = load(a + 3 * H + j);
                 vec q = vtanh(load(c_t + j)), dh_j = load(dh + j);
@@ -180,11 +208,11 @@ struct Network {
             }
             axpy(1.0f, da, gx + l.in[t] * G, G);
             touched[l.in[t]] = 1;
-            for (int k = 0; k < H; k++) {
-                dh[k] = dot(Wh + int64_t(k) * G, da, G);
-                axpy(h[k], da, gh + int64_t(k) * G, G);
-            }
+            memset(dh, 0, H * sizeof(float));
+            transposed(Wh, da, dh, H, G);
         }
+        outer(after, l.ps, go, o.window, H, SYMBOLS);
+        outer(before, das, gh, o.window, H, G);
     }
 
     /* Adam's step for one stretch of weights; its gradient is zero afterwards. */

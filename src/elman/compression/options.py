@@ -5,6 +5,7 @@ The sizes follow from the length of the text, so that a short one does not pay f
 
 from dataclasses import dataclass
 
+from elman.compression.primer import PRIMER
 from elman.errors import UserError
 
 RATE_UNIT = 1e-4
@@ -24,11 +25,12 @@ class Options:
     rate_units: int  # of its learning, in units of 1e-4
     last_rate_units: int  # what that falls to
     mixing_units: int  # of the mixers' learning
+    primed: bool = False  # whether it has read `PRIMER` before it begins
 
     def __post_init__(self) -> None:
         limits = {
             "length": (0, 2**62),
-            "contexts": (1, 16),
+            "contexts": (1, 24),
             "table_bits": (8, 24),
             "hidden": (16, 1024),
             "window": (1, 255),
@@ -76,11 +78,13 @@ class Level:
     window: int = 16
     rate_units: int = 100
     last_rate_units: int = 40
-    mixing_units: int = 20
+    mixing_units: int = 28
+    primed: bool = True
 
     def options(self, length: int) -> Options:
         """For a text of so many bytes."""
-        bits = min(max(length.bit_length() + 2, 10), self.most_table_bits)
+        read = length + self.primed * len(PRIMER)
+        bits = min(max(read.bit_length() + 3, 10), self.most_table_bits)
         return Options(
             length,
             self.contexts,
@@ -91,21 +95,22 @@ class Level:
             self.rate_units,
             self.last_rate_units,
             self.mixing_units,
+            self.primed,
         )
 
 
 LEVELS = {
-    "fast": Level(contexts=9, most_table_bits=19, hidden=16, lanes=1),
-    "default": Level(contexts=16, most_table_bits=21, hidden=64, lanes=2),
+    "fast": Level(contexts=16, most_table_bits=20, hidden=16, lanes=1),
+    "default": Level(contexts=24, most_table_bits=21, hidden=64, lanes=2),
     "best": Level(
-        contexts=16,
+        contexts=24,
         most_table_bits=22,
         hidden=128,
-        lanes=8,
+        lanes=4,
         window=12,
         rate_units=80,
         last_rate_units=30,
-        mixing_units=15,
+        mixing_units=20,
     ),
 }
 DEFAULT = "default"
