@@ -48,6 +48,7 @@ def forward_and_backward():
 def steps():
     model = LanguageModel(11, cell="gru", hidden_size=16, embedding_size=6).eval()
     step, ids = model.stepper(), torch.zeros(1, dtype=torch.int64)
+    assert step is not None, "a model on a CPU has a stepper"
     return lambda: step(ids)
 
 

@@ -159,6 +159,7 @@ def test_products_by_token_change_the_order_of_two_sums_and_nothing_else(shape, 
     pieces = in_pieces(training(shape, **reading))
     exact = in_pieces(training(shape, dtype=torch.float64, **reading))
     whole = training(shape, **reading)
+    assert isinstance(whole._choice.update, NativeUpdate)
     assert whole._choice.update.windows.xs is None, "by token"
     with torch.no_grad():  # the same numbers in float64 as in float32
         for p, q in zip(exact.model.parameters(), whole.model.parameters(), strict=True):
