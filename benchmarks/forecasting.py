@@ -7,7 +7,9 @@ statsmodels where it is installed, and five simulated ones with known answers: s
 regime change, intermittent, driven by an input. Every forecaster sees a series up to a cutoff and
 is scored on the 12 steps after it: three cutoffs for a single series, one for a simulated set. MASE
 and CRPS (from the same 15 quantiles, in units of the seasonal naive error) are means over series,
-cutoffs and steps; coverage is that of 80 % intervals. Peers that are not installed are left out,
+cutoffs and steps. Coverage is that of 80 % intervals: of what came and, for simulated series, of
+1,000 draws of what could have come, because errors of one future go together (of a random walk a
+hundred futures say as much as some 150 coins). Peers that are not installed are left out,
 and said so. `--json` keeps what an earlier run wrote there about other sets and rivals, so that
 slow peers need not be run again. `--quick` is a smoke test: few series, no peers' networks.
 """
@@ -33,6 +35,9 @@ from elman.forecasting.intervals import GRID
 from elman.forecasting.series import Series
 
 STEPS = 12
+DRAWS = 1000
+"""Of what a simulated series could become."""
+
 LEVELS = [round(100 * (1 - 2 * q), 6) for q in GRID if q < 0.5]
 Forecast = tuple[NDArray[np.float64], NDArray[np.float64]]
 """(series, steps) and (series, steps, len(GRID))"""
@@ -44,13 +49,16 @@ class Set:
 
     panel: list[Series]
     cutoffs: int
+    futures: NDArray[np.float64] | None = None
+    """Of simulated series (series, draws, steps): what could have come after the cutoff."""
 
 
-def simulated(count: int, steps: int = 132, seed: int = 0) -> dict[str, list[Series]]:
-    """Five kinds of series whose right forecast is known."""
-    rng = np.random.default_rng(seed)
-    t = np.arange(steps)
+def simulated(count: int, steps: int = 132, seed: int = 0) -> dict[str, Set]:
+    """Five kinds of series whose right forecast is known, and draws of what each could become."""
+    rng, onward = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    t, cut = np.arange(steps), steps - STEPS
     made: dict[str, list[Series]] = {}
+    futures: dict[str, list[NDArray[np.float64]]] = {}
 
     def noise(phi: float) -> NDArray[np.float64]:
         e = rng.normal(size=steps)
@@ -58,30 +66,50 @@ def simulated(count: int, steps: int = 132, seed: int = 0) -> dict[str, list[Ser
             e[k] += phi * e[k - 1]
         return e
 
+    def after(e: NDArray[np.float64], phi: float, spread: float = 1.0) -> NDArray[np.float64]:
+        """Draws of the noise after the cutoff: e_t = φ e_{t-1} + spread · N(0, 1)."""
+        drawn = spread * onward.normal(size=(DRAWS, STEPS))
+        drawn[:, 0] += phi * e[cut - 1]
+        for k in range(1, STEPS):
+            drawn[:, k] += phi * drawn[:, k - 1]
+        return drawn
+
     def season() -> NDArray[np.float64]:
         return rng.normal(size=12)[t % 12]
 
-    def keep(name: str, x: NDArray[Any], known: NDArray[np.float64] | None = None) -> None:
+    def keep(
+        name: str,
+        x: NDArray[Any],
+        could_be: NDArray[Any],
+        known: NDArray[np.float64] | None = None,
+    ) -> None:
         clock = Clock(_start(), Frequency("month"))
         times = tuple(clock.label(k) for k in range(steps))
         row = Series(f"{name} {len(made.get(name, []))}", x[:, None], ("y",), times, 12, clock)
         if known is not None:
             row = replace(row, known=known, inputs=("promotion",))
         made.setdefault(name, []).append(row)
+        futures.setdefault(name, []).append(could_be)
 
     for _ in range(count):
-        keep("seasonal", 50 + 5 * season() + noise(0.5))
+        mean, e = 50 + 5 * season(), noise(0.5)
+        keep("seasonal", mean + e, mean[cut:] + after(e, 0.5))
         slope = rng.normal(0, 0.3)
-        keep("trend", 100 + slope * t + 0.5 * np.cumsum(noise(0.0)) + 2 * season())
+        walk = 0.5 * np.cumsum(noise(0.0))
+        mean = 100 + slope * t + 2 * season()
+        keep("trend", mean + walk, mean[cut:] + after(walk, 1.0, 0.5))
         at = rng.integers(40, 90)
-        keep("regime change", 20 + 15 * rng.normal() * (t >= at) + 3 * season() + noise(0.3))
-        keep(
-            "intermittent",
-            rng.poisson(rng.uniform(0.1, 0.5), steps) * rng.integers(1, 6, steps) * 1.0,
-        )
+        mean = 20 + 15 * rng.normal() * (t >= at) + 3 * season()
+        e = noise(0.3)
+        keep("regime change", mean + e, mean[cut:] + after(e, 0.3))
+        rate = rng.uniform(0.1, 0.5)
+        demand = rng.poisson(rate, steps) * rng.integers(1, 6, steps) * 1.0
+        could_be = onward.poisson(rate, (DRAWS, STEPS)) * onward.integers(1, 6, (DRAWS, STEPS))
+        keep("intermittent", demand, could_be * 1.0)
         known = (rng.random((steps + STEPS, 1)) < 0.3) * rng.uniform(0.5, 2, (steps + STEPS, 1))
-        keep("input", 30 + 8 * known[:steps, 0] + 2 * season() + noise(0.6), known)
-    return made
+        mean, e = 30 + 8 * known[:steps, 0] + 2 * season(), noise(0.6)
+        keep("input", mean + e, mean[cut:] + after(e, 0.6), known)
+    return {name: Set(panel, 1, np.stack(futures[name])) for name, panel in made.items()}
 
 
 def _start() -> Any:
@@ -101,7 +129,7 @@ def sets(count: int, seed: int) -> dict[str, Set]:
         clock = Clock(co2.index[0].to_pydatetime(), Frequency("month"))
         found["co2"] = Set([Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)], 3)
         found["nile"] = Set([Series("nile", nile[:, None], ("volume",))], 3)
-    return found | {name: Set(panel, 1) for name, panel in simulated(count, seed=seed).items()}
+    return found | simulated(count, seed=seed)
 
 
 def ours(panel: list[Series]) -> Forecast:
@@ -200,9 +228,16 @@ PEERS: dict[str, tuple[str, Callable[[list[Series]], Forecast]]] = {
 }
 
 
+def held(truth: NDArray[np.float64], quantiles: NDArray[np.float64], level: int) -> float:
+    """How much of some futures (…, steps) lies inside the interval of `level` percent."""
+    low, high = (quantiles[:, GRID.index(round(0.5 + s * level / 200, 3))] for s in (-1, 1))
+    return float(((low <= truth) & (truth <= high)).mean())
+
+
 def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, float]:
     """MASE, CRPS in the same units, coverage of 80 %, and the time: of the clock, of the CPU."""
     errors, crps, inside = [], [], []
+    expected: dict[int, list[float]] = {80: [], 95: []}
     begun, worked = time.perf_counter(), time.process_time()
     for back in range(given.cutoffs, 0, -1):
         panel = [s.until(len(s) - back * STEPS) for s in given.panel]
@@ -213,9 +248,12 @@ def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, 
             truth = full.values[len(s) : len(s) + STEPS, 0]
             errors.append(np.abs(truth - point[i]).mean() / unit)
             crps.append(accuracy.quantile_crps(truth, quantiles[i], GRID).mean() / unit)
-            low, high = quantiles[i][:, GRID.index(0.1)], quantiles[i][:, GRID.index(0.9)]
-            inside.append(((low <= truth) & (truth <= high)).mean())
-    return {
+            inside.append(held(truth, quantiles[i], 80))
+            for level, rows in expected.items():
+                if given.futures is not None:
+                    rows.append(held(given.futures[i], quantiles[i], level))
+    worth = {f"expected_{k}": float(np.mean(rows)) for k, rows in expected.items() if rows}
+    return worth | {
         "mase": float(np.mean(errors)),
         "crps": float(np.mean(crps)),
         "coverage_80": float(np.mean(inside)),
@@ -226,10 +264,11 @@ def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, 
 
 def rows_of(results: dict[str, Any]) -> str:
     """One set's results as a table."""
-    lines = [f"{'':14}{'MASE':>8}{'CRPS':>8}{'in 80 %':>9}{'seconds':>9}{'of CPU':>9}"]
+    titles = ("MASE", "CRPS", "in 80 %", "expected", "seconds", "of CPU")
+    lines = [f"{'':14}" + "".join(f"{title:>9}" for title in titles)]
     lines += [
-        f"{rival:14}{row['mase']:8.3f}{row['crps']:8.3f}{row['coverage_80']:9.0%}"
-        f"{row['seconds']:9.1f}{row['cpu_seconds']:9.1f}"
+        f"{rival:14}{row['mase']:9.3f}{row['crps']:9.3f}{row['coverage_80']:9.0%}"
+        f"{row.get('expected_80', float('nan')):9.1%}{row['seconds']:9.1f}{row['cpu_seconds']:9.1f}"
         for rival, row in results.items()
     ]
     return "\n".join(lines)

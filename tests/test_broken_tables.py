@@ -39,11 +39,26 @@ BROKEN = {
     "a unit": (GOOD.replace(",6", ",$6"), {}, "line 3, column 'sold': '.6'.*without its unit"),
     "a percent": (GOOD.replace(",6", ",6%"), {}, "line 3, column 'sold'.*without its unit"),
     "thousands": (GOOD.replace(",6", ',"6,000"'), {}, "line 3, column 'sold'.*thousands"),
-    "a decimal comma": (
-        "day;sold\n2024-01-01;5\n2024-01-02;6\n2024-01-03;7,5\n", {},
-        "line 4, column 'sold': '7,5'.*decimal point"),
-    "only decimal commas": (
-        "day;sold\n2024-01-01;5,1\n2024-01-02;6,2\n", {}, "line 2, column 'sold': '5,1'"),
+    "a comma that may part thousands": (
+        "day;sold\n2024-01-01;5\n2024-01-02;6\n2024-01-03;7,500\n", {},
+        "line 4, column 'sold': '7,500'.*decimal point"),
+    "commas and points": (
+        "day;sold\n2024-01-01;5,1\n2024-01-02;6.25\n", {}, "line 2, column 'sold': '5,1'"),
+    "two series in one": (
+        "day,sold,shop\n2024-01-01,5,a\n2024-01-01,6,b\n2024-01-02,7,a\n2024-01-02,8,b\n", {},
+        "column 'day': lines 2 and 3 have the same day.*--group shop tells"),
+    "times across the top": (
+        "product,2024-01,2024-02,2024-03\na,1,2,3\nb,4,5,6\n", {},
+        "the header of .* names times .2024-01, 2024-02, 2024-03.*melt"),
+    "a year of two digits": (
+        "date,sold\n1/31/24,5\n2/1/24,6\n", {},
+        "line 2, column 'date': '1/31/24' is not a date.*--date-format"),
+    "an hour that clocks skipped": (
+        "hour,sold\n" + "".join(f"2024-03-31 0{h}:00,{h}\n" for h in (0, 1, 3, 4)), {},
+        "1 time has no row .hourly data.: 2024-03-31 02:00:00 .after line 3.*--timezone"),
+    "no day of Excel's": (
+        "day,sold\n45000,5\n145001,6\n45002,7\n", {"date_format": "excel"},
+        "line 3, column 'day': '145001' is not a date as --date-format excel"),
     "brackets": (GOOD.replace(",6", ",(6)"), {}, "line 3, column 'sold'.*minus sign"),
     "a space inside": (GOOD.replace(",6", ",6 000"), {}, "line 3, column 'sold'.*without spaces"),
     "an underscore": (GOOD.replace(",6", ",6_0"), {}, "line 3, column 'sold'.*underscores"),
@@ -120,7 +135,7 @@ WHOLE = frozenset({
     "empty file", "header only", "blank lines only", "an Excel workbook", "an old workbook",
     "compressed", "UTF-16", "Latin-1", "JSON", "a web page", "an open quote", "text after a quote",
     "no header", "a blank row inside", "no value at all", "only an index", "a day missing",
-    "no such zone",
+    "no such zone", "times across the top", "an hour that clocks skipped",
 })  # fmt: skip
 
 

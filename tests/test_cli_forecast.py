@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import itertools
 import json
 
 import numpy as np
@@ -91,6 +92,25 @@ def test_the_figure_shows_dates_and_reaches_into_the_future(tmp_path):
     months = [d.strftime("%Y-%m") for d in np.asarray(future.get_xdata())]
     assert months == [f"1961-{m:02}" for m in range(1, 7)]
     np.testing.assert_array_equal(future.get_ydata(), found.ahead[0].point)
+
+
+def test_names_and_dates_of_a_figure_cover_nothing(tmp_path):
+    from elman import forecasting as f
+    from elman import series
+    from elman.figures.forecast import overview
+
+    hours = [f"2024-10-{20 + k // 24} {k % 24:02}:00" for k in range(240)]
+    path = table(tmp_path, "hour,load\n" + "".join(f"{h},{k % 7}\n" for k, h in enumerate(hours)))
+    found = f.fit_and_measure(series.load(path), f.Settings("linear", steps=24))
+    figure = overview(found)
+    figure.canvas.draw()
+    for axes in figure.axes[:3]:
+        highest = max(np.nanmax(np.asarray(line.get_ydata(), float)) for line in axes.lines)
+        top = axes.transData.transform((0, highest))[1]
+        assert axes.get_legend().get_window_extent().y0 > top
+        labels = [t.get_window_extent() for t in axes.get_xticklabels() if t.get_text()]
+        assert len(labels) > 2
+        assert all(a.x1 < b.x0 for a, b in itertools.pairwise(labels))
 
 
 def test_crps_is_below_the_absolute_error(capsys):
@@ -408,3 +428,40 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(capsys, tm
         patch.setattr("elman.forecasting.experiment.fit_and_measure", None)  # never called
         assert run(["forecast", "airline", "--model", "last", option, str(nowhere)]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_how_far_back_and_with_what_a_network_learns_is_said_on_the_command_line(capsys, tmp_path):
+    asked = ("sine", "--model", "gru", "--epochs", "1", "--tau", "6", "--steps", "2")
+
+    def ahead(*more):
+        said = answer(capsys, *asked, "--windows", "1", *more)
+        return np.array(said["forecast"]["sine"]["x"]["mean"])
+
+    plain = ahead("--carry", "full")
+    assert (ahead("--carry", "truncated:7") == plain).all()  # longer than what is read
+    assert np.abs(ahead("--carry", "truncated:1") - plain).max() > 1e-4
+    fewer = ahead("--memory", "96K", "--kernel", "reference")
+    np.testing.assert_allclose(fewer, plain, atol=1e-4)
+    folder = tmp_path / "run"
+    kept = ahead("--carry", "sliding:3", "--out", str(folder))
+    assert answer(capsys, "sine", "--run", str(folder), "--steps", "2")["forecast"]["sine"]["x"][
+        "mean"
+    ] == pytest.approx(kept.tolist())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "gru", "--carry", "truncated"], "--carry 'truncated' is no carry"),
+        (["--model", "gru", "--carry", "full:3"], "--carry 'full:3' is no carry"),
+        (["--model", "gru", "--carry", "truncated:0"], "--carry 'truncated:0' is no carry"),
+        (["--model", "global-gru", "--memory", "soap"], "--memory soap is no size"),
+        (["--model", "lstm", "--kernel", "abacus"], "--kernel 'abacus' names no kernel"),
+        (["--model", "linear", "--carry", "full"], "--carry means nothing to --model linear"),
+        (["--model", "gru", "--memory", "4K"], "the smallest budget here is"),
+        (["--memory", "4K"], "memory means nothing to --model auto"),
+    ],
+)
+def test_a_carry_memory_or_kernel_that_cannot_be_is_refused_at_once(capsys, words, message):
+    assert run(["forecast", "sine", *words]) == 2
+    assert message in capsys.readouterr().err

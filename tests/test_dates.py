@@ -181,3 +181,29 @@ def test_a_counter_beside_numbers_is_not_forecast():
     [found] = series.from_table(tables.read_csv(rows.encode(), "t", "t"), series.Reading())
     assert found.columns == ("sold",)
     assert any("look like an index: n" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "date_format", "after"),
+    [
+        (["44927", "44928", "44929"], "excel", "2023-01-04"),
+        (["44927.25", "44927.5", "44927.75"], "excel", "2023-01-02 00:00:00"),
+        (["1700000000", "1700003600"], "unix", "2023-11-15 00:13:20"),
+        (["1700000000000", "1700003600000"], "unix-ms", "2023-11-15 00:13:20"),
+        (["2020-W52", "2020-W53", "2021-W01"], None, "2021-W02"),
+        (["1/30/2024 11:00 PM", "1/31/2024 12:00 AM"], None, "01/31/2024 01:00 AM"),
+        (["30.01.2024 1:00:00AM", "30.01.2024 2:00:00AM"], None, "30.01.2024 03:00:00AM"),
+    ],
+)
+def test_dates_as_spreadsheets_and_programs_count_them(cells, date_format, after):
+    rows = {"date": cells, "x": list(range(len(cells)))}
+    [s] = series.from_frame(rows, series.Reading(column=("x",), date_format=date_format))
+    assert s.time(len(cells)) == after
+
+
+def test_numbers_that_look_like_dates_are_pointed_out():
+    for cells, kind in ((["44927", "44928"], "excel"), ([1700000000, 1700003600], "unix")):
+        [s] = series.from_frame({"date": cells, "x": [1, 2]}, series.Reading(column=("x",)))
+        assert any(f"--date-format {kind}" in note for note in s.notes)
+    [years] = series.from_frame({"year": [1999, 2000], "x": [1, 2]}, series.Reading(column=("x",)))
+    assert not any("--date-format" in note for note in years.notes)

@@ -8,7 +8,7 @@ import pytest
 
 from elman import forecasting as f
 from elman.errors import UserError
-from elman.forecasting import choice, experiment, panel
+from elman.forecasting import choice, ensemble, intervals, panel, scores
 from elman.forecasting.catalogue import FORECASTERS, Kind, Method
 from elman.forecasting.experiment import Settings, fit_and_measure
 from elman.forecasting.intervals import GRID
@@ -132,6 +132,24 @@ def test_what_cannot_be_told_from_the_best_is_averaged_with_it():
     assert "far" not in found.members[0]
 
 
+def test_one_hard_window_does_not_outweigh_the_others():
+    tried = {"a": [backtest([0.8] * 5 + [13.0])], "b": [backtest([1.0] * 5 + [10.0])]}
+    found = choice.choose(tried, {}, np.ones(1), count=6, first=1)
+    assert found.members[0][0] == "a"  # though its mean error is 2.8 and that of b 2.5
+
+
+def test_windows_that_are_hit_by_chance_do_not_decide():
+    sparse = {"zero": [backtest([0, 0, 0, 9, 9, 9])], "mean": [backtest([3, 3, 3, 3, 3, 3])]}
+    found = choice.choose(sparse, {}, np.ones(1), count=6, first=1)
+    assert found.members[0][0] == "mean"
+
+
+def test_a_naive_forecast_that_did_better_than_the_choice_takes_its_place():
+    tried = {"a": [backtest([0.8] * 5 + [13.0])], "last": [backtest([1.0] * 5 + [10.0])]}
+    found = choice.choose(tried, {}, np.ones(1), count=6, first=1)
+    assert found.members == [("last",)]
+
+
 def test_time_that_runs_out_ends_a_fit_and_is_said():
     ticks = iter(range(1000))
     limit = Limit(8.0, now=lambda: float(next(ticks)))
@@ -202,15 +220,15 @@ def normal_backtest(n, claimed, seed=0):
 
 @pytest.mark.parametrize("claimed", [0.5, 1.0, 2.0])
 def test_intervals_that_are_too_narrow_or_too_wide_are_put_right(claimed):
-    wider = experiment.widening([normal_backtest(4000, claimed)], 80)
+    wider = scores.widening([normal_backtest(4000, claimed)], 80)
     assert wider == pytest.approx(1 / claimed, rel=0.06)
     unseen = normal_backtest(4000, claimed, seed=1)
-    low, high = experiment.interval(unseen.quantiles, 80, wider)
+    low, high = intervals.interval(unseen.quantiles, 80, wider)
     assert ((low <= unseen.truth) & (unseen.truth <= high)).mean() == pytest.approx(0.8, abs=0.03)
 
 
 def test_one_window_hardly_moves_an_interval():
-    assert experiment.widening([normal_backtest(1, 0.1)], 80) < 1.4
+    assert scores.widening([normal_backtest(1, 0.1)], 80) < 1.4
 
 
 def test_published_intervals_hold_as_often_as_they_say():
@@ -286,10 +304,10 @@ def test_what_was_fitted_is_kept_and_forecasts_the_same(model, tmp_path):
 
 
 def test_a_series_that_was_not_fitted_is_refused_by_name():
-    ensemble = fit_and_measure(seasonal(), Settings("seasonal", steps=2)).ensemble
+    fitted = fit_and_measure(seasonal(), Settings("seasonal", steps=2)).ensemble
     [other] = seasonal(1)
     with pytest.raises(UserError, match="no model was fitted on a series called 'new'"):
-        experiment.match(ensemble, [Series("new", other.values, ("y",))], 2)
+        ensemble.match(fitted, [Series("new", other.values, ("y",))], 2)
 
 
 def test_the_loss_of_every_epoch_is_kept():
@@ -350,3 +368,25 @@ def test_an_estimator_is_saved_with_the_way_its_table_was_read(tmp_path):
     model.fit(rows)
     again = f.SeriesForecaster.load(model.save(tmp_path / "run"))
     assert again.predict(rows)["forecast"] == model.predict()["seasonal"]
+
+
+def test_a_very_long_series_is_forecast_from_its_newest_steps_and_says_so(monkeypatch):
+    from elman.forecasting import experiment
+    from elman.forecasting.series import from_frame
+
+    monkeypatch.setattr(experiment, "LONGEST", 40)
+    days = [str(np.datetime64("2024-01-01") + k) for k in range(60)]
+    rows = {
+        "day": [*days, "2024-03-01", "2024-03-02"],
+        "u": [*(np.arange(60) % 5).tolist(), 0, 1],
+        "y": [*(np.arange(60) % 7).tolist(), None, None],
+    }
+    reading = Reading(column=("y",), known=("u",))
+    found = fit_and_measure(from_frame(rows, reading), Settings("linear", steps=2))
+    [s] = found.series
+    assert s.times[0] == "2024-01-21"
+    assert len(s) == 40
+    assert len(s.known) == 42
+    assert found.ahead[0].times == ("2024-03-01", "2024-03-02")
+    np.testing.assert_allclose(found.ahead[0].point, [4, 5], atol=1e-6)
+    assert any("60 steps, the newest 40 are learned from" in n for n in found.answer()["notes"])

@@ -545,3 +545,14 @@ def test_a_damaged_forecaster_is_refused(tmp_path, spoil, content):
     (folder / spoil).write_bytes(content)
     with pytest.raises(UserError, match="does not hold a whole forecaster"):
         load(folder)
+
+
+def test_effects_are_the_same_summed_in_pieces(monkeypatch):
+    from elman.forecasting import autoregressive_errors as regression
+
+    x, _, _, _ = with_season_and_input(np.random.default_rng(4), 90)
+    model = f.AutoregressiveErrors(2, season=12).fit(x)
+    origins = [80, 60, 61, 90]
+    whole = model.forecasts(x, origins, 5)
+    monkeypatch.setattr(regression, "_PIECE", 13 * 13 * 7)  # seven rows at a time
+    np.testing.assert_allclose(model.forecasts(x, origins, 5), whole, rtol=1e-9)

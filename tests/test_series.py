@@ -100,3 +100,33 @@ def test_bytes_that_are_not_text_are_refused(tmp_path):
     path.write_bytes(b"x\n1\n\xff\n")
     with pytest.raises(UserError, match="not UTF-8 text"):
         series.load(str(path))
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_decimal_commas_are_read_and_said(tmp_path, separator):
+    rows = [("Datum", "Umsatz", "Kunden"), ("30.01.2024", "1.234,56", "7"),
+            ("31.01.2024", "-2.000", "8"), ("01.02.2024", "12,5", "9")]  # fmt: skip
+    path = tmp_path / "umsatz.csv"
+    path.write_text("".join(separator.join(row) + "\n" for row in rows))
+    [umsatz] = series.load(str(path), column=["Umsatz"])
+    assert umsatz.values[:, 0].tolist() == [1234.56, -2000.0, 12.5]
+    assert umsatz.times == ("30.01.2024", "31.01.2024", "01.02.2024")
+    assert "decimal commas: Umsatz" in umsatz.notes
+
+
+def test_excel_may_name_its_separator_in_a_first_line(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("sep=;\nday;sold, net\n2024-01-01;5\n2024-01-02;six\n")
+    with pytest.raises(UserError, match="line 4, column 'sold, net': 'six' is not a number"):
+        series.load(str(path))
+    path.write_text("sep=;\nday;sold, net\n2024-01-01;5\n2024-01-02;6\n")
+    [sold] = series.load(str(path))
+    assert sold.columns == ("sold, net",)
+    assert sold.values[:, 0].tolist() == [5.0, 6.0]
+
+
+def test_a_date_format_makes_a_column_the_time_without_naming_it(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("date,sold\n1/31/24,5\n2/1/24,6\n")
+    [sold] = series.load(str(path), date_format="%m/%d/%y")
+    assert sold.time(2) == "02/02/24"

@@ -54,7 +54,9 @@ def forecast(
         str | None, typer.Option(help="Fill gaps: forward, linear or zero; otherwise they stop")
     ] = None,
     missing: Annotated[str, typer.Option(help="error, or interpolate (--fill linear)")] = "error",
-    date_format: Annotated[str | None, typer.Option(help="How dates are written: %d/%m/%Y")] = None,
+    date_format: Annotated[
+        str | None, typer.Option(help="How dates are written: %d/%m/%Y; or excel, unix")
+    ] = None,
     timezone: Annotated[
         str | None, typer.Option(help="Zone of times that name none: Europe/Berlin")
     ] = None,
@@ -68,6 +70,16 @@ def forecast(
     updates: Annotated[int | None, typer.Option(help="Updates of a global network")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Step size of Adam")] = None,
     gaussian: Annotated[bool, typer.Option(help="Train a network by likelihood")] = False,
+    carry: Annotated[
+        str | None,
+        typer.Option(help="How far back a network's loss goes: full, truncated:12, randomized:12"),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="stored, or a budget of a network's states: 64M")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="What trains a network: auto, cpu, reference …")
+    ] = None,
     level: Annotated[
         list[str] | None, typer.Option(help="Percent that intervals should hold: 80,95")
     ] = None,
@@ -116,7 +128,8 @@ def forecast(
         return
     options = {
         "tau": tau, "hidden": hidden_size, "epochs": epochs, "updates": updates,
-        "learning_rate": learning_rate, "gaussian": gaussian or None,
+        "learning_rate": learning_rate, "gaussian": gaussian or None, "carry": carry,
+        "memory": memory, "kernel": kernel,
     }  # fmt: skip
     settings: dict[str, Any] = {
         "model": model, "steps": steps, "difference": difference,
@@ -283,7 +296,7 @@ def write_files(
     from elman.figures import save as save_figure
     from elman.figures.forecast import overview
     from elman.forecasting import output as tables
-    from elman.forecasting.experiment import about, rows_ahead
+    from elman.forecasting.experiment import about
     from elman.forecasting.saving import Saved, keep_answer, save_ensemble
     from elman.forecasting.series import Reading
     from elman.reports import forecast_report
@@ -291,7 +304,7 @@ def write_files(
     if figure is not None:
         answer["figure"] = str(save_figure(overview(experiment), figure))
     if output is not None:
-        rows = rows_ahead(
+        rows = tables.rows_ahead(
             experiment.series,
             experiment.ahead,
             experiment.settings.model,
@@ -319,7 +332,7 @@ def continue_run(
 ) -> None:
     """Forecast new data with a forecaster fitted before, reading it as it was read then."""
     from elman.forecasting import output as tables
-    from elman.forecasting.experiment import look_ahead_plain, match, rows_ahead
+    from elman.forecasting.ensemble import match
     from elman.forecasting.saving import load_ensemble
 
     saved = load_ensemble(run)
@@ -328,7 +341,7 @@ def continue_run(
     answer: dict[str, Any] = {
         "model": saved.ensemble.description(0),
         "notes": list(dict.fromkeys(n for s in columns for n in s.notes)),
-        "forecast": look_ahead_plain(columns, ahead),
+        "forecast": tables.look_ahead_plain(columns, ahead),
     }
     if steps > saved.ensemble.steps:
         answer["notes"].append(
@@ -336,7 +349,7 @@ def continue_run(
             "grow with the square root of the step"
         )
     if output is not None:
-        rows = rows_ahead(columns, ahead, "forecast", moments=tables.has_types(output))
+        rows = tables.rows_ahead(columns, ahead, "forecast", moments=tables.has_types(output))
         answer["output"] = str(tables.write(rows, output))
     report(answer, as_json=as_json)
     note(

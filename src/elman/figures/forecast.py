@@ -7,13 +7,16 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
 from elman.errors import UserError
 from elman.figures.style import COLOURS, STYLES, house
 from elman.forecasting.accuracy import growth
 from elman.forecasting.base import Forecaster, as_values
-from elman.forecasting.experiment import Experiment, Scores, interval
+from elman.forecasting.experiment import Experiment
+from elman.forecasting.intervals import interval
+from elman.forecasting.scores import Scores
 from elman.forecasting.series import Series
 
 _MOST_CURVES = len(COLOURS) - 1
@@ -179,5 +182,9 @@ def _finish(axes: Axes, series: Series, title: str) -> None:
     dated = series.clock is not None and not isinstance(series.clock.start, int)
     axes.set(title=title, xlabel="" if dated else "step")
     if dated:
-        axes.tick_params(axis="x", labelrotation=20)
-    axes.legend(loc="upper left", fontsize=8)
+        ticks = AutoDateLocator(minticks=3, maxticks=7)
+        axes.xaxis.set_major_locator(ticks)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(ticks))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.15 * (high - low))  # room for the names, above every curve
+    axes.legend(loc="upper left", fontsize=8, ncols=4)

@@ -16,13 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.forecasting.base import Forecaster, Inputs, Paths, State, Values, Windows, as_values
+from elman.forecasting.base import (
+    Forecaster,
+    Inputs,
+    Paths,
+    State,
+    Values,
+    Windows,
+    as_values,
+    check_origins,
+)
 
 Trend = Literal["level", "line", "changes"]
 """No slope; a straight line; or everything above, of x_t - x_{t-1}, where a is the drift."""
 
 Design = NDArray[np.float64]
 """(steps, effects)"""
+
+_PIECE = 1 << 22
+"""Numbers that running sums may take at a time."""
 
 _ROUNDS = 4
 """How often φ and the effects are found from one another; they settle after two or three."""
@@ -73,7 +85,7 @@ class AutoregressiveErrors(Forecaster):
         return True
 
     def _fit(self, series: list[Values]) -> None:
-        self._fit_with(series, [_none(v) for v in series])
+        self._fit_with(series, [Inputs.none(v) for v in series])
 
     def _fit_with(self, series: list[Values], inputs: list[Inputs]) -> None:
         known = inputs[0].known.shape[1]
@@ -139,17 +151,11 @@ class AutoregressiveErrors(Forecaster):
     def forecasts(
         self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
     ) -> Paths:
-        values, given = as_values(values), inputs or _none(values)
+        values, given = as_values(values), inputs or Inputs.none(values)
         if steps < 1:
             raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
         at = np.asarray(origins, dtype=np.int64)
-        if len(at) and not (self.lags <= at.min() and at.max() <= len(values)):
-            wrong = at[(at < self.lags) | (at > len(values))][0]
-            raise UserError(
-                f"no forecast from origin {wrong}: it needs {self.lags} values before it, and the "
-                f"series has {len(values)}",
-                hint=f"origins from {self.lags} to {len(values)}",
-            )
+        check_origins(at, self.lags, len(values))
         read = int(self._form[0, 0])
         if given.known.shape[1] != read:
             raise UserError(
@@ -251,13 +257,27 @@ def _effects_before(
     size = np.sqrt((white[before] ** 2).mean(0))
     unit, middle = np.where(size > 0, size, 1.0), z[before].mean()
     white = white / unit
-    gram = np.cumsum(white[:, :, None] * white[:, None, :], axis=0)[upto]
+    gram = _grams(white, upto)
     ones = np.cumsum(white, axis=0)[upto]
     drawn = np.cumsum(white * (z - middle)[:, None], axis=0)[upto]
     ridge = 1e-8 * np.maximum(np.einsum("ojj->oj", gram), 1e-3)
     gram = gram + ridge[:, :, None] * np.eye(gram.shape[1])
     both = np.linalg.solve(gram, np.stack([drawn, ones], axis=2))
     return (both[..., 0] + middle * both[..., 1]) / unit
+
+
+def _grams(white: Design, upto: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Σ_{t ≤ u} w_t w_tᵀ for each u of `upto`, summed in pieces so that memory stays bounded."""
+    effects = white.shape[1]
+    rows = max(1, _PIECE // max(1, effects**2))
+    grams, carried = np.empty((len(upto), effects, effects)), np.zeros((effects, effects))
+    for start in range(0, int(upto.max()) + 1, rows):
+        part = white[start : start + rows]
+        sums = np.cumsum(part[:, :, None] * part[:, None, :], axis=0)
+        here = (start <= upto) & (upto < start + rows)
+        grams[here] = carried + sums[upto[here] - start]
+        carried = carried + sums[-1]
+    return grams
 
 
 def _continued(
@@ -269,7 +289,3 @@ def _continued(
     for k in range(tau, errors.shape[1]):
         errors[:, k] = errors[:, k - tau : k][:, ::-1] @ phi
     return errors[:, tau:]
-
-
-def _none(values: Values) -> Inputs:
-    return Inputs(np.zeros((len(values), 0)), np.zeros((len(values), 0)))

@@ -38,6 +38,11 @@ class Inputs:
     past: Values
     static: Values = field(default_factory=lambda: np.zeros(0))
 
+    @classmethod
+    def none(cls, values: Values) -> "Inputs":
+        """No inputs beside these values."""
+        return cls(np.zeros((len(values), 0)), np.zeros((len(values), 0)))
+
     @property
     def width(self) -> int:
         """How many inputs there are."""
@@ -206,14 +211,19 @@ def as_values(series: ArrayLike) -> Values:
 def windows_before(values: Values, origins: Sequence[int], lags: int) -> Windows:
     """The `lags` values just before each origin."""
     at = np.asarray(origins)
-    if len(at) and (at.min() < lags or at.max() > len(values)):
-        wrong = at[(at < lags) | (at > len(values))][0]
+    check_origins(at, lags, len(values))
+    return _all_windows(values, lags)[at - lags]
+
+
+def check_origins(at: NDArray[Any], lags: int, length: int) -> None:
+    """Refuse origins with fewer than `lags` values before them, or after the end of a series."""
+    if len(at) and (at.min() < lags or at.max() > length):
+        wrong = at[(at < lags) | (at > length)][0]
         raise UserError(
             f"no forecast from origin {wrong}: it needs {lags} values before it, "
-            f"and the series has {len(values)}",
-            hint=f"origins from {lags} to {len(values)}, or a model that reads less",
+            f"and the series has {length}",
+            hint=f"origins from {lags} to {length}, or a model that reads less",
         )
-    return _all_windows(values, lags)[at - lags]
 
 
 def _all_windows(values: Values, width: int) -> Windows:

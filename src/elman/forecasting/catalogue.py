@@ -16,6 +16,10 @@ from elman.forecasting.linear import Linear
 from elman.forecasting.networks import Recurrent, Window
 from elman.forecasting.regression import Regression
 from elman.forecasting.smoothing import Smoothing
+from elman.gradients import Carry, Checkpointed, Memory, Stored
+from elman.gradients.carry import CARRIES, named
+from elman.kernels.choice import FASTEST_FIRST
+from elman.training.segments import bytes_of
 
 _NETWORK = ("tau", "hidden", "epochs", "learning_rate", "gaussian")
 _BACK = ("carry", "memory", "kernel")
@@ -60,6 +64,10 @@ class Kind:
     """Roughly how long a fit on so many steps of a series takes on a slow core."""
 
 
+_MOST_EFFECTS = 200
+"""A longer season is not regressed on: an effect a place would cost its cube in time."""
+
+
 def _seasonal(plan: Plan, _: dict[str, Any]) -> Forecaster:
     if not plan.season:
         raise UserError("the seasonal model needs to know the season", hint="--season 12")
@@ -74,7 +82,8 @@ def _linear(plan: Plan, o: dict[str, Any]) -> Forecaster:
 
 
 def _regression(plan: Plan, o: dict[str, Any]) -> Forecaster:
-    season = plan.season if plan.length >= 3 * (plan.season or 1) else None
+    least = 3 * (plan.season or 1)
+    season = plan.season if plan.length >= least and least <= 3 * _MOST_EFFECTS else None
     return AutoregressiveErrors(**{"tau": max(1, min(4, plan.length // 12)), **o, "season": season})
 
 
@@ -178,6 +187,7 @@ class Method:
                     f"{_FLAGS.get(name, name)} means nothing to --model {self.kind}",
                     hint=f"it is for {', '.join(fits)}",
                 )
+        self._settings()
         for lag in self.difference:
             if lag < 1:
                 raise UserError(f"--difference {lag} is negative", hint="0 leaves values alone")
@@ -200,9 +210,13 @@ class Method:
         words += ["median"] if self.median else []
         return ", ".join(words)
 
+    def _settings(self) -> dict[str, Any]:
+        """The options, with what is said in words made into what it means."""
+        return {k: _MEANING[k](v) if k in _MEANING else v for k, v in self.options.items()}
+
     def make(self, plan: Plan) -> Forecaster:
         """A fresh, unfitted forecaster."""
-        settings = dict(self.options)
+        settings = self._settings()
         if self.direct:
             settings["direct"] = plan.steps
         if self.of.shared:
@@ -230,4 +244,55 @@ _FLAGS = {
     "updates": "--updates",
     "learning_rate": "--learning-rate",
     "gaussian": "--gaussian",
+    "carry": "--carry",
+    "memory": "--memory",
+    "kernel": "--kernel",
 }
+
+
+def carry_of(said: Carry | str) -> Carry:
+    """A carry by its name and the steps between its cuts; a carry itself is left alone.
+
+    >>> carry_of("truncated:12"), carry_of("full")
+    (Truncated(window=12), Full())
+    """
+    if isinstance(said, Carry):
+        return said
+    name, _, steps = said.partition(":")
+    if name not in CARRIES or (name == "full") != (steps == "") or (steps and not _counts(steps)):
+        raise UserError(
+            f"--carry {said!r} is no carry",
+            hint=f"full, or one of {', '.join(n for n in CARRIES if n != 'full')} with the steps "
+            "between its cuts: truncated:12",
+        )
+    window = int(steps or 1)
+    return named(name, window, CARRIES[name].suggests(window).get("history", 0))
+
+
+def _counts(word: str) -> bool:
+    return word.isdecimal() and len(word) <= 9 and int(word) > 0
+
+
+def memory_of(said: Memory | str) -> Memory:
+    """A memory by a word: stored, or a budget of bytes as in 64M; a memory is left alone."""
+    if isinstance(said, Memory):
+        return said
+    budget = bytes_of(said)
+    return Checkpointed(budget=budget) if budget else Stored()
+
+
+def kernel_of(said: str | None) -> str | None:
+    """The name of a kernel, if it is one."""
+    if said not in (None, "auto", *FASTEST_FIRST):
+        raise UserError(
+            f"--kernel {said!r} names no kernel", hint=f"auto, {', '.join(FASTEST_FIRST)}"
+        )
+    return said
+
+
+_MEANING: dict[str, Callable[[Any], Any]] = {
+    "carry": carry_of,
+    "memory": memory_of,
+    "kernel": kernel_of,
+}
+"""Options that can be said in words, on a command line and in a saved request."""

@@ -1,11 +1,13 @@
 """Which forecaster to use: try them at past origins, keep the best, say how much better it is.
 
-A method is scored by its mean absolute error over the series' own naive error, window by window.
+A method is scored by its mean absolute error over the series' own naive error, window by window,
+and judged by a mean of logarithms, so that one hard window does not outweigh the others.
 Each series judges by its own windows and by everyone's, as much by either as their noise allows.
 Windows are few and the best of many methods is partly the luckiest, so what is used is the mean of
-the best five, without those that are worse than the best by more than noise.
+the best eight, without those that are worse than the best by more than noise.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from elman.forecasting.series import Series
 Scores = NDArray[np.float64]
 """(series, windows): mean absolute error over the naive one; NaN where a series never moves."""
 
-TOGETHER = 5
+TOGETHER = 8
 """How many methods are averaged at most."""
 
 NAIVE = ("seasonal", "last")
@@ -119,10 +121,12 @@ def try_all(
     told: Told | None = None,
     limit: Limit | None = None,
     kept: Kept | None = None,
+    needed: str | None = None,
 ) -> tuple[dict[str, list[Backtest]], dict[str, str]]:
     """Backtest every method; those that cannot be (too little data, no time) are named, with why.
 
     What `kept` recalls from before is not tried again. The naive ones come first and have no limit.
+    Without the method labelled `needed` there is no going on: why it cannot be is raised.
     """
     tried: dict[str, list[Backtest]] = {}
     left_out: dict[str, str] = {}
@@ -135,6 +139,9 @@ def try_all(
                 tell("")
                 backtests = before or _tried(method, panel, windows, seed)
         except UserError as refusal:
+            if label == needed:
+                hint = refusal.hint or "a longer series or a smaller model"
+                raise UserError(refusal.message, hint=hint) from refusal
             left_out[label] = refusal.message
         except OutOfTime as late:
             left_out[label] = str(late)
@@ -193,12 +200,13 @@ def choose(
     """
     scores = {label: score(b, units, range(count)) for label, b in tried.items()}
     every = range(count)
-    before = {w: _picked(scores, every[:w]) for w in every[first:]}
-    others = {w: _picked(scores, [v for v in every if v != w]) for w in every}
+    pick = functools.partial(_no_worse_than_naive, tried, scores, units)
+    before = {w: pick(every[:w]) for w in every[first:]}
+    others = {w: pick([v for v in every if v != w]) for w in every}
     return Choice(
         tried,
         scores,
-        _picked(scores, every),
+        pick(every),
         left_out,
         _as_picked(tried, before),
         _as_picked(tried, others),
@@ -218,6 +226,22 @@ def _as_picked(
     ]
 
 
+def _no_worse_than_naive(
+    tried: dict[str, list[Backtest]],
+    scores: dict[str, Scores],
+    units: NDArray[np.float64],
+    windows: Sequence[int],
+) -> list[tuple[str, ...]]:
+    """What these windows pick, or a naive forecast for all, where that did better in them."""
+    picked = _picked(scores, windows)
+    if not len(windows):
+        return picked
+    together = score(_as_picked(tried, dict.fromkeys(windows, picked)), units, windows).mean()
+    naive = {n: float(scores[n][:, list(windows)].mean()) for n in NAIVE if n in scores}
+    best = min(naive, key=naive.__getitem__, default=None)
+    return [(best,)] * len(units) if best and naive[best] < together else picked
+
+
 def _picked(scores: dict[str, Scores], windows: Sequence[int]) -> list[tuple[str, ...]]:
     """Each series' choice by these windows; a naive one where there are none."""
     labels = list(scores)
@@ -225,7 +249,7 @@ def _picked(scores: dict[str, Scores], windows: Sequence[int]) -> list[tuple[str
     if not len(windows):
         naive = next(m for m in (*NAIVE, *labels) if m in labels)
         return [(naive,)] * series
-    missed = np.stack([scores[m][:, list(windows)] for m in labels])  # (methods, series, windows)
+    missed = _logarithms(np.stack([scores[m][:, list(windows)] for m in labels]))
     judged, own = _judged(missed)
     picked = []
     for i in range(series):
@@ -234,6 +258,16 @@ def _picked(scores: dict[str, Scores], windows: Sequence[int]) -> list[tuple[str
             missed[j] - missed[best], i, own)]  # fmt: skip
         picked.append(tuple(labels[j] for j in (best, *near)))
     return picked
+
+
+def _logarithms(missed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log(e + ē) of errors (methods, series, windows), ē a series' mean error.
+
+    Without ē a window that was hit by chance would decide: of a demand that comes now and then,
+    windows without any.
+    """
+    mean = missed.mean((0, 2), keepdims=True)
+    return np.log(missed + np.where(mean > 0, mean, 1.0))
 
 
 def _judged(missed: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

@@ -30,9 +30,18 @@ _WRITTEN = (
 )  # fmt: skip
 """Ways of writing a date that can mean only one thing."""
 
-_SLASHED = re.compile(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?)?$")
+_SLASHED = re.compile(
+    r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?( ?[AP]M)?)?$", re.IGNORECASE
+)
 _QUARTER = re.compile(r"(\d{4})[ -]?Q([1-4])$", re.IGNORECASE)
 _MONTH = re.compile(r"(\d{4})-(\d{1,2})$")
+_WEEK = re.compile(r"(\d{4})-?W(\d{2})$")
+COUNTED: dict[str, tuple[dt.datetime, float, float, float]] = {
+    "excel": (dt.datetime(1899, 12, 30), 86400.0, 2e4, 8e4),
+    "unix": (dt.datetime(1970, 1, 1), 1.0, 6e8, 4e9),
+    "unix-ms": (dt.datetime(1970, 1, 1), 1e-3, 6e11, 4e12),
+}
+"""Dates written as numbers: counted from when, in seconds each, and what such numbers look like."""
 _SEASONS = {"business day": 5, "month": 12}
 
 
@@ -207,6 +216,8 @@ def _parse(
     if all(isinstance(c, dt.date) for c in cells):
         return [_at_midnight(c) for c in cells], ""
     texts = [str(c).strip() for c in cells]
+    if date_format in COUNTED:
+        return _counted(table, column, texts, date_format), ""
     if date_format is not None:
         return _all(table, column, texts, lambda t: dt.datetime.strptime(t, date_format)), (
             date_format
@@ -214,9 +225,10 @@ def _parse(
     if any(_SLASHED.match(t) for t in texts):
         return _slashed(table, column, texts)
     readers: dict[str, Callable[[str], dt.datetime]] = {
-        "": dt.datetime.fromisoformat,
+        "": _iso,
         "%Y-%m": _year_month,
         "Q": _quarter,
+        "%G-W%V": _week,
         **{p: (lambda t, p=p: dt.datetime.strptime(t, p)) for p in _WRITTEN},
     }
     failures: dict[str, int] = {}
@@ -274,6 +286,47 @@ def _year_month(text: str) -> dt.datetime:
     return dt.datetime(int(match[1]), int(match[2]), 1)
 
 
+def _iso(text: str) -> dt.datetime:
+    """As ISO 8601 has it, but for weeks without a day, which are to be written as weeks again."""
+    if _WEEK.match(text):
+        raise ValueError(text)
+    return dt.datetime.fromisoformat(text)
+
+
+def _week(text: str) -> dt.datetime:
+    match = _WEEK.match(text)
+    if not match:
+        raise ValueError(text)
+    return dt.datetime.fromisocalendar(int(match[1]), int(match[2]), 1)
+
+
+def _counted(table: Table, column: str, texts: list[str], kind: str) -> list[dt.datetime]:
+    """Dates that count days or seconds from a beginning; whole seconds, as Excel rounds."""
+    start, seconds, least, most = COUNTED[kind]
+    moments = []
+    for i, text in enumerate(texts):
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:
+            raise UserError(
+                f"{table.where(i)}, column {column!r}: {text!r} is not a date as --date-format "
+                f"{kind} counts them",
+                hint=f"they lie between {least:g} and {most:g}",
+            )
+        moments.append(start + dt.timedelta(seconds=round(seconds * value)))
+    return moments
+
+
+def counted_like(numbers: Sequence[float]) -> str | None:
+    """The --date-format that some numbers look like, if they look like dates at all."""
+    for kind, (_, _, least, most) in COUNTED.items():
+        if len(numbers) and least <= min(numbers) and max(numbers) <= most:
+            return kind
+    return None
+
+
 def _quarter(text: str) -> dt.datetime:
     match = _QUARTER.match(text)
     if not match:
@@ -309,7 +362,11 @@ def _slashed(table: Table, column: str, texts: list[str]) -> tuple[list[dt.datet
         )
     order = ("%d", "%m", "%Y") if days_first else ("%m", "%d", "%Y")
     time = matches[0][5] if matches[0] else None
-    clock = (f"{time[0]}%H:%M" + (":%S" if time.count(":") == 2 else "")) if time else ""
+    half = bool(time) and time[-1] in "mM"
+    clock = (
+        (f"{time[0]}{'%I' if half else '%H'}:%M" + ":%S" * (time.count(":") == 2)) if time else ""
+    )
+    clock += (" %p" if time and time[-3] == " " else "%p") if half else ""
     pattern = separator.join(order) + clock
     return _all(table, column, texts, lambda t: dt.datetime.strptime(t, pattern)), pattern
 

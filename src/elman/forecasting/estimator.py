@@ -13,8 +13,9 @@ from typing import Any, Self
 import numpy as np
 
 from elman.errors import UserError
-from elman.forecasting import experiment
-from elman.forecasting.experiment import Ensemble, Experiment, Settings
+from elman.forecasting import ensemble, experiment, output
+from elman.forecasting.ensemble import Ensemble
+from elman.forecasting.experiment import Experiment, Settings
 from elman.forecasting.saving import Saved, load_ensemble, save_ensemble
 from elman.forecasting.series import Fill, Reading, Series, from_frame
 
@@ -113,9 +114,9 @@ class SeriesForecaster:
         self._check()
         ahead_of = self.steps if steps is None else steps
         given = self.series_ if data is None else self._series(data)
-        columns, ahead = experiment.match(self.ensemble_, given, ahead_of, calendar=self.calendar)
+        columns, ahead = ensemble.match(self.ensemble_, given, ahead_of, calendar=self.calendar)
         like = self._like if data is None else data
-        rows = experiment.rows_ahead(columns, ahead, self.model, moments=_home(like) in _FRAMES)
+        rows = output.rows_ahead(columns, ahead, self.model, moments=_home(like) in _FRAMES)
         return _in_kind(rows, like)
 
     def score(self, data: Any, y: Any = None) -> float:
@@ -127,9 +128,9 @@ class SeriesForecaster:
         del y
         self._check()
         own, naive = [], []
-        for s in experiment.single_columns(self._series(data)):
+        for s in ensemble.single_columns(self._series(data)):
             cut = s.until(len(s) - self.steps)
-            _, [ahead] = experiment.match(self.ensemble_, [cut], self.steps, calendar=self.calendar)
+            _, [ahead] = ensemble.match(self.ensemble_, [cut], self.steps, calendar=self.calendar)
             truth, m = s.values[-self.steps :, 0], s.season or 1
             repeated = cut.values[-m:, 0][np.arange(self.steps) % min(m, len(cut))]
             own.append(np.abs(truth - ahead.point).mean())
@@ -145,14 +146,14 @@ class SeriesForecaster:
             windows=self.windows if windows is None else windows, every=self.steps
         )
         measured = experiment.fit_and_measure(self._series(data), settings)
-        moments = _home(data) in _FRAMES and experiment.dated(measured.series)
+        moments = _home(data) in _FRAMES and output.dated(measured.series)
         rows: dict[str, list[Any]] = {"unique_id": [], "ds": [], "cutoff": [], "y": []}
         backtests = measured.backtests()
         for i, s in enumerate(measured.series[j] for j in measured.compared):
             first = next(iter(backtests.values()))[i]
             for n, o in enumerate(first.origins.tolist()):
                 rows["unique_id"] += [s.name] * settings.steps
-                when = experiment.moment if moments else Series.time
+                when = output.moment if moments else Series.time
                 rows["ds"] += [when(s, o + k) for k in range(settings.steps)]
                 rows["cutoff"] += [when(s, o - 1)] * settings.steps
                 rows["y"] += first.truth[n].tolist()

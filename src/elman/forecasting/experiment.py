@@ -19,24 +19,25 @@ from numpy.typing import NDArray
 
 from elman.errors import UserError
 from elman.forecasting import accuracy, choice, panel
-from elman.forecasting.base import Forecaster
 from elman.forecasting.candidates import candidates
 from elman.forecasting.catalogue import Method, forecasters, names
 from elman.forecasting.choice import Choice, Verdict
-from elman.forecasting.intervals import GRID
-from elman.forecasting.panel import MIDDLE, Backtest, Fitted, Windows
+from elman.forecasting.ensemble import Ahead, Ensemble, losses, single_columns
+from elman.forecasting.output import look_ahead_plain, plain
+from elman.forecasting.panel import Backtest, Fitted, Windows
 from elman.forecasting.progress import Limit, Told, listening
+from elman.forecasting.scores import Scores, measured, widening
 from elman.forecasting.series import Series
 
 MOST_STEPS = 10_000
 MOST_COMPARED = 100
 """How many series rivals are compared on; of more, evenly chosen ones stand for the rest."""
 
+LONGEST = 20_000
+"""How many of a series' newest steps are learned from, unless a network is named."""
+
 _INFORM = 3
 """Windows that only inform the first choice of `auto`."""
-
-_ENOUGH = 300
-"""How many windows, all series together, say how wide intervals must be."""
 
 
 @dataclass(frozen=True)
@@ -103,71 +104,6 @@ class Settings:
         """The one model that was asked for."""
         lags = (self.difference,) if self.difference else ()
         return Method(self.model, dict(self.options), lags, name=self.model)
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What comes after a series: times, the forecast, and an interval for each level."""
-
-    times: tuple[str, ...]
-    point: NDArray[np.float64]
-    low: dict[float, NDArray[np.float64]]
-    high: dict[float, NDArray[np.float64]]
-
-
-@dataclass(frozen=True, eq=False)
-class Ensemble:
-    """Fitted methods by label, and for each series the labels whose mean forecasts it.
-
-    `widen` holds, for each level, how much wider intervals must be than the models say.
-    """
-
-    fitted: dict[str, Fitted]
-    members: list[tuple[str, ...]]
-    names: tuple[str, ...]
-    widen: dict[float, float]
-    steps: int
-
-    def look_ahead(self, series: Sequence[Series], steps: int) -> list[Ahead]:
-        """The steps after the last known one of each series, in the order they were fitted."""
-        return [self.after(i, s, steps) for i, s in enumerate(series)]
-
-    def after(self, i: int, series: Series, steps: int) -> Ahead:
-        """The steps after one series, forecast as series i of those it was fitted on."""
-        origin = len(series)
-        said = [self.fitted[m].forecast(i, series, [origin], steps) for m in self.members[i]]
-        point = np.mean([s.point[0] for s in said], axis=0)
-        quantiles = np.mean([s.quantiles[0] for s in said], axis=0)
-        low: dict[float, NDArray[np.float64]] = {}
-        high: dict[float, NDArray[np.float64]] = {}
-        for level, wider in self.widen.items():
-            low[level], high[level] = interval(quantiles, level, wider)
-        times = tuple(series.time(origin + k) for k in range(steps))
-        return Ahead(times, point, low, high)
-
-    def description(self, i: int) -> str:
-        """The forecaster of series i in words."""
-        labels = self.members[i]
-        if len(labels) == 1:
-            return repr(self.fitted[labels[0]].models[i])
-        return f"the mean of {'; '.join(labels)}"
-
-
-def interval(
-    quantiles: NDArray[np.float64], level: float, wider: float | NDArray[np.float64] = 1.0
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The two ends of a central interval of `level` percent, its distance to the middle widened."""
-    tail = (1 - level / 100) / 2
-    middle = quantiles[..., MIDDLE]
-    ends = [_at(quantiles, q) for q in (tail, 1 - tail)]
-    return middle + wider * (ends[0] - middle), middle + wider * (ends[1] - middle)
-
-
-def _at(quantiles: NDArray[np.float64], q: float) -> NDArray[np.float64]:
-    grid = np.array(GRID)
-    k = int(np.clip(np.searchsorted(grid, q) - 1, 0, len(grid) - 2))
-    share = (q - grid[k]) / (grid[k + 1] - grid[k])
-    return quantiles[..., k] + share * (quantiles[..., k + 1] - quantiles[..., k])
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,72 +179,6 @@ class Experiment:
         return answer
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Errors by horizon on windows that were not learned from. None: not in comparable units."""
-
-    forecasts: int
-    rmse: NDArray[np.float64] | None
-    mae: NDArray[np.float64] | None
-    smape: NDArray[np.float64]
-    mase: NDArray[np.float64] | None
-    crps: NDArray[np.float64] | None
-    scaled_crps: NDArray[np.float64] | None
-    coverage: dict[float, NDArray[np.float64]]
-    width: dict[float, NDArray[np.float64]] | None
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON; the first level's coverage and width under their own names, all under theirs."""
-        record = {k: plain(v) for k, v in vars(self).items()}
-        first = next(iter(self.coverage), None)
-        record["coverage"] = plain(self.coverage[first]) if first is not None else None
-        record["width"] = plain(self.width[first]) if self.width and first is not None else None
-        record["coverage_by_level"] = {f"{k:g}": plain(v) for k, v in self.coverage.items()}
-        return record
-
-
-def measured(rows: list[Backtest], units: NDArray[np.float64], levels: Sequence[float]) -> Scores:
-    """Score backtests of one or several series; several are only pooled in units of their own.
-
-    The intervals of each window are widened by what the windows before it showed, as they would be.
-    """
-    one = len(rows) == 1
-    truth = np.concatenate([b.truth for b in rows])[..., None]
-    point = np.concatenate([b.point for b in rows])[..., None]
-    unit = np.concatenate([np.full(len(b.truth), u) for b, u in zip(rows, units, strict=True)])
-    moves = np.isfinite(unit)
-    quantiles = np.concatenate([b.quantiles for b in rows])
-    crps = accuracy.quantile_crps(truth[..., 0], quantiles, GRID)
-    missed = np.abs(truth - point)[..., 0]
-    ends = {level: _in_turn(rows, level) for level in levels}
-    inside = {
-        level: accuracy.coverage(truth, low[..., None], high[..., None])
-        for level, (low, high) in ends.items()
-    }
-    return Scores(
-        len(truth),
-        accuracy.rmse(truth, point) if one else None,
-        accuracy.mae(truth, point) if one else None,
-        accuracy.smape(truth, point),
-        (missed[moves] / unit[moves, None]).mean(0) if moves.any() else None,
-        crps.mean(0) if one else None,
-        (crps[moves] / unit[moves, None]).mean(0) if moves.any() else None,
-        inside,
-        {level: (high - low).mean(0) for level, (low, high) in ends.items()} if one else None,
-    )
-
-
-def _in_turn(rows: list[Backtest], level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Both ends of every interval, widened window by window with what was known then."""
-    wider: dict[int, float] = {}
-    seen = sorted({int(w) for b in rows for w in b.window})
-    for w in seen:
-        before = [b.only([v for v in seen if v < w]) for b in rows]
-        wider[w] = widening(before, level) if w > seen[0] else 1.0
-    factor = np.concatenate([[wider[int(w)] for w in b.window] for b in rows])[:, None]
-    return interval(np.concatenate([b.quantiles for b in rows]), level, factor)
-
-
 def fit_and_measure(
     series: Sequence[Series],
     settings: Settings | None = None,
@@ -324,6 +194,8 @@ def fit_and_measure(
     """
     settings = settings or Settings()
     columns = single_columns(series)
+    if settings.model == "auto" or not forecasters()[settings.model].network:
+        columns = [_shortened(s) for s in columns]
     if settings.calendar:
         columns = [panel.with_calendar(s, settings.steps) for s in columns]
     check(columns, settings)
@@ -347,10 +219,9 @@ def fit_and_measure(
     if stride > 1:
         say(f"auto: compared on {len(some)} of {len(columns)} series, fitted on all")
     tried, left_out = choice.try_all(
-        methods, some, windows, seed=settings.seed, told=say, limit=limit, kept=kept
-    )
-    if settings.model != "auto" and methods[0].label in left_out:
-        raise UserError(left_out[methods[0].label], hint="a longer series or a smaller model")
+        methods, some, windows, seed=settings.seed, told=say, limit=limit, kept=kept,
+        needed=None if settings.model == "auto" else methods[0].label,
+    )  # fmt: skip
     units = choice.naive_errors(some, windows)
     if settings.model == "auto":
         picked = choice.choose(tried, left_out, units, windows.count, first)
@@ -368,20 +239,12 @@ def fit_and_measure(
     )  # fmt: skip
 
 
-def single_columns(series: Sequence[Series]) -> list[Series]:
-    """One series a column, named after both where that tells them apart."""
-    columns = [c for s in series for c in s.each_column()]
-    if any(len(s.columns) > 1 for s in series):
-        several = len(series) > 1
-        columns = [
-            replace(c, name=f"{c.name}, {c.columns[0]}" if several else c.columns[0])
-            for c in columns
-        ]
-    names = [c.name for c in columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"two series are called {name!r}", hint="rename one of them")
-    return columns
+def _shortened(series: Series) -> Series:
+    """A series of at most `LONGEST` steps, which says so if it had more."""
+    if len(series) <= LONGEST:
+        return series
+    note = f"{series.name}: {len(series):,} steps, the newest {LONGEST:,} are learned from"
+    return replace(series.newest(LONGEST), notes=(*series.notes, note))
 
 
 def check(columns: list[Series], settings: Settings) -> None:
@@ -495,31 +358,6 @@ def _fit_some(
     return Fitted(method, [part.models[n] for n in at], [part.errors[n] for n in at])
 
 
-def widening(rows: list[Backtest], level: float) -> float:
-    """How much wider than stated intervals of `level` percent must be to hold what came that often.
-
-    The conformal quantile of |x - middle| over the half-width, all horizons and series together, in
-    the newest windows: models say how sure they are from all they know, and know more by now than
-    in the first windows. Drawn towards 1 where windows are few: they overlap, and are worth about
-    one each. The forecasts must be honest ones: of a model chosen by those very windows the misses
-    are too small.
-    """
-    newest = sorted({int(w) for b in rows for w in b.window})[-math.ceil(_ENOUGH / len(rows)) :]
-    ratios = []
-    for b in (row.only(newest) for row in rows):
-        low, high = interval(b.quantiles, level)
-        middle = b.quantiles[..., MIDDLE]
-        side = np.where(b.truth < middle, middle - low, high - middle)
-        missed = np.abs(b.truth - middle)
-        ratios.append(np.divide(missed, side, out=np.ones_like(missed), where=side > 0).ravel())
-    ordered = np.sort(np.concatenate(ratios))
-    rank = math.ceil((len(ordered) + 1) * level / 100)
-    wanted = ordered[min(rank, len(ordered)) - 1]
-    worth = len(rows) * len(newest)
-    trust = worth / (worth + 10)
-    return float(np.clip(wanted, 0.2, 5.0) ** trust)
-
-
 def _verdicts(own: NDArray[np.float64], picked: Choice, counted: range) -> list[Verdict]:
     """The published forecast beside the naive ones."""
     rivals = [n for n in ("seasonal", "last") if n in picked.scores]
@@ -528,63 +366,13 @@ def _verdicts(own: NDArray[np.float64], picked: Choice, counted: range) -> list[
 
 def _warning(settings: Settings, verdicts: list[Verdict]) -> str | None:
     """Words for a named model that naive forecasts beat."""
-    worse = [v for v in verdicts if v.better < 0]
+    worse = [v for v in verdicts if round(v.better, 3) < 0]
     if not worse:
         return None
     worst = min(worse, key=lambda v: v.better)
     asked = f"--model {settings.model}"
     tail = "; --model auto chooses what does best" if settings.model != "auto" else ""
     return f"{asked} did worse than {worst.rival} in its own backtest ({worst}){tail}"
-
-
-def match(
-    ensemble: Ensemble, given: Sequence[Series], steps: int, *, calendar: bool = False
-) -> tuple[list[Series], list[Ahead]]:
-    """Forecast new series with fitted models, each with the one fitted on the series of its name.
-
-    A forecaster of one series forecasts any one; a network shared by all forecasts any number.
-    """
-    columns = single_columns(given)
-    if calendar:
-        columns = [panel.with_calendar(s, steps) for s in columns]
-    shared = all(f.method.of.shared for f in ensemble.fitted.values())
-    ahead = []
-    for s in columns:
-        if s.name in ensemble.names:
-            i = ensemble.names.index(s.name)
-        elif shared or (len(ensemble.names) == 1 and len(columns) == 1):
-            i = 0
-        else:
-            raise UserError(
-                f"no model was fitted on a series called {s.name!r}",
-                hint=f"it knows {', '.join(ensemble.names[:10])}; fit again for others",
-            )
-        ahead.append(ensemble.after(i, s, steps))
-    return columns, ahead
-
-
-def losses(ensemble: Ensemble) -> dict[str, Any]:
-    """The training loss of every network, epoch by epoch (a shared one: by tenths of its updates).
-
-    By forecaster, then by series where it has a network for each of several.
-    """
-    found: dict[str, Any] = {}
-    for label, fitted in ensemble.fitted.items():
-        users = [i for i, labels in enumerate(ensemble.members) if label in labels]
-        rows = {ensemble.names[i]: training_losses(fitted.models[i]) for i in users}
-        if any(row is not None for row in rows.values()):
-            alone = fitted.method.of.shared or len(ensemble.names) == 1
-            found[label] = next(iter(rows.values())) if alone else rows
-    return found
-
-
-def training_losses(model: Forecaster) -> list[float] | None:
-    """A network's loss after every epoch, however deep it lies; None: it was not trained."""
-    own = getattr(model, "losses", None)
-    inner = getattr(model, "inner", None)
-    if own is not None:
-        return list(own)
-    return training_losses(inner) if isinstance(inner, Forecaster) else None
 
 
 def about(answer: dict[str, Any]) -> dict[str, Any]:
@@ -598,35 +386,6 @@ def about(answer: dict[str, Any]) -> dict[str, Any]:
 def _mean(row: list[float | None] | None) -> float | None:
     known = [x for x in row or [] if x is not None]
     return sum(known) / len(known) if known else None
-
-
-def look_ahead_plain(series: list[Series], ahead: list[Ahead]) -> dict[str, Any]:
-    """Forecasts as JSON: by series, then by column."""
-    nested: dict[str, Any] = {}
-    for s, path in zip(series, ahead, strict=True):
-        first = next(iter(path.low), None)
-        nested.setdefault(s.name, {})[s.columns[0]] = {
-            "time": list(path.times),
-            "mean": plain(path.point),
-            "low": plain(path.low[first]) if first is not None else [],
-            "high": plain(path.high[first]) if first is not None else [],
-            "levels": {
-                f"{level:g}": {"low": plain(path.low[level]), "high": plain(path.high[level])}
-                for level in path.low
-            },
-        }
-    return nested
-
-
-def plain(value: Any) -> Any:
-    """NumPy as JSON; what is no finite number becomes null."""
-    if isinstance(value, np.ndarray):
-        return [plain(v) for v in value.tolist()]
-    if isinstance(value, dict):
-        return {f"{k:g}" if isinstance(k, float) else k: plain(v) for k, v in value.items()}
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
 
 
 def _parts(series: Series, windows: Windows, first: int) -> dict[str, int]:
@@ -643,36 +402,3 @@ def _growth(score: Scores) -> dict[str, Any] | None:
         "factor": fitted.factor,
         "predicted": plain(fitted.predicted),
     }
-
-
-def dated(series: Sequence[Series]) -> bool:
-    """Whether every step of every series has a date."""
-    return all(s.clock is not None and not isinstance(s.clock.start, int) for s in series)
-
-
-def moment(series: Series, step: int) -> Any:
-    """When a step is, as a date and time; as the data writes it where it has none."""
-    return series.clock.at(step) if series.clock and dated([series]) else series.time(step)
-
-
-def rows_ahead(
-    series: Sequence[Series], ahead: Sequence[Ahead], name: str, *, moments: bool = False
-) -> dict[str, list[Any]]:
-    """Forecasts as columns of a long table, called as Nixtla's libraries call them.
-
-    Times are written as the data writes them; with `moments` they are dates where all have dates.
-    """
-    as_dates = moments and dated(series)
-    table: dict[str, list[Any]] = {"unique_id": [], "ds": [], name: []}
-    levels = sorted(ahead[0].low)
-    ends = [f"{name}-lo-{x:g}" for x in reversed(levels)] + [f"{name}-hi-{x:g}" for x in levels]
-    table |= {c: [] for c in ends}
-    for s, path in zip(series, ahead, strict=True):
-        table["unique_id"] += [s.name] * len(path.times)
-        steps = range(len(s), len(s) + len(path.times))
-        table["ds"] += [moment(s, k) for k in steps] if as_dates else list(path.times)
-        table[name] += path.point.tolist()
-        for level in levels:
-            table[f"{name}-lo-{level:g}"] += path.low[level].tolist()
-            table[f"{name}-hi-{level:g}"] += path.high[level].tolist()
-    return table

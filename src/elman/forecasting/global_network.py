@@ -27,6 +27,7 @@ from elman.forecasting.base import (
     Values,
     Windows,
     as_values,
+    check_origins,
 )
 from elman.forecasting.linear import check_window
 from elman.forecasting.progress import tell
@@ -148,7 +149,7 @@ class Global(Forecaster):
         return True
 
     def _fit(self, series: list[Values]) -> None:
-        self._fit_with(series, [_none(v) for v in series])
+        self._fit_with(series, [Inputs.none(v) for v in series])
 
     def _fit_with(self, series: list[Values], inputs: list[Inputs]) -> None:
         with using(self.kernel):
@@ -275,17 +276,14 @@ class Global(Forecaster):
         levels: Sequence[float],
         inputs: Inputs | None = None,
     ) -> NDArray[np.float64]:
-        values, given = as_values(values), inputs or _none(values)
+        values, given = as_values(values), inputs or Inputs.none(values)
         if not 1 <= steps <= self.direct:
             raise UserError(
                 f"steps={steps} must lie between 1 and {self.direct}, the horizon of the fit",
                 hint="fit again for a longer horizon",
             )
         at = np.asarray(origins)
-        if len(at) and (at.min() < self.tau or at.max() > len(values)):
-            raise UserError(
-                f"origins must lie between {self.tau} and {len(values)}", hint="a longer history"
-            )
+        check_origins(at, self.tau, len(values))
         if given.known.shape[1]:
             given.check(int(at.max()) + self.direct)
         panel, rows = _Panel([values], [given]), []
@@ -336,7 +334,3 @@ def _interpolated(
     at = np.clip(np.searchsorted(grid, levels) - 1, 0, len(grid) - 2)
     share = (levels - grid[at]) / (grid[at + 1] - grid[at])
     return quantiles[..., at] + share * (quantiles[..., at + 1] - quantiles[..., at])
-
-
-def _none(values: Values) -> Inputs:
-    return Inputs(np.zeros((len(values), 0)), np.zeros((len(values), 0)))

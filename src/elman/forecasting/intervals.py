@@ -23,8 +23,27 @@ from elman.forecasting.base import Forecaster, Inputs, Paths, Values
 GRID = (0.005, 0.025, 0.05, *np.arange(0.1, 0.95, 0.1).round(2).tolist(), 0.95, 0.975, 0.995)
 """Quantiles that stand for a distribution wherever one is stored or scored."""
 
+MIDDLE = GRID.index(0.5)
+
 _MOST_ORIGINS = 300
 _FEWEST = 8
+
+
+def interval(
+    quantiles: NDArray[np.float64], level: float, wider: float | NDArray[np.float64] = 1.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The two ends of a central interval of `level` percent, its distance to the middle widened."""
+    tail = (1 - level / 100) / 2
+    middle = quantiles[..., MIDDLE]
+    ends = [_at(quantiles, q) for q in (tail, 1 - tail)]
+    return middle + wider * (ends[0] - middle), middle + wider * (ends[1] - middle)
+
+
+def _at(quantiles: NDArray[np.float64], q: float) -> NDArray[np.float64]:
+    grid = np.array(GRID)
+    k = int(np.clip(np.searchsorted(grid, q) - 1, 0, len(grid) - 2))
+    share = (q - grid[k]) / (grid[k + 1] - grid[k])
+    return quantiles[..., k] + share * (quantiles[..., k + 1] - quantiles[..., k])
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,7 @@ def errors(model: Forecaster, values: Values, steps: int, inputs: Inputs | None 
     spread = spread * math.sqrt(n / max(n - model.learned, n / 4))
     own = getattr(model, "deviation", None)
     if own is not None:
-        spread = np.maximum(own(steps), 1e-300)
+        spread = own(steps)
         enough = steps
     spread = np.maximum.accumulate(spread, axis=0)
     return Errors(spread, _shape(residuals[:, : min(enough, steps)], spread))

@@ -1,13 +1,19 @@
-"""Forecasts as a file: CSV, Parquet or JSON, one row a step."""
+"""Forecasts as columns, as plain values, and as a file: CSV, Parquet or JSON, one row a step."""
 
 import csv
 import io
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from elman.errors import UserError
 from elman.files import atomic, write_text
+from elman.forecasting.ensemble import Ahead
+from elman.forecasting.series import Series
 
 FORMATS = (".csv", ".parquet", ".json")
 
@@ -58,3 +64,65 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
             hint="pip install 'elman[forecast]', or name it .csv",
         ) from absent
     return pyarrow, parquet
+
+
+def rows_ahead(
+    series: Sequence[Series], ahead: Sequence[Ahead], name: str, *, moments: bool = False
+) -> dict[str, list[Any]]:
+    """Forecasts as columns of a long table, called as Nixtla's libraries call them.
+
+    Times are written as the data writes them; with `moments` they are dates where all have dates.
+    """
+    as_dates = moments and dated(series)
+    table: dict[str, list[Any]] = {"unique_id": [], "ds": [], name: []}
+    levels = sorted(ahead[0].low)
+    ends = [f"{name}-lo-{x:g}" for x in reversed(levels)] + [f"{name}-hi-{x:g}" for x in levels]
+    table |= {c: [] for c in ends}
+    for s, path in zip(series, ahead, strict=True):
+        table["unique_id"] += [s.name] * len(path.times)
+        steps = range(len(s), len(s) + len(path.times))
+        table["ds"] += [moment(s, k) for k in steps] if as_dates else list(path.times)
+        table[name] += path.point.tolist()
+        for level in levels:
+            table[f"{name}-lo-{level:g}"] += path.low[level].tolist()
+            table[f"{name}-hi-{level:g}"] += path.high[level].tolist()
+    return table
+
+
+def look_ahead_plain(series: list[Series], ahead: list[Ahead]) -> dict[str, Any]:
+    """Forecasts as JSON: by series, then by column."""
+    nested: dict[str, Any] = {}
+    for s, path in zip(series, ahead, strict=True):
+        first = next(iter(path.low), None)
+        nested.setdefault(s.name, {})[s.columns[0]] = {
+            "time": list(path.times),
+            "mean": plain(path.point),
+            "low": plain(path.low[first]) if first is not None else [],
+            "high": plain(path.high[first]) if first is not None else [],
+            "levels": {
+                f"{level:g}": {"low": plain(path.low[level]), "high": plain(path.high[level])}
+                for level in path.low
+            },
+        }
+    return nested
+
+
+def plain(value: Any) -> Any:
+    """NumPy as JSON; what is no finite number becomes null."""
+    if isinstance(value, np.ndarray):
+        return [plain(v) for v in value.tolist()]
+    if isinstance(value, dict):
+        return {f"{k:g}" if isinstance(k, float) else k: plain(v) for k, v in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def dated(series: Sequence[Series]) -> bool:
+    """Whether every step of every series has a date."""
+    return all(s.clock is not None and not isinstance(s.clock.start, int) for s in series)
+
+
+def moment(series: Series, step: int) -> Any:
+    """When a step is, as a date and time; as the data writes it where it has none."""
+    return series.clock.at(step) if series.clock and dated([series]) else series.time(step)

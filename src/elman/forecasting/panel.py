@@ -15,7 +15,7 @@ from elman.errors import UserError
 from elman.forecasting.base import Forecaster, Inputs
 from elman.forecasting.catalogue import Method, Plan
 from elman.forecasting.dates import calendar_features
-from elman.forecasting.intervals import GRID, Errors, errors
+from elman.forecasting.intervals import GRID, MIDDLE, Errors, errors
 from elman.forecasting.progress import tell
 from elman.forecasting.series import Series
 
@@ -31,9 +31,6 @@ class Outlook(NamedTuple):
 
     point: Points
     quantiles: Quantiles
-
-
-MIDDLE = GRID.index(0.5)
 
 
 @dataclass(frozen=True)
@@ -169,10 +166,15 @@ def windows_for(
         raise UserError(
             f"{shortest.name} has {len(shortest)} steps: too few to forecast {steps} ahead and see "
             f"how well that works, with {least} left to learn from",
-            hint=f"--steps {max(1, (len(shortest) - least) // 2)} or fewer, or a longer series",
+            hint=_fewer(len(shortest) - least),
         )
     spacing = every or (max(1, steps // 6) if len(panel) <= 10 else steps)
     return Windows(min(count, fitting), steps, min(spacing, steps))
+
+
+def _fewer(left: int) -> str:
+    """What to ask for where `left` steps can be looked back at."""
+    return f"--steps {max(1, left // 2)}, or a longer series" if left > 0 else "a longer series"
 
 
 def cross_validate(

@@ -51,7 +51,7 @@ class Regression(Forecaster):
         return self._weights.shape[1] if hasattr(self, "_weights") else self.tau + 1
 
     def _fit(self, series: list[Values]) -> None:
-        self._fit_with(series, [_none(v) for v in series])
+        self._fit_with(series, [Inputs.none(v) for v in series])
 
     def _fit_with(self, series: list[Values], inputs: list[Inputs]) -> None:
         if inputs[0].past.shape[1] == 0 and self.direct > 1:
@@ -88,7 +88,7 @@ class Regression(Forecaster):
     def forecasts(
         self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
     ) -> Paths:
-        values, given = as_values(values), inputs or _none(values)
+        values, given = as_values(values), inputs or Inputs.none(values)
         if steps < 1:
             raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
         at = np.asarray(origins)
@@ -126,10 +126,6 @@ class Regression(Forecaster):
 
     def restore(self, state: State) -> None:
         self._weights = state["weights"]
-
-
-def _none(values: Values) -> Inputs:
-    return Inputs(np.zeros((len(values), 0)), np.zeros((len(values), 0)))
 
 
 def _one_to(steps: int) -> range:

@@ -36,7 +36,7 @@ from elman.forecasting.baselines import Drift, Last, Mean, Seasonal
 from elman.forecasting.catalogue import Method
 from elman.forecasting.deseasonalised import Deseasonalised
 from elman.forecasting.differenced import Differenced, Logged
-from elman.forecasting.experiment import Ensemble
+from elman.forecasting.ensemble import Ensemble
 from elman.forecasting.global_network import Global
 from elman.forecasting.intervals import Errors, Intervals
 from elman.forecasting.linear import Linear

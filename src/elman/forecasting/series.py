@@ -7,6 +7,7 @@ sunspot numbers, monthly airline passengers.
 
 import datetime as dt
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -78,6 +79,21 @@ class Series:
         """The series as it was known after `step` steps; known inputs keep their future."""
         times = self.times[:step] if self.times else None
         return replace(self, values=self.values[:step], past=self.past[:step], times=times)
+
+    def newest(self, count: int) -> "Series":
+        """The series without all but its newest `count` steps; what is known ahead stays."""
+        cut = max(0, len(self) - count)
+        if not cut:
+            return self
+        clock = self.clock and replace(self.clock, start=self.clock.at(cut))
+        return replace(
+            self,
+            values=self.values[cut:],
+            times=self.times[cut:] if self.times else None,
+            clock=clock,
+            known=self.known[cut:],
+            past=self.past[cut:],
+        )
 
     def time(self, step: int) -> str:
         """The time of a step, within the data or after it; its number where there are no dates."""
@@ -196,8 +212,11 @@ def from_frame(frame: Any, reading: Reading | None = None) -> list[Series]:
 
 def from_table(table: Table, reading: Reading) -> list[Series]:
     """Read a table as series: find the columns, part the groups, order the steps, fill if asked."""
-    notes: list[str] = []
+    notes: list[str] = list(table.notes)
+    _check_upright(table, reading)
     reading = _roles(table, reading, notes)
+    if reading.time and (kind := _counted_dates(table, reading)):
+        notes.append(f"{reading.time} holds numbers; if they are dates: --date-format {kind}")
     parts: dict[str, list[int]] = {}
     if reading.group is None:
         parts[table.name] = list(range(len(table)))
@@ -212,6 +231,12 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
     several = len(parts) > 1
     made = [_one(name, table.take(rows), reading, several) for name, rows in parts.items()]
     return [replace(s, notes=(*notes, *s.notes), reading=reading) for s in made]
+
+
+def _counted_dates(table: Table, reading: Reading) -> str | None:
+    """The --date-format that a time column of plain numbers looks like."""
+    numbers = dates.as_numbers(table.column(reading.time or "", "--time"))
+    return dates.counted_like(numbers) if numbers and reading.date_format is None else None
 
 
 def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
@@ -231,7 +256,7 @@ def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
     if reading.time == "none":
         reading = replace(reading, time=None)
     elif reading.time is None:
-        reading = replace(reading, time=_time_column(table, taken))
+        reading = replace(reading, time=_time_column(table, taken, reading.date_format))
         if reading.time:
             notes.append(f"time: column {reading.time!r} (--time none would ignore it)")
     if not reading.column:
@@ -239,22 +264,50 @@ def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
     return reading
 
 
-def _time_column(table: Table, taken: set[str | None]) -> str | None:
+def _time_column(
+    table: Table, taken: set[str | None], date_format: str | None = None
+) -> str | None:
     """The one column that is called like a time or holds dates, if there is exactly one."""
     names = []
     for name, cells in table.columns.items():
         numeric = tables.looks_numeric(cells)
         called = name.strip().lower() in _TIME_NAMES
-        if name not in taken and (called or (not numeric and _dates_begin(table, name))):
+        if name not in taken and (
+            called or (not numeric and _dates_begin(table, name, date_format))
+        ):
             names.append(name)
     if len(names) != 1:
         return None
     cells = table.columns[names[0]]
-    readable = tables.looks_numeric(cells) or _dates_begin(table, names[0])
-    return names[0] if readable else None
+    if not tables.looks_numeric(cells) and not _dates_begin(table, names[0], date_format):
+        raise UserError(
+            f"{table.where(0)}, column {names[0]!r}: {str(cells[0])!r} is not a date that can be "
+            "read in one way only",
+            hint="say how dates are written: --date-format '%m/%d/%y'; or --time none takes the "
+            "rows in their order",
+        )
+    return names[0]
 
 
-def _dates_begin(table: Table, name: str) -> bool:
+def _check_upright(table: Table, reading: Reading) -> None:
+    """Refuse a table that lies on its side: times across the top, one series a row."""
+    if reading.column:
+        return
+    times = [name for name in table.columns if _ACROSS.fullmatch(name)]
+    if len(times) > 2 and 2 * len(times) > len(table.columns):
+        raise UserError(
+            f"the header of {table.name} names times ({', '.join(times[:3])} …): a series is a "
+            "column here, one row a time",
+            hint="turn the table (pandas: frame.melt), or name each --column to forecast it as it "
+            "is",
+        )
+
+
+_ACROSS = re.compile(r"(19|20)\d\d([-/. ]?(\d{1,2}|Q[1-4]|W\d\d)([-/.]\d{1,2})?)?", re.IGNORECASE)
+"""Years, months, quarters, weeks and days, as they stand in a header."""
+
+
+def _dates_begin(table: Table, name: str, date_format: str | None) -> bool:
     """Whether the first cell of a column reads as a date, be it ambiguous."""
     first = table.take([0])
     if tables.is_empty(first.columns[name][0]):
@@ -262,7 +315,7 @@ def _dates_begin(table: Table, name: str) -> bool:
     if dates.as_numbers(first.columns[name]) is not None:
         return True
     try:
-        dates.read_times(first, name)
+        dates.read_times(first, name, date_format=date_format)
     except UserError as wrong:
         return "can be read in two ways" in wrong.message
     return True
@@ -340,7 +393,10 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
         raise UserError(f"{of}no column has a single value", hint="another --column")
     gaps = _gaps(table, steps, total, clock)
     if gaps and reading.fill is None:
-        raise UserError(of + gaps, hint="--fill forward, linear or zero fills them in")
+        hint = "--fill forward, linear or zero fills them in"
+        if clock and clock.zone is None and clock.frequency.unit == "second":
+            hint += "; --timezone Europe/Berlin knows when clocks went forward"
+        raise UserError(of + gaps, hint=hint)
     if gaps:
         notes.append(f"{of}{gaps}: filled ({reading.fill})")
     where = dict(zip(steps, range(len(table)), strict=True))
@@ -389,8 +445,8 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
             raise UserError(
                 f"column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have "
                 f"the same {time} {str(cells[after])!r}",
-                hint="a series has one row a time; --group COLUMN tells several series apart, "
-                "--timezone the two hours when clocks go back",
+                hint=f"a series has one row a time; --group {_telling_apart(table, time)} tells "
+                "several series apart, --timezone the two hours when clocks go back",
             )
     table = table.take(order)
     ordered = [m for m in (moments[i] for i in order) if not isinstance(m, float)]
@@ -400,6 +456,15 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
     if None in dates.positions(ordered, frequency):
         return table, ordered, None
     return table, ordered, Clock(ordered[0], frequency, zone, pattern)
+
+
+def _telling_apart(table: Table, time: str) -> str:
+    """The first column of words that no two rows of the same time share."""
+    for name, cells in table.columns.items():
+        rows = set(zip(map(str, table.columns[time]), map(str, cells), strict=True))
+        if name != time and not tables.looks_numeric(cells) and len(rows) == len(table):
+            return name
+    return "COLUMN"
 
 
 def _sortable(moment: Moment | float) -> float:

@@ -19,7 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.forecasting.base import Forecaster, Inputs, Paths, State, Values, Windows, as_values
+from elman.forecasting.base import (
+    Forecaster,
+    Inputs,
+    Paths,
+    State,
+    Values,
+    Windows,
+    as_values,
+    check_origins,
+)
 
 Candidates = NDArray[np.float64]
 """(candidates, 6): α, β, γ, φ, whether there is a slope, whether there is a season."""
@@ -78,13 +87,7 @@ class Smoothing(Forecaster):
         values = as_values(values)
         if steps < 1:
             raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
-        for o in origins:
-            if not self.lags <= o <= len(values):
-                raise UserError(
-                    f"no forecast from origin {o}: it needs {self.lags} values before it, and the "
-                    f"series has {len(values)}",
-                    hint=f"origins from {self.lags} to {len(values)}",
-                )
+        check_origins(np.asarray(origins), self.lags, len(values))
         paths = np.empty((len(origins), steps, values.shape[1]))
         for j in range(values.shape[1]):
             paths[:, :, j] = self._column(values[:, j], j, origins, steps)
@@ -96,9 +99,10 @@ class Smoothing(Forecaster):
         """Filter a column once and read a forecast off the state at each origin."""
         states = _States(x[:, None], self._constants[j][None], self._period, self.lags)
         wanted: dict[int, NDArray[np.float64]] = {}
+        asked = set(origins)
         for t in range(max(origins) if len(origins) else 0):
             states.read(x[t : t + 1])
-            if t + 1 in origins:
+            if t + 1 in asked:
                 wanted[t + 1] = states.ahead(steps)[0]
         return np.stack([wanted[o] for o in origins])
 

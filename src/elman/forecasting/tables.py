@@ -6,6 +6,7 @@ gets wrong as a file (its encoding, quotes, ragged rows, repeated names) is refu
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class Table:
     columns: dict[str, list[Cell]]
     rows: list[int]
     unit: str = "line"
+    notes: tuple[str, ...] = ()
+    """What was decided in reading it."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -53,7 +56,7 @@ class Table:
     def take(self, rows: Sequence[int]) -> "Table":
         """Some of the rows, in this order."""
         columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
-        return Table(self.name, columns, [self.rows[i] for i in rows], self.unit)
+        return Table(self.name, columns, [self.rows[i] for i in rows], self.unit, self.notes)
 
     def column(self, name: str, flag: str) -> list[Cell]:
         """The cells of a column that the user named with `flag`."""
@@ -99,6 +102,7 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
     """A CSV table; commas, semicolons, tabs or bars between the cells, as its header has them."""
     lines = io.StringIO(_decoded(content, source), newline="")
     reader = csv.reader(lines, delimiter=_delimiter(lines), strict=True)
+    skipped = _SEPARATOR.match(lines.getvalue())  # Excel's "sep=;" is not the header
     header: list[str] | None = None
     cells: list[list[str]] = []
     numbers: list[int] = []
@@ -106,7 +110,7 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
     try:
         for row in reader:
             if header is None:
-                if row:
+                if row and not (skipped and reader.line_num == 1):
                     header = _header(row, source, reader.line_num)
                 continue
             if len(header) > 1 and not any(c.strip() for c in row):
@@ -141,7 +145,32 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
             f"{source} holds no rows of data", hint="a header line, then one row a step"
         )
     columns = {title: [row[j] for row in cells] for j, title in enumerate(header)}
-    return Table(name, columns, numbers)
+    commas = [title for title in header if _has_decimal_commas(columns[title])]
+    for title in commas:
+        columns[title] = [_with_point(cell) for cell in columns[title]]
+    notes = (f"decimal commas: {', '.join(commas)}",) if commas else ()
+    return Table(name, columns, numbers, notes=notes)
+
+
+_SEPARATOR = re.compile(r"sep=([,;|\t])\r?\n", re.IGNORECASE)
+_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?\s*")
+"""A number as most of Europe writes it: 1.234,56."""
+_POINT = re.compile(r"\s*[+-]?\d*\.(\d{1,2}|\d{4,})\s*")
+"""A number that cannot be one: 1.5 (while 1.500 could be)."""
+
+
+def _has_decimal_commas(cells: list[str]) -> bool:
+    """Whether a column writes 1.234,56 for 1234.56: some cell can mean nothing else, none refutes.
+
+    7,5 can mean nothing else; 7,500 could be thousands, and 7.5 has a decimal point.
+    """
+    commas = [c for c in cells if "," in c]
+    certain = any(_COMMA.fullmatch(c) and len(c.strip().partition(",")[2]) != 3 for c in commas)
+    return certain and not any(_POINT.fullmatch(c) for c in cells if "." in c)
+
+
+def _with_point(cell: str) -> str:
+    return cell.replace(".", "").replace(",", ".") if _COMMA.fullmatch(cell) else cell
 
 
 def _decoded(content: bytes, source: str) -> str:
@@ -167,8 +196,11 @@ def _decoded(content: bytes, source: str) -> str:
 
 
 def _delimiter(lines: io.StringIO) -> str:
-    """The separator that splits the header most; a comma where none occurs."""
+    """The separator that splits the header most, or that Excel names in a line before it."""
     header = lines.readline()
+    if named := _SEPARATOR.match(header):
+        lines.seek(0)
+        return named[1]
     lines.seek(0)
     return max(_DELIMITERS, key=lambda d: (header.count(d), d == ","))
 

@@ -1,0 +1,129 @@
+"""What is kept of a forecast: fitted methods, whose mean forecasts each series, and how surely."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman.errors import UserError
+from elman.forecasting import panel
+from elman.forecasting.base import Forecaster
+from elman.forecasting.intervals import interval
+from elman.forecasting.panel import Fitted
+from elman.forecasting.series import Series
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What comes after a series: times, the forecast, and an interval for each level."""
+
+    times: tuple[str, ...]
+    point: NDArray[np.float64]
+    low: dict[float, NDArray[np.float64]]
+    high: dict[float, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Fitted methods by label, and for each series the labels whose mean forecasts it.
+
+    `widen` holds, for each level, how much wider intervals must be than the models say.
+    """
+
+    fitted: dict[str, Fitted]
+    members: list[tuple[str, ...]]
+    names: tuple[str, ...]
+    widen: dict[float, float]
+    steps: int
+
+    def look_ahead(self, series: Sequence[Series], steps: int) -> list[Ahead]:
+        """The steps after the last known one of each series, in the order they were fitted."""
+        return [self.after(i, s, steps) for i, s in enumerate(series)]
+
+    def after(self, i: int, series: Series, steps: int) -> Ahead:
+        """The steps after one series, forecast as series i of those it was fitted on."""
+        origin = len(series)
+        said = [self.fitted[m].forecast(i, series, [origin], steps) for m in self.members[i]]
+        point = np.mean([s.point[0] for s in said], axis=0)
+        quantiles = np.mean([s.quantiles[0] for s in said], axis=0)
+        low: dict[float, NDArray[np.float64]] = {}
+        high: dict[float, NDArray[np.float64]] = {}
+        for level, wider in self.widen.items():
+            low[level], high[level] = interval(quantiles, level, wider)
+        times = tuple(series.time(origin + k) for k in range(steps))
+        return Ahead(times, point, low, high)
+
+    def description(self, i: int) -> str:
+        """The forecaster of series i in words."""
+        labels = self.members[i]
+        if len(labels) == 1:
+            return repr(self.fitted[labels[0]].models[i])
+        return f"the mean of {'; '.join(labels)}"
+
+
+def single_columns(series: Sequence[Series]) -> list[Series]:
+    """One series a column, named after both where that tells them apart."""
+    columns = [c for s in series for c in s.each_column()]
+    if any(len(s.columns) > 1 for s in series):
+        several = len(series) > 1
+        columns = [
+            replace(c, name=f"{c.name}, {c.columns[0]}" if several else c.columns[0])
+            for c in columns
+        ]
+    names = [c.name for c in columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two series are called {name!r}", hint="rename one of them")
+    return columns
+
+
+def match(
+    ensemble: Ensemble, given: Sequence[Series], steps: int, *, calendar: bool = False
+) -> tuple[list[Series], list[Ahead]]:
+    """Forecast new series with fitted models, each with the one fitted on the series of its name.
+
+    A forecaster of one series forecasts any one; a network shared by all forecasts any number.
+    """
+    columns = single_columns(given)
+    if calendar:
+        columns = [panel.with_calendar(s, steps) for s in columns]
+    shared = all(f.method.of.shared for f in ensemble.fitted.values())
+    ahead = []
+    for s in columns:
+        if s.name in ensemble.names:
+            i = ensemble.names.index(s.name)
+        elif shared or (len(ensemble.names) == 1 and len(columns) == 1):
+            i = 0
+        else:
+            raise UserError(
+                f"no model was fitted on a series called {s.name!r}",
+                hint=f"it knows {', '.join(ensemble.names[:10])}; fit again for others",
+            )
+        ahead.append(ensemble.after(i, s, steps))
+    return columns, ahead
+
+
+def losses(ensemble: Ensemble) -> dict[str, Any]:
+    """The training loss of every network, epoch by epoch (a shared one: by tenths of its updates).
+
+    By forecaster, then by series where it has a network for each of several.
+    """
+    found: dict[str, Any] = {}
+    for label, fitted in ensemble.fitted.items():
+        users = [i for i, labels in enumerate(ensemble.members) if label in labels]
+        rows = {ensemble.names[i]: training_losses(fitted.models[i]) for i in users}
+        if any(row is not None for row in rows.values()):
+            alone = fitted.method.of.shared or len(ensemble.names) == 1
+            found[label] = next(iter(rows.values())) if alone else rows
+    return found
+
+
+def training_losses(model: Forecaster) -> list[float] | None:
+    """A network's loss after every epoch, however deep it lies; None: it was not trained."""
+    own = getattr(model, "losses", None)
+    inner = getattr(model, "inner", None)
+    if own is not None:
+        return list(own)
+    return training_losses(inner) if isinstance(inner, Forecaster) else None
