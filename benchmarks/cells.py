@@ -3,8 +3,8 @@
     python benchmarks/cells.py [--quick] [--threads 2] [--busy] [--json FILE]
 
 One process, interleaved, best of many; `--busy` is for a machine with other work: one thread, and
-processor time instead of the clock on the wall. `stepwise` is `elman.nn.Recurrent` on a module with the same
-equations: what a cell of one's own costs without a description.
+processor time instead of the clock on the wall. `stepwise` is `elman.nn.Recurrent` on a module with
+the same equations: what a cell of one's own costs without a description.
 """
 
 import argparse
