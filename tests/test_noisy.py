@@ -224,7 +224,7 @@ def test_a_language_model_trains_with_both_and_is_measured_without_noise(cell):
     ids = torch.randint(9, (2, 6))
     assert not torch.equal(model(ids)[0], model(ids)[0])
     assert model.draws_globally
-    assert "inside of layers" in str(model.irregular())
+    assert "drawn for each step" in str(model.irregular())
     model.eval()
     assert torch.equal(model(ids)[0], model(ids)[0])
     again = LanguageModel.from_config(model.config)
