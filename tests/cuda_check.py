@@ -200,7 +200,7 @@ class Shaken:
         return x * (1 + self.u * signs)
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
-        cell, w, xs, state, lengths = piece
+        cell, w, xs, state, lengths, _ = piece
         steps: list[Trace] = []
         for t in range(len(xs)):
             ended, x = _at(lengths, t), self.shake(xs[t : t + 1])
@@ -213,7 +213,7 @@ class Shaken:
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
-        cell, w, xs, _, lengths = piece
+        cell, w, xs, _, lengths, _ = piece
         dhs, dstate, xi, _, into = pull
         dw, dxs = w.zeros() if into is None else into, []
         for t in reversed(range(len(xs))):

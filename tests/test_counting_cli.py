@@ -100,7 +100,7 @@ def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
         (["--generate", "9" * 30], "--generate"),
         (["--min-freq", "9" * 30], "--min-freq must fit into 64 bits"),
         (["--min-freq", "9" * 9], "leaves no token: the most frequent, ' ', occurs"),
-        (["--arpa", ""], ". is a folder, not a file"),
+        (["--arpa", ""], "an empty path names nothing"),
         (["--arpa", "/no/such/folder/file"], "there is no folder /no/such/folder"),
         (["--out", "/"], "/ is a folder, not a file"),
         (["--encoding", "undefined"], "unknown encoding 'undefined'"),

@@ -420,6 +420,7 @@ def test_every_shipped_cell_trains_from_the_command_line_and_forecasts(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
 @pytest.mark.parametrize("c", SHIPPED, ids=lambda c: c.name)
 def test_a_described_cell_runs_on_a_gpu_and_explain_says_how(c):
     torch.manual_seed(1)
