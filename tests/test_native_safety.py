@@ -288,7 +288,9 @@ def piece_of(name: str, **changed) -> Piece:
     return Piece(cell, w, torch.randn(5, 2, 3), state)
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, described.KERNEL, reference.KERNEL], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kernel", [KERNEL, described.KERNEL, reference.KERNEL], ids=lambda k: k.name
+)
 @pytest.mark.parametrize("missing", ["b_ih", "b_hh"])
 def test_one_bias_without_the_other_is_refused(kernel, missing):
     """The gradient of the one that was there used to be whatever lay in its memory."""
