@@ -300,6 +300,18 @@ def test_a_piece_that_is_not_as_it_was_is_refused_by_name(tmp_path, monkeypatch)
         run.resume(training)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [7, {}, {"name": "../../etc", "count": 2}, {"name": "0" * 32, "count": 1e9}, {"count": 2}],
+    ids=str,
+)
+def test_pieces_that_make_no_sense_are_refused(tmp_path, said):
+    path = tmp_path / "state.safetensors"
+    checkpoints.write(path, "state", {}, {"pieces": said})
+    with pytest.raises(UserError, match="what it says of its pieces makes no sense"):
+        checkpoints.read(path, "state")
+
+
 # ---------------------------------------------------------------------- damage
 
 

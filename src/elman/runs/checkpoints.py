@@ -86,12 +86,22 @@ def is_piece(name: str) -> bool:
     return re.fullmatch(r"state-[0-9a-f]{32}-\d{5}\.safetensors", name) is not None
 
 
+def _are_pieces(said: Any) -> bool:
+    if not isinstance(said, dict) or said.keys() != {"name", "count"}:
+        return False
+    name, count = said["name"], said["count"]
+    known = isinstance(name, str) and is_piece(f"state-{name}-00000.safetensors")
+    return known and type(count) is int and 1 < count < 10**5
+
+
 def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `write` or `write_together` wrote; what is damaged, or not ours, is refused."""
     tensors, numbers = _read(path, kind)
     pieces = numbers.pop("pieces", None)
     if pieces is None:
         return tensors, numbers
+    if not _are_pieces(pieces):
+        raise _damaged(path, "what it says of its pieces makes no sense")
     for i in range(pieces["count"]):
         where = _piece(path, pieces["name"], i)
         more, said = _read(where, f"{kind} in pieces")
