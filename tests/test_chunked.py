@@ -285,6 +285,18 @@ def test_the_error_of_every_chunks_first_state_is_within_the_bound(seed, cell, o
     assert max(errors) <= gaps.bound() * 1.001 + 1e-14  # it is relative to found, not exact states
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@torch.no_grad()
+def test_every_sweep_measures_how_trajectories_come_closer(batch):
+    """Of a single row the states at the seams were views: what had come was compared with itself."""
+    m = module("tanh", gain=0.9)
+    xs, stacked = inputs(m, steps=100, batch=batch)
+    piece = next(m.job(xs, stacked).pieces())
+    run = chunked._Forward(KERNEL, piece, chunked.Cut(4, 25, 0, 3), needs_gates=False)
+    first = run.first()
+    assert 0 < run.again(first.rows_above(0)).contraction < 1
+
+
 @torch.no_grad()
 def test_the_bound_counts_what_earlier_seams_leave_behind():
     m = module("linear")

@@ -301,7 +301,7 @@ class _Forward:
         """From the ends just found, the chunks after these seams."""
         B, L = self.layout.rows, self.cut.steps
         rows = self.every if seams is None else seams + B
-        ends = self._states(L)
+        ends = [e.clone() for e in self._states(L)]  # of a single row they are views of the track
         found = [torch.cat([s[:B], e[:-B]]) for s, e in zip(self.start, ends, strict=True)]
         moved = [(f - s)[rows] for f, s in zip(found, self.start, strict=True)]
         for s, f in zip(self.start, found, strict=True):
