@@ -288,7 +288,7 @@ def test_the_error_of_every_chunks_first_state_is_within_the_bound(seed, cell, o
 @pytest.mark.parametrize("batch", [1, 2])
 @torch.no_grad()
 def test_every_sweep_measures_how_trajectories_come_closer(batch):
-    """Of a single row the states at the seams were views: what had come was compared with itself."""
+    """Of a single row the states at the seams were views: what came was compared with itself."""
     m = module("tanh", gain=0.9)
     xs, stacked = inputs(m, steps=100, batch=batch)
     piece = next(m.job(xs, stacked).pieces())
