@@ -267,3 +267,13 @@ def test_a_cell_that_is_code_and_a_projection_are_refused():
         nn.LSTM(2, 3, proj_size=2, zoneout=0.1)
     with pytest.raises(UserError, match=r"torch\.nn has no gru with zoneout"):
         nn.GRU(2, 3, zoneout=0.1).to_torch()
+
+
+def test_a_refused_probability_changes_nothing_and_near_ones_are_apart():
+    m = nn.GRU(3, 4, zoneout=0.1)
+    for name in ("zoneout", "update_dropout"):
+        with pytest.raises(UserError, match="must be a probability"):
+            setattr(m, name, 1.5)
+    assert (m.zoneout, m.update_dropout) == (0.1, 0.0)
+    near = nn.GRU(3, 4, zoneout=0.1 + 1e-9)
+    assert near.running_cell != m.running_cell

@@ -99,16 +99,17 @@ class _Module(torch.nn.RNNBase):
         for name, p in (("zoneout", zoneout), ("update_dropout", update_dropout)):
             if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
                 raise UserError(f"{name}={p!r} must be a probability, at least 0 and below 1")
-        super().__setattr__("zoneout", zoneout)
-        super().__setattr__("update_dropout", update_dropout)
-        if self.is_noisy and self.proj_size:
+        noisy = zoneout > 0 or update_dropout > 0
+        if noisy and self.proj_size:
             raise UserError("zoneout and update_dropout do not go with proj_size")
-        if self.is_noisy and self.bidirectional and self.carry.in_blocks:
+        if noisy and self.bidirectional and self.carry.in_blocks:
             raise UserError(
                 f"zoneout and update_dropout in both directions do not go with {self.carry}",
                 hint="Truncated() cuts the gradient, too, and goes with both",
             )
-        self._run_by(self.zoneout, self.update_dropout)
+        self._run_by(zoneout, update_dropout)
+        super().__setattr__("zoneout", zoneout)
+        super().__setattr__("update_dropout", update_dropout)
 
     @property
     def is_noisy(self) -> bool:
@@ -503,11 +504,13 @@ class _Module(torch.nn.RNNBase):
         return twin.train(self.training)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("zoneout", "update_dropout"):  # refused before anything has changed
+            noise = {"zoneout": self.zoneout, "update_dropout": self.update_dropout}
+            self._begin_noise(**noise | {name: value})
+            return
         super().__setattr__(name, value)
         if name == "time":
             self._begin_chunks(value)
-        if name in ("zoneout", "update_dropout"):
-            self._begin_noise(self.zoneout, self.update_dropout)
         if name == "training" and self.is_noisy:
             self._run_by(self.zoneout, self.update_dropout)
         if name in ("carry", "memory", "time") and hasattr(self, "carry") and hasattr(self, "time"):
