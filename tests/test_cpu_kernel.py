@@ -229,18 +229,26 @@ def test_the_same_bits_every_time_on_any_number_of_threads(problem, threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("cell", "hidden"), [("tanh", 370), ("gru", 217), ("lstm", 200)])
-def test_one_wide_row_is_the_same_on_any_number_of_threads(cell, hidden):
-    """Threads then split its units, and meet after every step."""
-    problem, seen = Problem(cell, 5, 1, 3, hidden, False, True, False, "none", 1), set()
-    exact = problem.there(reference.KERNEL).hs
+@pytest.mark.parametrize("xi", ["none", "rows"])
+@pytest.mark.parametrize(
+    ("cell", "rows", "hidden"),
+    [
+        *(("tanh", 1, 370), ("gru", 1, 217), ("lstm", 1, 200)),
+        *(("tanh", 5, 731), ("gru", 3, 421), ("gru", 31, 419), ("lstm", 7, 363)),
+    ],
+)
+def test_few_wide_rows_are_the_same_on_any_number_of_threads(cell, rows, hidden, xi):
+    """Threads then split the units, and meet after every step."""
+    problem, seen = Problem(cell, 5, rows, 3, hidden, False, True, False, xi, 1), set()
+    exact = problem.everything(reference.KERNEL)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            hs = problem.there(KERNEL).hs
-            torch.testing.assert_close(hs, exact, rtol=1e-10, atol=1e-12)
-            seen.add(bits([hs])[0])
+            found = problem.everything(KERNEL)
+            for a, b in zip(found, exact, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+            seen.add(tuple(bits(found)))
     finally:
         torch.set_num_threads(threads)
     assert len(seen) == 1

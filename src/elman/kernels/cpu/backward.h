@@ -22,9 +22,9 @@ struct Backward {
     bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
     real carry(int64_t t, int64_t b) const { return !xi ? real(1) : job->xi_per_row ? xi[t * B + b] : xi[t]; }
 
-    /* One row: from dh + dhs (and dc) to da; leaves in dh what goes back without passing W_hh. */
-    template <int CELL> void row(int64_t s, real keep, real *dh, real *dc, operand *y) const {
-        for (int64_t u = 0; u < H; u += LANES) {
+    /* One row, its units [from, to): from dh + dhs (and dc) to da; leaves in dh what goes back without passing W_hh. */
+    template <int CELL> void row(int64_t s, real keep, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
+        for (int64_t u = from; u < to; u += LANES) {
             int64_t n = H - u;
             vec d = load(dh + u, n);
             if (dhs) d += load(dhs + s * H + u, n);
@@ -102,16 +102,16 @@ struct Backward {
         }
     }
 #endif
-    void row_of_cell(int64_t s, real keep, real *dh, real *dc, operand *y) const {
+    void row_of_cell(int64_t s, real keep, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
 #ifdef OWN_CELL
-        return row<OWN>(s, keep, dh, dc, y);
+        return row<OWN>(s, keep, dh, dc, y, from, to);
 #endif
         switch (job->cell) {
-        case TANH: return row<TANH>(s, keep, dh, dc, y);
-        case RELU: return row<RELU>(s, keep, dh, dc, y);
-        case LINEAR: return row<LINEAR>(s, keep, dh, dc, y);
-        case GRU: return row<GRU>(s, keep, dh, dc, y);
-        default: return row<LSTM>(s, keep, dh, dc, y);
+        case TANH: return row<TANH>(s, keep, dh, dc, y, from, to);
+        case RELU: return row<RELU>(s, keep, dh, dc, y, from, to);
+        case LINEAR: return row<LINEAR>(s, keep, dh, dc, y, from, to);
+        case GRU: return row<GRU>(s, keep, dh, dc, y, from, to);
+        default: return row<LSTM>(s, keep, dh, dc, y, from, to);
         }
     }
     /* A held step: its pull passes by it, its weights get nothing. */
@@ -123,11 +123,11 @@ struct Backward {
         if (down) memset(down + s * OWN_PARAMETERS * H, 0, size_t(OWN_PARAMETERS * H) * sizeof(real));
         memset(y, 0, size_t(M) * sizeof(operand));
     }
-    /* dh ← ξ (dh + y W_hh) for the rows that moved. */
-    void hand_back(int64_t t, int64_t b0, int64_t rows, const operand *y, int64_t y_row, real *dh) const {
-        int64_t k_steps = ceil_div(M, PAIR);
+    /* dh ← ξ (dh + y W_hh) for the rows that moved, units [from, to): whole pairs of vectors. */
+    void hand_back(int64_t t, int64_t b0, int64_t rows, const operand *y, real *dh, int64_t from, int64_t to) const {
+        int64_t k_steps = ceil_div(M, PAIR), y_row = padded(M);
         alignas(64) real sums[SUMS * LANES];
-        for (int64_t n = 0; n < H; n += 2 * LANES)
+        for (int64_t n = from; n < to; n += 2 * LANES)
             groups(rows, ROWS<2>, [&](int64_t lo, int64_t hi) {
                 tile_of<2>(int(hi - lo), y + lo * y_row, y_row, panels + n / LANES * k_steps * PANEL, k_steps, sums);
                 for (int64_t r = lo; r < hi; r++)
@@ -155,15 +155,33 @@ struct Backward {
                 if (held(t, b0 + r)) {
                     pass(s, dh + r * H, y + r * y_row);
                 } else {
-                    row_of_cell(s, carry(t, b0 + r), dh + r * H, dc ? dc + r * C : nullptr, y + r * y_row);
+                    row_of_cell(s, carry(t, b0 + r), dh + r * H, dc ? dc + r * C : nullptr, y + r * y_row, 0, H);
                     active = r + 1;
                 }
             }
             if (active == rows && all_cut(t, b0, rows))
                 memset(dh, 0, size_t(rows * H) * sizeof(real));
             else
-                hand_back(t, b0, active, y, y_row, dh);
+                hand_back(t, b0, active, y, dh, 0, H);
         }
+    }
+    /* All rows back through all of time, threads splitting the units, one meeting a step: who has handed back
+     * to its own units needs no others to go on with them. y has room for two steps, since the last may still
+     * be read. */
+    void run_together(int64_t threads, real *dh, real *dc, operand *y) const {
+        int64_t pairs = ceil_div(H, 2 * LANES), y_row = padded(M);
+        for (int64_t t = T - 1; t >= -1; t--)
+            each(threads, threads, [&](int64_t i) {
+                int64_t from = pairs * i / threads * 2 * LANES, to = at_most(pairs * (i + 1) / threads * 2 * LANES, H);
+                if (t < T - 1) back_to(t + 1, y + (t + 1) % 2 * B * y_row, dh, from, to);
+                for (int64_t b = 0; t >= 0 && b < B; b++)
+                    row_of_cell(t * B + b, carry(t, b), dh + b * H, dc ? dc + b * C : nullptr,
+                                y + (t % 2 * B + b) * y_row, from, to);
+            });
+    }
+    void back_to(int64_t t, const operand *y, real *dh, int64_t from, int64_t to) const {
+        if (!all_cut(t, 0, B)) return hand_back(t, 0, B, y, dh, from, to);
+        for (int64_t b = 0; b < B && from < to; b++) memset(dh + b * H + from, 0, size_t(to - from) * sizeof(real));
     }
 };
 
@@ -314,9 +332,10 @@ bool embedding_gradients(const Job *job, int64_t threads, const real *da) {
 
 int backward(const Job *job) {
     int64_t B = job->B, H = job->H, M = gates_of(job->cell) * H, S = job->T * B, threads = useful_threads(job);
+    bool together = splits_units(job);
     int64_t blocks = blocks_of(job), y_size = block_rows(job) * padded(M);
     Layout at{1, H};
-    Buffer<operand> panels(at.size(M)), ys(blocks * y_size);
+    Buffer<operand> panels(at.size(M)), ys(together ? 2 * B * padded(M) : blocks * y_size);
     bool apart = job->cell == GRU || (job->cell == OWN && OWN_APART);
     int64_t own = job->cell == OWN ? OWN_PARAMETERS * H : 0, C = extra_of(job->cell) * H;
     Buffer<real> da(S * M), da_hh(apart ? S * M : 0), down(S * own);
@@ -325,17 +344,20 @@ int backward(const Job *job) {
     each(threads, at.panels(), [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
     });
-    memset(ys.data, 0, size_t(blocks * y_size) * sizeof(operand));
+    memset(ys.data, 0, size_t(together ? 2 * B * padded(M) : blocks * y_size) * sizeof(operand));
     real *dh = static_cast<real *>(job->dh_0), *dc = static_cast<real *>(job->dc_0);
     memcpy(dh, job->dh_T, size_t(B * H) * sizeof(real));
     if (dc) memcpy(dc, job->dc_T, size_t(B * C) * sizeof(real));
 
     real *hidden_side = da_hh.data ? da_hh.data : da.data;
     Backward run{job, panels.data, da.data, hidden_side, own ? down.data : nullptr};
-    each(threads, blocks, [&](int64_t i) {
-        int64_t b0 = B * i / blocks, b1 = B * (i + 1) / blocks;
-        run.run(b0, b1, dh + b0 * H, dc ? dc + b0 * C : nullptr, ys.data + i * y_size);
-    });
+    if (together)
+        run.run_together(job->threads, dh, dc, ys.data);
+    else
+        each(threads, blocks, [&](int64_t i) {
+            int64_t b0 = B * i / blocks, b1 = B * (i + 1) / blocks;
+            run.run(b0, b1, dh + b0 * H, dc ? dc + b0 * C : nullptr, ys.data + i * y_size);
+        });
     for (int64_t m = 0; m < own; m += STRIP)
         add_rows(job->T, B, own, down.data, m, job->fresh, static_cast<real *>(job->down));
     bool ok = weight_gradients(job, threads, da.data, hidden_side);

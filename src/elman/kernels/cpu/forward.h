@@ -19,8 +19,13 @@ INLINE int64_t useful_threads(const Job *job) {
     return small ? 1 : job->threads;
 }
 
-/* Entries of W_hh from which on two threads read their halves faster than one reads all, meeting included. */
-constexpr int64_t WORTH_MEETING = 1 << 17;
+/* Few rows and a matrix that no core's own cache holds: threads that split the rows would each read all of
+ * W_hh in every step, so they split the units instead, and meet after every step. */
+INLINE bool splits_units(const Job *job) {
+    int64_t entries = gates_of(job->cell) * job->H * job->H;
+    bool wide = job->B == 1 ? entries >= 1 << 17 : job->B <= 16 * job->threads && entries >= 1 << 19;
+    return wide && job->threads > 1 && !job->lengths;
+}
 
 struct Forward {
     const Job *job;
@@ -127,17 +132,18 @@ struct Forward {
         }
     }
 
-    template <int C> void step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
+    /* The units of panels [from, to) alone. */
+    template <int C>
+    void step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
         int64_t ld = padded(H), k_steps = ceil_div(H, PAIR);
         alignas(64) real sums[ROWS<C> * C * LANES];
-        for (int64_t p = 0; p < at.panels(); p++)
+        for (int64_t p = from; p < to; p++)
             groups(rows, ROWS<C>, [&](int64_t lo, int64_t hi) {
                 tile_of<C>(int(hi - lo), h + lo * ld, ld, panels + p * C * PANEL * k_steps, k_steps, sums);
                 finish_cell(p, t, b0 + lo, hi - lo, sums, next + lo * ld);
             });
     }
 #ifndef HALF
-    /* The units of panels [from, to) alone. */
     void few_step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
         int64_t row = at.vectors() * LANES;
         alignas(64) real sums[FEW * (OWN_GATES > 4 ? OWN_GATES : 4) * LANES] = {};
@@ -157,7 +163,7 @@ struct Forward {
         for (int64_t b = b0; b < b1; b++) pack_row(hs + b * H, H, h + (b - b0) * ld);
         for (int64_t t = 0; t < T; t++) {
             while (rows > 0 && held(t, b0 + rows - 1)) rows--; /* the last rows have all ended */
-            if (rows > 0) advance(t, b0, rows, h, next);
+            if (rows > 0) advance(t, b0, rows, h, next, 0, at.panels());
             if (job->lengths)
                 for (int64_t b = b0; b < b1; b++)
                     if (held(t, b)) hold(t, b, h + (b - b0) * ld, next + (b - b0) * ld);
@@ -166,33 +172,31 @@ struct Forward {
             next = swap;
         }
     }
-    void advance(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next) const {
+    void advance(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
 #ifndef HALF
-        if (!panels) return few_step(t, b0, rows, h, next, 0, at.panels());
+        if (!panels) return few_step(t, b0, rows, h, next, from, to);
 #endif
 #ifdef OWN_CELL
-        return step<OWN_GATES == 1 ? 2 : OWN_GATES>(t, b0, rows, h, next);
+        return step<OWN_GATES == 1 ? 2 : OWN_GATES>(t, b0, rows, h, next, from, to);
 #endif
         switch (at.vectors()) {
-        case 2: return step<2>(t, b0, rows, h, next);
-        case 3: return step<3>(t, b0, rows, h, next);
-        default: return step<4>(t, b0, rows, h, next);
+        case 2: return step<2>(t, b0, rows, h, next, from, to);
+        case 3: return step<3>(t, b0, rows, h, next, from, to);
+        default: return step<4>(t, b0, rows, h, next, from, to);
         }
     }
-#ifndef HALF
-    /* One row through all of time, threads splitting its units: they meet after every step. */
-    void run_one(int64_t threads, operand *h, operand *next) const {
-        pack_row(hs, H, h);
+    /* All rows through all of time, threads splitting the units. */
+    void run_together(int64_t threads, operand *h, operand *next) const {
+        for (int64_t b = 0; b < B; b++) pack_row(hs + b * H, H, h + b * padded(H));
         for (int64_t t = 0; t < T; t++) {
             each(threads, threads, [&](int64_t i) {
-                few_step(t, 0, 1, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads);
+                advance(t, 0, B, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads);
             });
             operand *swap = h;
             h = next;
             next = swap;
         }
     }
-#endif
     void hold(int64_t t, int64_t b, const operand *h, operand *next) const {
         int64_t from = t * B + b, to = from + B;
         memcpy(hs + to * H, hs + from * H, size_t(H) * sizeof(real));
@@ -282,7 +286,8 @@ int forward(const Job *job) {
     Buffer<operand> panels(few ? 0 : at.size(H)), turned(few ? 0 : threads * LANES * padded(H));
     Buffer<real> bias(M), looked(job->ids ? (table ? names_of(job) : S) * M : 0);
     Buffer<real> unwanted(!job->ids && gated && !job->gates ? S * kept * H : 0);
-    int64_t blocks = blocks_of(job), state = block_rows(job) * padded(H);
+    bool together = splits_units(job);
+    int64_t blocks = together ? 1 : blocks_of(job), state = ceil_div(job->B, blocks) * padded(H);
     Buffer<operand> states(2 * blocks * state);
     if (!panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok()) return NO_MEMORY;
 
@@ -302,12 +307,10 @@ int forward(const Job *job) {
         return NO_MEMORY;
 
     Forward run{job, at, panels.data, in, stride, table, gates};
-#ifndef HALF
-    if (job->B == 1 && !job->lengths && M * H >= WORTH_MEETING) {
-        run.run_one(job->threads, states.data, states.data + state);
+    if (together) {
+        run.run_together(job->threads, states.data, states.data + state);
         return OK;
     }
-#endif
     each(threads, blocks, [&](int64_t i) {
         operand *h = states.data + 2 * i * state;
         run.run(job->B * i / blocks, job->B * (i + 1) / blocks, h, h + state);
