@@ -30,10 +30,12 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+COUNTS = "counts"
+"""The name of the compressor's counting."""
 Baselines = Annotated[bool, typer.Option(help="Score counting models of the training text, too")]
 Mix = Annotated[
     list[str] | None,
-    typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
+    typer.Option(help="Mix the model with counting: kneser-ney:7, counts", show_default=False),
 ]
 Part = Annotated[
     str | None, typer.Option(help="Of the run's own text: test or validation", show_default="test")
@@ -85,6 +87,7 @@ def evaluate(
     Every token after the first is predicted once, with the state carried through the whole text.
     Under torchrun every process reads a stretch of it.
     """
+    from elman.compression import expectations
     from elman.runs import Run
     from elman.scoring import evaluation
     from elman.training import Processes
@@ -108,11 +111,12 @@ def evaluate(
             opened.vocab,
             text.ids,
             train=text.train,
-            mix=mix or (),
+            mix=[name for name in mix or () if name != COUNTS],
             characters=text.characters,
             validation=text.validation,
             adapt=settings,
             cache=cache,
+            counts=expectations if COUNTS in (mix or ()) else None,
             progress=progress,
             score=score,
         )
@@ -249,6 +253,8 @@ def _table(run: "Run", scores: "Evaluation", what: str) -> str:
         rows.append((f"this run, adapting ({how})", scores.adapted))
     if scores.online is not None:
         rows.append(("learning mixture " + _share(scores.online.weights), scores.online.score))
+    if scores.bitwise is not None:
+        rows.append(("bit by bit " + _sum(scores.bitwise.weights), scores.bitwise.score))
     rows.sort(key=lambda row: -row[1].nats_per_token)
     width = max(len(name) for name, _ in rows)
     lines = [
@@ -271,3 +277,11 @@ def _share(weights: Mapping[str, float]) -> str:
     '75 % model + 25 % kneser-ney:7'
     """
     return " + ".join(f"{weight:.0%} {name}".replace("%", " %") for name, weight in weights.items())
+
+
+def _sum(weights: Mapping[str, float]) -> str:
+    """
+    >>> _sum({"model": 0.45, "counts": 0.6})
+    '0.45 model + 0.60 counts'
+    """
+    return " + ".join(f"{weight:.2f} {name}" for name, weight in weights.items())
