@@ -63,6 +63,7 @@ class Packed:
 
     original: int
     compressed: int
+    with_run: bool = False  # whether the run that it started from is needed to decode it
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -95,8 +96,8 @@ def compress(
                 text.seek(0)
                 out.seek(0)
                 out.truncate()
-                size = _write(text, out, as_it_is, None, None)
-    return Packed(length, size)
+                header, size = as_it_is, _write(text, out, as_it_is, None, None)
+    return Packed(length, size, bool(header.run))
 
 
 def _write(
@@ -155,7 +156,7 @@ def decompress(
                     f"{source} does not decode to what it was made from",
                     hint="it was made by an elman whose arithmetic differs; please report this",
                 )
-    return Packed(header.length, end + 2 * DIGEST)
+    return Packed(header.length, end + 2 * DIGEST, bool(header.run))
 
 
 def _decoded(
@@ -246,7 +247,12 @@ def _damaged(source: Path | str) -> UserError:
 
 
 def _network(header: Header, run: Path | str | None, source: Path | str) -> Weights | None:
-    """The weights that the file starts from, asked for by their fingerprint."""
+    """The weights that the file starts from, asked for by their fingerprint.
+
+    A text that is stored as it is may have been compressed with any run, and none made it shorter.
+    """
+    if header.options is None:
+        return None
     if not header.run:
         if run is not None:
             raise UserError(f"{source} starts from no run", hint="leave out --run")
