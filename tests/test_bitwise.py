@@ -207,3 +207,56 @@ def test_what_cannot_be_mixed_bit_by_bit_is_refused(tiny_run, capsys):
 
 def test_stretched_odds_are_never_surer_than_they_may_be():
     assert stretch(np.array([0.0, 1e-30, 0.5, 1 - 1e-16, 1.0])).tolist() == [-12, -12, 0, 12, 12]
+
+
+# ---------------------------------------------------------------------- other runs
+
+
+def test_other_runs_are_in_every_mixture(tiny_run, capsys):
+    one, other = str(tiny_run()), str(tiny_run("--seed", "5"))
+    words = ["evaluate", one, "--mix", other, "--mix", "kneser-ney:3", "--mix", "counts", "--json"]
+    assert cli(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["mixture"]["weights"]) == ["model", other, "kneser-ney:3"]
+    assert list(found["bitwise_mixture"]["weights"]) == ["model", other, "counts"]
+    assert found["online_mixture"] is None
+    rates = ["--adapt-rate", "0.0001", "--adapt-decay", "0"]
+    assert cli(["evaluate", one, "--mix", other, "--adapt", *rates, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["online_mixture"]["weights"]) == ["adapting model", f"adapting {other}"]
+    assert found["bitwise_mixture"] is None
+
+
+def test_a_mixture_of_two_networks_is_that_of_their_probabilities():
+    vocab = Vocab("the time traveller")
+    ids = np.asarray(vocab.encode("the time traveller, the traveller " * 8))
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(LanguageModel(len(vocab), hidden_size=5))
+    found = evaluation.evaluate(models[0], vocab, ids, others={"b": models[1]}).mixture
+    log_p = np.stack([Network(model).score(ids)[1:] for model in models])
+    assert found == evaluation.mixed(log_p, ("model", "b"))
+
+
+def test_a_run_mixed_with_itself_is_itself(tiny_run, capsys):
+    path = str(tiny_run())
+    assert cli(["evaluate", path, "--mix", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mixture"]["nats_per_token"] == pytest.approx(found["nats_per_token"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "how", [("--validation", "0.2"), ("--level", "byte"), ("--max-tokens", "2000")]
+)
+def test_a_run_that_may_have_seen_the_text_is_not_mixed_in(tiny_run, capsys, how):
+    one, other = str(tiny_run()), str(tiny_run(*how))
+    assert cli(["evaluate", one, "--mix", other]) == 2
+    said = capsys.readouterr().err
+    assert f"{other} was not trained on the same part of the same text" in said
+
+
+def test_a_folder_that_is_no_run_is_not_mixed_in(tiny_run, tmp_path, capsys):
+    for name in (str(tmp_path), "kneser-nay:3", "count"):
+        assert cli(["evaluate", str(tiny_run()), "--mix", name]) == 2
+        assert "error: " in capsys.readouterr().err

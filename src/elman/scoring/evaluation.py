@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.counting.ngram import NgramModel
+from elman.counting.sequence_model import SequenceModel
 from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.scoring import metrics
@@ -99,6 +100,14 @@ class Evaluation:
         return score.bits_per_char(self.characters) if self.characters else None
 
 
+class _Texts(NamedTuple):
+    """What is scored, what was trained on, what chooses."""
+
+    ids: Ids
+    train: Ids | None
+    validation: Ids | None
+
+
 def evaluate(
     model: LanguageModel,
     vocab: Vocab,
@@ -111,6 +120,7 @@ def evaluate(
     adapt: bool | Adaptation = False,
     cache: int = 0,
     counts: Reader | None = None,
+    others: Mapping[str, LanguageModel] | None = None,
     progress: Progress | None = None,
     score: Score | None = None,
 ) -> Evaluation:
@@ -122,31 +132,36 @@ def evaluate(
     what has to be chosen. `adapt` also scores the model while it learns from what it has read, by
     the settings given or (True) by those that validation chooses. `cache` is how many of the latest
     hidden states a neural cache remembers. `counts` reads the training text bit by bit, and then
-    `ids`, to be mixed with the model, adapting or not (`elman.compression.expectations`). `score`
-    is the model's own, where it is known already.
+    `ids`, to be mixed with the model, adapting or not (`elman.compression.expectations`). `others`
+    are models of the same vocabulary and training text that are in every mixture, too. `score` is
+    the model's own, where it is known already.
     """
-    orders = [order_of(name) for name in mix]
+    orders = {name: order_of(name) for name in mix}
     codes = None if counts is None else Codes(vocab)
     if (mix or adapt or counts) and train is None:
         what = "a counting model" if mix or counts else "adapting"
         raise UserError(f"{what} needs the training text", hint="train=run.splits().train")
+    models, texts = {"model": model, **(others or {})}, _Texts(ids, train, validation)
     score = metrics.evaluate(model, ids) if score is None else score
     rivals = {} if train is None else baselines(train, ids, vocab)
-    mixture = _fixed(model, ids, train, mix, orders, len(vocab), validation)
+    mixture = _fixed(models, orders, texts, len(vocab))
     adapted = settings = online = bitwise = None
     if adapt or cache or counts:
-        name = "adapting model" if adapt else "model"
-        settings, reading = _read(model, ids, train, validation, adapt, codes, progress)
-        adapted = _total(reading.log_p) if adapt else None
-        learning = {name: reading.log_p}
+        readings: dict[str, Reading] = {}
+        for name, each in models.items():
+            how, reading = _read(each, texts, adapt, codes, progress)
+            readings[f"adapting {name}" if adapt else name] = reading
+            settings = settings or how
+        learning = {name: reading.log_p for name, reading in readings.items()}
+        adapted = _total(learning["adapting model"]) if adapt else None
         if cache:
             learning["cache"] = _cached(model, ids, cache, validation)
-        if cache or (adapt and mix):
-            for other, order in zip(mix, orders, strict=True):
-                learning[other] = _counting_on(train, ids, len(vocab), order)
+        if cache or (adapt and (mix or others)):
+            for name, order in orders.items():
+                learning[name] = _counting_on(train, ids, len(vocab), order)
             online = _online(learning)
         if counts is not None and codes is not None:
-            bitwise = _bitwise({name: reading}, codes, counts, train, ids)
+            bitwise = _bitwise(readings, codes, counts, texts)
     if characters is None:
         characters = metrics.characters(vocab, ids)
     missing = unknown(vocab, ids)
@@ -156,31 +171,24 @@ def evaluate(
 
 
 def _fixed(
-    model: LanguageModel,
-    ids: Ids,
-    train: Ids | None,
-    mix: Sequence[str],
-    orders: Sequence[int],
-    size: int,
-    validation: Ids | None,
+    networks: Mapping[str, LanguageModel], orders: Mapping[str, int], texts: _Texts, size: int
 ) -> Mixed | None:
     """The mixture of models that do not learn, with weights that do not either."""
-    if not mix or train is None:
+    if len(networks) + len(orders) == 1:
         return None
-    models = (Network(model), *(kneser_ney(train, size, order) for order in orders))
+    models: list[SequenceModel[Any]] = [Network(network) for network in networks.values()]
+    models += [kneser_ney(np.asarray(texts.train), size, order) for order in orders.values()]
 
     def log_p(text: Ids) -> NDArray[np.float64]:
         return np.stack([m.score(np.asarray(text))[1:] for m in models])
 
-    weights = None if validation is None else fit_weights(log_p(validation))
-    return mixed(log_p(ids), ("model", *mix), weights)
+    weights = None if texts.validation is None else fit_weights(log_p(texts.validation))
+    return mixed(log_p(texts.ids), (*networks, *orders), weights)
 
 
 def _read(
     model: LanguageModel,
-    ids: Ids,
-    train: Ids | None,
-    validation: Ids | None,
+    texts: _Texts,
     adapt: bool | Adaptation,
     codes: Codes | None,
     progress: Progress | None,
@@ -189,7 +197,8 @@ def _read(
 
     They are chosen where there is something to choose by.
     """
-    if not adapt or train is None:
+    ids, train, validation = texts
+    if not adapt:
         return None, read_tokens(Network(model).distributions(np.asarray(ids)), ids, codes)
     settings = adapt if isinstance(adapt, Adaptation) else Adaptation()
     sigma = gradient_sizes(model, train, settings.window)
@@ -227,13 +236,12 @@ def _online(learning: Mapping[str, NDArray[np.float64]]) -> Mixed:
     return Mixed(_total(found.log_p), share)
 
 
-def _bitwise(
-    readings: Mapping[str, Reading], codes: Codes, counts: Reader, train: Ids | None, ids: Ids
-) -> Mixed:
+def _bitwise(readings: Mapping[str, Reading], codes: Codes, counts: Reader, texts: _Texts) -> Mixed:
     """Models that have read the text, and one that counts its bits, mixed bit by bit."""
     odds = [reading.odds for reading in readings.values()]
-    odds.append(read_bits(counts, codes, train, ids))
-    found = mix_bitwise(np.stack(odds), codes.decisions(np.asarray(ids)[1:]), len(ids) - 1)
+    odds.append(read_bits(counts, codes, texts.train, texts.ids))
+    following = np.asarray(texts.ids)[1:]
+    found = mix_bitwise(np.stack(odds), codes.decisions(following), len(following))
     names = (*readings, "counts")
     weights = dict(zip(names, found.weights.round(6).tolist(), strict=True))
     return Mixed(_total(found.log_p), weights)
@@ -270,7 +278,8 @@ def order_of(name: str) -> int:
     if match is None:
         raise UserError(
             f"cannot mix with {name!r}",
-            hint="kneser-ney:7, or another order than 7, or counts (from Python: counts=)",
+            hint="kneser-ney:7 or another order, counts, or another run's folder; from Python "
+            "the last two are counts= and others=",
         )
     return int(match[1])
 
