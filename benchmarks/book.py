@@ -9,10 +9,10 @@ The Time Machine in the notes' letters, Tiny Shakespeare as it is; the first 90 
 10 % is read once, at the end, with the last (averaged) weights: nothing is chosen on it. Settings
 are chosen with `--part choose`, which trains on the first 90 % of the training part and scores its
 last 10 %. With `--adapt` the same weights are scored again while they learn from what they have
-read, and mixed with Kneser–Ney that goes on counting, and with the compressor's counting bit by bit,
-by weights that learn on the way; how fast they learn is `--part choose`'s own choice, and given to
-the others as --adapt RATE DECAY. Each unit can be killed and goes on where it was; a finished one is added to the results and not run
-again. Needs torch, numpy and safetensors only.
+read, and mixed, by weights that learn on the way, with Kneser–Ney that goes on counting and, bit by
+bit, with the compressor's counting; how fast they learn is `--part choose`'s own choice, and given
+to the others as --adapt RATE DECAY. Each unit can be killed and goes on where it was; a finished
+one is added to the results and not run again. Needs torch, numpy and safetensors only.
 """
 
 import argparse
