@@ -110,7 +110,7 @@ class Reading(NamedTuple):
     """What a model of tokens made of a text: log P of each, and the odds of its decisions."""
 
     log_p: Floats
-    odds: Floats | None
+    odds: Floats  # none where bits were not asked for
 
 
 def read_tokens(windows: Iterable[Any], ids: Any, codes: Codes | None = None) -> Reading:
@@ -126,7 +126,7 @@ def read_tokens(windows: Iterable[Any], ids: Any, codes: Codes | None = None) ->
         if codes is not None and decisions is not None:
             odds.append(codes.odds(log_p, decisions.of(start, end)))
         start = end
-    return Reading(np.concatenate(scores), None if codes is None else np.concatenate(odds))
+    return Reading(np.concatenate(scores), np.concatenate(odds))
 
 
 def read_bits(reader: Reader, codes: Codes, train: Any, ids: Any) -> Floats:
@@ -159,7 +159,8 @@ def mix_bitwise(odds: Floats, decisions: Decisions, tokens: int, rate: float = R
         total = list(map(float.__add__, total, w))
         step = rate * (bit - p)
         w = [w_j + step * x_j for w_j, x_j in zip(w, x, strict=True)]
-    scores = np.bincount(decisions.token, np.array(log_p), minlength=tokens)
+    scores = np.zeros(tokens)
+    np.add.at(scores, decisions.token, log_p)
     return Bitwise(scores, np.array(total) / max(len(log_p), 1))
 
 
