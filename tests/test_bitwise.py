@@ -17,6 +17,7 @@ from elman.errors import UserError
 from elman.scoring.bitwise import LEAST, Codes, mix_bitwise, read_bits, read_tokens, stretch
 from elman.scoring.dynamic import Adaptation
 from elman.scoring.mixture import Network
+from elman.scoring.online import mix_online
 
 TEXT = "naïve — «文字», the time traveller; " * 9
 CHARACTERS = Vocab(TEXT, reserved_tokens=["<pad>", "<n>"])
@@ -234,9 +235,25 @@ def test_a_mixture_of_two_networks_is_that_of_their_probabilities():
     for seed in range(2):
         torch.manual_seed(seed)
         models.append(LanguageModel(len(vocab), hidden_size=5))
-    found = evaluation.evaluate(models[0], vocab, ids, others={"b": models[1]}).mixture
-    log_p = np.stack([Network(model).score(ids)[1:] for model in models])
-    assert found == evaluation.mixed(log_p, ("model", "b"))
+    train, ids = ids[:150], ids[150:]
+    found = evaluation.evaluate(
+        models[0],
+        vocab,
+        ids,
+        train=train,
+        others={"b": models[1]},
+        counts=lambda _, text: np.full((len(text), 8), 0.5),
+        adapt=Adaptation(0.0, 0.0),
+    )
+    codes, networks = Codes(vocab), [Network(model) for model in models]
+    log_p = np.stack([network.score(ids)[1:] for network in networks])
+    assert found.mixture == evaluation.mixed(log_p, ("model", "b"))
+    online = mix_online(log_p).log_p.sum()
+    assert found.online.score.nats == pytest.approx(-online, rel=1e-6)
+    odds = [read_tokens(n.distributions(ids), ids, codes).odds for n in networks]
+    odds = np.stack([*odds, np.full_like(odds[0], 0.5)])
+    expected = mix_bitwise(odds, codes.decisions(ids[1:]), len(ids) - 1).log_p.sum()
+    assert found.bitwise.score.nats == pytest.approx(-expected, rel=1e-6)
 
 
 def test_a_run_mixed_with_itself_is_itself(tiny_run, capsys):
