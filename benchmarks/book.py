@@ -9,10 +9,10 @@ The Time Machine in the notes' letters, Tiny Shakespeare as it is; the first 90 
 10 % is read once, at the end, with the last (averaged) weights: nothing is chosen on it. Settings
 are chosen with `--part choose`, which trains on the first 90 % of the training part and scores its
 last 10 %. With `--adapt` the same weights are scored again while they learn from what they have
-read, and mixed with Kneser–Ney that goes on counting, by weights that learn on the way; how fast
-they learn is `--part choose`'s own choice, and given to the others as --adapt RATE DECAY. Each
-unit can be killed and goes on where it was; a finished one is added to the results and not run
-again. Needs torch, numpy and safetensors only.
+read, and mixed, by weights that learn on the way, with Kneser–Ney that goes on counting and, bit by
+bit, with the compressor's counting; how fast they learn is `--part choose`'s own choice, and given
+to the others as --adapt RATE DECAY. Each unit can be killed and goes on where it was; a finished
+one is added to the results and not run again. Needs torch, numpy and safetensors only.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elman import evaluation, metrics
+from elman import compression, evaluation, metrics
 from elman.files import write_text
 from elman.language_model import LanguageModel
 from elman.runs import checkpoints, presets
@@ -156,15 +156,24 @@ def learned(
     if settings is None:
         settings = dynamic.choose(model, dynamic.gradient_sizes(model, train), held_out)
     found = evaluation.evaluate(
-        model, vocab, held_out, train=train, mix=["kneser-ney:7"], adapt=settings
+        model,
+        vocab,
+        held_out,
+        train=train,
+        mix=["kneser-ney:7"],
+        counts=compression.expectations,
+        adapt=settings,
     )
     assert found.adapted is not None
     assert found.online is not None
+    assert found.bitwise is not None
     return {
         "adapted_nats": found.adapted.nats_per_token,
         "adaptation": [settings.rate, settings.decay],
         "adapted_mixed_nats": found.online.score.nats_per_token,
         "adapted_mixed_weights": dict(found.online.weights),
+        "adapted_counts_nats": found.bitwise.score.nats_per_token,
+        "adapted_counts_weights": dict(found.bitwise.weights),
     }
 
 

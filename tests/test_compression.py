@@ -6,8 +6,10 @@ import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -373,6 +375,44 @@ def test_a_run_is_a_head_start_and_is_asked_for_by_its_fingerprint(
         compression.decompress(tmp_path / "packed", tmp_path / "out2", run=lstm)
 
 
+@built
+def test_what_no_run_makes_shorter_comes_back_with_the_run_or_without(tmp_path, lstm, capsys):
+    (tmp_path / "noise").write_bytes(random.Random(3).randbytes(50))
+    assert cli(["compress", str(tmp_path / "noise"), "--run", str(lstm)]) == 0
+    said = capsys.readouterr().err
+    assert "--run" not in said, "the way back that is named needs no run"
+    for i, way in enumerate((["--run", str(lstm)], [])):
+        back = tmp_path / f"back{i}"
+        assert cli(["decompress", str(tmp_path / "noise.elm"), "-o", str(back), *way]) == 0
+        assert back.read_bytes() == (tmp_path / "noise").read_bytes()
+
+
+@built
+def test_the_way_back_that_is_named_works_as_it_stands(tmp_path, lstm, capsys):
+    (tmp_path / "a book.txt").write_bytes(PROSE)
+    for out in ([], ["-o", str(tmp_path / "packed")]):
+        assert cli(["compress", str(tmp_path / "a book.txt"), "--run", str(lstm), *out]) == 0
+        command = capsys.readouterr().err.split("next: elman ")[1]
+        assert cli(shlex.split(command)) == 0
+    assert (tmp_path / "a book.again.txt").read_bytes() == PROSE
+    assert (tmp_path / "packed.again").read_bytes() == PROSE
+
+
+@built
+def test_pipes_all_the_way(tmp_path):
+    elman = [sys.executable, "-m", "elman"]
+    there = subprocess.run(
+        [*elman, "compress", "-", "-o", "-"], input=PROSE, capture_output=True, check=True
+    )
+    assert b"bits per byte" in there.stderr
+    (tmp_path / "out").write_bytes(b"longer than what is to come, " * 99)
+    with open(tmp_path / "out", "wb") as out:  # as a shell does it
+        subprocess.run(
+            [*elman, "decompress", "-", "-o", "-"], input=there.stdout, stdout=out, check=True
+        )
+    assert (tmp_path / "out").read_bytes() == PROSE
+
+
 def test_the_run_predicts_in_the_compressor_what_it_predicts_itself(lstm):
     run = Run.open(lstm)
     weights, hidden = network_of(lstm)
@@ -435,6 +475,8 @@ def test_the_command_line_goes_there_and_back(tmp_path, capsys, monkeypatch):
         (["compress", "{}"], "is a folder"),
         (["compress", "{}/book", "--level", "worst"], "unknown level 'worst'"),
         (["compress", "-"], "has no name"),
+        (["decompress", "-"], "has no name"),
+        (["compress", "{}/book", "-o", "-", "--json"], "would go to stdout"),
         (["compress", "{}/book", "-o", "{}/no/where"], "there is no folder"),
         (["decompress", "{}/book"], "does not end in .elm"),
         (["decompress", "{}/book", "-o", "{}/x"], "not a file that elman compressed"),

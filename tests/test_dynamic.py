@@ -217,14 +217,14 @@ def test_evaluation_has_static_and_learning_rows(tiny_run, capsys):
 
 def test_settings_and_weights_come_from_validation_alone(monkeypatch):
     model, read = model_of(hidden=8), []
-    scores = dynamic.adapted_scores
+    adapted = dynamic.adapted
 
     def watched(model, ids, *others):
         read.append(np.asarray(ids).tolist())
-        return scores(model, ids, *others)
+        return adapted(model, ids, *others)
 
-    monkeypatch.setattr(dynamic, "adapted_scores", watched)
-    monkeypatch.setattr(evaluation, "adapted_scores", watched)
+    monkeypatch.setattr(dynamic, "adapted", watched)
+    monkeypatch.setattr(evaluation, "adapted", watched)
     train, validation, test = IDS[:200], IDS[200:260], IDS[260:]
     found = evaluation.evaluate(
         model, VOCAB, test, train=train, mix=["kneser-ney:3"], validation=validation, adapt=True

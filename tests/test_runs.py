@@ -151,6 +151,14 @@ def test_a_changed_text_is_reported(tmp_path):
         run.splits()
 
 
+def test_a_text_that_is_gone_is_asked_back_by_name(tmp_path):
+    run, _ = begin(tmp_path)
+    Path(run.config.data.source).rename(tmp_path / "elsewhere.txt")
+    with pytest.raises(MissingSource, match=r"was trained on is no longer there: .*txt") as found:
+        run.splits()
+    assert "put it back" in str(found.value.hint)
+
+
 def test_a_piped_text_is_kept_in_the_run(tmp_path):
     run, _ = begin(tmp_path)
     data = replace(run.config.data, source="-")

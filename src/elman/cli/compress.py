@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from elman.compression import Packed
 
 SUFFIX = ".elm"
+STDIO, STDOUT = "-", Path("/dev/stdout")
 File = Annotated[str, typer.Argument(help="File, or - for stdin", metavar="FILE")]
 Out = Annotated[
-    str | None, typer.Option("--out", "-o", help="File to write", show_default="FILE.elm")
+    str | None,
+    typer.Option("--out", "-o", help="File to write, or - for stdout", show_default="FILE.elm"),
 ]
 Back = Annotated[
-    str | None, typer.Option("--out", "-o", help="File to write", show_default="without .elm")
+    str | None,
+    typer.Option("--out", "-o", help="File to write, or - for stdout", show_default="without .elm"),
 ]
 From = Annotated[
     Path | None,
@@ -47,12 +50,12 @@ def compress(
     from elman.compression.options import level_named
 
     level_named(level)
-    target = _target(file, out, f"{file}{SUFFIX}", force)
+    target = _target(file, out, f"{file}{SUFFIX}", force, as_json)
     with _source(file) as source, _bar(source) as show:
         packed = compression.compress(source, target, level, run, show)
     _tell(packed, target, as_json)
-    with_run = f" --run {shlex.quote(str(run))}" if run else ""
-    note(f"next: elman decompress {shlex.quote(str(target))}{with_run}")
+    if target.is_file() and target != STDOUT:
+        note(f"next: {_way_back(target, run if packed.with_run else None)}")
 
 
 def decompress(
@@ -61,30 +64,45 @@ def decompress(
     """Write the file that was compressed, every byte of it, or say why not."""
     from elman import compression
 
-    if out is None and not file.endswith(SUFFIX):
+    if out is None and file != STDIO and not file.endswith(SUFFIX):
         raise UserError(
             f"{file} does not end in {SUFFIX}, so what to write is not clear",
             hint="name it with -o",
         )
-    target = _target(file, out, file.removesuffix(SUFFIX), force)
+    target = _target(file, out, file.removesuffix(SUFFIX), force, as_json)
     with _source(file) as source, _bar(source, decoding=True) as show:
         packed = compression.decompress(source, target, run, show)
     _tell(packed, target, as_json)
 
 
-def _target(file: str, out: str | None, otherwise: str, force: bool) -> Path:
-    if out is None and file == "-":
+def _target(file: str, out: str | None, otherwise: str, force: bool, as_json: bool) -> Path:
+    if out is None and file == STDIO:
         raise UserError("what came through a pipe has no name", hint="name the file to write: -o")
-    target = a_path(otherwise if out is None else out)
-    if target.is_file() and not force:
+    target = STDOUT if out == STDIO else a_path(otherwise if out is None else out)
+    if target == STDOUT and as_json:
+        raise UserError(
+            "both the file and --json would go to stdout", hint="name another file to write: -o"
+        )
+    if target != STDOUT and target.is_file() and not force:
         raise UserError(f"{target} exists already", hint="name another with -o, or --force")
     return target
+
+
+def _way_back(target: Path, run: Path | None) -> str:
+    """The command that decompresses what was just written, and overwrites nothing."""
+    words = ["elman", "decompress", str(target)]
+    back = target.with_suffix("")
+    if target.suffix != SUFFIX or back.exists():
+        words += ["-o", str(back.with_name(f"{back.stem}.again{back.suffix}"))]
+    if run is not None:
+        words += ["--run", str(run)]
+    return shlex.join(words)
 
 
 @contextmanager
 def _source(file: str) -> Iterator[Path]:
     """The file itself; what comes through a pipe is kept in one first."""
-    if file != "-":
+    if file != STDIO:
         yield a_path(file)
         return
     with tempfile.NamedTemporaryFile() as kept:
@@ -114,4 +132,8 @@ def _tell(packed: "Packed", target: Path, as_json: bool) -> None:
         emit({"out": str(target), **sizes, "bits_per_byte": bits})
         return
     rate = "" if bits is None else f", {bits:.4f} bits per byte"
-    typer.echo(f"{packed.original:,} bytes, {packed.compressed:,} compressed{rate}: {target}")
+    said = f"{packed.original:,} bytes, {packed.compressed:,} compressed{rate}"
+    if target == STDOUT:
+        note(said)
+    else:
+        typer.echo(f"{said}: {target}")

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import numpy as np
 import typer
 
 from elman.cli.console import emit, note, quiet
 from elman.cli.console import progress as console_progress
 from elman.cli.device import pick, use_threads
-from elman.cli.limits import RunFolder
+from elman.cli.limits import RunFolder, a_path
 from elman.cli.source import printable
 from elman.errors import UserError
 from elman.options import DEVICES
@@ -30,10 +31,15 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+COUNTS = "counts"
+"""The name of the compressor's counting."""
 Baselines = Annotated[bool, typer.Option(help="Score counting models of the training text, too")]
 Mix = Annotated[
     list[str] | None,
-    typer.Option(help="Mix the model with a counting model: kneser-ney:7", show_default=False),
+    typer.Option(
+        help="Mix it with kneser-ney:7, with counts, or with another run of the same text",
+        show_default=False,
+    ),
 ]
 Part = Annotated[
     str | None, typer.Option(help="Of the run's own text: test or validation", show_default="test")
@@ -85,6 +91,7 @@ def evaluate(
     Every token after the first is predicted once, with the state carried through the whole text.
     Under torchrun every process reads a stretch of it.
     """
+    from elman.compression import expectations
     from elman.runs import Run
     from elman.scoring import evaluation
     from elman.training import Processes
@@ -96,23 +103,28 @@ def evaluate(
     _check_together(mix, adapt, baselines, chunks)
     settings = _settings(adapt, adapt_rate, adapt_decay)
     text = _text(opened, source, part, baselines)
-    model = opened.load_model(processes.place(device), weights)
+    mixing = _mixing(mix or [], opened)
+    place = processes.place(device)
+    model = opened.load_model(place, weights)
     if chunks:
         model.read_in_chunks(chunks)
     score = _together(model, text.ids, processes)
     if not processes.first:
         return
-    with _progress(len(text.ids), adapt) as progress:
+    others = {name: other.load_model(place) for name, other in mixing.runs.items()}
+    with _progress((len(text.ids) - 1) * (1 + len(others)), adapt) as progress:
         scores = evaluation.evaluate(
             model,
             opened.vocab,
             text.ids,
             train=text.train,
-            mix=mix or (),
+            mix=mixing.orders,
             characters=text.characters,
             validation=text.validation,
             adapt=settings,
             cache=cache,
+            counts=expectations if mixing.counts else None,
+            others=others,
             progress=progress,
             score=score,
         )
@@ -138,6 +150,30 @@ def _check_together(mix: list[str] | None, adapt: bool, baselines: bool, chunks:
             "--adapt reads a few tokens at a time, which leaves nothing to cut into --chunks",
             hint="leave out one of them",
         )
+
+
+class Mixing(NamedTuple):
+    """What the model is mixed with."""
+
+    orders: list[str]  # names of counting models
+    counts: bool
+    runs: "dict[str, Run]"
+
+
+def _mixing(names: list[str], own: "Run") -> Mixing:
+    """What `--mix` names; a run must have read the same text, cut in the same way."""
+    from elman.runs import Run
+
+    runs = {name: Run.open(a_path(name)) for name in names if a_path(name).is_dir()}
+    for name, other in runs.items():
+        if other.vocab != own.vocab or not np.array_equal(other.splits().train, own.splits().train):
+            raise UserError(
+                f"{name} was not trained on the same part of the same text as {own.path}: what is "
+                "scored here it may have seen",
+                hint="train it with the same SOURCE, --level, --validation and --test",
+            )
+    rest = [name for name in names if name not in runs and name != COUNTS]
+    return Mixing(rest, COUNTS in names, runs)
 
 
 def _together(model: Any, ids: Any, processes: "Processes") -> "Score | None":
@@ -230,7 +266,7 @@ def _progress(tokens: int, adapt: bool) -> Iterator["Callable[[int], None] | Non
         yield None
         return
     with console_progress() as bar:
-        task = bar.add_task("adapting", total=tokens - 1)
+        task = bar.add_task("adapting", total=tokens)
         yield lambda read: bar.advance(task, read)
 
 
@@ -249,6 +285,8 @@ def _table(run: "Run", scores: "Evaluation", what: str) -> str:
         rows.append((f"this run, adapting ({how})", scores.adapted))
     if scores.online is not None:
         rows.append(("learning mixture " + _share(scores.online.weights), scores.online.score))
+    if scores.bitwise is not None:
+        rows.append(("bit by bit " + _sum(scores.bitwise.weights), scores.bitwise.score))
     rows.sort(key=lambda row: -row[1].nats_per_token)
     width = max(len(name) for name, _ in rows)
     lines = [
@@ -271,3 +309,11 @@ def _share(weights: Mapping[str, float]) -> str:
     '75 % model + 25 % kneser-ney:7'
     """
     return " + ".join(f"{weight:.0%} {name}".replace("%", " %") for name, weight in weights.items())
+
+
+def _sum(weights: Mapping[str, float]) -> str:
+    """
+    >>> _sum({"model": 0.45, "counts": 0.6})
+    '0.45 model + 0.60 counts'
+    """
+    return " + ".join(f"{weight:.2f} {name}" for name, weight in weights.items())

@@ -9,6 +9,7 @@ operation is rounded the same way everywhere.
 """
 
 from elman.compression.container import Packed, compress, decompress
+from elman.compression.expected import expectations
 from elman.compression.options import LEVELS
 
-__all__ = ["LEVELS", "Packed", "compress", "decompress"]
+__all__ = ["LEVELS", "Packed", "compress", "decompress", "expectations"]

@@ -17,6 +17,8 @@ struct Variant {
     void *(*make)(const Options *, const float *weights);
     void (*free)(void *);
     void (*prime)(void *, const uint8_t *in, int64_t n);
+    /* The odds of a 1 before each bit of `in`, eight for every byte; nothing is coded. */
+    void (*predict)(void *, const uint8_t *in, int64_t n, uint32_t *odds);
     /* Both return the bytes written, -1 where there is no room; see compressor.h. */
     int64_t (*encode)(void *, const uint8_t *in, int64_t n, uint8_t *out, int64_t room, int last);
     int64_t (*decode)(void *, const uint8_t *in, int64_t n, int64_t *used, uint8_t *out, int64_t room, int last);

@@ -58,6 +58,17 @@ void prime(void *handle, const uint8_t *in, int64_t n) {
         for (int b = 7; b >= 0; b--) model.see(in[i] >> b & 1);
 }
 
+/* As priming, with what was expected of every bit before it was read. */
+void predict(void *handle, const uint8_t *in, int64_t n, uint32_t *odds) {
+    PlainRounding plain;
+    Model &model = static_cast<Compressor *>(handle)->model;
+    for (int64_t i = 0; i < n; i++)
+        for (int b = 7; b >= 0; b--) {
+            *odds++ = model.odds();
+            model.see(in[i] >> b & 1);
+        }
+}
+
 /* A byte makes at most 64 bytes: eight bits, each of which empties the interval at worst. */
 constexpr int64_t MOST = 64;
 
@@ -119,4 +130,4 @@ int64_t decode(void *handle, const uint8_t *in, int64_t n, int64_t *used, uint8_
 } // namespace
 
 extern const Variant VARIANT;
-const Variant VARIANT = {NAME, make, release, prime, encode, decode};
+const Variant VARIANT = {NAME, make, release, prime, predict, encode, decode};

@@ -19,12 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from elman.compression.library import Weights, coder
+from elman.compression.library import Weights, check_room, coder
 from elman.compression.options import DEFAULT, Options, level_named
 from elman.compression.pretrained import fingerprint, network_of
 from elman.errors import MissingSource, UserError
 from elman.files import atomic, check_target
-from elman.resources import check_memory
 
 MAGIC, VERSION = b"\x8aELM", 2
 DIGEST, NAMED = 8, 16
@@ -64,6 +63,7 @@ class Packed:
 
     original: int
     compressed: int
+    with_run: bool = False  # whether the run that it started from is needed to decode it
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -88,7 +88,7 @@ def compress(
             options = replace(options, hidden=trained[1], primed=False, **TRAINED_RATES)
         weights = None if trained is None else trained[0]
         header = Header(length, options, b"" if weights is None else fingerprint(weights))
-        _check_room(options)
+        check_room(options)
         with atomic(target) as draft, open(draft, "wb") as out:
             size = _write(text, out, header, weights, progress)
             as_it_is = Header(length, None)
@@ -96,8 +96,8 @@ def compress(
                 text.seek(0)
                 out.seek(0)
                 out.truncate()
-                size = _write(text, out, as_it_is, None, None)
-    return Packed(length, size)
+                header, size = as_it_is, _write(text, out, as_it_is, None, None)
+    return Packed(length, size, bool(header.run))
 
 
 def _write(
@@ -142,7 +142,7 @@ def decompress(
         header, start, end = _checked(packed, source)
         weights = _network(header, run, source)
         if header.options is not None:
-            _check_room(header.options)
+            check_room(header.options)
         packed.seek(end)
         expected = packed.read(DIGEST)
         packed.seek(start)
@@ -156,7 +156,7 @@ def decompress(
                     f"{source} does not decode to what it was made from",
                     hint="it was made by an elman whose arithmetic differs; please report this",
                 )
-    return Packed(header.length, end + 2 * DIGEST)
+    return Packed(header.length, end + 2 * DIGEST, bool(header.run))
 
 
 def _decoded(
@@ -247,7 +247,12 @@ def _damaged(source: Path | str) -> UserError:
 
 
 def _network(header: Header, run: Path | str | None, source: Path | str) -> Weights | None:
-    """The weights that the file starts from, asked for by their fingerprint."""
+    """The weights that the file starts from, asked for by their fingerprint.
+
+    A text that is stored as it is may have been compressed with any run, and none made it shorter.
+    """
+    if header.options is None:
+        return None
     if not header.run:
         if run is not None:
             raise UserError(f"{source} starts from no run", hint="leave out --run")
@@ -265,16 +270,6 @@ def _network(header: Header, run: Path | str | None, source: Path | str) -> Weig
             hint="the run may have been trained further since; use the one it was made with",
         )
     return weights
-
-
-def _check_room(options: Options) -> None:
-    """Refuse what memory cannot hold: tables, the network four times, the ring of the past."""
-    tables = 8 * options.contexts << options.table_bits
-    check_memory(
-        tables + 16 * options.weights + (100 << 20),
-        f"{options.contexts} tables of 2^{options.table_bits} slots and {options.hidden} units",
-        "a lower --level",
-    )
 
 
 def _opened(source: Path | str) -> IO[bytes]:

@@ -41,6 +41,9 @@ PUBLIC void elman_compressor_free(void *handle, int level) { variant(level).free
 PUBLIC void elman_compressor_prime(void *handle, int level, const uint8_t *in, int64_t n) {
     variant(level).prime(handle, in, n);
 }
+PUBLIC void elman_compressor_predict(void *handle, int level, const uint8_t *in, int64_t n, uint32_t *odds) {
+    variant(level).predict(handle, in, n, odds);
+}
 PUBLIC int64_t elman_compressor_encode(void *handle, int level, const uint8_t *in, int64_t n, uint8_t *out,
                                        int64_t room, int last) {
     return variant(level).encode(handle, in, n, out, room, last);

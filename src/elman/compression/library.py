@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from elman.compression import reference
 from elman.compression.options import Options
 from elman.compression.primer import PRIMER
+from elman.resources import check_memory
 
 NAME = "_compressor"
 PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
@@ -20,6 +21,7 @@ MOST = 64
 """Bytes that one byte becomes at most, for a moment: the room that the native code asks for."""
 
 Weights = NDArray[np.float32]
+Odds = NDArray[np.uint32]
 
 
 class Coder(Protocol):
@@ -27,6 +29,10 @@ class Coder(Protocol):
 
     def prime(self, data: bytes) -> None:
         """Read what both sides know before they begin."""
+        ...
+
+    def predict(self, data: bytes) -> Odds:
+        """The odds of a 1 before each bit of data, in 24 bits, (bytes, 8); reads it as `prime`."""
         ...
 
     def encode(self, data: bytes, last: bool) -> bytes:
@@ -68,6 +74,8 @@ def native() -> ctypes.CDLL | None:
     into = [pointer, ctypes.c_int, pointer, number]
     library.elman_compressor_prime.argtypes = into
     library.elman_compressor_prime.restype = None
+    library.elman_compressor_predict.argtypes = [*into, pointer]
+    library.elman_compressor_predict.restype = None
     library.elman_compressor_encode.argtypes = [*into, pointer, number, ctypes.c_int]
     library.elman_compressor_encode.restype = number
     used = ctypes.POINTER(number)
@@ -101,6 +109,13 @@ class Native:
     def prime(self, data: bytes) -> None:
         self._library.elman_compressor_prime(self._handle, self._variant, data, len(data))
 
+    def predict(self, data: bytes) -> Odds:
+        odds = np.empty((len(data), 8), np.uint32)
+        self._library.elman_compressor_predict(
+            self._handle, self._variant, data, len(data), odds.ctypes.data
+        )
+        return odds
+
     def encode(self, data: bytes, last: bool) -> bytes:
         out = ctypes.create_string_buffer(MOST * (len(data) + 2))
         n = self._library.elman_compressor_encode(
@@ -126,6 +141,9 @@ class Plain:
     def prime(self, data: bytes) -> None:
         self._coder.prime(data)
 
+    def predict(self, data: bytes) -> Odds:
+        return self._coder.predict(data)
+
     def encode(self, data: bytes, last: bool) -> bytes:
         return self._coder.encode(data, last)
 
@@ -140,3 +158,13 @@ def coder(options: Options, trained: Weights | None = None) -> Coder:
     if options.primed:
         made.prime(PRIMER)
     return made
+
+
+def check_room(options: Options) -> None:
+    """Refuse what memory cannot hold: tables, the network four times, the ring of the past."""
+    tables = 8 * options.contexts << options.table_bits
+    check_memory(
+        tables + 16 * options.weights + (100 << 20),
+        f"{options.contexts} tables of 2^{options.table_bits} slots and {options.hidden} units",
+        "a lower --level",
+    )

@@ -220,7 +220,14 @@ class Run:
         """The ids the model was trained and validated on, exactly; a changed text is refused."""
         data = self.config.data
         kept = self.path / "source"
-        text = prepared.read(data, kept if data.source == "-" else None)
+        try:
+            text = prepared.read(data, kept if data.source == "-" else None)
+        except MissingSource as missing:
+            raise MissingSource(
+                f"the text that {self.path} was trained on is no longer there: {data.source}",
+                hint="put it back; another text is scored without it by elman evaluate RUN "
+                "OTHER.txt --no-baselines",
+            ) from missing
         sha256 = prepared.fingerprint(text)
         if sha256 != self.config.sha256:
             raise UserError(

@@ -12,7 +12,8 @@ in how it is itself predicted.
 
 Beside that fixed model there can be one that learns from every window once it is scored
 (`dynamic.py`), a cache of the recent past (`cache.py`), counting that goes on counting, and a
-mixture of all these whose weights learn on the way (`online.py`).
+mixture of all these whose weights learn on the way (`online.py`). The compressor's counting is
+mixed in bit by bit (`bitwise.py`); it is handed in, as it comes after this stage.
 """
 
 import math
@@ -25,11 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.counting.ngram import NgramModel
+from elman.counting.sequence_model import SequenceModel
 from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.scoring import metrics
+from elman.scoring.bitwise import Codes, Reader, Reading, mix_bitwise, read_bits, read_tokens
 from elman.scoring.cache import DEFAULT_FLATNESS, FLATNESSES, cache_scores, hidden_states
-from elman.scoring.dynamic import Adaptation, Progress, adapted_scores, choose, gradient_sizes
+from elman.scoring.dynamic import Adaptation, Progress, adapted, choose, gradient_sizes
 from elman.scoring.metrics import Score
 from elman.scoring.mixture import Network, fit_weights
 from elman.scoring.online import mix_online, reading_on
@@ -60,25 +63,26 @@ class Evaluation:
     adapted: Score | None = None  # by a model that learns from what it has read
     adaptation: Adaptation | None = None  # how fast
     online: Mixed | None = None  # of all that learns on the way
+    bitwise: Mixed | None = None  # with counting, bit by bit; its weights need not sum to one
 
     def json(self) -> dict[str, Any]:
         """`{"tokens", "nats_per_token", "perplexity", "bits_per_char"}`, for each baseline too."""
-        mixture = None
-        if self.mixture is not None:
-            mixture = {**self.row(self.mixture.score), "weights": dict(self.mixture.weights)}
-        adapted = online = None
+        adapted = None
         if self.adapted is not None and self.adaptation is not None:
             adapted = {**self.row(self.adapted), "settings": asdict(self.adaptation)}
-        if self.online is not None:
-            online = {**self.row(self.online.score), "weights": dict(self.online.weights)}
+
+        def mixed(found: Mixed | None) -> dict[str, Any] | None:
+            return found and {**self.row(found.score), "weights": dict(found.weights)}
+
         return {
             **self.row(self.model),
             "characters": self.characters,
             "unknown_tokens": self.unknown,
             "baselines": {name: self.row(score) for name, score in self.baselines.items()},
-            "mixture": mixture,
+            "mixture": mixed(self.mixture),
             "adapted": adapted,
-            "online_mixture": online,
+            "online_mixture": mixed(self.online),
+            "bitwise_mixture": mixed(self.bitwise),
         }
 
     def row(self, score: Score) -> dict[str, Any]:
@@ -96,6 +100,14 @@ class Evaluation:
         return score.bits_per_char(self.characters) if self.characters else None
 
 
+class _Texts(NamedTuple):
+    """What is scored, what was trained on, what chooses."""
+
+    ids: Ids
+    train: Ids | None
+    validation: Ids | None
+
+
 def evaluate(
     model: LanguageModel,
     vocab: Vocab,
@@ -107,6 +119,8 @@ def evaluate(
     validation: Ids | None = None,
     adapt: bool | Adaptation = False,
     cache: int = 0,
+    counts: Reader | None = None,
+    others: Mapping[str, LanguageModel] | None = None,
     progress: Progress | None = None,
     score: Score | None = None,
 ) -> Evaluation:
@@ -117,72 +131,81 @@ def evaluate(
     of them are `<unk>`. `validation` is a text that is neither trained on nor scored: it chooses
     what has to be chosen. `adapt` also scores the model while it learns from what it has read, by
     the settings given or (True) by those that validation chooses. `cache` is how many of the latest
-    hidden states a neural cache remembers. `score` is the model's own, where it is known already.
+    hidden states a neural cache remembers. `counts` reads the training text bit by bit, and then
+    `ids`, to be mixed with the model, adapting or not (`elman.compression.expectations`). `others`
+    are models of the same vocabulary and training text that are in every mixture, too. `score` is
+    the model's own, where it is known already.
     """
-    orders = [order_of(name) for name in mix]
-    if (mix or adapt) and train is None:
-        what = "a counting model" if mix else "adapting"
+    orders = {name: order_of(name) for name in mix}
+    codes = None if counts is None else Codes(vocab)
+    if (mix or adapt or counts) and train is None:
+        what = "a counting model" if mix or counts else "adapting"
         raise UserError(f"{what} needs the training text", hint="train=run.splits().train")
+    models, texts = {"model": model, **(others or {})}, _Texts(ids, train, validation)
     score = metrics.evaluate(model, ids) if score is None else score
     rivals = {} if train is None else baselines(train, ids, vocab)
-    mixture = _fixed(model, ids, train, mix, orders, len(vocab), validation)
-    adapted = settings = online = None
-    learning: dict[str, NDArray[np.float64]] = {}
-    if adapt and train is not None:
-        settings, learning["adapting model"] = _adapted(
-            model, ids, train, validation, adapt, progress
-        )
-        adapted = Score(len(ids) - 1, -float(learning["adapting model"].sum()))
-    if cache:
-        if not learning:
-            learning["model"] = Network(model).score(np.asarray(ids))[1:]
-        learning["cache"] = _cached(model, ids, cache, validation)
-    if learning and (mix or cache):
-        for name, order in zip(mix, orders, strict=True):
-            learning[name] = _counting_on(train, ids, len(vocab), order)
-        online = _online(learning)
+    mixture = _fixed(models, orders, texts, len(vocab))
+    adapted = settings = online = bitwise = None
+    if adapt or cache or counts:
+        readings: dict[str, Reading] = {}
+        for name, each in models.items():
+            how, reading = _read(each, texts, adapt, codes, progress)
+            readings[f"adapting {name}" if adapt else name] = reading
+            settings = settings or how
+        learning = {name: reading.log_p for name, reading in readings.items()}
+        adapted = _total(learning["adapting model"]) if adapt else None
+        if cache:
+            learning["cache"] = _cached(model, ids, cache, validation)
+        if cache or (adapt and (mix or others)):
+            for name, order in orders.items():
+                learning[name] = _counting_on(train, ids, len(vocab), order)
+            online = _online(learning)
+        if counts is not None and codes is not None:
+            bitwise = _bitwise(readings, codes, counts, texts)
     if characters is None:
         characters = metrics.characters(vocab, ids)
     missing = unknown(vocab, ids)
-    return Evaluation(score, rivals, mixture, characters, missing, adapted, settings, online)
+    return Evaluation(
+        score, rivals, mixture, characters, missing, adapted, settings, online, bitwise
+    )
 
 
 def _fixed(
-    model: LanguageModel,
-    ids: Ids,
-    train: Ids | None,
-    mix: Sequence[str],
-    orders: Sequence[int],
-    size: int,
-    validation: Ids | None,
+    networks: Mapping[str, LanguageModel], orders: Mapping[str, int], texts: _Texts, size: int
 ) -> Mixed | None:
     """The mixture of models that do not learn, with weights that do not either."""
-    if not mix or train is None:
+    if len(networks) + len(orders) == 1:
         return None
-    models = (Network(model), *(kneser_ney(train, size, order) for order in orders))
+    models: list[SequenceModel[Any]] = [Network(network) for network in networks.values()]
+    models += [kneser_ney(np.asarray(texts.train), size, order) for order in orders.values()]
 
     def log_p(text: Ids) -> NDArray[np.float64]:
         return np.stack([m.score(np.asarray(text))[1:] for m in models])
 
-    weights = None if validation is None else fit_weights(log_p(validation))
-    return mixed(log_p(ids), ("model", *mix), weights)
+    weights = None if texts.validation is None else fit_weights(log_p(texts.validation))
+    return mixed(log_p(texts.ids), (*networks, *orders), weights)
 
 
-def _adapted(
+def _read(
     model: LanguageModel,
-    ids: Ids,
-    train: Ids,
-    validation: Ids | None,
+    texts: _Texts,
     adapt: bool | Adaptation,
+    codes: Codes | None,
     progress: Progress | None,
-) -> tuple[Adaptation, NDArray[np.float64]]:
-    """How to learn on the way (chosen where there is something to choose by), and the scores."""
-    settings = Adaptation() if adapt is True else adapt
-    assert isinstance(settings, Adaptation)
+) -> tuple[Adaptation | None, Reading]:
+    """What the model makes of a text: as it is, or learning on the way, by the settings returned.
+
+    They are chosen where there is something to choose by.
+    """
+    ids, train, validation = texts
+    if not adapt:
+        return None, read_tokens(Network(model).distributions(np.asarray(ids)), ids, codes)
+    settings = adapt if isinstance(adapt, Adaptation) else Adaptation()
     sigma = gradient_sizes(model, train, settings.window)
     if adapt is True and validation is not None:
         settings = choose(model, sigma, validation, settings)
-    return settings, adapted_scores(model, ids, sigma, settings, progress)
+    windows = adapted(model, ids, sigma, settings, progress)
+    return settings, read_tokens((w.cpu().double().numpy() for w in windows), ids, codes)
 
 
 def _cached(
@@ -210,7 +233,22 @@ def _counting_on(train: Ids | None, ids: Ids, size: int, order: int) -> NDArray[
 def _online(learning: Mapping[str, NDArray[np.float64]]) -> Mixed:
     found = mix_online(np.stack(list(learning.values())))
     share = dict(zip(learning, found.weights.round(6).tolist(), strict=True))
-    return Mixed(Score(len(found.log_p), -float(found.log_p.sum())), share)
+    return Mixed(_total(found.log_p), share)
+
+
+def _bitwise(readings: Mapping[str, Reading], codes: Codes, counts: Reader, texts: _Texts) -> Mixed:
+    """Models that have read the text, and one that counts its bits, mixed bit by bit."""
+    odds = [reading.odds for reading in readings.values()]
+    odds.append(read_bits(counts, codes, texts.train, texts.ids))
+    following = np.asarray(texts.ids)[1:]
+    found = mix_bitwise(np.stack(odds), codes.decisions(following), len(following))
+    names = (*readings, "counts")
+    weights = dict(zip(names, found.weights.round(6).tolist(), strict=True))
+    return Mixed(_total(found.log_p), weights)
+
+
+def _total(log_p: NDArray[np.float64]) -> Score:
+    return Score(len(log_p), -float(log_p.sum()))
 
 
 def mixed(
@@ -238,7 +276,11 @@ def order_of(name: str) -> int:
     """The order in "kneser-ney:7"; anything else is refused."""
     match = re.fullmatch(r"kneser-ney:([1-9][0-9]?)", name)
     if match is None:
-        raise UserError(f"cannot mix with {name!r}", hint="kneser-ney:7, or another order than 7")
+        raise UserError(
+            f"cannot mix with {name!r}",
+            hint="kneser-ney:7 or another order, counts, or another run's folder; from Python "
+            "the last two are counts= and others=",
+        )
     return int(match[1])
 
 

@@ -12,7 +12,7 @@ no weights whatever can gain more than max_j g_j - 1 nats per token (the logarit
 lies below its tangents), so the fit knows when it is done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, final
 
 import numpy as np
@@ -50,12 +50,17 @@ class Network(SequenceModel[Any]):
 
     def score(self, ids: Ints) -> Floats:
         scores = [np.full(min(1, len(ids)), -np.log(self.vocab_size))]
-        state = self.start()
-        for start in range(0, len(ids) - 1, PIECE):
-            x, y = ids[start : start + PIECE], ids[start + 1 : start + 1 + PIECE]
-            log_p, state = self._run(x[: len(y)], state)
+        for piece, log_p in enumerate(self.distributions(ids)):
+            y = ids[1 + piece * PIECE :][: len(log_p)]
             scores.append(log_p[np.arange(len(y)), y])
         return np.concatenate(scores)
+
+    def distributions(self, ids: Ints) -> Iterator[Floats]:
+        """log P of every token after each id but the last, piece by piece: (time, vocabulary)."""
+        state = self.start()
+        for start in range(0, len(ids) - 1, PIECE):
+            log_p, state = self._run(ids[start : min(start + PIECE, len(ids) - 1)], state)
+            yield log_p
 
     def start(self) -> Any:
         return None, np.full(self.vocab_size, -np.log(self.vocab_size))

@@ -1,5 +1,8 @@
 """coder.h: arithmetic coding."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elman.compression.options import Options
 from elman.compression.reference.model import Model
 from elman.compression.reference.numbers import Floats
@@ -22,6 +25,15 @@ class Coder:
         for byte in data:
             for b in range(7, -1, -1):
                 self.model.see(byte >> b & 1)
+
+    def predict(self, data: bytes) -> NDArray[np.uint32]:
+        """The odds of a 1 before each bit, (bytes, 8); nothing is coded."""
+        odds = np.empty((len(data), 8), np.uint32)
+        for i, byte in enumerate(data):
+            for b in range(7, -1, -1):
+                odds[i, 7 - b] = self.model.odds()
+                self.model.see(byte >> b & 1)
+        return odds
 
     def encode(self, data: bytes, last: bool) -> bytes:
         """The bytes that are certain after these; with `last`, all that remain."""
