@@ -17,7 +17,8 @@ from elman.gradients import Checkpointed, Full, Stored, Truncated
 from elman.kernels import Piece, cuda, fused, reference
 from elman.kernels.cuda import driver, plan
 
-cells = st.sampled_from(sorted(plan.GATES))
+cells = st.sampled_from(sorted(check.BUILT_IN))
+own_cells = st.sampled_from([*check.SHIPPED, *check.TWIN, *check.NOISY])
 jobs = st.builds(
     check.Case,
     cell=cells,
@@ -34,7 +35,10 @@ jobs = st.builds(
 )
 
 
-@given(job=jobs)
+own_jobs = st.builds(replace, jobs, cell=own_cells)
+
+
+@given(job=jobs | own_jobs)
 def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
     m = check.material(job)
     with paper_gpu.present():
@@ -45,11 +49,11 @@ def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
         torch.testing.assert_close(found[name].double(), x, rtol=1e-5, atol=1e-5, msg=name)
 
 
-@given(job=jobs)
+@given(job=jobs | own_jobs)
 def test_pieces_add_into_gradients_already_found(job):
     m = check.material(job)
     with paper_gpu.present():
-        piece, pull = m.piece(job.cell), m.pull()
+        piece, pull = m.piece(check.cell_of(job.cell)), m.pull()
         trace = cuda.KERNEL.forward(piece)
         _, once, _ = cuda.KERNEL.backward(piece, trace, pull)
         total = once.map(torch.clone)
@@ -73,7 +77,7 @@ def test_torchs_cells_step_by_step_are_the_reference(job):
 @given(cell=cells, size=st.integers(1, 512), batch=st.integers(1, 600))
 def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, batch):
     for direction in ("forward", "backward"):
-        chosen = plan.cheapest(cell, direction, size, 2, batch, paper_gpu.MACHINE)
+        chosen = plan.cheapest(check.cell_of(cell), direction, size, 2, batch, paper_gpu.MACHINE)
         assert chosen is not None
         assert chosen.hidden >= size
         assert chosen.m % 16 == 0
@@ -90,7 +94,7 @@ def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, b
 def test_a_matrix_too_large_for_a_cluster_is_spread_over_blocks_that_are_all_there_at_once():
     for batch in (1, 16, 64):
         for direction in ("forward", "backward"):
-            chosen = plan.cheapest("lstm", direction, 1024, 2, batch, paper_gpu.MACHINE)
+            chosen = plan.cheapest(named("lstm"), direction, 1024, 2, batch, paper_gpu.MACHINE)
             assert chosen is not None
             assert chosen.far
             assert chosen.hidden >= 1024
@@ -100,16 +104,18 @@ def test_a_matrix_too_large_for_a_cluster_is_spread_over_blocks_that_are_all_the
 
 
 def test_a_matrix_too_large_for_the_gpu_has_no_plan():
-    assert plan.cheapest("tanh", "forward", 8192, 2, 64, paper_gpu.MACHINE) is None
-    assert plan.cheapest("lstm", "forward", 1024, 2, 64, plan.Machine({1: 16}, 232448)) is None
+    assert plan.cheapest(named("tanh"), "forward", 8192, 2, 64, paper_gpu.MACHINE) is None
+    assert (
+        plan.cheapest(named("lstm"), "forward", 1024, 2, 64, plan.Machine({1: 16}, 232448)) is None
+    )
 
 
 def test_a_gpu_without_clusters_runs_what_fits_one_sm_or_many_that_meet_in_memory():
     old = plan.Machine({1: 108}, 166912)
-    chosen = plan.cheapest("tanh", "forward", 256, 2, 64, old)
+    chosen = plan.cheapest(named("tanh"), "forward", 256, 2, 64, old)
     assert chosen is not None
     assert chosen.cluster == 1
-    chosen = plan.cheapest("tanh", "forward", 1024, 2, 64, old)
+    chosen = plan.cheapest(named("tanh"), "forward", 1024, 2, 64, old)
     assert chosen is not None
     assert chosen.far
 

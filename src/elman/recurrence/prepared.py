@@ -12,6 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from elman.cells import named
+from elman.cells.described import Described
 from elman.kernels import select
 from elman.kernels.cuda import KERNEL
 from elman.kernels.cuda.calls import Kept, Prepared
@@ -101,7 +103,9 @@ def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
     plain = recipe.directions == 1 and not recipe.projected and recipe.carry.exact
     if not plain or not recipe.memory.keeps_all or x.lengths is not None or x.seed is not None:
         return None
-    if not x.xs.is_floating_point() or select(recipe.job(x)) is not KERNEL:
+    if not x.xs.is_floating_point() or isinstance(named(recipe.cell), Described):
+        return None
+    if select(recipe.job(x)) is not KERNEL:
         return None
     call = Call(recipe, x, batch_first)
     return call if call.prepared.suits(x.weights) else None

@@ -16,8 +16,9 @@ from torch import Tensor
 from elman.cells import Cell, Weights
 from elman.kernels import products
 from elman.kernels.contract import Job
-from elman.kernels.cuda import KEPT, _plan, arithmetic, dense, flags_of, large_products, prepared
+from elman.kernels.cuda import _plan, arithmetic, dense, flags_of, large_products, prepared
 from elman.kernels.cuda.driver import Launch
+from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.plan import Plan
 
 
@@ -63,7 +64,7 @@ class Prepared:
     def _summed(self) -> Tensor:
         """1 for the gates whose two biases are added up, 0 for the rest."""
         ones = torch.ones(self.cell.gates * self.hidden, dtype=self.dtype, device=self.device)
-        ones[-self.cell.apart * self.hidden :] = 0
+        ones[-len(self.cell.apart) * self.hidden :] = 0
         return ones
 
     def suits(self, weights: Sequence[Tensor]) -> bool:
@@ -119,7 +120,7 @@ class Prepared:
         shares = torch.nn.functional.linear(xs, weights[0], bias)
         hs = shares.new_empty(((steps + 1) * rows, hidden))
         cs = torch.empty_like(hs) if two else None
-        kept = KEPT.get(self.cell.name, 0) if keep else 0
+        kept = body(self.cell).kept if keep else 0
         gates = shares.new_empty((steps, rows, kept * hidden)) if kept else None
         plan, launch = self.forward_launch
         flags = flags_of(plan, rows, hs) if plan.far else None
@@ -152,7 +153,7 @@ class Prepared:
         b_ih, b_hh = weights[2], weights[3]
         if self.summed is None:
             return b_ih + b_hh, None
-        apart = b_hh[-self.cell.apart * self.hidden :]
+        apart = b_hh[-len(self.cell.apart) * self.hidden :]
         return torch.addcmul(b_ih, b_hh, self.summed), dense(apart.to(self.wide))
 
     # ------------------------------------------------------------------ backward
@@ -197,7 +198,7 @@ class Prepared:
     ) -> Tensor:
         """da of all gates, (T · B, blocks · hidden)."""
         steps, rows, two = self.steps, self.rows, self.states > 1
-        blocks = self.cell.gates + self.cell.apart
+        blocks = self.cell.gates + len(self.cell.apart)
         dys = None if dys is None else dense(dys)
         das = kept.hs.new_empty((steps * rows, blocks * self.hidden))
         plan, launch = self.backward_launch

@@ -14,11 +14,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from elman import cells
+from elman.cells import Cell
+from elman.kernels.cuda.equations import OWN, body
 
-# CELL in the sources
-CELLS = {"tanh": 0, "relu": 1, "gru": 2, "lstm": 3, "linear": 4}
-GATES = {name: cells.named(name).gates for name in CELLS}
 WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
 CLUSTERS = range(1, 17)
@@ -41,7 +39,7 @@ SMS = 132  # of the GPU on which prices were measured
 class Plan:
     """Sizes that a kernel is compiled for; recurrence.cuh says what each means."""
 
-    cell: str
+    cell: Cell
     direction: str
     size: int  # hidden units of the layer
     element: int  # bytes
@@ -69,7 +67,7 @@ class Plan:
     @property
     def gathers(self) -> bool:
         """Every SM has the whole vector (gather.cuh, far.cuh). Else it has all the sums."""
-        return self.far or self.forward or GATES[self.cell] == 1
+        return self.far or self.forward or self.cell.gates == 1
 
     @property
     def threads(self) -> int:
@@ -80,7 +78,7 @@ class Plan:
         """Rows of the SM's slice of the matrix."""
         if not self.gathers:
             return self.hidden
-        return self.units * (GATES[self.cell] if self.forward else 1)
+        return self.units * (self.cell.gates if self.forward else 1)
 
     @property
     def m_tiles(self) -> int:
@@ -98,8 +96,8 @@ class Plan:
     def summed(self) -> int:
         """Elements of the vector that an SM multiplies its slice with."""
         if not self.gathers:
-            return GATES[self.cell] * self.units
-        return self.size if self.forward else GATES[self.cell] * self.size
+            return self.cell.gates * self.units
+        return self.size if self.forward else self.cell.gates * self.size
 
     @property
     def register_tiles(self) -> int:
@@ -127,7 +125,8 @@ class Plan:
         else:
             vectors = 2 * self.rows * (summed + 16)
             sums = 4 * 2 * self.cluster * self.rows * (self.units + 4)
-        return 16 + vectors + sums + 512 * WARPS * self.shared_tiles + self._ring_bytes
+        tiles = 512 * WARPS * self.shared_tiles
+        return 16 + vectors + sums + tiles + self._ring_bytes + 4 * self._numbers * self.units
 
     @property
     def _items(self) -> tuple[int, int, int]:
@@ -138,8 +137,14 @@ class Plan:
     @property
     def _fields(self) -> int:
         """Values a thread reads from device memory per unit and step."""
-        gates = GATES[self.cell]
-        return gates if self.forward else 2 if gates == 1 else 6
+        own = body(self.cell)
+        return own.inputs if self.forward else own.past
+
+    @property
+    def _numbers(self) -> int:
+        """Values of a unit that stay the same, in shared memory: a described cell's parameters."""
+        own = body(self.cell)
+        return own.numbers if self.forward else own.parameters
 
     @property
     def _ring_bytes(self) -> int:
@@ -159,7 +164,7 @@ class Plan:
             self.m_tiles * self.k_tiles * row_tiles,
             self.shared_tiles,
             items * wide * self._fields,
-            items * wide * (self.warps_k * GATES[self.cell] if self.gathers else self.cluster),
+            items * wide * (self.warps_k * self.cell.gates if self.gathers else self.cluster),
             items * self.cluster if apart and self.gathers else 0,
             inbound if apart else 0,
         )
@@ -189,8 +194,10 @@ class Plan:
 
     def defines(self, dtype: int) -> dict[str, int]:
         """The macros of the source."""
-        return {
-            "CELL": CELLS[self.cell],
+        code = body(self.cell).code
+        own = {"OWN_GATES": self.cell.gates} if code == OWN else {}
+        return own | {
+            "CELL": code,
             "DTYPE": dtype,
             "SIZE": self.size,
             "HIDDEN": self.hidden,
@@ -220,7 +227,7 @@ class Machine:
 
 @functools.lru_cache(maxsize=1024)
 def cheapest(
-    cell: str, direction: str, size: int, element: int, batch: int, machine: Machine
+    cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
 ) -> Plan | None:
     """The plan with the lowest price, or None where the matrix fits no cluster."""
 
@@ -234,7 +241,9 @@ def cheapest(
     return min(itertools.chain(near, far), key=price, default=None)
 
 
-def fitting(cell: str, direction: str, size: int, element: int, machine: Machine) -> Iterator[Plan]:
+def fitting(
+    cell: Cell, direction: str, size: int, element: int, machine: Machine
+) -> Iterator[Plan]:
     """Every plan that this machine can hold."""
     for cluster, rows in itertools.product(CLUSTERS, (8, 16)):
         if machine.clusters.get(cluster, 0) > 0:
@@ -246,11 +255,11 @@ def fitting(cell: str, direction: str, size: int, element: int, machine: Machine
 
 
 def _cuts(
-    cell: str, direction: str, size: int, element: int, cluster: int, rows: int
+    cell: Cell, direction: str, size: int, element: int, cluster: int, rows: int
 ) -> Iterator[Plan]:
     for warps_k in (1, 2, 4, 8):
         plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k)
-        gates, step = (GATES[cell], 16 * WARPS // warps_k) if plan.gathers else (1, 16)
+        gates, step = (cell.gates, 16 * WARPS // warps_k) if plan.gathers else (1, 16)
         enough = itertools.count(-(-size // (8 * cluster)) * 8, 8)
         units = next(u for u in enough if u * gates % step == 0)
         yield replace(plan, units=units)
@@ -259,7 +268,7 @@ def _cuts(
 
 
 def far_plans(
-    cell: str, direction: str, size: int, element: int, batch: int, machine: Machine
+    cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
 ) -> Iterator[Plan]:
     """Every plan of groups beyond a cluster that are all on the machine at once.
 

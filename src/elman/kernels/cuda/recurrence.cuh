@@ -20,9 +20,22 @@
 #define GRU 2
 #define LSTM 3
 #define LINEAR 4
+#define OWN 5  // a described cell
 
+#if CELL == OWN
+#include "own.cuh"  // its sizes and equations, written by equations.py
+#else
 constexpr int GATES = CELL == LSTM ? 4 : CELL == GRU ? 3 : 1;
 constexpr int KEPT = CELL == LSTM ? 4 : CELL == GRU ? 5 : 0;  // values per unit and step stored for the backward pass
+constexpr int APART = CELL == GRU ? 1 : 0;                    // gates that W_ih' and W_hh' meet with different da
+constexpr int EXTRA = CELL == LSTM ? 1 : 0;                   // states beside h
+constexpr int DRAWN = 0, PARAMETERS = 0;                      // of noise, per step; of a unit's own, that are learned
+
+// Which block of the stored da W_hh' meets: of a gru du where W_ih' meets dn.
+DEVICE constexpr int block_of(int gate) { return CELL == GRU && gate == 2 ? 3 : gate; }
+#endif
+constexpr int INPUTS = GATES + DRAWN, STORED_DA = GATES + APART;
+constexpr int C_STATES = EXTRA > 0 ? EXTRA : 1;  // arrays have no length 0
 constexpr int UNITS = HIDDEN / CLUSTER;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROW_TILES = ROWS / 8;
@@ -139,6 +152,29 @@ struct Ring {
         unpack(p, x);
     }
 };
+
+// ---- a described cell's numbers: one to a unit, the same at every step, in shared memory ---------------------
+
+// Its parameters, and forward b_hh of the gates that are apart.
+constexpr int NUMBERS = CELL != OWN ? 0 : TRANSPOSED ? PARAMETERS : PARAMETERS + APART;
+constexpr int NUMBERS_BYTES = NUMBERS * UNITS * 4;
+
+DEVICE float* number(int at, int n, int unit) { return (float*)(shared + at) + n * UNITS + unit; }
+
+template <int N>
+DEVICE void load_shared_floats(float (&x)[N], const float* from) {
+    u32 w[N];
+    load_words(w, from);
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = __uint_as_float(w[i]);
+}
+
+DEVICE void load_numbers(int at, const float* from, int rank) {
+    for (int i = threadIdx.x; i < NUMBERS * UNITS; i += THREADS) {
+        const int unit = rank * UNITS + i % UNITS;
+        *number(at, i / UNITS, i % UNITS) = unit < SIZE ? from[(i64)(i / UNITS) * SIZE + unit] : 0.0f;
+    }
+}
 
 // ---- between blocks -------------------------------------------------------------------------------
 
