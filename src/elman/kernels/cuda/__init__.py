@@ -217,7 +217,7 @@ def _own_arguments(cell: Cell, w: Weights, noise: Tensor | None) -> list[Tensor 
 
 
 def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, Tensor | None]:
-    """da (T, B, blocks · hidden); in float32 the pulls on the state before and, by row, on `own`."""
+    """da (T, B, blocks · hidden); in float32 the pulls on the state before, on rows of `own`."""
     cell, w, xs, _, lengths, noise = piece
     dhs, dstate, xi = pull.dhs, pull.dstate, pull.xi
     steps, batch = xs.shape[:2]
