@@ -21,6 +21,7 @@ from elman.kernels import cuda
 from elman.kernels.cuda import driver
 from elman.kernels.cuda.equations import OWN, body
 from elman.kernels.cuda.plan import cheapest
+from elman.training.graphed import Graphed, tensors_of
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
@@ -213,3 +214,33 @@ def test_on_a_gpu_noise_is_the_references(name, monkeypatch):
     with check.Case("mgu", torch.float32, 1, 1, 1, 1, tf32=False).switched():
         mine, exact = run("cuda", torch.float32), run("reference", torch.float32)
     agree(mine, [x.cpu().double() for x in exact], 2**-22)
+
+
+@pytest.mark.gpu
+@on_a_gpu
+@pytest.mark.parametrize("name", ["peephole", "slstm"])
+def test_on_a_gpu_an_update_of_a_described_cell_can_be_captured(name):
+    windows, ends = torch.randint(5, (6, 7, 3), device="cuda"), []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Layers(name, 5, 16, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def update(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad(set_to_none=True)
+            loss = model(x)[0].square().sum()
+            loss.backward()
+            optimizer.step()
+            return (loss.detach(),)
+
+        (loss,) = update(windows[0])
+        step = (
+            Graphed(update, (windows[1],), changes=tensors_of(model, optimizer))
+            if graphed
+            else update
+        )
+        for x in windows[1:]:
+            (loss,) = step(x)
+        ends.append([loss.clone(), *model.parameters()])
+    for eager, replayed in zip(*ends, strict=True):
+        torch.testing.assert_close(eager, replayed)
