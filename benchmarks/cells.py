@@ -13,7 +13,6 @@ and how long a cell that nobody has run before takes to compile.
 import argparse
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 import elman
+from cuda_kernels import graphed, milliseconds, work
 from elman.cells import Cell, named
 from elman.cells.described import Described
 from elman.kernels.cuda import BF16, compiled, machine
@@ -164,73 +164,49 @@ def jax_mgu(hidden: int, rows: int, steps: int) -> Callable[[], object] | None:
     return lambda: jax.block_until_ready(both(w, xs, dys))
 
 
-def gpu_milliseconds(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median of each, taken in turns; slow ones less often."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    slow: set[str] = set()
-    for turn in range(repeats + 2):
-        for name, run in runs.items():
-            if name in slow and turn > 4:
-                continue
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            run()
-            torch.cuda.synchronize()
-            took = (time.perf_counter() - began) * 1e3
-            slow |= {name} if took > 100 else set()
-            if turn > 1:  # compiled, and warm
-                found[name].append(took)
-    return {name: statistics.median(times) for name, times in found.items()}
+def best_of(call: Callable[[], None], seconds: float) -> dict[str, float]:
+    """Milliseconds of a call as it is, and captured in a CUDA graph where it can be."""
+    took = {"eager": milliseconds(call, seconds)}
+    try:
+        took["graph"] = milliseconds(graphed(call), seconds)
+    except RuntimeError as reason:  # a step at a time reads numbers back
+        print(f"    no graph: {str(reason).splitlines()[0][:90]}")
+        torch.cuda.synchronize()
+    return took
 
 
-def on_a_gpu(repeats: int) -> dict[str, Any]:
-    """All comparisons of H 512, B 64, T 1024 in bfloat16."""
+def on_a_gpu(seconds: float) -> dict[str, Any]:
+    """All comparisons of H 512, B 64, T 1024 in bfloat16, each for so long."""
     hidden, rows, steps = 512, 64, 1024
     os.environ["ELMAN_KERNELS"] = "cuda"  # never cuDNN instead
-    xs = torch.randn(steps, rows, hidden, device="cuda", dtype=torch.bfloat16)
+    xs = torch.randn(steps, rows, hidden, device="cuda", dtype=torch.bfloat16).requires_grad_()
     dys = torch.randn_like(xs)
-
-    def both(module: nn.Module) -> Callable[[], object]:
-        module.to("cuda", torch.bfloat16)
-
-        def run() -> None:
-            module.zero_grad(set_to_none=True)
-            module(xs)[0].backward(dys)
-
-        return run
-
-    def forward(module: nn.Module) -> Callable[[], object]:
-        def run() -> None:
-            with torch.no_grad():
-                module(xs)
-
-        return run
-
     done: dict[str, Any] = {"hidden": hidden, "rows": rows, "steps": steps}
-    twins = {name: m for name, m in modules(hidden, hidden).items() if "mgu" not in name}
-    ways = {"forward+backward": both, "forward": forward}
-    for way, of in ways.items():
-        best = gpu_milliseconds({name: of(module) for name, module in twins.items()}, repeats)
+
+    def timed(name: str, module: nn.Module, backward: bool = True) -> float:
+        took = best_of(work(module.to("cuda", torch.bfloat16), xs, dys, backward), seconds)
+        what = "forward+backward" if backward else "forward"
+        done.setdefault(what, {})[name] = took
+        words = ", ".join(f"{how} {ms:8.3f} ms" for how, ms in took.items())
+        print(f"{name:22} {what:16} {words}", flush=True)
+        return min(took.values())
+
+    for backward in (True, False):
+        twins = {name: m for name, m in modules(hidden, hidden).items() if "mgu" not in name}
+        best = {name: timed(name, module, backward) for name, module in twins.items()}
         for name in ("tanh", "gru", "lstm"):
-            mine, other = best[f"{name}, described"], best[name]
-            print(
-                f"{name:5} {way:16} {mine:7.3f} ms, {other / mine:5.3f}x the built-in", flush=True
-            )
-        done[way] = best
+            print(f"    {name}, described: {best[name] / best[f'{name}, described']:.3f}x as fast")
     done["compile seconds"] = new_cell_seconds(hidden, rows)
-    peers = {
-        "mgu": both(elman.nn.Layers("mgu", hidden, hidden)),
-        "mgu, stepwise": both(elman.nn.Recurrent(Stepwise(hidden, hidden))),
-        "mgu, compiled loop": both(CompiledLoop(named("mgu"), hidden, hidden)),
-        "slstm": both(elman.nn.Layers("slstm", hidden, hidden)),
-        "slstm, compiled loop": both(CompiledLoop(named("slstm"), hidden, hidden)),
-    }
-    if scan := jax_mgu(hidden, rows, steps):
-        peers["mgu, JAX scan"] = scan
-    best = done["peers"] = gpu_milliseconds(peers, repeats)
-    for name, took in best.items():
-        mine = best[name.split(",")[0]]
-        print(f"{name:22} {took:9.3f} ms, {took / mine:6.2f} times ours", flush=True)
+    for name in ("mgu", "slstm"):
+        ours = timed(name, elman.nn.Layers(name, hidden, hidden))
+        looped = timed(f"{name}, compiled loop", CompiledLoop(named(name), hidden, hidden))
+        print(f"    {name}: {looped / ours:.2f}x the compiled loop", flush=True)
+        if name == "mgu" and (scan := jax_mgu(hidden, rows, steps)):
+            done["jax"] = took = milliseconds(scan, seconds, wall=True)
+            print(f"    mgu: {took / ours:.2f}x JAX's scan, {took:.3f} ms", flush=True)
+        if name == "mgu":
+            alone = timed("mgu, stepwise", elman.nn.Recurrent(Stepwise(hidden, hidden)))
+            print(f"    mgu: {alone / ours:.1f}x stepwise", flush=True)
     return done
 
 
@@ -263,7 +239,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
     if arguments.device == "cuda":
-        found = on_a_gpu(5 if arguments.quick else 20)
+        found = on_a_gpu(0.2 if arguments.quick else 1.0)
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")
         return

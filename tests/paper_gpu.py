@@ -74,6 +74,9 @@ class Launch:
         H, G = self.plan.size, self.cell.gates
         assert flags == 0
         t = self.tensor
+        if isinstance(self.cell, Described):
+            self.own(rest, T, B)
+            return
         if self.plan.forward:
             W, xs, ids, b_n, lengths, h, c, hs, cs, gates, h_last, c_last = rest
             assert ids == lengths == 0
@@ -108,6 +111,52 @@ class Launch:
             firsts[1] if two else None,
             T,
             B,
+        )
+
+    def own(self, words: Any, T: int, B: int) -> None:
+        """The same for a described cell."""
+        t, cell, H = self.tensor, self.cell, self.plan.size
+        assert isinstance(cell, Described)
+        G, C, kept = cell.gates, (cell.count - 1) * H, body(cell).kept * H
+        numbers = body(cell).numbers, H
+
+        def rows(address: int, width: int, *time: int) -> Any:
+            return t(address, *time, B, width) if width else None
+
+        if self.plan.forward:
+            W, xs, ids, b_n, lengths, h, c, hs, cs, gates, h_last, c_last, own, drawn = words
+            assert ids == b_n == lengths == drawn == 0
+            firsts = [rows(h, H), rows(c, C)]
+            firsts = [
+                torch.zeros(B, width, dtype=self.dtype) if s is None and width else s
+                for s, width in zip(firsts, (H, C), strict=True)
+            ]
+            tracks = rows(hs, H, T + 1), rows(cs, C, T + 1)
+            kept = None if not gates else rows(gates, kept, T)
+            shares, none = rows(xs, G * H, T), None
+            _own_forward(
+                *(cell, t(W, G * H, H), shares, none, none, none, *firsts, *tracks, kept),
+                *(none, none, t(own, *numbers), none, T, B),
+            )
+            rows(h_last, H).copy_(tracks[0][-1])
+            if C:
+                rows(c_last, C).copy_(tracks[1][-1])
+            return
+        W, hs, cs, gates, dhs, dh, dc, *none, das, dh_first, dc_first, own, drawn, down = words
+        assert none == [0, 0, 0, 0]
+        assert drawn == 0
+        zeros = [torch.zeros(B, width, dtype=self.dtype) for width in (H, C)]
+        pulls = [
+            z if s is None else s for s, z in zip((rows(dh, H), rows(dc, C)), zeros, strict=True)
+        ]
+        firsts = [rows(dh_first, H), rows(dc_first, C)]
+        firsts = [z.clone() if s is None else s for s, z in zip(firsts, zeros, strict=True)]
+        _own_backward(
+            *(cell, t(W, G * H, H), rows(hs, H, T + 1), rows(cs, C, T + 1)),
+            *(rows(gates, kept, T) if gates else None, rows(dhs, H, T)),
+            *(pulls[0], pulls[1] if C else None, None, 0, 0, None),
+            *(rows(das, (G + len(cell.apart)) * H, T), firsts[0], firsts[1] if C else None),
+            *(t(own, *numbers), None, t(down, B, len(cell.parameters), H), T, B),
         )
 
 
@@ -256,10 +305,10 @@ def _named(kind: str, values: Any) -> dict[str, Tensor]:
 
 
 def _numbers(
-    cell: Described, numbers: Tensor, H: int
+    cell: Described, numbers: Tensor | None, H: int
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
     """Its parameters by name, and b_hh of the gates that are apart."""
-    rows = numbers.double().view(-1, H)
+    rows = torch.empty(0, H) if numbers is None else numbers.double().view(-1, H)
     own = len(cell.parameters)
     assert len(rows) == own + len(cell.apart)
     return _named("p", rows[:own]), dict(zip(cell.apart, rows[own:], strict=True))

@@ -1,5 +1,6 @@
 """The CUDA kernel: its plans and its arrays anywhere, its arithmetic where there is a GPU."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -297,13 +298,14 @@ def test_on_a_gpu_gradients_may_begin_at_any_address(carry, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM, "mgu", "peephole", "slstm"])
 def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
     found = []
-    for hidden, long_way in itertools.product((33, 256), (False, True)):
+    for hidden, long_way in itertools.product((36, 256), (False, True)):
         torch.manual_seed(0)
-        rnn = kind(12, hidden, layers, device="cuda", dtype=dtype)
+        rnn = make(12, hidden, layers, device="cuda", dtype=dtype)
         xs = torch.randn(7, 5, 12, device="cuda", dtype=dtype, requires_grad=True)
         if long_way:
             monkeypatch.setattr(rnn, "_key", lambda *_: None)

@@ -68,7 +68,7 @@ class Cuda:
                 gates,
                 None,  # the last states are the tracks' ends
                 None,
-                *_own_arguments(cell, w, noise),
+                *own_arguments(cell, w, noise),
                 steps,
                 batch,
             )
@@ -205,14 +205,17 @@ def _bias_apart(cell: Cell, w: Weights) -> Tensor | None:
     return (rows[0] if len(rows) == 1 else torch.cat(rows)).float()
 
 
-def _own_arguments(cell: Cell, w: Weights, noise: Tensor | None) -> list[Tensor | None]:
+def own_arguments(cell: Cell, w: Weights, noise: Tensor | None) -> list[Tensor | None]:
     """What a described cell is given besides: numbers of its units, and those that were drawn."""
     if not isinstance(cell, Described):
         return []
     apart = _bias_apart(cell, w)
-    if apart is None:
+    if apart is None and cell.apart:
         apart = w.W_hh.new_zeros(len(cell.apart) * w.hidden_size, dtype=torch.float32)
-    numbers = apart if w.own is None else torch.cat([w.own.float().flatten(), apart])
+    parts = [
+        p for p in (None if w.own is None else w.own.float().flatten(), apart) if p is not None
+    ]
+    numbers = torch.cat(parts) if len(parts) > 1 else dense(parts[0]) if parts else None
     return [numbers, None if noise is None else dense(noise.to(w.W_hh.dtype))]
 
 
@@ -227,7 +230,7 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, 
     cs = trace.cs
     dc = None if cs is None else cs.new_empty(cs.shape[1:], dtype=torch.float32)
     down = None if w.own is None else dh.new_empty(batch, *w.own.shape)
-    own = _own_arguments(cell, w, noise)
+    own = own_arguments(cell, w, noise)
     weights = None if xi is None else xi.float()
     _launch(
         _plan(cell, "backward", w, batch),
