@@ -191,7 +191,7 @@ def material(job: Case) -> Material:
 
     cell, H, T, B = cell_of(job.cell), job.size, job.steps, job.batch
     gates, own = cell.gates, len(cell.parameters)
-    W_hh = [torch.linalg.qr(normal(H, H))[0] for _ in range(gates)]
+    W_hh = [orthogonal(normal(H, H), cell.heads) for _ in range(gates)]
     w = Weights(
         normal(gates * H, job.inputs, scale=0.5),
         torch.cat(W_hh).to(job.dtype).double(),
@@ -212,6 +212,14 @@ def material(job: Case) -> Material:
         torch.randint(0, T + 1, (B,), generator=g) if job.lengths else None,
         _drawn(cell.noise, T, B, H, g),
     )
+
+
+def orthogonal(drawn: Tensor, heads: int) -> Tensor:
+    """An orthogonal matrix that falls into heads, where it can be cut into so many."""
+    size = len(drawn) // (heads or len(drawn)) if heads == 0 or len(drawn) % heads == 0 else 0
+    cuts = range(0, len(drawn), size or len(drawn))
+    blocks = [drawn[i : i + size, i : i + size] if size else drawn for i in cuts]
+    return torch.block_diag(*(torch.linalg.qr(block)[0] for block in blocks))
 
 
 def _drawn(noise: tuple[float, ...], T: int, B: int, H: int, g: torch.Generator) -> Tensor | None:
@@ -455,12 +463,13 @@ WIDE = [  # layers beyond a cluster
 ]
 
 
-DESCRIBED = [  # layers beyond a cluster, many gates read apart, numbers of the units' own
+DESCRIBED = [  # layers beyond a cluster, also by heads; gates read apart; numbers of the units' own
     Case("described lstm", torch.bfloat16, 5, 64, 1024, 64, xi=1),
     Case("described gru", torch.float16, 5, 37, 1024, 28, lengths=True, xi=2),
     Case("mgu", torch.bfloat16, 5, 64, 1024, 28, ids=True),
     Case("peephole", torch.bfloat16, 5, 16, 1000, 28, lengths=True, xi=2),
     Case("slstm", torch.float32, 4, 8, 1024, 28, xi=2, tf32=False),
+    Case("slstm", torch.bfloat16, 4, 11, 3072, 28, lengths=True, xi=2),
     Case("indrnn", torch.bfloat16, 4, 20, 2048, 16, xi=1),
 ]
 

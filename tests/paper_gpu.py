@@ -71,7 +71,7 @@ class Launch:
 
     def __call__(self, stream: int, words: Any) -> None:
         *rest, flags, T, B = words
-        H, G = self.plan.size, self.cell.gates
+        H, G = self.plan.size * self.plan.heads, self.cell.gates
         assert flags == 0
         t = self.tensor
         if isinstance(self.cell, Described):
@@ -115,7 +115,7 @@ class Launch:
 
     def own(self, words: Any, T: int, B: int) -> None:
         """The same for a described cell."""
-        t, cell, H = self.tensor, self.cell, self.plan.size
+        t, cell, H = self.tensor, self.cell, self.plan.size * self.plan.heads
         assert isinstance(cell, Described)
         G, C, kept = cell.gates, (cell.count - 1) * H, body(cell).kept * H
         numbers = body(cell).numbers, H

@@ -111,6 +111,32 @@ def test_a_matrix_too_large_for_the_gpu_has_no_plan():
     )
 
 
+@given(size=st.integers(1, 300), batch=st.integers(1, 70))
+def test_heads_have_groups_of_their_own(size, batch):
+    for name, direction in itertools.product(("slstm", "indrnn"), ("forward", "backward")):
+        chosen = plan.cheapest(named(name), direction, size, 2, batch, paper_gpu.MACHINE)
+        assert chosen is not None
+        assert chosen.heads * chosen.size == size
+        assert chosen.groups(batch) * chosen.rows >= batch * chosen.heads
+        if name == "slstm" and chosen.heads > 1:
+            assert 4 % chosen.heads == 0
+            assert size % 4 == 0
+
+
+def test_heads_are_cheaper_apart():
+    for direction in ("forward", "backward"):
+        headed, diagonal, dense = (
+            plan.cheapest(named(name), direction, 512, 2, 64, paper_gpu.MACHINE)
+            for name in ("slstm", "indrnn", "lstm")
+        )
+        assert headed is not None
+        assert diagonal is not None
+        assert dense is not None
+        assert (headed.heads, headed.size) == (4, 128)
+        assert (diagonal.cluster, diagonal.size) == (1, 64)
+        assert headed.microseconds < dense.microseconds
+
+
 def test_a_gpu_without_clusters_runs_what_fits_one_sm_or_many_that_meet_in_memory():
     old = plan.Machine({1: 108}, 166912)
     chosen = plan.cheapest(named("tanh"), "forward", 256, 2, 64, old)

@@ -93,7 +93,8 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
          const float* numbers, const void* drawn, float* down_rows,
 #endif
          u32* flags, int steps, int batch) {
-    const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
+    const Place place = place_of(blockIdx.x);
+    const int rank = place.rank, group = place.group;
 
     Values pass[ITEMS], dc[ITEMS][C_STATES], c[ITEMS];
 #if CELL == OWN
@@ -108,7 +109,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
         if (t >= 0)
 #pragma unroll
             for (int q = 0; q < ITEMS; q++) {
-                const Item it = item(q, group, rank, batch);
+                const Item it = item(q, place, batch);
                 const i64 now = (i64)t * batch + it.batch_row;
                 Past::fetch(done, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
 #if CELL == OWN
@@ -132,7 +133,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
     for (int done = 0; done < AHEAD; done++) fetch(done);
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, group, rank, batch);
+        const Item it = item(q, place, batch);
         load_floats(pass[q], dh_last, it.in(it.batch_row), dh_last ? it.real : 0);
 #pragma unroll
         for (int i = 0; i < EXTRA; i++) load_floats(dc[q][i], dc_last, it.in(it.batch_row, EXTRA, i), dc_last ? it.real : 0);
@@ -142,24 +143,25 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
         weight_next[q] = weight_at(it, steps - 1);
     }
     Matrix A;
-    load_matrix(A, W, rank);
+    load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
 #if CELL == OWN
-    load_numbers(NUMBERS_AT, numbers, rank);
+    load_numbers(NUMBERS_AT, numbers, place);
 #endif
     __syncthreads();
 
     for (int done = 0; done <= steps; done++) {
         const int t = steps - 1 - done;
-        constexpr int WIDTH = STORED_DA * SIZE * BYTES;  // of one row of das
-        const Exchange exchange = {flags + group * CLUSTER, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH, WIDTH, batch - group * ROWS};
+        constexpr int WIDTH = STORED_DA * COLUMNS * BYTES;  // of one row of das
+        const Exchange exchange = {flags + place.team * CLUSTER, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH + place.head * (SIZE * BYTES), WIDTH,
+                                   batch - group * ROWS};
         if (!FAR) fetch(done + AHEAD);
         if (done > 0) collect(A, done, exchange);
         if (FAR) fetch(done + AHEAD);
         copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, group, rank, batch);
+            const Item it = item(q, place, batch);
             if (!it.owned) continue;
             Values dh = {}, past[FIELDS], da[STORED_DA] = {};
             if (done > 0) sum(dh, it, 0, done);

@@ -63,7 +63,7 @@ DEVICE void start_chunk(int chunk, const Exchange& from) {
         if (ROWS * PER_ROW % THREADS && row >= ROWS) break;
         const bool real = row < from.rows && byte < SUMMED;
         const int gate = byte / (SIZE * BYTES), block = block_of(gate);
-        const char* source = from.vectors + (real ? (i64)row * from.pitch + block * (SIZE * BYTES) + byte % (SIZE * BYTES) : 0);
+        const char* source = from.vectors + (real ? (i64)row * from.pitch + block * (COLUMNS * BYTES) + byte % (SIZE * BYTES) : 0);
         start_copy_past_l1(stage(chunk, row) + i % PER_ROW * 16, source, real);
     }
 }

@@ -59,12 +59,12 @@ DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values
 #endif
 
 // Every block reads the whole of h_0 itself; none is zeros.
-DEVICE void load_first_vector(const void* h_first, int group, int batch) {
+DEVICE void load_first_vector(const void* h_first, const Place& place, int batch) {
 #if !FAR
     constexpr int PER_ROW = HIDDEN / WIDE;
     for (int i = threadIdx.x; i < ROWS * PER_ROW; i += THREADS) {
-        const int row = i / PER_ROW, b = group * ROWS + row, unit = i % PER_ROW * WIDE;
-        Stored h = load<WIDE>(h_first, (i64)b * SIZE + unit, h_first && b < batch ? max(0, min(WIDE, SIZE - unit)) : 0);
+        const int row = i / PER_ROW, b = place.group * ROWS + row, unit = i % PER_ROW * WIDE;
+        Stored h = load<WIDE>(h_first, (i64)b * COLUMNS + place.head * SIZE + unit, h_first && b < batch ? max(0, min(WIDE, SIZE - unit)) : 0);
 #pragma unroll
         for (int j = 0; j < Stored::WORDS; j++) h.word[j] = operand(h.word[j]);
         store_words(vector(0, row) + unit * BYTES, h.word);
@@ -79,7 +79,8 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
         const float* numbers, const void* drawn,
 #endif
         u32* flags, int steps, int batch) {
-    const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
+    const Place place = place_of(blockIdx.x);
+    const int rank = place.rank, group = place.group;
 
     Values h[ITEMS], c[ITEMS][C_STATES], b_n[ITEMS];
     int length[ITEMS], row[ITEMS];  // row: of `xs`, with the next input to fetch
@@ -92,7 +93,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     auto fetch = [&](int t) {
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, group, rank, batch);
+            const Item it = item(q, place, batch);
             if (t < steps)
 #pragma unroll
                 for (int g = 0; g < GATES; g++) Inputs::fetch(t, g, q, xs, it.in(row[q], GATES, g), it.real);
@@ -108,7 +109,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
 
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, group, rank, batch);
+        const Item it = item(q, place, batch);
         const Stored first = load<WIDE>(h_first, it.in(it.batch_row), h_first ? it.real : 0);
         unpack(first, h[q]);
         store(hs, it.in(it.batch_row), first, it.real);
@@ -124,24 +125,25 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     }
     for (int t = 0; t < AHEAD; t++) fetch(t);
     Matrix A;
-    load_matrix(A, W, rank);
+    load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
-    load_first_vector(h_first, group, batch);
+    load_first_vector(h_first, place, batch);
 #if CELL == OWN
-    load_numbers(NUMBERS_AT, numbers, rank);
+    load_numbers(NUMBERS_AT, numbers, place);
 #endif
     __syncthreads();
 
     for (int t = 0; t < steps; t++) {
-        const char* vectors = t ? (const char*)hs + (i64)t * batch * (SIZE * BYTES) : (const char*)h_first;
-        const Exchange exchange = {flags + group * CLUSTER, vectors + (i64)group * ROWS * (SIZE * BYTES), SIZE * BYTES, vectors ? batch - group * ROWS : 0};
+        const char* vectors = t ? (const char*)hs + (i64)t * batch * (COLUMNS * BYTES) : (const char*)h_first;
+        const Exchange exchange = {flags + place.team * CLUSTER, vectors + (i64)group * ROWS * (COLUMNS * BYTES) + place.head * (SIZE * BYTES), COLUMNS * BYTES,
+                                   vectors ? batch - group * ROWS : 0};
         if (!FAR) fetch(t + AHEAD);
         collect(A, t, exchange);
         if (FAR) fetch(t + AHEAD);
         copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, group, rank, batch);
+            const Item it = item(q, place, batch);
             if (!it.owned) continue;
             Values a[GATES], x[INPUTS], h_new, c_new[C_STATES];
             Kept kept = {};
@@ -182,7 +184,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     }
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, group, rank, batch);
+        const Item it = item(q, place, batch);
         store(h_last, it.in(it.batch_row), pack(h[q]), h_last ? it.real : 0);
 #pragma unroll
         for (int i = 0; i < EXTRA; i++) store(c_last, it.in(it.batch_row, EXTRA, i), pack(c[q][i]), c_last ? it.real : 0);

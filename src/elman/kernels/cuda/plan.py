@@ -41,7 +41,7 @@ class Plan:
 
     cell: Cell
     direction: str
-    size: int  # hidden units of the layer
+    size: int  # hidden units of a head; of the layer, where there is but one
     element: int  # bytes
     cluster: int
     rows: int
@@ -49,10 +49,11 @@ class Plan:
     warps_k: int  # warps that share one sum
     chunk: int = 0  # tiles of one warp that a far group reads at a time; 0: a cluster
     stages: int = 0  # chunks in shared memory
+    heads: int = 1  # blocks along W_hh's diagonal, each run by groups of its own
 
     @property
     def hidden(self) -> int:
-        """Hidden units of the layer, rounded up."""
+        """The same, rounded up."""
         return self.cluster * self.units
 
     @property
@@ -190,12 +191,12 @@ class Plan:
         return sum(amount * price for amount, price in zip(work, FAR_PRICES, strict=True))
 
     def groups(self, batch: int) -> int:
-        return -(-batch // self.rows)
+        return -(-batch // self.rows) * self.heads
 
     def defines(self, dtype: int) -> dict[str, int]:
         """The macros of the source."""
         code = body(self.cell).code
-        own = {"OWN_GATES": self.cell.gates} if code == OWN else {}
+        own = {"OWN_GATES": self.cell.gates, "HEADS": self.heads} if code == OWN else {}
         return own | {
             "CELL": code,
             "DTYPE": dtype,
@@ -229,25 +230,38 @@ class Machine:
 def cheapest(
     cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
 ) -> Plan | None:
-    """The plan with the lowest price, or None where the matrix fits no cluster."""
+    """The plan with the lowest price, or None where the matrix fits no cluster.
+
+    `size` is the whole layer's. W_hh of a cell with heads must be 0 outside of them.
+    """
 
     def price(p: Plan) -> float:
         if p.far:
             return p.far_microseconds(batch)
         return -(-p.groups(batch) // machine.clusters[p.cluster]) * p.microseconds
 
-    near = fitting(cell, direction, size, element, machine)
-    far = far_plans(cell, direction, size, element, batch, machine)
-    return min(itertools.chain(near, far), key=price, default=None)
+    def plans() -> Iterator[Plan]:
+        for heads in cuts_along_the_diagonal(cell.heads, size):
+            yield from fitting(cell, direction, size, element, machine, heads)
+            yield from far_plans(cell, direction, size, element, batch, machine, heads)
+
+    return min(plans(), key=price, default=None)
+
+
+def cuts_along_the_diagonal(heads: int, size: int) -> list[int]:
+    """Into how many equal blocks W_hh can be seen to fall: several heads are one larger one."""
+    if heads == 0:  # diagonal: blocks of any size, but of no fewer units than a thread's share
+        return [n for n in range(1, size // 8 + 1) if size % n == 0] or [1]
+    return [n for n in range(1, heads + 1) if heads % n == 0] if size % heads == 0 else [1]
 
 
 def fitting(
-    cell: Cell, direction: str, size: int, element: int, machine: Machine
+    cell: Cell, direction: str, size: int, element: int, machine: Machine, heads: int = 1
 ) -> Iterator[Plan]:
     """Every plan that this machine can hold."""
     for cluster, rows in itertools.product(CLUSTERS, (8, 16)):
         if machine.clusters.get(cluster, 0) > 0:
-            for plan in _cuts(cell, direction, size, element, cluster, rows):
+            for plan in _cuts(cell, direction, size, element, cluster, rows, heads):
                 # sums kept in registers, and the length of one, no further than was measured
                 crowded = plan.gathers and (plan.m_tiles * rows > 128 or plan.k_tiles > 32)
                 if not crowded and plan.shared_bytes <= machine.shared_bytes:
@@ -255,10 +269,11 @@ def fitting(
 
 
 def _cuts(
-    cell: Cell, direction: str, size: int, element: int, cluster: int, rows: int
+    cell: Cell, direction: str, size: int, element: int, cluster: int, rows: int, heads: int
 ) -> Iterator[Plan]:
+    size //= heads
     for warps_k in (1, 2, 4, 8):
-        plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k)
+        plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k, heads=heads)
         gates, step = (cell.gates, 16 * WARPS // warps_k) if plan.gathers else (1, 16)
         enough = itertools.count(-(-size // (8 * cluster)) * 8, 8)
         units = next(u for u in enough if u * gates % step == 0)
@@ -268,19 +283,26 @@ def _cuts(
 
 
 def far_plans(
-    cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
+    cell: Cell,
+    direction: str,
+    size: int,
+    element: int,
+    batch: int,
+    machine: Machine,
+    heads: int = 1,
 ) -> Iterator[Plan]:
     """Every plan of groups beyond a cluster that are all on the machine at once.
 
     A group that waited for one not yet on the machine would wait for ever.
     """
+    size //= heads
     if size * element % 16:  # far.cuh copies 16 bytes at a time
         return
     for rows, warps_k in itertools.product(FAR_ROWS, (1, 2, 4, 8)):
-        most = machine.clusters[1] // -(-batch // rows)
+        most = machine.clusters[1] // (-(-batch // rows) * heads)
         for units in range(8, size, 8):
             blocks = -(-size // units)
-            plan = Plan(cell, direction, size, element, blocks, rows, units, warps_k, 2, 2)
+            plan = Plan(cell, direction, size, element, blocks, rows, units, warps_k, 2, 2, heads)
             if CLUSTERS[-1] < blocks <= most and plan.m * warps_k % (16 * WARPS) == 0:
                 for chunk, stages in CHUNKS:
                     plan = replace(plan, chunk=chunk, stages=stages)
