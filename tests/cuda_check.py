@@ -43,7 +43,7 @@ from elman.kernels.cuda import KERNEL, arithmetic, compiled, machine
 from elman.kernels.cuda.equations import CELLS as BUILT_IN
 from elman.kernels.cuda.plan import cheapest
 
-SHIPPED = [c.name for c in cells.CELLS.values() if isinstance(c, Described)]
+SHIPPED = [c.name for c in cells.CELLS.values() if isinstance(c, Described) and not c.is_users]
 TWIN = {f"described {name}": name for name in TWINS}
 """Built-in cells by their equations; the built-in one says what they must compute."""
 NOISY = {

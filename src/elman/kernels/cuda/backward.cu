@@ -47,9 +47,9 @@ DEVICE void act(const Item& it, const Values (&past)[FIELDS], float xi, const Va
 #pragma unroll
     for (int v = 0; v < WIDE; v++) {
         own_step_back(v, past, own, dh, dc, da, dbefore, down);
-        pass[v] = scale(dbefore[0][v], xi);
+        pass[v] = hands_back(0) ? scale(dbefore[0][v], xi) : 0.0f;
 #pragma unroll
-        for (int i = 0; i < EXTRA; i++) dc[i][v] = scale(dbefore[i + 1][v], xi);
+        for (int i = 0; i < EXTRA; i++) dc[i][v] = hands_back(i + 1) ? scale(dbefore[i + 1][v], xi) : 0.0f;
 #pragma unroll
         for (int g = 0; g < STORED_DA; g++)
             if (SIZE < HIDDEN && v >= it.real) da[g][v] = 0.0f;  // of a unit that does not exist

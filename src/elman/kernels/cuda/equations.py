@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from elman.cells import Cell
 from elman.cells.described import Described
-from elman.cells.expressions import Expression, cpp, ordered
+from elman.cells.expressions import ZERO, Expression, cpp, ordered
 from elman.cells.keeping import Kept, keeping
 from elman.kernels.products import hidden_blocks
 
@@ -21,6 +21,10 @@ CELLS = {"tanh": 0, "relu": 1, "gru": 2, "lstm": 3, "linear": 4}
 OWN = 5
 KEPT = {"gru": 5, "lstm": 4}
 """Blocks of values that a built-in cell keeps of a step."""
+
+
+SPELLED = {"div": "quotient({}, {})"}
+"""Operations that functions.cuh has a faster way for."""
 
 
 class Body(NamedTuple):
@@ -87,6 +91,7 @@ constexpr int {", ".join(f"{name} = {value}" for name, value in sizes.items())};
 {_table("block_of", hidden_blocks(cell))}
 {_table("looked_at", [int(name[1:]) for name in looks])}
 {_table("looks_after", [int(name[0] == "y") for name in looks])}
+{_table("hands_back", [int(d != ZERO) for d in _dbefore(cell, halves.back)])}
 
 template <int A, int X, int N, int C, int K, int W>
 DEVICE void own_step(int v, const float (&a)[A][W], const float (&x)[X][W],
@@ -102,6 +107,11 @@ DEVICE void own_step_back(int v, const float (&past)[P][W], const float (&own)[N
     {_backwards(cell, halves, looks)}
 }}
 """
+
+
+def _dbefore(cell: Described, back: list[Expression]) -> list[Expression]:
+    """The pulls on the states before a step, of all that there are."""
+    return back[2 * cell.gates :][: cell.count]
 
 
 def _plain(name: str) -> str:
@@ -150,4 +160,4 @@ def _body(ends: list[Expression], targets: list[str], known: dict[str, str]) -> 
     """Statements that put every end into its target, everything they read being read before."""
     names = _names(ends)
     read = [f"const float {name} = {known[name]};" for name in names]
-    return "\n    ".join([*read, *cpp(ends, targets, {name: name for name in names})])
+    return "\n    ".join([*read, *cpp(ends, targets, {name: name for name in names}, SPELLED)])

@@ -9,8 +9,14 @@ DEVICE vec splat(real x) { return x; }
 DEVICE vec vexp(vec x) { return exponential(x); }
 DEVICE vec vtanh(vec x) { return hyperbolic_tangent(x); }
 DEVICE vec vsigmoid(vec x) { return sigmoid(x); }
-DEVICE vec vlog(vec x) { return logf(x); }
-DEVICE vec vlog1p(vec x) { return log1pf(x); }
+DEVICE vec quotient(vec a, vec b) { return DTYPE == FP32 ? a / b : __fdividef(a, b); }
+DEVICE vec vlog(vec x) { return DTYPE == FP32 ? logf(x) : __logf(x); }
+
+// log(1 + x), by its series where 1 + x keeps too little of x.
+DEVICE vec vlog1p(vec x) {
+    if constexpr (DTYPE == FP32) return log1pf(x);
+    return fabsf(x) < 0.01f ? x * (1.0f - x * (0.5f - x * 0.33333333f)) : __logf(1.0f + x);
+}
 DEVICE vec vexpm1(vec x) { return expm1f(x); }
 DEVICE vec vsqrt(vec x) { return sqrtf(x); }
 DEVICE vec vsin(vec x) { return sinf(x); }
