@@ -23,8 +23,9 @@ from pathlib import Path
 
 import torch
 
+from elman.cells import named
 from elman.kernels.cuda import driver, machine
-from elman.kernels.cuda.plan import GATES, Plan, cheapest
+from elman.kernels.cuda.plan import Plan, cheapest
 
 SOURCE = Path(__file__).with_name("cuda_floor.cu")
 THREADS = 256
@@ -57,7 +58,7 @@ def floors(shapes: list[Shape], milliseconds: Timer) -> dict[Shape, dict[str, fl
 def one_way(shape: Shape, direction: str, speed: float, milliseconds: Timer) -> tuple[float, float]:
     """e and r of one direction."""
     cell, batch, _, hidden = shape
-    plan = cheapest(cell, direction, hidden, 2, batch, machine(0))
+    plan = cheapest(named(cell), direction, hidden, 2, batch, machine(0))
     assert plan is not None, f"no plan for {shape}"
     e = shortest_step(plan.cluster, milliseconds)
     return e, operations(shape) / (speed * used(plan, batch))
@@ -66,14 +67,14 @@ def one_way(shape: Shape, direction: str, speed: float, milliseconds: Timer) -> 
 def operations(shape: Shape) -> int:
     """Of one step's recurrent product, and (the input being as wide as the state) of X W_ihᵀ."""
     cell, batch, _, hidden = shape
-    return 2 * batch * GATES[cell] * hidden**2
+    return 2 * batch * named(cell).gates * hidden**2
 
 
 def large_product(shape: Shape) -> Callable[[], object]:
     cell, batch, steps, hidden = shape
     make = {"device": "cuda", "dtype": torch.bfloat16}
     xs = torch.randn(steps * batch, hidden, **make)
-    W_ih = torch.randn(GATES[cell] * hidden, hidden, **make)
+    W_ih = torch.randn(named(cell).gates * hidden, hidden, **make)
     return lambda: torch.nn.functional.linear(xs, W_ih)
 
 

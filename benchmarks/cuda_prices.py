@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 
 import elman.nn
+from elman.cells import named
 from elman.kernels.cuda import arithmetic, compiled, machine
 from elman.kernels.cuda.plan import cheapest
 
@@ -65,8 +66,8 @@ def cases() -> Iterator[Case]:
 
 
 def plans(cell: str, kind: str, hidden: int, batch: int) -> list:
-    size = ARITHMETICS[kind][0].itemsize
-    return [cheapest(cell, way, hidden, size, batch, machine(0)) for way in ("forward", "backward")]
+    size, ways = ARITHMETICS[kind][0].itemsize, ("forward", "backward")
+    return [cheapest(named(cell), way, hidden, size, batch, machine(0)) for way in ways]
 
 
 def fits(cell: str, kind: str, hidden: int, batch: int) -> bool:

@@ -34,10 +34,39 @@ import torch
 from torch import Tensor
 
 from elman import cells
-from elman.cells import Gradients, State, Weights
+from elman.cells import Cell, Gradients, State, Weights
+from elman.cells.described import Described
+from elman.cells.noisy import noisy
+from elman.cells.twins import TWINS
 from elman.kernels import Kernel, Piece, Pull, Trace, fused, reference
 from elman.kernels.cuda import KERNEL, arithmetic, compiled, machine
-from elman.kernels.cuda.plan import GATES, cheapest
+from elman.kernels.cuda.equations import CELLS as BUILT_IN
+from elman.kernels.cuda.plan import cheapest
+
+SHIPPED = [c.name for c in cells.CELLS.values() if isinstance(c, Described) and not c.is_users]
+TWIN = {f"described {name}": name for name in TWINS}
+"""Built-in cells by their equations; the built-in one says what they must compute."""
+NOISY = {
+    "noisy lstm": noisy(cells.named("lstm"), zoneout=0.25, updates=0.5),
+    "noisy slstm": noisy(cells.named("slstm"), zoneout=0.25),
+    "noisy mgu": noisy(cells.named("mgu"), updates=0.5),
+}
+RELU = ("relu", "described relu", "indrnn")
+
+
+def cell_of(name: str) -> Cell:
+    """The cell that a kernel runs under this name."""
+    return NOISY.get(name) or (TWINS[TWIN[name]] if name in TWIN else cells.named(name))
+
+
+def plain_cell(name: str) -> Cell:
+    """The same by the reference's own code, where it has one."""
+    return (
+        cells.named("relu" if name in RELU else TWIN[name])
+        if name in (*TWIN, "indrnn")
+        else cell_of(name)
+    )
+
 
 ROUNDOFF = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-10}
 """u: half the distance from 1 to the next number; of TF32 the whole, as products may cut."""
@@ -88,12 +117,14 @@ class Case:
             rnn.fp32_precision = before  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def jobs(count: int, seed: int, sizes: tuple[int, ...]) -> list[Case]:
+def jobs(
+    count: int, seed: int, sizes: tuple[int, ...], of: Iterable[str] = tuple(BUILT_IN)
+) -> list[Case]:
     """`count` random jobs with hidden sizes around `sizes`."""
-    chance = random.Random(seed)
+    chance, names = random.Random(seed), list(of)
     return [
         Case(
-            cell=chance.choice(list(GATES)),
+            cell=chance.choice(names),
             dtype=chance.choice(list(ROUNDOFF)),
             steps=chance.choice((1, 2, 3, 5, 8, 13)),
             batch=chance.choice((1, 3, 8, 11, 16, 37)),
@@ -121,10 +152,11 @@ class Material:
     dstate: State
     xi: Tensor | None
     lengths: Tensor | None
+    noise: Tensor | None
 
-    def piece(self, cell: str) -> Piece:
+    def piece(self, cell: Cell) -> Piece:
         """What a kernel's forward reads."""
-        return Piece(cells.named(cell), self.w, self.xs, self.state, self.lengths)
+        return Piece(cell, self.w, self.xs, self.state, self.lengths, self.noise)
 
     def pull(self) -> Pull:
         """What its backward gets."""
@@ -145,6 +177,7 @@ class Material:
             tuple(map(moved, self.dstate)),
             None if self.xi is None else self.xi.to(device),
             move(self.lengths),
+            move(self.noise),
         )
 
 
@@ -156,26 +189,43 @@ def material(job: Case) -> Material:
         x = scale * torch.randn(*shape, generator=g, dtype=torch.float64)
         return x.to(job.dtype).double()
 
-    gates, H, T, B = GATES[job.cell], job.size, job.steps, job.batch
-    W_hh = [torch.linalg.qr(normal(H, H))[0] for _ in range(gates)]
+    cell, H, T, B = cell_of(job.cell), job.size, job.steps, job.batch
+    gates, own = cell.gates, len(cell.parameters)
+    W_hh = [orthogonal(normal(H, H), cell.heads) for _ in range(gates)]
     w = Weights(
         normal(gates * H, job.inputs, scale=0.5),
         torch.cat(W_hh).to(job.dtype).double(),
         normal(gates * H, scale=0.1) if job.bias else None,
         normal(gates * H, scale=0.1) if job.bias else None,
+        own=normal(own, H, scale=0.5) if own else None,
     )
     ids = torch.randint(job.inputs, (T, B), generator=g)
-    states = cells.named(job.cell).states
+    sizes = cell.state_sizes(H)
     xi = torch.rand(T, B, generator=g).mul(3).floor()  # 0, 1 or 2
     return Material(
         w,
         ids if job.ids else normal(T, B, job.inputs),
-        tuple(normal(B, H) for _ in states),
+        tuple(normal(B, n) for n in sizes),
         normal(T, B, H),
-        tuple(normal(B, H) for _ in states),
+        tuple(normal(B, n) for n in sizes),
         (None, xi[:, 0], xi)[job.xi],
         torch.randint(0, T + 1, (B,), generator=g) if job.lengths else None,
+        _drawn(cell.noise, T, B, H, g),
     )
+
+
+def orthogonal(drawn: Tensor, heads: int) -> Tensor:
+    """An orthogonal matrix that falls into heads, where it can be cut into so many."""
+    size = len(drawn) // (heads or len(drawn)) if heads == 0 or len(drawn) % heads == 0 else 0
+    cuts = range(0, len(drawn), size or len(drawn))
+    blocks = [drawn[i : i + size, i : i + size] if size else drawn for i in cuts]
+    return torch.block_diag(*(torch.linalg.qr(block)[0] for block in blocks))
+
+
+def _drawn(noise: tuple[float, ...], T: int, B: int, H: int, g: torch.Generator) -> Tensor | None:
+    """0, or what keeps the mean: here a power of two, which every dtype can hold."""
+    blocks = [(torch.rand(T, B, H, generator=g, dtype=torch.float64) >= p) * 2.0 for p in noise]
+    return torch.cat(blocks, -1) if blocks else None
 
 
 class Shaken:
@@ -200,11 +250,13 @@ class Shaken:
         return x * (1 + self.u * signs)
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
-        cell, w, xs, state, lengths, _ = piece
+        cell, w, xs, state, lengths, noise = piece
         steps: list[Trace] = []
         for t in range(len(xs)):
             ended, x = _at(lengths, t), self.shake(xs[t : t + 1])
-            step = reference.KERNEL.forward(Piece(cell, w.map(self.shake), x, state, ended))
+            drawn = None if noise is None else noise[t : t + 1]
+            now = Piece(cell, w.map(self.shake), x, state, ended, drawn)
+            step = reference.KERNEL.forward(now)
             before, state = state, tuple(map(self.shake, step.state(1)))
             tracks = [torch.stack(pair) for pair in zip(before, state, strict=True)]
             steps.append(Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, step.gates))
@@ -213,14 +265,15 @@ class Shaken:
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
-        cell, w, xs, _, lengths, _ = piece
+        cell, w, xs, _, lengths, noise = piece
         dhs, dstate, xi, _, into = pull
         dw, dxs = w.zeros() if into is None else into, []
         for t in reversed(range(len(xs))):
             kept = (None if x is None else self.shake(x) for x in trace.between(t, t + 1))
             shaken = Trace(*kept)  # pyright: ignore[reportArgumentType]
             x, weights = self.shake(xs[t : t + 1]), w.map(self.shake)
-            step = Piece(cell, weights, x, shaken.state(0), _at(lengths, t))
+            drawn = None if noise is None else noise[t : t + 1]
+            step = Piece(cell, weights, x, shaken.state(0), _at(lengths, t), drawn)
             back = Pull(
                 None if dhs is None else self.shake(dhs[t : t + 1]),
                 tuple(map(self.shake, dstate)),
@@ -257,7 +310,8 @@ Answers = dict[str, Tensor]
 
 def answers(kernel: Kernel, job: Case, m: Material, at: Tensor | None = None) -> Answers:
     """Everything a kernel computes for a job, by name; gradients at the states `at` if given."""
-    piece = m.piece(job.cell)
+    exact = isinstance(kernel, Shaken) or kernel is reference.KERNEL
+    piece = m.piece(plain_cell(job.cell) if exact else cell_of(job.cell))
     trace = kernel.forward(piece)
     found = {"hs": trace.hs, "cs": trace.cs}
     trace = trace if at is None else trace._replace(hs=at.to(trace.hs))
@@ -323,7 +377,7 @@ class Verdict:
 def faults(job: Case, kernel: Kernel = KERNEL, device: str = "cuda") -> list[str]:
     """What is wrong with the kernel's answers to this job; an empty list where nothing is."""
     m = material(job).to(job.dtype, device)
-    reason = kernel.refuses(m.piece(job.cell))
+    reason = kernel.refuses(m.piece(cell_of(job.cell)))
     return [f"refused: {reason}"] if reason else judged(job, kernel, device).faults
 
 
@@ -356,7 +410,7 @@ def judged(job: Case, kernel: Kernel, device: str, peer: bool = False) -> Verdic
 
 def _place(job: Case, found: Answers) -> Tensor | None:
     """Where gradients are taken: a relu's at the states that were found."""
-    return found["hs"].detach() if job.cell == "relu" else None
+    return found["hs"].detach() if job.cell in RELU else None
 
 
 Ratios = dict[tuple[str, str, str], list[float]]
@@ -385,7 +439,7 @@ def peer_jobs(seeds: int) -> list[Case]:
     """Jobs that cuDNN runs too, enough of each cell and dtype for a mean."""
     return [
         Case(cell, dtype, 13, 37, size, size, tf32=tf32, seed=seed)
-        for cell in GATES
+        for cell in BUILT_IN
         if cell != "linear"
         for dtype, tf32 in [*((dtype, True) for dtype in ROUNDOFF), (torch.float32, False)]
         for size in (64, 256, 512)
@@ -409,6 +463,24 @@ WIDE = [  # layers beyond a cluster
 ]
 
 
+DESCRIBED = [  # layers beyond a cluster, also by heads; gates read apart; numbers of the units' own
+    Case("described lstm", torch.bfloat16, 5, 64, 1024, 64, xi=1),
+    Case("described gru", torch.float16, 5, 37, 1024, 28, lengths=True, xi=2),
+    Case("mgu", torch.bfloat16, 5, 64, 1024, 28, ids=True),
+    Case("peephole", torch.bfloat16, 5, 16, 1000, 28, lengths=True, xi=2),
+    Case("slstm", torch.float32, 4, 8, 1024, 28, xi=2, tf32=False),
+    Case("slstm", torch.bfloat16, 4, 11, 3072, 28, lengths=True, xi=2),
+    Case("indrnn", torch.bfloat16, 4, 20, 2048, 16, xi=1),
+]
+
+
+def described_jobs(each: int, seed: int) -> list[Case]:
+    """Jobs of every shipped cell, built-in cells by their equations and cells with noise."""
+    sizes = (1, 7, 33, 64, 100, 256, 300, 512)
+    names = (*SHIPPED, *TWIN, *NOISY)
+    return [job for i, name in enumerate(names) for job in jobs(each, seed + i, sizes, (name,))]
+
+
 def compile_ahead(todo: list[Case]) -> None:
     """Compile what the jobs will need, on all cores."""
     here = machine(torch.cuda.current_device())
@@ -417,7 +489,7 @@ def compile_ahead(todo: list[Case]) -> None:
         with job.switched():
             code = arithmetic(job.dtype)
         for way in ("forward", "backward"):
-            plan = cheapest(job.cell, way, job.size, job.dtype.itemsize, job.batch, here)
+            plan = cheapest(cell_of(job.cell), way, job.size, job.dtype.itemsize, job.batch, here)
             needed |= {(plan, code)} if plan else set()
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda need: compiled(*need), needed):

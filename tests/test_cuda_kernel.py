@@ -1,5 +1,6 @@
 """The CUDA kernel: its plans and its arrays anywhere, its arithmetic where there is a GPU."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -17,7 +18,8 @@ from elman.gradients import Checkpointed, Full, Stored, Truncated
 from elman.kernels import Piece, cuda, fused, reference
 from elman.kernels.cuda import driver, plan
 
-cells = st.sampled_from(sorted(plan.GATES))
+cells = st.sampled_from(sorted(check.BUILT_IN))
+own_cells = st.sampled_from([*check.SHIPPED, *check.TWIN, *check.NOISY])
 jobs = st.builds(
     check.Case,
     cell=cells,
@@ -34,7 +36,10 @@ jobs = st.builds(
 )
 
 
-@given(job=jobs)
+own_jobs = st.builds(replace, jobs, cell=own_cells)
+
+
+@given(job=jobs | own_jobs)
 def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
     m = check.material(job)
     with paper_gpu.present():
@@ -45,11 +50,11 @@ def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
         torch.testing.assert_close(found[name].double(), x, rtol=1e-5, atol=1e-5, msg=name)
 
 
-@given(job=jobs)
+@given(job=jobs | own_jobs)
 def test_pieces_add_into_gradients_already_found(job):
     m = check.material(job)
     with paper_gpu.present():
-        piece, pull = m.piece(job.cell), m.pull()
+        piece, pull = m.piece(check.cell_of(job.cell)), m.pull()
         trace = cuda.KERNEL.forward(piece)
         _, once, _ = cuda.KERNEL.backward(piece, trace, pull)
         total = once.map(torch.clone)
@@ -73,7 +78,7 @@ def test_torchs_cells_step_by_step_are_the_reference(job):
 @given(cell=cells, size=st.integers(1, 512), batch=st.integers(1, 600))
 def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, batch):
     for direction in ("forward", "backward"):
-        chosen = plan.cheapest(cell, direction, size, 2, batch, paper_gpu.MACHINE)
+        chosen = plan.cheapest(check.cell_of(cell), direction, size, 2, batch, paper_gpu.MACHINE)
         assert chosen is not None
         assert chosen.hidden >= size
         assert chosen.m % 16 == 0
@@ -90,7 +95,7 @@ def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, b
 def test_a_matrix_too_large_for_a_cluster_is_spread_over_blocks_that_are_all_there_at_once():
     for batch in (1, 16, 64):
         for direction in ("forward", "backward"):
-            chosen = plan.cheapest("lstm", direction, 1024, 2, batch, paper_gpu.MACHINE)
+            chosen = plan.cheapest(named("lstm"), direction, 1024, 2, batch, paper_gpu.MACHINE)
             assert chosen is not None
             assert chosen.far
             assert chosen.hidden >= 1024
@@ -100,16 +105,44 @@ def test_a_matrix_too_large_for_a_cluster_is_spread_over_blocks_that_are_all_the
 
 
 def test_a_matrix_too_large_for_the_gpu_has_no_plan():
-    assert plan.cheapest("tanh", "forward", 8192, 2, 64, paper_gpu.MACHINE) is None
-    assert plan.cheapest("lstm", "forward", 1024, 2, 64, plan.Machine({1: 16}, 232448)) is None
+    assert plan.cheapest(named("tanh"), "forward", 8192, 2, 64, paper_gpu.MACHINE) is None
+    assert (
+        plan.cheapest(named("lstm"), "forward", 1024, 2, 64, plan.Machine({1: 16}, 232448)) is None
+    )
+
+
+@given(size=st.integers(1, 300), batch=st.integers(1, 70))
+def test_heads_have_groups_of_their_own(size, batch):
+    for name, direction in itertools.product(("slstm", "indrnn"), ("forward", "backward")):
+        chosen = plan.cheapest(named(name), direction, size, 2, batch, paper_gpu.MACHINE)
+        assert chosen is not None
+        assert chosen.heads * chosen.size == size
+        assert chosen.groups(batch) * chosen.rows >= batch * chosen.heads
+        if name == "slstm" and chosen.heads > 1:
+            assert 4 % chosen.heads == 0
+            assert size % 4 == 0
+
+
+def test_heads_are_cheaper_apart():
+    for direction in ("forward", "backward"):
+        headed, diagonal, dense = (
+            plan.cheapest(named(name), direction, 512, 2, 64, paper_gpu.MACHINE)
+            for name in ("slstm", "indrnn", "lstm")
+        )
+        assert headed is not None
+        assert diagonal is not None
+        assert dense is not None
+        assert (headed.heads, headed.size) == (4, 128)
+        assert (diagonal.cluster, diagonal.size) == (1, 64)
+        assert headed.microseconds < dense.microseconds
 
 
 def test_a_gpu_without_clusters_runs_what_fits_one_sm_or_many_that_meet_in_memory():
     old = plan.Machine({1: 108}, 166912)
-    chosen = plan.cheapest("tanh", "forward", 256, 2, 64, old)
+    chosen = plan.cheapest(named("tanh"), "forward", 256, 2, 64, old)
     assert chosen is not None
     assert chosen.cluster == 1
-    chosen = plan.cheapest("tanh", "forward", 1024, 2, 64, old)
+    chosen = plan.cheapest(named("tanh"), "forward", 1024, 2, 64, old)
     assert chosen is not None
     assert chosen.far
 
@@ -291,13 +324,14 @@ def test_on_a_gpu_gradients_may_begin_at_any_address(carry, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM, "mgu", "peephole", "slstm"])
 def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
     found = []
-    for hidden, long_way in itertools.product((33, 256), (False, True)):
+    for hidden, long_way in itertools.product((36, 256), (False, True)):
         torch.manual_seed(0)
-        rnn = kind(12, hidden, layers, device="cuda", dtype=dtype)
+        rnn = make(12, hidden, layers, device="cuda", dtype=dtype)
         xs = torch.randn(7, 5, 12, device="cuda", dtype=dtype, requires_grad=True)
         if long_way:
             monkeypatch.setattr(rnn, "_key", lambda *_: None)

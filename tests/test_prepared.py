@@ -1,6 +1,7 @@
 """Calls that are prepared once do what the long way does, forwards, back, and back again."""
 
 import copy
+import functools
 import io
 import itertools
 
@@ -9,11 +10,13 @@ import torch
 
 import paper_gpu
 from elman import nn
+from elman.cells import named
 from elman.kernels import products
 from elman.recurrence import prepared
 from elman.recurrence.prepared import Call
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
+DESCRIBED = ["mgu", "peephole", "slstm", "indrnn"]
 CASES = list(itertools.product((1, 3), (False, True), (False, True), (False, True)))
 
 
@@ -30,14 +33,15 @@ def answers(run, module, x, state, with_last):
     return [ys, *last, *(t.grad for t in leaves)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *DESCRIBED])
 @pytest.mark.parametrize(("layers", "batch_first", "bias", "given"), CASES)
 def test_a_prepared_call_is_the_reference(kind, layers, batch_first, bias, given, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     torch.manual_seed(0)
-    rnn = kind(4, 6, layers, bias=bias, batch_first=batch_first)
+    make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
+    rnn = make(4, 8, layers, bias=bias, batch_first=batch_first)
     x = torch.randn(*((3, 5) if batch_first else (5, 3)), 4)
-    state = [torch.randn(layers, 3, 6) for _ in range(2 if kind is nn.LSTM else 1)] * given
+    state = [torch.randn(layers, 3, n) for n in named(rnn.cell).state_sizes(8)] * given
 
     def plain(x, state):
         ys, last = rnn(x, (tuple(state) if len(state) > 1 else state[0]) if given else None)
@@ -46,18 +50,17 @@ def test_a_prepared_call_is_the_reference(kind, layers, batch_first, bias, given
     with paper_gpu.launches_prepared():
         inputs = rnn._inputs(*rnn._time_first(x, None))
         call = Call(rnn._recipe(), inputs, batch_first)
-        assert call.prepared.suits(list(rnn.parameters()))
+        weights = [rnn.get_parameter(name) for name in rnn._flat_weights_names]
+        assert call.prepared.suits(weights)
         for with_last in (False, True):
             exact = answers(plain, rnn, x, state, with_last)
-            found = answers(
-                lambda x, s: call(x, s, list(rnn.parameters())), rnn, x, state, with_last
-            )
+            found = answers(lambda x, s: call(x, s, weights), rnn, x, state, with_last)
             for a, b in zip(found, exact, strict=True):
                 torch.testing.assert_close(a, b)
         with torch.no_grad():
-            ys, last = call(x, state, list(rnn.parameters()))
+            ys, last = call(x, state, weights)
         torch.testing.assert_close([ys, *last], exact[: 1 + len(last)])
-        again = twice(lambda x: call(x, state, list(rnn.parameters()))[0], x)
+        again = twice(lambda x: call(x, state, weights)[0], x)
     torch.testing.assert_close(again, twice(lambda x: plain(x, state)[0], x))
 
 

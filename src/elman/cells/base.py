@@ -62,8 +62,8 @@ class Cell(abc.ABC):
     """How many blocks of `hidden` columns `step` wants back in `step_backward`."""
     openings: tuple[str, ...] = ()
     """The names of the first kept blocks, for diagnostics; "" for one that is not a gate."""
-    apart: int = 0
-    """How many of the last gates use a_hh alone before adding a_ih, so b_ih and b_hh differ."""
+    apart: tuple[int, ...] = ()
+    """The gates that use a_hh alone before adding a_ih, so that b_ih and b_hh differ."""
     parameters: Mapping[str, float | None] = MappingProxyType({})
     """Its own numbers, one to a unit, and what each starts from; None: drawn like the weights."""
     heads: int = 1

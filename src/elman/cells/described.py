@@ -197,6 +197,10 @@ class Described(Cell):
 
         return [is_sum(a, b) for a, b in zip(self.a_x, self.a_h, strict=True)]
 
+    @functools.cached_property
+    def apart(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(g for g, summed in enumerate(self.summed) if not summed)
+
     def __repr__(self) -> str:
         def some(n: int, what: str) -> str:
             return f"{n} {what}" + "s" * (n != 1)

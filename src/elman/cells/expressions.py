@@ -10,8 +10,9 @@ expression. So a cell's derivative is found by the chain rule, never asked of an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -289,8 +290,16 @@ def evaluate(ends: Sequence[Expression], inputs: dict[str, Tensor]) -> list[Tens
     return [found[end] for end in ends]
 
 
-def cpp(ends: Sequence[Expression], targets: Sequence[str], named: dict[str, str]) -> list[str]:
-    """Statements of C++ on vectors `vec` that put every end into its target."""
+def cpp(
+    ends: Sequence[Expression],
+    targets: Sequence[str],
+    named: Mapping[str, str],
+    spelled: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
+    """Statements of C++ on vectors `vec` that put every end into its target.
+
+    `spelled` has operations that are written in another way.
+    """
     lines, words = [], {}
     for i, e in enumerate(ordered(ends)):
         if e.operation == "input":
@@ -299,7 +308,8 @@ def cpp(ends: Sequence[Expression], targets: Sequence[str], named: dict[str, str
             words[e] = f"splat(real({_literal(e.value)}))"
         else:
             words[e] = f"e{i}"
-            text = OPERATIONS[e.operation].cpp.format(*(words[o] for o in e.of))
+            written = spelled.get(e.operation, OPERATIONS[e.operation].cpp)
+            text = written.format(*(words[o] for o in e.of))
             kind = "auto" if OPERATIONS[e.operation].pulls is None else "vec"
             lines.append(f"const {kind} e{i} = {text};")
     return [*lines, *(f"{t} = {words[e]};" for t, e in zip(targets, ends, strict=True))]

@@ -26,7 +26,7 @@ class Gru(Cell):
     gates = 3
     keeps = 4
     openings = ("reset", "update")
-    apart = 1
+    apart = (2,)
     torch_mode = "GRU"
     kernels = frozenset({"cuda", "cudnn", "cpu", "fused"})
 

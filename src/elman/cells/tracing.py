@@ -178,6 +178,8 @@ class Notes(TorchDispatchMode):
             chooses = CONDITION_AT.get(packet)
             operands = [e if i == chooses else _number(e) for i, e in enumerate(operands)]
             return self.note(result, NOTED[packet](*operands, **_meant(options)))
+        if packet is aten.scalar_tensor:  # a number, such as where() takes
+            return func(*args, **kwargs)
         if packet is aten.lift_fresh:
             raise self.refusal("it makes a tensor of values, picks some, or assigns to some")
         with self:

@@ -105,7 +105,8 @@ def explain(
     asked: Job = job(x, state)
     kernel, reasons = _choose(asked)
     time = "" if asked.time is None else asked.time(cast(Kernel, kernel))
-    made = asked.cell.name if getattr(kernel, "is_compiled_from_cells", False) else ""
+    compiles = getattr(kernel, "compiles", None)
+    made = asked.cell.name if compiles is not None and compiles(asked.cell) else ""
     return Explanation(kernel.name, reasons, time, made)
 
 

@@ -25,7 +25,8 @@ Expected = tuple[str, Tensor | None, tuple[int, ...]]
 class Piece(NamedTuple):
     """One layer, one direction, a piece of time: what `forward` reads.
 
-    `xs` is (T, B, input), or (T, B) integer ids; `state` is the state before the piece; `lengths`
+    W_hh of a cell with heads is 0 outside of them, which a kernel may rely on. `xs` is
+    (T, B, input), or (T, B) integer ids; `state` is the state before the piece; `lengths`
     is (B,), on the device: a row that has ended (t ≥ its length) holds its state. `noise` is
     (T, B, blocks · hidden), drawn for a cell that wants it: `Cell.noise`.
     """

@@ -49,7 +49,10 @@ class DescribedKernel(Native):
     """C++ made of a described cell, on torch's threads."""
 
     name = "described"
-    is_compiled_from_cells = True
+
+    def compiles(self, cell: Cell) -> bool:
+        """Whether its code is made of the cell's description: all that it runs."""
+        return True
 
     def refuses(self, piece: Piece) -> str | None:
         cell, xs = piece.cell, piece.xs
@@ -68,7 +71,7 @@ class DescribedKernel(Native):
 
     def kept(self, cell: Cell) -> int:
         assert isinstance(cell, Described)
-        return cell.gates + cell.summed.count(False)
+        return cell.gates + len(cell.apart)
 
     def call(self, function: str, piece: Piece, arguments: dict[str, Any]) -> int:
         assert isinstance(piece.cell, Described)
@@ -204,7 +207,7 @@ def source(cell: Described, kind: int, variant: str) -> str:
 #define REGISTERS {registers}
 #define OWN_CELL
 #define OWN_GATES {cell.gates}
-#define OWN_APART {summed.count(False)}
+#define OWN_APART {len(cell.apart)}
 #define OWN_STATES {cell.count}
 #define OWN_PARAMETERS {len(cell.parameters)}
 #define OWN_NOISE {len(cell.noise)}

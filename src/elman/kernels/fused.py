@@ -101,7 +101,7 @@ def _hidden_bias(cell: Cell, w: Weights) -> Tensor | None:
     if not cell.apart or w.b_hh is None:
         return None
     bias = w.b_hh.clone()
-    bias[: (cell.gates - cell.apart) * w.hidden_size] = 0
+    bias[: (cell.gates - len(cell.apart)) * w.hidden_size] = 0
     return bias
 
 

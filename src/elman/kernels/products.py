@@ -23,9 +23,9 @@ def input_share(cell: Cell, w: Weights, xs: Tensor) -> tuple[Tensor, Tensor | No
     bias = w.b_ih
     if w.b_ih is not None and w.b_hh is not None:
         bias = w.b_ih + w.b_hh
-        if cell.apart:
-            summed = (cell.gates - cell.apart) * w.hidden_size
-            bias[summed:] = w.b_ih[summed:]
+        for gate in cell.apart:
+            rows = slice(gate * w.hidden_size, (gate + 1) * w.hidden_size)
+            bias[rows] = w.b_ih[rows]
     if xs.is_floating_point():
         return torch.nn.functional.linear(xs, w.W_ih, bias).contiguous(), None
     if xs.numel() < w.W_ih.shape[1]:  # fewer rows than the table would have
@@ -65,14 +65,32 @@ def weight_pulls(
 
 
 def shares(cell: Cell, das: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """da as W_ih and as W_hh meet it (the latter in pieces): different for a gru's n gate alone.
+    """da as W_ih and as W_hh meet it (the latter in pieces): different for gates `apart` alone.
 
     A gru keeps (dr, dz, dn, du): W_ih's rows are pulled by dr dz dn, W_hh's by dr dz du.
     """
     if not cell.apart:
         return das, [das]
-    hidden = das.shape[-1] // 4
-    return das[..., : 3 * hidden], [das[..., : 2 * hidden], das[..., 3 * hidden :]]
+    hidden = das.shape[-1] // (cell.gates + len(cell.apart))
+    pieces = [das[..., i * hidden : j * hidden] for i, j in _runs(hidden_blocks(cell))]
+    return das[..., : cell.gates * hidden], pieces
+
+
+def hidden_blocks(cell: Cell) -> list[int]:
+    """Of each gate, which block of da W_hh meets: those of gates `apart` come after all others."""
+    after = {gate: cell.gates + i for i, gate in enumerate(cell.apart)}
+    return [after.get(gate, gate) for gate in range(cell.gates)]
+
+
+def _runs(blocks: list[int]) -> list[tuple[int, int]]:
+    """Blocks that follow one another, as (first, one after the last)."""
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        if runs and runs[-1][1] == block:
+            runs[-1] = (runs[-1][0], block + 1)
+        else:
+            runs.append((block, block + 1))
+    return runs
 
 
 def _rows(blocks: list[Tensor]) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from elman.cells import named
+from elman.cells.base import diagonal_blocks
 from elman.kernels import select
 from elman.kernels.cuda import KERNEL
 from elman.kernels.cuda.calls import Kept, Prepared
@@ -25,6 +27,8 @@ class Call:
     def __init__(self, recipe: Recipe, x: Inputs, batch_first: bool) -> None:
         self.recipe, self.batch_first = recipe, batch_first
         self.prepared = Prepared(recipe.job(x))
+        heads, W_hh = named(recipe.cell).heads, x.weights[1]
+        self.blocks = None if heads == 1 else diagonal_blocks(W_hh.detach(), heads)
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return type(None), ()  # a copied module prepares its own
@@ -33,6 +37,9 @@ class Call:
         self, input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs and last states; an empty `state` is zeros."""
+        if self.blocks is not None:  # a cell whose W_hh has heads
+            each = len(weights) // self.prepared.layers
+            weights = [w * self.blocks if i % each == 1 else w for i, w in enumerate(weights)]
         if torch.is_grad_enabled():
             ys, *last = _Node.apply(self, len(state), input, *state, *weights)
             return ys, tuple(last)
@@ -54,8 +61,10 @@ class Call:
     ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
         """The same pulls, leaving a graph behind to differentiate them again."""
         p = self.prepared
-        shape = (p.layers, p.rows, p.hidden)
-        stacked = state or [torch.zeros(shape, dtype=p.dtype, device=p.device)] * p.states
+        stacked = state or [
+            torch.zeros((p.layers, p.rows, width), dtype=p.dtype, device=p.device)
+            for width in p.widths
+        ]
         x = Inputs(self.time_first(input), stacked, weights, None, None)
         stack = self.recipe.stack(x, KERNEL)
         dys = None if dys is None else self.time_first(dys)

@@ -15,34 +15,39 @@ import torch
 from torch import Tensor
 
 from elman.cells import Cell, Gradients, State, Weights
+from elman.cells.described import Described
 from elman.errors import UserError
 from elman.kernels import products
 from elman.kernels.contract import Piece, Pull, Trace
 from elman.kernels.cuda import driver, small
+from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.plan import CLUSTERS, WARPS, Machine, Plan, cheapest
 from elman.kernels.cudnn import precision
 
 FP16, BF16, TF32, FP32 = range(4)  # as in ptx.cuh
 HALF = {torch.float16: FP16, torch.bfloat16: BF16}
-KEPT = {"gru": 5, "lstm": 4}  # blocks of values kept per step
 
 
 @final
 class Cuda:
-    """Persistent kernels: elman (tanh, relu, linear), gru and lstm in fp16, bf16, TF32 and fp32."""
+    """Persistent kernels of elman (tanh, relu, linear), gru, lstm and described cells."""
 
     name = "cuda"
+
+    def compiles(self, cell: Cell) -> bool:
+        """Whether its code is made of the cell's description."""
+        return isinstance(cell, Described)
 
     def refuses(self, piece: Piece) -> str | None:
         return _refusal_of_piece(piece) or _refusal_of_device(piece)
 
     def empty_gates(self, piece: Piece) -> Tensor | None:
-        width = KEPT.get(piece.cell.name, 0) * piece.w.hidden_size
+        width = body(piece.cell).kept * piece.w.hidden_size
         return piece.state[0].new_empty(*piece.xs.shape[:2], width) if width else None
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
-        cell, w, xs, state, lengths, _ = piece
+        cell, w, xs, state, lengths, noise = piece
         steps, batch = xs.shape[:2]
         hs, *cs = [s.new_empty(steps + 1, *s.shape) for s in state]
         gates = self.empty_gates(piece) if needs_gates else None
@@ -54,7 +59,7 @@ class Cuda:
                 w.W_hh.contiguous(),
                 inputs,
                 ids,
-                _bias_apart(cell, w),
+                None if isinstance(cell, Described) else _bias_apart(cell, w),
                 _integers(lengths),
                 dense(state[0]),
                 dense(state[1]) if cs else None,
@@ -63,6 +68,7 @@ class Cuda:
                 gates,
                 None,  # the last states are the tracks' ends
                 None,
+                *own_arguments(cell, w, noise),
                 steps,
                 batch,
             )
@@ -73,19 +79,20 @@ class Cuda:
     ) -> tuple[Tensor | None, Gradients, State]:
         w, xs = piece.w, piece.xs
         piece.check()
-        pull.check(piece, trace, KEPT.get(piece.cell.name, 0) * w.hidden_size)
+        pull.check(piece, trace, body(piece.cell).kept * w.hidden_size)
         with torch.cuda.device(xs.device), large_products(w.W_hh.dtype):
-            das, dstate = _carry_back(piece, trace, pull)
+            das, dstate, down = _carry_back(piece, trace, pull)
             das_ih, das_hh = products.shares(piece.cell, das)
             read = None if xs.is_floating_point() else _columns(w, xs, das_ih)
             gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh, read)
+            gradients = gradients._replace(own=None if down is None else down.sum(0))
             dxs = das_ih @ w.W_ih if pull.needs_dxs and xs.is_floating_point() else None
         return dxs, products.add(pull.into, gradients), dstate
 
 
 def _refusal_of_piece(piece: Piece) -> str | None:
     cell, w, xs, *_ = piece
-    if Cuda.name not in cell.kernels:
+    if Cuda.name not in cell.kernels and not isinstance(cell, Described):
         return f"it has no {cell.name} cell"
     if not xs.is_cuda:
         return f"the tensors are on {xs.device.type}, not on a CUDA GPU"
@@ -138,12 +145,12 @@ def _architecture() -> str:
 def _plan(cell: Cell, direction: str, w: Weights, batch: int) -> Plan | None:
     W_hh = w.W_hh
     size, element = W_hh.shape[1], W_hh.element_size()
-    return plan_for(cell.name, direction, size, element, batch, W_hh.get_device())
+    return plan_for(cell, direction, size, element, batch, W_hh.get_device())
 
 
 @functools.lru_cache(maxsize=4096)
 def plan_for(
-    cell: str, direction: str, size: int, element: int, batch: int, device: int
+    cell: Cell, direction: str, size: int, element: int, batch: int, device: int
 ) -> Plan | None:
     """How one direction of such a layer is spread over this GPU; None where it does not fit."""
     return cheapest(cell, direction, size, element, batch, machine(max(device, 0)))
@@ -151,7 +158,8 @@ def plan_for(
 
 def compiled(plan: Plan, dtype: int) -> bytes:
     """The machine code of a plan for the current device."""
-    return driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), _architecture())
+    more = {"own.cuh": text} if (text := body(plan.cell).header) else {}
+    return driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), _architecture(), more)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -193,30 +201,47 @@ def _bias_apart(cell: Cell, w: Weights) -> Tensor | None:
     """b_hh of the gates that do not add it to b_ih: a gru's n."""
     if not cell.apart or w.b_hh is None:
         return None
-    return w.b_hh[(cell.gates - cell.apart) * w.hidden_size :].float()
+    rows = [w.b_hh[g * w.hidden_size : (g + 1) * w.hidden_size] for g in cell.apart]
+    return (rows[0] if len(rows) == 1 else torch.cat(rows)).float()
 
 
-def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State]:
-    """da (T, B, blocks · hidden) and, in float32, the pull on the state before the piece."""
-    cell, w, xs, _, lengths, _ = piece
+def own_arguments(cell: Cell, w: Weights, noise: Tensor | None) -> list[Tensor | None]:
+    """What a described cell is given besides: numbers of its units, and those that were drawn."""
+    if not isinstance(cell, Described):
+        return []
+    apart = _bias_apart(cell, w)
+    if apart is None and cell.apart:
+        apart = w.W_hh.new_zeros(len(cell.apart) * w.hidden_size, dtype=torch.float32)
+    parts = [
+        p for p in (None if w.own is None else w.own.float().flatten(), apart) if p is not None
+    ]
+    numbers = torch.cat(parts) if len(parts) > 1 else dense(parts[0]) if parts else None
+    return [numbers, None if noise is None else dense(noise.to(w.W_hh.dtype))]
+
+
+def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, Tensor | None]:
+    """da (T, B, blocks · hidden); in float32 the pulls on the state before, on rows of `own`."""
+    cell, w, xs, _, lengths, noise = piece
     dhs, dstate, xi = pull.dhs, pull.dstate, pull.xi
     steps, batch = xs.shape[:2]
-    blocks = cell.gates + cell.apart
+    blocks = cell.gates + len(cell.apart)
     das = trace.hs.new_empty(steps, batch, blocks * w.hidden_size)
     dh = trace.hs.new_empty(trace.hs.shape[1:], dtype=torch.float32)
-    lstm = trace.cs is not None
-    dc = torch.empty_like(dh) if lstm else None
+    cs = trace.cs
+    dc = None if cs is None else cs.new_empty(cs.shape[1:], dtype=torch.float32)
+    down = None if w.own is None else dh.new_empty(batch, *w.own.shape)
+    own = own_arguments(cell, w, noise)
     weights = None if xi is None else xi.float()
     _launch(
         _plan(cell, "backward", w, batch),
         batch,
         w.W_hh.contiguous(),
         trace.hs.contiguous(),
-        None if trace.cs is None else trace.cs.contiguous(),
+        None if cs is None else cs.contiguous(),
         None if trace.gates is None else trace.gates.contiguous(),
         None if dhs is None else dense(dhs.to(das.dtype)),
         dense(dstate[0].float()),
-        dense(dstate[1].float()) if lstm else None,
+        None if cs is None else dense(dstate[1].float()),
         weights,
         0 if weights is None else weights.stride(0),
         0 if weights is None or weights.dim() == 1 else weights.stride(1),
@@ -224,10 +249,11 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State]:
         das,
         dh,
         dc,
+        *([*own, down] if own else []),
         steps,
         batch,
     )
-    return das, (dh,) if dc is None else (dh, dc)
+    return das, (dh,) if dc is None else (dh, dc), down
 
 
 def _columns(w: Weights, ids: Tensor, das: Tensor) -> tuple[Tensor, Tensor] | None:

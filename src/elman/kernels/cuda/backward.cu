@@ -16,25 +16,46 @@
 #define TRANSPOSED 1
 #if FAR
 #include "far.cuh"
-#elif CELL == 2 || CELL == 3
+#elif CELL == 2 || CELL == 3 || CELL == 5 && OWN_GATES > 1
 #include "scatter.cuh"
 #else
 #include "gather.cuh"
 #endif
 
-constexpr int STORED_DA = CELL == LSTM || CELL == GRU ? 4 : 1;
-
 // What step t left behind, by place in the ring: the loss's direct pull; the gates; h_t, or of an lstm
-// c_{t-1} (a gru has all it needs in the gates).
-enum { DIRECT, FIRST_GATE, STATE = FIRST_GATE + KEPT, FIELDS = STATE + (CELL == GRU ? 0 : 1) };
+// c_{t-1} (a gru has all it needs in the gates), or whichever states a described cell looks at; its noise.
+#if CELL != OWN
+constexpr int LOOKS = CELL == GRU ? 0 : 1;
+#endif
+enum { DIRECT, FIRST_GATE, STATE = FIRST_GATE + KEPT, NOISE = STATE + LOOKS, FIELDS = NOISE + DRAWN };
 
 typedef Ring<FIELDS, RING_AT> Past;
-static_assert(RING_AT + Past::SIZE_IN_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
+constexpr int NUMBERS_AT = RING_AT + Past::SIZE_IN_BYTES;
+static_assert(NUMBERS_AT + NUMBERS_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
 
 // ξ d; a cut (ξ = 0) gives 0 even where d has overflowed.
 DEVICE float scale(float d, float xi) { return xi == 0.0f ? 0.0f : xi * d; }
 
 // From dh (complete) to da; `pass` is what dh hands back beside W' da, dc what it hands to c_{t-1}.
+#if CELL == OWN
+typedef Values Down[PARAMETERS > 0 ? PARAMETERS : 1];  // the pulls on its parameters, summed over time
+
+DEVICE void act(const Item& it, const Values (&past)[FIELDS], float xi, const Values& dh, Values& pass, Values (&dc)[C_STATES], Values (&da)[STORED_DA], Down& down) {
+    Values own[NUMBERS > 0 ? NUMBERS : 1], dbefore[EXTRA + 1];
+#pragma unroll
+    for (int n = 0; n < NUMBERS; n++) load_shared_floats(own[n], number(NUMBERS_AT, n, it.unit));
+#pragma unroll
+    for (int v = 0; v < WIDE; v++) {
+        own_step_back(v, past, own, dh, dc, da, dbefore, down);
+        pass[v] = hands_back(0) ? scale(dbefore[0][v], xi) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < EXTRA; i++) dc[i][v] = hands_back(i + 1) ? scale(dbefore[i + 1][v], xi) : 0.0f;
+#pragma unroll
+        for (int g = 0; g < STORED_DA; g++)
+            if (SIZE < HIDDEN && v >= it.real) da[g][v] = 0.0f;  // of a unit that does not exist
+    }
+}
+#else
 DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values& pass, Values& dc, const Values& c, Values (&da)[STORED_DA]) {
     const Values &h = past[STATE % FIELDS], &c_before = past[STATE % FIELDS];
     const Values* gate = &past[FIRST_GATE];
@@ -63,13 +84,22 @@ DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values
         }
     }
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(const void* W, const void* hs, const void* cs, const void* gates, const void* dhs, const float* dh_last, const float* dc_last,
-         const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, float* dh_first, float* dc_first, u32* flags, int steps, int batch) {
-    const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
+         const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, float* dh_first, float* dc_first,
+#if CELL == OWN
+         const float* numbers, const void* drawn, float* down_rows,
+#endif
+         u32* flags, int steps, int batch) {
+    const Place place = place_of(blockIdx.x);
+    const int rank = place.rank, group = place.group;
 
-    Values pass[ITEMS], dc[ITEMS], c[ITEMS];
+    Values pass[ITEMS], dc[ITEMS][C_STATES], c[ITEMS];
+#if CELL == OWN
+    Down down[ITEMS] = {};
+#endif
     float weight_of_sum[ITEMS], weight_next[ITEMS];  // ξ of the step just done, which W' da is weighted with, and of the next
     int length[ITEMS];
 
@@ -79,10 +109,21 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
         if (t >= 0)
 #pragma unroll
             for (int q = 0; q < ITEMS; q++) {
-                const Item it = item(q, group, rank, batch);
+                const Item it = item(q, place, batch);
                 const i64 now = (i64)t * batch + it.batch_row;
                 Past::fetch(done, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
+#if CELL == OWN
+#pragma unroll
+                for (int i = 0; i < LOOKS; i++) {
+                    const i64 when = now + (looks_after(i) ? batch : 0);
+                    if (looked_at(i) == 0) Past::fetch(done, STATE + i, q, hs, it.in(when), it.real);
+                    else Past::fetch(done, STATE + i, q, cs, it.in(when, EXTRA, looked_at(i) - 1), it.real);
+                }
+#pragma unroll
+                for (int n = 0; n < DRAWN; n++) Past::fetch(done, NOISE + n, q, drawn, it.in(now, DRAWN, n), it.real);
+#else
                 if constexpr (STATE < FIELDS) Past::fetch(done, STATE, q, CELL == LSTM ? cs : hs, it.in(CELL == LSTM ? now : now + batch), it.real);
+#endif
 #pragma unroll
                 for (int g = 0; g < KEPT; g++) Past::fetch(done, FIRST_GATE + g, q, gates, it.in(now, KEPT, g), it.real);
             }
@@ -92,32 +133,35 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
     for (int done = 0; done < AHEAD; done++) fetch(done);
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, group, rank, batch);
+        const Item it = item(q, place, batch);
         load_floats(pass[q], dh_last, it.in(it.batch_row), dh_last ? it.real : 0);
-        if constexpr (CELL == LSTM) {
-            load_floats(dc[q], dc_last, it.in(it.batch_row), dc_last ? it.real : 0);
-            unpack(load<WIDE>(cs, it.in((i64)steps * batch + it.batch_row), it.real), c[q]);
-        }
+#pragma unroll
+        for (int i = 0; i < EXTRA; i++) load_floats(dc[q][i], dc_last, it.in(it.batch_row, EXTRA, i), dc_last ? it.real : 0);
+        if constexpr (CELL == LSTM) unpack(load<WIDE>(cs, it.in((i64)steps * batch + it.batch_row), it.real), c[q]);
         length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
         weight_of_sum[q] = 0.0f;
         weight_next[q] = weight_at(it, steps - 1);
     }
     Matrix A;
-    load_matrix(A, W, rank);
+    load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
+#if CELL == OWN
+    load_numbers(NUMBERS_AT, numbers, place);
+#endif
     __syncthreads();
 
     for (int done = 0; done <= steps; done++) {
         const int t = steps - 1 - done;
-        constexpr int WIDTH = STORED_DA * SIZE * BYTES;  // of one row of das
-        const Exchange exchange = {flags + group * CLUSTER, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH, WIDTH, batch - group * ROWS};
+        constexpr int WIDTH = STORED_DA * COLUMNS * BYTES;  // of one row of das
+        const Exchange exchange = {flags + place.team * CLUSTER, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH + place.head * (SIZE * BYTES), WIDTH,
+                                   batch - group * ROWS};
         if (!FAR) fetch(done + AHEAD);
         if (done > 0) collect(A, done, exchange);
         if (FAR) fetch(done + AHEAD);
         copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, group, rank, batch);
+            const Item it = item(q, place, batch);
             if (!it.owned) continue;
             Values dh = {}, past[FIELDS], da[STORED_DA] = {};
             if (done > 0) sum(dh, it, 0, done);
@@ -125,7 +169,12 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
             for (int v = 0; v < WIDE; v++) dh[v] = scale(dh[v], weight_of_sum[q]) + pass[q][v];
             if (done == steps) {
                 store_floats(dh_first, it.in(it.batch_row), dh, dh_first ? it.real : 0);
-                if constexpr (CELL == LSTM) store_floats(dc_first, it.in(it.batch_row), dc[q], dc_first ? it.real : 0);
+#pragma unroll
+                for (int i = 0; i < EXTRA; i++) store_floats(dc_first, it.in(it.batch_row, EXTRA, i), dc[q][i], dc_first ? it.real : 0);
+#if CELL == OWN
+#pragma unroll
+                for (int p = 0; p < PARAMETERS; p++) store_floats(down_rows, it.in(it.batch_row, PARAMETERS, p), down[q][p], it.real);
+#endif
                 continue;
             }
 #pragma unroll
@@ -135,7 +184,11 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
 #pragma unroll
             for (int v = 0; v < WIDE; v++) dh[v] += past[DIRECT][v];
             if (t < length[q]) {
-                act(past, weight_of_sum[q], dh, pass[q], dc[q], c[q], da);
+#if CELL == OWN
+                act(it, past, weight_of_sum[q], dh, pass[q], dc[q], da, down[q]);
+#else
+                act(past, weight_of_sum[q], dh, pass[q], dc[q][0], c[q], da);
+#endif
             } else {
 #pragma unroll
                 for (int v = 0; v < WIDE; v++) pass[q][v] = dh[v];
@@ -147,7 +200,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
 #pragma unroll
             for (int g = 0; g < STORED_DA; g++) stored[g] = pack(da[g]);
 #pragma unroll
-            for (int g = 0; g < GATES; g++) hand_on(stored[CELL == GRU && g == 2 ? 3 : g], it, g, done + 1, rank);  // W_hh' meets du where W_ih' meets dn
+            for (int g = 0; g < GATES; g++) hand_on(stored[block_of(g)], it, g, done + 1, rank);
 #pragma unroll
             for (int g = 0; g < STORED_DA; g++) store(das, it.in((i64)t * batch + it.batch_row, STORED_DA, g), stored[g], it.real);
         }

@@ -14,10 +14,20 @@ import torch
 from torch import Tensor
 
 from elman.cells import Cell, Weights
+from elman.cells.described import Described
 from elman.kernels import products
 from elman.kernels.contract import Job
-from elman.kernels.cuda import KEPT, _plan, arithmetic, dense, flags_of, large_products, prepared
+from elman.kernels.cuda import (
+    _plan,
+    arithmetic,
+    dense,
+    flags_of,
+    large_products,
+    own_arguments,
+    prepared,
+)
 from elman.kernels.cuda.driver import Launch
+from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.plan import Plan
 
 
@@ -45,13 +55,15 @@ class Prepared:
         self.cell: Cell = job.cell
         self.steps, self.rows, self.hidden = len(xs), len(h), h.shape[1]
         self.dtype, self.device = h.dtype, h.device
-        self.states, self.layers = len(job.cell.states), len(job.layers)
+        self.widths, self.layers = job.cell.state_sizes(self.hidden), len(job.layers)
+        self.states = len(self.widths)
         self.shapes = [(w.shape, w.dtype) for w in _flat(job.layers)]
         self.biased = job.layers[0].b_ih is not None
         self.wide = torch.promote_types(h.dtype, torch.float32)
         with torch.cuda.device(self.device):
-            self.forward_launch = self._ready(job.layers[0], "forward", 15)
-            self.backward_launch = self._ready(job.layers[0], "backward", 17)
+            own = isinstance(self.cell, Described)
+            self.forward_launch = self._ready(job.layers[0], "forward", 17 if own else 15)
+            self.backward_launch = self._ready(job.layers[0], "backward", 20 if own else 17)
         self.summed = self._summed() if self.biased and self.cell.apart else None
 
     def _ready(self, w: Weights, direction: str, arguments: int) -> Ready:
@@ -62,9 +74,10 @@ class Prepared:
 
     def _summed(self) -> Tensor:
         """1 for the gates whose two biases are added up, 0 for the rest."""
-        ones = torch.ones(self.cell.gates * self.hidden, dtype=self.dtype, device=self.device)
-        ones[-self.cell.apart * self.hidden :] = 0
-        return ones
+        ones = torch.ones(self.cell.gates, self.hidden, dtype=self.dtype, device=self.device)
+        for gate in self.cell.apart:
+            ones[gate] = 0
+        return ones.flatten()
 
     def suits(self, weights: Sequence[Tensor]) -> bool:
         """Whether these weights can be read as those that this was prepared for."""
@@ -86,11 +99,11 @@ class Prepared:
                 return self.forward(xs, first, weights, keep)
         steps, rows, hidden = self.steps, self.rows, self.hidden
         first = [dense(s) for s in first]
-        shape = (self.layers, rows, hidden)
         last = [
-            torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(self.states)
+            torch.empty((self.layers, rows, width), dtype=self.dtype, device=self.device)
+            for width in self.widths
         ]
-        size = rows * hidden * self.dtype.itemsize
+        sizes = [rows * width * self.dtype.itemsize for width in self.widths]
         befores = [s.data_ptr() for s in first] or [0] * self.states
         afters = [s.data_ptr() for s in last]
         each, traces = len(weights) // self.layers, []
@@ -98,8 +111,10 @@ class Prepared:
         with large_products(self.dtype):
             for layer in range(self.layers):
                 own = weights[layer * each : (layer + 1) * each]
-                before = [at + layer * size if at else 0 for at in befores]
-                after = [at + layer * size for at in afters]
+                before = [
+                    at + layer * size if at else 0 for at, size in zip(befores, sizes, strict=True)
+                ]
+                after = [at + layer * size for at, size in zip(afters, sizes, strict=True)]
                 trace = self._layer(xs, before, after, own, keep)
                 traces.append(trace)
                 xs = trace.hs[rows:]
@@ -116,10 +131,11 @@ class Prepared:
         """One layer; `before` and `after` are addresses of its first and last states."""
         steps, rows, hidden, two = self.steps, self.rows, self.hidden, self.states > 1
         bias, bias_apart = self._biases(weights)
+        own = self._own(weights)
         shares = torch.nn.functional.linear(xs, weights[0], bias)
         hs = shares.new_empty(((steps + 1) * rows, hidden))
-        cs = torch.empty_like(hs) if two else None
-        kept = KEPT.get(self.cell.name, 0) if keep else 0
+        cs = hs.new_empty((len(hs), self.widths[1])) if two else None
+        kept = body(self.cell).kept if keep else 0
         gates = shares.new_empty((steps, rows, kept * hidden)) if kept else None
         plan, launch = self.forward_launch
         flags = flags_of(plan, rows, hs) if plan.far else None
@@ -138,6 +154,7 @@ class Prepared:
                 0 if gates is None else gates.data_ptr(),
                 after[0],
                 after[1] if two else 0,
+                *(0 if t is None else t.data_ptr() for t in own),
                 0 if flags is None else flags.data_ptr(),
                 steps,
                 rows,
@@ -152,8 +169,20 @@ class Prepared:
         b_ih, b_hh = weights[2], weights[3]
         if self.summed is None:
             return b_ih + b_hh, None
-        apart = b_hh[-self.cell.apart * self.hidden :]
+        if isinstance(self.cell, Described):  # the rest is among its numbers
+            return torch.addcmul(b_ih, b_hh, self.summed), None
+        apart = b_hh[-len(self.cell.apart) * self.hidden :]
         return torch.addcmul(b_ih, b_hh, self.summed), dense(apart.to(self.wide))
+
+    def _own(self, weights: Sequence[Tensor]) -> list[Tensor | None]:
+        """What a described cell is given besides."""
+        return own_arguments(self.cell, self._named(weights), None)
+
+    def _named(self, weights: Sequence[Tensor]) -> Weights:
+        """A layer's weights in their places."""
+        biases = weights[2:4] if self.biased else (None, None)
+        own = weights[-1] if self.cell.parameters else None
+        return Weights(weights[0], weights[1], *biases, own=own)
 
     # ------------------------------------------------------------------ backward
 
@@ -173,19 +202,21 @@ class Prepared:
                 return self.backward(xs, weights, kept, dys, dlast, needs_dxs, needs_dstate)
         each, steps, rows = len(weights) // self.layers, self.steps, self.rows
         last = [None if d is None else dense(d.to(self.wide)) for d in dlast]
-        shape = (self.layers, rows, self.hidden)
         dstate = [
-            torch.empty(shape, dtype=self.wide, device=self.device)
-            for _ in range(self.states * needs_dstate)
+            torch.empty((self.layers, rows, width), dtype=self.wide, device=self.device)
+            for width in self.widths * needs_dstate
         ]
-        size, dws = rows * self.hidden * self.wide.itemsize, []
+        sizes, dws = [rows * width * self.wide.itemsize for width in self.widths] * 2, []
         with large_products(self.dtype):
             for layer in reversed(range(self.layers)):
                 before = xs if layer == 0 else kept[layer - 1].hs[rows:]
                 own = weights[layer * each : (layer + 1) * each]
-                at = [0 if d is None else d.data_ptr() + layer * size for d in (*last, *dstate)]
-                das = self._layer_back(own, kept[layer], dys, at)
-                dws[:0] = self._weight_pulls(own, before, kept[layer].hs, das)
+                at = [
+                    0 if d is None else d.data_ptr() + layer * size
+                    for d, size in zip((*last, *dstate), sizes, strict=False)
+                ]
+                das, down = self._layer_back(own, kept[layer], dys, at)
+                dws[:0] = self._weight_pulls(own, before, kept[layer].hs, das, down)
                 if layer > 0 or needs_dxs:
                     das_ih = das[:, : self.cell.gates * self.hidden] if self.cell.apart else das
                     dys = das_ih @ own[0]
@@ -194,12 +225,15 @@ class Prepared:
 
     def _layer_back(
         self, weights: Sequence[Tensor], kept: Kept, dys: Tensor | None, at: list[int]
-    ) -> Tensor:
-        """da of all gates, (T · B, blocks · hidden)."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """da of all gates, (T · B, blocks · hidden), and each row's pull on the cell's numbers."""
         steps, rows, two = self.steps, self.rows, self.states > 1
-        blocks = self.cell.gates + self.cell.apart
+        blocks = self.cell.gates + len(self.cell.apart)
         dys = None if dys is None else dense(dys)
         das = kept.hs.new_empty((steps * rows, blocks * self.hidden))
+        own, down = self._own(weights), None
+        if self.cell.parameters:
+            down = das.new_empty((rows, *weights[-1].shape), dtype=torch.float32)
         plan, launch = self.backward_launch
         flags = flags_of(plan, rows, das) if plan.far else None
         last, first = at[: self.states], at[self.states :]
@@ -218,20 +252,27 @@ class Prepared:
                 das.data_ptr(),
                 first[0] if first else 0,
                 first[1] if first and two else 0,
+                *(0 if t is None else t.data_ptr() for t in ([*own, down] if own else ())),
                 0 if flags is None else flags.data_ptr(),
                 steps,
                 rows,
             ),
         )
-        return das
+        return das, down
 
     def _weight_pulls(
-        self, weights: Sequence[Tensor], xs: Tensor, hs: Tensor, das: Tensor
+        self,
+        weights: Sequence[Tensor],
+        xs: Tensor,
+        hs: Tensor,
+        das: Tensor,
+        down: Tensor | None,
     ) -> list[Tensor]:
         xs = xs.view(self.steps * self.rows, -1)
-        w = Weights(weights[0], weights[1], *weights[2:4])
         das_ih, das_hh = products.shares(self.cell, das)
+        w = self._named(weights)
         pulls = products.weight_pulls(w, xs, hs[: len(das)], das_ih, das_hh)
+        pulls = pulls._replace(own=None if down is None else down.sum(0))
         return [d for d in pulls if d is not None]
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -166,14 +167,23 @@ def _nvrtc() -> ctypes.CDLL:
     )
 
 
-def compiled(source: str, defines: Mapping[str, int], architecture: str) -> bytes:
-    """The machine code of `source` with these macros, from the cache or freshly compiled."""
+def compiled(
+    source: str,
+    defines: Mapping[str, int],
+    architecture: str,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """The machine code of `source` with these macros, from the cache or freshly compiled.
+
+    `more` are headers that are in no file.
+    """
+    headers = _headers() | dict(more)
     options = [f"--gpu-architecture={architecture}", "--std=c++17"]
     options += [f"--define-macro={name}={value}" for name, value in sorted(defines.items())]
-    path = cache_folder() / f"{Path(source).stem}-{_fingerprint(source, options)}.cubin"
+    path = cache_folder() / f"{Path(source).stem}-{_fingerprint(source, headers, options)}.cubin"
     if path.exists():
         return path.read_bytes()
-    cubin = _compile(source, options)
+    cubin = _compile(source, headers, options)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.atomic(path) as draft:
         draft.write_bytes(cubin)
@@ -195,8 +205,8 @@ def _headers() -> dict[str, str]:
     return {p.name: p.read_text(encoding="utf-8") for p in sorted(SOURCES.glob("*.cuh"))}
 
 
-def _fingerprint(source: str, options: Sequence[str]) -> str:
-    text = [(SOURCES / source).read_text(encoding="utf-8"), *_headers().values(), *options]
+def _fingerprint(source: str, headers: Mapping[str, str], options: Sequence[str]) -> str:
+    text = [(SOURCES / source).read_text(encoding="utf-8"), *headers.values(), *options]
     text += [str(_compiler_version()), str(_driver_version())]
     return hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
 
@@ -213,9 +223,8 @@ def _driver_version() -> int:
     return version.value
 
 
-def _compile(source: str, options: Sequence[str]) -> bytes:
+def _compile(source: str, headers: Mapping[str, str], options: Sequence[str]) -> bytes:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    headers = _headers()
     strings = ctypes.c_char_p * len(headers)
     nvrtc.nvrtcCreateProgram(
         ctypes.byref(program),

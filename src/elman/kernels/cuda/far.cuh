@@ -62,8 +62,8 @@ DEVICE void start_chunk(int chunk, const Exchange& from) {
         const int byte = (slice * K_TILES + chunk * CHUNK_TILES) * 32 + i % (2 * CHUNK_TILES) * 16;
         if (ROWS * PER_ROW % THREADS && row >= ROWS) break;
         const bool real = row < from.rows && byte < SUMMED;
-        const int gate = byte / (SIZE * BYTES), block = CELL == GRU && gate == 2 ? 3 : gate;  // W_hh' meets du, not dn
-        const char* source = from.vectors + (real ? (i64)row * from.pitch + block * (SIZE * BYTES) + byte % (SIZE * BYTES) : 0);
+        const int gate = byte / (SIZE * BYTES), block = block_of(gate);
+        const char* source = from.vectors + (real ? (i64)row * from.pitch + block * (COLUMNS * BYTES) + byte % (SIZE * BYTES) : 0);
         start_copy_past_l1(stage(chunk, row) + i % PER_ROW * 16, source, real);
     }
 }

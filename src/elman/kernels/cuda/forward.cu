@@ -5,7 +5,7 @@
 //     lstm         i, f, o = σ(x + W h);  g = tanh(x + W h);  c = f c + i g;  h = o tanh(c)
 //
 // where x is the input's share, W_ih x_t + b, computed beforehand for all t in one matrix product, or
-// a table whose row ids[t, b] is looked up here.
+// a table whose row ids[t, b] is looked up here. A described cell's equations are in own.cuh.
 #define TRANSPOSED 0
 #if FAR
 #include "far.cuh"
@@ -13,11 +13,28 @@
 #include "gather.cuh"
 #endif
 
-typedef Ring<GATES, RING_AT> Inputs;
-static_assert(RING_AT + Inputs::SIZE_IN_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
+typedef Ring<INPUTS, RING_AT> Inputs;
+constexpr int NUMBERS_AT = RING_AT + Inputs::SIZE_IN_BYTES;
+static_assert(NUMBERS_AT + NUMBERS_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
 
 // New h (and c) of one item from a = W h and x; `kept` is what the backward pass will ask for.
-DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values& b_n, Values& h, Values& c, Values (&kept)[5]) {
+#if CELL == OWN
+typedef Values Kept[KEPT > 0 ? KEPT : 1];
+
+DEVICE void act(const Item& it, const Values (&a)[GATES], const Values (&x)[INPUTS], Values& h, Values (&c)[C_STATES], Kept& kept) {
+    Values own[NUMBERS > 0 ? NUMBERS : 1];
+#pragma unroll
+    for (int n = 0; n < NUMBERS; n++) load_shared_floats(own[n], number(NUMBERS_AT, n, it.unit));
+#pragma unroll
+    for (int v = 0; v < WIDE; v++) {
+        own_step(v, a, x, own, h, c, kept);
+        if (SIZE < HIDDEN && v >= it.real) h[v] = 0.0f;  // what units that do not exist compute may be no number
+    }
+}
+#else
+typedef Values Kept[5];
+
+DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values& b_n, Values& h, Values& c, Kept& kept) {
 #pragma unroll
     for (int v = 0; v < WIDE; v++) {
         if constexpr (CELL == TANH) h[v] = hyperbolic_tangent(a[0][v] + x[0][v]);
@@ -39,14 +56,15 @@ DEVICE void act(const Values (&a)[GATES], const Values (&x)[GATES], const Values
         }
     }
 }
+#endif
 
 // Every block reads the whole of h_0 itself; none is zeros.
-DEVICE void load_first_vector(const void* h_first, int group, int batch) {
+DEVICE void load_first_vector(const void* h_first, const Place& place, int batch) {
 #if !FAR
     constexpr int PER_ROW = HIDDEN / WIDE;
     for (int i = threadIdx.x; i < ROWS * PER_ROW; i += THREADS) {
-        const int row = i / PER_ROW, b = group * ROWS + row, unit = i % PER_ROW * WIDE;
-        Stored h = load<WIDE>(h_first, (i64)b * SIZE + unit, h_first && b < batch ? max(0, min(WIDE, SIZE - unit)) : 0);
+        const int row = i / PER_ROW, b = place.group * ROWS + row, unit = i % PER_ROW * WIDE;
+        Stored h = load<WIDE>(h_first, (i64)b * COLUMNS + place.head * SIZE + unit, h_first && b < batch ? max(0, min(WIDE, SIZE - unit)) : 0);
 #pragma unroll
         for (int j = 0; j < Stored::WORDS; j++) h.word[j] = operand(h.word[j]);
         store_words(vector(0, row) + unit * BYTES, h.word);
@@ -56,10 +74,15 @@ DEVICE void load_first_vector(const void* h_first, int group, int batch) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, const void* h_first, const void* c_first, void* hs, void* cs, void* gates,
-        void* h_last, void* c_last, u32* flags, int steps, int batch) {
-    const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER;
+        void* h_last, void* c_last,
+#if CELL == OWN
+        const float* numbers, const void* drawn,
+#endif
+        u32* flags, int steps, int batch) {
+    const Place place = place_of(blockIdx.x);
+    const int rank = place.rank, group = place.group;
 
-    Values h[ITEMS], c[ITEMS], b_n[ITEMS];
+    Values h[ITEMS], c[ITEMS][C_STATES], b_n[ITEMS];
     int length[ITEMS], row[ITEMS];  // row: of `xs`, with the next input to fetch
 
     // x_t lies in row ids[t, b] of the table, or in row (t, b) of the array.
@@ -70,10 +93,15 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     auto fetch = [&](int t) {
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, group, rank, batch);
+            const Item it = item(q, place, batch);
             if (t < steps)
 #pragma unroll
                 for (int g = 0; g < GATES; g++) Inputs::fetch(t, g, q, xs, it.in(row[q], GATES, g), it.real);
+#if CELL == OWN
+            if (t < steps)
+#pragma unroll
+                for (int n = 0; n < DRAWN; n++) Inputs::fetch(t, GATES + n, q, drawn, it.in((i64)t * batch + it.batch_row, DRAWN, n), it.real);
+#endif
             row[q] = input_row(it, t + 1);
         }
         mark_copies();
@@ -81,14 +109,15 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
 
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, group, rank, batch);
+        const Item it = item(q, place, batch);
         const Stored first = load<WIDE>(h_first, it.in(it.batch_row), h_first ? it.real : 0);
         unpack(first, h[q]);
         store(hs, it.in(it.batch_row), first, it.real);
-        if constexpr (CELL == LSTM) {
-            const Stored before = load<WIDE>(c_first, it.in(it.batch_row), c_first ? it.real : 0);
-            unpack(before, c[q]);
-            store(cs, it.in(it.batch_row), before, it.real);
+#pragma unroll
+        for (int i = 0; i < EXTRA; i++) {
+            const Stored before = load<WIDE>(c_first, it.in(it.batch_row, EXTRA, i), c_first ? it.real : 0);
+            unpack(before, c[q][i]);
+            store(cs, it.in(it.batch_row, EXTRA, i), before, it.real);
         }
         if constexpr (CELL == GRU) load_floats(b_n[q], b_hn, it.layer_unit, b_hn ? it.real : 0);
         length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
@@ -96,39 +125,57 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     }
     for (int t = 0; t < AHEAD; t++) fetch(t);
     Matrix A;
-    load_matrix(A, W, rank);
+    load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
-    load_first_vector(h_first, group, batch);
+    load_first_vector(h_first, place, batch);
+#if CELL == OWN
+    load_numbers(NUMBERS_AT, numbers, place);
+#endif
     __syncthreads();
 
     for (int t = 0; t < steps; t++) {
-        const char* vectors = t ? (const char*)hs + (i64)t * batch * (SIZE * BYTES) : (const char*)h_first;
-        const Exchange exchange = {flags + group * CLUSTER, vectors + (i64)group * ROWS * (SIZE * BYTES), SIZE * BYTES, vectors ? batch - group * ROWS : 0};
+        const char* vectors = t ? (const char*)hs + (i64)t * batch * (COLUMNS * BYTES) : (const char*)h_first;
+        const Exchange exchange = {flags + place.team * CLUSTER, vectors + (i64)group * ROWS * (COLUMNS * BYTES) + place.head * (SIZE * BYTES), COLUMNS * BYTES,
+                                   vectors ? batch - group * ROWS : 0};
         if (!FAR) fetch(t + AHEAD);
         collect(A, t, exchange);
         if (FAR) fetch(t + AHEAD);
         copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, group, rank, batch);
+            const Item it = item(q, place, batch);
             if (!it.owned) continue;
-            Values a[GATES], x[GATES], kept[5] = {}, h_new, c_new;
+            Values a[GATES], x[INPUTS], h_new, c_new[C_STATES];
+            Kept kept = {};
 #pragma unroll
             for (int g = 0; g < GATES; g++) {
                 sum(a[g], it, g, t);
                 Inputs::take(x[g], t, g, q);
             }
 #pragma unroll
-            for (int v = 0; v < WIDE; v++) h_new[v] = h[q][v], c_new[v] = c[q][v];
-            if (t < length[q]) act(a, x, b_n[q], h_new, c_new, kept);
+            for (int n = GATES; n < INPUTS; n++) Inputs::take(x[n], t, n, q);
+#pragma unroll
+            for (int v = 0; v < WIDE; v++) {
+                h_new[v] = h[q][v];
+#pragma unroll
+                for (int i = 0; i < C_STATES; i++) c_new[i][v] = c[q][i][v];
+            }
+#if CELL == OWN
+            if (t < length[q]) act(it, a, x, h_new, c_new, kept);
+#else
+            if (t < length[q]) act(a, x, b_n[q], h_new, c_new[0], kept);
+#endif
             const Stored stored = pack(h_new);
             if (t + 1 < steps) hand_on(stored, it, 0, t + 1, rank);
             unpack(stored, h[q]);  // what was stored; c alone stays in fp32 from step to step
 #pragma unroll
-            for (int v = 0; v < WIDE; v++) c[q][v] = c_new[v];
+            for (int v = 0; v < WIDE; v++)
+#pragma unroll
+                for (int i = 0; i < C_STATES; i++) c[q][i][v] = c_new[i][v];
             const i64 now = (i64)t * batch + it.batch_row;
             store(hs, it.in(now + batch), stored, it.real);
-            if constexpr (CELL == LSTM) store(cs, it.in(now + batch), pack(c[q]), it.real);
+#pragma unroll
+            for (int i = 0; i < EXTRA; i++) store(cs, it.in(now + batch, EXTRA, i), pack(c[q][i]), it.real);
 #pragma unroll
             for (int g = 0; g < KEPT; g++)
                 if (gates) store(gates, it.in(now, KEPT, g), pack(kept[g]), it.real);
@@ -137,9 +184,10 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     }
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, group, rank, batch);
+        const Item it = item(q, place, batch);
         store(h_last, it.in(it.batch_row), pack(h[q]), h_last ? it.real : 0);
-        if constexpr (CELL == LSTM) store(c_last, it.in(it.batch_row), pack(c[q]), c_last ? it.real : 0);
+#pragma unroll
+        for (int i = 0; i < EXTRA; i++) store(c_last, it.in(it.batch_row, EXTRA, i), pack(c[q][i]), c_last ? it.real : 0);
     }
     leave();
 }

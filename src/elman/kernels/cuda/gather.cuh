@@ -35,7 +35,7 @@ DEVICE u32 weight_word(const char* W, int rank, int m, int k) {
     const int gate = m / UNITS, i = rank * UNITS + m % UNITS;
     auto element = [&](int k) { return SUMMED > SIZE * BYTES && k >= SIZE ? 0 : TRANSPOSED ? weight(W, 0, k, i) : weight(W, gate, i, k); };
     if constexpr (BYTES == 4) return element(k);
-    if constexpr (!TRANSPOSED && SIZE == HIDDEN && SUMMED == SIZE * BYTES) return *(const u32*)(W + (i64)(gate * SIZE + i) * (SIZE * BYTES) + k * BYTES);
+    if constexpr (!TRANSPOSED && SIZE == HIDDEN && SUMMED == SIZE * BYTES) return *(const u32*)(W + (i64)(gate * COLUMNS + i) * (COLUMNS * BYTES) + k * BYTES);
     return element(k) | element(k + 1) << 16;
 }
 

@@ -14,11 +14,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from elman import cells
+from elman.cells import Cell
+from elman.kernels.cuda.equations import OWN, body
 
-# CELL in the sources
-CELLS = {"tanh": 0, "relu": 1, "gru": 2, "lstm": 3, "linear": 4}
-GATES = {name: cells.named(name).gates for name in CELLS}
 WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
 CLUSTERS = range(1, 17)
@@ -41,9 +39,9 @@ SMS = 132  # of the GPU on which prices were measured
 class Plan:
     """Sizes that a kernel is compiled for; recurrence.cuh says what each means."""
 
-    cell: str
+    cell: Cell
     direction: str
-    size: int  # hidden units of the layer
+    size: int  # hidden units of a head; of the layer, where there is but one
     element: int  # bytes
     cluster: int
     rows: int
@@ -51,10 +49,11 @@ class Plan:
     warps_k: int  # warps that share one sum
     chunk: int = 0  # tiles of one warp that a far group reads at a time; 0: a cluster
     stages: int = 0  # chunks in shared memory
+    heads: int = 1  # blocks along W_hh's diagonal, each run by groups of its own
 
     @property
     def hidden(self) -> int:
-        """Hidden units of the layer, rounded up."""
+        """The same, rounded up."""
         return self.cluster * self.units
 
     @property
@@ -69,7 +68,7 @@ class Plan:
     @property
     def gathers(self) -> bool:
         """Every SM has the whole vector (gather.cuh, far.cuh). Else it has all the sums."""
-        return self.far or self.forward or GATES[self.cell] == 1
+        return self.far or self.forward or self.cell.gates == 1
 
     @property
     def threads(self) -> int:
@@ -80,7 +79,7 @@ class Plan:
         """Rows of the SM's slice of the matrix."""
         if not self.gathers:
             return self.hidden
-        return self.units * (GATES[self.cell] if self.forward else 1)
+        return self.units * (self.cell.gates if self.forward else 1)
 
     @property
     def m_tiles(self) -> int:
@@ -98,8 +97,8 @@ class Plan:
     def summed(self) -> int:
         """Elements of the vector that an SM multiplies its slice with."""
         if not self.gathers:
-            return GATES[self.cell] * self.units
-        return self.size if self.forward else GATES[self.cell] * self.size
+            return self.cell.gates * self.units
+        return self.size if self.forward else self.cell.gates * self.size
 
     @property
     def register_tiles(self) -> int:
@@ -127,7 +126,8 @@ class Plan:
         else:
             vectors = 2 * self.rows * (summed + 16)
             sums = 4 * 2 * self.cluster * self.rows * (self.units + 4)
-        return 16 + vectors + sums + 512 * WARPS * self.shared_tiles + self._ring_bytes
+        tiles = 512 * WARPS * self.shared_tiles
+        return 16 + vectors + sums + tiles + self._ring_bytes + 4 * self._numbers * self.units
 
     @property
     def _items(self) -> tuple[int, int, int]:
@@ -138,8 +138,14 @@ class Plan:
     @property
     def _fields(self) -> int:
         """Values a thread reads from device memory per unit and step."""
-        gates = GATES[self.cell]
-        return gates if self.forward else 2 if gates == 1 else 6
+        own = body(self.cell)
+        return own.inputs if self.forward else own.past
+
+    @property
+    def _numbers(self) -> int:
+        """Values of a unit that stay the same, in shared memory: a described cell's parameters."""
+        own = body(self.cell)
+        return own.numbers if self.forward else own.parameters
 
     @property
     def _ring_bytes(self) -> int:
@@ -159,7 +165,7 @@ class Plan:
             self.m_tiles * self.k_tiles * row_tiles,
             self.shared_tiles,
             items * wide * self._fields,
-            items * wide * (self.warps_k * GATES[self.cell] if self.gathers else self.cluster),
+            items * wide * (self.warps_k * self.cell.gates if self.gathers else self.cluster),
             items * self.cluster if apart and self.gathers else 0,
             inbound if apart else 0,
         )
@@ -185,12 +191,14 @@ class Plan:
         return sum(amount * price for amount, price in zip(work, FAR_PRICES, strict=True))
 
     def groups(self, batch: int) -> int:
-        return -(-batch // self.rows)
+        return -(-batch // self.rows) * self.heads
 
     def defines(self, dtype: int) -> dict[str, int]:
         """The macros of the source."""
-        return {
-            "CELL": CELLS[self.cell],
+        code = body(self.cell).code
+        own = {"OWN_GATES": self.cell.gates, "HEADS": self.heads} if code == OWN else {}
+        return own | {
+            "CELL": code,
             "DTYPE": dtype,
             "SIZE": self.size,
             "HIDDEN": self.hidden,
@@ -220,25 +228,40 @@ class Machine:
 
 @functools.lru_cache(maxsize=1024)
 def cheapest(
-    cell: str, direction: str, size: int, element: int, batch: int, machine: Machine
+    cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
 ) -> Plan | None:
-    """The plan with the lowest price, or None where the matrix fits no cluster."""
+    """The plan with the lowest price, or None where the matrix fits no cluster.
+
+    `size` is the whole layer's. W_hh of a cell with heads must be 0 outside of them.
+    """
 
     def price(p: Plan) -> float:
         if p.far:
             return p.far_microseconds(batch)
         return -(-p.groups(batch) // machine.clusters[p.cluster]) * p.microseconds
 
-    near = fitting(cell, direction, size, element, machine)
-    far = far_plans(cell, direction, size, element, batch, machine)
-    return min(itertools.chain(near, far), key=price, default=None)
+    def plans() -> Iterator[Plan]:
+        for heads in cuts_along_the_diagonal(cell.heads, size):
+            yield from fitting(cell, direction, size, element, machine, heads)
+            yield from far_plans(cell, direction, size, element, batch, machine, heads)
+
+    return min(plans(), key=price, default=None)
 
 
-def fitting(cell: str, direction: str, size: int, element: int, machine: Machine) -> Iterator[Plan]:
+def cuts_along_the_diagonal(heads: int, size: int) -> list[int]:
+    """Into how many equal blocks W_hh can be seen to fall: several heads are one larger one."""
+    if heads == 0:  # diagonal: blocks of any size, but of no fewer units than a thread's share
+        return [n for n in range(1, size // 8 + 1) if size % n == 0] or [1]
+    return [n for n in range(1, heads + 1) if heads % n == 0] if size % heads == 0 else [1]
+
+
+def fitting(
+    cell: Cell, direction: str, size: int, element: int, machine: Machine, heads: int = 1
+) -> Iterator[Plan]:
     """Every plan that this machine can hold."""
     for cluster, rows in itertools.product(CLUSTERS, (8, 16)):
         if machine.clusters.get(cluster, 0) > 0:
-            for plan in _cuts(cell, direction, size, element, cluster, rows):
+            for plan in _cuts(cell, direction, size, element, cluster, rows, heads):
                 # sums kept in registers, and the length of one, no further than was measured
                 crowded = plan.gathers and (plan.m_tiles * rows > 128 or plan.k_tiles > 32)
                 if not crowded and plan.shared_bytes <= machine.shared_bytes:
@@ -246,11 +269,12 @@ def fitting(cell: str, direction: str, size: int, element: int, machine: Machine
 
 
 def _cuts(
-    cell: str, direction: str, size: int, element: int, cluster: int, rows: int
+    cell: Cell, direction: str, size: int, element: int, cluster: int, rows: int, heads: int
 ) -> Iterator[Plan]:
+    size //= heads
     for warps_k in (1, 2, 4, 8):
-        plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k)
-        gates, step = (GATES[cell], 16 * WARPS // warps_k) if plan.gathers else (1, 16)
+        plan = Plan(cell, direction, size, element, cluster, rows, 0, warps_k, heads=heads)
+        gates, step = (cell.gates, 16 * WARPS // warps_k) if plan.gathers else (1, 16)
         enough = itertools.count(-(-size // (8 * cluster)) * 8, 8)
         units = next(u for u in enough if u * gates % step == 0)
         yield replace(plan, units=units)
@@ -259,19 +283,26 @@ def _cuts(
 
 
 def far_plans(
-    cell: str, direction: str, size: int, element: int, batch: int, machine: Machine
+    cell: Cell,
+    direction: str,
+    size: int,
+    element: int,
+    batch: int,
+    machine: Machine,
+    heads: int = 1,
 ) -> Iterator[Plan]:
     """Every plan of groups beyond a cluster that are all on the machine at once.
 
     A group that waited for one not yet on the machine would wait for ever.
     """
+    size //= heads
     if size * element % 16:  # far.cuh copies 16 bytes at a time
         return
     for rows, warps_k in itertools.product(FAR_ROWS, (1, 2, 4, 8)):
-        most = machine.clusters[1] // -(-batch // rows)
+        most = machine.clusters[1] // (-(-batch // rows) * heads)
         for units in range(8, size, 8):
             blocks = -(-size // units)
-            plan = Plan(cell, direction, size, element, blocks, rows, units, warps_k, 2, 2)
+            plan = Plan(cell, direction, size, element, blocks, rows, units, warps_k, 2, 2, heads)
             if CLUSTERS[-1] < blocks <= most and plan.m * warps_k % (16 * WARPS) == 0:
                 for chunk, stages in CHUNKS:
                     plan = replace(plan, chunk=chunk, stages=stages)

@@ -94,8 +94,8 @@ DEVICE void store_words(void* address, const u32 (&w)[WORDS]) {
     if constexpr (WORDS == 4) *(uint4*)address = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-// Arrays in global memory have SIZE columns, the true hidden size; the kernel works on HIDDEN, rounded
-// up. Where SIZE is not a multiple of N, elements go one by one.
+// Arrays in global memory have SIZE columns (of each head), the true hidden size; the kernel works on HIDDEN,
+// rounded up. Where SIZE is not a multiple of N, elements go one by one.
 template <int N>
 constexpr bool WHOLE = SIZE % N == 0;
 

@@ -1,7 +1,8 @@
 // What both directions of every cell share: how a layer is cut over blocks, warps and threads, and how
 // blocks pass values on.
 //
-// A group of CLUSTER blocks owns ROWS rows of the batch and never speaks to another group. Block
+// A group of CLUSTER blocks owns ROWS rows of the batch and never speaks to another group; where W_hh falls into
+// HEADS blocks along its diagonal, a group has one of them, and SIZE, HIDDEN are of its units. Block
 // `rank` owns UNITS of the hidden units; it keeps the rows of the recurrent matrix that make their gates
 // in registers (what does not fit, in shared memory) for the whole sequence, and computes their state,
 // and the gradients of their gates, in fp32.
@@ -20,9 +21,26 @@
 #define GRU 2
 #define LSTM 3
 #define LINEAR 4
+#define OWN 5  // a described cell
 
+#if CELL == OWN
+#include "own.cuh"  // its sizes and equations, written by equations.py
+#else
 constexpr int GATES = CELL == LSTM ? 4 : CELL == GRU ? 3 : 1;
 constexpr int KEPT = CELL == LSTM ? 4 : CELL == GRU ? 5 : 0;  // values per unit and step stored for the backward pass
+constexpr int APART = CELL == GRU ? 1 : 0;                    // gates that W_ih' and W_hh' meet with different da
+constexpr int EXTRA = CELL == LSTM ? 1 : 0;                   // states beside h
+constexpr int DRAWN = 0, PARAMETERS = 0;                      // of noise, per step; of a unit's own, that are learned
+
+// Which block of the stored da W_hh' meets: of a gru du where W_ih' meets dn.
+DEVICE constexpr int block_of(int gate) { return CELL == GRU && gate == 2 ? 3 : gate; }
+#endif
+constexpr int INPUTS = GATES + DRAWN, STORED_DA = GATES + APART;
+constexpr int C_STATES = EXTRA > 0 ? EXTRA : 1;  // arrays have no length 0
+#ifndef HEADS
+#define HEADS 1
+#endif
+constexpr int COLUMNS = HEADS * SIZE;  // units of the layer: what lies in a row of the arrays
 constexpr int UNITS = HIDDEN / CLUSTER;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROW_TILES = ROWS / 8;
@@ -36,7 +54,7 @@ extern __shared__ __align__(16) char shared[];
 // W_hh[gate, i, j] as stored; 0 where it is padding.
 DEVICE u32 weight(const char* W, int gate, int i, int j) {
     if (SIZE < HIDDEN && (i >= SIZE || j >= SIZE)) return 0;
-    const char* at = W + ((i64)(gate * SIZE + i) * SIZE + j) * BYTES;
+    const char* at = W + ((i64)(gate * COLUMNS + i) * COLUMNS + j) * BYTES;
     return BYTES == 4 ? *(const u32*)at : *(const unsigned short*)at;
 }
 
@@ -88,21 +106,36 @@ typedef Packed<WIDE> Stored;
 struct Item {
     bool owned;
     int row, unit;              // inside this block
-    int batch_row, layer_unit;  // in the arrays
+    int batch_row, layer_unit;  // in the batch; in the head
+    int column;                 // in the arrays
     int real;                   // how many of its units are not padding; 0 for a row beyond the batch
 
-    // The element of an array (…, blocks, SIZE) where the item lies, in block `block` of row `row`.
-    __device__ __forceinline__ i64 in(i64 row, int blocks = 1, int block = 0) const { return (row * blocks + block) * SIZE + layer_unit; }
+    // The element of an array (…, blocks, COLUMNS) where the item lies, in block `block` of row `row`.
+    __device__ __forceinline__ i64 in(i64 row, int blocks = 1, int block = 0) const { return (row * blocks + block) * COLUMNS + column; }
 };
 
-DEVICE Item item(int q, int group, int rank, int batch) {
+// Which rows, which head and which of its units a block has.
+struct Place {
+    int rank, team, group, head;
+};
+
+DEVICE Place place_of(u32 block) {
+    const u32 team = block / CLUSTER;
+    return {(int)(block % CLUSTER), (int)team, (int)(team / HEADS), HEADS > 1 ? (int)(team % HEADS) : 0};
+}
+
+// The block of W_hh along its diagonal that is the head's.
+DEVICE const void* matrix_of(const void* W, const Place& place) { return (const char*)W + (i64)place.head * SIZE * (COLUMNS + 1) * BYTES; }
+
+DEVICE Item item(int q, const Place& place, int batch) {
     const int i = q * THREADS + threadIdx.x;
     Item it;
     it.owned = ITEMS_IN_ALL % THREADS == 0 || i < ITEMS_IN_ALL;
     it.row = i / (UNITS / WIDE);
     it.unit = i % (UNITS / WIDE) * WIDE;
-    it.batch_row = group * ROWS + it.row;
-    it.layer_unit = rank * UNITS + it.unit;
+    it.batch_row = place.group * ROWS + it.row;
+    it.layer_unit = place.rank * UNITS + it.unit;
+    it.column = place.head * SIZE + it.layer_unit;
     it.real = !it.owned || it.batch_row >= batch ? 0 : SIZE == HIDDEN ? WIDE : max(0, min(WIDE, SIZE - it.layer_unit));
     return it;
 }
@@ -139,6 +172,29 @@ struct Ring {
         unpack(p, x);
     }
 };
+
+// ---- a described cell's numbers: one to a unit, the same at every step, in shared memory ---------------------
+
+// Its parameters, and forward b_hh of the gates that are apart.
+constexpr int NUMBERS = CELL != OWN ? 0 : TRANSPOSED ? PARAMETERS : PARAMETERS + APART;
+constexpr int NUMBERS_BYTES = NUMBERS * UNITS * 4;
+
+DEVICE float* number(int at, int n, int unit) { return (float*)(shared + at) + n * UNITS + unit; }
+
+template <int N>
+DEVICE void load_shared_floats(float (&x)[N], const float* from) {
+    u32 w[N];
+    load_words(w, from);
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = __uint_as_float(w[i]);
+}
+
+DEVICE void load_numbers(int at, const float* from, const Place& place) {
+    for (int i = threadIdx.x; i < NUMBERS * UNITS; i += THREADS) {
+        const int unit = place.rank * UNITS + i % UNITS;
+        *number(at, i / UNITS, i % UNITS) = unit < SIZE ? from[(i64)(i / UNITS) * COLUMNS + place.head * SIZE + unit] : 0.0f;
+    }
+}
 
 // ---- between blocks -------------------------------------------------------------------------------
 
