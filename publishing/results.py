@@ -91,19 +91,37 @@ def notes(rows: list[dict[str, Any]]) -> str:
     )  # fmt: skip
 
 
+SHAPE = {
+    "model": "model",
+    "layers": "layers",
+    "hidden": "hidden_size",
+    "embedding": "embedding_size",
+}
+SCORES = {
+    "nats per token": "nats",
+    "mixed with Kneser–Ney": "mixed_nats",
+    "adapting": "adapted_nats",
+    "adapting, with counts": "adapted_counts_nats",
+}
+
+
 def texts(rows: list[dict[str, Any]]) -> str:
     """Held-out scores of trained models, the seeds of one setting together."""
     held_out = [
-        {**row, "model": row["options"]["model"], "hidden": row["options"]["hidden_size"]}
+        {**row, **{name: row["options"].get(option, 1) for name, option in SHAPE.items()}}
         for row in rows
         if row["part"] == "held-out"
     ]
+
+    def score(same: list[dict[str, Any]], name: str) -> str:
+        known = [row for row in same if name in row]
+        return mean(known, name) if known else "–"
+
     return table(
-        ["model", "hidden", "device", "seeds", "nats per token", "mixed with counting"],
+        [*SHAPE, "device", "seeds", *SCORES],
         (
-            [*name, len(same), mean(same, "nats"), mean(mixed, "mixed_nats") if mixed else "–"]
-            for name, same in groups(held_out, "model", "hidden", "device").items()
-            for mixed in [[row for row in same if "mixed_nats" in row]]
+            [*name, len(same), *(score(same, column) for column in SCORES.values())]
+            for name, same in groups(held_out, *SHAPE, "device").items()
         ),
     )
 

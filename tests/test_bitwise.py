@@ -14,6 +14,7 @@ from elman.cli import run as cli
 from elman.compression import library
 from elman.compression.expected import COUNTING
 from elman.errors import UserError
+from elman.scoring import bitwise
 from elman.scoring.bitwise import LEAST, Codes, mix_bitwise, read_bits, read_tokens, stretch
 from elman.scoring.dynamic import Adaptation
 from elman.scoring.mixture import Network
@@ -87,7 +88,9 @@ def test_one_model_alone_is_itself(vocab):
 
 
 @pytest.mark.parametrize("vocab", [CHARACTERS, VOCABS["two"]], ids=["char", "two"])
-def test_the_mixture_is_the_plain_one(vocab):
+@pytest.mark.parametrize("piece", [7, 1 << 16])
+def test_the_mixture_is_the_plain_one(vocab, piece, monkeypatch):
+    monkeypatch.setattr(bitwise, "PIECE", piece)
     (one, ids), (other, _) = drawn(vocab, 25), drawn(vocab, 25, seed=1)
     codes = Codes(vocab)
     bits = np.random.default_rng(2).uniform(0.01, 0.99, 8 * len(codes.encode(ids[1:])))

@@ -25,7 +25,7 @@ from elman.errors import UserError
 from elman.text.vocab import Vocab
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+Ints = NDArray[np.integer[Any]]
 Reader = Callable[[bytes, bytes], NDArray[Any]]
 """The probability of a 1 before each bit of the second text, (bytes, 8), after reading the first;
 `elman.compression.expectations` is one."""
@@ -41,6 +41,9 @@ SUREST = 12.0
 
 SPECIAL = b"\xff"
 """The byte that begins what is no text, `<unk>` and the like: it is nowhere in UTF-8."""
+
+PIECE = 1 << 16
+"""Decisions that are Python's own numbers at a time, which take three times the room."""
 
 MOST_READ = 8_000_000
 """Tokens of the training text that are counted, the last ones: what takes some two minutes."""
@@ -88,7 +91,7 @@ class Codes:
         listed = np.asarray(ids).tolist()
         paths = [self._paths[i] for i in listed]
         lengths = [len(path) for path in paths]
-        columns = np.concatenate([*paths, np.zeros((0, 5), np.int64)]).T
+        columns = np.concatenate([*paths, np.zeros((0, 5), np.int32)]).T
         starts = np.cumsum([0, *(8 * len(self.codes[i]) for i in listed)])[:-1]
         token = np.repeat(np.arange(len(listed)), lengths)
         at = np.repeat(starts, lengths) + columns[0]
@@ -150,18 +153,20 @@ def mix_bitwise(odds: Floats, decisions: Decisions, tokens: int, rate: float = R
     The weights begin alike, and sum to one then; they need not do so later.
     """
     w = [1 / len(odds)] * len(odds)
-    total, log_p = [0.0] * len(odds), []
-    for x, bit in zip(stretch(odds).T.tolist(), decisions.bit.tolist(), strict=True):
-        z = sum(map(float.__mul__, w, x))
-        z = min(max(z, -SUREST), SUREST)
-        p = 1 / (1 + math.exp(-z))
-        log_p.append(math.log(p if bit else 1 - p))
-        total = list(map(float.__add__, total, w))
-        step = rate * (bit - p)
-        w = [w_j + step * x_j for w_j, x_j in zip(w, x, strict=True)]
-    scores = np.zeros(tokens)
-    np.add.at(scores, decisions.token, log_p)
-    return Bitwise(scores, np.array(total) / max(len(log_p), 1))
+    total, scores = [0.0] * len(odds), np.zeros(tokens)
+    for start in range(0, odds.shape[1], PIECE):
+        here, log_p = slice(start, start + PIECE), []
+        xs, bits = stretch(odds[:, here]).T.tolist(), decisions.bit[here].tolist()
+        for x, bit in zip(xs, bits, strict=True):
+            z = sum(map(float.__mul__, w, x))
+            z = min(max(z, -SUREST), SUREST)
+            p = 1 / (1 + math.exp(-z))
+            log_p.append(math.log(p if bit else 1 - p))
+            total = list(map(float.__add__, total, w))
+            step = rate * (bit - p)
+            w = [w_j + step * x_j for w_j, x_j in zip(w, x, strict=True)]
+        np.add.at(scores, decisions.token[here], log_p)
+    return Bitwise(scores, np.array(total) / max(odds.shape[1], 1))
 
 
 def stretch(p: Floats) -> Floats:
@@ -201,4 +206,4 @@ def _path(code: bytes, ordered: list[bytes]) -> Ints:
         if low < middle < high:
             rows.append((at, bit, low, middle, high))
         low, high = (middle, high) if bit else (low, middle)
-    return np.array(rows, np.int64).reshape(-1, 5)
+    return np.array(rows, np.int32).reshape(-1, 5)
