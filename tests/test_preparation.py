@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,7 +22,7 @@ from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, write_sealed
 from elman.scoring import metrics
 from elman.text import batches, prepared, streaming
-from elman.text.preparation import PROGRESS, Request, prepare
+from elman.text.preparation import Request, prepare
 from elman.text.prepared import Data
 from elman.text.shards import ShardedIds, Shards
 from elman.text.streaming import Stream, files_of
@@ -183,7 +185,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path, files):
     for message, path in cases.items():
         with pytest.raises(UserError, match=message):
             made(tmp_path, [path])
-        shutil.rmtree(tmp_path / "out-char")
+        assert not (tmp_path / "out-char").exists()
     with pytest.raises(MissingSource, match="there is no file"):
         files_of([str(tmp_path / "none")])
     with pytest.raises(UserError, match="clean=letters joins all lines"):
@@ -270,13 +272,12 @@ def test_a_killed_preparation_goes_on_to_the_same_files(tmp_path, files, level, 
         else:
             kills += 1
             steps.close()  # as a kill: nothing more is written
+            again.mkdir(exist_ok=True)  # stopped before there was anything, it has gone
             _file(again / ".00001.ids.77.partial", b"half a shard")
             continue
         break
     assert kills > 3
-    assert not (again / PROGRESS).exists()
-    for path in once.iterdir():
-        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+    assert contents(again) == contents(once)
 
 
 def test_another_request_does_not_go_on_there(tmp_path, files):
@@ -286,6 +287,102 @@ def test_another_request_does_not_go_on_there(tmp_path, files):
     steps.close()
     with pytest.raises(UserError, match="the beginning of another preparation"):
         list(prepare(Request((str(files[0]),), Data("-", lower=True)), tmp_path / "out"))
+
+
+# ---------------------------------------------------------------------- one at a time, and --force
+
+
+def contents(folder):
+    """Every file; the lock of a process that was killed is nobody's."""
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and p.name != ".lock"}
+
+
+def test_one_process_at_a_time_prepares_in_a_folder(tmp_path, files, capsys):
+    out = tmp_path / "out"
+    request = Request((str(files[0]),), Data("-"), shard_tokens=1000)
+    steps = prepare(request, out)
+    next(steps)
+    for force in (False, True):
+        with pytest.raises(UserError, match="being prepared already, in this very process"):
+            next(prepare(request, out, force=force))
+    seen = subprocess.run(
+        [sys.executable, "-m", "elman", "prepare", str(files[0]), "--out", str(out), "--force"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert seen.returncode == 2
+    assert f"is being prepared already, by process {os.getpid()} on " in seen.stderr
+    list(steps)
+    assert not (out / ".lock").exists()
+    assert len(Shards(out).ids) > 1000
+
+
+def test_a_prepared_text_is_kept_until_another_is_whole(tmp_path, files, capsys):
+    out = made(tmp_path, files[:1]).folder
+    before, aside = contents(out), out / ".replaced"
+    request = Request((str(files[1]),), Data("-", "word"), shard_tokens=300)
+    steps = prepare(request, out, force=True)
+    for step in steps:
+        if step.stage == "encoding":
+            break
+    assert contents(aside) == before
+    steps.close()  # stopped: another goes on, and the old one is still there
+    assert contents(aside) == before
+    list(prepare(request, out))
+    assert not aside.exists()
+    assert Shards(out).index.level == "word"
+
+
+def test_a_preparation_that_fails_leaves_the_text_that_was_there(tmp_path, files):
+    out = made(tmp_path, files[:1]).folder
+    before = contents(out)
+    bad = _file(tmp_path / "bad.txt", sample(3000).encode() + b"\xff")
+    for sources, options in (([bad], {}), (files[:1], {"min_freq": 10**6})):
+        request = Request(tuple(map(str, sources)), Data("-", "word", **options))
+        with pytest.raises(UserError):
+            list(prepare(request, out, force=True))
+        assert contents(out) == before
+        assert not (out / ".replaced").exists()
+    with pytest.raises(UserError, match="is a prepared text already"):
+        list(prepare(request, out))
+    with pytest.raises(UserError, match="no part of a prepared text"):
+        list(prepare(request, files[0].parent, force=True))
+    assert contents(out) == before
+
+
+def test_a_refusal_does_not_touch_another_preparation(tmp_path, files):
+    out = made(tmp_path, files[:1]).folder
+    steps = prepare(Request((str(files[1]),), Data("-"), shard_tokens=100), out, force=True)
+    while next(steps).stage != "encoding":
+        pass
+    steps.close()
+    before, aside = contents(out), contents(out / ".replaced")
+    with pytest.raises(UserError, match="the beginning of another preparation"):
+        list(prepare(Request((str(files[0]),), Data("-", lower=True)), out))
+    assert (contents(out), contents(out / ".replaced")) == (before, aside)
+
+
+def test_a_replacement_is_the_old_text_or_the_new_wherever_it_is_killed(
+    tmp_path, files, killed_after
+):
+    old = made(tmp_path / "old", files[:1]).folder
+    new = made(tmp_path / "new", files[1:2]).folder
+    request, seen = Request((str(files[1]),), Data("-"), shard_tokens=1000), []
+    whole = {"old": contents(old), "new": contents(new)}
+    for moves in range(1000):
+        out = shutil.copytree(old, tmp_path / str(moves))
+        ended = not killed_after(moves, lambda out=out: list(prepare(request, out, force=True)))
+        with suppress(UserError):  # "is a prepared text already": then it is whole
+            list(prepare(request, out))
+        seen += [name for name in whole if contents(out) == whole[name]] or ["neither"]
+        assert not (out / ".replaced").exists(), moves
+        shutil.rmtree(out)
+        if ended:
+            break
+    assert seen == sorted(seen, reverse=True), "old at first, then new, never neither"
+    assert set(seen) == {"old", "new"}
+    assert len(seen) > 20
 
 
 # ---------------------------------------------------------------------- ids from many files

@@ -3,12 +3,15 @@
 The texts are read up to three times: measured (where does the held-out part begin?), counted (the
 vocabulary, or the tokenizer, of the training part alone), encoded. Each shard is written whole;
 then what has been done is noted in `progress.json`. Killed at any moment, the same request goes on
-behind the last whole shard and ends in the same files, to the last byte.
+behind the last whole shard and ends in the same files, to the last byte. One process at a time
+writes into a folder (`folders/lock.py`); a text that another is to replace lies in
+`FOLDER/.replaced` until that one is whole.
 """
 
 import hashlib
 import json
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -20,6 +23,9 @@ from numpy.typing import NDArray
 from elman import strict_json
 from elman.errors import UserError
 from elman.files import BLANK_SEAL, atomic, read_sealed, write_sealed
+from elman.folders import replaced
+from elman.folders.lock import NAME as LOCK
+from elman.folders.lock import Lock
 from elman.text import corpus, prepared
 from elman.text.levels import Level, Subwords, level_of
 from elman.text.levels.base import Token
@@ -101,11 +107,31 @@ class Counters:
 
 
 def prepare(request: Request, out: Path, *, force: bool = False) -> Generator[Step, None, None]:
-    """Prepare the texts in the folder `out`, or go on where this was left; yields now and then."""
+    """Prepare the texts in the folder `out`, or go on where this was left; yields now and then.
+
+    `force` replaces the prepared text that is there once this one is whole. Until then the old one
+    lies aside; where this one fails it is put back, and where it is stopped the same request
+    without `force` goes on.
+    """
     out = Path(out)
     stream = _stream(request)
     record = _request_record(request, stream)
-    done = _begin(out, record, force)
+    _check_room(out, force)
+    with _owned(out):
+        done = _begin(out, record, force)
+        with _put_back_if_it_fails(out):
+            yield from _prepared(request, stream, record, out, done)
+        replaced.forget(out)
+
+
+def _prepared(
+    request: Request,
+    stream: Stream,
+    record: dict[str, Any],
+    out: Path,
+    done: dict[str, Any] | None,
+) -> Generator[Step, None, None]:
+    """Everything from where it was left to a folder that is whole."""
     if done is None:
         total = 0
         for step in _measured(request, stream):
@@ -141,42 +167,92 @@ def _request_record(request: Request, stream: Stream) -> dict[str, Any]:
 # ---------------------------------------------------------------------- the folder
 
 
-def _begin(out: Path, request: dict[str, Any], force: bool) -> dict[str, Any] | None:
-    """Make the folder, or find out how far this request has come in it; None: not begun."""
+def _check_room(out: Path, force: bool) -> None:
+    """Refuse a folder that holds anything else, or a whole text that is not to be replaced.
+
+    What a killed process has left beside a whole text does not count: see `_settle`.
+    """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        present = sorted(path.name for path in out.iterdir())
+        present = sorted(path.name for path in out.iterdir()) if out.exists() else []
     except OSError as problem:
-        raise UserError(
-            f"cannot make the folder {out}: {problem.strerror}", hint="name another with --out"
-        ) from problem
+        raise _unusable(out, problem) from problem
     foreign = [name for name in present if not _is_ours(name)]
     if foreign:
         raise UserError(
             f"{out} holds {foreign[0]}, which is no part of a prepared text",
             hint="name another folder with --out",
         )
-    if not force and INDEX in present:
+    if not force and INDEX in present and not {replaced.NAME, PROGRESS} & set(present):
         raise UserError(
             f"{out} is a prepared text already", hint="--force replaces it, or name another folder"
         )
-    if not force and PROGRESS in present:
-        done = json.loads(read_sealed(out / PROGRESS))
-        if done["request"] != json.loads(json.dumps(request)):
-            raise UserError(
-                f"{out} holds the beginning of another preparation, or its texts have changed",
-                hint="--force begins again, or name another folder with --out",
-            )
-        return done
-    for name in [INDEX, *present]:  # the index first: without it nothing here counts as whole
-        (out / name).unlink(missing_ok=True)
-    return None
 
 
 def _is_ours(name: str) -> bool:
-    return name in (INDEX, VOCABULARY, PROGRESS) or name.endswith(
-        (".ids", ".documents", ".partial")
+    ours = (INDEX, VOCABULARY, PROGRESS, LOCK, replaced.NAME, replaced.FORGOTTEN)
+    return name in ours or name.endswith((".ids", ".documents", ".partial"))
+
+
+def _unusable(out: Path, problem: OSError) -> UserError:
+    return UserError(
+        f"cannot make the folder {out}: {problem.strerror}", hint="name another with --out"
     )
+
+
+@contextmanager
+def _owned(out: Path) -> Iterator[None]:
+    """A folder in which nobody else writes inside this block; made for nothing, it goes again."""
+    is_new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise _unusable(out, problem) from problem
+    lock = None
+    try:
+        lock = Lock(out, "prepared")
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
+
+
+@contextmanager
+def _put_back_if_it_fails(out: Path) -> Iterator[None]:
+    """The text that was there before, if there was one; a preparation that is stopped can go on."""
+    try:
+        yield
+    except Exception:
+        replaced.put_back(out, INDEX)
+        raise
+
+
+def _begin(out: Path, request: dict[str, Any], force: bool) -> dict[str, Any] | None:
+    """Find out how far this request has come in the folder, now ours; None: not begun."""
+    _settle(out)
+    _check_room(out, force)
+    if force or not (out / PROGRESS).exists():
+        replaced.set_aside(out, INDEX)
+        return None
+    done = json.loads(read_sealed(out / PROGRESS))
+    if done["request"] != json.loads(json.dumps(request)):
+        raise UserError(
+            f"{out} holds the beginning of another preparation, or its texts have changed",
+            hint="--force begins again, or name another folder with --out",
+        )
+    for draft in out.glob(".*.partial"):  # what a crash left half written
+        draft.unlink()
+    return done
+
+
+def _settle(out: Path) -> None:
+    """End what a killed process had begun: setting a text aside, putting it back, finishing."""
+    if not replaced.lies_aside(out, INDEX):
+        replaced.put_back(out, INDEX)
+    if (out / INDEX).exists():
+        (out / PROGRESS).unlink(missing_ok=True)
+        replaced.forget(out)
 
 
 def _note(out: Path, done: dict[str, Any]) -> None:
