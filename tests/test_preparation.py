@@ -22,6 +22,7 @@ from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, write_sealed
 from elman.scoring import metrics
 from elman.text import batches, prepared, streaming
+from elman.text.levels import level_of
 from elman.text.preparation import Request, prepare
 from elman.text.prepared import Data
 from elman.text.shards import ShardedIds, Shards
@@ -76,6 +77,8 @@ def test_a_prepared_text_is_the_text(tmp_path, files, level, block, monkeypatch)
         text = text.encode()
         found = shards.vocab.decode_bytes(shards.ids.read()).replace(b"\r\n", b"\n")
         assert found.removeprefix(b"\xef\xbb\xbf") == text
+        read = shards.vocab.decode(shards.ids.read())
+        assert shards.index.characters == len(read)
         return
     ids = shards.ids.read()
     if level == "bpe" or shards.vocab.unk not in ids:
@@ -111,8 +114,7 @@ def test_a_text_is_cut_in_three(tmp_path, files, level, block, monkeypatch):
     assert parts.reported.read().tolist() == three.test.read().tolist()
     text = three.vocab.decode(three.test)
     assert three.vocab.decode(three.validation).endswith("\n")
-    if level != "byte":  # a block of bytes may end inside a character, which then counts twice
-        assert parts.characters == len(text)
+    assert parts.characters == len(text)
     assert 0.18 < parts.characters / three.index.characters < 0.22
     with pytest.raises(UserError, match=r"test=0\.1, but .* was prepared with test=0\.2"):
         prepared.prepare(replace(data, test=0.1), three)
@@ -167,6 +169,22 @@ def test_pieces_joined_are_the_file_whatever_their_size(tmp_path_factory, text, 
     assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True] * bool(pieces)
     clean = "".join(corpus.unix_newlines(piece.text) for piece in pieces)
     assert clean == corpus.unix_newlines(text)
+
+
+BYTES = st.one_of(st.binary(max_size=12), st.text("é文😀a\n", max_size=6).map(str.encode))
+
+
+@given(pieces=st.lists(BYTES, max_size=6), cuts=st.lists(st.integers(0, 40), max_size=6))
+def test_bytes_cut_anywhere_have_the_characters_of_the_whole(pieces, cuts):
+    """A character that a cut goes through once counted on both sides of it."""
+    whole, level = b"".join(pieces), level_of("byte")
+    before, found = None, 0
+    for start, stop in pairwise([0, *sorted(cuts), len(whole)]):
+        part = whole[start:stop]
+        found += level.characters(part, before)
+        assert level.characters(part, whole[:start]) == level.characters(part, before)
+        before = level.tail(part, before)
+    assert found == len(whole.decode("utf-8", "replace"))
 
 
 # ---------------------------------------------------------------------- refusals
@@ -256,7 +274,7 @@ def test_fifty_damages_are_refused_fifty_times_by_name(tmp_path, files):
 # ---------------------------------------------------------------------- killed and resumed
 
 
-@pytest.mark.parametrize("level", ["word", "bpe"])
+@pytest.mark.parametrize("level", ["word", "bpe", "byte"])
 def test_a_killed_preparation_goes_on_to_the_same_files(tmp_path, files, level, monkeypatch):
     monkeypatch.setattr(streaming, "BLOCK", 500)
     options = LEVELS[level]

@@ -10,6 +10,7 @@ writes into a folder (`folders/lock.py`); a text that another is to replace lies
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -355,11 +356,22 @@ def _encode(request: Request, stream: Stream, out: Path, done: dict[str, Any]) -
     vocab = Vocab.load(out / VOCABULARY)
     writer = _Writer(request, out, done, vocab)
     parts = _parts(request, stream, done["total"])
-    before: Any = None
-    for part in islice(parts, writer.counters.parts, None):
+    before = _before(writer.level, islice(parts, writer.counters.parts))
+    for part in parts:
         before = writer.take(part, before)
         yield Step("encoding", writer.counters.characters, done["total"], writer.counters.tokens)
     writer.finish()
+
+
+def _before(level: Level, parts: Iterator[Part]) -> Any:
+    """Go through parts that were encoded before; what must be known of them to count what follows.
+
+    The last three that are not empty have it all: of bytes, a character's.
+    """
+    before: Any = None
+    for text in deque((part.text for part in parts if part.text), maxlen=3):
+        before = level.tail(level.cut(text), before)
+    return before
 
 
 @final
@@ -378,7 +390,7 @@ class _Writer:
         self._skip = int(done["skip"])  # ids of the next part that are in a shard already
 
     def take(self, part: Part, before: Any) -> Any:
-        """Encode one part; returns it as cut, for the space that may follow on it."""
+        """Encode one part; returns what must be known of it to count what follows."""
         earlier = replace(self.counters)
         cut = self.level.cut(part.text)
         ids = self.vocab.encode_cut(cut)
@@ -388,7 +400,7 @@ class _Writer:
         self.waiting.append(ids[self._skip :])
         self._skip = 0
         self._fill(earlier)
-        return cut[len(cut) - 1 :] if len(cut) else before
+        return self.level.tail(cut, before)
 
     def _count(self, part: Part, cut: Any, ids: NDArray[Any], before: Any) -> None:
         counters = self.counters
@@ -402,11 +414,11 @@ class _Writer:
             counters.train_tokens += len(ids)
             return
         first = self.level.characters(cut[:1], before)
-        if not counters.held_out_characters:
+        if counters.tokens - len(ids) == counters.train_tokens:  # nothing is held out before it
             counters.first_characters = first
         counters.held_out_characters += characters
         if part.which == 2:
-            if not counters.test_characters:
+            if not counters.test_tokens:
                 counters.test_first_characters = first
             counters.test_characters += characters
             counters.test_tokens += len(ids)
