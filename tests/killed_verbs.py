@@ -1,8 +1,8 @@
 """Kill real commands at random moments, and start two of them at once; print what became of them.
 
 A script, not a test: it forks after importing torch, which a test process had better not do.
-`test_reliability.py` runs it: `python killed_verbs.py FOLDER KILLS SEED`, so many kills of each
-verb. Each assertion is a promise of docs/reliability.md.
+`test_reliability.py` runs it: `python killed_verbs.py FOLDER KILLS PAIRS SEED`, so many kills and
+pairs of each verb. Each assertion is a promise of docs/reliability.md.
 """
 
 import json
@@ -128,7 +128,7 @@ def at_once(
     return seen
 
 
-def main(folder: Path, wanted: int, seed: int) -> None:
+def main(folder: Path, wanted: int, twice: int, seed: int) -> None:
     """Every verb in turn; prints one JSON object."""
     torch.set_num_threads(1)
     chance = random.Random(seed)
@@ -141,9 +141,9 @@ def main(folder: Path, wanted: int, seed: int) -> None:
     trained = folder / "trained"
     assert run(["train", str(text), "--out", str(trained), *TRAIN.split()]) == 0
     report: dict[str, object] = {"seed": seed}
-    for case in cases(text, other, table, trained):
+    for case in cases(text, other, table, trained) if wanted else []:
         report[case.name] = killed(case, folder, wanted, chance)
-    report["at once"] = pairs(folder, text, table, trained, wanted // 4 + 1, chance)
+    report["at once"] = pairs(folder, text, table, trained, twice, chance)
     print(json.dumps(report))
 
 
@@ -286,4 +286,4 @@ def pairs(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -214,6 +214,19 @@ def test_a_run_whose_replacement_cannot_be_written_is_as_it_was(run, monkeypatch
     assert contents(run.path) == before
 
 
+@pytest.mark.slow
+def test_newer_verbs_survive_kills_and_each_other(tmp_path):
+    script = Path(__file__).with_name("killed_verbs.py")
+    command = [sys.executable, str(script), str(tmp_path), "6", "3", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    for verb in ("prepare", "compress", "decompress", "forecast", "evaluate"):
+        assert report[verb]["kills"] >= 6
+    for verb in ("train", "resume", "prepare", "forecast"):
+        assert any(2 in ends for ends in report["at once"][verb]), "they did not meet"
+
+
 # ---------------------------------------------------------------------- seals
 
 

@@ -41,19 +41,19 @@ class Unfinished:
         cls, folder: Path, asked: dict[str, Any], data: Sequence[Series], *, force: bool
     ) -> "Unfinished":
         """Note what was asked of which data; `asked` must be plain values."""
-        is_new = not folder.exists()
+        is_new, lock = not folder.exists(), None
         folder.mkdir(parents=True, exist_ok=True)
-        begun = cls(
-            folder, {"format": FORMAT, "asked": asked, "data": digest(data)}, _locked(folder)
-        )
         try:
+            lock = _locked(folder)
             if is_taken(folder):  # now that nobody else writes here
                 check_place(folder, force=force)
+            begun = cls(folder, {"format": FORMAT, "asked": asked, "data": digest(data)}, lock)
             begun.end()
             text = json.dumps(begun.request | {"seal": BLANK_SEAL}, indent=2) + "\n"
             write_sealed(folder / REQUEST, text.encode())
         except BaseException:
-            begun.release()
+            if lock is not None:
+                lock.release()
             if is_new and not any(folder.iterdir()):
                 folder.rmdir()
             raise
