@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -76,3 +77,37 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[options]
 
     return trained
+
+
+class Killed(BaseException):
+    """As if the process had ended here; nothing of ours may catch it."""
+
+
+@pytest.fixture
+def killed_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], bool]:
+    """Do some work, but only so many renames and deletions of it; whether it was ended by that."""
+
+    def work_on(moves: int, work: Callable[[], object]) -> bool:
+        left = moves
+        real = {name: getattr(os, name) for name in ("rename", "replace", "unlink", "rmdir")}
+
+        def counted(name: str) -> Callable[..., None]:
+            def move(*which: Any, **how: Any) -> None:
+                nonlocal left
+                if left == 0:
+                    raise Killed
+                left -= 1
+                real[name](*which, **how)
+
+            return move
+
+        with monkeypatch.context() as patch:
+            for name in real:
+                patch.setattr(os, name, counted(name))
+            try:
+                work()
+            except Killed:
+                return True
+        return False
+
+    return work_on

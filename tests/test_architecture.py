@@ -13,6 +13,7 @@ PACKAGE = ROOT / "src" / "elman"
 STAGES = (
     "errors",
     "files",
+    "folders",
     "strict_json",
     "resources",
     "options",

@@ -465,3 +465,30 @@ def test_how_far_back_and_with_what_a_network_learns_is_said_on_the_command_line
 def test_a_carry_memory_or_kernel_that_cannot_be_is_refused_at_once(capsys, words, message):
     assert run(["forecast", "sine", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_one_process_at_a_time_compares_in_a_folder(tmp_path, capsys, monkeypatch):
+    """Two of them once mixed their files in one folder, and both succeeded."""
+    from elman.forecasting.saving import load_ensemble
+    from elman.forecasting.unfinished import Unfinished
+
+    out = tmp_path / "out"
+    words = ["forecast", "sunspots", "--steps", "2", "--windows", "1", "--out", str(out)]
+    words += ["--model", "drift"]
+    seen, keep = [], Unfinished.keep
+
+    def meanwhile(*given):
+        others = ([*words, "--force"], words, ["forecast", "--resume", str(out)])
+        seen.extend((run(other), capsys.readouterr().err) for other in others)
+        return keep(*given)
+
+    monkeypatch.setattr(Unfinished, "keep", meanwhile)
+    assert run(words) == 0
+    assert seen
+    assert {status for status, _ in seen} == {2}
+    said = [err for _, err in seen]
+    assert "is being written to already, in this very process" in said[0]
+    assert "exists already" in said[1]
+    assert "is being written to already, in this very process" in said[2]
+    assert not (out / ".lock").exists()
+    assert load_ensemble(out)

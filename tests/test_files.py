@@ -33,6 +33,25 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_two_threads_that_write_one_file_do_not_mix(tmp_path: Path) -> None:
+    path, both = tmp_path / "a", threading.Barrier(2)
+
+    def write(letter: str) -> None:
+        with files.atomic(path) as draft, open(draft, "w") as file:
+            both.wait()
+            file.write(letter * 100_000)
+            file.flush()
+            both.wait()
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in "xy"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_text() in ("x" * 100_000, "y" * 100_000)
+    assert os.listdir(tmp_path) == ["a"]
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_is_followed_not_replaced(tmp_path: Path, exists: bool) -> None:
     target, first, second = tmp_path / "there" / "file", tmp_path / "first", tmp_path / "second"

@@ -229,3 +229,101 @@ def test_a_forecaster_that_was_half_replaced_is_refused_not_mixed(tmp_path, caps
             assert "does not belong" in refusal.message  # noqa: PT017, one or the other
     assert elman([*words, "mean"]) == 0
     assert saving.load_ensemble(out)
+
+
+# ---------------------------------------------------------------------- prepare, compress, forecast
+
+
+def whole(path: Path) -> dict[str, bytes] | bytes | None:
+    """What lies at a path; drafts and locks, too."""
+    if path.is_dir():
+        return {p.name: p.read_bytes() for p in sorted(path.iterdir()) if p.is_file()}
+    return path.read_bytes() if path.exists() else None
+
+
+def verbs(book: Path, place: Path) -> dict[str, tuple[list[str], Path, list[str]]]:
+    """The words to type, where that writes, and the words to type after it has failed."""
+    prepare = ["prepare", str(book), "--shard-tokens", "400", "--out", str(place / "p")]
+    compress = ["compress", str(book), "--level", "fast", "-o", str(place / "b.elm")]
+    back = ["decompress", str(place / "given.elm"), "-o", str(place / "b.txt")]
+    forecast = ["forecast", "sunspots", "--model", "drift", "--steps", "3", "--windows", "2"]
+    out = place / "f"
+    return {
+        "prepare": (prepare, place / "p", prepare),
+        "compress": (compress, place / "b.elm", compress),
+        "decompress": (back, place / "b.txt", back),
+        "forecast": ([*forecast, "--out", str(out)], out, ["forecast", "--resume", str(out)]),
+    }
+
+
+EVERY_STEP = [("prepare", 1), ("compress", 1), ("decompress", 1), ("forecast", 9)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "stride"), [*EVERY_STEP, pytest.param("forecast", 1, marks=pytest.mark.slow)]
+)
+def test_a_verb_survives_a_disk_that_fails(verb, stride, book, tmp_path, capsys):
+    packed = ["compress", str(book), "--level", "fast", "-o", str(tmp_path / "given.elm")]
+    assert elman(packed) == 0
+    words, target, again = verbs(book, tmp_path)[verb]
+    with failing(at=0) as disk:
+        assert elman(words) == 0
+    expected = whole(target)
+    for at in range(1, disk.asked + 1, stride):
+        shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        capsys.readouterr()
+        with failing(at):
+            status = elman(words)
+        said = capsys.readouterr().err
+        assert (status, "Traceback" in said) == (1, False), f"step {at}: {said}"
+        assert "No space left on device" in said.split("error: ")[1]
+        assert str(tmp_path) in said.split("error: ")[1], f"step {at} names no file: {said}"
+        assert not list(tmp_path.rglob(".*"))
+        done = target / {"prepare": "index.json", "forecast": "report.html"}.get(verb, "")
+        if target.is_file():  # it was the folder's flush that failed, after the rename
+            assert whole(target) == expected
+        go = [*words, "--force"] if done.exists() else again if target.exists() else words
+        if (target / "request.json").exists():
+            go = again
+        assert elman(go) == 0, (at, capsys.readouterr().err)
+        found = whole(target)
+        if verb == "forecast":
+            assert isinstance(found, dict)
+            assert isinstance(expected, dict)
+            assert found["model.safetensors"] == expected["model.safetensors"]
+        else:
+            assert found == expected
+
+
+@pytest.mark.parametrize("verb", ["prepare", "compress", "decompress", "forecast"])
+@pytest.mark.parametrize("size", [0, 100, 300])
+def test_a_verb_survives_a_file_that_cannot_grow(verb, size, book, tmp_path, capsys):
+    packed = ["compress", str(book), "--level", "fast", "-o", str(tmp_path / "given.elm")]
+    assert elman(packed) == 0
+    words, target, again = verbs(book, tmp_path)[verb]
+    if verb == "compress" and size:
+        pytest.skip("it is small")
+    with small_files(size):
+        status = elman(words)
+    said = capsys.readouterr().err
+    assert (status, "Traceback" in said) == (1, False), said
+    assert "File too large" in said.split("error: ")[1]
+    assert str(target) in said.split("error: ")[1]
+    assert "make room" in said
+    begun = (target / "request.json").exists() or verb != "forecast"
+    assert elman(again if begun else words) == 0, capsys.readouterr().err
+
+
+def test_a_prepared_text_outlives_a_full_disk_under_force(book, tmp_path, capsys):
+    out = tmp_path / "p"
+    assert elman(["prepare", str(book), "--level", "word", "--out", str(out)]) == 0
+    before = whole(out)
+    words = ["prepare", str(book), "--shard-tokens", "400", "--out", str(out), "--force"]
+    with failing(at=0) as disk:
+        shutil.copytree(out, tmp_path / "q")
+        assert elman([*words[:-2], str(tmp_path / "q"), "--force"]) == 0
+    for at in range(1, disk.asked + 1):
+        with failing(at):
+            assert elman(words) == 1
+        assert whole(out) == before, at
+        assert not (out / ".replaced").exists()

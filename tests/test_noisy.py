@@ -11,7 +11,7 @@ from elman.cells import CELLS, named
 from elman.cells.base import Cell
 from elman.cells.twins import TWINS
 from elman.errors import UserError
-from elman.gradients import Checkpointed, Chunked, Sliding, Truncated, backward_through_time
+from elman.gradients import Checkpointed, Chunked, Full, Sliding, Truncated, backward_through_time
 from elman.gradients.forward_accumulation import forward_accumulation
 from elman.language_model import Dropout
 from elman.recurrence.strand import Noise
@@ -279,3 +279,14 @@ def test_a_refused_probability_changes_nothing_and_near_ones_are_apart():
     assert (m.zoneout, m.update_dropout) == (0.1, 0.0)
     near = nn.GRU(3, 4, zoneout=0.1 + 1e-9)
     assert near.running_cell != m.running_cell
+
+
+def test_a_carry_that_noise_does_not_go_with_is_refused_later_too():
+    m = nn.GRU(3, 4, bidirectional=True, zoneout=0.1)
+    with pytest.raises(UserError, match=r"in both directions do not go with Sliding"):
+        m.carry = Sliding(2, 3)
+    assert m.carry == Full()
+    m.zoneout = 0.0
+    m.carry = Sliding(2, 3)
+    with pytest.raises(UserError, match=r"in both directions do not go with Sliding"):
+        m.zoneout = 0.1

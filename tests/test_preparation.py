@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,7 +22,8 @@ from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, write_sealed
 from elman.scoring import metrics
 from elman.text import batches, prepared, streaming
-from elman.text.preparation import PROGRESS, Request, prepare
+from elman.text.levels import level_of
+from elman.text.preparation import Request, prepare
 from elman.text.prepared import Data
 from elman.text.shards import ShardedIds, Shards
 from elman.text.streaming import Stream, files_of
@@ -74,6 +77,8 @@ def test_a_prepared_text_is_the_text(tmp_path, files, level, block, monkeypatch)
         text = text.encode()
         found = shards.vocab.decode_bytes(shards.ids.read()).replace(b"\r\n", b"\n")
         assert found.removeprefix(b"\xef\xbb\xbf") == text
+        read = shards.vocab.decode(shards.ids.read())
+        assert shards.index.characters == len(read)
         return
     ids = shards.ids.read()
     if level == "bpe" or shards.vocab.unk not in ids:
@@ -109,8 +114,7 @@ def test_a_text_is_cut_in_three(tmp_path, files, level, block, monkeypatch):
     assert parts.reported.read().tolist() == three.test.read().tolist()
     text = three.vocab.decode(three.test)
     assert three.vocab.decode(three.validation).endswith("\n")
-    if level != "byte":  # a block of bytes may end inside a character, which then counts twice
-        assert parts.characters == len(text)
+    assert parts.characters == len(text)
     assert 0.18 < parts.characters / three.index.characters < 0.22
     with pytest.raises(UserError, match=r"test=0\.1, but .* was prepared with test=0\.2"):
         prepared.prepare(replace(data, test=0.1), three)
@@ -167,6 +171,22 @@ def test_pieces_joined_are_the_file_whatever_their_size(tmp_path_factory, text, 
     assert clean == corpus.unix_newlines(text)
 
 
+BYTES = st.one_of(st.binary(max_size=12), st.text("é文😀a\n", max_size=6).map(str.encode))
+
+
+@given(pieces=st.lists(BYTES, max_size=6), cuts=st.lists(st.integers(0, 40), max_size=6))
+def test_bytes_cut_anywhere_have_the_characters_of_the_whole(pieces, cuts):
+    """A character that a cut goes through once counted on both sides of it."""
+    whole, level = b"".join(pieces), level_of("byte")
+    before, found = None, 0
+    for start, stop in pairwise([0, *sorted(cuts), len(whole)]):
+        part = whole[start:stop]
+        found += level.characters(part, before)
+        assert level.characters(part, whole[:start]) == level.characters(part, before)
+        before = level.tail(part, before)
+    assert found == len(whole.decode("utf-8", "replace"))
+
+
 # ---------------------------------------------------------------------- refusals
 
 
@@ -183,7 +203,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path, files):
     for message, path in cases.items():
         with pytest.raises(UserError, match=message):
             made(tmp_path, [path])
-        shutil.rmtree(tmp_path / "out-char")
+        assert not (tmp_path / "out-char").exists()
     with pytest.raises(MissingSource, match="there is no file"):
         files_of([str(tmp_path / "none")])
     with pytest.raises(UserError, match="clean=letters joins all lines"):
@@ -254,7 +274,7 @@ def test_fifty_damages_are_refused_fifty_times_by_name(tmp_path, files):
 # ---------------------------------------------------------------------- killed and resumed
 
 
-@pytest.mark.parametrize("level", ["word", "bpe"])
+@pytest.mark.parametrize("level", ["word", "bpe", "byte"])
 def test_a_killed_preparation_goes_on_to_the_same_files(tmp_path, files, level, monkeypatch):
     monkeypatch.setattr(streaming, "BLOCK", 500)
     options = LEVELS[level]
@@ -270,13 +290,12 @@ def test_a_killed_preparation_goes_on_to_the_same_files(tmp_path, files, level, 
         else:
             kills += 1
             steps.close()  # as a kill: nothing more is written
+            again.mkdir(exist_ok=True)  # stopped before there was anything, it has gone
             _file(again / ".00001.ids.77.partial", b"half a shard")
             continue
         break
     assert kills > 3
-    assert not (again / PROGRESS).exists()
-    for path in once.iterdir():
-        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+    assert contents(again) == contents(once)
 
 
 def test_another_request_does_not_go_on_there(tmp_path, files):
@@ -286,6 +305,102 @@ def test_another_request_does_not_go_on_there(tmp_path, files):
     steps.close()
     with pytest.raises(UserError, match="the beginning of another preparation"):
         list(prepare(Request((str(files[0]),), Data("-", lower=True)), tmp_path / "out"))
+
+
+# ---------------------------------------------------------------------- one at a time, and --force
+
+
+def contents(folder):
+    """Every file; the lock of a process that was killed is nobody's."""
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and p.name != ".lock"}
+
+
+def test_one_process_at_a_time_prepares_in_a_folder(tmp_path, files, capsys):
+    out = tmp_path / "out"
+    request = Request((str(files[0]),), Data("-"), shard_tokens=1000)
+    steps = prepare(request, out)
+    next(steps)
+    for force in (False, True):
+        with pytest.raises(UserError, match="being prepared already, in this very process"):
+            next(prepare(request, out, force=force))
+    seen = subprocess.run(
+        [sys.executable, "-m", "elman", "prepare", str(files[0]), "--out", str(out), "--force"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert seen.returncode == 2
+    assert f"is being prepared already, by process {os.getpid()} on " in seen.stderr
+    list(steps)
+    assert not (out / ".lock").exists()
+    assert len(Shards(out).ids) > 1000
+
+
+def test_a_prepared_text_is_kept_until_another_is_whole(tmp_path, files, capsys):
+    out = made(tmp_path, files[:1]).folder
+    before, aside = contents(out), out / ".replaced"
+    request = Request((str(files[1]),), Data("-", "word"), shard_tokens=300)
+    steps = prepare(request, out, force=True)
+    for step in steps:
+        if step.stage == "encoding":
+            break
+    assert contents(aside) == before
+    steps.close()  # stopped: another goes on, and the old one is still there
+    assert contents(aside) == before
+    list(prepare(request, out))
+    assert not aside.exists()
+    assert Shards(out).index.level == "word"
+
+
+def test_a_preparation_that_fails_leaves_the_text_that_was_there(tmp_path, files):
+    out = made(tmp_path, files[:1]).folder
+    before = contents(out)
+    bad = _file(tmp_path / "bad.txt", sample(3000).encode() + b"\xff")
+    for sources, options in (([bad], {}), (files[:1], {"min_freq": 10**6})):
+        request = Request(tuple(map(str, sources)), Data("-", "word", **options))
+        with pytest.raises(UserError):
+            list(prepare(request, out, force=True))
+        assert contents(out) == before
+        assert not (out / ".replaced").exists()
+    with pytest.raises(UserError, match="is a prepared text already"):
+        list(prepare(request, out))
+    with pytest.raises(UserError, match="no part of a prepared text"):
+        list(prepare(request, files[0].parent, force=True))
+    assert contents(out) == before
+
+
+def test_a_refusal_does_not_touch_another_preparation(tmp_path, files):
+    out = made(tmp_path, files[:1]).folder
+    steps = prepare(Request((str(files[1]),), Data("-"), shard_tokens=100), out, force=True)
+    while next(steps).stage != "encoding":
+        pass
+    steps.close()
+    before, aside = contents(out), contents(out / ".replaced")
+    with pytest.raises(UserError, match="the beginning of another preparation"):
+        list(prepare(Request((str(files[0]),), Data("-", lower=True)), out))
+    assert (contents(out), contents(out / ".replaced")) == (before, aside)
+
+
+def test_a_replacement_is_the_old_text_or_the_new_wherever_it_is_killed(
+    tmp_path, files, killed_after
+):
+    old = made(tmp_path / "old", files[:1]).folder
+    new = made(tmp_path / "new", files[1:2]).folder
+    request, seen = Request((str(files[1]),), Data("-"), shard_tokens=1000), []
+    whole = {"old": contents(old), "new": contents(new)}
+    for moves in range(1000):
+        out = shutil.copytree(old, tmp_path / str(moves))
+        ended = not killed_after(moves, lambda out=out: list(prepare(request, out, force=True)))
+        with suppress(UserError):  # "is a prepared text already": then it is whole
+            list(prepare(request, out))
+        seen += [name for name in whole if contents(out) == whole[name]] or ["neither"]
+        assert not (out / ".replaced").exists(), moves
+        shutil.rmtree(out)
+        if ended:
+            break
+    assert seen == sorted(seen, reverse=True), "old at first, then new, never neither"
+    assert set(seen) == {"old", "new"}
+    assert len(seen) > 20
 
 
 # ---------------------------------------------------------------------- ids from many files

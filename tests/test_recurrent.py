@@ -550,3 +550,23 @@ def test_what_cannot_be_served_is_refused_with_a_reason():
         Recurrent(Plain(), carry=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="budget=10 bytes is too small"):
         Recurrent(Plain(), memory=Checkpointed(budget=10))(torch.zeros(3, 2, INPUT))
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: elman.nn.GRU(3, 4), lambda: elman.nn.Recurrent(nn.GRUCell(3, 4))]
+)
+def test_what_is_no_carry_or_memory_is_refused_after_the_module_was_made_too(made):
+    module = made()
+    for name in ("carry", "memory"):
+        with pytest.raises(UserError, match=f"{name} must be a"):
+            setattr(module, name, 3)
+    assert (module.carry, module.memory) == (Full(), Stored())
+
+
+def test_sizes_that_are_missing_or_too_many_are_refused_in_words():
+    for sizes, missing in (((), "input_size and hidden_size"), ((3,), "hidden_size")):
+        with pytest.raises(UserError, match=rf"Recurrent\('gru'\) needs {missing}"):
+            elman.nn.Recurrent("gru", *sizes)
+    assert elman.nn.Recurrent("gru", 3, hidden_size=4).hidden_size == 4
+    with pytest.raises(UserError, match=r"Recurrent\(module, 3, 4\): a module has its own sizes"):
+        elman.nn.Recurrent(nn.GRUCell(3, 4), 3, 4)

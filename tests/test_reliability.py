@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 from elman import LanguageModel, NgramModel, runs, strict_json
 from elman.cli import run as elman
 from elman.errors import Unreadable, UserError, WorkFailed
+from elman.folders import replaced
+from elman.folders.lock import Lock
 from elman.forecasting import saving
 from elman.language_model.model import Shape, kinds
-from elman.runs import Run, checkpoints, replaced
-from elman.runs.lock import Lock
+from elman.runs import Run, checkpoints
 from elman.session import RunOptions, Session
 from elman.text.vocab import Vocab
 from elman.training import Update
@@ -57,7 +58,7 @@ def test_a_second_training_in_a_folder_is_refused_by_the_owners_name(run):
 HOLD = """
 import sys, time
 from pathlib import Path
-from elman.runs.lock import Lock
+from elman.folders.lock import Lock
 lock = Lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -161,51 +162,48 @@ def test_a_new_training_that_is_stopped_at_once_keeps_the_run_beside_it(run):
     assert not aside.exists()
 
 
-def test_a_run_is_put_aside_and_back_whole_wherever_the_process_is_killed(run, monkeypatch):
+def test_a_run_is_put_aside_and_back_whole_wherever_the_process_is_killed(run, killed_after):
     """Each rename and each deletion of putting aside, and of putting back, is the last in turn."""
     before = contents(run.path)
-
-    class Killed(BaseException):
-        pass
-
-    def killed_after(moves: int, work) -> bool:
-        """Whether the work was ended by it."""
-        left = moves
-        real = {name: getattr(Path, name) for name in ("rename", "unlink", "rmdir")}
-
-        def counted(name):
-            def move(self, *how, **more):
-                nonlocal left
-                if left == 0:
-                    raise Killed
-                left -= 1
-                return real[name](self, *how, **more)
-
-            return move
-
-        with monkeypatch.context() as patch:
-            for name in real:
-                patch.setattr(Path, name, counted(name))
-            try:
-                work()
-            except Killed:
-                return True
-        return False
-
     for way in (replaced.set_aside, replaced.put_back):
         moves = 0
         while True:
             if way is replaced.put_back:
-                replaced.set_aside(run.path, keep=".lock")
-                (run.path / "config.json").write_text("{}")
-                (run.path / "metrics.jsonl").write_text("of the new run")
-            ended = not killed_after(moves, lambda way=way: way(run.path, keep=".lock"))
-            replaced.put_back(run.path, keep=".lock")
+                replaced.set_aside(run.path, "config.json")
+                begin_another(run.path)
+            ended = not killed_after(moves, lambda way=way: way(run.path, "config.json"))
+            replaced.put_back(run.path, "config.json")
             assert contents(run.path) == before, (way, moves)
             moves += 1
             if ended:
                 break
         assert moves > 5
+
+
+def begin_another(path: Path) -> dict[str, bytes]:
+    (path / "config.json").write_text("{}")
+    (path / "metrics.jsonl").write_text("of the new run")
+    return {name: (path / name).read_bytes() for name in ("config.json", "metrics.jsonl")}
+
+
+def test_what_is_forgotten_never_comes_back_in_parts(run, killed_after):
+    """Killed while it deletes the old run, which once left files that the next --force mixed in."""
+    before, moves = contents(run.path), 0
+    while True:
+        replaced.set_aside(run.path, "config.json")
+        new = begin_another(run.path)
+        ended = not killed_after(moves, lambda: replaced.forget(run.path))
+        replaced.set_aside(run.path, "config.json")  # as the next --force does
+        replaced.put_back(run.path, "config.json")  # as it does when it fails
+        assert contents(run.path) == (new if moves else before), moves
+        if ended:
+            break
+        if moves:
+            replaced.clear(run.path)
+            for name, data in before.items():
+                (run.path / name).write_bytes(data)
+        moves += 1
+    assert moves > 5
 
 
 def test_a_run_whose_replacement_cannot_be_written_is_as_it_was(run, monkeypatch):
@@ -214,6 +212,19 @@ def test_a_run_whose_replacement_cannot_be_written_is_as_it_was(run, monkeypatch
     with pytest.raises(ZeroDivisionError):
         Run.create(run.path, run.config, run.vocab, force=True)
     assert contents(run.path) == before
+
+
+@pytest.mark.slow
+def test_newer_verbs_survive_kills_and_each_other(tmp_path):
+    script = Path(__file__).with_name("killed_verbs.py")
+    command = [sys.executable, str(script), str(tmp_path), "6", "3", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    for verb in ("prepare", "compress", "decompress", "forecast", "evaluate"):
+        assert report[verb]["kills"] >= 6
+    for verb in ("train", "resume", "prepare", "forecast"):
+        assert any(2 in ends for ends in report["at once"][verb]), "they did not meet"
 
 
 # ---------------------------------------------------------------------- seals

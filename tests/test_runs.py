@@ -450,7 +450,7 @@ def test_runs_move_between_cpu_and_cuda(trained):
 
 
 def test_asking_who_writes_into_a_folder_changes_nothing_there(tmp_path):
-    from elman.runs.lock import Lock, is_held
+    from elman.folders.lock import Lock, is_held
 
     assert not is_held(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from elman import runs
+from elman.cli import run as elman
 from elman.errors import UserError
 from elman.runs import Run, checkpoints
 from elman.session import RunOptions, Session
@@ -62,6 +63,24 @@ def test_a_session_can_be_asked_at_any_time_and_goes_on_the_same(tmp_path):
     assert [r.nats for r in rest if isinstance(r, Validation)] == [
         r.nats for r in whole if isinstance(r, Validation)
     ]
+
+
+def test_a_resumed_run_is_saved_and_looked_at_as_often_as_before(tmp_path):
+    stopped, whole = begin(tmp_path / "one", checkpoint_every=5), begin(tmp_path / "other")
+    list(stopped.records(stop=lambda: stopped.training.step >= 8))
+    again = Session.resume(stopped.run.path, kept={"checkpoint_seconds": 5.0})
+    assert again.kept.rhythm == {"checkpoint_every": 5, "checkpoint_seconds": 5.0, "diagnose": 7}
+    list(again.records())
+    list(whole.records())
+    steps = [
+        [r.step for r in session.run.records() if isinstance(r, Diagnosis)]
+        for session in (again, whole)
+    ]
+    assert steps[0] == steps[1] == [*range(7, 53, 7)]
+    assert Session.resume(stopped.run.path).kept.rhythm == again.kept.rhythm, "and from now on"
+    assert elman(["train", "--resume", str(stopped.run.path), "--diagnose", "3"]) == 0
+    said = Run.open(stopped.run.path).config.rhythm
+    assert said == {"checkpoint_every": 5, "checkpoint_seconds": 5.0, "diagnose": 3}
 
 
 def test_a_stopped_session_continues_where_it_was(tmp_path):

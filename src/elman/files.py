@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import tempfile
+import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ def atomic(path: Path | str) -> Iterator[Path]:
     """Lend a temporary path; on success put what was written there into `path`.
 
     A new or regular file is flushed to disk under its temporary name beside `path` and then renamed
-    into place, so that on any error, Ctrl-C included, `path` is as it was before. A link is
+    into place, so that on any error, Ctrl-C included, `path` is as it was before. Where several
+    write one file at once, threads of a process too, it is that of the last of them. A link is
     followed: the file it points to is replaced, not the link. Pipes and character devices are
     written to directly. Anything else is refused, see `check_target`.
 
@@ -52,7 +54,7 @@ def atomic(path: Path | str) -> Iterator[Path]:
                 shutil.copyfileobj(written, target)
         return
     target = Path(os.path.realpath(path))
-    draft = target.with_name(f".{target.name[:50]}.{os.getpid()}.partial")
+    draft = target.with_name(f".{target.name[:50]}.{uuid.uuid4().hex}.partial")
     try:
         yield draft
         with open(draft, "rb") as written:

@@ -30,9 +30,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from elman.cells import CELLS, Cell, is_torchs, named, with_noise
 from elman.cells.base import diagonal_blocks
 from elman.errors import UserError
-from elman.gradients.carry import Carry, Full, checked_carry
-from elman.gradients.chunks import Chunked, Stepped, Time, checked_time
-from elman.gradients.memory import Memory, Stored, checked_memory
+from elman.gradients.carry import Carry, Full
+from elman.gradients.chunks import Chunked, Stepped, Time
+from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, cudnn, runs_whole, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
@@ -91,8 +91,7 @@ class _Module(torch.nn.RNNBase):
         self.cell, self._equations = cell, named(cell).fingerprint
         if mode is None:
             self._resize(named(cell))
-        self.carry, self.memory = checked_carry(carry), checked_memory(memory)
-        self.time = checked_time(time)
+        self.carry, self.memory, self.time = carry, memory, time
         self._begin_noise(zoneout, update_dropout)
 
     def _begin_noise(self, zoneout: Any, update_dropout: Any) -> None:
@@ -102,14 +101,17 @@ class _Module(torch.nn.RNNBase):
         noisy = zoneout > 0 or update_dropout > 0
         if noisy and self.proj_size:
             raise UserError("zoneout and update_dropout do not go with proj_size")
-        if noisy and self.bidirectional and self.carry.in_blocks:
-            raise UserError(
-                f"zoneout and update_dropout in both directions do not go with {self.carry}",
-                hint="Truncated() cuts the gradient, too, and goes with both",
-            )
+        self._check_noise_goes_with(self.carry, noisy)
         self._run_by(zoneout, update_dropout)
         super().__setattr__("zoneout", zoneout)
         super().__setattr__("update_dropout", update_dropout)
+
+    def _check_noise_goes_with(self, carry: Carry, noisy: bool) -> None:
+        if noisy and self.bidirectional and carry.in_blocks:
+            raise UserError(
+                f"zoneout and update_dropout in both directions do not go with {carry}",
+                hint="Truncated() cuts the gradient, too, and goes with both",
+            )
 
     @property
     def is_noisy(self) -> bool:
@@ -511,6 +513,10 @@ class _Module(torch.nn.RNNBase):
             noise = {"zoneout": self.zoneout, "update_dropout": self.update_dropout}
             self._begin_noise(**noise | {name: value})
             return
+        if name in custom.CHECKED:
+            custom.CHECKED[name](value)
+        if name == "carry":
+            self._check_noise_goes_with(value, self.is_noisy)
         super().__setattr__(name, value)
         if name == "time":
             self._begin_chunks(value)
@@ -885,8 +891,25 @@ class Recurrent(custom.Recurrent):
     def __new__(cls, cell: torch.nn.Module, /, **options: Any) -> Self: ...
     def __new__(cls, cell: Any = None, /, *sizes: Any, **options: Any) -> Any:
         if isinstance(cell, str | Cell):
+            _check_sizes(cell, sizes, options)
             return Layers(cell, *sizes, **options)
+        if sizes:
+            raise UserError(
+                f"Recurrent(module, {', '.join(map(str, sizes))}): a module has its own sizes",
+                hint="Recurrent(module), or Recurrent(cell, input_size, hidden_size) with the name "
+                "of a cell",
+            )
         return super().__new__(cls)  # a copy is made without a cell
+
+
+def _check_sizes(cell: str | Cell, sizes: Sequence[Any], options: dict[str, Any]) -> None:
+    missing = [n for n in ("input_size", "hidden_size")[len(sizes) :] if n not in options]
+    if missing:
+        name = cell if isinstance(cell, str) else cell.name
+        raise UserError(
+            f"Recurrent({name!r}) needs {' and '.join(missing)}",
+            hint=f"Recurrent({name!r}, 28, 256)",
+        )
 
 
 def of(cell: str, input_size: int, hidden_size: int, num_layers: int = 1, **options: Any) -> Any:

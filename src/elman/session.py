@@ -63,6 +63,14 @@ class RunOptions:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def rhythm(self) -> dict[str, Any]:
+        """What of these belongs to the run, and is the same when it is resumed."""
+        return {name: getattr(self, name) for name in RHYTHM}
+
+
+RHYTHM = ("checkpoint_every", "checkpoint_seconds", "diagnose")
+
 
 @final
 class Session:
@@ -111,6 +119,7 @@ class Session:
             threads=torch.get_num_threads(),
             command=command,
             shown=presets.shown(options),
+            rhythm=kept.rhythm,
         )
         training = runs.fresh_training(config, parts, device, processes)
         config = replace(config, ran=training.engine())
@@ -130,12 +139,15 @@ class Session:
         cls,
         path: Path | str,
         given: Mapping[str, Any] | None = None,
-        kept: RunOptions | None = None,
+        kept: RunOptions | Mapping[str, Any] | None = None,
         processes: Processes = ALONE,
     ) -> "Session":
-        """A run exactly where it was last saved, with the few options that may change."""
+        """A run exactly where it was last saved, with the few options that may change.
+
+        Of `kept` by names, what is not named is as the run has it.
+        """
         run = Run.open(path, writes=processes.first)
-        kept, given = kept or RunOptions(), dict(given or {})
+        kept, given = _as_it_was(run.config, kept), dict(given or {})
         if "source" in given:
             given["source"] = prepared.located(given["source"])
         config, before = run.config, runs.options_of(run.config)
@@ -144,6 +156,7 @@ class Session:
             config = runs.with_options(config, before | changes)
         if kept.threads:
             config = replace(config, threads=kept.threads)
+        config = replace(config, rhythm=kept.rhythm)
         use_threads(config.threads)  # torch's own sums in another order would end in other bits
         device = config.device if kept.device == "auto" else pick(kept.device)
         training = runs.fresh_training(config, run.splits(), device, processes)
@@ -221,6 +234,14 @@ class Session:
     def _sample_at(self, number: int) -> Sample | None:
         power_of_two = number & (number - 1) == 0
         return self.sample() if power_of_two or self.training.finished else None
+
+
+def _as_it_was(config: Config, given: RunOptions | Mapping[str, Any] | None) -> RunOptions:
+    """How often a run is saved and looked at, with what is asked for now."""
+    if isinstance(given, RunOptions):
+        return given
+    before = {name: config.rhythm[name] for name in RHYTHM if name in config.rhythm}
+    return RunOptions(**before | dict(given or {}))
 
 
 def _caveats(run: Run, training: Training) -> list[str]:

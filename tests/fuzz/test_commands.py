@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from harness import WORDS, cases, run_in_process
+from harness import WORDS, cases, mutate_bytes, run_in_process
 
 pytestmark = pytest.mark.fuzz
 
@@ -31,6 +31,13 @@ VERBS = {
     "statistics": ("--level", "--clean", "--n", "--top", "--stop", "--first", "--last",
                    "--encoding", "--errors"),
     "datasets": (),
+}  # fmt: skip
+MADE_OF_TEXTS = {
+    "prepare": ("--level", "--vocab-size", "--tokenizer", "--min-freq", "--validation", "--test",
+                "--field", "--clean", "--shard-tokens", "--encoding", "--errors", "--out"),
+    "compress": ("--level", "--run", "-o"),
+    "decompress": ("--run", "-o"),
+    "evaluate": ("--adapt-rate", "--adapt-decay", "--cache", "--chunks", "--part", "--threads"),
 }  # fmt: skip
 PLACES = (
     "",
@@ -90,6 +97,35 @@ def test_use(place):
         if verb == "generate" and "--length" not in words:
             words += ["--length", "20"]
         run_in_process(words)
+
+
+def test_newer_verbs(place):
+    """A packed file whose bytes were changed is refused, or what comes out is the book."""
+    book = (place / "book.txt").read_bytes()
+    run_in_process(["compress", "book.txt", "--level", "fast", "-o", "book.elm"])
+    packed = (place / "book.elm").read_bytes()
+    for chance in cases(25):
+        verb = chance.choice(list(MADE_OF_TEXTS))
+        usual = {"evaluate": "run", "decompress": "odd.elm"}.get(verb, "book.txt")
+        words = [verb, chance.choice([usual] * 12 + ["", ".", "nowhere", "\udcff", "/dev/null"])]
+        odd = mutate_bytes(packed, chance) if chance.random() < 0.7 else packed
+        (place / "odd.elm").write_bytes(odd)
+        if verb in ("prepare", "compress", "decompress"):
+            words += ["--out", "made"]
+        if verb == "evaluate":
+            words += ["book.txt", "--adapt"]
+        if verb == "compress":
+            words += ["--level", "fast"]
+        for _ in range(chance.choice([0, 1, 1, 2])):
+            words += [chance.choice(MADE_OF_TEXTS[verb]), chance.choice(WORDS)]
+        if chance.random() < 0.3:
+            words.append(chance.choice(FLAGS))
+        seen = run_in_process(words)
+        whole = verb == "decompress" and words[1] == "odd.elm" and "-o" not in words
+        if whole and seen.status == 0 and "--help" not in words:
+            assert (place / "made").read_bytes() == book, words
+        made = place / "made"
+        shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
 
 
 def test_demo(place):

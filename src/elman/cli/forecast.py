@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,12 +183,11 @@ def begin(
     if out is not None:
         check_place(out, force=force)
     given = series.load(source, seed=checked.seed, **asked)
-    kept = None
-    if out is not None:
-        place = str(Path(source).resolve()) if Path(source).is_file() else source
-        request = {"source": place, "reading": asked, "settings": settings}
-        kept = Unfinished.begin(out, request, given)
-    work(source, given, checked, kept, figure=figure, output=output, as_json=as_json)
+    place = str(Path(source).resolve()) if Path(source).is_file() else source
+    request = {"source": place, "reading": asked, "settings": settings}
+    begun = nullcontext() if out is None else Unfinished.begin(out, request, given, force=force)
+    with begun as kept:
+        work(source, given, checked, kept, figure=figure, output=output, as_json=as_json)
 
 
 def go_on(folder: Path, *, figure: Path | None, output: Path | None, as_json: bool) -> None:
@@ -196,13 +196,13 @@ def go_on(folder: Path, *, figure: Path | None, output: Path | None, as_json: bo
     from elman.forecasting.experiment import Settings
     from elman.forecasting.unfinished import Unfinished
 
-    kept = Unfinished.open(folder)
-    asked = kept.request["asked"]
-    settings = Settings(**asked["settings"] | {"levels": tuple(asked["settings"]["levels"])})
-    given = series.load(asked["source"], seed=settings.seed, **asked["reading"])
-    kept.check(given)
-    note(f"continuing {folder}: {kept.count} forecasters were compared before")
-    work(asked["source"], given, settings, kept, figure=figure, output=output, as_json=as_json)
+    with Unfinished.open(folder) as kept:
+        asked = kept.request["asked"]
+        settings = Settings(**asked["settings"] | {"levels": tuple(asked["settings"]["levels"])})
+        given = series.load(asked["source"], seed=settings.seed, **asked["reading"])
+        kept.check(given)
+        note(f"continuing {folder}: {kept.count} forecasters were compared before")
+        work(asked["source"], given, settings, kept, figure=figure, output=output, as_json=as_json)
 
 
 def work(

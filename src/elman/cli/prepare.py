@@ -2,15 +2,19 @@
 
 import shlex
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elman.cli.console import emit, note, progress
 from elman.cli.limits import a_path
 from elman.cli.source import Clean, Encoding, Errors, Lower, Tokenizer, VocabSize, printable
+
+if TYPE_CHECKING:
+    from elman.text.preparation import Step
 
 
 def prepare(
@@ -53,17 +57,11 @@ def prepare(
     data = Data("-", level, clean, 0, min_freq, validation, encoding, errors, lower)
     data = replace(data, vocab_size=vocab_size, tokenizer=tokenizer, test=test)
     request = Request(tuple(sources), data, field, shard_tokens)
-    last, stage = 0.0, ""
-    with progress() as bar:
-        task = bar.add_task("reading")
-        for step in prepared(request, out, force=force):
-            if step.stage != stage:
-                stage = step.stage
-                note(f"{stage} {printable(', '.join(sources))}")
-                last = 0.0
-            if (now := time.monotonic()) - last > 0.2:
-                last = now
-                bar.update(task, description=stage, completed=step.done, total=step.total)
+    try:
+        _show(prepared(request, out, force=force), printable(", ".join(sources)))
+    except KeyboardInterrupt:
+        _say_how_to_go_on(out, force)
+        raise
     index = Index.load(out)
     if json:
         emit(
@@ -86,3 +84,30 @@ def prepare(
             f"documents; {index.tokens - index.train_tokens:,} of them held out{tested}"
         )
     note(f"next: elman train {printable(shlex.quote(str(out)))}")
+
+
+def _show(steps: "Iterable[Step]", sources: str) -> None:
+    """Do the work, with a line for every stage of it and a bar that moves."""
+    last, stage = 0.0, ""
+    with progress() as bar:
+        task = bar.add_task("reading")
+        for step in steps:
+            if step.stage != stage:
+                stage = step.stage
+                note(f"{stage} {sources}")
+                last = 0.0
+            if (now := time.monotonic()) - last > 0.2:
+                last = now
+                bar.update(task, description=stage, completed=step.done, total=step.total)
+
+
+def _say_how_to_go_on(out: Path, force: bool) -> None:
+    from elman.folders import replaced
+
+    if not out.is_dir():
+        return
+    note("next: the same command goes on" + (", without --force" if force else ""))
+    if (aside := out / replaced.NAME).is_dir():
+        note(
+            f"the text that was there before is in {printable(str(aside))} until this one is whole"
+        )

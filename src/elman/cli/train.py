@@ -136,9 +136,10 @@ def _to_resume(given: dict[str, Any], processes: "Processes") -> Path | None:
 def _begin(preset: str | None, given: dict[str, Any], processes: "Processes") -> "Session":
     from elman.runs import options_of, presets
     from elman.runs.effort import Size
-    from elman.session import Session
+    from elman.session import RunOptions, Session
 
     kept, asked = _divided(given)
+    kept = RunOptions(**kept)
     command = shlex.join(["elman", *sys.argv[1:]])
     preset = presets.DEFAULT if preset is None else preset
     session = Session.begin(asked, preset, kept, command, processes)
@@ -181,17 +182,16 @@ def _resume(
     return session
 
 
-def _divided(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _divided(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of the run's folder, and those of text, model and training."""
     from elman.runs import presets
-    from elman.session import RunOptions
 
     asked = {name: value for name, value in given.items() if name in presets.OPTIONS}
     for name, value in asked.items():
         read = presets.OPTIONS[name].option.read
         asked[name] = read(value) if read else value
     kept = {name: value for name, value in given.items() if name not in presets.OPTIONS}
-    return RunOptions(**kept), asked
+    return kept, asked
 
 
 def _refuse_beside_resume(**given: Any) -> None:

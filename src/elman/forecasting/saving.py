@@ -29,6 +29,7 @@ from elman.files import (
     write_sealed,
     write_text,
 )
+from elman.folders.lock import NAME as LOCK
 from elman.forecasting import panel
 from elman.forecasting.autoregressive_errors import AutoregressiveErrors
 from elman.forecasting.base import Forecaster, State
@@ -218,11 +219,16 @@ def check_place(folder: Path, *, force: bool) -> None:
         raise UserError(
             f"{folder} exists already", hint="another --out, or --force to overwrite it"
         )
-    if any(folder.iterdir()) and _format_of(folder) is None:
+    if is_taken(folder) and _format_of(folder) is None:
         raise UserError(
             f"{folder} holds something that is not a forecaster, and --force only replaces those",
             hint="another --out, or delete that folder yourself",
         )
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether anything lies in a folder, besides the name of who writes there."""
+    return any(path.name != LOCK for path in folder.iterdir())
 
 
 def is_saved(folder: Path) -> bool:

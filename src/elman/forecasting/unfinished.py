@@ -2,7 +2,8 @@
 
 `elman forecast --out FOLDER` keeps both in FOLDER while it works: `request.json`, and a file of
 arrays for each forecaster that was tried. `--resume FOLDER` reads them back, to the bit, and tries
-the rest; what it ends with is what it would have ended with.
+the rest; what it ends with is what it would have ended with. One process at a time works there
+(`folders/lock.py`).
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError
@@ -19,7 +20,9 @@ from safetensors.numpy import save as write_arrays
 
 from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, read_sealed, write_sealed
+from elman.folders.lock import Lock
 from elman.forecasting.panel import Backtest
+from elman.forecasting.saving import check_place, is_taken
 from elman.forecasting.series import Series
 
 FORMAT = "elman-forecast-request-1"
@@ -28,40 +31,56 @@ _NAMES = tuple(f.name for f in fields(Backtest))
 
 
 class Unfinished:
-    """A folder in which a comparison is under way."""
+    """A folder in which a comparison is under way; inside `with`, nobody else's."""
 
-    def __init__(self, folder: Path, request: dict[str, Any]) -> None:
-        self.folder, self.request = folder, request
+    def __init__(self, folder: Path, request: dict[str, Any], lock: Lock) -> None:
+        self.folder, self.request, self._lock = folder, request, lock
 
     @classmethod
-    def begin(cls, folder: Path, asked: dict[str, Any], data: Sequence[Series]) -> "Unfinished":
+    def begin(
+        cls, folder: Path, asked: dict[str, Any], data: Sequence[Series], *, force: bool
+    ) -> "Unfinished":
         """Note what was asked of which data; `asked` must be plain values."""
+        is_new, lock = not folder.exists(), None
         folder.mkdir(parents=True, exist_ok=True)
-        begun = cls(folder, {"format": FORMAT, "asked": asked, "data": digest(data)})
-        begun.end()
-        text = json.dumps(begun.request | {"seal": BLANK_SEAL}, indent=2) + "\n"
-        write_sealed(folder / REQUEST, text.encode())
+        try:
+            lock = _locked(folder)
+            if is_taken(folder):  # now that nobody else writes here
+                check_place(folder, force=force)
+            begun = cls(folder, {"format": FORMAT, "asked": asked, "data": digest(data)}, lock)
+            begun.end()
+            text = json.dumps(begun.request | {"seal": BLANK_SEAL}, indent=2) + "\n"
+            write_sealed(folder / REQUEST, text.encode())
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
+            raise
         return begun
 
     @classmethod
     def open(cls, folder: Path) -> "Unfinished":
         """Read what `begin` wrote."""
         if not (folder / REQUEST).is_file():
-            done = (folder / "config.json").is_file()
-            raise MissingSource(
-                f"{folder} has nothing to resume"
-                + (": its forecaster is finished" if done else f": it has no {REQUEST}"),
-                hint=f"elman forecast NEW.csv --run {folder} forecasts with it"
-                if done
-                else "elman forecast SOURCE --out FOLDER begins one",
-            )
-        request = json.loads(read_sealed(folder / REQUEST))
-        if request.get("format") != FORMAT:
-            raise UserError(
-                f"{folder / REQUEST} has the format {request.get('format')!r}, not {FORMAT!r}",
-                hint="it was written by another version: begin again with --force",
-            )
-        return cls(folder, request)
+            raise _nothing_to_resume(folder)
+        opened = cls(folder, {}, _locked(folder))
+        try:
+            opened.request = _read(folder)
+        except BaseException:
+            opened.release()
+            raise
+        return opened
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let others write there; again is harmless."""
+        self._lock.release()
 
     def check(self, data: Sequence[Series]) -> None:
         """Refuse data that is not what the comparison began with."""
@@ -108,6 +127,7 @@ class Unfinished:
     def abandon(self) -> None:
         """Leave nothing behind of what was refused."""
         self.end()
+        self.release()
         if not any(self.folder.iterdir()):
             self.folder.rmdir()
 
@@ -124,3 +144,30 @@ def digest(data: Sequence[Series]) -> str:
             total.update(repr(rows.shape).encode())
             total.update(np.ascontiguousarray(rows).tobytes())
     return total.hexdigest()
+
+
+def _locked(folder: Path) -> Lock:
+    return Lock(folder, "written to")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    if not (folder / REQUEST).is_file():  # another process has ended it in between
+        raise _nothing_to_resume(folder)
+    request = json.loads(read_sealed(folder / REQUEST))
+    if request.get("format") != FORMAT:
+        raise UserError(
+            f"{folder / REQUEST} has the format {request.get('format')!r}, not {FORMAT!r}",
+            hint="it was written by another version: begin again with --force",
+        )
+    return request
+
+
+def _nothing_to_resume(folder: Path) -> MissingSource:
+    done = (folder / "config.json").is_file()
+    return MissingSource(
+        f"{folder} has nothing to resume"
+        + (": its forecaster is finished" if done else f": it has no {REQUEST}"),
+        hint=f"elman forecast NEW.csv --run {folder} forecasts with it"
+        if done
+        else "elman forecast SOURCE --out FOLDER begins one",
+    )

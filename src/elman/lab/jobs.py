@@ -23,9 +23,9 @@ from typing import Any, final
 from elman import strict_json
 from elman.errors import UserError
 from elman.files import write_text
+from elman.folders.lock import is_held
 from elman.lab.shelf import NotHere, Shelf
 from elman.runs import Run, options_of, presets, with_options
-from elman.runs.lock import is_held
 
 ALIVE = ("starting", "running", "paused", "scoring")
 CHANGES = ("learning_rate", "clip", "window", "carry", "history", "memory", "epochs", "patience")

@@ -22,8 +22,8 @@ from safetensors.torch import save
 
 from elman import strict_json
 from elman.errors import UserError, WorkFailed
+from elman.folders.lock import Lock
 from elman.lab import again, jobs
-from elman.runs.lock import Lock
 from elman.session import RunOptions, Session
 from elman.training import Record, Update
 

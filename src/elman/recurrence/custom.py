@@ -32,6 +32,8 @@ from elman.gradients.memory import Memory, Plan, Sizes, Stored, checked_memory, 
 from elman.recurrence import traced
 
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
+CHECKED = {"carry": checked_carry, "memory": checked_memory, "time": checked_time}
+"""What a module may be given at any time, and what refuses anything else."""
 
 
 class Recurrent(nn.Module):
@@ -73,7 +75,12 @@ class Recurrent(nn.Module):
                 "elman.cell declares or a name in elman.cells.CELLS",
             )
         self.cell, self.batch_first = cell, batch_first
-        self.carry, self.memory = checked_carry(carry), checked_memory(memory)
+        self.carry, self.memory = carry, memory
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in CHECKED:
+            CHECKED[name](value)
+        super().__setattr__(name, value)
 
     def forward(self, xs: Any, state: Nest = None) -> tuple[Any, Nest]:
         """The output of every step, and the last state."""

@@ -33,6 +33,7 @@ class Config:
     command: str = ""
     ran: str = ""  # what computed it, in words: `Training.engine`
     shown: Shown = field(default_factory=Shown)
+    rhythm: dict[str, Any] = field(default_factory=dict)  # how often it is saved and looked at
 
     def json(self) -> dict[str, Any]:
         """As config.json holds it."""
@@ -58,6 +59,7 @@ class Config:
                 command=str(record["command"]),
                 ran=str(record.get("ran", "")),  # runs of elman 0.1.0 have none
                 shown=Shown(**record.get("shown", {})),
+                rhythm=dict(record.get("rhythm", {})),  # older runs do not say
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise UserError(

@@ -12,7 +12,7 @@
 
 Every file is written whole or not at all, and nothing is ever unpickled. state.safetensors says how
 long metrics.jsonl was when it was written, so after a crash both go back to the same moment. One
-process at a time writes here (`lock.py`). docs/reliability.md has the promises.
+process at a time writes here (`folders/lock.py`). docs/reliability.md has the promises.
 """
 
 import os
@@ -33,12 +33,13 @@ from elman.files import (
     write_sealed,
     write_text,
 )
+from elman.folders import replaced
+from elman.folders.lock import NAME as LOCK
+from elman.folders.lock import Lock
 from elman.language_model import LanguageModel
-from elman.runs import checkpoints, presets, replaced
+from elman.runs import checkpoints, presets
 from elman.runs.card import model_card
 from elman.runs.config import Config, fresh_model, options_of
-from elman.runs.lock import NAME as LOCK
-from elman.runs.lock import Lock
 from elman.runs.shown import WEIGHTS
 from elman.text import prepared
 from elman.text.prepared import Splits
@@ -58,7 +59,9 @@ FILES = (
     "tensorboard",
     LOCK,
     replaced.NAME,
+    replaced.FORGOTTEN,
 )
+MARK = "config.json"  # what has one is a run
 
 
 class Run:
@@ -119,8 +122,8 @@ class Run:
             self.vocab.save(self.path / "vocab.json")
             self.save_config(self.config)  # last: a folder with a config.json is a whole run
         except BaseException:
-            replaced.clear(self.path, keep=LOCK)
-            replaced.put_back(self.path, keep=LOCK)
+            replaced.clear(self.path)
+            replaced.put_back(self.path, MARK)
             raise
 
     @classmethod
@@ -202,7 +205,7 @@ class Run:
             ) from problem
         self.own()
         check_room(self.path, force)  # as it is now that nobody else writes here
-        replaced.set_aside(self.path, keep=LOCK)
+        replaced.set_aside(self.path, MARK)
 
     def forget_replaced(self) -> None:
         """Delete the run that this one replaces: it has something to show now."""
@@ -212,7 +215,7 @@ class Run:
     def give_up(self) -> None:
         """Put the run that this one was to replace back, if this one has no checkpoint yet."""
         if self.writes and self._lock is not None and self._saved() is None:
-            self.given_up = replaced.put_back(self.path, keep=LOCK)
+            self.given_up = replaced.put_back(self.path, MARK)
 
     # ------------------------------------------------------------------ reading
 

@@ -3,12 +3,16 @@
 The texts are read up to three times: measured (where does the held-out part begin?), counted (the
 vocabulary, or the tokenizer, of the training part alone), encoded. Each shard is written whole;
 then what has been done is noted in `progress.json`. Killed at any moment, the same request goes on
-behind the last whole shard and ends in the same files, to the last byte.
+behind the last whole shard and ends in the same files, to the last byte. One process at a time
+writes into a folder (`folders/lock.py`); a text that another is to replace lies in
+`FOLDER/.replaced` until that one is whole.
 """
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -20,6 +24,9 @@ from numpy.typing import NDArray
 from elman import strict_json
 from elman.errors import UserError
 from elman.files import BLANK_SEAL, atomic, read_sealed, write_sealed
+from elman.folders import replaced
+from elman.folders.lock import NAME as LOCK
+from elman.folders.lock import Lock
 from elman.text import corpus, prepared
 from elman.text.levels import Level, Subwords, level_of
 from elman.text.levels.base import Token
@@ -101,11 +108,31 @@ class Counters:
 
 
 def prepare(request: Request, out: Path, *, force: bool = False) -> Generator[Step, None, None]:
-    """Prepare the texts in the folder `out`, or go on where this was left; yields now and then."""
+    """Prepare the texts in the folder `out`, or go on where this was left; yields now and then.
+
+    `force` replaces the prepared text that is there once this one is whole. Until then the old one
+    lies aside; where this one fails it is put back, and where it is stopped the same request
+    without `force` goes on.
+    """
     out = Path(out)
     stream = _stream(request)
     record = _request_record(request, stream)
-    done = _begin(out, record, force)
+    _check_room(out, force)
+    with _owned(out):
+        done = _begin(out, record, force)
+        with _put_back_if_it_fails(out):
+            yield from _prepared(request, stream, record, out, done)
+        replaced.forget(out)
+
+
+def _prepared(
+    request: Request,
+    stream: Stream,
+    record: dict[str, Any],
+    out: Path,
+    done: dict[str, Any] | None,
+) -> Generator[Step, None, None]:
+    """Everything from where it was left to a folder that is whole."""
     if done is None:
         total = 0
         for step in _measured(request, stream):
@@ -141,42 +168,92 @@ def _request_record(request: Request, stream: Stream) -> dict[str, Any]:
 # ---------------------------------------------------------------------- the folder
 
 
-def _begin(out: Path, request: dict[str, Any], force: bool) -> dict[str, Any] | None:
-    """Make the folder, or find out how far this request has come in it; None: not begun."""
+def _check_room(out: Path, force: bool) -> None:
+    """Refuse a folder that holds anything else, or a whole text that is not to be replaced.
+
+    What a killed process has left beside a whole text does not count: see `_settle`.
+    """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        present = sorted(path.name for path in out.iterdir())
+        present = sorted(path.name for path in out.iterdir()) if out.exists() else []
     except OSError as problem:
-        raise UserError(
-            f"cannot make the folder {out}: {problem.strerror}", hint="name another with --out"
-        ) from problem
+        raise _unusable(out, problem) from problem
     foreign = [name for name in present if not _is_ours(name)]
     if foreign:
         raise UserError(
             f"{out} holds {foreign[0]}, which is no part of a prepared text",
             hint="name another folder with --out",
         )
-    if not force and INDEX in present:
+    if not force and INDEX in present and not {replaced.NAME, PROGRESS} & set(present):
         raise UserError(
             f"{out} is a prepared text already", hint="--force replaces it, or name another folder"
         )
-    if not force and PROGRESS in present:
-        done = json.loads(read_sealed(out / PROGRESS))
-        if done["request"] != json.loads(json.dumps(request)):
-            raise UserError(
-                f"{out} holds the beginning of another preparation, or its texts have changed",
-                hint="--force begins again, or name another folder with --out",
-            )
-        return done
-    for name in [INDEX, *present]:  # the index first: without it nothing here counts as whole
-        (out / name).unlink(missing_ok=True)
-    return None
 
 
 def _is_ours(name: str) -> bool:
-    return name in (INDEX, VOCABULARY, PROGRESS) or name.endswith(
-        (".ids", ".documents", ".partial")
+    ours = (INDEX, VOCABULARY, PROGRESS, LOCK, replaced.NAME, replaced.FORGOTTEN)
+    return name in ours or name.endswith((".ids", ".documents", ".partial"))
+
+
+def _unusable(out: Path, problem: OSError) -> UserError:
+    return UserError(
+        f"cannot make the folder {out}: {problem.strerror}", hint="name another with --out"
     )
+
+
+@contextmanager
+def _owned(out: Path) -> Iterator[None]:
+    """A folder in which nobody else writes inside this block; made for nothing, it goes again."""
+    is_new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise _unusable(out, problem) from problem
+    lock = None
+    try:
+        lock = Lock(out, "prepared")
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
+
+
+@contextmanager
+def _put_back_if_it_fails(out: Path) -> Iterator[None]:
+    """The text that was there before, if there was one; a preparation that is stopped can go on."""
+    try:
+        yield
+    except Exception:
+        replaced.put_back(out, INDEX)
+        raise
+
+
+def _begin(out: Path, request: dict[str, Any], force: bool) -> dict[str, Any] | None:
+    """Find out how far this request has come in the folder, now ours; None: not begun."""
+    _settle(out)
+    _check_room(out, force)
+    if force or not (out / PROGRESS).exists():
+        replaced.set_aside(out, INDEX)
+        return None
+    done = json.loads(read_sealed(out / PROGRESS))
+    if done["request"] != json.loads(json.dumps(request)):
+        raise UserError(
+            f"{out} holds the beginning of another preparation, or its texts have changed",
+            hint="--force begins again, or name another folder with --out",
+        )
+    for draft in out.glob(".*.partial"):  # what a crash left half written
+        draft.unlink()
+    return done
+
+
+def _settle(out: Path) -> None:
+    """End what a killed process had begun: setting a text aside, putting it back, finishing."""
+    if not replaced.lies_aside(out, INDEX):
+        replaced.put_back(out, INDEX)
+    if (out / INDEX).exists():
+        (out / PROGRESS).unlink(missing_ok=True)
+        replaced.forget(out)
 
 
 def _note(out: Path, done: dict[str, Any]) -> None:
@@ -279,11 +356,22 @@ def _encode(request: Request, stream: Stream, out: Path, done: dict[str, Any]) -
     vocab = Vocab.load(out / VOCABULARY)
     writer = _Writer(request, out, done, vocab)
     parts = _parts(request, stream, done["total"])
-    before: Any = None
-    for part in islice(parts, writer.counters.parts, None):
+    before = _before(writer.level, islice(parts, writer.counters.parts))
+    for part in parts:
         before = writer.take(part, before)
         yield Step("encoding", writer.counters.characters, done["total"], writer.counters.tokens)
     writer.finish()
+
+
+def _before(level: Level, parts: Iterator[Part]) -> Any:
+    """Go through parts that were encoded before; what must be known of them to count what follows.
+
+    The last three that are not empty have it all: of bytes, a character's.
+    """
+    before: Any = None
+    for text in deque((part.text for part in parts if part.text), maxlen=3):
+        before = level.tail(level.cut(text), before)
+    return before
 
 
 @final
@@ -302,7 +390,7 @@ class _Writer:
         self._skip = int(done["skip"])  # ids of the next part that are in a shard already
 
     def take(self, part: Part, before: Any) -> Any:
-        """Encode one part; returns it as cut, for the space that may follow on it."""
+        """Encode one part; returns what must be known of it to count what follows."""
         earlier = replace(self.counters)
         cut = self.level.cut(part.text)
         ids = self.vocab.encode_cut(cut)
@@ -312,7 +400,7 @@ class _Writer:
         self.waiting.append(ids[self._skip :])
         self._skip = 0
         self._fill(earlier)
-        return cut[len(cut) - 1 :] if len(cut) else before
+        return self.level.tail(cut, before)
 
     def _count(self, part: Part, cut: Any, ids: NDArray[Any], before: Any) -> None:
         counters = self.counters
@@ -326,11 +414,11 @@ class _Writer:
             counters.train_tokens += len(ids)
             return
         first = self.level.characters(cut[:1], before)
-        if not counters.held_out_characters:
+        if counters.tokens - len(ids) == counters.train_tokens:  # nothing is held out before it
             counters.first_characters = first
         counters.held_out_characters += characters
         if part.which == 2:
-            if not counters.test_characters:
+            if not counters.test_tokens:
                 counters.test_first_characters = first
             counters.test_characters += characters
             counters.test_tokens += len(ids)

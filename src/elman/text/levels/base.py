@@ -75,6 +75,10 @@ class Level(abc.ABC):
     def characters(self, cut: Any, before: Any = None) -> int:
         """How many characters of text the tokens stand for, following on the cut text `before`."""
 
+    def tail(self, cut: Any, before: Any = None) -> Any:
+        """What `characters` must know of a cut text, and of that before it, for what follows."""
+        return cut[len(cut) - 1 :] if len(cut) else before
+
     def learned(
         self, text: "str | bytes | Sequence[str]", vocab_size: int = 0, tokenizer: str = ""
     ) -> "Level":

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from elman.errors import OutOfRange
 from elman.text.levels.base import Ids, Level, as_bytes, byte_chunks, tally
 
+LONGEST = 3
+"""Bytes of a character that another is still missing from."""
+
 
 @final
 class Bytes(Level):
@@ -49,7 +52,12 @@ class Bytes(Level):
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def characters(self, cut: bytes, before: Any = None) -> int:
-        return len(cut.decode("utf-8", "replace"))
+        """Those that begin here: one that `before` ends inside of was counted there."""
+        begun = _begun(before or b"")
+        return _count(begun + cut) - _count(begun)
+
+    def tail(self, cut: bytes, before: Any = None) -> bytes:
+        return ((before or b"") + cut[-LONGEST:])[-LONGEST:]
 
     def assign(
         self, special: tuple[str, ...], frequent: Iterable[Any], most: int | None = None
@@ -74,3 +82,15 @@ class Bytes(Level):
     @property
     def unknown(self) -> int | None:
         return None
+
+
+def _count(text: bytes) -> int:
+    return len(text.decode("utf-8", "replace"))
+
+
+def _begun(text: bytes) -> bytes:
+    """What is decoded anew after the last byte that can only be a character's first."""
+    for start in reversed(range(max(0, len(text) - LONGEST), len(text))):
+        if text[start] >= 0xC0:
+            return text[start:]
+    return b""

@@ -1,6 +1,6 @@
-"""Who writes into a run folder: one process at a time.
+"""Who writes into a folder: one process at a time.
 
-The lock is the operating system's (`flock` on RUN/.lock), so it ends with the process that holds
+The lock is the operating system's (`flock` on FOLDER/.lock), so it ends with the process that holds
 it, however that ends: there is nothing stale to clean up after a crash. The file says who holds it.
 """
 
@@ -22,10 +22,13 @@ NAME = ".lock"
 
 @final
 class Lock:
-    """The right to write into one folder, until released, forgotten, or the process ends."""
+    """The right to write into one folder, until released, forgotten, or the process ends.
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
+    `work` is what its owner does there, for whoever is refused: "trained", "prepared".
+    """
+
+    def __init__(self, folder: Path, work: str = "trained") -> None:
+        self.path, self.work = folder / NAME, work
         self._file = self._locked()
         try:
             os.ftruncate(self._file, 0)
@@ -67,12 +70,12 @@ class Lock:
             owner, who = {}, "another process"
         if owner == _owner():
             return UserError(
-                f"{folder} is being trained already, in this very process",
-                hint="go on with that training, or let it end first",
+                f"{folder} is being {self.work} already, in this very process",
+                hint="go on with that, or let it end first",
             )
         return UserError(
-            f"{folder} is being trained already, by {who}",
-            hint="wait for it, stop it with Ctrl-C, or train in another folder with --out",
+            f"{folder} is being {self.work} already, by {who}",
+            hint="wait for it, stop it with Ctrl-C, or name another folder with --out",
         )
 
     def release(self) -> None:
