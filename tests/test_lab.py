@@ -523,6 +523,35 @@ def test_ten_trainings_at_once_are_queued_and_none_is_lost_even_by_a_new_server(
         later.pool.shutdown()
 
 
+@pytest.mark.skipif(not jobs.FORKS, reason="each training loads its own here")
+def test_trainings_are_forks_of_one_loaded_process_which_none_of_them_needs(lab):
+    ids = [begin(lab, name="forked", epochs=400) for _ in range(2)]
+    for id in ids:
+        order_at(lab, id, 1)
+    loaded = lab.jobs._loaded
+    for id in ids:
+        stat = Path(f"/proc/{wait(lab, id, 'running')['process']}/stat").read_text()
+        assert int(stat.rsplit(")", 1)[1].split()[1]) == loaded.pid
+    loaded.kill()
+    loaded.wait()
+    for id in ids:
+        lab.jobs.tell(id, "stop")
+        assert "message" not in wait(lab, id, "stopped")
+    third = begin(lab, name="forked", epochs=1)
+    assert wait(lab, third, "ended", "failed")["state"] == "ended"
+
+
+def test_a_training_that_never_took_its_job_is_gone_after_a_while(lab, monkeypatch):
+    id = begin(lab)
+    monkeypatch.setattr(
+        lab.jobs, "_process", lambda: subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    )
+    lab.jobs.tend()
+    assert lab.jobs.status(id)["state"] == "starting"
+    monkeypatch.setattr(jobs, "STARTS_WITHIN", 0.0)
+    assert lab.jobs.status(id)["state"] == "stopped"
+
+
 def test_a_change_that_cannot_be_is_refused_before_the_training_hears_of_it(lab):
     id = begin(lab, epochs=200)
     order_at(lab, id, 1)

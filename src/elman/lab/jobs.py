@@ -30,6 +30,11 @@ from elman.runs.lock import is_held
 ALIVE = ("starting", "running", "paused", "scoring")
 CHANGES = ("learning_rate", "clip", "window", "carry", "history", "memory", "epochs", "patience")
 """What the page may change while a training runs."""
+FORKS = sys.platform == "linux"
+"""Whether a process with everything loaded can be had again and again; elsewhere torch's and the
+system's libraries do not promise to work after a fork, and each training loads its own."""
+STARTS_WITHIN = 60.0
+"""Seconds after which a training that does not hold its job is taken to be gone."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -55,16 +60,16 @@ def order(folder: Path, **what: Any) -> None:
 class Jobs:
     """The queue, and the processes that this server has started.
 
-    A spare process waits with everything loaded, so that a training begins when it is asked for
-    and not two seconds later. It ends when nobody holds its standard input any more.
+    One process waits with everything loaded, and a training is a fork of it: it begins when it is
+    asked for and not two seconds later. It ends when nobody holds its standard input any more.
     """
 
     def __init__(self, shelf: Shelf, at_once: int = 2, threads: int = 0) -> None:
         self.shelf, self.at_once = shelf, at_once
         self.threads = threads or max(1, (os.cpu_count() or 1) // at_once)
         self._mutex = threading.RLock()
-        self._spare: subprocess.Popen[bytes] | None = None
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._loaded: subprocess.Popen[bytes] | None = None
+        self._started: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
         self._open = True
 
     # ------------------------------------------------------------------ asking
@@ -165,10 +170,13 @@ class Jobs:
         return {p.name: read_json(p / "asked.json") for p in sorted(folders)}
 
     def _is_alive(self, id: str) -> bool:
-        process = self._running.get(id)
-        if process is not None and process.poll() is None:
-            return True
-        return is_held(self.shelf.jobs / id)
+        return is_held(self.shelf.jobs / id) or self._begins(id)
+
+    def _begins(self, id: str) -> bool:
+        """Whether it was started a moment ago, and may hold its job in another."""
+        process, since = self._started.get(id, (None, 0.0))
+        soon = time.monotonic() < since + STARTS_WITHIN
+        return process is not None and process.poll() is None and (soon or not FORKS)
 
     # ------------------------------------------------------------------ starting
 
@@ -180,7 +188,7 @@ class Jobs:
                 say(self.shelf.jobs / id, "queued")
 
     def tend(self) -> None:
-        """Start what waits, first come first served, while there is room; keep a spare ready."""
+        """Start what waits, first come first served, while there is room; have one loaded."""
         with self._mutex:
             if not self._open:
                 return
@@ -193,16 +201,28 @@ class Jobs:
             )
             for id in waiting[: max(0, self.at_once - busy)]:
                 self._start(id)
-            if self._spare is None or self._spare.poll() is not None:
-                self._spare = self._process()
+            self._ready()
+
+    def _ready(self) -> subprocess.Popen[bytes]:
+        """The process that has everything loaded, or will have in a moment."""
+        if self._loaded is not None and self._loaded.poll() is not None:
+            if self._loaded.stdin is not None:
+                self._loaded.stdin.close()
+            self._loaded = None
+        if self._loaded is None:
+            self._loaded = self._process()
+        return self._loaded
 
     def _start(self, id: str) -> None:
-        process = self._spare if self._spare and self._spare.poll() is None else self._process()
-        self._spare, self._running[id] = None, process
+        process = self._ready()
         say(self.shelf.jobs / id, "starting")
         assert process.stdin is not None
         process.stdin.write(os.fsencode(self.shelf.jobs / id) + b"\n")
-        process.stdin.close()
+        process.stdin.flush()
+        self._started[id] = process, time.monotonic()
+        if not FORKS:
+            process.stdin.close()
+            self._loaded = None
 
     def _process(self) -> subprocess.Popen[bytes]:
         """In a session of its own: what ends the server does not end it."""
@@ -215,17 +235,15 @@ class Jobs:
         )
 
     def close(self) -> None:
-        """Let the spare process go; trainings go on."""
+        """Let the loaded process go, once it has begun what it was told; trainings go on."""
         with self._mutex:
             self._open = False
-            if self._spare is not None and self._spare.stdin is not None:
-                self._spare.kill()  # it has nothing to lose
-                self._spare.stdin.close()
-                self._spare.wait()
-                self._spare = None
-            for process in self._running.values():
-                if process.poll() is None:
+            if self._loaded is not None and self._loaded.stdin is not None:
+                self._loaded.stdin.close()  # it has nothing more to do
+            for process in {self._loaded, *(process for process, _ in self._started.values())}:
+                if process is not None and process.poll() is None:
                     process.returncode = 0  # not ours any more: nobody waits for it here
+            self._loaded = None
 
 
 def _is_name(id: str) -> bool:

@@ -5,7 +5,8 @@
 It is `elman train` with orders read between two updates. A change is a stop and an
 `elman train --resume RUN --option value` in the same process, so that whatever is done on the page
 can be done without it, to the last bit. Everything is imported before the job is known: the server
-keeps one such process ready.
+keeps one such process ready, and each job is a fork of it. Until then it has one thread: what
+computes with several would not survive the fork.
 """
 
 import os
@@ -185,13 +186,29 @@ def _held(folder: Path) -> Lock:
             time.sleep(0.05)
 
 
+def warm() -> None:
+    """Load what torch loads late: its compiler, a second of work, with the first optimizer."""
+    torch.set_num_threads(1)
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+
+
 def main() -> None:
-    """Wait for a job and do it; without one, when the server has gone, there is nothing to do."""
-    folder = Path(os.fsdecode(sys.stdin.buffer.readline().rstrip(b"\n")))
-    if folder == Path():
-        return
-    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(log, 2)
+    """Wait for jobs until the server has gone; each is done by a process of its own."""
+    if jobs.FORKS:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for how a training ends
+    for line in sys.stdin.buffer:
+        if not jobs.FORKS or os.fork() == 0:
+            _do(Path(os.fsdecode(line.rstrip(b"\n"))))
+            return
+
+
+def _do(folder: Path) -> None:
+    """The job of this folder, in a session of its own: what ends others does not end it."""
+    if jobs.FORKS:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), 2)
     try:
         Worker(folder).work()
     except BaseException:
@@ -200,5 +217,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.zeros(1).sum()  # wakes what torch loads late
+    warm()
     main()
