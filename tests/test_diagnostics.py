@@ -149,6 +149,20 @@ def test_a_passage_is_the_same_without_native_code(cell, monkeypatch):
     torch.testing.assert_close(fast.pulls, plain.pulls, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.9, 0.99, 0.999])
+def test_the_recommended_window_is_the_first_that_keeps_enough(decay, part):
+    found = d.ByLag(40, decay ** np.arange(41)[None])
+    window = found.recommend(part)
+    assert found.kept(window) >= part
+    assert window == 1 or found.kept(window - 1) < part
+
+
+def test_no_window_keeps_everything():
+    with pytest.raises(UserError, match="part=1 must"):
+        d.ByLag(40, np.ones((1, 41))).recommend(1)
+
+
 # Known answers
 
 

@@ -71,6 +71,8 @@ class Jobs:
         self._loaded: subprocess.Popen[bytes] | None = None
         self._started: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
         self._open = True
+        self.busy_threads = 0
+        """Threads of all trainings, at the last look."""
 
     # ------------------------------------------------------------------ asking
 
@@ -87,17 +89,15 @@ class Jobs:
             self._queue(folder, asked | {"threads": self.threads})
         return id
 
-    def go_on(self, id: str) -> None:
-        """Ask that a run which has stopped goes on."""
-        path = self.shelf.run(id)
+    def go_on(self, id: str, changes: dict[str, Any] | None = None) -> None:
+        """Ask that a run which has stopped goes on, with these options changed."""
         with self._mutex:
-            if self.status(id)["state"] in (*ALIVE, "queued"):
-                self.tell(id, "go")
-                return
-            run = Run.open(path)
             folder = self.shelf.jobs / id
+            asked = read_json(folder / "asked.json") if _is_name(id) else {}
+            if id in self.shelf.runs() or "given" not in asked:  # else it had not begun
+                asked |= {"threads": Run.open(self.shelf.run(id)).config.threads}
             folder.mkdir(parents=True, exist_ok=True)
-            self._queue(folder, {"asked": time.time(), "threads": run.config.threads})
+            self._queue(folder, asked | {"asked": time.time(), "changes": changes or {}})
 
     def _queue(self, folder: Path, asked: dict[str, Any]) -> None:
         (folder / "orders.jsonl").unlink(missing_ok=True)
@@ -135,10 +135,13 @@ class Jobs:
         before = options_of(run.config)
         changes = presets.changed(before, typed(given))
         with_options(run.config, before | changes)
-        if self.status(id)["state"] not in ALIVE:
-            raise UserError(f"{id} is not being trained now", hint="resume it first")
-        if changes:
+        state = self.status(id)["state"]
+        if state in ("elsewhere", "queued", "scoring"):
+            raise UserError(f"{id} cannot be changed now: it is {state}", hint="wait a moment")
+        if changes and state in ALIVE:
             order(self.shelf.jobs / id, do="change", options=changes)
+        elif changes:
+            self.go_on(id, changes)
         return changes
 
     def watch(self, id: str) -> Path:
@@ -152,15 +155,19 @@ class Jobs:
 
     def status(self, id: str) -> dict[str, Any]:
         """What a training does now; of one whose process is gone, that it has stopped."""
-        folder = self.shelf.jobs / id
-        status = read_json(folder / "status.json") if _is_name(id) else {}
+        status = read_json(self.shelf.jobs / id / "status.json") if _is_name(id) else {}
         if not status:
             if id not in self.shelf.runs():
                 raise NotHere(f"there is no run {id!r} here", hint="look at the list again")
-            return {"state": "elsewhere" if is_held(self.shelf.root / id) else "stopped"}
+            status = {"state": "stopped"}
         if status["state"] in ALIVE and not self._is_alive(id):
             status = {"state": "stopped", "message": "its process is gone; it can go on"}
-        return status
+        if status["state"] in (*ALIVE, "queued"):
+            return status
+        path = self.shelf.root / id
+        if is_held(path):  # by a process that nobody here has started
+            return {"state": "elsewhere"}
+        return {"state": "ended"} if _has_ended(path) else status
 
     def asked(self) -> dict[str, dict[str, Any]]:
         """What was asked for, by id; runs that nobody asked for here are not among them."""
@@ -201,6 +208,8 @@ class Jobs:
             )
             for id in waiting[: max(0, self.at_once - busy)]:
                 self._start(id)
+            working = (id for id, state in states.items() if state in ("running", "scoring"))
+            self.busy_threads = sum(asked[id]["threads"] for id in working)
             self._ready()
 
     def _ready(self) -> subprocess.Popen[bytes]:
@@ -244,6 +253,17 @@ class Jobs:
                 if process is not None and process.poll() is None:
                     process.returncode = 0  # not ours any more: nobody waits for it here
             self._loaded = None
+
+
+def _has_ended(path: Path) -> bool:
+    """Whether the last thing that a run told is its result."""
+    try:
+        with open(path / "metrics.jsonl", "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - (1 << 16)))
+            lines = log.read().splitlines()
+    except FileNotFoundError:
+        return False
+    return bool(lines) and lines[-1].startswith(b'{"kind": "result"')
 
 
 def _is_name(id: str) -> bool:

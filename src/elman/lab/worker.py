@@ -53,8 +53,10 @@ class Worker:
         self.kept = RunOptions(out=self.path, threads=threads, checkpoint_seconds=SAVE_EVERY)
         self.read = 0  # bytes of orders.jsonl
         self.orders: list[dict[str, Any]] = []
+        self.refused: dict[str, str] = {}  # why the last change was not made
         self.last: Record | None = None
         self.next_look = 0.0
+        self.last_look = 0.0  # when the last one whose wish was granted looked
 
     def work(self) -> None:
         """Train to the end, or until told to stop."""
@@ -90,7 +92,7 @@ class Worker:
 
     def _session(self) -> Session:
         if (self.path / "config.json").exists():
-            return Session.resume(self.path, kept=replace(self.kept, out=None))
+            return self._changed(self.path, self.asked.get("changes", {}))
         given, preset = self.asked["given"], self.asked["preset"]
         command = again.training(given, preset, self.path)
         return Session.begin(jobs.typed(given), preset, self.kept, command)
@@ -98,21 +100,25 @@ class Worker:
     def _obey(self, session: Session, order: dict[str, Any]) -> Session | None:
         """The session to go on with; None: none."""
         if order["do"] == "change":
-            return self._changed(session, order["options"])
+            return self._changed(session.run.path, order["options"])
         while order["do"] == "pause":
             self._say("paused")
             self._wait()
             order = self.orders.pop(0)
             if order["do"] == "change":
-                session, order = self._changed(session, order["options"]), {"do": "pause"}
+                session = self._changed(session.run.path, order["options"])
+                order = {"do": "pause"}
         return None if order["do"] == "stop" else session
 
-    def _changed(self, session: Session, options: dict[str, Any]) -> Session:
+    def _changed(self, path: Path, options: dict[str, Any]) -> Session:
+        kept, self.refused = replace(self.kept, out=None), {}
         try:
-            return Session.resume(session.run.path, options, kept=replace(self.kept, out=None))
-        except UserError as refusal:  # nothing has changed; it goes on as it was
-            jobs.order(self.folder, refused=refusal.message, hint=refusal.hint)
-            return Session.resume(session.run.path, kept=replace(self.kept, out=None))
+            return Session.resume(path, options, kept=kept)
+        except UserError as refusal:
+            if not options:
+                raise
+            self.refused = {"message": f"not changed: {refusal.message}", "hint": refusal.hint}
+            return Session.resume(path, kept=kept)  # nothing has changed; it goes on as it was
 
     # ------------------------------------------------------------------ orders
 
@@ -147,19 +153,20 @@ class Worker:
     # ------------------------------------------------------------------ telling
 
     def _say(self, state: str, **more: Any) -> None:
-        jobs.say(self.folder, state, process=os.getpid(), **more)
+        jobs.say(self.folder, state, **self.refused | {"process": os.getpid(), **more})
 
     def _let_look(self, session: Session) -> None:
-        """While someone looks, leave a copy of the weights, ten times a second at most."""
+        """A copy of the weights for whoever looks, once for each look, ten a second at most."""
         now = time.monotonic()
         if now < self.next_look:
             return
         self.next_look = now + LOOK_EVERY
         try:
-            watched = time.time() - (self.folder / "watched").stat().st_mtime < WATCHED_FOR
+            looked = (self.folder / "watched").stat().st_mtime
         except FileNotFoundError:
             return
-        if watched:
+        if looked != self.last_look and time.time() - looked < WATCHED_FOR:
+            self.last_look = looked
             publish(session, self.folder / "weights.safetensors")
             took = time.monotonic() - now
             self.next_look = now + max(LOOK_EVERY, took / LOOK_SHARE)

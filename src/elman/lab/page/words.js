@@ -53,9 +53,15 @@ const CHINESE = {
   "Figures": "图", "compare": "对比", "Open": "打开", "drop the file": "松开以放入文件",
   "forecast": "预测", "series": "序列", "Errors by horizon": "按步数的误差",
   "The series, the forecast, and the interval that should hold the truth so often.": "序列、预测，以及应以相应概率包含真值的区间。",
-  "Past windows, each forecast from what came before it.": "过去的窗口，每个都用它之前的数据预测。", "This model carries nothing through time.": "该模型不随时间传递任何东西。",
+  "Past windows, each forecast from what came before it.": "过去的窗口，每个都用它之前的数据预测。",
   "no weights yet": "还没有权重", "waiting for the first update": "等待第一次更新",
   "changed": "已修改", "no change": "没有变化", "The page lost its server; it tries again.": "页面与服务器断开，正在重试。",
+  "This model carries nothing through time.": "该模型不随时间传递任何东西。",
+  "perplexity": "困惑度", "tokens": "词元", "byte": "字节", "char": "字符", "word": "词", "bpe": "子词（bpe）",
+  "pausing …": "正在暂停……", "stopping …": "正在停止……", "going on …": "正在继续……", "Apply and go on": "应用并继续",
+  "would be cut off": "会被截断", "{0} pictures a second": "每秒 {0} 幅图", "one picture in {0} s: trainings have all the cores": "每 {0} 秒一幅图：所有核心都在训练",
+  "Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.": "进位方式 {0} 不在窗口边缘截断；虚线是截断时会切开的位置。",
+  "truncated": "截断", "sliding": "滑动", "randomized": "随机", "polynomial": "多项式", "full": "完整",
   "units": "单元", "none": "无", "stored": "全部保留",
 };
 
