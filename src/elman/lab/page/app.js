@@ -93,7 +93,11 @@ async function refresh() {
   setTimeout(refresh, 1500);
 }
 
-const moved = () => { main.scrollTop = 0; render(); };
+const moved = () => {
+  const before = open;
+  render();
+  if (open !== before) scrollTo(0, 0);
+};
 onMove(moved);
 theme(localStorage.getItem("elman-theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 try {

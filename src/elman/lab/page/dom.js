@@ -15,7 +15,7 @@ export function h(tag, props = {}, ...children) {
 // An equation: _x and _{…} are set below the line, ^{…} above it.
 export function equation(text) {
   const parts = text.split(/([_^](?:\{[^}]*\}|.))/u);
-  return h("span", { className: "equation" }, parts.map((part) => {
+  return h("span", { className: "equation", lang: "en" }, parts.map((part) => {
     if (!/^[_^]./u.test(part)) return part;
     return h(part[0] === "_" ? "sub" : "sup", {}, part.slice(1).replace(/^\{|\}$/g, ""));
   }));

@@ -152,7 +152,7 @@ export function microscope(home, { id, fail, live }) {
     tiles.replaceChildren(...[
       [t("step"), frame.step.toLocaleString("en"), "step"],
       [frame.truncates ? t("cut off") : t("would be cut off"), percent(1 - keeps), "cut"],
-      [t("half lies within"), `${least}${frame.half} ${t("steps")}`, "half"],
+      [t("half lies within"), `${least}${frame.half} ${t(frame.half === 1 ? "step" : "steps")}`, "half"],
       [t("window that keeps 90 %"), least + frame.keep90, "keep90"],
       [t("window that keeps 99 %"), least + frame.keep99, "keep99"],
       [t("saturated"), percent(frame.saturation), "saturated"],

@@ -53,7 +53,7 @@ export function train(home, { id, about, fail, others }) {
   const againHome = h("div", {});
   const controls = changer(id, about, fail, () => fill());
   const compared = (place().with ?? "").split(",").filter((other) => other && other !== id).slice(0, 3);
-  const pick = h("div", { className: "row" }, h("span", { className: "soft" }, t("compare")), others().filter((o) => o !== id).slice(0, 12).map((other) =>
+  const pick = h("div", { className: "row" }, h("span", { className: "soft" }, t("compare")), others().filter((o) => o !== id).slice(0, 6).map((other) =>
     h("label", {}, h("input", { type: "checkbox", checked: compared.includes(other), onchange: (e) => {
       const now = e.target.checked ? [...compared, other] : compared.filter((o) => o !== other);
       go({ with: now.join(",") });
@@ -74,10 +74,10 @@ export function train(home, { id, about, fail, others }) {
       h("section", { className: "card" }, h("h2", {}, t("What it writes now")), sampleAt, sample)),
     againHome);
 
-  const loss = new Chart(lossHome, { label: t("loss"), series: [
+  const loss = new Chart(lossHome, { label: t("loss"), x: t("step"), series: [
     { label: t("training"), colour: "--train", width: 1 }, { label: t("held out"), colour: "--held-out", width: 2.2, points: true },
     ...compared.map((other, i) => ({ label: other, colour: COLOURS[i], points: true }))] });
-  const norm = new Chart(normHome, { label: t("gradient norm"), log: true, series: [{ label: "‖g‖", colour: "--train", width: 1 }] });
+  const norm = new Chart(normHome, { label: t("gradient norm"), x: t("step"), log: true, series: [{ label: "‖g‖", colour: "--train", width: 1 }] });
 
   function draw() {
     waiting = false;

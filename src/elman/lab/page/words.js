@@ -8,7 +8,7 @@ const CHINESE = {
   "Paste a text, drop a file anywhere on this page, or pick a corpus.": "粘贴文本、把文件拖到页面任意处，或选择一个语料库。",
   "Paste some text here…": "在此粘贴文本……", "or a corpus": "或选择语料库", "my own text": "我自己的文本",
   "model": "模型", "hidden units": "隐藏单元", "window": "窗口", "passes": "遍数", "auto": "自动",
-  "learning rate": "学习率", "clip": "裁剪", "carry": "进位方式", "memory": "内存",
+  "learning rate": "学习率", "clip": "裁剪", "carry": "进位方式", "memory": "内存", "history": "历史",
   "Change while it runs": "边训练边修改", "Apply": "应用",
   "each change is a marker on the curve and a line in the run's record": "每次修改都会在曲线上留下标记，并写入运行记录",
   "queued": "排队中", "starting": "启动中", "running": "训练中", "paused": "已暂停", "stopped": "已停止",
@@ -61,7 +61,6 @@ const CHINESE = {
   "pausing …": "正在暂停……", "stopping …": "正在停止……", "going on …": "正在继续……", "Apply and go on": "应用并继续",
   "would be cut off": "会被截断", "{0} pictures a second": "每秒 {0} 幅图", "one picture in {0} s: trainings have all the cores": "每 {0} 秒一幅图：所有核心都在训练",
   "Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.": "进位方式 {0} 不在窗口边缘截断；虚线是截断时会切开的位置。",
-  "truncated": "截断", "sliding": "滑动", "randomized": "随机", "polynomial": "多项式", "full": "完整",
   "units": "单元", "none": "无", "stored": "全部保留",
 };
 

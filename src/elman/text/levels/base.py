@@ -75,6 +75,14 @@ class Level(abc.ABC):
     def characters(self, cut: Any, before: Any = None) -> int:
         """How many characters of text the tokens stand for, following on the cut text `before`."""
 
+    def lengths(self, tokens: Sequence[Any]) -> NDArray[np.int64] | None:
+        """Of how many characters of text each of these tokens is; None: not of its own alone."""
+        return None
+
+    def ends_lines(self, tokens: Sequence[Any]) -> NDArray[np.bool_]:
+        """Which of these tokens end a line."""
+        return np.array([token == self.line_end for token in tokens], bool)
+
     def learned(
         self, text: "str | bytes | Sequence[str]", vocab_size: int = 0, tokenizer: str = ""
     ) -> "Level":

@@ -51,6 +51,9 @@ class Bytes(Level):
     def characters(self, cut: bytes, before: Any = None) -> int:
         return len(cut.decode("utf-8", "replace"))
 
+    def lengths(self, tokens: Sequence[Any]) -> NDArray[np.int64]:
+        return np.array([token & 0xC0 != 0x80 for token in tokens], np.int64)  # where one begins
+
     def assign(
         self, special: tuple[str, ...], frequent: Iterable[Any], most: int | None = None
     ) -> tuple[Any, ...]:
