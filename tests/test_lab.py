@@ -22,7 +22,7 @@ from starlette.websockets import WebSocketDisconnect  # noqa: E402
 import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
 from elman.errors import UserError  # noqa: E402
-from elman.lab import jobs, shelf, stream, worker  # noqa: E402
+from elman.lab import jobs, loaded, shelf, stream, worker  # noqa: E402
 from elman.lab.app import Lab, guarded  # noqa: E402
 from elman.lab.serve import open_lab  # noqa: E402
 from elman.runs import Run, checkpoints, lock, options_of  # noqa: E402
@@ -609,12 +609,12 @@ def test_trainings_are_forks_of_one_loaded_process_which_none_of_them_needs(lab)
     ids = [begin(lab, name="forked", epochs=400) for _ in range(2)]
     for id in ids:
         order_at(lab, id, 1)
-    loaded = lab.jobs._loaded
+    source = lab.jobs._loaded
     for id in ids:
         stat = Path(f"/proc/{wait(lab, id, 'running')['process']}/stat").read_text()
-        assert int(stat.rsplit(")", 1)[1].split()[1]) == loaded.pid
-    loaded.kill()
-    loaded.wait()
+        assert int(stat.rsplit(")", 1)[1].split()[1]) == source.pid
+    source.kill()
+    source.wait()
     for id in ids:
         lab.jobs.tell(id, "stop")
         assert "message" not in wait(lab, id, "stopped")
@@ -624,9 +624,8 @@ def test_trainings_are_forks_of_one_loaded_process_which_none_of_them_needs(lab)
 
 def test_a_training_that_never_took_its_job_is_gone_after_a_while(lab, monkeypatch):
     id = begin(lab)
-    monkeypatch.setattr(
-        lab.jobs, "_process", lambda: subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    )
+    deaf = lambda: subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # noqa: E731
+    monkeypatch.setattr(loaded, "process", deaf)
     lab.jobs.tend()
     assert lab.jobs.status(id)["state"] == "starting"
     monkeypatch.setattr(jobs, "STARTS_WITHIN", 0.0)

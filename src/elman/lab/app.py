@@ -5,6 +5,7 @@ import contextlib
 import functools
 import math
 import os
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -58,9 +59,15 @@ class Frame(NamedTuple):
 class Lab:
     """What the addresses share: the shelf, the jobs, what is kept at hand, and who computes."""
 
-    def __init__(self, root: Path, at_once: int = 2, threads: int = 0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        at_once: int = 2,
+        threads: int = 0,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self.shelf = Shelf(root)
-        self.jobs = Jobs(self.shelf, at_once, threads)
+        self.jobs = Jobs(self.shelf, at_once, threads, process)
         self.slide = functools.lru_cache(KEPT)(Slide)
         self.inside = functools.lru_cache(KEPT)(Inside)
         self.pool = ThreadPoolExecutor(2, "lab", _give_way)

@@ -23,6 +23,7 @@ from typing import Any, final
 from elman import strict_json
 from elman.errors import UserError
 from elman.files import write_text
+from elman.lab import loaded
 from elman.lab.shelf import NotHere, Shelf
 from elman.runs import Run, options_of, presets, with_options
 from elman.runs.lock import is_held
@@ -64,11 +65,18 @@ class Jobs:
     asked for and not two seconds later. It ends when nobody holds its standard input any more.
     """
 
-    def __init__(self, shelf: Shelf, at_once: int = 2, threads: int = 0) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        at_once: int = 2,
+        threads: int = 0,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """`process`: one of `loaded.process`, if there is one already."""
         self.shelf, self.at_once = shelf, at_once
         self.threads = threads or max(1, (os.cpu_count() or 1) // at_once)
         self._mutex = threading.RLock()
-        self._loaded: subprocess.Popen[bytes] | None = None
+        self._loaded = process
         self._started: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
         self._open = True
         self.busy_threads = 0
@@ -219,7 +227,7 @@ class Jobs:
                 self._loaded.stdin.close()
             self._loaded = None
         if self._loaded is None:
-            self._loaded = self._process()
+            self._loaded = loaded.process()
         return self._loaded
 
     def _start(self, id: str) -> None:
@@ -232,16 +240,6 @@ class Jobs:
         if not FORKS:
             process.stdin.close()
             self._loaded = None
-
-    def _process(self) -> subprocess.Popen[bytes]:
-        """In a session of its own: what ends the server does not end it."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "elman.lab.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
 
     def close(self) -> None:
         """Let the loaded process go, once it has begun what it was told; trainings go on."""

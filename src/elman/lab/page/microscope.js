@@ -218,7 +218,7 @@ export function microscope(home, { id, fail, live }) {
       sayRate(now.every);
     } catch (problem) {
       words.textContent = [problem.message, problem.hint].filter(Boolean).join(" · ");
-      pause = 1500;
+      pause = frame ? 1500 : RESTING; // the first weights come a moment after one has looked
     }
     setTimeout(watch, Math.max(0, pause - (performance.now() - began)));
   }
