@@ -70,6 +70,23 @@ def test_a_step_back_is_autograds(name, bias, ids):
 
 
 @pytest.mark.parametrize("name", CELLS)
+def test_a_step_back_without_weight_gradients_is_the_same(name):
+    cell, w, x, state = example(name)
+    assert cell.spares_weights
+    with torch.no_grad():
+        after, gates = cell.step(w, x, state)
+        pulls = tuple(torch.randn_like(a) for a in after)
+        found = []
+        for dw in (w.zeros(), None):
+            dx = torch.empty_like(x)
+            found.append(
+                (*cell.step_backward(w, x, state, after, gates, pulls, dw, dx), dx.clone())
+            )
+    for with_weights, without in zip(*found, strict=True):
+        assert torch.equal(with_weights, without)
+
+
+@pytest.mark.parametrize("name", CELLS)
 def test_weight_gradients_are_added_to_what_is_there(name):
     cell, w, x, state = example(name)
     with torch.no_grad():

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from elman import cells
 from elman import diagnostics as d
 from elman.diagnostics.carries import carries
 from elman.errors import UserError
 from elman.gradients import Full, Randomized, Sliding, Truncated
+from elman.kernels import cpu
 from elman.language_model import Dropout, LanguageModel
-from elman.nn import GRU, LSTM, RNN
+from elman.nn import GRU, LSTM, RNN, of
 
 CELLS = ["elman", "gru", "lstm"]
 IDS = torch.randint(0, 7, (24,), generator=torch.Generator().manual_seed(3))
@@ -100,6 +102,65 @@ def test_jacobian_is_the_derivative_of_one_step(cell):
     )
     torch.testing.assert_close(d.jacobian(passage, 4), expected)
     torch.testing.assert_close(passage.step(torch.tensor([4]), S[None])[0], passage.states[5])
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("name", list(cells.CELLS))
+def test_a_pull_is_autograds_whatever_the_cell(name, layers):
+    torch.manual_seed(4)
+    module: Any = of(name, 3, 4, layers).double()
+    for parameter in module.parameters():  # what starts at zero would hide its own derivative
+        torch.nn.init.uniform_(parameter, -0.9, 0.9)
+    passage = d.Passage.run(module, torch.randn(9, 1, 3, dtype=torch.float64))
+    at = torch.tensor([1, 5, 5, 7])
+    G = torch.randn(4, passage.states.shape[1], dtype=torch.float64)
+    S = passage.states[at].requires_grad_()
+    (wanted,) = torch.autograd.grad(passage.step(at, S), S, G)
+    assert wanted.norm() > 0.1  # alive
+    torch.testing.assert_close(passage.pull_back(at, G), wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_a_pull_through_a_projection_is_autograds():
+    torch.manual_seed(4)
+    rnn: Any = LSTM(3, 5, num_layers=2, proj_size=2, dtype=torch.float64)
+    passage = d.Passage.run(rnn, torch.randn(9, 1, 3, dtype=torch.float64))
+    at, G = torch.tensor([2, 6]), torch.randn(2, 14, dtype=torch.float64)
+    S = passage.states[at].requires_grad_()
+    (wanted,) = torch.autograd.grad(passage.step(at, S), S, G)
+    torch.testing.assert_close(passage.pull_back(at, G), wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_a_cell_with_a_derivative_of_its_own_that_wants_weights_is_left_to_autograd(monkeypatch):
+    passage = d.Passage.read(alive("gru"), IDS)
+    at, G = torch.tensor([3]), torch.ones(1, 10, dtype=torch.float64)
+    wanted = passage.pull_back(at, G)
+    monkeypatch.setattr(type(passage.cell), "spares_weights", False)
+    monkeypatch.setattr(type(passage.cell), "step_backward", None)
+    torch.testing.assert_close(passage.pull_back(at, G), wanted, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_passage_is_the_same_without_native_code(cell, monkeypatch):
+    fast = d.Passage.read(alive(cell), IDS)
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    monkeypatch.setattr(cpu.KERNEL, "forward", None)
+    plain = d.Passage.read(alive(cell), IDS)
+    torch.testing.assert_close(fast.states, plain.states, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(fast.pulls, plain.pulls, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.9, 0.99, 0.999])
+def test_the_recommended_window_is_the_first_that_keeps_enough(decay, part):
+    found = d.ByLag(40, decay ** np.arange(41)[None])
+    window = found.recommend(part)
+    assert found.kept(window) >= part
+    assert window == 1 or found.kept(window - 1) < part
+
+
+def test_no_window_keeps_everything():
+    with pytest.raises(UserError, match="part=1 must"):
+        d.ByLag(40, np.ones((1, 41))).recommend(1)
 
 
 # Known answers

@@ -19,12 +19,13 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 from starlette.testclient import TestClient  # noqa: E402
 from starlette.websockets import WebSocketDisconnect  # noqa: E402
 
+import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
 from elman.errors import UserError  # noqa: E402
-from elman.lab import jobs, shelf, stream, worker  # noqa: E402
+from elman.lab import jobs, loaded, shelf, stream, worker  # noqa: E402
 from elman.lab.app import Lab, guarded  # noqa: E402
 from elman.lab.serve import open_lab  # noqa: E402
-from elman.runs import Run, checkpoints, options_of  # noqa: E402
+from elman.runs import Run, checkpoints, lock, options_of  # noqa: E402
 from elman.session import Session  # noqa: E402
 from elman.training import Change, Update  # noqa: E402
 
@@ -427,6 +428,86 @@ def test_a_forecasting_run_opens_too(page, lab, capsys):
     assert "older elman" in page.get("/api/runs/sunspots/forecast").json()["error"]
 
 
+def shelved(lab, made, name):
+    """A run of `elman train` under the lab's root."""
+    lab.shelf.root.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "-r", str(made), str(lab.shelf.root / name)], check=True)
+    return name
+
+
+@pytest.mark.parametrize("level", ["word", "bpe"])
+def test_tokens_are_shown_as_the_text_they_add_and_each_has_its_own_nats(
+    page, lab, tiny_run, level
+):
+    id = shelved(lab, tiny_run("--model", "gru", "--level", level), level)
+    text = "The Traveller, it's said: “näher”.\n"
+    told = page.post(f"/api/runs/{id}/inside/surprise", json={"text": text}).json()
+    trained = library.load(lab.shelf.root / id)
+    assert "".join(told["tokens"]) == text
+    assert len(told["tokens"]) == len(told["nats"]) == len(trained.encode(text))
+    assert told["nats"][1:] == pytest.approx(trained.score(text).nats.tolist(), rel=1e-3)
+    unit = page.post(f"/api/runs/{id}/inside/unit", json={"text": text, "unit": 0}).json()
+    assert unit["tokens"] == told["tokens"]
+    expected = page.post(f"/api/runs/{id}/inside/next", json={"text": "the"}).json()
+    shown = [row["token"] for row in expected["model"] + expected["counting"]]
+    frame = page.get(f"/api/runs/{id}/frame").json()
+    assert not any("Ġ" in token or "Ċ" in token for token in shown + frame["tokens"])
+    lines = page.post(f"/api/runs/{id}/write", json={"prompt": "the", "length": 30}).text
+    written = "".join(json.loads(line)["text"] for line in lines.splitlines()[1:])
+    assert written.lstrip(" ") == trained.generate("the", length=30).lstrip(" ")
+
+
+def test_bytes_that_are_written_become_characters(page, lab, tiny_run):
+    id = shelved(lab, tiny_run("--model", "elman", "--level", "byte"), "bytes")
+    asked = {"prompt": "“a", "length": 40, "temperature": 2.0}
+    lines = page.post(f"/api/runs/{id}/write", json=asked).text.splitlines()
+    written = "".join(json.loads(line)["text"] for line in lines[1:])
+    trained = library.load(lab.shelf.root / id)
+    assert written == trained.generate("“a", length=40, temperature=2.0)
+
+
+def test_a_view_begins_with_text_that_the_run_has_held_out(page, lab, finished):
+    told = page.get(f"/api/runs/{finished}/look/excerpt").json()
+    run = Run.open(lab.shelf.root / finished)
+    held_out = run.vocab.decode(run.splits().validation)
+    assert len(told["text"]) > 20
+    assert told["text"] in held_out
+    assert told["text"].startswith(told["prompt"].rstrip())
+    assert told["prompt"]
+
+
+def test_a_carry_that_does_not_truncate_is_not_said_to_cut(page, lab, tiny_run, finished):
+    id = shelved(lab, tiny_run("--model", "gru", "--carry", "full"), "full")
+    assert page.get(f"/api/runs/{id}/frame").json()["truncates"] is False
+    assert page.get(f"/api/runs/{finished}/frame").json()["truncates"] is True
+
+
+def test_a_run_of_the_command_line_has_ended_when_its_result_is_there(lab, finished):
+    assert lab.jobs.status(finished) == {"state": "ended"}
+    log = lab.shelf.root / finished / "metrics.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    assert lab.jobs.status(finished) == {"state": "stopped"}
+    held = lock.Lock(lab.shelf.root / finished)
+    assert lab.jobs.status(finished) == {"state": "elsewhere"}
+    with pytest.raises(UserError, match="elsewhere"):
+        lab.jobs.change(finished, {"epochs": 9})
+    held.release()
+
+
+def test_pictures_take_a_core_that_is_free_and_little_of_one_that_is_not(lab, finished):
+    first = lab.frame(finished)
+    assert first["every"] < 2
+    lab.frame(finished)
+    state = lab.shelf.root / finished / "state.safetensors"
+    os.utime(state)
+    time.sleep(first["every"])
+    lab.jobs.busy_threads = 10_000
+    seldom = lab.frame(finished)
+    assert seldom["every"] > first["every"]  # a hundred times what a picture takes
+    os.utime(state)
+    assert lab.frame(finished) is seldom  # asked too soon
+
+
 # ---------------------------------------------------------------------- trainings
 
 
@@ -523,6 +604,34 @@ def test_ten_trainings_at_once_are_queued_and_none_is_lost_even_by_a_new_server(
         later.pool.shutdown()
 
 
+@pytest.mark.skipif(not jobs.FORKS, reason="each training loads its own here")
+def test_trainings_are_forks_of_one_loaded_process_which_none_of_them_needs(lab):
+    ids = [begin(lab, name="forked", epochs=400) for _ in range(2)]
+    for id in ids:
+        order_at(lab, id, 1)
+    source = lab.jobs._loaded
+    for id in ids:
+        stat = Path(f"/proc/{wait(lab, id, 'running')['process']}/stat").read_text()
+        assert int(stat.rsplit(")", 1)[1].split()[1]) == source.pid
+    source.kill()
+    source.wait()
+    for id in ids:
+        lab.jobs.tell(id, "stop")
+        assert "message" not in wait(lab, id, "stopped")
+    third = begin(lab, name="forked", epochs=1)
+    assert wait(lab, third, "ended", "failed")["state"] == "ended"
+
+
+def test_a_training_that_never_took_its_job_is_gone_after_a_while(lab, monkeypatch):
+    id = begin(lab)
+    deaf = lambda: subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # noqa: E731
+    monkeypatch.setattr(loaded, "process", deaf)
+    lab.jobs.tend()
+    assert lab.jobs.status(id)["state"] == "starting"
+    monkeypatch.setattr(jobs, "STARTS_WITHIN", 0.0)
+    assert lab.jobs.status(id)["state"] == "stopped"
+
+
 def test_a_change_that_cannot_be_is_refused_before_the_training_hears_of_it(lab):
     id = begin(lab, epochs=200)
     order_at(lab, id, 1)
@@ -535,6 +644,58 @@ def test_a_change_that_cannot_be_is_refused_before_the_training_hears_of_it(lab)
     wait(lab, id, "stopped")
     with pytest.raises(UserError, match="not being trained"):
         lab.jobs.tell(id, "pause")
+
+
+def test_a_change_that_only_the_text_forbids_is_told_and_the_training_goes_on(lab):
+    id = begin(lab, epochs=4000)
+    order_at(lab, id, 1)
+    lab.jobs.change(id, {"window": 5000})
+    until = time.monotonic() + 60
+    while "message" not in (status := lab.jobs.status(id)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert status["state"] == "running"
+    assert "not changed" in status["message"]
+    assert "window" in status["message"]
+    assert status["hint"]
+    lab.jobs.change(id, {"window": 4})
+    while "message" in lab.jobs.status(id):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    lab.jobs.tell(id, "stop")
+    wait(lab, id, "stopped")
+    assert options_of(Run.open(lab.shelf.root / id).config)["window"] == 4
+
+
+def test_a_run_that_has_ended_goes_on_with_more_passes_bit_for_bit(lab):
+    id = begin(lab, epochs=2)
+    wait(lab, id, "ended", "failed")
+    asked = lab.jobs.asked()[id]
+    assert lab.jobs.change(id, {"epochs": 5}) == {"epochs": 5}
+    assert lab.jobs.status(id)["state"] == "queued"
+    assert wait(lab, id, "ended", "failed")["state"] == "ended"
+    run = Run.open(lab.shelf.root / id)
+    assert [r.options for r in run.records() if isinstance(r, Change)] == [{"epochs": 5}]
+    assert lab.jobs.asked()[id]["given"] == asked["given"]  # so that Python can make it again
+    kept = worker.RunOptions(out=run.path.with_name("straight"), threads=1)
+    session = Session.begin(jobs.typed(asked["given"]), kept=kept)
+    list(session.records())
+    session.conclude()
+    resumed = Session.resume(session.run.path, {"epochs": 5})
+    list(resumed.records())
+    weights = [
+        checkpoints.read(path / "state.safetensors", "state")[0]
+        for path in (run.path, session.run.path)
+    ]
+    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
+
+
+def test_a_training_that_was_stopped_before_it_began_can_still_begin(lab):
+    id = begin(lab, epochs=1)
+    lab.jobs.tell(id, "stop")
+    assert lab.jobs.status(id)["state"] == "stopped"
+    lab.jobs.tell(id, "go")
+    assert wait(lab, id, "ended", "failed")["state"] == "ended"
 
 
 def test_a_training_that_cannot_be_says_why(lab):
@@ -582,6 +743,10 @@ def test_weights_are_left_only_while_someone_looks(lab):
         time.sleep(0.05)
     frame = lab.frame(id)
     assert frame["window"] == 8
+    time.sleep(0.5)  # the weights that the last look asked for have come by now
+    left = published.stat().st_mtime_ns
+    time.sleep(0.5)
+    assert published.stat().st_mtime_ns == left
     lab.jobs.tell(id, "stop")
     wait(lab, id, "stopped")
 

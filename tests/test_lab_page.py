@@ -4,6 +4,7 @@ Playwright drives Debian's chromium (`apt-get install chromium`, `pip install pl
 either the tests skip. ELMAN_SHOTS=FOLDER keeps pictures of the views, for the documentation.
 """
 
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from elman.runs import Run, options_of  # noqa: E402
 from elman.training import Change, Update  # noqa: E402
 
 TEXT = "the time traveller said: “it is all true” (or nearly so).\n" * 60
+HAS_BEGUN = "/[1-9]/.test(document.querySelector('[data-key=step] b')?.textContent)"
 PATIENCE = 120_000
 """Milliseconds: CI is busy."""
 
@@ -36,6 +38,9 @@ def root(tmp_path_factory, tiny_run):
     folder = tmp_path_factory.mktemp("lab") / "runs"
     folder.mkdir()
     shutil.copytree(tiny_run("--model", "gru", "--window", "12"), folder / "book")
+    shutil.copytree(tiny_run("--model", "mlp"), folder / "mlp")
+    options = ("--model", "gru", "--level", "word", "--carry", "full")
+    shutil.copytree(tiny_run(*options), folder / "words")
     command = ["forecast", "sunspots", "--model", "seasonal", "--steps", "6"]
     assert run_command([*command, "--out", str(folder / "sunspots")]) == 0
     return folder
@@ -105,7 +110,7 @@ def test_a_pasted_text_trains_and_is_paused_changed_and_stopped(page, root):
     page.fill("label:has-text('hidden units') input", "12")
     page.fill("label:has-text('passes') input", "4000")
     page.click("#start")
-    until(page, "document.querySelector('[data-key=step] b')?.textContent > '0'")
+    until(page, HAS_BEGUN)
     id = re.search(r"run=([\w-]+)", page.url)[1]
     page.wait_for_selector("#loss canvas")
     page.click("#pause")
@@ -167,6 +172,53 @@ def test_the_microscope_shows_what_the_library_measures(page, root):
     assert page.locator("#carries tbody tr").count() == 8
     page.click("#measure")
     page.wait_for_selector("text=spectral radius")
+
+
+def test_the_microscope_of_words_that_nothing_truncates(page, root):
+    visit(page, "words", "microscope")
+    page.wait_for_selector("[data-key=cut]")
+    assert "would be cut off" in page.locator("[data-key=cut]").inner_text()
+    assert page.locator("text=Carry full does not cut").is_visible()
+    boxes = page.locator(".strip span").evaluate_all(
+        "cells => cells.map(c => c.getBoundingClientRect()).map(r => [r.left, r.right, r.top])"
+    )
+    pairs = [(a, b) for a, b in itertools.pairwise(boxes) if a[2] == b[2]]
+    assert all(b[0] - a[1] > 2 for a, b in pairs)  # words do not run together
+
+
+def test_a_model_that_carries_nothing_has_no_microscope(page):
+    visit(page, "mlp", "train")
+    page.wait_for_selector("#loss canvas")
+    assert page.locator(".tabs a").all_inner_texts() == ["Train", "Inside", "Write"]
+    visit(page, "mlp", "microscope")
+    page.wait_for_selector("text=carries nothing through time")
+    assert page.locator("#heat").count() == 0
+
+
+def test_a_word_level_training_is_watched_and_told_of_what_cannot_be(page, root):
+    page.fill("textarea", TEXT)
+    page.select_option("label:has-text('tokens') select", "word")
+    page.fill("label:has-text('hidden units') input", "8")
+    page.fill("label:has-text('passes') input", "20000")
+    page.click("#start")
+    until(page, HAS_BEGUN)
+    id = re.search(r"run=([\w-]+)", page.url)[1]
+    assert options_of(Run.open(root / id).config)["level"] == "word"
+    page.wait_for_selector("h1 + span:has-text('running')")
+    page.fill("input[name=window]", "50000")
+    page.click("#apply")
+    page.wait_for_selector("text=not changed:")
+    visit(page, id, "microscope")
+    until(page, "document.querySelector('#rate')?.textContent.includes('picture')")
+    visit(page, id, "train")
+    page.wait_for_selector("h1 + span:has-text('running')")
+    page.click("#stop")
+    page.wait_for_selector("h1 + span:has-text('stopped')")
+    page.fill("input[name=epochs]", "20001")
+    page.click("text=Apply and go on")
+    page.wait_for_selector("h1 + span:has-text('running')")
+    page.click("#stop")
+    page.wait_for_selector("h1 + span:has-text('stopped')")
 
 
 def test_inside_colours_by_surprise_and_by_units_and_says_what_comes_next(page, root):

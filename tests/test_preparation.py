@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -118,6 +119,54 @@ def test_a_text_is_cut_in_three(tmp_path, files, level, block, monkeypatch):
     assert 0.18 < parts.characters / three.index.characters < 0.22
     with pytest.raises(UserError, match=r"test=0\.1, but .* was prepared with test=0\.2"):
         prepared.prepare(replace(data, test=0.1), three)
+
+
+@pytest.mark.parametrize("piece", [7, 1 << 20])
+@pytest.mark.parametrize("level", ["char", "byte", "bpe"])
+def test_a_test_part_is_cut_off_what_a_folder_holds_out(tmp_path, files, level, piece, monkeypatch):
+    monkeypatch.setattr(prepared, "PIECE", piece)
+    shards = made(tmp_path, files[:1], level, validation=0.3, **LEVELS[level])
+    given = prepared.adopted({"source": str(shards.folder), "test": 0.2})
+    assert (given["validation"], given["test"]) == (0.1, 0.2)
+    both = {"source": str(shards.folder), "validation": 0.1, "test": 0.2}
+    assert prepared.adopted(both) == given | both
+    data = Data(**{"min_freq": None} | given)
+    parts = prepared.prepare(data, shards)
+    assert parts.train.read().tolist() == shards.train.read().tolist()
+    rest = [*parts.validation.read(), *parts.test.read()]
+    assert rest == shards.validation.read().tolist()
+    assert shards.vocab.decode(parts.validation).endswith("\n")
+    text = shards.vocab.decode(parts.test)
+    assert parts.characters == len(text.replace("<unk>", "?"))
+    first = shards.vocab.decode(parts.test[:1])
+    if level != "byte":
+        assert parts.characters - parts.predicted_characters == len(first.replace("<unk>", "?"))
+    assert 0.15 < len(parts.test) / len(shards.ids) < 0.2
+    everything = prepared.prepare(replace(data, validation=0.0, test=0.3), shards)
+    assert len(everything.validation) == 0
+    assert len(everything.test) == len(shards.validation)
+
+
+@pytest.mark.parametrize(
+    ("level", "asked", "why"),
+    [
+        ("char", {"test": 0.3}, "holds out 0.1 in all"),
+        ("char", {"validation": 0.1, "test": 0.05}, "holds out 0.1 in all"),
+        ("char", {"validation": 0.05}, "was prepared with validation=0.1"),
+        ("word", {"test": 0.05}, "rare words"),
+    ],
+)
+def test_what_cannot_be_cut_later_is_refused_with_the_command_that_can(
+    tmp_path, files, level, asked, why
+):
+    folder = made(tmp_path, files[:1], level, validation=0.1).folder
+    with pytest.raises(UserError, match=why) as refusal:
+        prepared.adopted({"source": str(folder)} | asked)
+    if "test" in asked:
+        command = refusal.value.hint[refusal.value.hint.index("elman prepare") :]
+        assert run(shlex.split(command)[1:]) == 0
+        again = Shards(f"{folder}-tested")
+        assert (again.index.test, again.index.level) == (asked["test"], level)
 
 
 def test_a_folder_of_an_older_version_has_no_test(tmp_path, files):
@@ -466,6 +515,12 @@ def test_every_verb_takes_a_prepared_text(tmp_path, files, capsys):
     assert run(["evaluate", str(tmp_path / "other")]) == 0
     assert run(["train", folder, "--level", "char", *tiny]) == 2
     assert "was prepared with level=bpe" in capsys.readouterr().err
+    later = ["train", folder, "--test", "0.05", "--out", str(tmp_path / "later"), *tiny]
+    assert run(later) == 0
+    assert capsys.readouterr().out.startswith("test, ")
+    assert run(["evaluate", str(tmp_path / "later")]) == 0
+    assert "bits/char" in capsys.readouterr().out
+    assert run(["train", "--resume", str(tmp_path / "later"), "--epochs", "2"]) == 0
     index = tmp_path / "out-bpe" / "00000.ids"
     _file(index, index.read_bytes()[::-1])
     assert run(["train", "--resume", out, "--epochs", "3"]) == 2

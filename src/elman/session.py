@@ -19,7 +19,6 @@ from elman import generation, runs
 from elman.diagnostics import glance
 from elman.errors import WorkFailed
 from elman.options import DEVICES, check, option
-from elman.reports import report
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick, use_threads
 from elman.runs.effort import Size
@@ -209,6 +208,8 @@ class Session:
 
     def report(self) -> Path:
         """Write report.html; returns its path."""
+        from elman.reports import report  # loads matplotlib, which a training can begin without
+
         return report.write(self.run)
 
     def _remarks(self, record: Record) -> Iterator[Record]:

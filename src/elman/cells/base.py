@@ -78,6 +78,8 @@ class Cell(abc.ABC):
     """The fast kernels that have it; the reference has every cell."""
     public_name: str | None = None
     """What `LanguageModel`, the forecasters and the command line call it, if not by its name."""
+    spares_weights: bool = False
+    """Whether `step_backward` takes dw=None: nobody wants the weights' gradients."""
 
     @property
     def model(self) -> str:
@@ -104,7 +106,7 @@ class Cell(abc.ABC):
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Gradients,
+        dw: Gradients | None,
         dx: Tensor | None,
     ) -> State:
         """Carry the pull on the state after x one step back; returns that on the state before.
@@ -112,7 +114,7 @@ class Cell(abc.ABC):
         Adds this step's share to the weight gradients `dw` and writes ∂L/∂x into `dx`, in place.
         Without a derivative of its own a cell gets this one: the step again, with autograd looking.
         """
-        return _by_autograd(self, w, x, state, dafter, dw, dx)
+        return _by_autograd(self, w, x, state, dafter, w.zeros() if dw is None else dw, dx)
 
 
 def _by_autograd(
@@ -161,7 +163,7 @@ def pull_back(
     h: Tensor,
     da_ih: Tensor,
     da_hh: Tensor,
-    dw: Gradients,
+    dw: Gradients | None,
     dx: Tensor | None,
 ) -> None:
     """From the pulls on a_ih = x W_ihᵀ + b_ih and a_hh = h W_hhᵀ + b_hh those on weights and x.
@@ -169,10 +171,11 @@ def pull_back(
     dW_ih += da_ihᵀ x,   db_ih += Σ_batch da_ih,   dx = da_ih W_ih
     dW_hh += da_hhᵀ h,   db_hh += Σ_batch da_hh
     """
-    add_outer(dw.W_ih, da_ih, x)
-    add_outer(dw.W_hh, da_hh, h)
-    add_batch(dw.b_ih, da_ih)
-    add_batch(dw.b_hh, da_hh)
+    if dw is not None:
+        add_outer(dw.W_ih, da_ih, x)
+        add_outer(dw.W_hh, da_hh, h)
+        add_batch(dw.b_ih, da_ih)
+        add_batch(dw.b_hh, da_hh)
     if dx is not None:
         torch.mm(da_ih, w.W_ih, out=dx)
 

@@ -54,6 +54,7 @@ class Described(Cell):
 
     is_users = False
     """Whether it was declared by a user, who may declare it again."""
+    spares_weights = True
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class Described(Cell):
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Gradients,
+        dw: Gradients | None,
         dx: Tensor | None,
     ) -> State:
         """The chain rule's expressions, computed by torch."""
@@ -183,8 +184,9 @@ class Described(Cell):
         da_x, da_h = (torch.cat(found[i : i + self.gates], -1) for i in (0, self.gates))
         dbefore, down = found[2 * self.gates :][: self.count], found[2 * self.gates + self.count :]
         pull_back(w, x, state[0], da_x, da_h, dw, dx)
-        for row, d in zip([] if dw.own is None else dw.own, down, strict=True):
-            add_batch(row, d)
+        if dw is not None and dw.own is not None:
+            for row, d in zip(dw.own, down, strict=True):
+                add_batch(row, d)
         return self.join([torch.addmm(dbefore[0], da_h, w.W_hh), *dbefore[1:]])
 
     @functools.cached_property

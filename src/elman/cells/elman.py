@@ -21,6 +21,7 @@ class Elman(Cell):
     """φ, and φ'(a) written in terms of h = φ(a), which is all that need be kept."""
 
     kernels = frozenset({"cuda", "cudnn", "cpu", "fused"})
+    spares_weights = True
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Elman(Cell):
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Gradients,
+        dw: Gradients | None,
         dx: Tensor | None,
     ) -> State:
         """Carry dh_t = ∂L/∂h_t one step back.

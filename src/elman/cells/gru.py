@@ -28,6 +28,7 @@ class Gru(Cell):
     openings = ("reset", "update")
     apart = (2,)
     torch_mode = "GRU"
+    spares_weights = True
     kernels = frozenset({"cuda", "cudnn", "cpu", "fused"})
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor]:
@@ -48,7 +49,7 @@ class Gru(Cell):
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Gradients,
+        dw: Gradients | None,
         dx: Tensor | None,
     ) -> State:
         """Carry dh_t one step back.

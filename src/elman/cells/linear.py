@@ -17,6 +17,7 @@ class Linear(Cell):
 
     name = "linear"
     torch_mode = "RNN_TANH"
+    spares_weights = True
     kernels = frozenset({"cuda", "cpu", "fused"})
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, None]:
@@ -31,7 +32,7 @@ class Linear(Cell):
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Gradients,
+        dw: Gradients | None,
         dx: Tensor | None,
     ) -> State:
         """Carry dh_t one step back: da_t = dh_t and dh_{t-1} = dh_t W_hh.

@@ -30,6 +30,7 @@ class Lstm(Cell):
     keeps = 4
     openings = ("input", "forget", "", "output")
     torch_mode = "LSTM"
+    spares_weights = True
     kernels = frozenset({"cuda", "cudnn", "cpu", "fused"})
 
     def step(self, w: Weights, x: Tensor, state: State) -> tuple[State, Tensor]:
@@ -53,7 +54,7 @@ class Lstm(Cell):
         after: State,
         gates: Tensor | None,
         dafter: State,
-        dw: Gradients,
+        dw: Gradients | None,
         dx: Tensor | None,
     ) -> State:
         """Carry (dh_t, dc_t) one step back.
@@ -69,9 +70,10 @@ class Lstm(Cell):
         i, f, g, o = gates.chunk(4, -1)
         tanh_c = torch.tanh(after[1])
         dm = dh
-        if w.W_hr is not None and dw.W_hr is not None:
+        if w.W_hr is not None:
             dm = dh @ w.W_hr
-            add_outer(dw.W_hr, dh, o * tanh_c)
+            if dw is not None and dw.W_hr is not None:
+                add_outer(dw.W_hr, dh, o * tanh_c)
         dc = dc + dm * o * (1 - tanh_c * tanh_c)
         da_i = dc * g * (i * (1 - i))
         da_f = dc * c * (f * (1 - f))

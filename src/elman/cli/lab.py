@@ -2,13 +2,16 @@
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from elman.cli.console import note
 from elman.cli.limits import a_path
 from elman.errors import UserError
+
+if TYPE_CHECKING:
+    from elman.lab.serve import Opened
 
 
 def lab(
@@ -35,6 +38,20 @@ def lab(
 
     Ctrl-C ends the page; trainings that are running go on, and the next `elman lab` shows them.
     """
+    from elman.lab import loaded
+
+    process = loaded.process()  # loads while this one does
+    try:
+        opened = _opened(root, process, browser, host=host, port=port, token=token, at_once=at_once)
+    except BaseException:
+        loaded.end(process)
+        raise
+    if opened.warning:
+        note(f"warning: {opened.warning}")
+    opened.run()
+
+
+def _opened(root: Path, process: Any, browser: bool, **options: Any) -> "Opened":
     try:
         from elman.lab.serve import open_lab
     except ModuleNotFoundError as missing:
@@ -48,7 +65,5 @@ def lab(
         if browser:
             webbrowser.open(opened.address)
 
-    opened = open_lab(root, host=host, port=port, token=token, at_once=at_once, ready=ready)
-    if opened.warning:
-        note(f"warning: {opened.warning}")
-    opened.run()
+    opened = open_lab(root, process=process, ready=ready, **options)
+    return opened

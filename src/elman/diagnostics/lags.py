@@ -102,8 +102,20 @@ class ByLag:
         return float((inside.sum() + max(window - len(self.share), 0)) / window)
 
     def recommend(self, part: float = 0.9) -> int:
-        """The shortest window that keeps `part` of the gradient."""
-        window = 1
+        """The shortest window that keeps `part` of the gradient.
+
+        What a window keeps grows with it; beyond the measured lags, L of them, a window of w keeps
+        1 - (L - Σ share) / w.
+        """
+        if not 0 < part < 1:
+            raise UserError(
+                f"part={part} must lie between 0 and 1: no window keeps all of a gradient",
+                hint="0.9, or 0.99",
+            )
+        measured = np.cumsum(self.share) / np.arange(1, len(self.share) + 1)
+        if measured[-1] >= part:
+            return int(np.argmax(measured >= part)) + 1
+        window = max(1, math.floor((len(self.share) - self.share.sum()) / (1 - part)) - 1)
         while self.kept(window) < part:
             window += 1
         return window

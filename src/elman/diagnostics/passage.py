@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from elman.cells import Cell, State, Weights
 from elman.errors import UserError
-from elman.kernels import Piece
-from elman.kernels.reference import KERNEL
+from elman.kernels import Kernel, Piece, Trace, allows, cpu, reference
 from elman.language_model import LanguageModel
 from elman.language_model.masks import NO_MASKS
 
@@ -79,10 +78,12 @@ class Passage:
         layers = [w.map(Tensor.detach) for w in job.layers]
         states, gates, x = [], [], xs
         for w, state in zip(layers, job.states, strict=True):
-            trace = KERNEL.forward(Piece(job.cell, w, x, state))
+            trace = _forward(Piece(job.cell, w, x, state))
+            rows = [trace.hs[:, 0]] + ([] if trace.cs is None else [trace.cs[:, 0]])
+            before = tuple(track[:-1] for track in rows)
+            gates.append(job.cell.step(w, x[:, 0], before)[1])  # every moment at once
+            states += rows
             x = trace.hs[1:]
-            states += [trace.hs[:, 0]] + ([] if trace.cs is None else [trace.cs[:, 0]])
-            gates.append(None if trace.gates is None else trace.gates[:, 0])
         if pulls is None:
             size = x.shape[-1]
             pulls = torch.full((len(xs), size), size**-0.5, dtype=torch.float64)
@@ -125,10 +126,38 @@ class Passage:
 
     def pull_back(self, at: Tensor, G: Tensor) -> Tensor:
         """(∂S_{t+1}/∂S_t)ᵀ G for each t in `at`, one batched vector–Jacobian product."""
+        if self.cell.spares_weights:
+            return self._by_hand(at, G)
         with torch.enable_grad():
             S = self.states[at].requires_grad_()
             (pulled,) = torch.autograd.grad(self.step(at, S), S, G)
         return pulled
+
+    @torch.no_grad()
+    def _by_hand(self, at: Tensor, G: Tensor) -> Tensor:
+        """The same by the cell's own derivative, from the gates that are there: no step is redone.
+
+        The top layer first: its pull on its input is one more pull on the layer below.
+        """
+        below = [self.xs, *(hs for hs, *_ in self.parts(self.states[1:]))]
+        before, after = self.parts(self.states[at]), self.parts(self.states[at + 1])
+        pulled, pulls, more = [], self.parts(G), None
+        for i in reversed(range(len(self.layers))):
+            w, gates = self.layers[i], self.gates[i]
+            x, (dh, *rest) = below[i][at], pulls[i]
+            dafter = (dh if more is None else dh + more, *rest)
+            kept = None if gates is None else gates[at]
+            more = torch.empty_like(x) if i else None
+            args = (w, x, before[i], after[i], kept, dafter, None, more)
+            pulled.append(torch.cat(self.cell.step_backward(*args), -1))
+        return torch.cat(pulled[::-1], -1)
+
+
+def _forward(piece: Piece) -> Trace:
+    """In native code where it takes the piece, unless ELMAN_KERNELS says otherwise."""
+    native: Kernel = cpu.KERNEL
+    runs = allows(native.name) and native.refuses(piece) is None
+    return (native if runs else reference.KERNEL).forward(piece, needs_gates=False)
 
 
 def exact_copy(model: LanguageModel) -> LanguageModel:

@@ -2,6 +2,7 @@
 
     guard.py        who may come in: this machine's own page, and nobody else
     shelf.py        what lies under the root: runs by id, texts that were pasted or dropped
+    loaded.py       the process that trainings are forks of
     jobs.py         trainings asked for: queued, started, told what to do
     worker.py       the process that trains one of them
     stream.py       what a run tells, as it tells it

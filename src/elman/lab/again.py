@@ -56,6 +56,11 @@ def forecasting(path: Path, steps: int) -> str:
     return f"elman forecast NEW.csv --run {shlex.quote(str(path))} --steps {steps}"
 
 
+def gradients(path: Path) -> str:
+    """The command that measures how far back gradients reach."""
+    return f"elman gradients {shlex.quote(str(path))} --figure pictures"
+
+
 def python(path: Path, call: str) -> str:
     """A call on the loaded run."""
     return f"import elman\n\ntrained = elman.load({str(path)!r})\n{call}"

@@ -5,11 +5,13 @@ import contextlib
 import functools
 import math
 import os
+import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from starlette.applications import Starlette
@@ -37,20 +39,40 @@ KEPT = 4
 SMALL = {"model": "gru", "hidden_size": 128, "sample_every": 1}
 """What a training on the page is, unless it is asked to be something else: small and quick."""
 TEND_EVERY = 0.2
+LOOKS = ("baselines", "excerpt", "spectrum", "carries")
+FASTEST = 0.1
+"""Seconds between two pictures of the microscope, at least."""
+TAKEN = 0.01
+"""The part of a core that pictures may take from trainings, where these have all the cores."""
+
+
+class Frame(NamedTuple):
+    """A picture of the microscope, of what it was drawn, and when there may be another."""
+
+    id: str
+    stamp: Any
+    due: float
+    picture: dict[str, Any]
 
 
 @final
 class Lab:
     """What the addresses share: the shelf, the jobs, what is kept at hand, and who computes."""
 
-    def __init__(self, root: Path, at_once: int = 2, threads: int = 0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        at_once: int = 2,
+        threads: int = 0,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self.shelf = Shelf(root)
-        self.jobs = Jobs(self.shelf, at_once, threads)
+        self.jobs = Jobs(self.shelf, at_once, threads, process)
         self.slide = functools.lru_cache(KEPT)(Slide)
         self.inside = functools.lru_cache(KEPT)(Inside)
         self.pool = ThreadPoolExecutor(2, "lab", _give_way)
         self.summaries: dict[Path, tuple[Any, comparison.Summary]] = {}
-        self._frames: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._frame: Frame | None = None
         self._mutex = threading.Lock()
 
     async def compute(self, work: Callable[..., Any], *given: Any) -> Any:
@@ -58,15 +80,27 @@ class Lab:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *given)
 
     def frame(self, id: str) -> dict[str, Any]:
-        """The microscope's picture of now; those who ask at once get the same one."""
+        """The microscope's picture of now; those who ask at once, or too often, get the same one.
+
+        `every` says when there will be another: as soon as it can be drawn where a core is free,
+        and so seldom that trainings do not notice where it is not.
+        """
         path = self.shelf.run(id)
         published = self.jobs.watch(id)
         stamp = [_stamp(p) for p in (published, path / "state.safetensors", path / "config.json")]
         with self._mutex:
-            if self._frames.get(id, (None,))[0] != stamp:
+            last, now = self._frame, time.monotonic()
+            if last is None or last.id != id or (last.stamp != stamp and now >= last.due):
+                began = time.thread_time()
                 picture = microscope.frame(self.slide(path), published)
-                self._frames = {id: (stamp, picture)}
-            return self._frames[id][1]
+                every = max(FASTEST, (time.thread_time() - began) / self._share())
+                picture |= {"every": every}
+                last = self._frame = Frame(id, stamp, now + every, picture)
+            return last.picture
+
+    def _share(self) -> float:
+        """The part of a core that pictures may take now."""
+        return 1.0 if self.jobs.busy_threads < _cores() else TAKEN
 
     def summary(self, path: Path) -> comparison.Summary:
         """A run at a glance, read again only when it has told something new."""
@@ -82,6 +116,13 @@ def _give_way() -> None:
     torch.set_num_threads(1)
     with contextlib.suppress(OSError, AttributeError):  # not a Linux: threads have no niceness
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -262,19 +303,21 @@ class Addresses:
         return _answer(await self.lab.compute(self.lab.frame, request.path_params["id"]))
 
     async def look(self, request: Request) -> Response:
-        """The dearer looks: spectrum, carries, baselines."""
+        """The dearer looks: spectrum, carries, baselines; and some of the text."""
         id, what = request.path_params["id"], request.path_params["what"]
         path, published = self.lab.shelf.run(id), self.lab.jobs.watch(id)
 
         def found() -> dict[str, Any]:
             if what == "baselines":
                 return self.lab.inside(path).rivals()
+            if what == "excerpt":
+                return self.lab.inside(path).excerpt()
             if what == "spectrum":
                 return microscope.spectrum(self.lab.slide(path), published)
             return microscope.carries(self.lab.slide(path), published)
 
-        if what not in ("baselines", "spectrum", "carries"):
-            raise NotHere(f"there is nothing called {what!r}", hint="baselines, spectrum, carries")
+        if what not in LOOKS:
+            raise NotHere(f"there is nothing called {what!r}", hint=", ".join(LOOKS))
         return _answer(await self.lab.compute(found))
 
     async def inside(self, request: Request) -> Response:

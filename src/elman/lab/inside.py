@@ -3,6 +3,7 @@
 All of it is `elman.load(RUN)` and `elman.diagnostics.following`.
 """
 
+import math
 import threading
 from pathlib import Path
 from typing import Any, final
@@ -12,7 +13,7 @@ import numpy as np
 from elman.diagnostics import following
 from elman.errors import UserError
 from elman.lab import again
-from elman.lab.shown import short, token_text
+from elman.lab.shown import alone, short, token_texts
 from elman.runs import Run
 from elman.runs.loaded import Loaded, load
 from elman.scoring.evaluation import baselines, kneser_ney
@@ -23,6 +24,8 @@ LONGEST = 20_000
 """Characters of a text that the page may ask about."""
 SHOWN = 12
 """Tokens of a distribution, units of a search."""
+EXCERPT, PROMPT = 300, 16
+"""Characters of the text that is shown at first, and about so many of a prompt."""
 
 
 @final
@@ -66,6 +69,20 @@ class Inside:
             n: {"nats": s.nats_per_token, "perplexity": s.perplexity} for n, s in scores.items()
         }
 
+    def excerpt(self) -> dict[str, Any]:
+        """The beginning of the held-out text, to look at first, and its first words as a prompt."""
+        run = Run.open(self.path)
+        parts = run.splits()
+        ids = parts.validation if len(parts.validation) > 1 else parts.train
+        text = run.vocab.decode(ids[: 2 * EXCERPT])
+        head, _, rest = text.partition("\n")  # a part may begin in the middle of a line
+        text = (rest if len(head) < EXCERPT < len(rest) else text)[:EXCERPT].strip()
+        first = text[:PROMPT].split("\n")[0]
+        return {
+            "text": text,
+            "prompt": first.rsplit(" ", 1)[0] + " " if " " in first else first[:4],
+        }
+
     def surprise(self, text: str) -> dict[str, Any]:
         """Every token with its nats; the first has nothing before it, so none."""
         trained = self.loaded()
@@ -76,6 +93,7 @@ class Inside:
             "nats": [None, *short(nats)],
             "mean": float(nats.mean()) if len(nats) else None,
             "units": trained.model.shape.hidden_size,
+            "scale": 1.5 * math.log(len(trained.vocab)),  # well beyond a guess among all tokens
             "again": again.python(self.path, f"trained.score({text!r}).nats"),
         }
 
@@ -131,9 +149,9 @@ class Inside:
         order = np.argsort(-theirs, kind="stable")[:SHOWN]
         names = trained.vocab.to_tokens(order)
         return {
-            "model": [{"token": token_text(t), "p": p} for t, p in ours],
+            "model": [{"token": alone(trained.vocab, t), "p": p} for t, p in ours],
             "counting": [
-                {"token": token_text(t), "p": float(theirs[i])}
+                {"token": alone(trained.vocab, t), "p": float(theirs[i])}
                 for t, i in zip(names, order, strict=True)
             ],
             "again": again.python(self.path, f"trained.next_token({text!r})"),
@@ -163,8 +181,8 @@ class Inside:
             raise UserError(
                 f"{len(text):,} characters are too many for the page", hint=f"at most {LONGEST:,}"
             )
-        level = level_of(trained.vocab.level)
+        level = trained.vocab.level_used  # which cuts as it has learned to
         tokens = level.tokens(prepared.cleaned(trained.config.data, text))  # unknown ones as well
         if len(tokens) == 0:
             raise UserError("there is no token in that text", hint="type a few words")
-        return [token_text(t) for t in tokens] if level.reads_bytes else list(level.stream(tokens))
+        return token_texts(trained.vocab, tokens)

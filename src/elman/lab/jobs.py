@@ -24,12 +24,18 @@ from elman import strict_json
 from elman.errors import UserError
 from elman.files import write_text
 from elman.folders.lock import is_held
+from elman.lab import loaded
 from elman.lab.shelf import NotHere, Shelf
 from elman.runs import Run, options_of, presets, with_options
 
 ALIVE = ("starting", "running", "paused", "scoring")
 CHANGES = ("learning_rate", "clip", "window", "carry", "history", "memory", "epochs", "patience")
 """What the page may change while a training runs."""
+FORKS = sys.platform == "linux"
+"""Whether a process with everything loaded can be had again and again; elsewhere torch's and the
+system's libraries do not promise to work after a fork, and each training loads its own."""
+STARTS_WITHIN = 60.0
+"""Seconds after which a training that does not hold its job is taken to be gone."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -55,17 +61,26 @@ def order(folder: Path, **what: Any) -> None:
 class Jobs:
     """The queue, and the processes that this server has started.
 
-    A spare process waits with everything loaded, so that a training begins when it is asked for
-    and not two seconds later. It ends when nobody holds its standard input any more.
+    One process waits with everything loaded, and a training is a fork of it: it begins when it is
+    asked for and not two seconds later. It ends when nobody holds its standard input any more.
     """
 
-    def __init__(self, shelf: Shelf, at_once: int = 2, threads: int = 0) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        at_once: int = 2,
+        threads: int = 0,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """`process`: one of `loaded.process`, if there is one already."""
         self.shelf, self.at_once = shelf, at_once
         self.threads = threads or max(1, (os.cpu_count() or 1) // at_once)
         self._mutex = threading.RLock()
-        self._spare: subprocess.Popen[bytes] | None = None
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._loaded = process
+        self._started: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
         self._open = True
+        self.busy_threads = 0
+        """Threads of all trainings, at the last look."""
 
     # ------------------------------------------------------------------ asking
 
@@ -82,17 +97,15 @@ class Jobs:
             self._queue(folder, asked | {"threads": self.threads})
         return id
 
-    def go_on(self, id: str) -> None:
-        """Ask that a run which has stopped goes on."""
-        path = self.shelf.run(id)
+    def go_on(self, id: str, changes: dict[str, Any] | None = None) -> None:
+        """Ask that a run which has stopped goes on, with these options changed."""
         with self._mutex:
-            if self.status(id)["state"] in (*ALIVE, "queued"):
-                self.tell(id, "go")
-                return
-            run = Run.open(path)
             folder = self.shelf.jobs / id
+            asked = read_json(folder / "asked.json") if _is_name(id) else {}
+            if id in self.shelf.runs() or "given" not in asked:  # else it had not begun
+                asked |= {"threads": Run.open(self.shelf.run(id)).config.threads}
             folder.mkdir(parents=True, exist_ok=True)
-            self._queue(folder, {"asked": time.time(), "threads": run.config.threads})
+            self._queue(folder, asked | {"asked": time.time(), "changes": changes or {}})
 
     def _queue(self, folder: Path, asked: dict[str, Any]) -> None:
         (folder / "orders.jsonl").unlink(missing_ok=True)
@@ -130,10 +143,13 @@ class Jobs:
         before = options_of(run.config)
         changes = presets.changed(before, typed(given))
         with_options(run.config, before | changes)
-        if self.status(id)["state"] not in ALIVE:
-            raise UserError(f"{id} is not being trained now", hint="resume it first")
-        if changes:
+        state = self.status(id)["state"]
+        if state in ("elsewhere", "queued", "scoring"):
+            raise UserError(f"{id} cannot be changed now: it is {state}", hint="wait a moment")
+        if changes and state in ALIVE:
             order(self.shelf.jobs / id, do="change", options=changes)
+        elif changes:
+            self.go_on(id, changes)
         return changes
 
     def watch(self, id: str) -> Path:
@@ -147,15 +163,19 @@ class Jobs:
 
     def status(self, id: str) -> dict[str, Any]:
         """What a training does now; of one whose process is gone, that it has stopped."""
-        folder = self.shelf.jobs / id
-        status = read_json(folder / "status.json") if _is_name(id) else {}
+        status = read_json(self.shelf.jobs / id / "status.json") if _is_name(id) else {}
         if not status:
             if id not in self.shelf.runs():
                 raise NotHere(f"there is no run {id!r} here", hint="look at the list again")
-            return {"state": "elsewhere" if is_held(self.shelf.root / id) else "stopped"}
+            status = {"state": "stopped"}
         if status["state"] in ALIVE and not self._is_alive(id):
             status = {"state": "stopped", "message": "its process is gone; it can go on"}
-        return status
+        if status["state"] in (*ALIVE, "queued"):
+            return status
+        path = self.shelf.root / id
+        if is_held(path):  # by a process that nobody here has started
+            return {"state": "elsewhere"}
+        return {"state": "ended"} if _has_ended(path) else status
 
     def asked(self) -> dict[str, dict[str, Any]]:
         """What was asked for, by id; runs that nobody asked for here are not among them."""
@@ -165,10 +185,13 @@ class Jobs:
         return {p.name: read_json(p / "asked.json") for p in sorted(folders)}
 
     def _is_alive(self, id: str) -> bool:
-        process = self._running.get(id)
-        if process is not None and process.poll() is None:
-            return True
-        return is_held(self.shelf.jobs / id)
+        return is_held(self.shelf.jobs / id) or self._begins(id)
+
+    def _begins(self, id: str) -> bool:
+        """Whether it was started a moment ago, and may hold its job in another."""
+        process, since = self._started.get(id, (None, 0.0))
+        soon = time.monotonic() < since + STARTS_WITHIN
+        return process is not None and process.poll() is None and (soon or not FORKS)
 
     # ------------------------------------------------------------------ starting
 
@@ -180,7 +203,7 @@ class Jobs:
                 say(self.shelf.jobs / id, "queued")
 
     def tend(self) -> None:
-        """Start what waits, first come first served, while there is room; keep a spare ready."""
+        """Start what waits, first come first served, while there is room; have one loaded."""
         with self._mutex:
             if not self._open:
                 return
@@ -193,39 +216,52 @@ class Jobs:
             )
             for id in waiting[: max(0, self.at_once - busy)]:
                 self._start(id)
-            if self._spare is None or self._spare.poll() is not None:
-                self._spare = self._process()
+            working = (id for id, state in states.items() if state in ("running", "scoring"))
+            self.busy_threads = sum(asked[id]["threads"] for id in working)
+            self._ready()
+
+    def _ready(self) -> subprocess.Popen[bytes]:
+        """The process that has everything loaded, or will have in a moment."""
+        if self._loaded is not None and self._loaded.poll() is not None:
+            if self._loaded.stdin is not None:
+                self._loaded.stdin.close()
+            self._loaded = None
+        if self._loaded is None:
+            self._loaded = loaded.process()
+        return self._loaded
 
     def _start(self, id: str) -> None:
-        process = self._spare if self._spare and self._spare.poll() is None else self._process()
-        self._spare, self._running[id] = None, process
+        process = self._ready()
         say(self.shelf.jobs / id, "starting")
         assert process.stdin is not None
         process.stdin.write(os.fsencode(self.shelf.jobs / id) + b"\n")
-        process.stdin.close()
-
-    def _process(self) -> subprocess.Popen[bytes]:
-        """In a session of its own: what ends the server does not end it."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "elman.lab.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process.stdin.flush()
+        self._started[id] = process, time.monotonic()
+        if not FORKS:
+            process.stdin.close()
+            self._loaded = None
 
     def close(self) -> None:
-        """Let the spare process go; trainings go on."""
+        """Let the loaded process go, once it has begun what it was told; trainings go on."""
         with self._mutex:
             self._open = False
-            if self._spare is not None and self._spare.stdin is not None:
-                self._spare.kill()  # it has nothing to lose
-                self._spare.stdin.close()
-                self._spare.wait()
-                self._spare = None
-            for process in self._running.values():
-                if process.poll() is None:
+            if self._loaded is not None and self._loaded.stdin is not None:
+                self._loaded.stdin.close()  # it has nothing more to do
+            for process in {self._loaded, *(process for process, _ in self._started.values())}:
+                if process is not None and process.poll() is None:
                     process.returncode = 0  # not ours any more: nobody waits for it here
+            self._loaded = None
+
+
+def _has_ended(path: Path) -> bool:
+    """Whether the last thing that a run told is its result."""
+    try:
+        with open(path / "metrics.jsonl", "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - (1 << 16)))
+            lines = log.read().splitlines()
+    except FileNotFoundError:
+        return False
+    return bool(lines) and lines[-1].startswith(b'{"kind": "result"')
 
 
 def _is_name(id: str) -> bool:

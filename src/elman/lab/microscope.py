@@ -5,6 +5,7 @@ what lane 0 read last, with so much before it that a loss can be followed past t
 the model reads it from the state before any text, in float64, as `elman gradients` does.
 """
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -24,7 +25,9 @@ from elman.diagnostics import (
 )
 from elman.diagnostics.units import SATURATED
 from elman.errors import UserError
-from elman.lab.shown import short, token_text
+from elman.gradients import Truncated
+from elman.lab import again
+from elman.lab.shown import alone, short
 from elman.language_model import LanguageModel
 from elman.runs import Run, checkpoints, fresh_model
 from elman.training.segments import one_pass
@@ -61,6 +64,7 @@ class Slide:
         self.run = Run.open(path)
         self.parts = self.run.splits()
         self._config = _changed_at(path / "config.json")
+        self._empty: LanguageModel | None = None  # to be filled: making one takes longer
 
     def refresh(self) -> None:
         """Take note of options that were changed on the way."""
@@ -87,7 +91,9 @@ class Slide:
         return self._filled(weights), place
 
     def _filled(self, weights: dict[str, torch.Tensor]) -> LanguageModel:
-        model = fresh_model(self.run.config)
+        if self._empty is None or self._empty.config != self.run.config.model:
+            self._empty = fresh_model(self.run.config)
+        model = copy.deepcopy(self._empty)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
@@ -125,13 +131,15 @@ def frame(slide: Slide, published: Path) -> dict[str, Any]:
     h = passage.top_states()
     return {
         "step": place.step,
-        "tokens": [token_text(t) for t in slide.run.vocab.to_tokens(window.ids)],
+        "tokens": [alone(slide.run.vocab, t) for t in slide.run.vocab.to_tokens(window.ids)],
         "edges": window.edges,
         "first": lags.first,
         "norms": short(lags.norms),
         "nats": short(passage.nats.numpy()),
         "window": used,
         "carry": str(slide.run.config.training.reading.carry),
+        "truncates": isinstance(slide.run.config.training.reading.carry_used, Truncated),
+        "again": again.gradients(slide.run.path),
         "saturation": float((h.abs() > SATURATED).double().mean()),
         **shares(lags, used),
     }
@@ -140,8 +148,9 @@ def frame(slide: Slide, published: Path) -> dict[str, Any]:
 def shares(lags: ByLag, used: int) -> dict[str, Any]:
     """What each window keeps, and the windows that keep 90 and 99 %."""
     most = 2 * lags.lags
+    share = np.append(lags.share, np.ones(most - len(lags.share)))
     return {
-        "kept": short(np.array([lags.kept(w) for w in range(1, most + 1)])),
+        "kept": short(np.cumsum(share) / np.arange(1, most + 1)),  # lags.kept(1), lags.kept(2), …
         "half": lags.horizon(0.5),
         "ninety": lags.horizon(0.9),
         "keep90": lags.recommend(0.9),

@@ -3,6 +3,7 @@
 import ipaddress
 import secrets
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,7 @@ def open_lab(
     port: int = 0,
     token: str = "",
     at_once: int = 2,
+    process: subprocess.Popen[bytes] | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> Opened:
     """Bind, and say where; what is wrong is said before anything is served."""
@@ -60,7 +62,7 @@ def open_lab(
     if is_loopback(host):
         names += [f"{other}:{port}" for other in ("127.0.0.1", "localhost", "[::1]")]
     config = uvicorn.Config(
-        guarded(Lab(root, at_once), token, names),
+        guarded(Lab(root, at_once, process=process), token, names),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -12,7 +12,6 @@ from typing import final
 
 from elman.errors import UserError
 from elman.files import atomic
-from elman.forecasting import saving
 from elman.runs import comparison
 from elman.text.datasets import DATASETS
 
@@ -99,6 +98,8 @@ class Shelf:
 
 def is_forecast(path: Path) -> bool:
     """Whether a folder was written by `elman forecast --out`."""
+    from elman.forecasting import saving  # not loaded by a process that trains
+
     return saving.is_saved(path)
 
 

@@ -5,7 +5,8 @@
 It is `elman train` with orders read between two updates. A change is a stop and an
 `elman train --resume RUN --option value` in the same process, so that whatever is done on the page
 can be done without it, to the last bit. Everything is imported before the job is known: the server
-keeps one such process ready.
+keeps one such process ready, and each job is a fork of it. Until then it has one thread: what
+computes with several would not survive the fork.
 """
 
 import os
@@ -52,8 +53,10 @@ class Worker:
         self.kept = RunOptions(out=self.path, threads=threads, checkpoint_seconds=SAVE_EVERY)
         self.read = 0  # bytes of orders.jsonl
         self.orders: list[dict[str, Any]] = []
+        self.refused: dict[str, str] = {}  # why the last change was not made
         self.last: Record | None = None
         self.next_look = 0.0
+        self.last_look = 0.0  # when the last one whose wish was granted looked
 
     def work(self) -> None:
         """Train to the end, or until told to stop."""
@@ -89,7 +92,7 @@ class Worker:
 
     def _session(self) -> Session:
         if (self.path / "config.json").exists():
-            return Session.resume(self.path, kept=replace(self.kept, out=None))
+            return self._changed(self.path, self.asked.get("changes", {}))
         given, preset = self.asked["given"], self.asked["preset"]
         command = again.training(given, preset, self.path)
         return Session.begin(jobs.typed(given), preset, self.kept, command)
@@ -97,21 +100,25 @@ class Worker:
     def _obey(self, session: Session, order: dict[str, Any]) -> Session | None:
         """The session to go on with; None: none."""
         if order["do"] == "change":
-            return self._changed(session, order["options"])
+            return self._changed(session.run.path, order["options"])
         while order["do"] == "pause":
             self._say("paused")
             self._wait()
             order = self.orders.pop(0)
             if order["do"] == "change":
-                session, order = self._changed(session, order["options"]), {"do": "pause"}
+                session = self._changed(session.run.path, order["options"])
+                order = {"do": "pause"}
         return None if order["do"] == "stop" else session
 
-    def _changed(self, session: Session, options: dict[str, Any]) -> Session:
+    def _changed(self, path: Path, options: dict[str, Any]) -> Session:
+        kept, self.refused = replace(self.kept, out=None), {}
         try:
-            return Session.resume(session.run.path, options, kept=replace(self.kept, out=None))
-        except UserError as refusal:  # nothing has changed; it goes on as it was
-            jobs.order(self.folder, refused=refusal.message, hint=refusal.hint)
-            return Session.resume(session.run.path, kept=replace(self.kept, out=None))
+            return Session.resume(path, options, kept=kept)
+        except UserError as refusal:
+            if not options:
+                raise
+            self.refused = {"message": f"not changed: {refusal.message}", "hint": refusal.hint}
+            return Session.resume(path, kept=kept)  # nothing has changed; it goes on as it was
 
     # ------------------------------------------------------------------ orders
 
@@ -146,19 +153,20 @@ class Worker:
     # ------------------------------------------------------------------ telling
 
     def _say(self, state: str, **more: Any) -> None:
-        jobs.say(self.folder, state, process=os.getpid(), **more)
+        jobs.say(self.folder, state, **self.refused | {"process": os.getpid(), **more})
 
     def _let_look(self, session: Session) -> None:
-        """While someone looks, leave a copy of the weights, ten times a second at most."""
+        """A copy of the weights for whoever looks, once for each look, ten a second at most."""
         now = time.monotonic()
         if now < self.next_look:
             return
         self.next_look = now + LOOK_EVERY
         try:
-            watched = time.time() - (self.folder / "watched").stat().st_mtime < WATCHED_FOR
+            looked = (self.folder / "watched").stat().st_mtime
         except FileNotFoundError:
             return
-        if watched:
+        if looked != self.last_look and time.time() - looked < WATCHED_FOR:
+            self.last_look = looked
             publish(session, self.folder / "weights.safetensors")
             took = time.monotonic() - now
             self.next_look = now + max(LOOK_EVERY, took / LOOK_SHARE)
@@ -185,13 +193,29 @@ def _held(folder: Path) -> Lock:
             time.sleep(0.05)
 
 
+def warm() -> None:
+    """Load what torch loads late: its compiler, a second of work, with the first optimizer."""
+    torch.set_num_threads(1)
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+
+
 def main() -> None:
-    """Wait for a job and do it; without one, when the server has gone, there is nothing to do."""
-    folder = Path(os.fsdecode(sys.stdin.buffer.readline().rstrip(b"\n")))
-    if folder == Path():
-        return
-    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(log, 2)
+    """Wait for jobs until the server has gone; each is done by a process of its own."""
+    if jobs.FORKS:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for how a training ends
+    for line in sys.stdin.buffer:
+        if not jobs.FORKS or os.fork() == 0:
+            _do(Path(os.fsdecode(line.rstrip(b"\n"))))
+            return
+
+
+def _do(folder: Path) -> None:
+    """The job of this folder, in a session of its own: what ends others does not end it."""
+    if jobs.FORKS:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), 2)
     try:
         Worker(folder).work()
     except BaseException:
@@ -200,5 +224,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.zeros(1).sum()  # wakes what torch loads late
+    warm()
     main()

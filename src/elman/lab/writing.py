@@ -13,10 +13,8 @@ import numpy as np
 from elman import generation, strict_json
 from elman.errors import UserError
 from elman.lab import again
-from elman.lab.shown import token_text
 from elman.runs.loaded import load
 from elman.text import prepared
-from elman.text.levels import level_of
 
 LONGEST = 5000
 """Tokens of one piece."""
@@ -24,6 +22,8 @@ LONGEST = 5000
 
 def write(path: Path, prompt: str, length: int, seed: int, **choices: Any) -> Iterator[str]:
     """Lines of JSON: `{"again": …}`, then one for each token with the text that it adds.
+
+    A byte or subword that ends inside a character adds nothing, the next one all of it.
 
     What is wrong is said at the call, not when the first token is asked for.
     """
@@ -47,12 +47,7 @@ def write(path: Path, prompt: str, length: int, seed: int, **choices: Any) -> It
 
 def _lines(vocab: Any, ids: Any, tokens: Iterator[int], command: str) -> Iterator[str]:
     yield strict_json.dumps({"again": command}) + "\n"
-    level = level_of(vocab.level)
     before = vocab.to_tokens(ids[-1:])[0] if len(ids) else None
-    for token in tokens:
-        after = vocab.to_tokens([token])[0]
-        text = token_text(after)
-        if not level.reads_bytes and before is not None:
-            text = level.between(before, after) + text
+    written = (vocab.to_tokens([token])[0] for token in tokens)
+    for text in vocab.level_used.stream(written, before):
         yield strict_json.dumps({"text": text}) + "\n"
-        before = after

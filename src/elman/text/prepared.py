@@ -7,19 +7,24 @@ held-out text contains is `<unk>` there, as any later text's news will be.
 """
 
 import hashlib
+import math
 import os
+import shlex
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elman.errors import UserError
 from elman.options import check, option
 from elman.text import corpus
 from elman.text.datasets import DATASETS
 from elman.text.levels import LEVELS, Level, as_bytes, byte_chunks, level_of
-from elman.text.shards import Shards, is_prepared
+from elman.text.shards import Index, Shards, is_prepared
 from elman.text.vocab import Vocab
 
 __all__ = ["CLEANINGS", "Data", "Splits", "as_bytes", "cleaned", "located", "prepare", "read"]
@@ -105,6 +110,8 @@ Text = str | bytes | Shards
 CUTS = ("validation", "test")
 PREPARED = ("level", "clean", "lower", "encoding", "errors", "min_freq", "vocab_size", *CUTS)
 """What has been decided when a text has been prepared."""
+PIECE = 1 << 20
+"""Ids of a prepared text that are looked through at once."""
 
 
 class Splits(NamedTuple):
@@ -202,7 +209,10 @@ def adopted(given: dict[str, Any]) -> dict[str, Any]:
     if not is_prepared(source):
         return given
     index = Shards(source, check=False).index
-    for name in PREPARED:
+    cut_later = given.get("test") and not index.test
+    if cut_later:
+        given = _tested(index, source, given)
+    for name in [n for n in PREPARED if n not in CUTS or not cut_later]:
         mine, said = getattr(index, name), given.get(name)
         if said is not None and said != mine:
             raise UserError(
@@ -211,6 +221,73 @@ def adopted(given: dict[str, Any]) -> dict[str, Any]:
             )
         given = given | {name: mine}
     return given
+
+
+def _tested(index: Index, source: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """A test part was asked for beside a folder that has none: it is the end of what it holds out.
+
+    What it trains on stays as it is, and so does the vocabulary, which is that part's alone.
+    """
+    test = given["test"]
+    validation = given.get("validation", round(index.validation - test, 12))
+    _check_tested(index, source, validation, test)
+    return given | {"validation": validation, "test": test}
+
+
+def _check_tested(index: Index, source: Any, validation: float, test: float) -> None:
+    if validation < 0 or not math.isclose(validation + test, index.validation):
+        raise UserError(
+            f"validation={max(validation, 0)} and test={test}, but {source} holds out "
+            f"{index.validation} in all",
+            hint=f"a test of less than that, or {_command(index, source, test)}",
+        )
+    if level_of(index.level).lengths(()) is None:
+        raise UserError(
+            f"test={test} cannot be cut off {source} later: at level {index.level} it does not say "
+            "of how many characters its rare words were",
+            hint=_command(index, source, test),
+        )
+
+
+def _command(index: Index, source: Any, test: float) -> str:
+    """The `elman prepare` that makes such a folder with a test part."""
+    usual = Data(level=index.level)
+    options = {"level": index.level, "validation": index.validation, "test": test}
+    for name in ("clean", "lower", "encoding", "errors", "min_freq", "vocab_size"):
+        if getattr(index, name) != getattr(usual, name):
+            options[name] = getattr(index, name)
+    flags = " ".join(
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for name, value in options.items()
+    )
+    sources = " ".join(map(shlex.quote, index.sources))
+    return f"elman prepare {sources} --out {shlex.quote(f'{source}-tested')} {flags}"
+
+
+def _cut_later(shards: Shards, data: Data) -> Splits:
+    """The parts where the end of what was held out is kept to be reported, from a line's end on."""
+    _check_tested(shards.index, shards.folder, data.validation, data.test)
+    held_out, level = shards.validation, shards.vocab.level_used
+    lengths = level.lengths(shards.vocab.idx_to_token)
+    assert lengths is not None
+    wanted = round(len(shards.ids) * data.test) if data.validation else len(held_out)
+    start = max(0, len(held_out) - wanted)
+    start = _next_line(held_out, start, level.ends_lines(shards.vocab.idx_to_token))
+    test = held_out[start:]
+    pieces = (test[at : at + PIECE].read() for at in range(0, len(test), PIECE))
+    characters = sum(int(lengths[ids].sum()) for ids in pieces)
+    first = int(lengths[test[0]]) if len(test) else 0
+    parts = (shards.train, held_out[:start], test)
+    return Splits(*parts, shards.vocab, shards.sha256, characters, first)
+
+
+def _next_line(ids: Any, start: int, ends: NDArray[np.bool_]) -> int:
+    """Where the next line begins, if a line ends behind `start`: some tokens end one."""
+    for at in range(start - 1, len(ids) - 1, PIECE) if start else ():
+        found = np.flatnonzero(ends[ids[at : min(at + PIECE, len(ids) - 1)].read()])
+        if len(found):
+            return at + int(found[0]) + 1
+    return start
 
 
 def _of_shards(data: Data, shards: Shards, vocab: Vocab | None) -> Splits:
@@ -225,6 +302,8 @@ def _of_shards(data: Data, shards: Shards, vocab: Vocab | None) -> Splits:
             )
     if not data.holds_out:
         return Splits(shards.ids, none, none, shards.vocab, shards.sha256, 0, 0)
+    if data.test and not index.test:
+        return _cut_later(shards, data)
     for name in CUTS:
         mine, said = getattr(index, name), getattr(data, name)
         if said != mine:

@@ -13,12 +13,13 @@ import { write } from "./write.js";
 
 const VIEWS = { train: ["Train", train], microscope: ["Microscope", microscope], inside: ["Inside", inside], write: ["Write", write] };
 const [top, side, main, toast] = ["top", "side", "main", "toast"].map((id) => document.getElementById(id));
-let about = null, runs = [], close = () => {}, open = "";
+let about = null, runs = [], close = () => {}, open = "", hiding = 0, model;
 
 function fail(problem) {
   toast.textContent = [problem.message, problem.hint].filter(Boolean).join(" · ");
   toast.classList.add("on");
-  setTimeout(() => toast.classList.remove("on"), 7000);
+  clearTimeout(hiding);
+  hiding = setTimeout(() => toast.classList.remove("on"), 7000);
 }
 
 function theme(now) {
@@ -28,10 +29,13 @@ function theme(now) {
 
 function header() {
   const { run, view } = place();
+  const found = runs.find((r) => r.id === run);
+  model = found?.options?.model;
+  const views = Object.entries(VIEWS).filter(([name]) => name !== "microscope" || model !== "mlp"); // nothing travels through its time
   const dark = document.documentElement.dataset.theme === "dark";
   top.replaceChildren(
     h("span", { className: "brand" }, h("b", {}, "elman"), " lab"),
-    h("nav", { className: "tabs" }, run && runs.find((r) => r.id === run)?.kind !== "forecast" ? Object.entries(VIEWS).map(([name, [label]]) =>
+    h("nav", { className: "tabs" }, run && found?.kind !== "forecast" ? views.map(([name, [label]]) =>
       h("a", { href: `#${new URLSearchParams({ ...place(), view: name })}`, "aria-current": (view ?? "train") === name ? "page" : null }, t(label))) : null),
     h("button", { id: "theme", onclick: () => { theme(dark ? "light" : "dark"); render(); } }, t(dark ? "Light" : "Dark")),
     h("button", { id: "language", onclick: () => { speak(spoken() === "zh" ? "en" : "zh"); render(); } }, spoken() === "zh" ? "English" : "中文"));
@@ -55,7 +59,7 @@ function describe(run) {
   if (run.kind === "forecast") return t("forecast");
   const score = run.perplexity ?? (run.best_validation_nats === null || run.best_validation_nats === undefined ? null : Math.exp(run.best_validation_nats));
   const far = run.progress === undefined || run.state === "ended" ? "" : ` ${percent(run.progress)}`;
-  return [t(run.state) + far, score && `${t("held out")} ${number(score, 4)}`].filter(Boolean).join(" · ");
+  return [t(run.state) + far, score && `${t("perplexity")} ${number(score, 4)}`].filter(Boolean).join(" · ");
 }
 
 function render() {
@@ -68,8 +72,7 @@ function render() {
   const context = {
     id: run, about, fail,
     others: () => runs.filter((r) => r.kind === "text" && !r.problem && r.options).map((r) => r.id),
-    live: () => ({ state: runs.find((r) => r.id === run)?.state, path: `${about.root}/${run}` }),
-    sample: () => sessionStorage.getItem("elman-sample") ?? 'The Time Traveller (for so it will be convenient to speak of him) said: "Well, it is all true."\n',
+    live: () => runs.find((r) => r.id === run) ?? {},
   };
   if (!run) close = start(main, context);
   else if (runs.find((r) => r.id === run)?.kind === "forecast") close = forecast(main, context);
@@ -80,6 +83,7 @@ async function refresh() {
   try {
     runs = await get("/api/runs");
     list();
+    if (runs.find((r) => r.id === place().run)?.options?.model !== model) header(); // else a button would lose its focus
     toast.classList.toggle("on", toast.classList.contains("on") && !toast.dataset.lost);
     delete toast.dataset.lost;
   } catch (problem) {
@@ -89,7 +93,11 @@ async function refresh() {
   setTimeout(refresh, 1500);
 }
 
-const moved = () => { main.scrollTop = 0; render(); };
+const moved = () => {
+  const before = open;
+  render();
+  if (open !== before) scrollTo(0, 0);
+};
 onMove(moved);
 theme(localStorage.getItem("elman-theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 try {

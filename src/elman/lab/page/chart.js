@@ -1,25 +1,28 @@
 // Curves: uPlot with the page's colours, horizontal lines (baselines, clip) and vertical marks (changes).
 
 import uPlot from "./vendor/uPlot.esm.js";
-import { larger, style } from "./dom.js";
+import { larger, number, style } from "./dom.js";
 
 const HEIGHT = 280;
 
 export class Chart {
-  constructor(home, { series, log = false, label, x = "step", height = HEIGHT, anywhere = false }) {
+  constructor(home, { series, bands = [], log = false, label, x = "step", height = HEIGHT, anywhere = false }) {
     this.home = home;
     this.height = height * larger();
     this.lines = [];
     this.marks = [];
     this.least = anywhere ? -Infinity : 0; // of most curves nothing lies below zero
-    const grid = () => ({ stroke: style("--rule"), width: 1 });
-    const axis = { stroke: () => style("--soft"), grid: grid(), ticks: grid(), font: `${12 * larger()}px system-ui`, size: 50 * larger(), space: 50 * larger() };
+    const grid = () => ({ stroke: style("--rule"), width: 1, ...(log ? { filter: decades } : {}) });
+    const said = (u, value) => (value === null || value === undefined ? "–" : number(value, 4));
+    const lonely = (u, i) => u.data[i].filter((value) => value !== null && value !== undefined).length === 1;
+    const axis = { stroke: () => style("--soft"), grid: { stroke: style("--rule"), width: 1 }, ticks: { stroke: style("--rule"), width: 1 }, font: `${12 * larger()}px system-ui`, size: 50 * larger(), space: 50 * larger() };
     this.plot = new uPlot({
       width: this.width(),
       height: this.height,
       scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (u, low, high) => this.range(low, high) } },
-      axes: [axis, { ...axis, size: 56 * larger(), space: 30 * larger(), values: (u, values) => values.map((v) => (v === null ? "" : v && v < 1e-3 ? v.toExponential(0) : Number(v.toPrecision(3)))), ...(log ? { filter: decades } : {}) }],
-      series: [{ label: x }, ...series.map((s) => ({ ...s, stroke: () => style(s.colour), width: (s.width ?? 1.5) * larger(), points: { show: s.points ?? false, size: 5 } }))],
+      axes: [axis, { ...axis, grid: grid(), ticks: grid(), size: 56 * larger(), space: 30 * larger(), values: (u, values) => values.map((v) => (v === null ? "" : v && Math.abs(v) < 1e-3 ? v.toExponential(0) : Number(v.toPrecision(3)))), ...(log ? { filter: decades } : {}) }],
+      series: [{ label: x, value: said }, ...series.map((s) => ({ ...s, value: said, stroke: () => style(s.colour), width: (s.width ?? 1.5) * larger(), points: { show: s.points ?? lonely, size: 5 } }))],
+      bands: bands.map(({ series: pair, colour }) => ({ series: pair, fill: () => `color-mix(in srgb, ${style(colour)} 16%, transparent)` })),
       legend: { live: true },
       cursor: { drag: { x: true, y: false } },
       hooks: { draw: [() => this.overlay()] },
@@ -51,6 +54,16 @@ export class Chart {
     ctx.save();
     ctx.font = `${11 * dots}px system-ui`;
     ctx.lineWidth = dots;
+    ctx.lineJoin = "round";
+    const paper = style("--raised");
+    const write = (text, x, y) => { // on whatever is drawn there already
+      ctx.save();
+      ctx.strokeStyle = paper;
+      ctx.lineWidth = 4 * dots;
+      ctx.strokeText(text, x, y);
+      ctx.restore();
+      ctx.fillText(text, x, y);
+    };
     let above = -Infinity; // where the last line that was named lies
     for (const { value, label, colour } of [...this.lines].sort((a, b) => b.value - a.value)) {
       const y = this.plot.valToPos(value, "y", true);
@@ -63,11 +76,12 @@ export class Chart {
       ctx.stroke();
       ctx.textAlign = "right";
       const crowded = y - above < 14 * dots;
-      ctx.fillText(label, bbox.left + bbox.width - 4 * dots, y + (crowded ? 12 : -4) * dots);
+      write(label, bbox.left + bbox.width - 4 * dots, y + (crowded ? 12 : -4) * dots);
       above = y;
     }
     ctx.setLineDash([]);
-    this.marks.forEach(({ step, label }, i) => {
+    const taken = []; // where names of marks stand, row by row
+    this.marks.forEach(({ step, label }) => {
       const x = this.plot.valToPos(step, "x", true);
       if (!(x >= bbox.left && x <= bbox.left + bbox.width)) return;
       ctx.strokeStyle = ctx.fillStyle = style("--mark");
@@ -75,9 +89,14 @@ export class Chart {
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      const right = x > bbox.left + 0.6 * bbox.width;
+      const right = x > bbox.left + 0.6 * bbox.width, width = ctx.measureText(label).width + 8 * dots;
+      const [from, to] = right ? [x - width, x] : [x, x + width];
+      let row = 0;
+      while (taken.some((other) => other.row === row && other.from < to && from < other.to)) row += 1;
+      if (!label || row > 9) return;
+      taken.push({ row, from, to });
       ctx.textAlign = right ? "right" : "left";
-      ctx.fillText(label, x + (right ? -4 : 4) * dots, bbox.top + (12 + 13 * (i % 4)) * dots);
+      write(label, x + (right ? -4 : 4) * dots, bbox.top + (12 + 13 * row) * dots);
     });
     ctx.restore();
   }

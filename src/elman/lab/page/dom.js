@@ -15,14 +15,14 @@ export function h(tag, props = {}, ...children) {
 // An equation: _x and _{…} are set below the line, ^{…} above it.
 export function equation(text) {
   const parts = text.split(/([_^](?:\{[^}]*\}|.))/u);
-  return h("span", { className: "equation" }, parts.map((part) => {
+  return h("span", { className: "equation", lang: "en" }, parts.map((part) => {
     if (!/^[_^]./u.test(part)) return part;
     return h(part[0] === "_" ? "sub" : "sup", {}, part.slice(1).replace(/^\{|\}$/g, ""));
   }));
 }
 
 export function visible(token) {
-  return { " ": "␣", "\n": "↵", "\t": "⇥" }[token] ?? token;
+  return token.replace(/[ \n\t]/g, (c) => ({ " ": "␣", "\n": "↵", "\t": "⇥" })[c]);
 }
 
 export function number(value, digits = 3) {
@@ -33,7 +33,14 @@ export function number(value, digits = 3) {
 }
 
 export function percent(value) {
-  return `${(100 * value).toFixed(value > 0.999 || value < 0.1 ? 1 : 0)} %`;
+  const small = (value > 0 && value < 0.1) || (value > 0.999 && value < 1);
+  return `${(100 * value).toFixed(small ? 1 : 0)} %`;
+}
+
+// A number of bytes as one types it: 64M.
+export function bytes(value) {
+  const power = value ? Math.min(3, Math.floor(Math.log2(value) / 10)) : 0;
+  return Number.isInteger(value / 1024 ** power) ? `${value / 1024 ** power}${["", "K", "M", "G"][power]}` : String(value);
 }
 
 export function style(name) {

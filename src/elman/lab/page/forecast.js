@@ -36,7 +36,8 @@ export function forecast(home, { id, fail }) {
     const after = (values) => [...Array(n - 1).fill(null), past.values.at(-1), ...values];
     const picture = new Chart(first, { label: t("What comes next"), x: t("steps"), anywhere: true, series: [
       { label: name, colour: "--train" }, { label: t("forecast"), colour: "--held-out", width: 2.2 },
-      ...levels.flatMap(([level], i) => [{ label: `${level} %`, colour: COLOURS[i + 1], width: 1 }, { label: "", colour: COLOURS[i + 1], width: 1 }])] });
+      ...levels.flatMap(([level], i) => [{ label: `${level} %`, colour: COLOURS[i + 1], width: 1 }, { label: `${level} %`, class: "quiet", colour: COLOURS[i + 1], width: 1 }])],
+      bands: levels.map((_, i) => ({ series: [4 + 2 * i, 3 + 2 * i], colour: COLOURS[i + 1] })) });
     picture.set([steps, before(past.values), after(ahead.mean), ...levels.flatMap(([, e]) => [after(e.low), after(e.high)])]);
     const models = Object.entries(told.scores), measure = models[0][1].rmse ? "rmse" : models[0][1].mase ? "mase" : "smape";
     const errors = new Chart(second, { label: t("Errors by horizon"), x: t("steps"), series: models.slice(0, 6).map(([label], i) => ({ label: `${label} (${measure})`, colour: i ? COLOURS[i] : "--train", width: i ? 1 : 2.2 })) });

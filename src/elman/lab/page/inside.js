@@ -1,12 +1,10 @@
 // Inside the model: any text coloured by surprise or by a unit; what comes next; similar places.
 
-import { at, post } from "./api.js";
+import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { equation, h, number, percent, visible } from "./dom.js";
 import { place, go } from "./place.js";
 import { t } from "./words.js";
-
-const MOST_NATS = 6;
 
 // Surprise in one colour, an activation in two: below and above zero.
 function paint(cell, value, signed) {
@@ -16,10 +14,16 @@ function paint(cell, value, signed) {
   cell.style.backgroundColor = `rgb(${colour} / ${(0.85 * size).toFixed(3)})`;
 }
 
-export function inside(home, { id, fail, sample }) {
+// What the colours mean.
+function legend(from, to, signed, unit) {
+  const bar = h("span", { className: `scale ${signed ? "signed" : ""}` });
+  return h("small", { className: "soft row" }, number(from), bar, `${number(to)} ${unit}`);
+}
+
+export function inside(home, { id, fail }) {
   let tokens = [];
-  const text = h("textarea", { rows: 5, "aria-label": t("Text"), spellcheck: false, value: sessionStorage.getItem(`inside-${id}`) ?? sample() });
-  const shown = h("div", { className: "text", id: "coloured" }), summary = h("p", { className: "soft", role: "status" });
+  const text = h("textarea", { rows: 5, "aria-label": t("Text"), spellcheck: false, value: sessionStorage.getItem(`inside-${id}`) ?? "" });
+  const shown = h("div", { className: "text", id: "coloured" }), summary = h("p", { className: "soft", role: "status" }), key = h("div", {});
   const unit = h("input", { type: "number", min: 0, value: place().unit ?? 0, "aria-label": t("Unit") });
   const signals = [["quotes", "inside quotes"], ["line", "line length"], ["brackets", "bracket depth"], ["capitals", "capitals"], ["pattern", "a pattern:"]];
   const what = h("select", { "aria-label": t("Which units follow …"), onchange: () => { pattern.hidden = what.value !== "pattern"; } }, signals.map(([value, label]) => h("option", { value }, t(label))));
@@ -42,12 +46,13 @@ export function inside(home, { id, fail, sample }) {
       paint(cell, value === null ? null : value / scale, signed);
       return cell;
     }));
+    key.replaceChildren(legend(signed ? -scale : 0, scale, signed, label));
   }
 
   const surprise = () => ask("surprise", {}, (answer) => {
     tokens = answer.tokens;
     unit.max = answer.units - 1;
-    colour(answer.nats, MOST_NATS, false, t("nats"));
+    colour(answer.nats, answer.scale, false, t("nats"));
     summary.textContent = `${t("mean")} ${number(answer.mean, 4)} ${t("nats")}`;
   });
   const activation = (which) => ask("unit", { unit: which }, (answer) => {
@@ -83,7 +88,7 @@ export function inside(home, { id, fail, sample }) {
       text,
       h("div", { className: "row" }, h("button", { className: "main", id: "surprise", onclick: surprise }, t("Surprise")),
         h("label", {}, t("Unit"), unit), h("button", { id: "unit", onclick: () => activation(Number(unit.value)) }, t("Show"))),
-      shown, summary),
+      shown, key, summary),
     h("div", { className: "grid" },
       h("section", { className: "card" }, h("h2", {}, t("Which units follow …")),
         lede(t("Units whose activation is most correlated with something in the text."), equation("r_i = corr_t(h_{ti}, s_t)")),
@@ -91,6 +96,7 @@ export function inside(home, { id, fail, sample }) {
       h("section", { className: "card" }, nextHome, similarHome)),
     again);
   if (text.value) surprise();
+  else get(at(id, "/look/excerpt")).then((some) => { text.value ||= some.text; if (text.value) surprise(); }).catch(fail);
   return () => {};
 }
 

@@ -6,8 +6,9 @@ import { Chart } from "./chart.js";
 import { equation, h, larger, number, percent, sharp, style, visible } from "./dom.js";
 import { t } from "./words.js";
 
-const FASTEST = 100; // milliseconds between two pictures
+const RESTING = 400; // milliseconds between two looks at what does not move
 const DECADES = 4; // of the colour scale
+const LONGEST = 9; // letters of a token under the picture
 
 // Dark violet to yellow, even steps of brightness; the same in both themes.
 const STOPS = [[24, 12, 48], [66, 30, 110], [125, 42, 120], [190, 64, 98], [236, 112, 66], [252, 178, 72], [250, 240, 160]];
@@ -18,25 +19,33 @@ export function heat(value) {
 const level = (norm, most) => (norm > 0 && most > 0 ? 1 + Math.log10(norm / most) / DECADES : 0);
 
 export function microscope(home, { id, fail, live }) {
-  let closed = false, frame = null, window_ = null, hovered = null, dragging = false;
+  if (live().options?.model === "mlp") {
+    home.append(h("h1", {}, t("Microscope")), h("section", { className: "card" }, h("p", {}, t("This model carries nothing through time."))));
+    return () => {};
+  }
+  let closed = false, pictures = [], frame = null, window_ = null, hovered = null, dragging = false;
   const canvas = h("canvas", { tabIndex: 0, role: "img", id: "heat", "aria-label": "∂L_t/∂h_{t−k}" });
-  const picture = h("div", { className: "picture" }, canvas);
+  const picture = h("div", { className: "picture" }, canvas), small = document.createElement("canvas");
   const strip = h("div", { className: "strip", "aria-label": t("Text") });
   const tiles = h("div", { className: "tiles" }), words = h("p", {}, t("looking …")), told = h("p", { className: "soft", role: "status" });
   const slider = h("input", { type: "range", min: 1, id: "cut", "aria-label": t("Truncation window") });
-  const size = h("b", {});
+  const size = h("b", {}), how = h("p", { className: "soft", hidden: true }), rate = h("span", { className: "soft", id: "rate" }), again = h("div", {});
   const use = h("button", { className: "main", disabled: true, onclick: () => change() }, t("Train on with this window"));
   const carriesHome = h("div", { className: "scroll" }), spectrumHome = h("div", {}), spectrumWords = h("p", { className: "soft" });
+
+  const seen = h("div", { hidden: true }, // until there is something to see
+    strip, picture,
+    h("p", { className: "soft" }, t("Columns are losses, rows are lags: bright is where the gradient still arrives. Below the staircase the truncation cuts it off."), " ", t("Hover or focus a loss to see which characters its gradient reaches.")),
+    how,
+    h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, t("drag in the picture, or use the slider")), rate),
+    tiles);
 
   home.append(
     h("h1", {}, t("Microscope")),
     h("section", { className: "card" },
       lede(t("How far each loss reaches back through the states before it."),
         equation("∂L_t/∂h_{t−k} = (∂h_t/∂h_{t−1} ⋯ ∂h_{t−k+1}/∂h_{t−k})^{⊤} ∂L_t/∂h_t")),
-      strip, picture,
-      h("p", { className: "soft" }, t("Columns are losses, rows are lags: bright is where the gradient still arrives. Below the staircase the truncation cuts it off."), " ", t("Hover or focus a loss to see which characters its gradient reaches.")),
-      h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, t("drag in the picture, or use the slider"))),
-      tiles, words, told, doAgain(`elman gradients ${live().path} --figure pictures`)),
+      seen, words, told, again),
     h("div", { className: "grid" },
       h("section", { className: "card" }, h("h2", {}, t("Carries side by side")),
         lede(t("The same gradient by every carry, against the full one."), equation("‖ḡ − g‖/‖g‖,  √(mean ‖g_i − ḡ‖²)/‖g‖")),
@@ -50,7 +59,7 @@ export function microscope(home, { id, fail, live }) {
   const steps = () => frame.tokens.length - 1;
   const losses = () => frame.norms.length;
   function edges(window) {
-    if (window === frame.window) return frame.edges;
+    if (window === frame.window && frame.truncates) return frame.edges;
     const found = [];
     for (let edge = steps() - window; edge >= 0; edge -= window) found.unshift(edge);
     return found;
@@ -74,16 +83,22 @@ export function microscope(home, { id, fail, live }) {
     const cuts = edges(window_);
     const paper = style("--paper").match(/[0-9a-f]{2}/gi).map((c) => parseInt(c, 16)); // what is cut off fades into it
     context.font = `${11 * larger()}px system-ui`;
+    const dots = new ImageData(losses(), lags); // one for each loss and lag, drawn larger in one go
     frame.norms.forEach((norms, i) => {
       const reach = kept(frame.first + i, cuts);
       norms.forEach((norm, k) => {
-        const shade = heat(level(norm, most)), [r, g, b] = k > reach ? shade.map((c, j) => 0.3 * c + 0.7 * paper[j]) : shade;
-        context.fillStyle = `rgb(${r} ${g} ${b})`;
-        context.fillRect(left + i * cell, k * row, cell + 0.6, row + 0.6);
+        const shade = heat(level(norm, most)), fades = k > reach && frame.truncates;
+        dots.data.set([...(fades ? shade.map((c, j) => 0.3 * c + 0.7 * paper[j]) : shade), 255], 4 * (k * losses() + i));
       });
     });
+    small.width = losses();
+    small.height = lags;
+    small.getContext("2d").putImageData(dots, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(small, left, 0, losses() * cell, lags * row);
     context.strokeStyle = style("--mark");
     context.lineWidth = 2 * larger();
+    context.setLineDash(frame.truncates ? [] : [5 * larger(), 5 * larger()]);
     context.beginPath();
     frame.norms.forEach((_, i) => {
       const y = Math.min(lags, kept(frame.first + i, cuts) + 1) * row;
@@ -91,6 +106,7 @@ export function microscope(home, { id, fail, live }) {
       context.lineTo(left + (i + 1) * cell, y);
     });
     context.stroke();
+    context.setLineDash([]);
     if (hovered !== null) {
       context.strokeStyle = style("--ink");
       context.strokeRect(left + hovered * cell, 0, cell, lags * row);
@@ -99,14 +115,16 @@ export function microscope(home, { id, fail, live }) {
     context.textAlign = "right";
     for (let k = 0; k < lags; k += lags > 40 ? 16 : 8) context.fillText(k, left - 6, k * row + 9 * larger());
     context.textAlign = "center";
-    const every = Math.ceil((9 * larger()) / cell);
-    for (let i = 0; i < losses(); i += every) context.fillText(visible(frame.tokens[frame.first + i + 1]), left + (i + 0.5) * cell, height - 6);
+    const names = frame.tokens.slice(frame.first + 1).map((token) => (token.length > LONGEST ? `${visible(token).slice(0, LONGEST - 1)}…` : visible(token)));
+    const every = Math.ceil(Math.max(9 * larger(), ...names.map((name) => (name.length > 1 ? context.measureText(name).width + 5 : 0))) / cell);
+    for (let i = 0; i < losses(); i += every) context.fillText(names[i], left + (i + 0.5) * cell, height - 6);
     colourStrip(most);
   }
 
   // The text in a row of cells; those that the chosen loss reaches are as bright as its gradient there.
   function writeStrip() {
     const cuts = new Set(edges(window_));
+    strip.classList.toggle("spaced", frame.tokens.some((token) => token.length > 1));
     strip.replaceChildren(...frame.tokens.map((token, s) => h("span", { className: cuts.has(s) ? "edge" : "", title: `${s}` }, visible(token))));
   }
   function colourStrip(most) {
@@ -127,14 +145,16 @@ export function microscope(home, { id, fail, live }) {
 
   function state() {
     const keeps = frame.kept[Math.min(window_, frame.kept.length) - 1];
-    const more = frame.settled ? "" : `${t("at least")} `;
+    const more = frame.settled ? "" : `${t("at least")} `, least = frame.settled ? "" : "≥ ";
     size.textContent = window_;
+    how.hidden = frame.truncates;
+    how.textContent = t("Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.", frame.carry);
     tiles.replaceChildren(...[
       [t("step"), frame.step.toLocaleString("en"), "step"],
-      [t("cut off"), percent(1 - keeps), "cut"],
-      [t("half lies within"), `${more}${frame.half} ${t("steps")}`, "half"],
-      [t("window that keeps 90 %"), more + frame.keep90, "keep90"],
-      [t("window that keeps 99 %"), more + frame.keep99, "keep99"],
+      [frame.truncates ? t("cut off") : t("would be cut off"), percent(1 - keeps), "cut"],
+      [t("half lies within"), `${least}${frame.half} ${t(frame.half === 1 ? "step" : "steps")}`, "half"],
+      [t("window that keeps 90 %"), least + frame.keep90, "keep90"],
+      [t("window that keeps 99 %"), least + frame.keep99, "keep99"],
       [t("saturated"), percent(frame.saturation), "saturated"],
     ].map(([name, value, key]) => h("div", { className: "tile", "data-key": key }, h("b", {}, value), h("span", {}, name))));
     words.textContent = t("half of the gradient lies within {0}, 90 % within {1} steps; a window of {2} keeps {3}",
@@ -180,22 +200,35 @@ export function microscope(home, { id, fail, live }) {
   async function watch() {
     if (closed) return;
     const began = performance.now();
-    let pause = FASTEST;
+    let pause = 0;
     try {
-      const seen = await get(at(id, "/frame"));
+      const now = await get(at(id, "/frame"));
       if (closed) return;
-      const fresh = !frame || seen.step !== frame.step || seen.window !== frame.window;
+      const fresh = !frame || ["step", "window", "carry"].some((name) => now[name] !== frame[name]);
       const moved = frame && window_ !== frame.window;
+      pause = Math.max(1000 * now.every, fresh ? 0 : Math.min(RESTING, 4000 * now.every));
       if (fresh) {
-        frame = seen;
-        slider.max = 2 * (seen.norms[0].length - 1);
-        setWindow(moved ? window_ : seen.window);
-      } else pause = 400;
+        if (!frame) again.replaceChildren(doAgain(now.again));
+        frame = now;
+        seen.hidden = false;
+        slider.max = 2 * (now.norms[0].length - 1);
+        setWindow(moved ? window_ : now.window);
+        pictures = [...pictures.slice(-20), began];
+      }
+      sayRate(now.every);
     } catch (problem) {
       words.textContent = [problem.message, problem.hint].filter(Boolean).join(" · ");
-      pause = 1500;
+      pause = frame ? 1500 : RESTING; // the first weights come a moment after one has looked
     }
     setTimeout(watch, Math.max(0, pause - (performance.now() - began)));
+  }
+
+  // How often there is another picture, while it trains.
+  function sayRate(every) {
+    const recent = pictures.filter((when) => performance.now() - when < 5000);
+    const seconds = (performance.now() - recent[0]) / 1000;
+    if (live().state !== "running" || recent.length < 3) rate.textContent = live().state === "running" && every > 0.5 ? t("one picture in {0} s: trainings have all the cores", number(every, 2)) : "";
+    else rate.textContent = t("{0} pictures a second", number(recent.length / seconds, 2));
   }
 
   // ------------------------------------------------------------ the dearer looks

@@ -18,11 +18,13 @@ export function start(home, { about, fail }) {
   const model = h("select", {}, about.options.model.choices.filter((m) => m !== "mlp").map((m) => h("option", { value: m, selected: m === about.small.model }, m)));
   const field = (value, min) => h("input", { type: "number", min, value, placeholder: t("auto") });
   const hidden = field(about.small.hidden_size, 1), window_ = field("", 1), epochs = field("", 1);
+  const level = h("select", {}, about.options.level.choices.filter((l) => l !== "spaced").map((l) => h("option", { value: l, selected: l === "char" }, t(l))));
   const carry = h("select", {}, about.options.carry.choices.map((c) => h("option", { value: c }, c)));
   const button = h("button", { className: "main", id: "start", onclick: () => launch() }, t("Start training"));
 
   async function launch() {
     const options = { model: model.value, hidden_size: Number(hidden.value), carry: carry.value };
+    if (level.value !== "char") options.level = level.value;
     if (window_.value) options.window = Number(window_.value);
     if (epochs.value) options.epochs = Number(epochs.value);
     button.disabled = true;
@@ -40,7 +42,7 @@ export function start(home, { about, fail }) {
     text,
     h("div", { className: "row" }, h("label", {}, t("or a corpus"), corpus), button),
     h("div", { className: "row" },
-      h("label", {}, t("model"), model), h("label", {}, t("hidden units"), hidden), h("label", {}, t("window"), window_),
+      h("label", {}, t("tokens"), level), h("label", {}, t("model"), model), h("label", {}, t("hidden units"), hidden), h("label", {}, t("window"), window_),
       h("label", {}, t("passes"), epochs), h("label", {}, t("carry"), carry))));
   text.focus();
   return () => {};

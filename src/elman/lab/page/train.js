@@ -3,11 +3,14 @@
 import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { Chart, joined } from "./chart.js";
-import { equation, h, number, percent } from "./dom.js";
+import { bytes, equation, h, number, percent } from "./dom.js";
 import { place, go } from "./place.js";
 import { t } from "./words.js";
 
 const COLOURS = ["--other1", "--other2", "--other3"];
+const WORDS = { learning_rate: "learning rate", epochs: "passes" };
+
+const told = (name, value) => (name === "memory" ? (value ? bytes(value) : "stored") : typeof value === "number" ? number(value) : value);
 
 // What a run has told so far.
 class Story {
@@ -38,15 +41,19 @@ export function train(home, { id, about, fail, others }) {
   let closed = false, waiting = false, status = { state: "" }, baselines = {}, drawn = 0;
   const tiles = h("div", { className: "tiles" });
   const state = h("span", {}), message = h("p", { className: "soft", role: "status" });
-  const sample = h("pre", { className: "text" }), sampleAt = h("small", { className: "soft" });
-  const tell = (what) => post(at(id, "/tell"), { do: what }).catch(fail);
+  const sample = h("pre", { className: "text sample" }), sampleAt = h("small", { className: "soft" });
+  const tell = (what) => {
+    pause.disabled = stop.disabled = true; // until the training says what it does: after the update that it computes now
+    state.replaceChildren(h("span", { className: `state ${status.state}` }), ` ${t({ pause: "pausing …", stop: "stopping …", go: "going on …" }[what])}`);
+    post(at(id, "/tell"), { do: what }).catch((problem) => { fail(problem); show(status); });
+  };
   const pause = h("button", { id: "pause", onclick: () => tell(status.state === "running" ? "pause" : "go") }, t("Pause"));
   const stop = h("button", { id: "stop", onclick: () => tell("stop") }, t("Stop"));
   const lossHome = h("div", { id: "loss" }), normHome = h("div", { id: "norm" });
   const againHome = h("div", {});
   const controls = changer(id, about, fail, () => fill());
   const compared = (place().with ?? "").split(",").filter((other) => other && other !== id).slice(0, 3);
-  const pick = h("div", { className: "row" }, h("span", { className: "soft" }, t("compare")), others().filter((o) => o !== id).slice(0, 12).map((other) =>
+  const pick = h("div", { className: "row" }, h("span", { className: "soft" }, t("compare")), others().filter((o) => o !== id).slice(0, 6).map((other) =>
     h("label", {}, h("input", { type: "checkbox", checked: compared.includes(other), onchange: (e) => {
       const now = e.target.checked ? [...compared, other] : compared.filter((o) => o !== other);
       go({ with: now.join(",") });
@@ -67,17 +74,17 @@ export function train(home, { id, about, fail, others }) {
       h("section", { className: "card" }, h("h2", {}, t("What it writes now")), sampleAt, sample)),
     againHome);
 
-  const loss = new Chart(lossHome, { label: t("loss"), series: [
+  const loss = new Chart(lossHome, { label: t("loss"), x: t("step"), series: [
     { label: t("training"), colour: "--train", width: 1 }, { label: t("held out"), colour: "--held-out", width: 2.2, points: true },
     ...compared.map((other, i) => ({ label: other, colour: COLOURS[i], points: true }))] });
-  const norm = new Chart(normHome, { label: t("gradient norm"), log: true, series: [{ label: "‖g‖", colour: "--train", width: 1 }] });
+  const norm = new Chart(normHome, { label: t("gradient norm"), x: t("step"), log: true, series: [{ label: "‖g‖", colour: "--train", width: 1 }] });
 
   function draw() {
     waiting = false;
     if (closed) return;
     drawn = performance.now();
     const story = main.story;
-    const marks = story.changes.map((c) => ({ step: c.step, label: Object.entries(c.options).map(([n, v]) => `${n} ${typeof v === "number" ? number(v) : v}`).join(", ") }));
+    const marks = story.changes.map((c) => ({ step: c.step, label: Object.entries(c.options).map(([n, v]) => `${t(WORDS[n] ?? n)} ${told(n, v)}`).join(", ") }));
     const lines = Object.entries(baselines).filter(([name]) => name !== "uniform").map(([name, b]) => ({ value: b.nats, label: `${name} ${number(b.nats)}` }));
     loss.set(joined([story.curve("updates", "nats"), story.curve("validations", "nats"), ...rest.map((r) => r.story.curve(r.story.validations.length ? "validations" : "updates", "nats"))]), lines, marks);
     const clip = controls.options.clip;
@@ -109,7 +116,7 @@ export function train(home, { id, about, fail, others }) {
     pause.textContent = now.state === "running" ? t("Pause") : t("Resume");
     pause.disabled = ["starting", "scoring", "queued", "elsewhere", "ended"].includes(now.state);
     stop.disabled = !alive || now.state === "scoring";
-    controls.enable(["running", "paused"].includes(now.state));
+    controls.enable(["running", "paused", "stopped", "ended"].includes(now.state), !alive);
     if (before !== now.state) fill();
   }
 
@@ -147,11 +154,10 @@ function changer(id, about, fail, done) {
     memory: h("input", { type: "text", className: "short", placeholder: "stored, 64M" }),
     epochs: h("input", { type: "number", min: 1 }),
   };
-  const names = { learning_rate: "learning rate", epochs: "passes" };
   const said = h("p", { className: "soft", role: "status" });
   const button = h("button", { className: "main", id: "apply", type: "submit" }, t("Apply"));
   const object = { options: {} };
-  const shown = (name, value) => (name === "memory" ? (value ? String(value) : "stored") : String(value));
+  const shown = (name, value) => (name === "memory" ? told(name, value) : String(value));
   object.element = h("form", { onsubmit: async (event) => {
     event.preventDefault();
     const options = {};
@@ -165,12 +171,12 @@ function changer(id, about, fail, done) {
       setTimeout(done, 700);
     } catch (problem) { fail(problem); }
   } },
-  h("div", { className: "row" }, Object.entries(inputs).map(([name, input]) => { input.name = name; return h("label", {}, t(names[name] ?? name), input); })),
+  h("div", { className: "row" }, Object.entries(inputs).map(([name, input]) => { input.name = name; return h("label", {}, t(WORDS[name] ?? name), input); })),
   h("div", { className: "row" }, button, h("span", { className: "soft" }, t("each change is a marker on the curve and a line in the run's record"))), said);
   object.show = (options) => {
     object.options = options;
     for (const [name, input] of Object.entries(inputs)) if (document.activeElement !== input) input.value = shown(name, options[name]);
   };
-  object.enable = (on) => { button.disabled = !on; };
+  object.enable = (on, rests) => { button.disabled = !on; button.textContent = t(rests ? "Apply and go on" : "Apply"); };
   return object;
 }

@@ -1,13 +1,13 @@
 // Write: text that streams while temperature, top-k and top-p move; every token has its alternatives.
 
-import { at, lines, post } from "./api.js";
+import { at, get, lines, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { equation, h, percent, visible } from "./dom.js";
 import { t } from "./words.js";
 
 export function write(home, { id, fail }) {
   let tokens = [], stopping = null, branches = [], wanted = 0;
-  const prompt = h("textarea", { rows: 2, "aria-label": t("Prompt"), spellcheck: false, value: "The " });
+  const prompt = h("textarea", { rows: 2, "aria-label": t("Prompt"), spellcheck: false });
   const shown = h("div", { className: "text", id: "written" }), choices = h("div", {}), branchHome = h("div", { className: "row" }), again = h("div", {});
   const slide = (name, min, max, step, value) => {
     const said = h("b", {}, value), input = h("input", { type: "range", min, max, step, value, id: name, oninput: () => { said.textContent = input.value; if (stopping) renew(); } });
@@ -89,5 +89,6 @@ export function write(home, { id, fail }) {
       prompt,
       h("div", { className: "row" }, temperature.label, topK.label, topP.label, h("label", {}, t("length"), length), h("label", {}, t("seed"), seed), button),
       shown, h("p", { className: "soft" }, t("Click a token to see what else it could have been, and to branch from there.")), branchHome, choices, again));
+  get(at(id, "/look/excerpt")).then((some) => { prompt.value ||= some.prompt; }).catch(fail);
   return halt;
 }

@@ -79,6 +79,14 @@ class Level(abc.ABC):
         """What `characters` must know of a cut text, and of that before it, for what follows."""
         return cut[len(cut) - 1 :] if len(cut) else before
 
+    def lengths(self, tokens: Sequence[Any]) -> NDArray[np.int64] | None:
+        """Of how many characters of text each of these tokens is; None: not of its own alone."""
+        return None
+
+    def ends_lines(self, tokens: Sequence[Any]) -> NDArray[np.bool_]:
+        """Which of these tokens end a line."""
+        return np.array([token == self.line_end for token in tokens], bool)
+
     def learned(
         self, text: "str | bytes | Sequence[str]", vocab_size: int = 0, tokenizer: str = ""
     ) -> "Level":

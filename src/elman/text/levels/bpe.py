@@ -213,6 +213,12 @@ class Subwords(Level):
     def characters(self, cut: NDArray[Any], before: Any = None) -> int:
         return int(self._starts[cut].sum())
 
+    def lengths(self, tokens: Sequence[Any]) -> NDArray[np.int64]:
+        return self._starts[[self._ids[token] for token in tokens]]
+
+    def ends_lines(self, tokens: Sequence[Any]) -> NDArray[np.bool_]:
+        return np.array([self.stands_for[self._ids[t]].endswith(b"\n") for t in tokens], bool)
+
     def text_of_lines(self, lines: Sequence[str]) -> str:
         return " ".join(filter(None, lines))
 

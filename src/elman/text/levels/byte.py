@@ -59,6 +59,9 @@ class Bytes(Level):
     def tail(self, cut: bytes, before: Any = None) -> bytes:
         return ((before or b"") + cut[-LONGEST:])[-LONGEST:]
 
+    def lengths(self, tokens: Sequence[Any]) -> NDArray[np.int64]:
+        return np.array([token & 0xC0 != 0x80 for token in tokens], np.int64)  # where one begins
+
     def assign(
         self, special: tuple[str, ...], frequent: Iterable[Any], most: int | None = None
     ) -> tuple[Any, ...]:
