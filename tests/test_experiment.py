@@ -390,3 +390,10 @@ def test_a_very_long_series_is_forecast_from_its_newest_steps_and_says_so(monkey
     assert found.ahead[0].times == ("2024-03-01", "2024-03-02")
     np.testing.assert_allclose(found.ahead[0].point, [4, 5], atol=1e-6)
     assert any("60 steps, the newest 40 are learned from" in n for n in found.answer()["notes"])
+
+
+def test_smoothing_leaves_out_a_season_that_the_data_is_too_short_for():
+    weekly = [Series("w", np.arange(90.0)[:, None] + 1, ("y",), season=52)]
+    found = fit_and_measure(weekly, Settings("ets", steps=4, windows=2))
+    assert found.ensemble.fitted["ets"].models[0].get_params() == {"season": None}
+    np.testing.assert_allclose(found.ahead[0].point, [91, 92, 93, 94], rtol=1e-6)
