@@ -27,18 +27,26 @@ def load(times, **options):
         (["2024-01", "2024-02", "2024-03"], "monthly", 12, "2024-04"),
         (["2024-01-31", "2024-02-29", "2024-03-31"], "monthly", 12, "2024-04-30"),
         (["2024-01-15", "2024-02-15", "2024-03-15"], "monthly", 12, "2024-04-15"),
-        (["2023Q3", "2023Q4", "2024Q1"], "quarterly", 4, "2024-04-01"),
+        (["2023Q3", "2023Q4", "2024Q1"], "quarterly", 4, "2024Q2"),
         (["2023-06-30", "2023-09-30", "2023-12-31"], "quarterly", 4, "2024-03-31"),
         (["2021-01-01", "2022-01-01", "2023-01-01"], "yearly", None, "2024-01-01"),
         (["2021", "2022", "2023"], "in single steps", None, "2024"),
         (["10", "20", "30"], "every 10 steps", None, "40"),
-        (["2024-01-01 00:00", "2024-01-01 01:00"], "hourly", 24, "2024-01-01 02:00:00"),
-        (["2024-01-01 00:00", "2024-01-01 00:15"], "every 15 minutes", 96, "2024-01-01 00:30:00"),
-        (["20240101", "20240102", "20240103"], "daily", 7, "2024-01-04"),
+        (["2024-01-01 00:00", "2024-01-01 01:00"], "hourly", 24, "2024-01-01 02:00"),
+        (["2024-01-01 00:00", "2024-01-01 00:15"], "every 15 minutes", 96, "2024-01-01 00:30"),
+        (["20240101", "20240102", "20240103"], "daily", 7, "20240104"),
         (["1/30/2024", "1/31/2024", "2/1/2024"], "daily", 7, "02/02/2024"),
         (["30.1.2024", "31.1.2024", "1.2.2024"], "daily", 7, "02.02.2024"),
         (["Jan 2024", "Feb 2024", "Mar 2024"], "monthly", 12, "Apr 2024"),
         (["2024/01/01", "2024/01/02"], "daily", 7, "2024/01/03"),
+        (["2024-01-01T00:00Z", "2024-01-01T01:00Z"], "hourly", 24, "2024-01-01T02:00Z"),
+        (["2024-01-01 00:00:00", "2024-01-02 00:00:00"], "daily", 7, "2024-01-03 00:00:00"),
+        (
+            ["2024-01-01 00:00+02:00", "2024-01-02 00:00+02:00"],
+            "daily",
+            7,
+            "2024-01-03 00:00+02:00",
+        ),
     ],
 )
 def test_the_frequency_is_inferred_and_continued(times, name, season, after):
@@ -47,6 +55,17 @@ def test_the_frequency_is_inferred_and_continued(times, name, season, after):
     assert found.season == season
     assert found.times == tuple(times)
     assert found.time(len(times)) == after
+
+
+def test_times_in_utc_are_written_with_the_offset_of_the_zone_that_was_asked_for():
+    found = load(["2024-06-01T00:00Z", "2024-06-01T01:00Z"], timezone="Europe/Berlin")
+    assert found.time(2) == "2024-06-01T04:00+02:00"
+
+
+def test_how_a_series_ticks_and_repeats_is_said():
+    assert "when: monthly, a season of 12 steps" in load(["2024-01", "2024-02", "2024-03"]).notes
+    assert "when: in single steps, no season" in load(["1", "2", "3"]).notes
+    assert "when: daily, a season of 3 steps" in load(["2024-01-01", "2024-01-02"], season=3).notes
 
 
 def test_business_days_skip_weekends_without_a_gap():
@@ -89,7 +108,7 @@ def test_the_day_the_clocks_change_has_its_own_hours():
 def test_offsets_are_one_time_line():
     found = load(["2024-03-31T00:00+01:00", "2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00"])
     assert found.clock.frequency.name == "hourly"
-    assert found.time(3) == "2024-03-31 02:00:00+00:00"
+    assert found.time(3) == "2024-03-31T02:00+00:00"
 
 
 def test_daily_data_in_a_zone_keeps_its_wall_clock_when_the_clocks_change():

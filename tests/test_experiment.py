@@ -397,3 +397,26 @@ def test_smoothing_leaves_out_a_season_that_the_data_is_too_short_for():
     found = fit_and_measure(weekly, Settings("ets", steps=4, windows=2))
     assert found.ensemble.fitted["ets"].models[0].get_params() == {"season": None}
     np.testing.assert_allclose(found.ahead[0].point, [91, 92, 93, 94], rtol=1e-6)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_frame_gets_back_ids_and_times_of_the_types_it_has(library):
+    frames = pytest.importorskip(library, reason=f"{library} frames")
+    rows = {
+        "unique_id": [7] * 20 + [8] * 20,
+        "ds": list(range(101, 121)) * 2,
+        "y": [float(k % 4) for k in range(40)],
+    }
+    frame = frames.DataFrame(rows)
+    model = f.SeriesForecaster("seasonal", 2, season=4, windows=1).fit(frame)
+    for found in (model.predict(), model.cross_validation(frame)):
+        assert found["unique_id"].dtype == frame["unique_id"].dtype
+        assert found["ds"].dtype == frame["ds"].dtype
+        assert sorted(set(found["unique_id"].to_list())) == [7, 8]
+    assert model.predict()["ds"].to_list() == [121, 122] * 2
+    merged = (
+        frame.merge(found, on=["unique_id", "ds"])
+        if library == "pandas"
+        else frame.join(found, on=["unique_id", "ds"])
+    )
+    assert len(merged) == 4

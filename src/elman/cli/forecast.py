@@ -419,7 +419,7 @@ def print_scores(answer: dict[str, Any]) -> None:
     for series, part in list(windows["series"].items())[:5]:
         print(
             f"{series}: {part['train']} steps to learn from, {part['test']} more to look back at, "
-            f"in {windows['count']} windows of {windows['steps']}"
+            f"in {windows['count']} window{'s' * (windows['count'] != 1)} of {windows['steps']}"
         )
     print(f"\nheld-out {words} by steps ahead")
     first, *rest = scores

@@ -33,6 +33,7 @@ _WRITTEN = (
 _SLASHED = re.compile(
     r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?( ?[AP]M)?)?$", re.IGNORECASE
 )
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d(:\d\d)?(Z|[+-]\d\d:\d\d)?")
 _QUARTER = re.compile(r"(\d{4})[ -]?Q([1-4])$", re.IGNORECASE)
 _MONTH = re.compile(r"(\d{4})-(\d{1,2})$")
 _WEEK = re.compile(r"(\d{4})-?W(\d{2})$")
@@ -120,7 +121,9 @@ class Clock:
         if isinstance(moment, int):
             return str(moment)
         if self.pattern:
-            return moment.strftime(self.pattern)
+            offset, quarter = moment.strftime("%z"), (moment.month + 2) // 3
+            pattern = self.pattern.replace("%:z", f"{offset[:3]}:{offset[3:]}")
+            return moment.strftime(pattern.replace("%q", str(quarter)))
         if self.frequency.unit != "second" and moment.time() == dt.time(0):
             return moment.date().isoformat()
         return moment.isoformat(sep=" ", timespec="auto")
@@ -142,7 +145,7 @@ def read_times(
 ) -> tuple[list[dt.datetime], str, dt.tzinfo | None]:
     """Every cell of a column as a date and time that all read the same way.
 
-    Returns the moments, the pattern that writes them again ("" for ISO), and the time zone.
+    Returns the moments, the pattern that writes them again ("" for ISO dates), and the time zone.
     """
     cells = table.column(column, "--time")
     for i, cell in enumerate(cells):
@@ -169,6 +172,8 @@ def _zoned(
     if all(aware):
         offsets = {m.utcoffset() for m in moments}
         home: dt.tzinfo = zone or (moments[0].tzinfo if len(offsets) == 1 else None) or dt.UTC
+        if zone is not None:
+            pattern = re.sub("(?<!%)Z$", "%:z", pattern)
         return [m.astimezone(home) for m in moments], pattern, home
     if zone is None:
         return list(moments), pattern, None
@@ -235,7 +240,8 @@ def _parse(
     for pattern, reader in readers.items():
         moments = _read_until_wrong(texts, reader)
         if len(moments) == len(texts):
-            return moments, "" if pattern == "Q" else pattern
+            styles = {_style(t) for t in texts} if pattern in ("", "Q") else {pattern}
+            return moments, styles.pop() if len(styles) == 1 else ""
         failures[pattern] = len(moments)
     best = max(failures, key=failures.__getitem__)
     row = failures[best]
@@ -244,6 +250,25 @@ def _parse(
         f"{table.where(row)}, column {column!r}: {texts[row]!r} is not a date{like}",
         hint="mend that cell, or say how dates are written: --date-format '%d/%m/%Y'",
     )
+
+
+def _style(text: str) -> str:
+    """The pattern that writes an ISO time or a quarter as it was written; "" for a date alone.
+
+    >>> _style("2024-01-01T00:00Z"), _style("2024-01-01 00:00:00+01:00"), _style("2024-01-01")
+    ('%Y-%m-%dT%H:%MZ', '%Y-%m-%d %H:%M:%S%:z', '')
+    >>> _style("2024-Q1"), _style("20240101")
+    ('%Y-Q%q', '%Y%m%d')
+    """
+    if _eight_digits(text):
+        return "%Y%m%d"
+    if quarter := _QUARTER.match(text):
+        return f"%Y{text[4 : quarter.end() - 1]}%q"
+    if not (match := _ISO.fullmatch(text)):
+        return ""
+    between, seconds, zone = match.groups(default="")
+    ending = "%:z" if zone[:1] in ("+", "-") else zone
+    return f"%Y-%m-%d{between}%H:%M{':%S' if seconds else ''}{ending}"
 
 
 def _read_until_wrong(texts: list[str], reader: Callable[[str], dt.datetime]) -> list[dt.datetime]:

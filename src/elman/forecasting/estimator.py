@@ -146,14 +146,14 @@ class SeriesForecaster:
             windows=self.windows if windows is None else windows, every=self.steps
         )
         measured = experiment.fit_and_measure(self._series(data), settings)
-        moments = _home(data) in _FRAMES and output.dated(measured.series)
+        typed = _home(data) in _FRAMES
+        when = output.moment if typed and output.of_one_kind(measured.series) else Series.time
         rows: dict[str, list[Any]] = {"unique_id": [], "ds": [], "cutoff": [], "y": []}
         backtests = measured.backtests()
         for i, s in enumerate(measured.series[j] for j in measured.compared):
             first = next(iter(backtests.values()))[i]
             for n, o in enumerate(first.origins.tolist()):
-                rows["unique_id"] += [s.name] * settings.steps
-                when = output.moment if moments else Series.time
+                rows["unique_id"] += [output.name_of(s, typed=typed)] * settings.steps
                 rows["ds"] += [when(s, o + k) for k in range(settings.steps)]
                 rows["cutoff"] += [when(s, o - 1)] * settings.steps
                 rows["y"] += first.truth[n].tolist()

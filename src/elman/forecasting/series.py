@@ -6,6 +6,7 @@ sunspot numbers, monthly airline passengers.
 """
 
 import datetime as dt
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -63,6 +64,8 @@ class Series:
     notes: tuple[str, ...] = ()
     reading: "Reading | None" = None
     """How its table was read, what was decided included."""
+    id: Any = None
+    """What the group's cells held, where that is no text: a frame gets it back."""
 
     def __post_init__(self) -> None:
         assert self.values.ndim == 2
@@ -218,6 +221,7 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
     if reading.time and (kind := _counted_dates(table, reading)):
         notes.append(f"{reading.time} holds numbers; if they are dates: --date-format {kind}")
     parts: dict[str, list[int]] = {}
+    ids: dict[str, Any] = {}
     if reading.group is None:
         parts[table.name] = list(range(len(table)))
     else:
@@ -228,9 +232,21 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
                     hint="fill in that cell",
                 )
             parts.setdefault(str(cell), []).append(i)
+            ids.setdefault(str(cell), cell)
     several = len(parts) > 1
     made = [_one(name, table.take(rows), reading, several) for name, rows in parts.items()]
-    return [replace(s, notes=(*notes, *s.notes), reading=reading) for s in made]
+    notes += _beats(made, reading)
+    return [replace(s, notes=(*notes, *s.notes), reading=reading, id=ids.get(s.name)) for s in made]
+
+
+def _beats(made: list[Series], reading: Reading) -> list[str]:
+    """How the series tick and when they repeat, in words, each way once."""
+    words = []
+    for s in made:
+        if s.clock is not None:
+            season = f"a season of {s.season} steps" if s.season else "no season"
+            words.append(f"{reading.time}: {s.clock.frequency.name}, {season}")
+    return list(dict.fromkeys(words))
 
 
 def _counted_dates(table: Table, reading: Reading) -> str | None:
@@ -377,7 +393,7 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     notes: list[str] = []
     steps = list(range(len(table)))
     if reading.time is not None:
-        table, moments, clock = _in_order(table, reading)
+        table, moments, clock = _in_order(table, reading, of)
         if clock is None:
             notes.append(f"{of}{reading.time} does not count evenly: used for the order only")
             times = tuple(str(c) for c in table.columns[reading.time])
@@ -400,12 +416,10 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     if gaps:
         notes.append(f"{of}{gaps}: filled ({reading.fill})")
     where = dict(zip(steps, range(len(table)), strict=True))
-    values = [_filled(c, v[:last], table, where, reading.fill, of) for c, v in columns.items()]
-    inputs = [_filled(c, v, table, where, reading.fill, of) for c, v in known.items()]
-    past = [
-        _filled(c, _spread(table, c, "--past", steps, total)[:last], table, where, reading.fill, of)
-        for c in reading.past
-    ]
+    filled = functools.partial(_filled, table, where, reading.fill, of, notes)
+    values = [filled(c, v[:last]) for c, v in columns.items()]
+    inputs = [filled(c, v) for c, v in known.items()]
+    past = [filled(c, _spread(table, c, "--past", steps, total)[:last]) for c in reading.past]
     return Series(
         name,
         np.stack(values, axis=1),
@@ -421,7 +435,7 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     )
 
 
-def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Clock | None]:
+def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[Moment], Clock | None]:
     """Rows sorted by time, no two at the same, and the clock they follow.
 
     Numbers that do not count evenly still order the rows; dates that do not are refused.
@@ -442,12 +456,7 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
     order = sorted(range(len(keys)), key=keys.__getitem__)
     for before, after in itertools.pairwise(order):
         if keys[before] == keys[after]:
-            raise UserError(
-                f"column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have "
-                f"the same {time} {str(cells[after])!r}",
-                hint=f"a series has one row a time; --group {_telling_apart(table, time)} tells "
-                "several series apart, --timezone the two hours when clocks go back",
-            )
+            raise _twice(table, reading, before, after, of)
     table = table.take(order)
     ordered = [m for m in (moments[i] for i in order) if not isinstance(m, float)]
     if len(ordered) < len(order):
@@ -456,6 +465,27 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
     if None in dates.positions(ordered, frequency):
         return table, ordered, None
     return table, ordered, Clock(ordered[0], frequency, zone, pattern)
+
+
+def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> UserError:
+    """Two rows of one series at the same time: what to do depends on how they differ."""
+    time = reading.time or ""
+    one, other = ([cells[i] for cells in table.columns.values()] for i in (before, after))
+    hint = "a series has one row a time; "
+    if one == other:
+        hint += "the two rows are the same: delete one"
+    elif reading.group:
+        hint += f"delete one, or tell them apart in {reading.group!r}"
+    else:
+        hint += (
+            f"--group {_telling_apart(table, time)} tells several series apart, --timezone the two "
+            "hours when clocks go back"
+        )
+    return UserError(
+        f"{of}column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have the "
+        f"same {time} {str(table.columns[time][after])!r}",
+        hint=hint,
+    )
 
 
 def _telling_apart(table: Table, time: str) -> str:
@@ -516,27 +546,31 @@ def _gaps(table: Table, steps: list[int], total: int, clock: Clock | None) -> st
 
 
 def _filled(
-    column: str, values: Values, table: Table, where: dict[int, int], fill: Fill | None, of: str
+    table: Table,
+    where: dict[int, int],
+    fill: Fill | None,
+    of: str,
+    notes: list[str],
+    column: str,
+    values: Values,
 ) -> Values:
-    """One column without gaps: as it is, or filled as asked, or refused by line."""
+    """One column without gaps: as it is, or filled as asked and noted, or refused by line."""
     absent = np.flatnonzero(np.isnan(values))
     if not len(absent):
         return values
     known = np.flatnonzero(~np.isnan(values))
     if not len(known):
         raise UserError(f"{of}column {column!r} has no finite number at all", hint="another column")
+    cells = table.columns[column]
+    named = [
+        f"{table.where(where[k])} ({str(cells[where[k]])!r})" for k in absent.tolist() if k in where
+    ]
+    more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+    places = f"{of}column {column!r} has no finite number at {', '.join(named[:5])}{more}"
     if fill is None:
-        cells = table.columns[column]
-        named = [
-            f"{table.where(where[k])} ({str(cells[where[k]])!r})"
-            for k in absent.tolist()
-            if k in where
-        ]
-        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
-        raise UserError(
-            f"{of}column {column!r} has no finite number at {', '.join(named[:5])}{more}",
-            hint="--fill forward, linear or zero fills gaps in",
-        )
+        raise UserError(places, hint="--fill forward, linear or zero fills gaps in")
+    if named:
+        notes.append(f"{places}: filled ({fill})")
     if fill == "zero":
         return np.nan_to_num(values)
     if fill == "linear":

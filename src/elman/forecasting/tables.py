@@ -294,22 +294,29 @@ def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:
     """A column as float64, NaN where a cell is empty or infinite; what is no number is refused.
 
     Python's `float` reads "1_000" and "infinity" too; people who type those mean something else.
+    Of an input, true is 1 and false is 0.
     """
     cells = table.column(name, flag)
     values = np.empty(len(cells))
     for i, cell in enumerate(cells):
-        values[i] = np.nan if is_empty(cell) else _number(cell, table.where(i), name)
+        values[i] = np.nan if is_empty(cell) else _number(cell, table.where(i), name, flag)
     return values
 
 
-def _number(cell: Cell, where: str, column: str) -> float:
+def _number(cell: Cell, where: str, column: str, flag: str) -> float:
     wrong = f"{where}, column {column!r}: {_shown(cell)}"
+    truth = _TRUTH.get(str(cell).strip().lower())
+    if truth is not None and flag != "--column":
+        return truth
     if isinstance(cell, bool):
         raise UserError(f"{wrong} is a truth value, not a number", hint="write 0 and 1")
     try:
         value = float(cell)
     except (TypeError, ValueError):
-        raise UserError(f"{wrong} is not a number", hint=_number_hint(str(cell))) from None
+        hint = _number_hint(str(cell))
+        if flag != "--column" and not any(c.isdigit() for c in str(cell)):
+            hint = f"{flag} takes numbers: for words, a column of 0 and 1 for each of them"
+        raise UserError(f"{wrong} is not a number", hint=hint) from None
     if isinstance(cell, str) and "_" in cell:
         raise UserError(f"{wrong} is not a number", hint="write it without underscores")
     if np.isinf(value):
@@ -323,6 +330,7 @@ def _number(cell: Cell, where: str, column: str) -> float:
 
 
 _LARGEST = 1e100
+_TRUTH = {"true": 1.0, "false": 0.0}
 
 
 def _shown(cell: Cell) -> str:
