@@ -1,6 +1,7 @@
 """Times: how they are read, how they tick, how they go on."""
 
 import datetime as dt
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -226,3 +227,22 @@ def test_numbers_that_look_like_dates_are_pointed_out():
         assert any(f"--date-format {kind}" in note for note in s.notes)
     [years] = series.from_frame({"year": [1999, 2000], "x": [1, 2]}, series.Reading(column=("x",)))
     assert not any("--date-format" in note for note in years.notes)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_days_of_a_frame_with_a_zone_stay_days_when_its_clocks_change(library):
+    frames = pytest.importorskip(library, reason=f"{library} frames")
+    berlin = ZoneInfo("Europe/Berlin")
+    days = [dt.datetime(2024, 3, 29, tzinfo=berlin) + dt.timedelta(days=k) for k in range(4)]
+    frame = frames.DataFrame({"ds": days, "y": [1.0, 3.0, 2.0, 5.0]})
+    [found] = series.from_frame(frame)
+    assert found.clock.frequency.name == "daily"
+    assert found.clock.at(4) == dt.datetime(2024, 4, 2, tzinfo=berlin)
+
+
+def test_days_with_changing_offsets_ask_for_the_place():
+    days = ["2024-03-30 00:00+01:00", "2024-03-31 00:00+01:00", "2024-04-01 00:00+02:00"]
+    with pytest.raises(UserError, match="off the beat") as refusal:
+        load(days)
+    assert "--timezone Europe/Berlin" in (refusal.value.hint or "")
+    assert load(days, timezone="Europe/Berlin").time(3) == "2024-04-02 00:00+02:00"

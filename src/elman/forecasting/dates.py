@@ -171,13 +171,23 @@ def _zoned(
         )
     if all(aware):
         offsets = {m.utcoffset() for m in moments}
-        home: dt.tzinfo = zone or (moments[0].tzinfo if len(offsets) == 1 else None) or dt.UTC
+        alone = moments[0].tzinfo if len(offsets) == 1 else None
+        home: dt.tzinfo = zone or _common_zone(moments) or alone or dt.UTC
         if zone is not None:
             pattern = re.sub("(?<!%)Z$", "%:z", pattern)
         return [m.astimezone(home) for m in moments], pattern, home
     if zone is None:
         return list(moments), pattern, None
     return [_local(table, column, i, m, zone, moments) for i, m in enumerate(moments)], "", zone
+
+
+def _common_zone(moments: Sequence[dt.datetime]) -> ZoneInfo | None:
+    """The zone that all moments name, as those of a frame do; None for mere offsets."""
+    names = {str(m.tzinfo) for m in moments}
+    try:
+        return ZoneInfo(names.pop()) if len(names) == 1 else None
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None
 
 
 def _local(
@@ -474,9 +484,16 @@ def _check(frequency: Frequency, moments: Sequence[Moment], table: Table, column
             raise UserError(
                 f"{table.where(i)}, column {column!r}: {moments[i]} is off the beat: the data is "
                 f"{frequency.name} from {moments[0]} on",
-                hint="mend the time, or leave --time away if the steps have no regular beat",
+                hint=f"mend the time{_clocks(moments)}, or leave --time away if the steps have no "
+                "regular beat",
             )
     return frequency
+
+
+def _clocks(moments: Sequence[Moment]) -> str:
+    """What else times with offsets may need: days of a place whose clocks change are not 24 h."""
+    aware = isinstance(moments[0], dt.datetime) and moments[0].tzinfo is not None
+    return ", or name the place: --timezone Europe/Berlin, if its clocks changed" if aware else ""
 
 
 def positions(moments: Sequence[Moment], frequency: Frequency) -> list[int | None]:
