@@ -36,6 +36,8 @@ def load(times, **options):
         (["2024-01-01 00:00", "2024-01-01 01:00"], "hourly", 24, "2024-01-01 02:00"),
         (["2024-01-01 00:00", "2024-01-01 00:15"], "every 15 minutes", 96, "2024-01-01 00:30"),
         (["20240101", "20240102", "20240103"], "daily", 7, "20240104"),
+        (["202311", "202312", "202401"], "monthly", 12, "202402"),
+        (["202351", "202352", "202401"], "weekly", 52, "202402"),
         (["1/30/2024", "1/31/2024", "2/1/2024"], "daily", 7, "02/02/2024"),
         (["30.1.2024", "31.1.2024", "1.2.2024"], "daily", 7, "02.02.2024"),
         (["Jan 2024", "Feb 2024", "Mar 2024"], "monthly", 12, "Apr 2024"),
@@ -61,6 +63,10 @@ def test_the_frequency_is_inferred_and_continued(times, name, season, after):
 def test_times_in_utc_are_written_with_the_offset_of_the_zone_that_was_asked_for():
     found = load(["2024-06-01T00:00Z", "2024-06-01T01:00Z"], timezone="Europe/Berlin")
     assert found.time(2) == "2024-06-01T04:00+02:00"
+
+
+def test_numbers_that_only_count_are_not_taken_for_months_or_weeks():
+    assert load(["202011", "202012", "202013"]).time(3) == "202014"
 
 
 def test_how_a_series_ticks_and_repeats_is_said():

@@ -420,3 +420,39 @@ def test_a_frame_gets_back_ids_and_times_of_the_types_it_has(library):
         else frame.join(found, on=["unique_id", "ds"])
     )
     assert len(merged) == 4
+
+
+def test_every_named_level_of_a_pandas_index_is_read():
+    pd = pytest.importorskip("pandas", reason="pandas frames")
+    days = pd.date_range("2024-01-01", periods=20)
+    index = pd.MultiIndex.from_product([["a", "b"], days], names=["unique_id", "ds"])
+    frame = pd.DataFrame({"y": [float(k % 7) for k in range(40)]}, index=index)
+    found = f.SeriesForecaster("seasonal", 2, windows=1).fit(frame).predict()
+    assert found["unique_id"].tolist() == ["a", "a", "b", "b"]
+    assert found["ds"].tolist() == [*pd.date_range("2024-01-21", periods=2)] * 2
+    alone = pd.Series([float(k % 7) for k in range(20)], days, name="sales")
+    assert f.SeriesForecaster("last", 1).fit(alone).predict()["unique_id"].tolist() == ["sales"]
+
+
+def test_pandas_missing_value_is_a_gap_like_any_other():
+    pd = pytest.importorskip("pandas", reason="pandas frames")
+    rows = {
+        "ds": pd.date_range("2024-01-01", periods=20),
+        "y": pd.array([*range(19), None], "Int64"),
+    }
+    frame = pd.DataFrame(rows)
+    with pytest.raises(UserError, match="'y' has no finite number at row 20"):
+        f.SeriesForecaster("last", 1).fit(frame)
+    assert f.SeriesForecaster("last", 1, fill="zero").fit(frame).predict()["last"].tolist() == [0]
+
+
+def test_days_without_hours_come_back_as_such():
+    pl = pytest.importorskip("polars", reason="polars frames")
+    days = pl.date_range(pl.date(2024, 1, 1), pl.date(2024, 1, 20), eager=True)
+    found = f.SeriesForecaster("last", 1).fit(pl.DataFrame({"ds": days, "y": range(20)})).predict()
+    assert found["ds"].dtype == pl.Date
+
+
+def test_a_list_of_something_else_than_numbers_is_refused():
+    with pytest.raises(UserError, match="must hold numbers"):
+        f.SeriesForecaster("last", 1).fit([{"y": 1.0}, {"y": 2.0}])

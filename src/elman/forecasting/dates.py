@@ -99,6 +99,8 @@ class Clock:
     frequency: Frequency
     zone: dt.tzinfo | None = None
     pattern: str = ""
+    days: bool = False
+    """Whether the source has dates without a time of day."""
 
     def at(self, step: int) -> Moment:
         """The moment of a step, before or after the data too."""
@@ -137,7 +139,7 @@ def as_numbers(cells: Sequence[Any]) -> list[float] | None:
         return None
     if len(values) < len(cells) or not np.isfinite(values).all():
         return None
-    return None if all(_eight_digits(str(c)) for c in cells) else values
+    return None if in_digits(cells) else values
 
 
 def read_times(
@@ -221,8 +223,40 @@ def _zone(name: str | None) -> ZoneInfo | None:
         ) from unknown
 
 
-def _eight_digits(text: str) -> bool:
-    return bool(re.fullmatch(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])", text.strip()))
+_DIGITS = {
+    "%Y%m%d": re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"),
+    "%Y%m": re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])"),
+    "%G%V": re.compile(r"(19|20)\d\d(0[1-9]|[1-4]\d|5[0-3])"),
+}
+"""Days, months and weeks that are written as whole numbers."""
+
+
+def in_digits(cells: Sequence[Any]) -> bool:
+    """Whether all cells are dates written as whole numbers; weeks only if a year ends among them.
+
+    >>> in_digits(["202011", "202012", "202101"]), in_digits(["202152", "202201"])
+    (True, True)
+    >>> in_digits(["202012", "202013"])  # counted
+    False
+    """
+    texts = [str(c).strip() for c in cells]
+    for pattern, way in _DIGITS.items():
+        if all(map(way.fullmatch, texts)):
+            return pattern != "%G%V" or len({t[:4] for t in texts}) > 1
+    return False
+
+
+def _from_digits(pattern: str) -> Callable[[str], dt.datetime]:
+    def read(text: str) -> dt.datetime:
+        if not _DIGITS[pattern].fullmatch(text):
+            raise ValueError(text)
+        return (
+            dt.datetime.strptime(f"{text}1", "%G%V%u")
+            if pattern == "%G%V"
+            else (dt.datetime.strptime(text, pattern))
+        )
+
+    return read
 
 
 def _parse(
@@ -242,6 +276,7 @@ def _parse(
     readers: dict[str, Callable[[str], dt.datetime]] = {
         "": _iso,
         "%Y-%m": _year_month,
+        **{pattern: _from_digits(pattern) for pattern in ("%Y%m", "%G%V")},
         "Q": _quarter,
         "%G-W%V": _week,
         **{p: (lambda t, p=p: dt.datetime.strptime(t, p)) for p in _WRITTEN},
@@ -270,7 +305,7 @@ def _style(text: str) -> str:
     >>> _style("2024-Q1"), _style("20240101")
     ('%Y-Q%q', '%Y%m%d')
     """
-    if _eight_digits(text):
+    if _DIGITS["%Y%m%d"].fullmatch(text):
         return "%Y%m%d"
     if quarter := _QUARTER.match(text):
         return f"%Y{text[4 : quarter.end() - 1]}%q"

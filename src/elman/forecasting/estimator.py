@@ -212,7 +212,13 @@ class SeriesForecaster:
         if isinstance(data, list) and data and isinstance(data[0], Series):
             return data
         if isinstance(data, np.ndarray | list | tuple):
-            values = np.asarray(data, dtype=np.float64)
+            try:
+                values = np.asarray(data, dtype=np.float64)
+            except (TypeError, ValueError) as wrong:
+                raise UserError(
+                    f"a {type(data).__name__} to forecast must hold numbers: {wrong}",
+                    hint="a frame or a mapping of names to columns holds dates and words too",
+                ) from wrong
             if values.ndim == 1:
                 values = values[:, None]
             if values.ndim != 2:

@@ -1,6 +1,7 @@
 """Forecasts as columns, as plain values, and as a file: CSV, Parquet or JSON, one row a step."""
 
 import csv
+import datetime as dt
 import io
 import json
 import math
@@ -128,8 +129,9 @@ def of_one_kind(series: Sequence[Series]) -> bool:
 
 def moment(series: Series, step: int) -> Any:
     """When a step is: a date and time, a whole number, or as the data writes it without a clock."""
-    if series.clock is not None:
-        return series.clock.at(step)
+    if (clock := series.clock) is not None:
+        at = clock.at(step)
+        return at.date() if clock.days and isinstance(at, dt.datetime) else at
     return step + 1 if series.times is None else series.time(step)
 
 

@@ -272,7 +272,7 @@ def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
     if reading.time == "none":
         reading = replace(reading, time=None)
     elif reading.time is None:
-        reading = replace(reading, time=_time_column(table, taken, reading.date_format))
+        reading = replace(reading, time=_time_column(table, taken, reading.date_format, notes))
         if reading.time:
             notes.append(f"time: column {reading.time!r} (--time none would ignore it)")
     if not reading.column:
@@ -281,17 +281,22 @@ def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
 
 
 def _time_column(
-    table: Table, taken: set[str | None], date_format: str | None = None
+    table: Table, taken: set[str | None], date_format: str | None, notes: list[str]
 ) -> str | None:
     """The one column that is called like a time or holds dates, if there is exactly one."""
     names = []
     for name, cells in table.columns.items():
-        numeric = tables.looks_numeric(cells)
+        numeric = tables.looks_numeric(cells) and not dates.in_digits(cells)
         called = name.strip().lower() in _TIME_NAMES
         if name not in taken and (
             called or (not numeric and _dates_begin(table, name, date_format))
         ):
             names.append(name)
+    if len(names) > 1:
+        notes.append(
+            f"each of {', '.join(names)} could be the time: the rows are taken in their order "
+            "(--time names the one, or none)"
+        )
     if len(names) != 1:
         return None
     cells = table.columns[names[0]]
@@ -464,7 +469,8 @@ def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[Mome
     frequency = dates.frequency_of(ordered, table, time)
     if None in dates.positions(ordered, frequency):
         return table, ordered, None
-    return table, ordered, Clock(ordered[0], frequency, zone, pattern)
+    days = all(isinstance(c, dt.date) and not isinstance(c, dt.datetime) for c in cells)
+    return table, ordered, Clock(ordered[0], frequency, zone, pattern, days)
 
 
 def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> UserError:

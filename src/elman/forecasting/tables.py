@@ -74,7 +74,8 @@ def is_empty(cell: Cell) -> bool:
         return True
     if isinstance(cell, str):
         return cell.strip().lower() in ("", "na", "n/a", "nan", "null", "none", "-", "#n/a", ".")
-    return bool(cell != cell)  # NaN and NaT are unlike themselves
+    unlike = cell != cell  # as NaN and NaT are; pandas' NA cannot say
+    return unlike is not False and (type(unlike).__name__ == "NAType" or bool(unlike))
 
 
 def read(source: str) -> Table:
@@ -253,13 +254,15 @@ def _read_parquet(path: Path) -> Table:
 def from_frame(frame: Any, name: str = "frame") -> Table:
     """A pandas, polars or pyarrow table, or a mapping of names to columns. No copy of the library.
 
-    A pandas frame indexed by dates keeps them, as a column called by the index's name or `ds`.
+    A pandas frame indexed by dates keeps them, as a column called by the index's name or `ds`, and
+    so does one whose index has names; a pandas series gives its own name.
     """
     if hasattr(frame, "to_pydict"):  # pyarrow
         columns = frame.to_pydict()
     elif hasattr(frame, "to_dicts"):  # polars
         columns = frame.to_dict(as_series=False)
     elif hasattr(frame, "iloc"):  # pandas
+        name = str(getattr(frame, "name", None) or name)
         columns = _pandas_columns(frame)
     elif isinstance(frame, Mapping):
         columns = {k: list(v) for k, v in frame.items()}
@@ -285,9 +288,11 @@ def _pandas_columns(frame: Any) -> dict[str, list[Cell]]:
     if repeated:
         raise UserError(f"the frame has two columns {repeated[0]!r}", hint="rename one of them")
     columns = {str(c): frame[c].tolist() for c in frame.columns}
-    if type(frame.index).__name__ in ("DatetimeIndex", "PeriodIndex"):
-        return {str(frame.index.name or "ds"): [str(t) for t in frame.index], **columns}
-    return columns
+    index = frame.index
+    if type(index).__name__ in ("DatetimeIndex", "PeriodIndex"):
+        return {str(index.name or "ds"): [str(t) for t in index], **columns}
+    named = {str(n): index.get_level_values(n).tolist() for n in index.names if n is not None}
+    return named | columns
 
 
 def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:
