@@ -1,23 +1,23 @@
 """`elman forecast` at its defaults beside statsforecast and neuralforecast at theirs.
 
     python benchmarks/forecasting.py [--series 100] [--sets NAME …] [--rivals NAME …]
-                                     [--json FILE [--missing]] [--limit SECONDS]
+                                     [--cutoffs 3] [--json FILE [--missing]] [--limit SECONDS]
 
 Sets: sunspots and airline from the package, monthly CO2 at Mauna Loa and the yearly Nile from
 statsmodels where it is installed, and five simulated ones with known answers: seasonal, trend,
 regime change, intermittent, driven by an input. Every forecaster sees a series up to a cutoff and
-is scored on the 12 steps after it: three cutoffs for a single series, one for a simulated set. MASE
-and CRPS (from the same 15 quantiles, in units of the seasonal naive error) are means over series,
-cutoffs and steps. Coverage is that of 80 % intervals: of what came and, for simulated series, of
-1,000 draws of what could have come, because errors of one future go together (of a random walk a
-hundred futures say as much as some 150 coins). Peers that are not installed are left out,
-and said so. `--json` keeps what an earlier run wrote there about other sets and rivals, so that
-slow peers need not be run again; with `--missing` only what that file lacks is run, so a stopped
-run goes on. Forecasters are fitted again at every cutoff, the peers' networks at the first one
-and then shown what has come, as neuralforecast's own cross_validation does by default. One that
-has not ended a set after `--limit` processor seconds gets a row that says so. `--quick` is a
-smoke test: few series, no peers' networks. The published times are of one thread:
-OMP_NUM_THREADS=1.
+is scored on the 12 steps after it: three cutoffs for a single series (`--cutoffs` for more, 12
+steps apart), one for a simulated set. MASE and CRPS (from the same 15 quantiles, in units of the
+seasonal naive error) are means over series, cutoffs and steps. Coverage is that of 80 %
+intervals: of what came and, for simulated series, of 1,000 draws of what could have come, because
+errors of one future go together (of a random walk a hundred futures say as much as some 150
+coins). Peers that are not installed are left out, and said so. `--json` keeps what an earlier run
+wrote there about other sets and rivals, so that slow peers need not be run again; with
+`--missing` only what that file lacks is run, so a stopped run goes on. Forecasters are fitted
+again at every cutoff, the peers' networks at the first one and then shown what has come, as
+neuralforecast's own cross_validation does by default. One that has not ended a set after
+`--limit` processor seconds gets a row that says so. `--quick` is a smoke test: few series, no
+peers' networks. The published times are of one thread: OMP_NUM_THREADS=1.
 """
 
 import argparse
@@ -126,8 +126,8 @@ def _start() -> Any:
     return dt.datetime(2010, 1, 1)
 
 
-def sets(count: int, seed: int) -> dict[str, Set]:
-    found = {name: Set(series.load(name), 3) for name in ("sunspots", "airline")}
+def sets(count: int, seed: int, cutoffs: int = 3) -> dict[str, Set]:
+    found = {name: Set(series.load(name), cutoffs) for name in ("sunspots", "airline")}
     if find_spec("statsmodels"):
         import statsmodels.api as sm
 
@@ -135,8 +135,10 @@ def sets(count: int, seed: int) -> dict[str, Set]:
         co2 = datasets.co2.load_pandas().data["co2"].resample("MS").mean().interpolate()
         nile = datasets.nile.load_pandas().data["volume"].to_numpy()
         clock = Clock(co2.index[0].to_pydatetime(), Frequency("month"))
-        found["co2"] = Set([Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)], 3)
-        found["nile"] = Set([Series("nile", nile[:, None], ("volume",))], 3)
+        found["co2"] = Set(
+            [Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)], cutoffs
+        )
+        found["nile"] = Set([Series("nile", nile[:, None], ("volume",))], cutoffs)
     return found | simulated(count, seed=seed)
 
 
@@ -346,6 +348,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Forecasters against their peers")
     parser.add_argument("--quick", action="store_true", help="few series, one cutoff, no networks")
     parser.add_argument("--series", type=int, default=100, help="series in each simulated set")
+    parser.add_argument("--cutoffs", type=int, default=3, help="of each single series")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated sets")
     parser.add_argument("--sets", nargs="*", help="only these sets")
     parser.add_argument("--rivals", nargs="*", default=list(rivals), help="only these rivals")
@@ -364,9 +367,10 @@ def main() -> None:
             print(f"{package} is not installed, so {name} is left out: pip install {package}")
         elif not (arguments.quick and package == "neuralforecast"):
             chosen[name] = predict
-    whole = {"steps": STEPS, "series": count, "seed": arguments.seed, "results": {}}
+    asked = {"steps": STEPS, "series": count, "cutoffs": arguments.cutoffs, "seed": arguments.seed}
+    whole: dict[str, Any] = asked | {"results": {}}
     results = whole["results"] = kept(arguments.json, whole)
-    for name, given in sets(count, arguments.seed).items():
+    for name, given in sets(count, arguments.seed, arguments.cutoffs).items():
         if arguments.sets and name not in arguments.sets:
             continue
         if arguments.quick:
@@ -386,7 +390,7 @@ def main() -> None:
 def kept(path: Path | None, whole: dict[str, Any]) -> dict[str, Any]:
     """What an earlier run found on the same sets; nothing where those were other ones."""
     before = json.loads(path.read_text()) if path is not None and path.exists() else {}
-    same = all(before.get(k) == whole[k] for k in ("steps", "series", "seed"))
+    same = all(before.get(k) == value for k, value in whole.items() if k != "results")
     return before["results"] if same else {}
 
 
