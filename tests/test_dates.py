@@ -9,6 +9,7 @@ import pytest
 from elman.errors import UserError
 from elman.forecasting import dates, series, tables
 from elman.forecasting.dates import Clock, Frequency
+from elman.forecasting.reading import FILLS
 
 
 def load(times, **options):
@@ -92,7 +93,7 @@ def test_gaps_are_named_and_filled_as_asked():
     times = ["2024-01-01", "2024-01-02", "2024-01-04", "2024-01-05"]
     with pytest.raises(UserError, match=r"1 time has no row \(daily data\): 2024-01-03"):
         load(times)
-    filled = {fill: load(times, fill=fill).values[:, 0].tolist() for fill in series.FILLS}
+    filled = {fill: load(times, fill=fill).values[:, 0].tolist() for fill in FILLS}
     assert filled == {
         "forward": [0, 1, 1, 4, 9],
         "linear": [0, 1, 2.5, 4, 9],
