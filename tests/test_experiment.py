@@ -9,7 +9,8 @@ import pytest
 from elman import forecasting as f
 from elman.errors import UserError
 from elman.forecasting import choice, ensemble, intervals, panel, scores
-from elman.forecasting.catalogue import FORECASTERS, Kind, Method
+from elman.forecasting.candidates import candidates
+from elman.forecasting.catalogue import FORECASTERS, Kind, Method, Plan
 from elman.forecasting.experiment import Settings, fit_and_measure
 from elman.forecasting.intervals import GRID
 from elman.forecasting.panel import Backtest, Windows
@@ -456,3 +457,11 @@ def test_days_without_hours_come_back_as_such():
 def test_a_list_of_something_else_than_numbers_is_refused():
     with pytest.raises(UserError, match="must hold numbers"):
         f.SeriesForecaster("last", 1).fit([{"y": 1.0}, {"y": 2.0}])
+
+
+@pytest.mark.parametrize(("season", "taus"), [(12, {13, 25}), (96, {97, 193}), (1440, {400})])
+def test_auto_reads_a_season_or_two_but_no_day_of_minutes(season, taus):
+    panel = [Series("x", np.arange(6000.0)[:, None], ("y",), season=season)]
+    tried = candidates(Plan(60, season, 6000), panel)
+    assert {m.options["tau"] for m in tried if m.kind == "linear"} - {4} == taus
+    assert any(m.difference == (season,) for m in tried)
