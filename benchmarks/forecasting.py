@@ -2,6 +2,7 @@
 
     python benchmarks/forecasting.py [--series 100] [--sets NAME …] [--rivals NAME …]
                                      [--cutoffs 3] [--json FILE [--missing]] [--limit SECONDS]
+    python benchmarks/forecasting.py --json FILE --table
 
 Sets: sunspots and airline from the package, monthly CO2 at Mauna Loa and the yearly Nile from
 statsmodels where it is installed, and five simulated ones with known answers: seasonal, trend,
@@ -343,6 +344,25 @@ def summary(results: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """All results as the table of docs/forecasting.md: MASE, CRPS; bold is best or within 2 %."""
+    rivals = list(dict.fromkeys(r for rows in results.values() for r in rows))
+    lines = ["| | " + " | ".join(rivals) + " |", "|---" * (len(rivals) + 1) + "|"]
+    for name, rows in results.items():
+        best = {m: min(r[m] for r in rows.values() if m in r) for m in ("mase", "crps")}
+        cells = []
+        for row in (rows.get(rival, {}) for rival in rivals):
+            figures = [
+                f"**{row[m]:.3f}**" if row[m] <= 1.02 * least else f"{row[m]:.3f}"
+                for m, least in best.items()
+                if m in row
+            ]
+            late = f"not in {row['not_finished_in']:.0f} s" if "not_finished_in" in row else ""
+            cells.append(", ".join(figures) or late)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     rivals = {"elman": ("elman", ours)} | PEERS
     parser = argparse.ArgumentParser(description="Forecasters against their peers")
@@ -355,7 +375,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results here, set by set")
     parser.add_argument("--missing", action="store_true", help="only what FILE does not have")
     parser.add_argument("--limit", type=float, default=900, help="processor seconds for one set")
+    parser.add_argument("--table", action="store_true", help="only show FILE, as Markdown")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(markdown(json.loads(arguments.json.read_text())["results"]))
+        return
     warnings.filterwarnings("ignore")  # the peers' own: convergence, deprecations, few workers
     for name in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -465,3 +465,24 @@ def test_auto_reads_a_season_or_two_but_no_day_of_minutes(season, taus):
     tried = candidates(Plan(60, season, 6000), panel)
     assert {m.options["tau"] for m in tried if m.kind == "linear"} - {4} == taus
     assert any(m.difference == (season,) for m in tried)
+
+
+def test_the_median_of_a_demand_that_is_mostly_zero_is_zero():
+    demand = np.where(np.arange(60) % 4 == 0, 5.0, 0.0)[:, None]
+    model = f.Mean().fit(demand)
+    offsets = intervals.errors(model, demand, 3).offsets(3, [0.025, 0.5])[:, 0]
+    middle = model.predict(demand, 3)[:, 0] + offsets[:, 1]
+    assert np.abs(middle).max() < 0.01 * demand.mean()  # horizons share a shape, not their spread
+    normal = -1.96 * intervals.errors(model, demand, 3).spread[:, 0]
+    assert (offsets[:, 0] < offsets[:, 1]).all()  # the tails lean towards the normal's, still
+    assert (offsets[:, 0] > normal).all()
+
+
+def test_smoothing_and_a_mean_can_forecast_the_median_of_a_sparse_demand():
+    rng = np.random.default_rng(0)
+    panel = [
+        Series(f"s{i}", (rng.poisson(0.3, 90) * rng.integers(1, 6, 90))[:, None] * 1.0, ("y",))
+        for i in range(4)
+    ]
+    ahead = fit_and_measure(panel, Settings(steps=6, **QUICK)).ahead
+    assert max(np.abs(a.point).max() for a in ahead) < 0.05 * panel[0].values.mean()
