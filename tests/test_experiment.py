@@ -486,3 +486,29 @@ def test_smoothing_and_a_mean_can_forecast_the_median_of_a_sparse_demand():
     ]
     ahead = fit_and_measure(panel, Settings(steps=6, **QUICK)).ahead
     assert max(np.abs(a.point).max() for a in ahead) < 0.05 * panel[0].values.mean()
+
+
+def test_inputs_that_nothing_chosen_reads_are_named():
+    from elman.forecasting.series import from_frame
+
+    rows = {
+        "shop": ["a"] * 30 + ["b"] * 30,
+        "y": [float(k % 4) for k in range(60)],
+        "promo": [float(k % 3 == 0) for k in range(60)],
+        "size": [1.0] * 30 + [2.0] * 30,
+    }
+    reading = Reading(("y",), group="shop", past=("promo",), static=("size",), season=4)
+    settings = Settings(steps=2, windows=2, **QUICK)  # no network, so nothing reads --static
+    found = fit_and_measure(from_frame(rows, reading), settings)
+    assert "not read by what was chosen: --static size" in found.answer()["notes"]
+    read = {kind for m in found.ensemble.fitted.values() for kind in m.method.of.inputs}
+    assert any("--past promo" in note for note in found.unread()) == ("past" not in read)
+
+
+def test_an_index_of_dates_is_written_as_dates():
+    pd = pytest.importorskip("pandas", reason="pandas frames")
+    from elman.forecasting.series import from_frame
+
+    frame = pd.DataFrame({"y": [1.0, 2.0, 4.0]}, index=pd.date_range("2024-01-01", periods=3))
+    [found] = from_frame(frame)
+    assert (found.times[0], found.time(3)) == ("2024-01-01", "2024-01-04")

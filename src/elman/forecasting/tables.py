@@ -289,8 +289,10 @@ def _pandas_columns(frame: Any) -> dict[str, list[Cell]]:
         raise UserError(f"the frame has two columns {repeated[0]!r}", hint="rename one of them")
     columns = {str(c): frame[c].tolist() for c in frame.columns}
     index = frame.index
-    if type(index).__name__ in ("DatetimeIndex", "PeriodIndex"):
+    if type(index).__name__ == "PeriodIndex":
         return {str(index.name or "ds"): [str(t) for t in index], **columns}
+    if type(index).__name__ == "DatetimeIndex":
+        return {str(index.name or "ds"): index.tolist(), **columns}
     named = {str(n): index.get_level_values(n).tolist() for n in index.names if n is not None}
     return named | columns
 
