@@ -1,25 +1,34 @@
 """`elman forecast` at its defaults beside statsforecast and neuralforecast at theirs.
 
-    python benchmarks/forecasting.py [--series 100] [--sets NAME …] [--rivals NAME …] [--json FILE]
+    python benchmarks/forecasting.py [--series 100] [--sets NAME …] [--rivals NAME …]
+                                     [--cutoffs 3] [--json FILE [--missing]] [--limit SECONDS]
+    python benchmarks/forecasting.py --json FILE --table
 
 Sets: sunspots and airline from the package, monthly CO2 at Mauna Loa and the yearly Nile from
 statsmodels where it is installed, and five simulated ones with known answers: seasonal, trend,
 regime change, intermittent, driven by an input. Every forecaster sees a series up to a cutoff and
-is scored on the 12 steps after it: three cutoffs for a single series, one for a simulated set. MASE
-and CRPS (from the same 15 quantiles, in units of the seasonal naive error) are means over series,
-cutoffs and steps. Coverage is that of 80 % intervals: of what came and, for simulated series, of
-1,000 draws of what could have come, because errors of one future go together (of a random walk a
-hundred futures say as much as some 150 coins). Peers that are not installed are left out,
-and said so. `--json` keeps what an earlier run wrote there about other sets and rivals, so that
-slow peers need not be run again. `--quick` is a smoke test: few series, no peers' networks.
+is scored on the 12 steps after it: three cutoffs for a single series (`--cutoffs` for more, 12
+steps apart), one for a simulated set. MASE and CRPS (from the same 15 quantiles, in units of the
+seasonal naive error) are means over series, cutoffs and steps. Coverage is that of 80 %
+intervals: of what came and, for simulated series, of 1,000 draws of what could have come, because
+errors of one future go together (of a random walk a hundred futures say as much as some 150
+coins). Peers that are not installed are left out, and said so. `--json` keeps what an earlier run
+wrote there about other sets and rivals, so that slow peers need not be run again; with
+`--missing` only what that file lacks is run, so a stopped run goes on. Forecasters are fitted
+again at every cutoff, the peers' networks at the first one and then shown what has come, as
+neuralforecast's own cross_validation does by default. One that has not ended a set after
+`--limit` processor seconds gets a row that says so. `--quick` is a smoke test: few series, no
+peers' networks. The published times are of one thread: OMP_NUM_THREADS=1.
 """
 
 import argparse
 import json
 import logging
+import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,8 +127,8 @@ def _start() -> Any:
     return dt.datetime(2010, 1, 1)
 
 
-def sets(count: int, seed: int) -> dict[str, Set]:
-    found = {name: Set(series.load(name), 3) for name in ("sunspots", "airline")}
+def sets(count: int, seed: int, cutoffs: int = 3) -> dict[str, Set]:
+    found = {name: Set(series.load(name), cutoffs) for name in ("sunspots", "airline")}
     if find_spec("statsmodels"):
         import statsmodels.api as sm
 
@@ -127,8 +136,10 @@ def sets(count: int, seed: int) -> dict[str, Set]:
         co2 = datasets.co2.load_pandas().data["co2"].resample("MS").mean().interpolate()
         nile = datasets.nile.load_pandas().data["volume"].to_numpy()
         clock = Clock(co2.index[0].to_pydatetime(), Frequency("month"))
-        found["co2"] = Set([Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)], 3)
-        found["nile"] = Set([Series("nile", nile[:, None], ("volume",))], 3)
+        found["co2"] = Set(
+            [Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)], cutoffs
+        )
+        found["nile"] = Set([Series("nile", nile[:, None], ("volume",))], cutoffs)
     return found | simulated(count, seed=seed)
 
 
@@ -195,26 +206,39 @@ def statistical(kind: str) -> Callable[[list[Series]], Forecast]:
 
 
 def neural(kind: str) -> Callable[[list[Series]], Forecast]:
-    """neuralforecast's NHITS or LSTM at their defaults, with the loss that gives quantiles."""
+    """neuralforecast's NHITS or LSTM at their defaults, with the loss that gives quantiles.
 
-    def predict(panel: list[Series]) -> Forecast:
+    Fitted once for the series of these names; asked again, it is shown their longer past.
+    """
+    known: dict[tuple[str, ...], Any] = {}
+
+    def fit(table: Any, inputs: list[str]) -> Any:
         from neuralforecast import NeuralForecast, models
         from neuralforecast.losses.pytorch import MQLoss
 
-        table = frame(panel)
-        names = [c for c in table.columns if c.startswith("x")]
         model = getattr(models, kind)(
             h=STEPS,
             input_size=2 * STEPS,
             loss=MQLoss(level=LEVELS),
-            futr_exog_list=names or None,
+            futr_exog_list=inputs or None,
             enable_progress_bar=False,
             enable_model_summary=False,
             logger=False,
+            enable_checkpointing=False,
+            accelerator="cpu",
+            devices=1,
         )
         fitted = NeuralForecast([model], freq=1)
         fitted.fit(table)
-        found: Any = fitted.predict(futr_df=frame(panel, future=True) if names else None)
+        return fitted
+
+    def predict(panel: list[Series]) -> Forecast:
+        table, names = frame(panel), tuple(s.name for s in panel)
+        inputs = [c for c in table.columns if c.startswith("x")]
+        if names not in known:
+            known[names] = fit(table, inputs)
+        future = frame(panel, future=True) if inputs else None
+        found: Any = known[names].predict(df=table, futr_df=future)
         return gathered(found, kind, f"{kind}-median", panel)
 
     return predict
@@ -262,6 +286,33 @@ def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, 
     }
 
 
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """TimeoutError inside, once this process has worked for so many processor seconds."""
+
+    def stop(number: int, place: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def row_of(
+    given: Set, predict: Callable[[list[Series]], Forecast], limit: float
+) -> dict[str, float]:
+    """A rival's score, or after how many processor seconds it was stopped."""
+    try:
+        with limited(limit):
+            return score(given, predict)
+    except TimeoutError:
+        return {"not_finished_in": limit}
+
+
 def rows_of(results: dict[str, Any]) -> str:
     """One set's results as a table."""
     titles = ("MASE", "CRPS", "in 80 %", "expected", "seconds", "of CPU")
@@ -269,6 +320,8 @@ def rows_of(results: dict[str, Any]) -> str:
     lines += [
         f"{rival:14}{row['mase']:9.3f}{row['crps']:9.3f}{row['coverage_80']:9.0%}"
         f"{row.get('expected_80', float('nan')):9.1%}{row['seconds']:9.1f}{row['cpu_seconds']:9.1f}"
+        if "mase" in row
+        else f"{rival:14} not finished in {row['not_finished_in']:.0f} processor seconds"
         for rival, row in results.items()
     ]
     return "\n".join(lines)
@@ -279,8 +332,9 @@ def summary(results: dict[str, dict[str, dict[str, float]]]) -> str:
     lines = [
         f"\n{'best or within 2 %':20}{'MASE':>8}{'CRPS':>8}{'sets':>6}{'seconds':>9}{'of CPU':>9}"
     ]
-    for rival in dict.fromkeys(r for rows in results.values() for r in rows):
-        ran = [rows for rows in results.values() if rival in rows]
+    ended = [{r: row for r, row in rows.items() if "mase" in row} for rows in results.values()]
+    for rival in dict.fromkeys(r for rows in ended for r in rows):
+        ran = [rows for rows in ended if rival in rows]
         near = [
             sum(rows[rival][m] <= 1.02 * min(r[m] for r in rows.values()) for rows in ran)
             for m in ("mase", "crps")
@@ -290,18 +344,45 @@ def summary(results: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """All results as the table of docs/forecasting.md: MASE, CRPS; bold is best or within 2 %."""
+    rivals = list(dict.fromkeys(r for rows in results.values() for r in rows))
+    lines = ["| | " + " | ".join(rivals) + " |", "|---" * (len(rivals) + 1) + "|"]
+    for name, rows in results.items():
+        best = {m: min(r[m] for r in rows.values() if m in r) for m in ("mase", "crps")}
+        cells = []
+        for row in (rows.get(rival, {}) for rival in rivals):
+            figures = [
+                f"**{row[m]:.3f}**" if row[m] <= 1.02 * least else f"{row[m]:.3f}"
+                for m, least in best.items()
+                if m in row
+            ]
+            late = f"not in {row['not_finished_in']:.0f} s" if "not_finished_in" in row else ""
+            cells.append(", ".join(figures) or late)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     rivals = {"elman": ("elman", ours)} | PEERS
     parser = argparse.ArgumentParser(description="Forecasters against their peers")
     parser.add_argument("--quick", action="store_true", help="few series, one cutoff, no networks")
     parser.add_argument("--series", type=int, default=100, help="series in each simulated set")
+    parser.add_argument("--cutoffs", type=int, default=3, help="of each single series")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated sets")
     parser.add_argument("--sets", nargs="*", help="only these sets")
     parser.add_argument("--rivals", nargs="*", default=list(rivals), help="only these rivals")
     parser.add_argument("--json", type=Path, help="write the results here, set by set")
+    parser.add_argument("--missing", action="store_true", help="only what FILE does not have")
+    parser.add_argument("--limit", type=float, default=900, help="processor seconds for one set")
+    parser.add_argument("--table", action="store_true", help="only show FILE, as Markdown")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(markdown(json.loads(arguments.json.read_text())["results"]))
+        return
     warnings.filterwarnings("ignore")  # the peers' own: convergence, deprecations, few workers
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     count = 3 if arguments.quick else arguments.series
     chosen: dict[str, Callable[[list[Series]], Forecast]] = {}
     for name in arguments.rivals:
@@ -310,9 +391,10 @@ def main() -> None:
             print(f"{package} is not installed, so {name} is left out: pip install {package}")
         elif not (arguments.quick and package == "neuralforecast"):
             chosen[name] = predict
-    whole = {"steps": STEPS, "series": count, "seed": arguments.seed, "results": {}}
+    asked = {"steps": STEPS, "series": count, "cutoffs": arguments.cutoffs, "seed": arguments.seed}
+    whole: dict[str, Any] = asked | {"results": {}}
     results = whole["results"] = kept(arguments.json, whole)
-    for name, given in sets(count, arguments.seed).items():
+    for name, given in sets(count, arguments.seed, arguments.cutoffs).items():
         if arguments.sets and name not in arguments.sets:
             continue
         if arguments.quick:
@@ -320,7 +402,9 @@ def main() -> None:
         print(f"\n{name}: {len(given.panel)} series, {given.cutoffs} cutoffs, {STEPS} steps ahead")
         rows = results.setdefault(name, {})
         for rival, predict in chosen.items():
-            rows[rival] = score(given, predict)
+            if arguments.missing and rival in rows:
+                continue
+            rows[rival] = row_of(given, predict, arguments.limit)
             if arguments.json:
                 arguments.json.write_text(json.dumps(whole, indent=2) + "\n")
         print(rows_of(rows), flush=True)
@@ -330,7 +414,7 @@ def main() -> None:
 def kept(path: Path | None, whole: dict[str, Any]) -> dict[str, Any]:
     """What an earlier run found on the same sets; nothing where those were other ones."""
     before = json.loads(path.read_text()) if path is not None and path.exists() else {}
-    same = all(before.get(k) == whole[k] for k in ("steps", "series", "seed"))
+    same = all(before.get(k) == value for k, value in whole.items() if k != "results")
     return before["results"] if same else {}
 
 

@@ -176,16 +176,17 @@ def grid(found: dict[str, Any]) -> str:
 
 
 def forecasting(found: dict[str, Any]) -> str:
-    """MASE and CRPS of every forecaster on every set."""
+    """MASE and CRPS of every forecaster on every set that it finished."""
     names = list(dict.fromkeys(name for rows in found["results"].values() for name in rows))
     return table(
         ["series", *names],
         (
             [
                 series,
-                *(f"{of[n]['mase']:.3f}, {of[n]['crps']:.3f}" if n in of else "–" for n in names),
+                *(f"{r['mase']:.3f}, {r['crps']:.3f}" if "mase" in r else "–" for r in rows),
             ]
             for series, of in found["results"].items()
+            for rows in [[of.get(name, {}) for name in names]]
         ),
     )
 

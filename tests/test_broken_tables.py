@@ -55,7 +55,7 @@ BROKEN = {
         "line 2, column 'date': '1/31/24' is not a date.*--date-format"),
     "an hour that clocks skipped": (
         "hour,sold\n" + "".join(f"2024-03-31 0{h}:00,{h}\n" for h in (0, 1, 3, 4)), {},
-        "1 time has no row .hourly data.: 2024-03-31 02:00:00 .after line 3.*--timezone"),
+        "1 time has no row .hourly data.: 2024-03-31 02:00 .after line 3.*--timezone"),
     "no day of Excel's": (
         "day,sold\n45000,5\n145001,6\n45002,7\n", {"date_format": "excel"},
         "line 3, column 'day': '145001' is not a date as --date-format excel"),

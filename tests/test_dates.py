@@ -1,6 +1,7 @@
 """Times: how they are read, how they tick, how they go on."""
 
 import datetime as dt
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from elman.errors import UserError
 from elman.forecasting import dates, series, tables
 from elman.forecasting.dates import Clock, Frequency
+from elman.forecasting.reading import FILLS
 
 
 def load(times, **options):
@@ -27,18 +29,28 @@ def load(times, **options):
         (["2024-01", "2024-02", "2024-03"], "monthly", 12, "2024-04"),
         (["2024-01-31", "2024-02-29", "2024-03-31"], "monthly", 12, "2024-04-30"),
         (["2024-01-15", "2024-02-15", "2024-03-15"], "monthly", 12, "2024-04-15"),
-        (["2023Q3", "2023Q4", "2024Q1"], "quarterly", 4, "2024-04-01"),
+        (["2023Q3", "2023Q4", "2024Q1"], "quarterly", 4, "2024Q2"),
         (["2023-06-30", "2023-09-30", "2023-12-31"], "quarterly", 4, "2024-03-31"),
         (["2021-01-01", "2022-01-01", "2023-01-01"], "yearly", None, "2024-01-01"),
         (["2021", "2022", "2023"], "in single steps", None, "2024"),
         (["10", "20", "30"], "every 10 steps", None, "40"),
-        (["2024-01-01 00:00", "2024-01-01 01:00"], "hourly", 24, "2024-01-01 02:00:00"),
-        (["2024-01-01 00:00", "2024-01-01 00:15"], "every 15 minutes", 96, "2024-01-01 00:30:00"),
-        (["20240101", "20240102", "20240103"], "daily", 7, "2024-01-04"),
+        (["2024-01-01 00:00", "2024-01-01 01:00"], "hourly", 24, "2024-01-01 02:00"),
+        (["2024-01-01 00:00", "2024-01-01 00:15"], "every 15 minutes", 96, "2024-01-01 00:30"),
+        (["20240101", "20240102", "20240103"], "daily", 7, "20240104"),
+        (["202311", "202312", "202401"], "monthly", 12, "202402"),
+        (["202351", "202352", "202401"], "weekly", 52, "202402"),
         (["1/30/2024", "1/31/2024", "2/1/2024"], "daily", 7, "02/02/2024"),
         (["30.1.2024", "31.1.2024", "1.2.2024"], "daily", 7, "02.02.2024"),
         (["Jan 2024", "Feb 2024", "Mar 2024"], "monthly", 12, "Apr 2024"),
         (["2024/01/01", "2024/01/02"], "daily", 7, "2024/01/03"),
+        (["2024-01-01T00:00Z", "2024-01-01T01:00Z"], "hourly", 24, "2024-01-01T02:00Z"),
+        (["2024-01-01 00:00:00", "2024-01-02 00:00:00"], "daily", 7, "2024-01-03 00:00:00"),
+        (
+            ["2024-01-01 00:00+02:00", "2024-01-02 00:00+02:00"],
+            "daily",
+            7,
+            "2024-01-03 00:00+02:00",
+        ),
     ],
 )
 def test_the_frequency_is_inferred_and_continued(times, name, season, after):
@@ -47,6 +59,21 @@ def test_the_frequency_is_inferred_and_continued(times, name, season, after):
     assert found.season == season
     assert found.times == tuple(times)
     assert found.time(len(times)) == after
+
+
+def test_times_in_utc_are_written_with_the_offset_of_the_zone_that_was_asked_for():
+    found = load(["2024-06-01T00:00Z", "2024-06-01T01:00Z"], timezone="Europe/Berlin")
+    assert found.time(2) == "2024-06-01T04:00+02:00"
+
+
+def test_numbers_that_only_count_are_not_taken_for_months_or_weeks():
+    assert load(["202011", "202012", "202013"]).time(3) == "202014"
+
+
+def test_how_a_series_ticks_and_repeats_is_said():
+    assert "when: monthly, a season of 12 steps" in load(["2024-01", "2024-02", "2024-03"]).notes
+    assert "when: in single steps, no season" in load(["1", "2", "3"]).notes
+    assert "when: daily, a season of 3 steps" in load(["2024-01-01", "2024-01-02"], season=3).notes
 
 
 def test_business_days_skip_weekends_without_a_gap():
@@ -66,7 +93,7 @@ def test_gaps_are_named_and_filled_as_asked():
     times = ["2024-01-01", "2024-01-02", "2024-01-04", "2024-01-05"]
     with pytest.raises(UserError, match=r"1 time has no row \(daily data\): 2024-01-03"):
         load(times)
-    filled = {fill: load(times, fill=fill).values[:, 0].tolist() for fill in series.FILLS}
+    filled = {fill: load(times, fill=fill).values[:, 0].tolist() for fill in FILLS}
     assert filled == {
         "forward": [0, 1, 1, 4, 9],
         "linear": [0, 1, 2.5, 4, 9],
@@ -89,7 +116,7 @@ def test_the_day_the_clocks_change_has_its_own_hours():
 def test_offsets_are_one_time_line():
     found = load(["2024-03-31T00:00+01:00", "2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00"])
     assert found.clock.frequency.name == "hourly"
-    assert found.time(3) == "2024-03-31 02:00:00+00:00"
+    assert found.time(3) == "2024-03-31T02:00+00:00"
 
 
 def test_daily_data_in_a_zone_keeps_its_wall_clock_when_the_clocks_change():
@@ -207,3 +234,22 @@ def test_numbers_that_look_like_dates_are_pointed_out():
         assert any(f"--date-format {kind}" in note for note in s.notes)
     [years] = series.from_frame({"year": [1999, 2000], "x": [1, 2]}, series.Reading(column=("x",)))
     assert not any("--date-format" in note for note in years.notes)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_days_of_a_frame_with_a_zone_stay_days_when_its_clocks_change(library):
+    frames = pytest.importorskip(library, reason=f"{library} frames")
+    berlin = ZoneInfo("Europe/Berlin")
+    days = [dt.datetime(2024, 3, 29, tzinfo=berlin) + dt.timedelta(days=k) for k in range(4)]
+    frame = frames.DataFrame({"ds": days, "y": [1.0, 3.0, 2.0, 5.0]})
+    [found] = series.from_frame(frame)
+    assert found.clock.frequency.name == "daily"
+    assert found.clock.at(4) == dt.datetime(2024, 4, 2, tzinfo=berlin)
+
+
+def test_days_with_changing_offsets_ask_for_the_place():
+    days = ["2024-03-30 00:00+01:00", "2024-03-31 00:00+01:00", "2024-04-01 00:00+02:00"]
+    with pytest.raises(UserError, match="off the beat") as refusal:
+        load(days)
+    assert "--timezone Europe/Berlin" in (refusal.value.hint or "")
+    assert load(days, timezone="Europe/Berlin").time(3) == "2024-04-02 00:00+02:00"

@@ -9,7 +9,8 @@ import pytest
 from elman import forecasting as f
 from elman.errors import UserError
 from elman.forecasting import choice, ensemble, intervals, panel, scores
-from elman.forecasting.catalogue import FORECASTERS, Kind, Method
+from elman.forecasting.candidates import candidates
+from elman.forecasting.catalogue import FORECASTERS, Kind, Method, Plan
 from elman.forecasting.experiment import Settings, fit_and_measure
 from elman.forecasting.intervals import GRID
 from elman.forecasting.panel import Backtest, Windows
@@ -390,3 +391,124 @@ def test_a_very_long_series_is_forecast_from_its_newest_steps_and_says_so(monkey
     assert found.ahead[0].times == ("2024-03-01", "2024-03-02")
     np.testing.assert_allclose(found.ahead[0].point, [4, 5], atol=1e-6)
     assert any("60 steps, the newest 40 are learned from" in n for n in found.answer()["notes"])
+
+
+def test_smoothing_leaves_out_a_season_that_the_data_is_too_short_for():
+    weekly = [Series("w", np.arange(90.0)[:, None] + 1, ("y",), season=52)]
+    found = fit_and_measure(weekly, Settings("ets", steps=4, windows=2))
+    assert found.ensemble.fitted["ets"].models[0].get_params() == {"season": None}
+    np.testing.assert_allclose(found.ahead[0].point, [91, 92, 93, 94], rtol=1e-6)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_frame_gets_back_ids_and_times_of_the_types_it_has(library):
+    frames = pytest.importorskip(library, reason=f"{library} frames")
+    rows = {
+        "unique_id": [7] * 20 + [8] * 20,
+        "ds": list(range(101, 121)) * 2,
+        "y": [float(k % 4) for k in range(40)],
+    }
+    frame = frames.DataFrame(rows)
+    model = f.SeriesForecaster("seasonal", 2, season=4, windows=1).fit(frame)
+    for found in (model.predict(), model.cross_validation(frame)):
+        assert found["unique_id"].dtype == frame["unique_id"].dtype
+        assert found["ds"].dtype == frame["ds"].dtype
+        assert sorted(set(found["unique_id"].to_list())) == [7, 8]
+    assert model.predict()["ds"].to_list() == [121, 122] * 2
+    merged = (
+        frame.merge(found, on=["unique_id", "ds"])
+        if library == "pandas"
+        else frame.join(found, on=["unique_id", "ds"])
+    )
+    assert len(merged) == 4
+
+
+def test_every_named_level_of_a_pandas_index_is_read():
+    pd = pytest.importorskip("pandas", reason="pandas frames")
+    days = pd.date_range("2024-01-01", periods=20)
+    index = pd.MultiIndex.from_product([["a", "b"], days], names=["unique_id", "ds"])
+    frame = pd.DataFrame({"y": [float(k % 7) for k in range(40)]}, index=index)
+    found = f.SeriesForecaster("seasonal", 2, windows=1).fit(frame).predict()
+    assert found["unique_id"].tolist() == ["a", "a", "b", "b"]
+    assert found["ds"].tolist() == [*pd.date_range("2024-01-21", periods=2)] * 2
+    alone = pd.Series([float(k % 7) for k in range(20)], days, name="sales")
+    assert f.SeriesForecaster("last", 1).fit(alone).predict()["unique_id"].tolist() == ["sales"]
+
+
+def test_pandas_missing_value_is_a_gap_like_any_other():
+    pd = pytest.importorskip("pandas", reason="pandas frames")
+    rows = {
+        "ds": pd.date_range("2024-01-01", periods=20),
+        "y": pd.array([*range(19), None], "Int64"),
+    }
+    frame = pd.DataFrame(rows)
+    with pytest.raises(UserError, match="'y' has no finite number at row 20"):
+        f.SeriesForecaster("last", 1).fit(frame)
+    assert f.SeriesForecaster("last", 1, fill="zero").fit(frame).predict()["last"].tolist() == [0]
+
+
+def test_days_without_hours_come_back_as_such():
+    pl = pytest.importorskip("polars", reason="polars frames")
+    days = pl.date_range(pl.date(2024, 1, 1), pl.date(2024, 1, 20), eager=True)
+    found = f.SeriesForecaster("last", 1).fit(pl.DataFrame({"ds": days, "y": range(20)})).predict()
+    assert found["ds"].dtype == pl.Date
+
+
+def test_a_list_of_something_else_than_numbers_is_refused():
+    with pytest.raises(UserError, match="must hold numbers"):
+        f.SeriesForecaster("last", 1).fit([{"y": 1.0}, {"y": 2.0}])
+
+
+@pytest.mark.parametrize(("season", "taus"), [(12, {13, 25}), (96, {97, 193}), (1440, {400})])
+def test_auto_reads_a_season_or_two_but_no_day_of_minutes(season, taus):
+    panel = [Series("x", np.arange(6000.0)[:, None], ("y",), season=season)]
+    tried = candidates(Plan(60, season, 6000), panel)
+    assert {m.options["tau"] for m in tried if m.kind == "linear"} - {4} == taus
+    assert any(m.difference == (season,) for m in tried)
+
+
+def test_the_median_of_a_demand_that_is_mostly_zero_is_zero():
+    demand = np.where(np.arange(60) % 4 == 0, 5.0, 0.0)[:, None]
+    model = f.Mean().fit(demand)
+    offsets = intervals.errors(model, demand, 3).offsets(3, [0.025, 0.5])[:, 0]
+    middle = model.predict(demand, 3)[:, 0] + offsets[:, 1]
+    assert np.abs(middle).max() < 0.01 * demand.mean()  # horizons share a shape, not their spread
+    normal = -1.96 * intervals.errors(model, demand, 3).spread[:, 0]
+    assert (offsets[:, 0] < offsets[:, 1]).all()  # the tails lean towards the normal's, still
+    assert (offsets[:, 0] > normal).all()
+
+
+def test_smoothing_and_a_mean_can_forecast_the_median_of_a_sparse_demand():
+    rng = np.random.default_rng(0)
+    panel = [
+        Series(f"s{i}", (rng.poisson(0.3, 90) * rng.integers(1, 6, 90))[:, None] * 1.0, ("y",))
+        for i in range(4)
+    ]
+    ahead = fit_and_measure(panel, Settings(steps=6, **QUICK)).ahead
+    assert max(np.abs(a.point).max() for a in ahead) < 0.05 * panel[0].values.mean()
+
+
+def test_inputs_that_nothing_chosen_reads_are_named():
+    from elman.forecasting.series import from_frame
+
+    rows = {
+        "shop": ["a"] * 30 + ["b"] * 30,
+        "y": [float(k % 4) for k in range(60)],
+        "promo": [float(k % 3 == 0) for k in range(60)],
+        "size": [1.0] * 30 + [2.0] * 30,
+    }
+    reading = Reading(("y",), group="shop", past=("promo",), static=("size",), season=4)
+    settings = Settings(steps=2, windows=2, **QUICK)  # no network, so nothing reads --static
+    found = fit_and_measure(from_frame(rows, reading), settings)
+    assert "not read by what was chosen: --static size" in found.answer()["notes"]
+    read = {kind for m in found.ensemble.fitted.values() for kind in m.method.of.inputs}
+    assert any("--past promo" in note for note in found.unread()) == ("past" not in read)
+
+
+def test_an_index_of_dates_is_written_as_dates():
+    pd = pytest.importorskip("pandas", reason="pandas frames")
+    from elman.forecasting.series import from_frame
+
+    frame = pd.DataFrame({"y": [1.0, 2.0, 4.0]}, index=pd.date_range("2024-01-01", periods=3))
+    [found] = from_frame(frame)
+    assert (found.times[0], found.time(3)) == ("2024-01-01", "2024-01-04")

@@ -130,3 +130,63 @@ def test_a_date_format_makes_a_column_the_time_without_naming_it(tmp_path):
     path.write_text("date,sold\n1/31/24,5\n2/1/24,6\n")
     [sold] = series.load(str(path), date_format="%m/%d/%y")
     assert sold.time(2) == "02/02/24"
+
+
+def test_empty_cells_that_are_filled_are_named(tmp_path):
+    path = table(tmp_path, "ds,x,u\n2024-01-01,1,0\n2024-01-02,,1\n2024-01-03,3,\n")
+    [found] = series.load(path, column=["x"], known=["u"], fill="forward")
+    assert found.values.tolist() == [[1], [1], [3]]
+    assert "column 'x' has no finite number at line 3 (''): filled (forward)" in found.notes
+    assert "column 'u' has no finite number at line 4 (''): filled (forward)" in found.notes
+
+
+TWICE = "shop,ds,x\na,2024-01-01,1\na,2024-01-02,2\na,2024-01-02,{}\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "group", "hint"),
+    [
+        ("2", None, "the two rows are the same: delete one"),
+        ("2", "shop", "the two rows are the same: delete one"),
+        ("5", "shop", "delete one, or tell them apart in 'shop'"),
+        ("5", None, "--group COLUMN tells several series apart"),
+    ],
+)
+def test_what_to_do_about_two_rows_at_one_time_depends_on_them(tmp_path, value, group, hint):
+    with pytest.raises(UserError, match="lines 3 and 4 have the same ds") as refusal:
+        series.load(table(tmp_path, TWICE.format(value)), group=group)
+    assert hint in (refusal.value.hint or "")
+
+
+@pytest.mark.parametrize(("yes", "no"), [("True", "False"), ("true", "FALSE"), ("1", "0")])
+def test_an_input_may_be_true_or_false(tmp_path, yes, no):
+    path = table(tmp_path, f"x,promo\n1,{yes}\n2,{no}\n3,{yes}\n")
+    [found] = series.load(path, column=["x"], known=["promo"])
+    assert found.known[:, 0].tolist() == [1, 0, 1]
+    [typed] = series.from_frame(
+        {"x": [1, 2], "promo": [True, False]}, series.Reading(("x",), known=("promo",))
+    )
+    assert typed.known[:, 0].tolist() == [1, 0]
+
+
+def test_an_input_of_words_is_refused_with_what_to_do(tmp_path):
+    path = table(tmp_path, "shop,x,size\na,1,small\na,2,small\n")
+    with pytest.raises(UserError, match="'small' is not a number") as refusal:
+        series.load(path, column=["x"], group="shop", static=["size"])
+    assert (
+        refusal.value.hint
+        == "--static takes numbers: for words, a column of 0 and 1 for each of them"
+    )
+
+
+def test_a_table_with_two_times_is_read_in_its_order_and_says_so(tmp_path):
+    rows = "".join(f"{2023 + k // 12},{k % 12 + 1},{k * k}\n" for k in range(24))
+    [found] = series.load(table(tmp_path, "year,month,x\n" + rows))
+    assert (found.columns, found.clock) == (("x",), None)
+    assert any("each of year, month could be the time" in note for note in found.notes)
+
+
+def test_months_in_digits_are_the_time_whatever_their_column_is_called(tmp_path):
+    rows = "".join(f"{2023 + k // 12}{k % 12 + 1:02},{k * k}\n" for k in range(24))
+    [found] = series.load(table(tmp_path, "Monat,x\n" + rows))
+    assert (found.columns, found.season, found.time(24)) == (("x",), 12, "202501")

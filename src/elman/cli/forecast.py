@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from elman.cli import forecast_options as said
 from elman.cli.console import emit, note, progress
 from elman.cli.device import use_threads
-from elman.cli.limits import a_path
 from elman.errors import UserError
 from elman.options import flag as option_of
 
@@ -21,104 +21,46 @@ if TYPE_CHECKING:
     from elman.forecasting.series import Series
     from elman.forecasting.unfinished import Unfinished
 
-MODELS = (
-    "auto (tries the others and keeps the best), last, seasonal, mean, drift, ets, linear, window, "
-    "or a cell: elman, gru, lstm …, global-gru, global-lstm …"
-)
-
 
 def forecast(
     context: typer.Context,
-    source: Annotated[
-        str | None,
-        typer.Argument(help="sine, sunspots, airline, a .csv or .parquet file, or - for stdin"),
-    ] = None,
-    model: Annotated[str, typer.Option(help=f"One of {MODELS}")] = "auto",
-    steps: Annotated[int, typer.Option(help="How many steps to look ahead")] = 16,
-    column: Annotated[list[str] | None, typer.Option(help="Column to forecast; repeatable")] = None,
-    time: Annotated[
-        str | None, typer.Option(help="Column that orders the steps; none: rows are in order")
-    ] = None,
-    group: Annotated[str | None, typer.Option(help="Column that tells series apart")] = None,
-    known: Annotated[
-        list[str] | None, typer.Option(help="Input whose future is in the table; repeatable")
-    ] = None,
-    past: Annotated[
-        list[str] | None, typer.Option(help="Input known only with hindsight; repeatable")
-    ] = None,
-    static: Annotated[
-        list[str] | None, typer.Option(help="Input with one value a series; repeatable")
-    ] = None,
-    calendar: Annotated[
-        bool, typer.Option(help="Add the time of day, week and year as inputs")
-    ] = False,
-    fill: Annotated[
-        str | None, typer.Option(help="Fill gaps: forward, linear or zero; otherwise they stop")
-    ] = None,
-    missing: Annotated[str, typer.Option(help="error, or interpolate (--fill linear)")] = "error",
-    date_format: Annotated[
-        str | None, typer.Option(help="How dates are written: %d/%m/%Y; or excel, unix")
-    ] = None,
-    timezone: Annotated[
-        str | None, typer.Option(help="Zone of times that name none: Europe/Berlin")
-    ] = None,
-    season: Annotated[
-        int | None, typer.Option(help="Steps in one season; from the dates if not given")
-    ] = None,
-    tau: Annotated[int | None, typer.Option(help="Past values one forecast reads")] = None,
-    difference: Annotated[int, typer.Option(help="Model changes since this many steps ago")] = 0,
-    hidden_size: Annotated[int | None, typer.Option(help="Hidden units of a network")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training part")] = None,
-    updates: Annotated[int | None, typer.Option(help="Updates of a global network")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Step size of Adam")] = None,
-    gaussian: Annotated[bool, typer.Option(help="Train a network by likelihood")] = False,
-    carry: Annotated[
-        str | None,
-        typer.Option(help="How far back a network's loss goes: full, truncated:12, randomized:12"),
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="stored, or a budget of a network's states: 64M")
-    ] = None,
-    kernel: Annotated[
-        str | None, typer.Option(help="What trains a network: auto, cpu, reference …")
-    ] = None,
-    level: Annotated[
-        list[str] | None, typer.Option(help="Percent that intervals should hold: 80,95")
-    ] = None,
-    windows: Annotated[
-        int, typer.Option("--windows", "--backtest", help="Look back at this many rolling origins")
-    ] = 5,
-    minutes: Annotated[
-        float, typer.Option(min=0, help="Time that auto may take; 0: no limit, and no networks")
-    ] = 2.0,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Use the forecaster saved in this folder", parser=a_path, metavar="PATH"),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Go on with what was stopped in this --out folder", parser=a_path, metavar="PATH"
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Save the fitted forecaster here", parser=a_path, metavar="PATH"),
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Replace the forecaster in --out")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the forecast to this .csv, .parquet or .json", parser=a_path, metavar="PATH"
-        ),
-    ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(help="Draw to this .svg, .png or .pdf", parser=a_path, metavar="PATH"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same forecast")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: as many as there are")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
+    source: said.Source = None,
+    model: said.Model = "auto",
+    steps: said.Steps = 16,
+    column: said.Column = None,
+    time: said.Time = None,
+    group: said.Group = None,
+    known: said.Known = None,
+    past: said.Past = None,
+    static: said.Static = None,
+    calendar: said.Calendar = False,
+    fill: said.Filling = None,
+    missing: said.Missing = "error",
+    date_format: said.DateFormat = None,
+    timezone: said.Timezone = None,
+    season: said.Season = None,
+    tau: said.Tau = None,
+    difference: said.Difference = 0,
+    hidden_size: said.HiddenSize = None,
+    epochs: said.Epochs = None,
+    updates: said.Updates = None,
+    learning_rate: said.LearningRate = None,
+    gaussian: said.Gaussian = False,
+    carry: said.CarryBack = None,
+    memory: said.Memory = None,
+    kernel: said.Kernel = None,
+    level: said.Level = None,
+    windows: said.Windows = 5,
+    minutes: said.Minutes = 2.0,
+    run: said.Saved = None,
+    resume: said.Resume = None,
+    out: said.Out = None,
+    force: said.Force = False,
+    output: said.Output = None,
+    figure: said.Figure = None,
+    seed: said.Seed = 0,
+    threads: said.Threads = 0,
+    json: said.Json = False,
 ) -> None:
     """Forecast numbers: with intervals, beside the baselines, measured at past origins."""
     check_files(output, figure)
@@ -419,7 +361,7 @@ def print_scores(answer: dict[str, Any]) -> None:
     for series, part in list(windows["series"].items())[:5]:
         print(
             f"{series}: {part['train']} steps to learn from, {part['test']} more to look back at, "
-            f"in {windows['count']} windows of {windows['steps']}"
+            f"in {windows['count']} window{'s' * (windows['count'] != 1)} of {windows['steps']}"
         )
     print(f"\nheld-out {words} by steps ahead")
     first, *rest = scores

@@ -8,6 +8,9 @@ from typing import Any, Literal
 from elman.forecasting.catalogue import Method, Plan
 from elman.forecasting.series import Series
 
+_FARTHEST = 400
+"""How many past values a linear model reads at most: more would cost their cube in time. Changes
+over a longer season still meet it."""
 _MANY = 10
 """From so many series on, one network learns from all of them together."""
 
@@ -39,7 +42,8 @@ class Facts:
         """How many past values linear models read: a few, a season, two seasons."""
         plan = self.plan
         longest = min(2 * (plan.season or 6) + 1, plan.length // 3)
-        return [t for t in sorted({plan.window(4), plan.window(8), longest}) if t >= 1]
+        taus = {min(t, _FARTHEST) for t in (plan.window(4), plan.window(8), longest)}
+        return [t for t in sorted(taus) if t >= 1]
 
     def lags(self, changes: "Changes") -> list[tuple[int, ...]]:
         """The differences to try: values themselves, changes over one step, over a season, …"""

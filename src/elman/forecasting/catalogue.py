@@ -74,6 +74,11 @@ def _seasonal(plan: Plan, _: dict[str, Any]) -> Forecaster:
     return Seasonal(plan.season)
 
 
+def _smoothing(plan: Plan, _: dict[str, Any]) -> Forecaster:
+    """With a season where the data has two of them and a step more to learn from."""
+    return Smoothing(plan.season if plan.length > 2 * (plan.season or 0) + 1 else None)
+
+
 def _linear(plan: Plan, o: dict[str, Any]) -> Forecaster:
     tau = o.get("tau") or plan.window(8)
     if plan.inputs:
@@ -115,7 +120,7 @@ FORECASTERS: dict[str, Kind] = {
     "seasonal": Kind(_seasonal),
     "mean": Kind(lambda plan, o: Mean()),
     "drift": Kind(lambda plan, o: Drift()),
-    "ets": Kind(lambda plan, o: Smoothing(plan.season), seconds=lambda steps: 2e-4 * steps),
+    "ets": Kind(_smoothing, seconds=lambda steps: 2e-4 * steps),
     "linear": Kind(_linear, ("tau",), direct=True, inputs=("known", "past")),
     "regression": Kind(
         _regression, ("tau", "trend"), inputs=("known",), seconds=lambda steps: 2e-2 + 1e-4 * steps

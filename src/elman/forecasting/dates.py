@@ -1,47 +1,25 @@
-"""Times of a series: read from cells, given a frequency, checked for gaps, continued.
+"""Times of a series: given a frequency, checked for gaps, continued.
 
 A `Clock` is where a series starts and how it ticks: step k happens at `clock.at(k)`. Ticks are
 calendar ones (month ends, business days) or lengths of time; a step without a date ticks in whole
-numbers. Times that could mean two things are refused.
+numbers. `timestamps` reads the moments themselves.
 """
 
 import calendar
 import datetime as dt
 import itertools
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 
 from elman.errors import UserError
-from elman.forecasting.tables import Table, is_empty
+from elman.forecasting.tables import Table
 
 Unit = Literal["step", "second", "day", "business day", "month"]
 Moment = dt.datetime | int
-
-_WRITTEN = (
-    "%Y/%m/%d", "%Y.%m.%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y/%m", "%b %Y", "%B %Y",
-    "%Y %b", "%Y %B", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y",
-    "%Y-%m-%d %I:%M %p", "%a, %d %b %Y", "%YM%m", "%Ym%m",
-)  # fmt: skip
-"""Ways of writing a date that can mean only one thing."""
-
-_SLASHED = re.compile(
-    r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?( ?[AP]M)?)?$", re.IGNORECASE
-)
-_QUARTER = re.compile(r"(\d{4})[ -]?Q([1-4])$", re.IGNORECASE)
-_MONTH = re.compile(r"(\d{4})-(\d{1,2})$")
-_WEEK = re.compile(r"(\d{4})-?W(\d{2})$")
-COUNTED: dict[str, tuple[dt.datetime, float, float, float]] = {
-    "excel": (dt.datetime(1899, 12, 30), 86400.0, 2e4, 8e4),
-    "unix": (dt.datetime(1970, 1, 1), 1.0, 6e8, 4e9),
-    "unix-ms": (dt.datetime(1970, 1, 1), 1e-3, 6e11, 4e12),
-}
-"""Dates written as numbers: counted from when, in seconds each, and what such numbers look like."""
 _SEASONS = {"business day": 5, "month": 12}
 
 
@@ -98,6 +76,8 @@ class Clock:
     frequency: Frequency
     zone: dt.tzinfo | None = None
     pattern: str = ""
+    days: bool = False
+    """Whether the source has dates without a time of day."""
 
     def at(self, step: int) -> Moment:
         """The moment of a step, before or after the data too."""
@@ -120,258 +100,12 @@ class Clock:
         if isinstance(moment, int):
             return str(moment)
         if self.pattern:
-            return moment.strftime(self.pattern)
+            offset, quarter = moment.strftime("%z"), (moment.month + 2) // 3
+            pattern = self.pattern.replace("%:z", f"{offset[:3]}:{offset[3:]}")
+            return moment.strftime(pattern.replace("%q", str(quarter)))
         if self.frequency.unit != "second" and moment.time() == dt.time(0):
             return moment.date().isoformat()
         return moment.isoformat(sep=" ", timespec="auto")
-
-
-def as_numbers(cells: Sequence[Any]) -> list[float] | None:
-    """Times that are plain numbers (years, counters), or None if they are dates or text."""
-    try:
-        values = [float(c) for c in cells if not isinstance(c, dt.date)]
-    except (TypeError, ValueError):
-        return None
-    if len(values) < len(cells) or not np.isfinite(values).all():
-        return None
-    return None if all(_eight_digits(str(c)) for c in cells) else values
-
-
-def read_times(
-    table: Table, column: str, *, date_format: str | None = None, timezone: str | None = None
-) -> tuple[list[dt.datetime], str, dt.tzinfo | None]:
-    """Every cell of a column as a date and time that all read the same way.
-
-    Returns the moments, the pattern that writes them again ("" for ISO), and the time zone.
-    """
-    cells = table.column(column, "--time")
-    for i, cell in enumerate(cells):
-        if is_empty(cell):
-            raise UserError(
-                f"{table.where(i)}, column {column!r} has no time", hint="fill in that cell"
-            )
-    zone = _zone(timezone)
-    moments, pattern = _parse(table, column, cells, date_format)
-    return _zoned(table, column, moments, pattern, zone)
-
-
-def _zoned(
-    table: Table, column: str, moments: list[dt.datetime], pattern: str, zone: ZoneInfo | None
-) -> tuple[list[dt.datetime], str, dt.tzinfo | None]:
-    aware = [m.tzinfo is not None for m in moments]
-    if any(aware) and not all(aware):
-        odd = aware.index(not aware[0])
-        raise UserError(
-            f"{table.where(odd)}, column {column!r}: {table.columns[column][odd]!r} "
-            f"{'names' if aware[odd] else 'lacks'} a time zone, unlike the rows before it",
-            hint="write all times with an offset, or none",
-        )
-    if all(aware):
-        offsets = {m.utcoffset() for m in moments}
-        home: dt.tzinfo = zone or (moments[0].tzinfo if len(offsets) == 1 else None) or dt.UTC
-        return [m.astimezone(home) for m in moments], pattern, home
-    if zone is None:
-        return list(moments), pattern, None
-    return [_local(table, column, i, m, zone, moments) for i, m in enumerate(moments)], "", zone
-
-
-def _local(
-    table: Table,
-    column: str,
-    row: int,
-    moment: dt.datetime,
-    zone: ZoneInfo,
-    moments: list[dt.datetime],
-) -> dt.datetime:
-    """A wall-clock time in its zone; the second of two equal ones is after the clocks went back."""
-    fold = int(row > 0 and moments[row - 1] >= moment)
-    local = moment.replace(tzinfo=zone, fold=fold)
-    if local.astimezone(dt.UTC).astimezone(zone).replace(tzinfo=None) != moment:
-        raise UserError(
-            f"{table.where(row)}, column {column!r}: {moment} does not exist in {zone.key}, "
-            "where the clocks went forward",
-            hint="check --timezone; perhaps the times are UTC",
-        )
-    return local
-
-
-def _zone(name: str | None) -> ZoneInfo | None:
-    if name is None:
-        return None
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as unknown:
-        raise UserError(
-            f"--timezone {name!r} is unknown", hint="a name like Europe/Berlin or UTC"
-        ) from unknown
-
-
-def _eight_digits(text: str) -> bool:
-    return bool(re.fullmatch(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])", text.strip()))
-
-
-def _parse(
-    table: Table, column: str, cells: Sequence[Any], date_format: str | None
-) -> tuple[list[dt.datetime], str]:
-    if all(isinstance(c, dt.date) for c in cells):
-        return [_at_midnight(c) for c in cells], ""
-    texts = [str(c).strip() for c in cells]
-    if date_format in COUNTED:
-        return _counted(table, column, texts, date_format), ""
-    if date_format is not None:
-        return _all(table, column, texts, lambda t: dt.datetime.strptime(t, date_format)), (
-            date_format
-        )
-    if any(_SLASHED.match(t) for t in texts):
-        return _slashed(table, column, texts)
-    readers: dict[str, Callable[[str], dt.datetime]] = {
-        "": _iso,
-        "%Y-%m": _year_month,
-        "Q": _quarter,
-        "%G-W%V": _week,
-        **{p: (lambda t, p=p: dt.datetime.strptime(t, p)) for p in _WRITTEN},
-    }
-    failures: dict[str, int] = {}
-    for pattern, reader in readers.items():
-        moments = _read_until_wrong(texts, reader)
-        if len(moments) == len(texts):
-            return moments, "" if pattern == "Q" else pattern
-        failures[pattern] = len(moments)
-    best = max(failures, key=failures.__getitem__)
-    row = failures[best]
-    like = f" like {texts[0]!r}" if row else ""
-    raise UserError(
-        f"{table.where(row)}, column {column!r}: {texts[row]!r} is not a date{like}",
-        hint="mend that cell, or say how dates are written: --date-format '%d/%m/%Y'",
-    )
-
-
-def _read_until_wrong(texts: list[str], reader: Callable[[str], dt.datetime]) -> list[dt.datetime]:
-    moments: list[dt.datetime] = []
-    for text in texts:
-        try:
-            moments.append(reader(text))
-        except ValueError:
-            break
-    return moments
-
-
-def _all(
-    table: Table, column: str, texts: list[str], reader: Callable[[str], dt.datetime]
-) -> list[dt.datetime]:
-    moments = []
-    for i, text in enumerate(texts):
-        try:
-            moments.append(reader(text))
-        except ValueError as wrong:
-            raise UserError(
-                f"{table.where(i)}, column {column!r}: {text!r} is not a date as --date-format "
-                f"says ({wrong})",
-                hint="%d day, %m month, %Y year, %H:%M time",
-            ) from wrong
-    return moments
-
-
-def _at_midnight(day: dt.date) -> dt.datetime:
-    if isinstance(day, dt.datetime):
-        convert = getattr(day, "to_pydatetime", None)  # pandas' own kind of datetime
-        return convert() if convert else day
-    return dt.datetime.combine(day, dt.time(0))
-
-
-def _year_month(text: str) -> dt.datetime:
-    match = _MONTH.match(text)
-    if not match:
-        raise ValueError(text)
-    return dt.datetime(int(match[1]), int(match[2]), 1)
-
-
-def _iso(text: str) -> dt.datetime:
-    """As ISO 8601 has it, but for weeks without a day, which are to be written as weeks again."""
-    if _WEEK.match(text):
-        raise ValueError(text)
-    return dt.datetime.fromisoformat(text)
-
-
-def _week(text: str) -> dt.datetime:
-    match = _WEEK.match(text)
-    if not match:
-        raise ValueError(text)
-    return dt.datetime.fromisocalendar(int(match[1]), int(match[2]), 1)
-
-
-def _counted(table: Table, column: str, texts: list[str], kind: str) -> list[dt.datetime]:
-    """Dates that count days or seconds from a beginning; whole seconds, as Excel rounds."""
-    start, seconds, least, most = COUNTED[kind]
-    moments = []
-    for i, text in enumerate(texts):
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not least <= value <= most:
-            raise UserError(
-                f"{table.where(i)}, column {column!r}: {text!r} is not a date as --date-format "
-                f"{kind} counts them",
-                hint=f"they lie between {least:g} and {most:g}",
-            )
-        moments.append(start + dt.timedelta(seconds=round(seconds * value)))
-    return moments
-
-
-def counted_like(numbers: Sequence[float]) -> str | None:
-    """The --date-format that some numbers look like, if they look like dates at all."""
-    for kind, (_, _, least, most) in COUNTED.items():
-        if len(numbers) and least <= min(numbers) and max(numbers) <= most:
-            return kind
-    return None
-
-
-def _quarter(text: str) -> dt.datetime:
-    match = _QUARTER.match(text)
-    if not match:
-        raise ValueError(text)
-    return dt.datetime(int(match[1]), 3 * int(match[2]) - 2, 1)
-
-
-def _slashed(table: Table, column: str, texts: list[str]) -> tuple[list[dt.datetime], str]:
-    """Dates like 1/31/2012: the whole column decides which number is the month, or nobody does."""
-    matches = [_SLASHED.match(t) for t in texts]
-    for i, match in enumerate(matches):
-        if match is None:
-            raise UserError(
-                f"{table.where(i)}, column {column!r}: {texts[i]!r} is not a date like "
-                f"{texts[0 if i else 1]!r}",
-                hint="write all dates the same way; 2012-01-31 is never misread",
-            )
-    days_first = [i for i, m in enumerate(matches) if m and int(m[1]) > 12]
-    months_first = [i for i, m in enumerate(matches) if m and int(m[3]) > 12]
-    if days_first and months_first:
-        i, j = days_first[0], months_first[0]
-        raise UserError(
-            f"column {column!r} mixes two orders: {table.where(i)} has {texts[i]!r} (day first), "
-            f"{table.where(j)} has {texts[j]!r} (month first)",
-            hint="write 2012-01-31, which cannot be misread",
-        )
-    separator = matches[0][2] if matches[0] else "/"
-    if not days_first and not months_first:
-        raise UserError(
-            f"column {column!r} can be read in two ways: is {texts[0]!r} ({table.where(0)}) the "
-            f"day first or the month first? No value exceeds 12",
-            hint=f"--date-format '%m{separator}%d{separator}%Y', or %d{separator}%m{separator}%Y",
-        )
-    order = ("%d", "%m", "%Y") if days_first else ("%m", "%d", "%Y")
-    time = matches[0][5] if matches[0] else None
-    half = bool(time) and time[-1] in "mM"
-    clock = (
-        (f"{time[0]}{'%I' if half else '%H'}:%M" + ":%S" * (time.count(":") == 2)) if time else ""
-    )
-    clock += (" %p" if time and time[-3] == " " else "%p") if half else ""
-    pattern = separator.join(order) + clock
-    return _all(table, column, texts, lambda t: dt.datetime.strptime(t, pattern)), pattern
-
-
-# Frequency
 
 
 def frequency_of(moments: Sequence[Moment], table: Table, column: str) -> Frequency:
@@ -449,9 +183,16 @@ def _check(frequency: Frequency, moments: Sequence[Moment], table: Table, column
             raise UserError(
                 f"{table.where(i)}, column {column!r}: {moments[i]} is off the beat: the data is "
                 f"{frequency.name} from {moments[0]} on",
-                hint="mend the time, or leave --time away if the steps have no regular beat",
+                hint=f"mend the time{_clocks(moments)}, or leave --time away if the steps have no "
+                "regular beat",
             )
     return frequency
+
+
+def _clocks(moments: Sequence[Moment]) -> str:
+    """What else times with offsets may need: days of a place whose clocks change are not 24 h."""
+    aware = isinstance(moments[0], dt.datetime) and moments[0].tzinfo is not None
+    return ", or name the place: --timezone Europe/Berlin, if its clocks changed" if aware else ""
 
 
 def positions(moments: Sequence[Moment], frequency: Frequency) -> list[int | None]:
@@ -490,9 +231,6 @@ def _add_months(start: dt.datetime, months: int, month_end: bool) -> dt.datetime
 def _add_business_days(start: dt.datetime, days: int) -> dt.datetime:
     moved = np.busday_offset(np.datetime64(start.date()), days, roll="forward")
     return dt.datetime.combine(moved.astype(dt.date), start.timetz())
-
-
-# Calendar features
 
 
 def calendar_features(clock: Clock, first: int, steps: int) -> tuple[np.ndarray, tuple[str, ...]]:

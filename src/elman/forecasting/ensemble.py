@@ -69,7 +69,7 @@ def single_columns(series: Sequence[Series]) -> list[Series]:
     if any(len(s.columns) > 1 for s in series):
         several = len(series) > 1
         columns = [
-            replace(c, name=f"{c.name}, {c.columns[0]}" if several else c.columns[0])
+            replace(c, name=f"{c.name}, {c.columns[0]}" if several else c.columns[0], id=None)
             for c in columns
         ]
     names = [c.name for c in columns]

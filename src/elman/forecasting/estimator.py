@@ -146,14 +146,14 @@ class SeriesForecaster:
             windows=self.windows if windows is None else windows, every=self.steps
         )
         measured = experiment.fit_and_measure(self._series(data), settings)
-        moments = _home(data) in _FRAMES and output.dated(measured.series)
+        typed = _home(data) in _FRAMES
+        when = output.moment if typed and output.of_one_kind(measured.series) else Series.time
         rows: dict[str, list[Any]] = {"unique_id": [], "ds": [], "cutoff": [], "y": []}
         backtests = measured.backtests()
         for i, s in enumerate(measured.series[j] for j in measured.compared):
             first = next(iter(backtests.values()))[i]
             for n, o in enumerate(first.origins.tolist()):
-                rows["unique_id"] += [s.name] * settings.steps
-                when = output.moment if moments else Series.time
+                rows["unique_id"] += [output.name_of(s, typed=typed)] * settings.steps
                 rows["ds"] += [when(s, o + k) for k in range(settings.steps)]
                 rows["cutoff"] += [when(s, o - 1)] * settings.steps
                 rows["y"] += first.truth[n].tolist()
@@ -212,7 +212,13 @@ class SeriesForecaster:
         if isinstance(data, list) and data and isinstance(data[0], Series):
             return data
         if isinstance(data, np.ndarray | list | tuple):
-            values = np.asarray(data, dtype=np.float64)
+            try:
+                values = np.asarray(data, dtype=np.float64)
+            except (TypeError, ValueError) as wrong:
+                raise UserError(
+                    f"a {type(data).__name__} to forecast must hold numbers: {wrong}",
+                    hint="a frame or a mapping of names to columns holds dates and words too",
+                ) from wrong
             if values.ndim == 1:
                 values = values[:, None]
             if values.ndim != 2:

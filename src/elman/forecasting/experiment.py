@@ -142,6 +142,19 @@ class Experiment:
             for label, rows in self.backtests().items()
         }
 
+    def unread(self) -> list[str]:
+        """Inputs that were given and that no forecaster that was chosen reads, in words."""
+        first = self.series[0]
+        names, after = list(first.inputs), len(first.inputs) - len(first.static)
+        before = after - first.past.shape[1]
+        given = {"known": names[:before], "past": names[before:after], "static": names[after:]}
+        read = {k for fitted in self.ensemble.fitted.values() for k in fitted.method.of.inputs}
+        return [
+            f"not read by what was chosen: --{kind} {', '.join(columns)}"
+            for kind, columns in given.items()
+            if columns and kind not in read
+        ]
+
     def answer(self) -> dict[str, Any]:
         """Everything as plain values for JSON."""
         several = len(self.series) > 1
@@ -165,7 +178,7 @@ class Experiment:
             "left_out": self.choice.left_out,
             "growth": None if several else _growth(own),
             "losses": losses(self.ensemble),
-            "notes": list(dict.fromkeys(n for s in self.series for n in s.notes)),
+            "notes": list(dict.fromkeys(n for s in self.series for n in s.notes)) + self.unread(),
             "forecast": look_ahead_plain(self.series, self.ahead),
         }
         if several:

@@ -162,16 +162,18 @@ def errors(model: Forecaster, values: Values, steps: int, inputs: Inputs | None 
 def _shape(residuals: Paths, spread: Values) -> NDArray[np.float64]:
     """Quantiles of residuals over their spread, all horizons together.
 
-    Few residuals say little about the tails: the normal's quantiles count as twenty of them.
+    Few residuals say little about the tails: there the normal's quantiles count as twenty of them,
+    in the middle as none. A demand that is mostly zero has zero for its median.
     """
+    normal, outwards = _normal(1)[:, 0], 2 * np.abs(np.array(GRID) - 0.5)
     columns = []
     for j in range(residuals.shape[2]):
         unit = np.where(spread[:, j] > 0, spread[:, j], 1.0)[: residuals.shape[1]]
         z = residuals[:, :, j] / unit
         first = z[:, 0][~np.isnan(z[:, 0])]
         quantiles = np.quantile(z[~np.isnan(z)], GRID)
-        trust = len(first) / (len(first) + 20)
-        columns.append(trust * quantiles + (1 - trust) * _normal(1)[:, 0])
+        doubt = 20 / (len(first) + 20) * outwards
+        columns.append((1 - doubt) * quantiles + doubt * normal)
     return np.stack(columns, axis=1)
 
 

@@ -1,6 +1,7 @@
 """Forecasts as columns, as plain values, and as a file: CSV, Parquet or JSON, one row a step."""
 
 import csv
+import datetime as dt
 import io
 import json
 import math
@@ -71,17 +72,18 @@ def rows_ahead(
 ) -> dict[str, list[Any]]:
     """Forecasts as columns of a long table, called as Nixtla's libraries call them.
 
-    Times are written as the data writes them; with `moments` they are dates where all have dates.
+    Times are written as the data writes them; with `moments` they are dates where all have dates,
+    whole numbers where all count, and series are called by their `id`.
     """
-    as_dates = moments and dated(series)
+    typed = moments and of_one_kind(series)
     table: dict[str, list[Any]] = {"unique_id": [], "ds": [], name: []}
     levels = sorted(ahead[0].low)
     ends = [f"{name}-lo-{x:g}" for x in reversed(levels)] + [f"{name}-hi-{x:g}" for x in levels]
     table |= {c: [] for c in ends}
     for s, path in zip(series, ahead, strict=True):
-        table["unique_id"] += [s.name] * len(path.times)
+        table["unique_id"] += [name_of(s, typed=moments)] * len(path.times)
         steps = range(len(s), len(s) + len(path.times))
-        table["ds"] += [moment(s, k) for k in steps] if as_dates else list(path.times)
+        table["ds"] += [moment(s, k) for k in steps] if typed else list(path.times)
         table[name] += path.point.tolist()
         for level in levels:
             table[f"{name}-lo-{level:g}"] += path.low[level].tolist()
@@ -118,11 +120,21 @@ def plain(value: Any) -> Any:
     return value
 
 
-def dated(series: Sequence[Series]) -> bool:
-    """Whether every step of every series has a date."""
-    return all(s.clock is not None and not isinstance(s.clock.start, int) for s in series)
+def of_one_kind(series: Sequence[Series]) -> bool:
+    """Whether the steps of all series have dates, or all are counted."""
+    return (
+        len({type(moment(s, 0)) for s in series} | {type(moment(s, len(s))) for s in series}) == 1
+    )
 
 
 def moment(series: Series, step: int) -> Any:
-    """When a step is, as a date and time; as the data writes it where it has none."""
-    return series.clock.at(step) if series.clock and dated([series]) else series.time(step)
+    """When a step is: a date and time, a whole number, or as the data writes it without a clock."""
+    if (clock := series.clock) is not None:
+        at = clock.at(step)
+        return at.date() if clock.days and isinstance(at, dt.datetime) else at
+    return step + 1 if series.times is None else series.time(step)
+
+
+def name_of(series: Series, *, typed: bool) -> Any:
+    """What a table calls a series: its name, or what the frame it came from called it."""
+    return series.id if typed and series.id is not None else series.name

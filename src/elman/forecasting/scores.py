@@ -13,8 +13,9 @@ from elman.forecasting.intervals import GRID, MIDDLE, interval
 from elman.forecasting.output import plain
 from elman.forecasting.panel import Backtest
 
-_ENOUGH = 300
-"""How many windows, all series together, say how wide intervals must be."""
+_ENOUGH = 200
+"""How many windows, all series together, say how wide intervals must be: no more, so that what
+happened once, in an older window, stops widening them."""
 
 
 @dataclass(frozen=True)

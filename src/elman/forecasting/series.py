@@ -6,8 +6,8 @@ sunspot numbers, monthly airline passengers.
 """
 
 import datetime as dt
+import functools
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -17,29 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import MissingSource, UserError
-from elman.forecasting import dates, tables
+from elman.forecasting import dates, tables, timestamps
 from elman.forecasting.dates import Clock, Moment
+from elman.forecasting.gaps import constant, filled_in, last_known, missing_rows, spread
+from elman.forecasting.reading import Fill, Reading, check_upright, counted_dates, roles
 from elman.forecasting.tables import Table
 from elman.text.datasets import DATASETS
 
 Values = NDArray[np.float64]
 Missing = Literal["error", "interpolate"]
-Fill = Literal["forward", "linear", "zero"]
 
 NAMES = tuple(name for name, dataset in DATASETS.items() if dataset.kind == "series")
-FILLS: tuple[Fill, ...] = ("forward", "linear", "zero")
-
 _SEASONS = {"sunspots": 11, "airline": 12}
-_LONG = {"unique_id", "ds", "y"}
-_TIME_NAMES = frozenset(
-    {
-        *("ds", "date", "datetime", "time", "timestamp", "year", "month", "day", "week"),
-        *("quarter", "period", "hour", "minute", "t", "dt"),
-    }
-)
-_INDEX_NAMES = _TIME_NAMES | frozenset(
-    ["id", "index", "row", "no", "nr", "unnamed: 0", "unique_id"]
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +52,8 @@ class Series:
     notes: tuple[str, ...] = ()
     reading: "Reading | None" = None
     """How its table was read, what was decided included."""
+    id: Any = None
+    """What the group's cells held: a frame gets it back."""
 
     def __post_init__(self) -> None:
         assert self.values.ndim == 2
@@ -107,38 +98,6 @@ class Series:
             replace(self, values=self.values[:, [j]], columns=(c,))
             for j, c in enumerate(self.columns)
         ]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Which columns mean what, and what to do about gaps: everything `load` can be told."""
-
-    column: tuple[str, ...] = ()
-    time: str | None = None
-    group: str | None = None
-    known: tuple[str, ...] = ()
-    past: tuple[str, ...] = ()
-    static: tuple[str, ...] = ()
-    fill: Fill | None = None
-    date_format: str | None = None
-    timezone: str | None = None
-    season: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.fill is not None and self.fill not in FILLS:
-            raise UserError(f"--fill {self.fill!r} is unknown", hint=f"one of {', '.join(FILLS)}")
-        if self.season is not None and self.season < 1:
-            raise UserError(
-                f"--season {self.season} must be at least 1",
-                hint="12 for monthly data, 1 for none",
-            )
-        roles = [*self.column, *self.known, *self.past, *self.static]
-        roles += [c for c in (self.time, self.group) if c not in (None, "none")]
-        for name in roles:
-            if roles.count(name) > 1:
-                raise UserError(
-                    f"column {name!r} is asked for twice", hint="a column has one role in a model"
-                )
 
 
 def load(
@@ -213,11 +172,12 @@ def from_frame(frame: Any, reading: Reading | None = None) -> list[Series]:
 def from_table(table: Table, reading: Reading) -> list[Series]:
     """Read a table as series: find the columns, part the groups, order the steps, fill if asked."""
     notes: list[str] = list(table.notes)
-    _check_upright(table, reading)
-    reading = _roles(table, reading, notes)
-    if reading.time and (kind := _counted_dates(table, reading)):
+    check_upright(table, reading)
+    reading = roles(table, reading, notes)
+    if reading.time and (kind := counted_dates(table, reading)):
         notes.append(f"{reading.time} holds numbers; if they are dates: --date-format {kind}")
     parts: dict[str, list[int]] = {}
+    ids: dict[str, Any] = {}
     if reading.group is None:
         parts[table.name] = list(range(len(table)))
     else:
@@ -228,145 +188,21 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
                     hint="fill in that cell",
                 )
             parts.setdefault(str(cell), []).append(i)
+            ids.setdefault(str(cell), cell)
     several = len(parts) > 1
     made = [_one(name, table.take(rows), reading, several) for name, rows in parts.items()]
-    return [replace(s, notes=(*notes, *s.notes), reading=reading) for s in made]
+    notes += _beats(made, reading)
+    return [replace(s, notes=(*notes, *s.notes), reading=reading, id=ids.get(s.name)) for s in made]
 
 
-def _counted_dates(table: Table, reading: Reading) -> str | None:
-    """The --date-format that a time column of plain numbers looks like."""
-    numbers = dates.as_numbers(table.column(reading.time or "", "--time"))
-    return dates.counted_like(numbers) if numbers and reading.date_format is None else None
-
-
-def _roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
-    """Decide which column is what where the user did not say, and say what was decided."""
-    if set(table.columns) >= _LONG and not (reading.group or reading.time or reading.column):
-        reading = replace(reading, group="unique_id", time="ds", column=("y",))
-    for flag, names in (
-        ("--column", reading.column),
-        ("--known", reading.known),
-        ("--past", reading.past),
-        ("--static", reading.static),
-        ("--group", [reading.group] if reading.group else []),
-    ):
-        for name in names:
-            table.column(name, flag)
-    taken = {reading.group, *reading.column, *reading.known, *reading.past, *reading.static}
-    if reading.time == "none":
-        reading = replace(reading, time=None)
-    elif reading.time is None:
-        reading = replace(reading, time=_time_column(table, taken, reading.date_format))
-        if reading.time:
-            notes.append(f"time: column {reading.time!r} (--time none would ignore it)")
-    if not reading.column:
-        reading = replace(reading, column=_target_columns(table, {*taken, reading.time}, notes))
-    return reading
-
-
-def _time_column(
-    table: Table, taken: set[str | None], date_format: str | None = None
-) -> str | None:
-    """The one column that is called like a time or holds dates, if there is exactly one."""
-    names = []
-    for name, cells in table.columns.items():
-        numeric = tables.looks_numeric(cells)
-        called = name.strip().lower() in _TIME_NAMES
-        if name not in taken and (
-            called or (not numeric and _dates_begin(table, name, date_format))
-        ):
-            names.append(name)
-    if len(names) != 1:
-        return None
-    cells = table.columns[names[0]]
-    if not tables.looks_numeric(cells) and not _dates_begin(table, names[0], date_format):
-        raise UserError(
-            f"{table.where(0)}, column {names[0]!r}: {str(cells[0])!r} is not a date that can be "
-            "read in one way only",
-            hint="say how dates are written: --date-format '%m/%d/%y'; or --time none takes the "
-            "rows in their order",
-        )
-    return names[0]
-
-
-def _check_upright(table: Table, reading: Reading) -> None:
-    """Refuse a table that lies on its side: times across the top, one series a row."""
-    if reading.column:
-        return
-    times = [name for name in table.columns if _ACROSS.fullmatch(name)]
-    if len(times) > 2 and 2 * len(times) > len(table.columns):
-        raise UserError(
-            f"the header of {table.name} names times ({', '.join(times[:3])} …): a series is a "
-            "column here, one row a time",
-            hint="turn the table (pandas: frame.melt), or name each --column to forecast it as it "
-            "is",
-        )
-
-
-_ACROSS = re.compile(r"(19|20)\d\d([-/. ]?(\d{1,2}|Q[1-4]|W\d\d)([-/.]\d{1,2})?)?", re.IGNORECASE)
-"""Years, months, quarters, weeks and days, as they stand in a header."""
-
-
-def _dates_begin(table: Table, name: str, date_format: str | None) -> bool:
-    """Whether the first cell of a column reads as a date, be it ambiguous."""
-    first = table.take([0])
-    if tables.is_empty(first.columns[name][0]):
-        return False
-    if dates.as_numbers(first.columns[name]) is not None:
-        return True
-    try:
-        dates.read_times(first, name, date_format=date_format)
-    except UserError as wrong:
-        return "can be read in two ways" in wrong.message
-    return True
-
-
-def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> tuple[str, ...]:
-    """Columns of numbers that are no index: neither called like one nor counting evenly."""
-    numeric = [
-        c for c, cells in table.columns.items() if c not in taken and tables.looks_numeric(cells)
-    ]
-    if not numeric:
-        raise _no_numbers(table, taken)
-    named = [c for c in numeric if c.strip().lower() in _INDEX_NAMES]
-    rest = [c for c in numeric if c not in named]
-    counting = [c for c in rest if _counts(table.columns[c])] if len(rest) > 1 else []
-    targets = [c for c in rest if c not in counting]
-    if not targets:
-        raise UserError(
-            f"only columns that look like an index hold numbers: {', '.join(numeric)}",
-            hint=f"--column {numeric[0]} forecasts it all the same",
-        )
-    if named or counting:
-        notes.append(f"not forecast, as they look like an index: {', '.join(named + counting)}")
-    return tuple(targets)
-
-
-def _no_numbers(table: Table, taken: set[str | None]) -> UserError:
-    """Why no column can be forecast: all are taken, or what is in the others is not numbers."""
-    rest = [c for c in table.columns if c not in taken]
-    if not rest:
-        named = ", ".join(c for c in table.columns if c in taken)
-        return UserError(
-            f"only columns that look like an index hold numbers: {named}",
-            hint=f"--column {named.split(', ')[-1]} --time none forecasts it all the same",
-        )
-    said = f"no column holds numbers among {', '.join(table.columns)}"
-    for name in reversed(rest):
-        try:
-            tables.numbers(table, name)
-        except UserError as wrong:
-            return UserError(f"{said}: {wrong.message}", hint=wrong.hint)
-    return UserError(said, hint="name one with --column")
-
-
-def _counts(cells: list[Any]) -> bool:
-    """Whether a column goes up or down by the same amount each row."""
-    try:
-        steps = np.diff([float(c) for c in cells])
-    except (TypeError, ValueError):
-        return False
-    return len(steps) > 1 and steps[0] != 0 and bool((steps == steps[0]).all())
+def _beats(made: list[Series], reading: Reading) -> list[str]:
+    """How the series tick and when they repeat, in words, each way once."""
+    words = []
+    for s in made:
+        if s.clock is not None:
+            season = f"a season of {s.season} steps" if s.season else "no season"
+            words.append(f"{reading.time}: {s.clock.frequency.name}, {season}")
+    return list(dict.fromkeys(words))
 
 
 def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
@@ -377,7 +213,7 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     notes: list[str] = []
     steps = list(range(len(table)))
     if reading.time is not None:
-        table, moments, clock = _in_order(table, reading)
+        table, moments, clock = _in_order(table, reading, of)
         if clock is None:
             notes.append(f"{of}{reading.time} does not count evenly: used for the order only")
             times = tuple(str(c) for c in table.columns[reading.time])
@@ -386,12 +222,12 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
             steps = [p for p in positions if p is not None]
             times = _labels(table, reading.time, clock, steps)
     total = steps[-1] + 1
-    columns = {c: _spread(table, c, "--column", steps, total) for c in reading.column}
-    known = {c: _spread(table, c, "--known", steps, total) for c in reading.known}
-    last = _last_known(columns, total) if known else total
+    columns = {c: spread(table, c, "--column", steps, total) for c in reading.column}
+    known = {c: spread(table, c, "--known", steps, total) for c in reading.known}
+    last = last_known(columns, total) if known else total
     if not last:
         raise UserError(f"{of}no column has a single value", hint="another --column")
-    gaps = _gaps(table, steps, total, clock)
+    gaps = missing_rows(table, steps, total, clock)
     if gaps and reading.fill is None:
         hint = "--fill forward, linear or zero fills them in"
         if clock and clock.zone is None and clock.frequency.unit == "second":
@@ -400,12 +236,10 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     if gaps:
         notes.append(f"{of}{gaps}: filled ({reading.fill})")
     where = dict(zip(steps, range(len(table)), strict=True))
-    values = [_filled(c, v[:last], table, where, reading.fill, of) for c, v in columns.items()]
-    inputs = [_filled(c, v, table, where, reading.fill, of) for c, v in known.items()]
-    past = [
-        _filled(c, _spread(table, c, "--past", steps, total)[:last], table, where, reading.fill, of)
-        for c in reading.past
-    ]
+    filled = functools.partial(filled_in, table, where, reading.fill, of, notes)
+    values = [filled(c, v[:last]) for c, v in columns.items()]
+    inputs = [filled(c, v) for c, v in known.items()]
+    past = [filled(c, spread(table, c, "--past", steps, total)[:last]) for c in reading.past]
     return Series(
         name,
         np.stack(values, axis=1),
@@ -415,13 +249,13 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
         clock,
         np.stack(inputs, axis=1) if inputs else np.zeros((0, 0)),
         np.stack(past, axis=1) if past else np.zeros((0, 0)),
-        np.array([_constant(table, c, of) for c in reading.static]),
+        np.array([constant(table, c, of) for c in reading.static]),
         (*reading.known, *reading.past, *reading.static),
         tuple(notes),
     )
 
 
-def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Clock | None]:
+def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[Moment], Clock | None]:
     """Rows sorted by time, no two at the same, and the clock they follow.
 
     Numbers that do not count evenly still order the rows; dates that do not are refused.
@@ -429,25 +263,20 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
     time = reading.time
     assert time is not None
     cells = table.column(time, "--time")
-    numbers = dates.as_numbers(cells) if reading.date_format is None else None
+    numbers = timestamps.as_numbers(cells) if reading.date_format is None else None
     pattern, zone = "", None
     moments: Sequence[Moment | float]
     if numbers is not None:
         moments = [int(v) if v.is_integer() else v for v in numbers]
     else:
-        moments, pattern, zone = dates.read_times(
+        moments, pattern, zone = timestamps.read_times(
             table, time, date_format=reading.date_format, timezone=reading.timezone
         )
     keys = [_sortable(m) for m in moments]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     for before, after in itertools.pairwise(order):
         if keys[before] == keys[after]:
-            raise UserError(
-                f"column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have "
-                f"the same {time} {str(cells[after])!r}",
-                hint=f"a series has one row a time; --group {_telling_apart(table, time)} tells "
-                "several series apart, --timezone the two hours when clocks go back",
-            )
+            raise _twice(table, reading, before, after, of)
     table = table.take(order)
     ordered = [m for m in (moments[i] for i in order) if not isinstance(m, float)]
     if len(ordered) < len(order):
@@ -455,7 +284,29 @@ def _in_order(table: Table, reading: Reading) -> tuple[Table, list[Moment], Cloc
     frequency = dates.frequency_of(ordered, table, time)
     if None in dates.positions(ordered, frequency):
         return table, ordered, None
-    return table, ordered, Clock(ordered[0], frequency, zone, pattern)
+    days = all(isinstance(c, dt.date) and not isinstance(c, dt.datetime) for c in cells)
+    return table, ordered, Clock(ordered[0], frequency, zone, pattern, days)
+
+
+def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> UserError:
+    """Two rows of one series at the same time: what to do depends on how they differ."""
+    time = reading.time or ""
+    one, other = ([cells[i] for cells in table.columns.values()] for i in (before, after))
+    hint = "a series has one row a time; "
+    if one == other:
+        hint += "the two rows are the same: delete one"
+    elif reading.group:
+        hint += f"delete one, or tell them apart in {reading.group!r}"
+    else:
+        hint += (
+            f"--group {_telling_apart(table, time)} tells several series apart, --timezone the two "
+            "hours when clocks go back"
+        )
+    return UserError(
+        f"{of}column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have the "
+        f"same {time} {str(table.columns[time][after])!r}",
+        hint=hint,
+    )
 
 
 def _telling_apart(table: Table, time: str) -> str:
@@ -478,92 +329,3 @@ def _labels(table: Table, time: str, clock: Clock, steps: list[int]) -> tuple[st
     cells = zip(steps, table.columns[time], strict=True)
     written = {k: str(c) for k, c in cells if not isinstance(c, dt.date)}
     return tuple(written.get(k) or clock.label(k) for k in range(steps[-1] + 1))
-
-
-def _spread(table: Table, column: str, flag: str, steps: list[int], total: int) -> Values:
-    """A column on its steps, NaN where there is no row or an empty cell."""
-    values = np.full(total, np.nan)
-    values[steps] = tables.numbers(table, column, flag)
-    return values
-
-
-def _last_known(columns: dict[str, Values], total: int) -> int:
-    """How many steps there are until every column is empty: rows after them are the future."""
-    seen = np.zeros(total, dtype=bool)
-    for values in columns.values():
-        seen |= ~np.isnan(values)
-    return int(np.flatnonzero(seen)[-1]) + 1 if seen.any() else 0
-
-
-def _gaps(table: Table, steps: list[int], total: int, clock: Clock | None) -> str:
-    """The steps without a row, by date, or "" where there are none."""
-    absent = sorted(set(range(total)) - set(steps))
-    if not absent or clock is None:
-        return ""
-    runs: list[tuple[int, int]] = []
-    for k in absent:
-        if runs and runs[-1][1] == k - 1:
-            runs[-1] = (runs[-1][0], k)
-        else:
-            runs.append((k, k))
-    named = [clock.label(a) + (f" … {clock.label(b)}" if b > a else "") for a, b in runs[:5]]
-    more = f" and {len(runs) - 5} more gaps" if len(runs) > 5 else ""
-    one = len(absent) == 1
-    count = "1 time has no row" if one else f"{len(absent)} times have no row"
-    if (before := max((k for k in steps if k < absent[0]), default=None)) is not None:
-        named[0] += f" (after {table.where(steps.index(before))})"
-    return f"{count} ({clock.frequency.name} data): {', '.join(named)}{more}"
-
-
-def _filled(
-    column: str, values: Values, table: Table, where: dict[int, int], fill: Fill | None, of: str
-) -> Values:
-    """One column without gaps: as it is, or filled as asked, or refused by line."""
-    absent = np.flatnonzero(np.isnan(values))
-    if not len(absent):
-        return values
-    known = np.flatnonzero(~np.isnan(values))
-    if not len(known):
-        raise UserError(f"{of}column {column!r} has no finite number at all", hint="another column")
-    if fill is None:
-        cells = table.columns[column]
-        named = [
-            f"{table.where(where[k])} ({str(cells[where[k]])!r})"
-            for k in absent.tolist()
-            if k in where
-        ]
-        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
-        raise UserError(
-            f"{of}column {column!r} has no finite number at {', '.join(named[:5])}{more}",
-            hint="--fill forward, linear or zero fills gaps in",
-        )
-    if fill == "zero":
-        return np.nan_to_num(values)
-    if fill == "linear":
-        return np.interp(np.arange(len(values)), known, values[known])
-    if absent[0] < known[0]:
-        at = f" ({table.where(where[0])})" if 0 in where else ""
-        raise UserError(
-            f"{of}column {column!r} begins with a gap{at}, and --fill forward has nothing to "
-            "repeat",
-            hint="--fill linear or zero, or drop the first rows",
-        )
-    latest = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values))))
-    return values[latest]
-
-
-def _constant(table: Table, column: str, of: str) -> float:
-    """A static column's one value."""
-    values = tables.numbers(table, column, "--static")
-    known = np.flatnonzero(~np.isnan(values))
-    if not len(known):
-        raise UserError(f"{of}static column {column!r} is empty", hint="another column")
-    first = values[known[0]]
-    if len(other := known[values[known] != first]):
-        here, there = (table.where(int(k)) for k in (known[0], other[0]))
-        raise UserError(
-            f"{of}static column {column!r} must have one value a series, and has {first:g} at "
-            f"{here} and {values[other[0]]:g} at {there}",
-            hint="--known or --past are for columns that change",
-        )
-    return float(first)

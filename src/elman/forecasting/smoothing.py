@@ -164,23 +164,21 @@ def _start(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Level, slope and season before the first value: least squares on the first few.
 
+    Two whole seasons have their solution in closed form: the slope is the mean rise from one to the
+    other over m, each place's effect its mean beyond the line. Without a season: a straight line.
     Returns shapes (series,), (series,), (period, series); seasons sum to zero.
     """
-    t = np.arange(1, len(x) + 1)
-    dummies = np.eye(period)[(t - 1) % period][:, : period - 1] if period > 1 else t[:, None][:, :0]
-    last = ((t - 1) % period == period - 1)[:, None] if period > 1 else np.zeros((len(t), 1))
-    design = [np.ones((len(t), 1)), dummies - last]
-    if sloped:
-        design.insert(1, t[:, None].astype(float))
-    coefficients = np.linalg.lstsq(np.concatenate(design, axis=1), x, rcond=None)[0]
-    solved = np.asarray(coefficients, dtype=np.float64)
-    season = solved[1 + sloped :]
-    season = (
-        np.concatenate([season, -season.sum(0, keepdims=True)])
-        if period > 1
-        else (np.zeros((1, x.shape[1])))
-    )
-    return solved[0], solved[1] if sloped else np.zeros(x.shape[1]), season
+    if period == 1:
+        t = np.arange(1, len(x) + 1) - (len(x) + 1) / 2
+        slope = t @ x / (t @ t) if sloped else np.zeros(x.shape[1])
+        return x.mean(0) - slope * (len(x) + 1) / 2, slope, np.zeros((1, x.shape[1]))
+    assert len(x) == 2 * period
+    first, second = x[:period], x[period:]
+    slope = (second - first).mean(0) / period if sloped else np.zeros(x.shape[1])
+    middle = np.arange(1, period + 1)[:, None] + period / 2
+    places = (first + second) / 2 - slope * middle
+    level = places.mean(0)
+    return level, slope, places - level
 
 
 def _filtered(

@@ -74,7 +74,8 @@ def is_empty(cell: Cell) -> bool:
         return True
     if isinstance(cell, str):
         return cell.strip().lower() in ("", "na", "n/a", "nan", "null", "none", "-", "#n/a", ".")
-    return bool(cell != cell)  # NaN and NaT are unlike themselves
+    unlike = cell != cell  # as NaN and NaT are; pandas' NA cannot say
+    return unlike is not False and (type(unlike).__name__ == "NAType" or bool(unlike))
 
 
 def read(source: str) -> Table:
@@ -253,13 +254,15 @@ def _read_parquet(path: Path) -> Table:
 def from_frame(frame: Any, name: str = "frame") -> Table:
     """A pandas, polars or pyarrow table, or a mapping of names to columns. No copy of the library.
 
-    A pandas frame indexed by dates keeps them, as a column called by the index's name or `ds`.
+    A pandas frame indexed by dates keeps them, as a column called by the index's name or `ds`, and
+    so does one whose index has names; a pandas series gives its own name.
     """
     if hasattr(frame, "to_pydict"):  # pyarrow
         columns = frame.to_pydict()
     elif hasattr(frame, "to_dicts"):  # polars
         columns = frame.to_dict(as_series=False)
     elif hasattr(frame, "iloc"):  # pandas
+        name = str(getattr(frame, "name", None) or name)
         columns = _pandas_columns(frame)
     elif isinstance(frame, Mapping):
         columns = {k: list(v) for k, v in frame.items()}
@@ -285,31 +288,42 @@ def _pandas_columns(frame: Any) -> dict[str, list[Cell]]:
     if repeated:
         raise UserError(f"the frame has two columns {repeated[0]!r}", hint="rename one of them")
     columns = {str(c): frame[c].tolist() for c in frame.columns}
-    if type(frame.index).__name__ in ("DatetimeIndex", "PeriodIndex"):
-        return {str(frame.index.name or "ds"): [str(t) for t in frame.index], **columns}
-    return columns
+    index = frame.index
+    if type(index).__name__ == "PeriodIndex":
+        return {str(index.name or "ds"): [str(t) for t in index], **columns}
+    if type(index).__name__ == "DatetimeIndex":
+        return {str(index.name or "ds"): index.tolist(), **columns}
+    named = {str(n): index.get_level_values(n).tolist() for n in index.names if n is not None}
+    return named | columns
 
 
 def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:
     """A column as float64, NaN where a cell is empty or infinite; what is no number is refused.
 
     Python's `float` reads "1_000" and "infinity" too; people who type those mean something else.
+    Of an input, true is 1 and false is 0.
     """
     cells = table.column(name, flag)
     values = np.empty(len(cells))
     for i, cell in enumerate(cells):
-        values[i] = np.nan if is_empty(cell) else _number(cell, table.where(i), name)
+        values[i] = np.nan if is_empty(cell) else _number(cell, table.where(i), name, flag)
     return values
 
 
-def _number(cell: Cell, where: str, column: str) -> float:
+def _number(cell: Cell, where: str, column: str, flag: str) -> float:
     wrong = f"{where}, column {column!r}: {_shown(cell)}"
+    truth = _TRUTH.get(str(cell).strip().lower())
+    if truth is not None and flag != "--column":
+        return truth
     if isinstance(cell, bool):
         raise UserError(f"{wrong} is a truth value, not a number", hint="write 0 and 1")
     try:
         value = float(cell)
     except (TypeError, ValueError):
-        raise UserError(f"{wrong} is not a number", hint=_number_hint(str(cell))) from None
+        hint = _number_hint(str(cell))
+        if flag != "--column" and not any(c.isdigit() for c in str(cell)):
+            hint = f"{flag} takes numbers: for words, a column of 0 and 1 for each of them"
+        raise UserError(f"{wrong} is not a number", hint=hint) from None
     if isinstance(cell, str) and "_" in cell:
         raise UserError(f"{wrong} is not a number", hint="write it without underscores")
     if np.isinf(value):
@@ -323,6 +337,7 @@ def _number(cell: Cell, where: str, column: str) -> float:
 
 
 _LARGEST = 1e100
+_TRUTH = {"true": 1.0, "false": 0.0}
 
 
 def _shown(cell: Cell) -> str:

@@ -1,0 +1,197 @@
+"""Which column of a table means what: as the user says, otherwise as it looks, and noted."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from elman.errors import UserError
+from elman.forecasting import tables, timestamps
+from elman.forecasting.tables import Table
+
+Fill = Literal["forward", "linear", "zero"]
+FILLS: tuple[Fill, ...] = ("forward", "linear", "zero")
+_LONG = {"unique_id", "ds", "y"}
+_TIME_NAMES = frozenset(
+    {
+        *("ds", "date", "datetime", "time", "timestamp", "year", "month", "day", "week"),
+        *("quarter", "period", "hour", "minute", "t", "dt"),
+    }
+)
+_INDEX_NAMES = _TIME_NAMES | frozenset(
+    ["id", "index", "row", "no", "nr", "unnamed: 0", "unique_id"]
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which columns mean what, and what to do about gaps: everything `load` can be told."""
+
+    column: tuple[str, ...] = ()
+    time: str | None = None
+    group: str | None = None
+    known: tuple[str, ...] = ()
+    past: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    fill: Fill | None = None
+    date_format: str | None = None
+    timezone: str | None = None
+    season: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fill is not None and self.fill not in FILLS:
+            raise UserError(f"--fill {self.fill!r} is unknown", hint=f"one of {', '.join(FILLS)}")
+        if self.season is not None and self.season < 1:
+            raise UserError(
+                f"--season {self.season} must be at least 1",
+                hint="12 for monthly data, 1 for none",
+            )
+        named = [*self.column, *self.known, *self.past, *self.static]
+        named += [c for c in (self.time, self.group) if c not in (None, "none")]
+        for name in named:
+            if named.count(name) > 1:
+                raise UserError(
+                    f"column {name!r} is asked for twice", hint="a column has one role in a model"
+                )
+
+
+def counted_dates(table: Table, reading: Reading) -> str | None:
+    """The --date-format that a time column of plain numbers looks like."""
+    numbers = timestamps.as_numbers(table.column(reading.time or "", "--time"))
+    return timestamps.counted_like(numbers) if numbers and reading.date_format is None else None
+
+
+def roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
+    """Decide which column is what where the user did not say, and say what was decided."""
+    if set(table.columns) >= _LONG and not (reading.group or reading.time or reading.column):
+        reading = replace(reading, group="unique_id", time="ds", column=("y",))
+    for flag, names in (
+        ("--column", reading.column),
+        ("--known", reading.known),
+        ("--past", reading.past),
+        ("--static", reading.static),
+        ("--group", [reading.group] if reading.group else []),
+    ):
+        for name in names:
+            table.column(name, flag)
+    taken = {reading.group, *reading.column, *reading.known, *reading.past, *reading.static}
+    if reading.time == "none":
+        reading = replace(reading, time=None)
+    elif reading.time is None:
+        reading = replace(reading, time=_time_column(table, taken, reading.date_format, notes))
+        if reading.time:
+            notes.append(f"time: column {reading.time!r} (--time none would ignore it)")
+    if not reading.column:
+        reading = replace(reading, column=_target_columns(table, {*taken, reading.time}, notes))
+    return reading
+
+
+def _time_column(
+    table: Table, taken: set[str | None], date_format: str | None, notes: list[str]
+) -> str | None:
+    """The one column that is called like a time or holds dates, if there is exactly one."""
+    names = []
+    for name, cells in table.columns.items():
+        numeric = tables.looks_numeric(cells) and not timestamps.in_digits(cells)
+        called = name.strip().lower() in _TIME_NAMES
+        if name not in taken and (
+            called or (not numeric and _dates_begin(table, name, date_format))
+        ):
+            names.append(name)
+    if len(names) > 1:
+        notes.append(
+            f"each of {', '.join(names)} could be the time: the rows are taken in their order "
+            "(--time names the one, or none)"
+        )
+    if len(names) != 1:
+        return None
+    cells = table.columns[names[0]]
+    if not tables.looks_numeric(cells) and not _dates_begin(table, names[0], date_format):
+        raise UserError(
+            f"{table.where(0)}, column {names[0]!r}: {str(cells[0])!r} is not a date that can be "
+            "read in one way only",
+            hint="say how dates are written: --date-format '%m/%d/%y'; or --time none takes the "
+            "rows in their order",
+        )
+    return names[0]
+
+
+def check_upright(table: Table, reading: Reading) -> None:
+    """Refuse a table that lies on its side: times across the top, one series a row."""
+    if reading.column:
+        return
+    times = [name for name in table.columns if _ACROSS.fullmatch(name)]
+    if len(times) > 2 and 2 * len(times) > len(table.columns):
+        raise UserError(
+            f"the header of {table.name} names times ({', '.join(times[:3])} …): a series is a "
+            "column here, one row a time",
+            hint="turn the table (pandas: frame.melt), or name each --column to forecast it as it "
+            "is",
+        )
+
+
+_ACROSS = re.compile(r"(19|20)\d\d([-/. ]?(\d{1,2}|Q[1-4]|W\d\d)([-/.]\d{1,2})?)?", re.IGNORECASE)
+"""Years, months, quarters, weeks and days, as they stand in a header."""
+
+
+def _dates_begin(table: Table, name: str, date_format: str | None) -> bool:
+    """Whether the first cell of a column reads as a date, be it ambiguous."""
+    first = table.take([0])
+    if tables.is_empty(first.columns[name][0]):
+        return False
+    if timestamps.as_numbers(first.columns[name]) is not None:
+        return True
+    try:
+        timestamps.read_times(first, name, date_format=date_format)
+    except UserError as wrong:
+        return "can be read in two ways" in wrong.message
+    return True
+
+
+def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> tuple[str, ...]:
+    """Columns of numbers that are no index: neither called like one nor counting evenly."""
+    numeric = [
+        c for c, cells in table.columns.items() if c not in taken and tables.looks_numeric(cells)
+    ]
+    if not numeric:
+        raise _no_numbers(table, taken)
+    named = [c for c in numeric if c.strip().lower() in _INDEX_NAMES]
+    rest = [c for c in numeric if c not in named]
+    counting = [c for c in rest if _counts(table.columns[c])] if len(rest) > 1 else []
+    targets = [c for c in rest if c not in counting]
+    if not targets:
+        raise UserError(
+            f"only columns that look like an index hold numbers: {', '.join(numeric)}",
+            hint=f"--column {numeric[0]} forecasts it all the same",
+        )
+    if named or counting:
+        notes.append(f"not forecast, as they look like an index: {', '.join(named + counting)}")
+    return tuple(targets)
+
+
+def _no_numbers(table: Table, taken: set[str | None]) -> UserError:
+    """Why no column can be forecast: all are taken, or what is in the others is not numbers."""
+    rest = [c for c in table.columns if c not in taken]
+    if not rest:
+        named = ", ".join(c for c in table.columns if c in taken)
+        return UserError(
+            f"only columns that look like an index hold numbers: {named}",
+            hint=f"--column {named.split(', ')[-1]} --time none forecasts it all the same",
+        )
+    said = f"no column holds numbers among {', '.join(table.columns)}"
+    for name in reversed(rest):
+        try:
+            tables.numbers(table, name)
+        except UserError as wrong:
+            return UserError(f"{said}: {wrong.message}", hint=wrong.hint)
+    return UserError(said, hint="name one with --column")
+
+
+def _counts(cells: list[Any]) -> bool:
+    """Whether a column goes up or down by the same amount each row."""
+    try:
+        steps = np.diff([float(c) for c in cells])
+    except (TypeError, ValueError):
+        return False
+    return len(steps) > 1 and steps[0] != 0 and bool((steps == steps[0]).all())
