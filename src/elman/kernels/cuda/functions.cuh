@@ -2,6 +2,10 @@
 #pragma once
 #include "ptx.cuh"
 
+// NVRTC lacks these two, by which constants are written.
+#define __builtin_inf() __uint_as_float(0x7f800000u)
+#define __builtin_nan(kind) __uint_as_float(0x7fffffffu)
+
 typedef float real;
 typedef float vec;
 
