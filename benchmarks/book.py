@@ -70,9 +70,15 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "lstm": COMMON
         | {
             "hidden_size": 512,
+            "layers": 2,
+            "embedding_size": 64,
             "epochs": 60,
-            "dropout_outputs": 0.5,
+            "weight_decay": 0.1,
+            "dropout_inputs": 0.2,
+            "dropout_layers": 0.4,
+            "dropout_outputs": 0.6,
             "dropout_recurrent": 0.4,
+            "precision": "bfloat16",
         },
     },
     "tiny-shakespeare": {

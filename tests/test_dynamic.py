@@ -252,6 +252,14 @@ def test_adapting_needs_what_it_was_trained_on(tiny_run, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_weights_that_become_no_numbers_are_no_score(tiny_run, capsys):
+    words = ["evaluate", str(tiny_run()), "--adapt", "--adapt-rate", "1e38", "--mix", "counts"]
+    assert cli(words) == 2
+    said = capsys.readouterr()
+    assert "with a rate of 1e+38, weights became no numbers" in said.err
+    assert not said.out
+
+
 def test_a_loaded_run_scores_while_it_learns_and_forgets_it_afterwards(tiny_run):
     run = elman.load(tiny_run())
     text = "of the time, it was. " * 12

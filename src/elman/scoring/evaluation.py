@@ -205,7 +205,13 @@ def _read(
     if adapt is True and validation is not None:
         settings = choose(model, sigma, validation, settings)
     windows = adapted(model, ids, sigma, settings, progress)
-    return settings, read_tokens((w.cpu().double().numpy() for w in windows), ids, codes)
+    reading = read_tokens((w.cpu().double().numpy() for w in windows), ids, codes)
+    if np.isnan(reading.log_p).any():
+        raise UserError(
+            f"learning on the way with a rate of {settings.rate:g}, weights became no numbers",
+            hint="a smaller rate: --adapt-rate, Adaptation(rate=)",
+        )
+    return settings, reading
 
 
 def _cached(
