@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from elman import LanguageModel, NgramModel, runs, strict_json
+from elman import LanguageModel, NgramModel, files, runs, strict_json
 from elman.cli import run as elman
 from elman.errors import Unreadable, UserError, WorkFailed
 from elman.folders import replaced
@@ -101,6 +101,24 @@ def test_force_replaces_a_run_and_nothing_else(run, tmp_path, capsys):
         assert (folder / "model.safetensors").read_bytes() == b"weeks of work"
         shutil.copytree(foreign, tmp_path / "damaged", dirs_exist_ok=True)
         (tmp_path / "damaged" / "config.json").write_text("{")
+
+
+def test_force_of_every_verb_replaces_its_own_kind_alone(run, tmp_path, capsys):
+    source = run.config.data.source
+    forecast = ["forecast", "sunspots", "--model", "drift", "--windows", "1", "--steps", "2"]
+    verbs = {
+        "run": ["train", source, "--epochs", "1"],
+        "forecaster": forecast,
+        "prepared": ["prepare", source],
+    }
+    for kind in ("forecaster", "prepared"):
+        assert elman([*verbs[kind], "--out", str(tmp_path / kind)]) == 0
+    for kind in verbs:
+        before = contents(tmp_path / kind)
+        for other in verbs.keys() - {kind}:
+            assert elman([*verbs[other], "--out", str(tmp_path / kind), "--force"]) == 2
+            assert "hint: " in capsys.readouterr().err
+            assert contents(tmp_path / kind) == before, (other, kind)
 
 
 def test_what_arrives_while_a_folder_is_being_made_is_left_alone(run, tmp_path, monkeypatch):
@@ -541,3 +559,38 @@ def test_an_empty_path_is_refused_and_not_taken_for_this_folder(
     said = capsys.readouterr().err
     assert "empty path" in said or "does not end in .elm" in said, said
     assert [p.name for p in tmp_path.iterdir()] == ["b.txt"]
+
+
+# ---------------------------------------------------------------------- sources without an end
+
+ENDLESS = [
+    *(["train", "/dev/zero", "--level", "byte"], ["ngram", "/dev/full"], ["statistics", "-"]),
+    *(["forecast", "/dev/zero"], ["forecast", "-"]),
+    ["train", "b.txt", "--level", "bpe", "--tokenizer", "/dev/zero"],
+]
+
+
+@pytest.mark.parametrize("words", ENDLESS, ids=" ".join)
+def test_a_source_without_an_end_is_left_before_it_fills_the_memory(
+    words, tmp_path, monkeypatch, capsys
+):
+    """`elman train /dev/full` once read until the system ended the process."""
+    monkeypatch.chdir(tmp_path)
+    Path("b.txt").write_text("the cat sat on the mat. " * 40)
+    monkeypatch.setattr(files, "ENDLESS", 1 << 21)
+    with open("/dev/zero") as zeros:
+        monkeypatch.setattr(sys, "stdin", zeros)
+        assert elman(words) == 2
+    assert "bytes and has not ended" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["b.txt"]
+
+
+def test_what_can_be_read_once_only_is_not_prepared(tmp_path, capsys):
+    """A pipe, once measured, had nothing left to be counted; a device was measured for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for source in (pipe, "/dev/zero"):
+        words = ["prepare", str(source), "--level", "byte", "--out", str(tmp_path / "out")]
+        assert elman(words) == 2
+        assert "is a pipe or a device" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

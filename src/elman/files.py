@@ -18,11 +18,15 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from elman.errors import MissingSource, Unreadable, UserError
 
 BLANK_SEAL = "elman-sha256:" + 64 * "0"
 """What a writer puts where the seal is to stand."""
+
+ENDLESS = 1 << 30
+"""Bytes that a pipe or a device may give."""
 
 _SEAL = re.compile(rb"elman-sha256:([0-9a-f]{64})")
 _BLANK = BLANK_SEAL.encode()
@@ -193,9 +197,32 @@ def read_sealed(path: Path | str) -> bytes:
 def read_bytes(path: Path | str) -> bytes:
     """The contents of a file; one that is not there, or may not be read, is refused in words."""
     try:
-        return Path(path).read_bytes()
+        return contents(path)
     except FileNotFoundError as missing:
         raise MissingSource(f"there is no file {path}", hint="check its name") from missing
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise Unreadable(f"{path} cannot be read: {why}", hint="check its permissions") from problem
+
+
+def contents(path: Path | str) -> bytes:
+    """The contents of a file, or what a pipe or a device gives until it ends."""
+    path = Path(path)
+    mode = path.stat().st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        return path.read_bytes()
+    with open(path, "rb") as stream:
+        return drained(stream, str(path))
+
+
+def drained(stream: BinaryIO, where: str) -> bytes:
+    """What a stream gives until it ends; one that does not is left before it fills the memory."""
+    data = bytearray()
+    while block := stream.read(1 << 20):
+        data += block
+        if len(data) > ENDLESS:
+            raise UserError(
+                f"{where} gave {len(data):,} bytes and has not ended",
+                hint="write what it gives into a file first; elman prepare reads files of any size",
+            )
+    return bytes(data)

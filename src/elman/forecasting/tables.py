@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from elman.errors import MissingSource, UserError
+from elman.files import contents, drained
 
 Cell = Any
 """Text from a CSV file; whatever a frame holds; None where nothing is."""
@@ -91,12 +92,12 @@ def read(source: str) -> Table:
         )
     if path.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(path)
-    return read_csv(path.read_bytes(), path.stem, source)
+    return read_csv(contents(path), path.stem, source)
 
 
 def _stdin_bytes() -> bytes:
     stream = cast("BinaryIO | None", getattr(sys.stdin, "buffer", None))
-    return stream.read() if stream is not None else sys.stdin.read().encode()
+    return drained(stream, "stdin") if stream is not None else sys.stdin.read().encode()
 
 
 def read_csv(content: bytes, name: str, source: str) -> Table:

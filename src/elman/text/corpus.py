@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elman.errors import MissingSource, UserError
+from elman.files import contents, drained
 from elman.text.datasets import DATASETS, Progress, named, path_of
 
 ERRORS = ("strict", "replace", "ignore")
@@ -131,7 +132,7 @@ def _pieces(source: str | Path, progress: Progress | None) -> Iterator[tuple[str
 def _stdin() -> bytes:
     if sys.stdin is None:  # as `elman … - <&-` leaves it
         raise UserError("stdin is closed", hint="pipe a text in: cat FILE | elman … -")
-    return sys.stdin.buffer.read()
+    return drained(sys.stdin.buffer, "stdin")
 
 
 def path_from(source: str | Path) -> Path:
@@ -185,7 +186,7 @@ def _texts_in(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        data = contents(path)
         return _unpacked(data, path) if path.suffix == ".gz" else data
     except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
         raise UserError(

@@ -145,8 +145,13 @@ def _files(source: str) -> list[Path]:
     path = corpus.path_from(source)
     if not path.exists():
         raise MissingSource(f"there is no file {source}", hint="elman datasets lists names")
-    if not path.is_dir():
+    if path.is_file():
         return [path]
+    if not path.is_dir():
+        raise UserError(
+            f"{source} is a pipe or a device, and a text is read up to three times",
+            hint="write it into a file first",
+        )
     found = sorted(file for file in path.rglob("*") if _kind(file) in KINDS and file.is_file())
     if not found:
         raise MissingSource(
