@@ -134,7 +134,7 @@ def described(module, x, steps, rows, packed=False):
 
 def handed_over(module, xs, batch_sizes=()):
     """What a module on a GPU does once cuDNN was chosen."""
-    x = module._inputs(*module._time_first(xs, None))
+    x = module._inputs(*module._time_first(xs, None)).drawn()
     return whole.recurrence(described(module, x, *x.xs.shape[:2]), x, module.dropout, batch_sizes)
 
 
@@ -186,7 +186,7 @@ def test_dropout_between_layers_is_elmans_own(bidirectional, paper, monkeypatch)
 
 
 def refusal(rnn, xs, packed=False):
-    x = rnn._inputs(*rnn._time_first(xs, None))
+    x = rnn._inputs(*rnn._time_first(xs, None)).drawn()
     stack = described(rnn, x, *x.xs.shape[:2], packed)
     with mock.patch.object(torch.backends.cudnn, "is_available", return_value=True):
         return cudnn.KERNEL.refuses(stack, torch.device("cuda"))

@@ -54,7 +54,9 @@ def gradients(rnn, xs, run):
         p.grad = None
     xs = xs.detach().requires_grad_()
     ys, state = run(xs)
-    pull = torch.linspace(-1, 1, ys.numel(), dtype=ys.dtype).reshape(ys.shape).sin()
+    pull = (
+        torch.linspace(-1, 1, ys.numel(), dtype=ys.dtype, device=ys.device).reshape(ys.shape).sin()
+    )
     last = state if isinstance(state, tuple) else (state,)
     ((ys * pull).sum() + sum((s * s).sum() for s in last)).backward()
     return ys, [xs.grad, *(p.grad for p in rnn.parameters())]

@@ -315,6 +315,14 @@ def test_a_projection_is_refused_by_native_code_also_where_nobody_asked_first(ke
         kernel.forward(piece)
 
 
+@pytest.mark.parametrize(("kernel", "name"), [(KERNEL, "lstm"), (described.KERNEL, "coupled")])
+def test_weights_that_are_no_real_numbers_are_refused(kernel, name):
+    """The same memory read as whole numbers: the described kernel answered."""
+    piece = piece_of(name)
+    whole = piece.w._replace(W_hh=piece.w.W_hh.view(torch.int32))
+    assert "torch.int32" in str(kernel.refuses(piece._replace(w=whole)))
+
+
 def test_a_pull_of_whole_numbers_is_refused():
     """What flowed back was cut down to whole numbers, too."""
     piece = piece_of("gru")

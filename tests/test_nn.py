@@ -388,6 +388,15 @@ def test_autocast_and_dropout_on_a_gpu_are_repeatable():
         torch.testing.assert_close(a, b)
 
 
+def test_to_explain_draws_no_chance():
+    rnn, xs = nn.GRU(3, 4, num_layers=2, dropout=0.5), torch.randn(5, 2, 3)
+    torch.manual_seed(3)
+    wanted = rnn(xs)[0]
+    torch.manual_seed(3)
+    kernels.explain(rnn, xs)
+    torch.testing.assert_close(rnn(xs)[0], wanted, rtol=0, atol=0)
+
+
 def test_explain_says_which_kernel_runs_and_why_not_another(monkeypatch):
     rnn, xs = nn.RNN(3, 4), torch.zeros(5, 2, 3)
     said = kernels.explain(rnn, xs)

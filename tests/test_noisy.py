@@ -78,7 +78,9 @@ def plain_loop(name, rnn, xs, seed):
 def gradients(rnn, xs, run):
     xs = xs.detach().requires_grad_()
     ys, _ = run(xs)
-    pull = torch.linspace(0, 20, ys.numel(), dtype=ys.dtype).reshape(ys.shape).cos()
+    pull = (
+        torch.linspace(0, 20, ys.numel(), dtype=ys.dtype, device=ys.device).reshape(ys.shape).cos()
+    )
     total = (ys * pull).sum() + (ys[-1] ** 2).sum()
     return [ys.detach(), *torch.autograd.grad(total, [xs, *rnn.parameters()])]
 

@@ -38,7 +38,7 @@ from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.recurrence import compiled, custom, piecewise, prepared, traced, whole
 from elman.recurrence.chunked import SHORT, InChunks
-from elman.recurrence.operator import Inputs, Recipe, recurrence
+from elman.recurrence.operator import UNDRAWN, Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
 from elman.recurrence.seams import Chunks, Seams
 from elman.recurrence.strand import is_cast
@@ -330,14 +330,14 @@ class _Module(torch.nn.RNNBase):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The recurrence of packed rows: as it is for torch's own, padded for all others."""
         if traced.listening():
-            x = self._inputs(data, first)
+            x = self._inputs(data, first).drawn()
             return traced.recurrence(self._recipe(), x, self.training, batch_sizes)
         if data.is_cuda and self._chunks is None and not torch.compiler.is_compiling():
             x = self._inputs(data, first)
             steps, rows = len(batch_sizes), int(batch_sizes[0])
             stack = self._described(x, steps, rows, packed=True)
             if runs_whole(stack, data.device, lambda: self._padded_job(data, batch_sizes, first)):
-                return whole.recurrence(stack, x, self.dropout, batch_sizes.tolist())
+                return whole.recurrence(stack, x.drawn(), self.dropout, batch_sizes.tolist())
         xs, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         ys, last = self._recur(xs, first, lengths)
         return pack_padded_sequence(ys, lengths).data, last
@@ -350,7 +350,7 @@ class _Module(torch.nn.RNNBase):
         self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The recurrence itself, everything time first."""
-        x = self._inputs(xs, state, lengths)
+        x = self._inputs(xs, state, lengths).drawn()
         if traced.listening():
             return traced.recurrence(self._recipe(), x, self.training)
         if torch.compiler.is_compiling():
@@ -390,7 +390,10 @@ class _Module(torch.nn.RNNBase):
         )
 
     def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
-        """All tensors that go into the recurrence, in autocast's dtype where it is on."""
+        """All tensors that go into the recurrence, in autocast's dtype where it is on.
+
+        No chance is drawn yet: to be asked what would run must not change what comes next.
+        """
         weights = [getattr(self, name) for name in self._flat_weights_names]
         if (heads := named(self.cell).heads) != 1:
             for i, name in enumerate(self._flat_weights_names):
@@ -400,13 +403,13 @@ class _Module(torch.nn.RNNBase):
         if is_cast(xs.device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(xs.device.type)
         drops = self.dropout > 0 and self.num_layers > 1
-        drawn = self.training and (drops or self.is_noisy)
+        draws = self.training and (drops or self.is_noisy)
         return Inputs(
             _as(dtype if xs.is_floating_point() else torch.int64, xs),
             [_as(dtype, s) for s in state],
             [_as(dtype, w) for w in weights],
             None if lengths is None else lengths.to(xs.device),
-            torch.randint(2**62, ()) if drawn else None,
+            UNDRAWN if draws else None,
         )
 
     def backward_through_time(self, xs: Tensor, loss: Loss, h0: Any = None) -> tuple[Tensor, Any]:
@@ -417,7 +420,7 @@ class _Module(torch.nn.RNNBase):
                 "bidirectional module depends on both ends of the sequence",
                 hint="call the module itself; its memory= applies there too",
             )
-        x = self._inputs(*self._time_first(xs, (h0,) if isinstance(h0, Tensor) else h0))
+        x = self._inputs(*self._time_first(xs, (h0,) if isinstance(h0, Tensor) else h0)).drawn()
         value, last, pulls = piecewise.backward_through_time(
             self._recipe(), x, lambda ys, start: loss(self._as_given(xs, ys), start)
         )

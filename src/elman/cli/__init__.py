@@ -59,7 +59,7 @@ def options(
     """Options that belong to no verb."""
 
 
-app.command("train", cls=made.command(train.train))(train.work)
+app.command("train", cls=made.command(train.train))(made.stand_in(train.work))
 app.command("evaluate")(guarded(evaluate.evaluate))
 app.command("generate")(guarded(generate.generate))
 app.command("report")(guarded(report.report))

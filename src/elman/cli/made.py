@@ -39,6 +39,18 @@ def command(make: Callable[[], Callable[..., Any]]) -> type[TyperCommand]:
     return Made
 
 
+def stand_in(function: Callable[..., Any]) -> Callable[[], None]:
+    """What typer is shown until the command is asked: the name and the help, and no option.
+
+    (Releases of typer before 0.28 refuse a function that takes `**options`.)
+    """
+
+    def command() -> None: ...
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
 def with_options(
     function: Callable[..., Any], options: Iterable[Described], defaults: dict[str, Any]
 ) -> Callable[..., Any]:

@@ -101,6 +101,10 @@ class Recipe:
         )
 
 
+UNDRAWN = torch.tensor(0)
+"""The seed of a call whose masks are yet to be drawn."""
+
+
 class Inputs(NamedTuple):
     """The tensors that go into the operation."""
 
@@ -113,6 +117,10 @@ class Inputs(NamedTuple):
     def flat(self) -> list[Tensor]:
         """All that may want a gradient."""
         return [self.xs, *self.stacked, *self.weights]
+
+    def drawn(self) -> Inputs:
+        """With a seed from torch's generator where masks need one."""
+        return self if self.seed is None else self._replace(seed=torch.randint(2**62, ()))
 
 
 def unstack(stacked: Sequence[Tensor]) -> States:

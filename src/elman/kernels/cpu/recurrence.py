@@ -190,6 +190,10 @@ def inputs_of(piece: Piece, real: torch.dtype) -> dict[str, Tensor | None]:
     }
 
 
+WEIGHTS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What weights may be stored as."""
+
+
 def real_of(w: Weights) -> torch.dtype:
     """What states and sums are held in: float32 for weights in half precision."""
     return torch.float64 if w.W_hh.dtype == torch.float64 else torch.float32
@@ -199,6 +203,8 @@ def other_dtypes(piece: Piece) -> str | None:
     """float32 and float64 do not mix; beside weights in half precision float32 is welcome."""
     w, xs = piece.w, piece.xs
     weight, real = w.W_hh.dtype, real_of(w)
+    if weight not in WEIGHTS:
+        return f"weights of {weight}"
     for t in (*w, *piece.state, xs if xs.is_floating_point() else None):
         if t is not None and t.dtype != weight and t.dtype != real:
             return f"{t.dtype} beside weights of {weight}"
