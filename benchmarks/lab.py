@@ -123,12 +123,12 @@ def main() -> None:
         assert server.stdout is not None
         client, root = Client(server.stdout.readline().strip()), Path(folder)
         options = {"hidden_size": given.hidden_size, "epochs": 500, "validate_every": 10**6}
-        begins = []
-        for _ in range(3):
+        id, seconds = begin(client, root, **options)
+        begins = [seconds]
+        while len(begins) < 3:
+            stop(client, id)
             id, seconds = begin(client, root, **options)
-            begins.append(round(seconds, 2))
-            if len(begins) < 3:
-                stop(client, id)
+            begins.append(seconds)
         metrics = root / id / "metrics.jsonl"
         alone, watched = [], []
         for _ in range(given.turns):

@@ -307,10 +307,38 @@ def test_every_control_can_be_reached_and_has_a_name(page):
         assert nameless == []
 
 
+def ready_for_a_picture(page, view):
+    """What a visitor would do first in each view."""
+    if view == "microscope":
+        page.wait_for_selector("#heat")
+        page.click("#compare")
+        page.click("#measure")
+        page.wait_for_selector("#carries")
+        page.wait_for_selector("text=/spectral radius|谱半径/")
+        box = page.locator("#heat").bounding_box()
+        page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 40)
+    elif view == "inside":
+        page.wait_for_selector("#coloured span")
+        page.locator("#coloured span").nth(60).click()
+        page.wait_for_selector("text=/Similar places|相似位置/")
+        page.select_option("select", "line")
+        page.click("#search")
+        page.wait_for_selector("text=r =")
+    elif view == "write":
+        page.wait_for_timeout(1000)
+        page.click("#write")
+        until(page, "document.querySelectorAll('#written span').length > 400")
+        page.locator("#written span").nth(120).click()
+        page.wait_for_selector(".choice")
+    page.wait_for_timeout(3000)
+    page.evaluate("scrollTo(0, 0)")
+
+
 @pytest.mark.skipif("ELMAN_SHOTS" not in os.environ, reason="ELMAN_SHOTS names no folder")
 def test_pictures_for_the_documentation(browser, address):
+    """Of a run here, or of ELMAN_SHOTS_RUN (JSON: its name) in the lab at ELMAN_SHOTS_AT."""
     folder = Path(os.environ["ELMAN_SHOTS"])
-    runs = json.loads(os.environ.get("ELMAN_SHOTS_RUN", '"book"'))
+    run = json.loads(os.environ.get("ELMAN_SHOTS_RUN", '"book"'))
     sizes = {1440: 900, 390: 844, 3840: 2160}
     wanted = [(w, theme, "en") for w in (1440, 390) for theme in ("light", "dark")]
     for width, theme, language in [*wanted, (3840, "dark", "en"), (1440, "light", "zh-CN")]:
@@ -318,11 +346,12 @@ def test_pictures_for_the_documentation(browser, address):
             viewport={"width": width, "height": sizes[width]}, color_scheme=theme, locale=language
         )
         shot = context.new_page()
-        shot.goto(address)
+        shot.set_default_timeout(PATIENCE)
+        shot.goto(os.environ.get("ELMAN_SHOTS_AT", address))
         shot.wait_for_selector("#start")
         for view in ("train", "microscope", "inside", "write"):
-            visit(shot, runs, view)
-            shot.wait_for_timeout(4000)
+            visit(shot, run, view)
+            ready_for_a_picture(shot, view)
             name = f"{view}-{width}-{theme}" + ("" if language == "en" else "-zh")
             shot.screenshot(path=folder / f"{name}.png", full_page=True)
         context.close()

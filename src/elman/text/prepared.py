@@ -228,8 +228,8 @@ def _tested(index: Index, source: Any, given: dict[str, Any]) -> dict[str, Any]:
 
     What it trains on stays as it is, and so does the vocabulary, which is that part's alone.
     """
-    test = given["test"]
-    validation = given.get("validation", round(index.validation - test, 12))
+    test, asked = float(given["test"]), given.get("validation")
+    validation = round(index.validation - test, 12) if asked is None else float(asked)
     _check_tested(index, source, validation, test)
     return given | {"validation": validation, "test": test}
 

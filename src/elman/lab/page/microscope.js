@@ -228,7 +228,7 @@ export function microscope(home, { id, fail, live }) {
     const recent = pictures.filter((when) => performance.now() - when < 5000);
     const seconds = (performance.now() - recent[0]) / 1000;
     if (live().state !== "running" || recent.length < 3) rate.textContent = live().state === "running" && every > 0.5 ? t("one picture in {0} s: trainings have all the cores", number(every, 2)) : "";
-    else rate.textContent = t("{0} pictures a second", number(recent.length / seconds, 2));
+    else rate.textContent = t("{0} pictures a second", (recent.length / seconds).toFixed(1));
   }
 
   // ------------------------------------------------------------ the dearer looks
