@@ -321,7 +321,7 @@ def rows_of(results: dict[str, Any]) -> str:
         f"{rival:14}{row['mase']:9.3f}{row['crps']:9.3f}{row['coverage_80']:9.0%}"
         f"{row.get('expected_80', float('nan')):9.1%}{row['seconds']:9.1f}{row['cpu_seconds']:9.1f}"
         if "mase" in row
-        else f"{rival:14} not finished in {row['not_finished_in']:.0f} processor seconds"
+        else f"{rival:14} not finished in {row['not_finished_in']:g} processor seconds"
         for rival, row in results.items()
     ]
     return "\n".join(lines)
@@ -349,7 +349,8 @@ def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
     rivals = list(dict.fromkeys(r for rows in results.values() for r in rows))
     lines = ["| | " + " | ".join(rivals) + " |", "|---" * (len(rivals) + 1) + "|"]
     for name, rows in results.items():
-        best = {m: min(r[m] for r in rows.values() if m in r) for m in ("mase", "crps")}
+        done = [row for row in rows.values() if "mase" in row]
+        best = {m: min((row[m] for row in done), default=0.0) for m in ("mase", "crps")}
         cells = []
         for row in (rows.get(rival, {}) for rival in rivals):
             figures = [
@@ -357,7 +358,7 @@ def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
                 for m, least in best.items()
                 if m in row
             ]
-            late = f"not in {row['not_finished_in']:.0f} s" if "not_finished_in" in row else ""
+            late = f"not in {row['not_finished_in']:g} s" if "not_finished_in" in row else ""
             cells.append(", ".join(figures) or late)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -377,6 +378,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=900, help="processor seconds for one set")
     parser.add_argument("--table", action="store_true", help="only show FILE, as Markdown")
     arguments = parser.parse_args()
+    if (arguments.table or arguments.missing) and arguments.json is None:
+        parser.error("--table and --missing need --json FILE")
     if arguments.table:
         print(markdown(json.loads(arguments.json.read_text())["results"]))
         return

@@ -75,7 +75,7 @@ def test_table_windows_and_figure_for_a_person(capsys, tmp_path):
     assert "in 2 windows of 4" in said.out
     assert "fitted on everything" in said.out
     assert "loss of window" in said.out
-    assert "next: elman forecast sine --steps 4 --out runs/sine" in said.err
+    assert "next: the same with --out runs/sine keeps this" in said.err  # its --model too
     drawn = picture.read_text()
     assert "k steps ahead, over the whole series" in drawn
     assert "What comes next" in drawn

@@ -426,7 +426,5 @@ def say_next(source: str, answer: dict[str, Any], out: Path | None, steps: int) 
         note(f"next: elman forecast NEW.csv --run {shlex.quote(str(out))} --steps {steps}")
     else:
         place = Path("runs") / (Path(source).stem if source != "-" else "stdin")
-        note(
-            f"next: elman forecast {shlex.quote(source)} --steps {steps} --out "
-            f"{shlex.quote(str(place))} keeps this forecaster and writes a report"
-        )
+        kept = f"--out {shlex.quote(str(place))}"
+        note(f"next: the same with {kept} keeps this forecaster and writes a report")

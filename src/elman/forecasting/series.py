@@ -213,13 +213,12 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     notes: list[str] = []
     steps = list(range(len(table)))
     if reading.time is not None:
-        table, moments, clock = _in_order(table, reading, of)
+        table, placed, clock = _in_order(table, reading, of)
         if clock is None:
             notes.append(f"{of}{reading.time} does not count evenly: used for the order only")
             times = tuple(str(c) for c in table.columns[reading.time])
         else:
-            positions = dates.positions(moments, clock.frequency)
-            steps = [p for p in positions if p is not None]
+            steps = placed
             times = _labels(table, reading.time, clock, steps)
     total = steps[-1] + 1
     columns = {c: spread(table, c, "--column", steps, total) for c in reading.column}
@@ -255,8 +254,8 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     )
 
 
-def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[Moment], Clock | None]:
-    """Rows sorted by time, no two at the same, and the clock they follow.
+def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[int], Clock | None]:
+    """Rows sorted by time, no two at the same, the step of each, and the clock they follow.
 
     Numbers that do not count evenly still order the rows; dates that do not are refused.
     """
@@ -282,10 +281,12 @@ def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[Mome
     if len(ordered) < len(order):
         return table, [], None
     frequency = dates.frequency_of(ordered, table, time)
-    if None in dates.positions(ordered, frequency):
-        return table, ordered, None
+    placed = dates.positions(ordered, frequency)
+    steps = [step for step in placed if step is not None]
+    if len(steps) < len(placed):
+        return table, [], None
     days = all(isinstance(c, dt.date) and not isinstance(c, dt.datetime) for c in cells)
-    return table, ordered, Clock(ordered[0], frequency, zone, pattern, days)
+    return table, steps, Clock(ordered[0], frequency, zone, pattern, days)
 
 
 def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> UserError:

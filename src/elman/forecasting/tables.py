@@ -6,6 +6,7 @@ gets wrong as a file (its encoding, quotes, ragged rows, repeated names) is refu
 
 import csv
 import io
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -307,34 +308,45 @@ def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:
     cells = table.column(name, flag)
     values = np.empty(len(cells))
     for i, cell in enumerate(cells):
-        values[i] = np.nan if is_empty(cell) else _number(cell, table.where(i), name, flag)
+        try:
+            values[i] = np.nan if is_empty(cell) else _number(cell, flag)
+        except UserError as wrong:
+            place = f"{table.where(i)}, column {name!r}: {_shown(cell)}"
+            raise UserError(f"{place} {wrong.message}", hint=wrong.hint) from None
     return values
 
 
-def _number(cell: Cell, where: str, column: str, flag: str) -> float:
-    wrong = f"{where}, column {column!r}: {_shown(cell)}"
-    truth = _TRUTH.get(str(cell).strip().lower())
-    if truth is not None and flag != "--column":
-        return truth
+def _number(cell: Cell, flag: str) -> float:
+    """What one cell says; a UserError says what is wrong with it."""
     if isinstance(cell, bool):
-        raise UserError(f"{wrong} is a truth value, not a number", hint="write 0 and 1")
+        if flag == "--column":
+            raise UserError("is a truth value, not a number", hint="write 0 and 1")
+        return float(cell)
     try:
         value = float(cell)
     except (TypeError, ValueError):
-        hint = _number_hint(str(cell))
-        if flag != "--column" and not any(c.isdigit() for c in str(cell)):
-            hint = f"{flag} takes numbers: for words, a column of 0 and 1 for each of them"
-        raise UserError(f"{wrong} is not a number", hint=hint) from None
+        return _word(str(cell), flag)
     if isinstance(cell, str) and "_" in cell:
-        raise UserError(f"{wrong} is not a number", hint="write it without underscores")
-    if np.isinf(value):
-        return np.nan
+        raise UserError("is not a number", hint="write it without underscores")
+    if math.isinf(value):
+        return math.nan
     if abs(value) > _LARGEST:
         raise UserError(
-            f"{wrong} is beyond ±{_LARGEST:g}: squared errors would overflow",
+            f"is beyond ±{_LARGEST:g}: squared errors would overflow",
             hint="write the column in larger units",
         )
     return value
+
+
+def _word(text: str, flag: str) -> float:
+    """What a word means as an input: true or false."""
+    truth = _TRUTH.get(text.strip().lower())
+    if flag != "--column" and truth is not None:
+        return truth
+    hint = _number_hint(text)
+    if flag != "--column" and not any(c.isdigit() for c in text):
+        hint = f"{flag} takes numbers: for words, a column of 0 and 1 for each of them"
+    raise UserError("is not a number", hint=hint)
 
 
 _LARGEST = 1e100
