@@ -22,10 +22,11 @@ from starlette.websockets import WebSocketDisconnect  # noqa: E402
 import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
 from elman.errors import UserError  # noqa: E402
+from elman.folders import lock  # noqa: E402
 from elman.lab import jobs, loaded, shelf, stream, worker  # noqa: E402
 from elman.lab.app import Lab, guarded  # noqa: E402
 from elman.lab.serve import open_lab  # noqa: E402
-from elman.runs import Run, checkpoints, lock, options_of  # noqa: E402
+from elman.runs import Run, checkpoints, options_of  # noqa: E402
 from elman.session import Session  # noqa: E402
 from elman.training import Change, Update  # noqa: E402
 
