@@ -22,7 +22,7 @@ class Mgu(Cell):
 
     name = "mine"
     gates = 2
-    apart = 1
+    apart = (1,)
 
     def step(self, w, x, state):
         (h,) = state
