@@ -496,10 +496,8 @@ def compile_ahead(todo: list[Case]) -> None:
             pass
 
 
-def check_rounding() -> int:
+def check_rounding(todo: list[Case]) -> int:
     """Check many jobs, say which went wrong, and return how many."""
-    small, large = (1, 5, 16, 33, 64, 100), (128, 200, 256, 300, 384, 512)
-    todo = jobs(80, 0, small) + jobs(90, 1, large) + jobs(6, 2, (1024,)) + WIDE
     compile_ahead(todo)
     bad = refused = 0
     for job in todo:
@@ -532,8 +530,11 @@ def check_against_cudnn(seeds: int = 6) -> int:
 
 
 def main() -> int:
-    """Check rounding, then compare with cuDNN."""
-    return 1 if check_rounding() + check_against_cudnn() else 0
+    """Check rounding, of built-in and of described cells, then compare with cuDNN."""
+    small, large = (1, 5, 16, 33, 64, 100), (128, 200, 256, 300, 384, 512)
+    built_in = jobs(80, 0, small) + jobs(90, 1, large) + jobs(6, 2, (1024,)) + WIDE
+    bad = check_rounding(built_in) + check_rounding(described_jobs(5, 60) + DESCRIBED)
+    return 1 if bad + check_against_cudnn() else 0
 
 
 if __name__ == "__main__":

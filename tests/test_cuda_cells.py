@@ -18,7 +18,7 @@ from elman.cells import CELLS
 from elman.cells.declaration import cell
 from elman.cells.described import Described
 from elman.gradients import Checkpointed, Randomized, Truncated
-from elman.kernels import cuda
+from elman.kernels import cuda, reference
 from elman.kernels.cuda import driver
 from elman.kernels.cuda.equations import OWN, body
 from elman.kernels.cuda.plan import cheapest
@@ -111,6 +111,19 @@ def test_what_is_written_for_a_cell_compiles(name, way, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("name", [*check.SHIPPED, *check.TWIN, *check.NOISY])
+def test_around_the_launches_every_array_of_a_described_cell_is_the_references(name, ids):
+    job = check.Case(name, torch.float64, 4, 3, 8, 5, ids=ids, lengths=True, xi=2, seed=1)
+    m = check.material(job)
+    with paper_gpu.present():
+        found = check.answers(cuda.KERNEL, job, m)
+    exact = check.answers(reference.KERNEL, job, m)
+    assert found.keys() == exact.keys()
+    for array, x in exact.items():
+        torch.testing.assert_close(found[array].double(), x, rtol=1e-5, atol=1e-5, msg=array)
 
 
 PAPER = [
