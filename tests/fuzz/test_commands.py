@@ -48,7 +48,6 @@ PLACES = (
     "run",
     "a\0b",
     "book.txt/x",
-    "\udcff/x",
 )
 """Where nothing can be made, so that `elman demo`, which takes minutes, is refused."""
 SMALL = (
