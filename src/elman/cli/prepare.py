@@ -39,7 +39,7 @@ def prepare(
     field: Annotated[str, typer.Option(help="Of .jsonl: the field that holds the text")] = "text",
     clean: Clean = "newlines",
     lower: Lower = False,
-    shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a file of ids")] = 1 << 24,
+    shard_tokens: Annotated[int, typer.Option(min=64, help="Tokens in a file of ids")] = 1 << 24,
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
     force: Annotated[bool, typer.Option("--force", help="Begin again in this folder")] = False,
