@@ -13,10 +13,11 @@ INLINE int64_t blocks_of(const Job *job) {
 }
 INLINE int64_t block_rows(const Job *job) { return ceil_div(job->B, blocks_of(job)); }
 
-/* Small jobs are done before a second thread has woken up. */
+/* Small jobs are done before a second thread has begun, and beside other programs, where threads sleep between calls,
+ * before it has woken up. */
 INLINE int64_t useful_threads(const Job *job) {
-    bool small = job->T * job->B * gates_of(job->cell) * job->H * (job->H + 64) < (1 << 18);
-    return small ? 1 : job->threads;
+    int64_t work = job->T * job->B * gates_of(job->cell) * job->H * (job->H + 64);
+    return work < (is_busy() ? 1 << 24 : 3 << 19) ? 1 : job->threads;
 }
 
 /* Few rows and a matrix that no core's own cache holds: threads that split the rows would each read all of

@@ -143,12 +143,16 @@ void Crew::run(int64_t threads, int64_t all, Task what, void *with) {
  *
  * On a quiet machine nothing is faster: they look for work for milliseconds after every operation of
  * torch, and threads of ours would have to fight them for the processor. Beside other programs nothing is
- * slower: everyone waits, looking, for the one who is not running. So each region is watched. */
+ * slower: everyone waits, looking, for the one who is not running. So each region is watched. One that is
+ * late says little, since a virtual machine hesitates every few hundred regions with nothing else to do;
+ * beside other programs every other region is late. */
 struct Team {
     using Parallel = void (*)(void (*)(void *), void *, unsigned, unsigned);
     static constexpr int64_t LATE = 500000;                          /* a thread did not run for so long */
     static constexpr int64_t SHORT = 1000000000, LONG = 64 * SHORT;  /* we do without it, before it is tried again */
+    static constexpr int ONE = 64, MANY = 2 * ONE;                   /* late regions, each forgotten by eighths */
     std::atomic<int64_t> back{0}, away{SHORT};
+    std::atomic<int> lately{0};
 
     struct Region {
         Task task;
@@ -170,7 +174,9 @@ struct Team {
         if (!parallel || now() < back.load()) return false;
         Region region{task, data, tasks};
         parallel(work, &region, unsigned(threads), 0);
-        if (region.late) leave(region.begun);
+        int before = lately.load(), seen = before - before / 8 + (region.late ? ONE : 0);
+        lately = seen >= MANY ? 0 : seen; /* threads that meet here may lose a count */
+        if (seen >= MANY) leave(region.begun);
         return true;
     }
     void leave(int64_t begun) {
