@@ -183,3 +183,20 @@ def test_unreadable_is_not_damaged(tmp_path: Path) -> None:
         files.read_sealed(tmp_path / "missing")
     with pytest.raises(UserError, match="cannot be read"):
         files.read_sealed(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="no /dev/fd here")
+def test_what_is_open_already_is_written_to_where_it_stands(tmp_path, monkeypatch):
+    """`elman compress a -o - >> log` replaced the log by what it wrote."""
+    log = tmp_path / "log"
+    log.write_bytes(b"before ")
+    with open(log, "ab") as opened, files.atomic(f"/dev/fd/{opened.fileno()}") as draft:
+        draft.write_bytes(b"written ")
+    with open(log, "ab") as opened:
+        opened.write(b"after")
+    assert log.read_bytes() == b"before written after"
+    monkeypatch.chdir(tmp_path)  # a file whose name is a number is a file
+    Path("1").write_bytes(b"old")
+    with files.atomic("1") as draft:
+        draft.write_bytes(b"new")
+    assert Path("1").read_bytes() == b"new"

@@ -41,8 +41,9 @@ def atomic(path: Path | str) -> Iterator[Path]:
     A new or regular file is flushed to disk under its temporary name beside `path` and then renamed
     into place, so that on any error, Ctrl-C included, `path` is as it was before. Where several
     write one file at once, threads of a process too, it is that of the last of them. A link is
-    followed: the file it points to is replaced, not the link. Pipes and character devices are
-    written to directly. Anything else is refused, see `check_target`.
+    followed: the file it points to is replaced, not the link. Pipes, character devices and what is
+    open already (/dev/stdout) are written to directly. Anything else is refused, see
+    `check_target`.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> with atomic(folder / "a.txt") as draft:
@@ -50,11 +51,13 @@ def atomic(path: Path | str) -> Iterator[Path]:
     >>> [p.name for p in folder.iterdir()]
     ['a.txt']
     """
-    if not check_target(path):
+    is_replaced, given = check_target(path), _descriptor(path)
+    if given is not None or not is_replaced:
         with tempfile.TemporaryDirectory() as folder:
             draft = Path(folder) / "draft"
             yield draft
-            with open(draft, "rb") as written, open(path, "wb") as target:
+            place = path if given is None else os.dup(given)
+            with open(draft, "rb") as written, open(place, "wb") as target:
                 shutil.copyfileobj(written, target)
         return
     target = Path(os.path.realpath(path))
@@ -72,6 +75,16 @@ def atomic(path: Path | str) -> Iterator[Path]:
         if isinstance(problem, OSError) and problem.filename in (None, str(draft)):
             problem.filename = str(path)  # the name that was asked for, not a passing one
         raise
+
+
+def _descriptor(path: Path | str) -> int | None:
+    """What a path such as /dev/stdout names: written to where it stands, as `>>` asks, even if it
+    leads to a file."""
+    standard = {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
+    if standard is not None:
+        return standard if os.path.exists(path) else None
+    named = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", str(path))
+    return int(named[1]) if named and os.path.exists(path) else None
 
 
 def _flush(folder: Path) -> None:
