@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
 
 from elman.cli.console import emit, note, quiet
@@ -162,9 +161,12 @@ class Mixing(NamedTuple):
 
 def _mixing(names: list[str], own: "Run") -> Mixing:
     """What `--mix` names; a run must have read the same text, cut in the same way."""
+    import numpy as np
+
     from elman.runs import Run
 
-    runs = {name: Run.open(a_path(name)) for name in names if a_path(name).is_dir()}
+    paths = {name: a_path(name) for name in names if name != COUNTS}
+    runs = {name: Run.open(path) for name, path in paths.items() if path.is_dir()}
     for name, other in runs.items():
         if other.vocab != own.vocab or not np.array_equal(other.splits().train, own.splits().train):
             raise UserError(
