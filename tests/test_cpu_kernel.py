@@ -278,6 +278,44 @@ def test_cutting_time_into_pieces_changes_no_bit(problem, data):
         assert a is b or torch.equal(a, b)
 
 
+WAYS = {
+    "W_hh where it lies": ("lstm", 5, 3, 7, 37),
+    "W_hh lined up for many steps": ("gru", 14, 2, 5, 37),
+    "one row, lined up": ("tanh", 12, 1, 600, 70),
+    "four rows, W_ih block by block": ("lstm", 13, 4, 517, 33),
+    "both packed": ("gru", 12, 9, 30, 50),
+    "W_ih panel by panel": ("lstm", 2, 11, 130, 45),
+    "one step": ("gru", 1, 13, 65, 66),
+}
+"""How products read their weights: by the batch, the steps and the sizes of a layer."""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("way", WAYS)
+def test_however_weights_are_read_the_results_are_the_references(way, level):
+    problem = Problem(*WAYS[way], False, True, False, "none", 3)
+    exact = problem.everything(reference.KERNEL)
+    for f, e in zip(problem.everything(Cpu(level)), exact, strict=True):
+        assert distance(f, e) < 2e-14
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("way", WAYS)
+def test_however_weights_are_read_the_bits_are_one(way, level):
+    """Step by step, all at once, and on several threads."""
+    problem, kernel = Problem(*WAYS[way], False, True, False, "none", 3), Cpu(level)
+    problem, before = problem.cast(torch.float32), torch.get_num_threads()
+    trace, everything = problem.there(kernel), bits(problem.everything(kernel))
+    for t, x in enumerate(problem.xs):
+        piece = Piece(named(problem.cell), problem.w, x[None], trace.state(t), None)
+        assert torch.equal(kernel.forward(piece, False).hs[1], trace.hs[t + 1])
+    try:
+        torch.set_num_threads(3)
+        assert bits(problem.everything(kernel)) == everything
+    finally:
+        torch.set_num_threads(before)
+
+
 @given(problem=problems())
 @settings(max_examples=20)
 def test_strides_do_not_matter(problem):

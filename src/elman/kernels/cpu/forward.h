@@ -28,10 +28,15 @@ INLINE bool splits_units(const Job *job) {
     return wide && job->threads > 1 && !job->lengths;
 }
 
+constexpr int64_t READ_ONCE = 96; /* rows up to which W_ih is packed panel by panel as it is read */
+constexpr int64_t MANY_STEPS = 12; /* for which a matrix is worth copying, line by line */
+
 struct Forward {
     const Job *job;
     Layout at;
-    const operand *panels; /* null: few rows, W_hh is read where it lies */
+    const operand *panels; /* null: W_hh is read where it lies, */
+    const real *lined;     /* or where it was lined up for many steps, */
+    operand *room;         /* or, in a single step, packed into this panel by panel, a place for each thread */
     const real *in;        /* x W_ihᵀ + b_ih + b_hh (without b_hn for a gru) */
     int64_t in_stride;
     bool looked_up; /* rows of `in` are named by job->ids rather than in order */
@@ -135,14 +140,18 @@ struct Forward {
 
     /* The units of panels [from, to) alone. */
     template <int C>
-    void step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
-        int64_t ld = padded(H), k_steps = ceil_div(H, PAIR);
+    void step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to,
+              operand *place) const {
+        int64_t ld = padded(H), k_steps = ceil_div(H, PAIR), size = at.panel_size(H);
         alignas(64) real sums[ROWS<C> * C * LANES];
-        for (int64_t p = from; p < to; p++)
+        for (int64_t p = from; p < to; p++) {
+            if (place) pack_transposed(at, p, W_hh, H, place, place + size);
+            const operand *panel = place ? place : panels + p * size;
             groups(rows, ROWS<C>, [&](int64_t lo, int64_t hi) {
-                tile_of<C>(int(hi - lo), h + lo * ld, ld, panels + p * C * PANEL * k_steps, k_steps, sums);
+                tile_of<C>(int(hi - lo), h + lo * ld, ld, panel, k_steps, sums);
                 finish_cell(p, t, b0 + lo, hi - lo, sums, next + lo * ld);
             });
+        }
     }
 #ifndef HALF
     void few_step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
@@ -151,7 +160,10 @@ struct Forward {
         for (int64_t p = from; p < to; p++) {
             for (int c = 0; c < at.vectors(); c++) {
                 int64_t u = at.unit(p, c), n = at_most(H - u, LANES);
-                if (n > 0)
+                if (n > 0 && lined)
+                    lined_dots_of(rows, h, padded(H), lined + (p * at.vectors() + c) * LANES * whole_vectors(H), H, n,
+                                  sums + c * LANES, row);
+                else if (n > 0)
                     dots_of(rows, h, padded(H), W_hh + (at.gate(c) * H + u) * H, H, n, sums + c * LANES, row);
             }
             finish_cell(p, t, b0, rows, sums, next);
@@ -173,17 +185,21 @@ struct Forward {
             next = swap;
         }
     }
-    void advance(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
+    /* Of each thread, in a single step: a panel, and LANES rows while they are turned. */
+    static int64_t room_of(Layout at) { return at.panel_size(at.units) + LANES * padded(at.units); }
+
+    void advance(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to,
+                 operand *place = nullptr) const {
 #ifndef HALF
-        if (!panels) return few_step(t, b0, rows, h, next, from, to);
+        if (!panels && !place) return few_step(t, b0, rows, h, next, from, to);
 #endif
 #ifdef OWN_CELL
-        return step<OWN_GATES == 1 ? 2 : OWN_GATES>(t, b0, rows, h, next, from, to);
+        return step<OWN_GATES == 1 ? 2 : OWN_GATES>(t, b0, rows, h, next, from, to, place);
 #endif
         switch (at.vectors()) {
-        case 2: return step<2>(t, b0, rows, h, next, from, to);
-        case 3: return step<3>(t, b0, rows, h, next, from, to);
-        default: return step<4>(t, b0, rows, h, next, from, to);
+        case 2: return step<2>(t, b0, rows, h, next, from, to, place);
+        case 3: return step<3>(t, b0, rows, h, next, from, to, place);
+        default: return step<4>(t, b0, rows, h, next, from, to, place);
         }
     }
     /* All rows through all of time, threads splitting the units. */
@@ -191,7 +207,8 @@ struct Forward {
         for (int64_t b = 0; b < B; b++) pack_row(hs + b * H, H, h + b * padded(H));
         for (int64_t t = 0; t < T; t++) {
             each(threads, threads, [&](int64_t i) {
-                advance(t, 0, B, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads);
+                advance(t, 0, B, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads,
+                        room ? room + i * room_of(at) : nullptr);
             });
             operand *swap = h;
             h = next;
@@ -237,9 +254,22 @@ void look_up(const Job *job, int64_t threads, const int64_t *ids, int64_t rows, 
 void pack_all(Layout at, int64_t threads, const real *W, int64_t K, operand *panels, operand *turned) {
     each(threads, threads, [&](int64_t i) {
         for (int64_t p = at.panels() * i / threads; p < at.panels() * (i + 1) / threads; p++)
-            pack_transposed(at, p, W, K, panels, turned + i * LANES * padded(K));
+            pack_transposed(at, p, W, K, panels + p * at.panel_size(K), turned + i * LANES * padded(K));
     });
 }
+
+#ifndef HALF
+void line_up_all(Layout at, int64_t threads, const real *W, int64_t K, real *out) {
+    int64_t vectors = at.panels() * at.vectors(), tasks = at_most(threads, vectors);
+    each(threads, tasks, [&](int64_t i) {
+        for (int64_t v = vectors * i / tasks; v < vectors * (i + 1) / tasks; v++) {
+            int c = int(v % at.vectors());
+            int64_t unit = at.unit(v / at.vectors(), c);
+            line_up(W + (at.gate(c) * at.units + unit) * K, K, at.units - unit, out + v * LANES * whole_vectors(K));
+        }
+    });
+}
+#endif
 
 /* in = xs W_ihᵀ + bias, S rows, into rows of `stride`. */
 bool project(const Job *job, int64_t threads, const void *x, int64_t S, const real *bias, real *in, int64_t stride) {
@@ -249,22 +279,40 @@ bool project(const Job *job, int64_t threads, const void *x, int64_t S, const re
     if (job->B <= FEW) { /* decided by the batch alone, so that pieces of time agree to the last bit */
         Buffer<real> x(S * padded(I));
         if (!x.ok()) return false;
-        int64_t fours = ceil_div(S, FEW);
-        each(threads, fours, [&](int64_t i) {
-            int64_t first = i * FEW, rows = at_most(FEW, S - first);
-            for (int64_t s = first; s < first + rows; s++) pack_row(xs + s * I, I, x.data + s * padded(I));
-            dots_of(rows, x.data + first * padded(I), padded(I), W_ih, I, M, in + first * stride, stride);
-            for (int64_t s = first; s < first + rows; s++)
-                for (int64_t m = 0; m < M; m++) in[s * stride + m] += bias[m];
+        for (int64_t s = 0; s < S; s++) pack_row(xs + s * I, I, x.data + s * padded(I));
+        int64_t fitting = (64 << 10) / int64_t(sizeof(real)) / I; /* rows of W_ih that stay in the cache */
+        int64_t width = at_most(ceil_div(M, threads), fitting < LANES ? LANES : fitting / LANES * LANES);
+        each(threads, ceil_div(M, width), [&](int64_t i) {
+            int64_t m = i * width, n = at_most(width, M - m);
+            groups(S, A_FEW, [&](int64_t s, int64_t stop) {
+                dots_of(stop - s, x.data + s * padded(I), padded(I), W_ih + m * I, I, n, in + s * stride + m, stride);
+                for (; s < stop; s++)
+                    for (int64_t u = m; u < m + n; u += LANES) {
+                        real *to = in + s * stride + u;
+                        store(to, load(to, m + n - u) + load(bias + u, m + n - u), m + n - u);
+                    }
+            });
         });
         return true;
     }
 #endif
     Layout at{1, M};
-    Buffer<operand> panels(at.size(I));
+    bool once = S <= READ_ONCE;
+    Buffer<operand> panels(once ? 0 : at.size(I));
     Product product{xs, I, panels.data, bias, in, M, stride};
-    int64_t tasks = threads * 4;
+    int64_t tasks = once ? 0 : threads * 4;
     static_assert(Product::ROWS_AT_ONCE >= LANES, "the scratch of a product also turns its weights");
+    if (once) {
+        int64_t parts = at_most(threads, at.panels()), panel = at.panel_size(I), each_x = S * padded(I);
+        Buffer<operand> room(parts * (panel + LANES * padded(I) + each_x));
+        if (!room.ok()) return false;
+        each(threads, parts, [&](int64_t i) {
+            operand *mine = room.data + i * (panel + LANES * padded(I) + each_x);
+            product.run_once(at, W_ih, at.panels() * i / parts, at.panels() * (i + 1) / parts, S, mine, mine + panel,
+                             mine + panel + LANES * padded(I));
+        });
+        return true;
+    }
     Buffer<operand> scratch(tasks * product.scratch());
     if (!panels.ok() || !scratch.ok()) return false;
     pack_all(at, threads, W_ih, I, panels.data, scratch.data);
@@ -284,19 +332,26 @@ int forward(const Job *job) {
         for (int64_t s = 0; s < S; s++)
             if (job->ids[s] < 0 || job->ids[s] >= names_of(job)) return BAD_ID;
 
-    Buffer<operand> panels(few ? 0 : at.size(H)), turned(few ? 0 : threads * LANES * padded(H));
+    int64_t many = few && job->T >= MANY_STEPS ? at.panels() * at.vectors() * LANES * ceil_div(H, LANES) * LANES : 0;
+    bool once = !few && job->T == 1 && !job->lengths;
+    Buffer<real> lined(many);
+    Buffer<operand> panels(few || once ? 0 : at.size(H)), turned(few || once ? 0 : threads * LANES * padded(H));
+    Buffer<operand> room(once ? threads * Forward::room_of(at) : 0);
     Buffer<real> bias(M), looked(job->ids ? (table ? names_of(job) : S) * M : 0);
     Buffer<real> unwanted(!job->ids && gated && !job->gates ? S * kept * H : 0);
-    bool together = splits_units(job);
+    bool together = once || splits_units(job);
     int64_t blocks = together ? 1 : blocks_of(job), state = ceil_div(job->B, blocks) * padded(H);
     Buffer<operand> states(2 * blocks * state);
-    if (!panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok()) return NO_MEMORY;
+    if (!lined.ok() || !room.ok() || !panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok()) return NO_MEMORY;
 
     real *hs = static_cast<real *>(job->hs), *gates = static_cast<real *>(job->gates);
     memcpy(hs, job->h_0, size_t(job->B * H) * sizeof(real));
     if (job->c_0) memcpy(job->cs, job->c_0, size_t(job->B * extra_of(job->cell) * H) * sizeof(real));
     memset(states.data, 0, size_t(2 * blocks * state) * sizeof(operand));
     add_biases(job, bias.data);
+#ifndef HALF
+    if (lined.data) line_up_all(at, threads, static_cast<const real *>(job->W_hh), H, lined.data);
+#endif
     if (panels.data)
         pack_all(at, threads, static_cast<const real *>(job->W_hh), H, panels.data, turned.data);
     /* Projected inputs wait where the results of the same step will overwrite them. */
@@ -307,9 +362,9 @@ int forward(const Job *job) {
     else if (!project(job, threads, job->E ? job->E : job->xs, job->E ? job->V : S, bias.data, in, stride))
         return NO_MEMORY;
 
-    Forward run{job, at, panels.data, in, stride, table, gates};
+    Forward run{job, at, panels.data, lined.data, room.data, in, stride, table, gates};
     if (together) {
-        run.run_together(job->threads, states.data, states.data + state);
+        run.run_together(once ? threads : job->threads, states.data, states.data + state);
         return OK;
     }
     each(threads, blocks, [&](int64_t i) {

@@ -124,7 +124,8 @@ struct Layout {
     int64_t panels() const { return ceil_div(units, blocks() * LANES); }
     int64_t unit(int64_t panel, int c) const { return (panel * blocks() + (gates == 1 ? c : 0)) * LANES; }
     int64_t gate(int c) const { return gates == 1 ? 0 : c; }
-    int64_t size(int64_t k) const { return panels() * vectors() * ceil_div(k, PAIR) * PANEL; }
+    int64_t panel_size(int64_t k) const { return vectors() * ceil_div(k, PAIR) * PANEL; }
+    int64_t size(int64_t k) const { return panels() * panel_size(k); }
 };
 
 /* Lanes of two vectors whose numbers differ by D, exchanged across the diagonal. */
@@ -163,10 +164,10 @@ INLINE Lines lines_of(const real *W, int64_t n, int64_t K, operand *rows) {
 #endif
 }
 
-/* `rows` holds LANES rows of K operands while they are turned. */
+/* Panel p into `out`; `rows` holds LANES rows of K operands while they are turned. */
 void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *out, operand *rows) {
     int64_t k_steps = ceil_div(K, PAIR), width = at.vectors() * LANES;
-    real *to = reinterpret_cast<real *>(out) + p * width * k_steps;
+    real *to = reinterpret_cast<real *>(out);
     for (int c = 0; c < at.vectors(); c++) {
         int64_t unit = at.unit(p, c), n = at_most(at.units - unit, LANES);
         Lines lines = lines_of(W + (at.gate(c) * at.units + unit) * K, n, K, rows);
@@ -195,36 +196,100 @@ void pack_straight(int64_t p, const real *W, int64_t K, int64_t N, operand *out)
 }
 
 #ifndef HALF
+/* The sums of LANES vectors, vector j's in lane j, each added up as `sum` does. */
+template <int D = LANES / 2> INLINE vec sums_of(vec (&v)[LANES]) {
+    FLATTEN for (int i = 0; i < D; i++) {
+        exchange<D>(v[i], v[i + D]);
+        v[i] += v[i + D];
+    }
+    if constexpr (D > 1) return sums_of<D / 2>(v);
+    return v[0];
+}
+
+constexpr int64_t FEW = 4;   /* rows in a batch that is not worth packing for */
+constexpr int64_t A_FEW = 6; /* rows multiplied at a time */
+constexpr int power_of_two(int n) { return n < 2 ? 1 : 2 * power_of_two(n / 2); }
+/* How many rows of W meet R rows of h in registers. */
+template <int R> constexpr int MEETING = power_of_two(SUMS / R) < LANES ? power_of_two(SUMS / R) : LANES;
+
+/* Sums of N · R vectors, `sums[r * N + j]`, into the first n of out[r * row + j]. */
+template <int R, int N> INLINE void add_up(const vec (&sums)[R * N], int64_t n, real *out, int64_t row) {
+    constexpr int ALL = (N * R + LANES - 1) / LANES * LANES;
+    alignas(64) real totals[ALL];
+    FLATTEN for (int g = 0; g < ALL; g += LANES) {
+        vec v[LANES];
+        FLATTEN for (int l = 0; l < LANES; l++) v[l] = g + l < N * R ? sums[g + l < N * R ? g + l : 0] : vec{};
+        store(totals + g, sums_of(v));
+    }
+    FLATTEN for (int r = 0; r < R; r++) memcpy(out + r * row, totals + r * N, size_t(n) * sizeof(real));
+}
+
 /* The same sums for a few rows without packing: each row of W is read once, where it lies. */
-template <int R, bool PADDED = true> /* whether rows of h reach to whole vectors */
+template <int R, bool PADDED = true, int N = MEETING<R>> /* whether rows of h reach to whole vectors */
 void dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
-    constexpr int N = 4;
-    int64_t whole = K / LANES * LANES;
-    for (int64_t i = 0; i < n; i += N) {
-        vec sums[N][R] = {};
-        const real *w[N];
-        FLATTEN for (int j = 0; j < N; j++) w[j] = W + at_most(i + j, n - 1) * K;
-        for (int64_t k = 0; k < whole; k += LANES) FLATTEN for (int j = 0; j < N; j++) {
-            vec x = load(w[j] + k);
-            FLATTEN for (int r = 0; r < R; r++) sums[j][r] += x * load(h + r * ld + k);
+    int64_t whole = K / LANES * LANES, i = 0;
+    for (; i + N <= n; i += N) {
+        vec sums[R * N] = {};
+        const real *w = W + i * K;
+        for (int64_t k = 0; k < whole; k += LANES) {
+            vec x[R];
+            FLATTEN for (int r = 0; r < R; r++) x[r] = load(h + r * ld + k);
+            FLATTEN for (int j = 0; j < N; j++) {
+                vec y = load(w + j * K + k);
+                FLATTEN for (int r = 0; r < R; r++) sums[r * N + j] += y * x[r];
+            }
         }
         if (whole < K) FLATTEN for (int j = 0; j < N; j++) {
-            vec x = load(w[j] + whole, K - whole);
-            FLATTEN for (int r = 0; r < R; r++) sums[j][r] += x * load(h + r * ld + whole, PADDED ? LANES : K - whole);
+            vec y = load(w + j * K + whole, K - whole);
+            FLATTEN for (int r = 0; r < R; r++)
+                sums[r * N + j] += y * load(h + r * ld + whole, PADDED ? LANES : K - whole);
         }
-        FLATTEN for (int j = 0; j < N; j++) FLATTEN for (int r = 0; r < R; r++)
-            if (i + j < n) out[r * row + i + j] = sum(sums[j][r]);
+        add_up<R, N>(sums, N, out + i, row);
+    }
+    if constexpr (N > 1)
+        if (i < n) dots<R, PADDED, N / 2>(h, ld, W + i * K, K, n - i, out + i, row);
+}
+
+/* And once more, for a W that is read in many steps: its vectors lie in the order in which they are read, ABREAST
+ * rows side by side, with zeros past the last column and the last row of a block of LANES. */
+constexpr int ABREAST = LANES < 8 ? LANES : 8;
+INLINE int64_t whole_vectors(int64_t k) { return ceil_div(k, LANES) * LANES; }
+
+void line_up(const real *W, int64_t K, int64_t n, real *out) {
+    for (int64_t i = 0; i < LANES; i += ABREAST)
+        for (int64_t k = 0; k < K; k += LANES)
+            for (int64_t j = i; j < i + ABREAST; j++, out += LANES) store(out, j < n ? load(W + j * K + k, K - k) : vec{});
+}
+
+template <int R> void lined_dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
+    constexpr int N = MEETING<R> < ABREAST ? MEETING<R> : ABREAST;
+    for (int64_t i = 0; i < n; i += N) {
+        vec sums[R * N] = {};
+        const real *w = W + i / ABREAST * ABREAST * whole_vectors(K) + i % ABREAST * LANES;
+        for (int64_t k = 0; k < K; k += LANES, w += ABREAST * LANES) {
+            vec x[R];
+            FLATTEN for (int r = 0; r < R; r++) x[r] = load(h + r * ld + k);
+            FLATTEN for (int j = 0; j < N; j++) {
+                vec y = load(w + j * LANES);
+                FLATTEN for (int r = 0; r < R; r++) sums[r * N + j] += y * x[r];
+            }
+        }
+        add_up<R, N>(sums, at_most(N, n - i), out + i, row);
     }
 }
 
-constexpr int64_t FEW = 4;
+INLINE void lined_dots_of(int64_t rows, const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
+    if (rows == 1) return lined_dots<1>(h, ld, W, K, n, out, row);
+    if (rows == 2) return lined_dots<2>(h, ld, W, K, n, out, row);
+    if (rows == 3) return lined_dots<3>(h, ld, W, K, n, out, row);
+    lined_dots<4>(h, ld, W, K, n, out, row);
+}
 
-template <bool PADDED = true>
+template <bool PADDED = true, int R = 1>
 INLINE void dots_of(int64_t rows, const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
-    if (rows == 1) return dots<1, PADDED>(h, ld, W, K, n, out, row);
-    if (rows == 2) return dots<2, PADDED>(h, ld, W, K, n, out, row);
-    if (rows == 3) return dots<3, PADDED>(h, ld, W, K, n, out, row);
-    dots<4, PADDED>(h, ld, W, K, n, out, row);
+    if constexpr (R < A_FEW)
+        if (rows > R) return dots_of<PADDED, R + 1>(rows, h, ld, W, K, n, out, row);
+    dots<R, PADDED>(h, ld, W, K, n, out, row);
 }
 #endif
 
@@ -251,6 +316,20 @@ struct Product {
                     for (int64_t r = lo; r < hi; r++) finish(first + from + r, n, out + (r - lo) * 2 * LANES);
                 });
         });
+    }
+    /* Every row, panels [from, to) alone, each packed into `panel` just before. For few rows: of a W that is read
+     * once, nothing is written but what stays in the cache. */
+    void run_once(Layout at, const real *W, int64_t from, int64_t to, int64_t rows, operand *panel, operand *turned,
+                  operand *scratch) const {
+        auto [x, ld] = operands(0, rows, scratch);
+        for (int64_t p = from; p < to; p++) {
+            pack_transposed(at, p, W, K, panel, turned);
+            groups(rows, ROWS<2>, [&, x = x, ld = ld](int64_t lo, int64_t hi) {
+                real out[SUMS * LANES];
+                tile_of<2>(int(hi - lo), x + lo * ld, ld, panel, ceil_div(K, PAIR), out);
+                for (int64_t r = lo; r < hi; r++) finish(r, p * 2 * LANES, out + (r - lo) * 2 * LANES);
+            });
+        }
     }
     struct Rows {
         const operand *x;
