@@ -5,7 +5,9 @@
 
 One process, interleaved, best of many; `--busy` is for a machine with other work: one thread, and
 processor time instead of the clock on the wall. `stepwise` is `elman.nn.Recurrent` on a module with
-the same equations: what a cell of one's own costs without a description. On a GPU (H 512, B 64,
+the same equations: what a cell of one's own costs without a description. The floor is the minimal
+gated unit's products alone, by torch, of exactly its sizes: stepwise by floor is the most that any
+kernel could be ahead. On a GPU (H 512, B 64,
 T 1024, bfloat16) also a loop over `torch.compile` of the step, JAX's scan where it is installed,
 and how long a cell that nobody has run before takes to compile.
 """
@@ -83,14 +85,46 @@ def modules(inputs: int, hidden: int) -> dict[str, nn.Module]:
     }
 
 
+class Products:
+    """What a layer of `gates` multiplies, forward and backward, and nothing else.
+
+    Of the inputs, all steps at once: x W_ih and daᵀ x; of the states, step by step: h W_hh and
+    da W_hhᵀ, and daᵀ h of all steps at once. Nothing is allocated.
+    """
+
+    def __init__(self, gates: int, inputs: int, hidden: int, rows: int, steps: int) -> None:
+        wide, self.steps = gates * hidden, steps
+        self.xs, self.hs = torch.randn(steps * rows, inputs), torch.randn(steps, rows, hidden)
+        self.da, self.dh = torch.randn(steps, rows, wide), torch.empty(rows, hidden)
+        self.W_ih, self.W_hh = torch.randn(inputs, wide), torch.randn(hidden, wide)
+        self.shares, self.a = torch.empty(steps * rows, wide), torch.empty(rows, wide)
+        self.dW_ih, self.dW_hh = torch.empty(wide, inputs), torch.empty(wide, hidden)
+
+    def __call__(self) -> None:
+        torch.mm(self.xs, self.W_ih, out=self.shares)
+        for t in range(self.steps):
+            torch.mm(self.hs[t], self.W_hh, out=self.a)
+        for t in range(self.steps):
+            torch.mm(self.da[t], self.W_hh.T, out=self.dh)
+        da = self.da.flatten(0, 1).T
+        torch.mm(da, self.xs, out=self.dW_ih)
+        torch.mm(da, self.hs.flatten(0, 1), out=self.dW_hh)
+
+
 def seconds(hidden: int, rows: int, steps: int, repeats: int) -> dict[str, float]:
     """The best time of each, taken in turns."""
     best: dict[str, float] = {}
-    xs, runs = torch.randn(steps, rows, 28), modules(28, hidden)
+    xs = torch.randn(steps, rows, 28)
+
+    def trained(module: nn.Module) -> Callable[[], object]:
+        return lambda: module(xs)[0].sum().backward()
+
+    runs = {name: trained(module) for name, module in modules(28, hidden).items()}
+    runs["mgu, floor"] = Products(2, 28, hidden, rows, steps)
     for _ in range(repeats):
-        for name, module in runs.items():
+        for name, run in runs.items():
             began = CLOCK[0]()
-            module(xs)[0].sum().backward()
+            run()
             best[name] = min(best.get(name, float("inf")), CLOCK[0]() - began)
     return best
 
@@ -255,6 +289,9 @@ def main() -> None:
             print(
                 f"  {mine:16} {best[mine] * 1e3:8.2f} ms, {best[other] / best[mine]:5.2f}x {other}"
             )
+        floor = best["mgu, floor"]
+        ours, stepwise = (best[f"mgu, {name}"] / floor for name in ("described", "stepwise"))
+        print(f"  mgu, floor {floor * 1e3:14.2f} ms; described {ours:.2f}, stepwise {stepwise:.2f}")
         done.append({"hidden": hidden, "rows": rows, "steps": steps, "seconds": best})
     if arguments.json:
         arguments.json.write_text(json.dumps(done, indent=1) + "\n")

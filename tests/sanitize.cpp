@@ -14,7 +14,10 @@ int elman_forward(const Job *, int kind, int level);
 int elman_backward(const Job *, int kind, int level);
 int elman_head(const Head *, int kind, int level);
 int elman_step(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level);
-int elman_call(const Stack *, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c);
+int elman_call(const Stack *, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c, void *kept);
+int elman_call_back(const Stack *, const void *x, const void *kept, const void *y, const void *dy, const void *dh, const void *dc,
+                    void *dx, void *dh_0, void *dc_0, void *const *dw);
+int64_t elman_kept(const Stack *);
 double elman_clip(void *const *, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind, int level);
 void elman_keep(void *generator, void *mask, int64_t n, double p, double value, int kind, int level);
 const char *elman_variant(int kind, int level);
@@ -143,19 +146,41 @@ template <class real> struct Run {
         std::vector<real> y(size_t(S * c.H)), h(states), m(lstm ? states : 0), from = normal_like(int64_t(states));
         for (bool zeros : {false, true}) {
             const void *h_0 = zeros ? nullptr : from.data(), *c_0 = lstm ? h_0 : nullptr;
-            if (elman_call(&stack, ids.data(), h_0, c_0, y.data(), h.data(), lstm ? m.data() : nullptr) != OK) abort();
+            if (elman_call(&stack, ids.data(), h_0, c_0, y.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
             for (auto *v : {&y, &h, &m}) all.insert(all.end(), v->begin(), v->end());
         }
         stack.copies = 0;
         std::vector<real> track(size_t((c.T + 1) * c.B * c.H));
-        if (elman_call(&stack, ids.data(), nullptr, nullptr, track.data(), h.data(), lstm ? m.data() : nullptr) != OK) abort();
+        if (elman_call(&stack, ids.data(), nullptr, nullptr, track.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
         all.insert(all.end(), track.begin(), track.end());
         /* The first layer in both directions. */
         Job both[] = {layers[0], layers[0]};
         Stack two_ways = {both, 2, 2, 1, 1, kind, level};
         std::vector<real> ys(size_t(2 * S * c.H));
-        if (elman_call(&two_ways, ids.data(), from.data(), lstm ? from.data() : nullptr, ys.data(), h.data(), lstm ? m.data() : nullptr) != OK) abort();
+        if (elman_call(&two_ways, ids.data(), from.data(), lstm ? from.data() : nullptr, ys.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
         for (auto *v : {&ys, &h, &m}) all.insert(all.end(), v->begin(), v->end());
+        gradient(stack, all);
+        gradient(two_ways, all);
+    }
+    /* The same stacks once more, keeping what the way back needs, and the way back. */
+    void gradient(const Stack &stack, std::vector<double> &all) const {
+        bool lstm = c.cell == LSTM;
+        size_t states = size_t(2 * c.B * c.H), outputs = size_t((stack.copies ? S : S + c.B) * stack.directions * c.H);
+        std::vector<real> kept(size_t(elman_kept(&stack)) / sizeof(real)), y(outputs), h(states), m(lstm ? states : 0);
+        void *memories = lstm ? m.data() : nullptr;
+        if (elman_call(&stack, ids.data(), nullptr, nullptr, y.data(), h.data(), memories, kept.data()) != OK) abort();
+        std::vector<real> dy = normal_like(S * stack.directions * c.H), dW[8];
+        void *dw[8];
+        for (int i = 0; i < 8; i++) {
+            dW[i].resize(size_t(i % 4 > 1 ? M : M * (i % 4 ? c.H : stack.layers[i / 4].I)));
+            dw[i] = i % 4 > 1 && !c.bias ? nullptr : dW[i].data();
+        }
+        const void *track = stack.copies ? nullptr : y.data();
+        if (elman_call_back(&stack, ids.data(), kept.data(), track, dy.data(), nullptr, nullptr, nullptr, h.data(), memories, dw) != OK)
+            abort();
+        for (int i = 0; i < 8; i++)
+            if (dw[i]) all.insert(all.end(), dW[i].begin(), dW[i].end());
+        all.insert(all.end(), h.begin(), h.end());
     }
     std::vector<real> normal_like(int64_t n) const { /* the same numbers for every variant */
         std::vector<real> v;

@@ -36,7 +36,7 @@ from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, cudnn, runs_whole, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
-from elman.recurrence import compiled, custom, piecewise, prepared, traced, whole
+from elman.recurrence import compiled, custom, native, piecewise, prepared, traced, whole
 from elman.recurrence.chunked import SHORT, InChunks
 from elman.recurrence.operator import UNDRAWN, Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
@@ -218,14 +218,15 @@ class _Module(torch.nn.RNNBase):
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """The same for a batch on a CPU, no gradient wanted; None: another kind of call."""
-        if torch.is_grad_enabled() or type(input) is not Tensor or not input.is_cpu:
-            return None
-        if self._cuts(input) or self.is_noisy:
+        """The same for a batch on a CPU, nothing cut or drawn; None: another kind of call."""
+        if type(input) is not Tensor or not input.is_cpu or self._cuts(input) or self.is_noisy:
             return None
         if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
         if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
+            return None
+        recipe = self._recipe() if torch.is_grad_enabled() else None
+        if recipe is not None and not native.takes(recipe):
             return None
         own, names = self._parameters, self._flat_weights_names
         weights = [w for name in names if (w := own.get(name)) is not None]
@@ -239,7 +240,10 @@ class _Module(torch.nn.RNNBase):
             self._prepared = call
             if call is None or not call.suits(xs, state, weights):
                 return None
-        result = call(xs, state)
+        if recipe is None:
+            result = call(xs, state)
+        else:
+            result = native.recurrence(call, recipe, xs, state, weights)
         if result is None or not self.batch_first:
             return result
         return result[0].transpose(0, 1), result[1]

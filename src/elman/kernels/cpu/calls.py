@@ -1,4 +1,4 @@
-"""A module called for its outputs alone, all layers in one native call.
+"""A module's layers in one native call, and all of its gradient in another.
 
 One step of somebody's own loop takes microseconds, and most of them would go to finding out what
 it is. So that is found out once; the next call only looks whether anything has changed.
@@ -13,6 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from elman.errors import UserError
 from elman.kernels import choice
 from elman.kernels.contract import Job, Piece
 from elman.kernels.cpu import library
@@ -22,6 +23,7 @@ from elman.kernels.cpu.library import (
     LayerArguments,
     StackArguments,
     is_plain,
+    plain,
     pointer,
 )
 from elman.kernels.cpu.recurrence import KERNEL
@@ -61,6 +63,8 @@ class Prepared:
         self.outputs = torch.Size((len(xs) + (not copies), len(h), directions * h.shape[1]))
         self.stacked = torch.Size((len(job.layers), *h.shape))
         self.weights = [(w, w.data_ptr(), w.shape) for w in weights]
+        self.weight_shapes = [w.shape for w in weights]
+        self.places = _in_fours(weights, len(job.layers))
         self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
         self.stack = StackArguments(
             layers=self.layers,
@@ -71,7 +75,8 @@ class Prepared:
             kind=KINDS[h.dtype],
             level=KERNEL.level,
         )
-        self.argument, self.native = ctypes.byref(self.stack), KERNEL.library.elman_call
+        self.argument, self.native = ctypes.byref(self.stack), KERNEL.library
+        self.kept = self.native.elman_kept(self.argument) // self.dtype.itemsize
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()  # a copied module has weights elsewhere, and prepares its own
@@ -96,11 +101,27 @@ class Prepared:
         self, xs: Tensor, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """Outputs and last states, stacked as PyTorch does; None where ids are out of range."""
+        result = self.forward(xs, state, keep=False)
+        return result and (self.outputs_of(result[0]), result[1])
+
+    def outputs_of(self, ys: Tensor) -> Tensor:
+        """The outputs in what `forward` wrote: all of it, or all but the first state."""
+        return ys if self.stack.copies else ys[1:]
+
+    def track_of(self, ys: Tensor) -> Tensor | None:
+        """What `forward` wrote, where that is the last layer's states and not a copy of them."""
+        return None if self.stack.copies else ys
+
+    def forward(
+        self, xs: Tensor, state: Sequence[Tensor] | None, keep: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None] | None:
+        """`outputs_of` what comes first, the last states, and what `backward` reads besides."""
         ys = torch.empty(self.outputs, dtype=self.dtype)
         last = tuple([torch.empty(self.stacked, dtype=self.dtype) for _ in range(self.states)])
+        kept = torch.empty(self.kept, dtype=self.dtype) if keep else None
         first = (None, None) if state is None else [pointer(s) for s in state]
         two = self.states > 1
-        status = self.native(
+        status = self.native.elman_call(
             self.argument,
             pointer(xs),
             first[0],
@@ -108,11 +129,69 @@ class Prepared:
             pointer(ys),
             pointer(last[0]),
             pointer(last[1]) if two else None,
+            pointer(kept),
         )
         if status == library.BAD_ID:
             return None
         library.check_memory(status)
-        return ys if self.stack.copies else ys[1:], last
+        return ys, last, kept
+
+    def backward(
+        self,
+        xs: Tensor,
+        weights: Sequence[Tensor],
+        track: Tensor | None,
+        kept: Tensor,
+        dys: Tensor | None,
+        dlast: Sequence[Tensor | None],
+        needs_dxs: bool,
+    ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """The pulls on xs, on the first states (stacked) and on the weights."""
+        real, xs = self.dtype, plain(xs, self.input_dtype)
+        for t, shape in ((xs, self.shape), *zip(weights, self.weight_shapes, strict=True)):
+            if t.shape != shape:  # `w.data = …` since the forward pass
+                raise UserError(f"a tensor of shape {tuple(t.shape)} was of shape {tuple(shape)}")
+        weights = [plain(w, real) for w in weights]
+        track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
+        pulls = [plain(d, real) for d in dlast]
+        dxs = torch.empty(self.shape, dtype=real) if needs_dxs else None
+        first = [torch.empty(self.stacked, dtype=real) for _ in pulls]
+        dws = [torch.empty(shape, dtype=real) for shape in self.weight_shapes]
+        two = self.states > 1
+        status = self.native.elman_call_back(
+            self._reading(weights),
+            *map(pointer, (xs, kept, track, dys)),
+            pointer(pulls[0]),
+            pointer(pulls[1]) if two else None,
+            pointer(dxs),
+            pointer(first[0]),
+            pointer(first[1]) if two else None,
+            (ctypes.c_void_p * (4 * len(self.layers)))(*_in_fours(dws, len(self.layers))),
+        )
+        if status == library.BAD_ID:
+            raise IndexError("the ids of this call were changed before its backward pass")
+        library.check_memory(status)
+        return dxs, first, dws
+
+    def _reading(self, weights: Sequence[Tensor]) -> StackArguments:
+        """The layers with weights that autograd may have brought back from elsewhere."""
+        places = _in_fours(weights, len(self.layers))
+        if places == self.places:
+            return self.stack
+        layers = type(self.layers)(*self.layers)
+        for i, layer in enumerate(layers):
+            layer.W_ih, layer.W_hh, layer.b_ih, layer.b_hh = places[4 * i : 4 * i + 4]
+        moved = StackArguments.from_buffer_copy(self.stack)
+        moved.layers = layers  # which keeps them alive
+        return moved
+
+
+def _in_fours(flat: Sequence[Tensor], layers: int) -> list[int | None]:
+    """Where W_ih, W_hh, b_ih and b_hh of every layer lie; None for biases it has not."""
+    each, places = len(flat) // layers, [pointer(t) for t in flat]
+    if each == 4:
+        return places
+    return [p for i in range(0, len(flat), each) for p in (*places[i : i + each], None, None)]
 
 
 def _nothing() -> None:

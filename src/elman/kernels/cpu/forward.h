@@ -13,12 +13,8 @@ INLINE int64_t blocks_of(const Job *job) {
 }
 INLINE int64_t block_rows(const Job *job) { return ceil_div(job->B, blocks_of(job)); }
 
-/* Small jobs are done before a second thread has begun, and beside other programs, where threads sleep between calls,
- * before it has woken up. */
-INLINE int64_t useful_threads(const Job *job) {
-    int64_t work = job->T * job->B * gates_of(job->cell) * job->H * (job->H + 64);
-    return work < (is_busy() ? 1 << 24 : 3 << 19) ? 1 : job->threads;
-}
+/* Small jobs are done before a second thread has begun. */
+INLINE int64_t useful_threads(const Job *job) { return worth_two(work_of(job)) ? job->threads : 1; }
 
 /* Few rows and a matrix that no core's own cache holds: threads that split the rows would each read all of
  * W_hh in every step, so they split the units instead, and meet after every step. */

@@ -82,7 +82,7 @@ int head(const Head *head) {
     each(threads, threads, [&](int64_t i) {
         for (int64_t p = all * i / threads; p < all * (i + 1) / threads; p++)
             if (p < panels)
-                pack_transposed(there, p, W, H, W_there.data, turned.data + i * LANES * padded(H));
+                pack_transposed(there, p, W, H, W_there.data + p * there.panel_size(H), turned.data + i * LANES * padded(H));
             else
                 pack_straight(p - panels, W, V, H, W_back.data);
     });

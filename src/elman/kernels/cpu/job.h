@@ -73,8 +73,7 @@ struct Head {
     void *dW, *db;               /* (V, H), (V), or null */
 };
 
-/* Layers that read one another over a piece of time, all of one type, with no gradient to come. Mirrored
- * by `StackArguments` in library.py. */
+/* Layers that read one another over a piece of time, all of one type. Mirrored by `StackArguments` in library.py. */
 struct Stack {
     const Job *layers; /* sizes and weights only; both directions of a layer side by side */
     int64_t count, directions, reads_ids;
@@ -83,7 +82,7 @@ struct Stack {
 };
 
 /* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 2;
+constexpr int64_t INTERFACE = 3;
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 
@@ -111,6 +110,11 @@ void parallel(int64_t threads, int64_t tasks, void (*task)(void *, int64_t), voi
 
 /* Whether torch's threads were lately kept waiting by other programs. */
 bool is_busy();
+
+/* What a layer multiplies, roughly; and whether a second thread would come in time to share it. Beside other
+ * programs, where threads sleep between calls, it takes longer to wake up. */
+inline int64_t work_of(const Job *job) { return job->T * job->B * gates_of(job->cell) * job->H * (job->H + 64); }
+inline bool worth_two(int64_t work) { return work >= (is_busy() ? 1 << 24 : 3 << 19); }
 
 template <class F> void each(int64_t threads, int64_t tasks, F &&body) {
     parallel(threads, tasks, [](void *data, int64_t i) { (*static_cast<F *>(data))(i); }, &body);

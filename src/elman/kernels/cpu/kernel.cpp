@@ -1,5 +1,5 @@
-/* What Python calls: the variant for this processor, on torch's own threads. */
-#include "job.h"
+/* What Python calls: the variant for this processor, on torch's own threads. Whole stacks are in stack.cpp. */
+#include "dispatch.h"
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -15,7 +15,6 @@ extern const Variant avx512_float, avx512_double, avx512_half, avx2_float, avx2_
 
 namespace {
 
-enum Kind : int { FLOAT, DOUBLE, HALF };
 enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16 };
 
 int processor() {
@@ -29,6 +28,8 @@ int processor() {
     return PORTABLE;
 }
 
+} // namespace
+
 const Variant *variant(int kind, int level) {
     if (level > processor()) level = processor();
 #if defined(__x86_64__)
@@ -38,6 +39,8 @@ const Variant *variant(int kind, int level) {
 #endif
     return kind == HALF ? nullptr : kind == DOUBLE ? &portable_double : &portable_float;
 }
+
+namespace {
 
 /* A few blocks of memory between calls. Whoever finds it in use does without. */
 struct Pool {
@@ -160,79 +163,6 @@ PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const voi
     const Job &last = layers[count - 1];
     const char *h_1 = static_cast<const char *>(last.hs) + last.B * last.H * (kind == DOUBLE ? 8 : 4);
     v->linear(h_1, W, b, y, last.B, last.H, V);
-    return OK;
-}
-
-namespace {
-
-/* Memory for one call, or none. */
-struct Scratch {
-    int64_t bytes;
-    char *data;
-    explicit Scratch(int64_t n) : bytes(n), data(n ? static_cast<char *>(borrow(n)) : nullptr) {}
-    ~Scratch() {
-        if (data) give_back(data, bytes);
-    }
-    Scratch(const Scratch &) = delete;
-};
-
-} // namespace
-
-namespace {
-
-/* Rows of `bytes` for every step and row of the batch, the last step first. */
-void reverse(const char *from, int64_t steps, int64_t bytes, char *to) {
-    for (int64_t t = 0; t < steps; t++) memcpy(to + t * bytes, from + (steps - 1 - t) * bytes, size_t(bytes));
-}
-
-/* One direction's h_1 … h_T beside the other's, time running forwards again. */
-void lay_out(const char *hs, const Job &job, int64_t row, int64_t directions, int64_t d, char *to) {
-    for (int64_t t = 0; t < job.T; t++)
-        for (int64_t b = 0; b < job.B; b++) {
-            int64_t s = (d ? job.T - 1 - t : t) * job.B + b;
-            memcpy(to + (s * directions + d) * row, hs + ((t + 1) * job.B + b) * row, size_t(row));
-        }
-}
-
-} // namespace
-
-/* y, the outputs of the last layer, and the last h (and c) of every layer and direction, stacked, from x and
- * the first h (and c), stacked (null: zeros). */
-PUBLIC int elman_call(const Stack *stack, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c) {
-    const Job &first = stack->layers[0], &last = stack->layers[stack->count - 1];
-    const Variant *v = variant(int(stack->kind), int(stack->level));
-    int64_t D = stack->directions, S = first.T * first.B, real = stack->kind == DOUBLE ? 8 : 4;
-    int64_t row = first.H * real, state = first.B * row, track = state + S * row, between = S * D * row;
-    int64_t read = stack->reads_ids ? 8 : first.I * real, deeper = stack->count > D ? last.I * real : 0;
-    int64_t below = stack->count / D - 1; /* layers whose outputs are read by another, in turns */
-    Scratch hs(stack->copies || below ? track : 0), cs(c ? track : 0), zeros(h_0 ? 0 : state);
-    Scratch ys((below > 2 ? 2 : below) * between);
-    Scratch backwards(D > 1 ? S * (read > deeper ? read : deeper) : 0);
-    for (Scratch *memory : {&hs, &cs, &zeros, &ys, &backwards})
-        if (memory->bytes && !memory->data) return NO_MEMORY;
-    if (zeros.data) memset(zeros.data, 0, size_t(state));
-    auto at = [&](const void *states, int64_t i) {
-        return states ? static_cast<const char *>(states) + i * state : zeros.data;
-    };
-    for (int64_t i = 0; i < stack->count; i++) {
-        int64_t layer = i / D, d = i % D;
-        bool ids = !layer && stack->reads_ids, top = i + D >= stack->count, whole = top && !stack->copies;
-        const char *in = layer ? ys.data + (layer - 1) % 2 * between : static_cast<const char *>(x);
-        Job job = stack->layers[i];
-        if (d) {
-            reverse(in, job.T, job.B * (ids ? 8 : job.I * real), backwards.data);
-            in = backwards.data;
-        }
-        job.xs = ids ? nullptr : in, job.ids = ids ? reinterpret_cast<const int64_t *>(in) : nullptr;
-        job.hs = whole ? y : hs.data, job.cs = cs.data;
-        job.h_0 = at(h_0, i), job.c_0 = c ? at(c_0, i) : nullptr;
-        if (int status = v->forward(&job)) return status;
-        const char *found = static_cast<const char *>(job.hs);
-        memcpy(static_cast<char *>(h) + i * state, found + track - state, size_t(state));
-        if (c) memcpy(static_cast<char *>(c) + i * state, cs.data + track - state, size_t(state));
-        char *to = top ? static_cast<char *>(y) : ys.data + layer % 2 * between;
-        if (!whole) lay_out(found, job, row, D, d, to);
-    }
     return OK;
 }
 

@@ -75,6 +75,7 @@ def path() -> Path | None:
 
 INT, INT64, REAL, POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 _LAYER, _HEAD_POINTER = ctypes.POINTER(LayerArguments), ctypes.POINTER(HeadArguments)
+_STACK = ctypes.POINTER(StackArguments)
 ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_interface": (INT64, [INT]),
     "elman_forward": (INT, [_LAYER, INT, INT]),
@@ -82,16 +83,18 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_head": (INT, [_HEAD_POINTER, INT, INT]),
     "elman_clip": (REAL, [POINTER, POINTER, INT64, REAL, INT64, INT, INT]),
     "elman_step": (INT, [POINTER, INT64, POINTER, POINTER, POINTER, INT64, INT, INT]),
-    "elman_call": (INT, [ctypes.POINTER(StackArguments), *[POINTER] * 6]),
+    "elman_call": (INT, [_STACK, *[POINTER] * 7]),
+    "elman_call_back": (INT, [_STACK, *[POINTER] * 10]),
+    "elman_kept": (INT64, [_STACK]),
     "elman_keep": (None, [POINTER, POINTER, INT64, REAL, REAL, INT, INT]),
     "elman_tanh": (None, [POINTER, POINTER, INT64, INT, INT]),
     "elman_sigmoid": (None, [POINTER, POINTER, INT64, INT, INT]),
     "elman_is_busy": (INT, []),
     "elman_variant": (ctypes.c_char_p, [INT, INT]),
 }
-"""Every function of kernel.cpp: what it returns and what it takes."""
+"""Every function of kernel.cpp and stack.cpp: what it returns and what it takes."""
 
-INTERFACE = 2
+INTERFACE = 3
 """Counted up here and in job.h whenever what an entry means changes."""
 NOT_BUILT = "it was not built: the installation found no working C++ compiler"
 REBUILD = "build it again: in elman's checkout, python setup.py build_ext --inplace --force"
