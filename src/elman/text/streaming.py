@@ -154,6 +154,7 @@ def _files(source: str) -> list[Path]:
         )
     found = sorted(file for file in path.rglob("*") if _kind(file) in KINDS and file.is_file())
     if not found:
+        corpus.check_no_run(path)
         raise MissingSource(
             f"the folder {path} holds no .txt or .jsonl file, plain or packed (.gz, .zst)",
             hint="name single files",
