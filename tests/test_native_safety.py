@@ -356,7 +356,7 @@ def test_tensors_that_only_pretend_to_have_memory_are_refused(cell, grad, monkey
 @pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.complex64])
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0"])
 @pytest.mark.parametrize("again", [False, True])
-def test_weights_that_are_no_real_numbers_are_refused(kind, name, again):
+def test_a_module_refuses_weights_that_are_no_real_numbers(kind, name, again):
     """They were cast without a word, or ids were answered with integers."""
     rnn, ids = nn.GRU(4, 8).requires_grad_(False), torch.randint(4, (5, 3))
     if again:

@@ -400,7 +400,7 @@ class _Module(torch.nn.RNNBase):
         for name, w in zip(self._flat_weights_names, weights, strict=True):
             if not w.is_floating_point():
                 raise UserError(
-                    f"{name} of {type(self).__name__} has dtype {w.dtype}; weights are real numbers",
+                    f"{name} of {type(self).__name__} has dtype {w.dtype}, weights are real",
                     hint=f"module.{name}.data = module.{name}.data.to(torch.float32)",
                 )
         if (heads := named(self.cell).heads) != 1:

@@ -191,7 +191,7 @@ def check_no_run(folder: Path) -> None:
     if (folder / "config.json").is_file() and (folder / "metrics.jsonl").is_file():
         raise MissingSource(
             f"{folder} is a run, and a text is wanted",
-            hint=f"its README.md names its text; elman evaluate {shlex.quote(str(folder))} scores it",
+            hint=f"its README.md names one; elman evaluate {shlex.quote(str(folder))} scores it",
         )
 
 
