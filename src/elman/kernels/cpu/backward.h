@@ -129,7 +129,7 @@ struct Backward {
         alignas(64) real sums[SUMS * LANES];
         for (int64_t n = from; n < to; n += 2 * LANES)
             groups(rows, ROWS<2>, [&](int64_t lo, int64_t hi) {
-                tile_of<2>(int(hi - lo), y + lo * y_row, y_row, panels + n / LANES * k_steps * PANEL, k_steps, sums);
+                two_vectors(H - n, int(hi - lo), y + lo * y_row, y_row, panels + n / LANES * k_steps * PANEL, k_steps, sums);
                 for (int64_t r = lo; r < hi; r++)
                     if (!held(t, b0 + r)) add(carry(t, b0 + r), n, sums + (r - lo) * 2 * LANES, dh + r * H);
             });

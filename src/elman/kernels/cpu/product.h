@@ -78,12 +78,13 @@ INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
  * width do not fall on the same cache lines. */
 INLINE int64_t padded(int64_t k) { return ceil_div(k, 2 * LANES) * 2 * LANES + LANES; }
 
-/* out[r][c] = Σ_k a[r][k] panel[k][c]; `a` steps by `row` per row and `step` per k (or pair). */
-template <int C, int R>
+/* out[r][c] = Σ_k a[r][k] panel[k][c]; `a` steps by `row` per row and `step` per k (or pair). Of panels that are
+ * WIDE vectors wide, the first C. */
+template <int C, int R, int WIDE = C>
 void tile(const operand *a, int64_t row, int64_t step, const operand *panel, int64_t k, real *out) {
     vec sums[R][C];
     FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) sums[r][c] = vec{};
-    for (int64_t i = 0; i < k; i++, a += step, panel += C * PANEL) {
+    for (int64_t i = 0; i < k; i++, a += step, panel += WIDE * PANEL) {
         decltype(load_operands(panel)) b[C];
         FLATTEN for (int c = 0; c < C; c++) b[c] = load_operands(panel + c * PANEL);
         FLATTEN for (int r = 0; r < R; r++) {
@@ -92,7 +93,7 @@ void tile(const operand *a, int64_t row, int64_t step, const operand *panel, int
         }
     }
     FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++)
-        store(out + (r * C + c) * LANES, sums[r][c]);
+        store(out + (r * WIDE + c) * LANES, sums[r][c]);
 }
 
 template <int C> constexpr int ROWS = C < SUMS ? SUMS / C : 1;
@@ -102,6 +103,18 @@ INLINE void tile_of(int rows, const operand *a, int64_t row, const operand *pane
     if constexpr (R > 1)
         if (rows < R) return tile_of<C, R - 1>(rows, a, row, panel, k, out);
     tile<C, R>(a, row, PAIR, panel, k, out);
+}
+
+/* The same for a panel of two vectors of which only `columns` are wanted. */
+template <int R = ROWS<2>>
+INLINE void half_tile_of(int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out) {
+    if constexpr (R > 1)
+        if (rows < R) return half_tile_of<R - 1>(rows, a, row, panel, k, out);
+    tile<1, R, 2>(a, row, PAIR, panel, k, out);
+}
+INLINE void two_vectors(int64_t columns, int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out) {
+    if (columns > LANES) return tile_of<2>(rows, a, row, panel, k, out);
+    half_tile_of(rows, a, row, panel, k, out);
 }
 
 /* Visit n items in as few groups of at most `most` as possible, of nearly equal size. */
@@ -312,7 +325,7 @@ struct Product {
             for (int64_t n = 0; n < N; n += 2 * LANES)
                 groups(to - from, ROWS<2>, [&](int64_t lo, int64_t hi) {
                     real out[SUMS * LANES];
-                    tile_of<2>(int(hi - lo), x + lo * ld, ld, panels + n / LANES * k_steps * PANEL, k_steps, out);
+                    two_vectors(N - n, int(hi - lo), x + lo * ld, ld, panels + n / LANES * k_steps * PANEL, k_steps, out);
                     for (int64_t r = lo; r < hi; r++) finish(first + from + r, n, out + (r - lo) * 2 * LANES);
                 });
         });
@@ -326,7 +339,7 @@ struct Product {
             pack_transposed(at, p, W, K, panel, turned);
             groups(rows, ROWS<2>, [&, x = x, ld = ld](int64_t lo, int64_t hi) {
                 real out[SUMS * LANES];
-                tile_of<2>(int(hi - lo), x + lo * ld, ld, panel, ceil_div(K, PAIR), out);
+                two_vectors(N - p * 2 * LANES, int(hi - lo), x + lo * ld, ld, panel, ceil_div(K, PAIR), out);
                 for (int64_t r = lo; r < hi; r++) finish(r, p * 2 * LANES, out + (r - lo) * 2 * LANES);
             });
         }
