@@ -1,6 +1,8 @@
 """The lab's server: who may come in, what may be asked, and trainings that outlive everything."""
 
 import asyncio
+import base64
+import io
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +26,7 @@ import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
 from elman.errors import UserError  # noqa: E402
 from elman.folders import lock  # noqa: E402
-from elman.lab import jobs, loaded, shelf, stream, worker  # noqa: E402
+from elman.lab import app, jobs, loaded, microscope, pace, shelf, stream, worker  # noqa: E402
 from elman.lab.app import Lab, guarded  # noqa: E402
 from elman.lab.serve import open_lab  # noqa: E402
 from elman.runs import Run, checkpoints, options_of  # noqa: E402
@@ -353,8 +356,10 @@ def test_a_run_is_shown_with_the_librarys_own_numbers(page, lab, finished):
         for name, p in model.named_parameters():
             p.copy_(weights[f"weights/{name}"])
     ids = trained.vocab.encode("".join(frame["tokens"]))
-    lags = by_lag(Passage.read(model, ids), len(frame["norms"][0]) - 1)
-    assert torch.tensor(frame["norms"]).numpy() == pytest.approx(lags.norms, rel=1e-3)
+    shape = frame["norms"]["shape"]
+    norms = np.frombuffer(base64.b64decode(frame["norms"]["float32"]), "<f4").reshape(shape)
+    lags = by_lag(Passage.read(model, ids), shape[1] - 1)
+    assert np.array_equal(norms, lags.norms.astype("f4"))
     assert frame["step"] == numbers["step"]
     assert frame["keep90"] == lags.recommend(0.9)
     assert frame["cut"] == pytest.approx(1 - lags.kept(12))
@@ -495,7 +500,10 @@ def test_a_run_of_the_command_line_has_ended_when_its_result_is_there(lab, finis
     held.release()
 
 
-def test_pictures_take_a_core_that_is_free_and_little_of_one_that_is_not(lab, finished):
+def test_pictures_take_a_core_that_is_free_and_little_of_one_that_is_not(
+    lab, finished, monkeypatch
+):
+    monkeypatch.setattr(pace, "processor_time", lambda: (time.thread_time(), 0.0))
     first = lab.frame(finished)
     assert first["every"] < 2
     lab.frame(finished)
@@ -507,6 +515,108 @@ def test_pictures_take_a_core_that_is_free_and_little_of_one_that_is_not(lab, fi
     assert seldom["every"] > first["every"]  # a hundred times what a picture takes
     os.utime(state)
     assert lab.frame(finished) is seldom  # asked too soon
+
+
+def test_pictures_that_wait_for_a_core_become_seldom_until_one_is_free(monkeypatch):
+    clock = [0.0, 0.0]
+    monkeypatch.setattr(pace, "processor_time", lambda: tuple(clock))
+    drawn = pace.Pace()
+
+    def draw(used, waited):
+        with drawn.drawing():
+            clock[:] = clock[0] + used, clock[1] + waited
+        return drawn.every(trainings_have_all=False)
+
+    assert draw(0.02, 0.0) == pytest.approx(0.02)  # as soon as it can be drawn
+    assert draw(0.02, 0.01) == pytest.approx(0.02)  # a hesitation
+    assert draw(0.02, 0.05) == pytest.approx(2.0)  # a hundredth of a core
+    assert [draw(0.02, 0.0) for _ in range(2)] == pytest.approx([2.0, 0.02])
+    assert drawn.every(trainings_have_all=True) == pytest.approx(2.0)
+
+
+def test_whoever_has_seen_a_picture_gets_the_next_one_as_soon_as_there_are_weights(lab, finished):
+    state = lab.shelf.root / finished / "state.safetensors"
+
+    async def ask(seen, touch_after=None):
+        began = time.monotonic()
+        if touch_after is not None:
+            asyncio.get_running_loop().call_later(touch_after, os.utime, state)
+        picture = json.loads(await lab.next_frame(finished, str(seen)))
+        return picture["step"], time.monotonic() - began
+
+    step, _ = asyncio.run(ask(""))
+    first = lab._frame
+    again, waited = asyncio.run(ask(step))
+    assert again == step
+    assert lab._frame is first
+    assert waited >= app.NEXT
+    lab.jobs.busy_threads = 0
+    _, waited = asyncio.run(ask("another"))  # of that there may be a newer one
+    assert waited < app.NEXT
+    time.sleep(first.picture["every"])
+    asyncio.run(ask(step, touch_after=0.1))
+    assert lab._frame is not first
+
+
+def test_what_is_read_while_the_training_leaves_weights_is_of_one_moment(lab, finished, tmp_path):
+    """The reader is held up while the file that it has opened is replaced, and written over."""
+    session = Session.resume(lab.shelf.root / finished)
+    published = tmp_path / "weights.safetensors"
+    slide, parameters = microscope.Slide(lab.shelf.root / finished), session.training.model
+
+    def leave(value):
+        session.training.step = value
+        with torch.no_grad():
+            for p in parameters.parameters():
+                p.fill_(value)
+        worker.publish(session, published)
+
+    class Slow(io.FileIO):
+        """Reads half, then the training goes on."""
+
+        def read(self, size=-1):
+            if later:
+                data = super().read(1000)
+                leave(later.pop(0))
+                leave(later.pop(0))
+                return data + super().read(size)
+            return super().read(size)
+
+    leave(1)
+    later = [2, 3]  # two files take turns: the one that was opened is at its path again
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(microscope, "open", lambda path, _: Slow(path), raising=False)
+        model, place = slide.model(published)
+    assert later == []
+    assert place.step == 3
+    assert all(torch.equal(p, torch.full_like(p, 3)) for p in model.parameters())
+    assert {p.name for p in tmp_path.glob("weights*")} == {"weights.safetensors", "weights.draft"}
+
+
+def test_copies_of_the_weights_keep_their_beat(tmp_path, monkeypatch):
+    """Ten a second on the average, though each waits for the end of an update."""
+    clock, copies = [100.0], []
+    monkeypatch.setattr(worker.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(worker.time, "time", lambda: clock[0])
+    monkeypatch.setattr(worker, "publish", lambda *_: copies.append(clock[0]))
+    folder = tmp_path / "runs" / ".lab" / "book"
+    folder.mkdir(parents=True)
+    (folder / "asked.json").write_text('{"threads": 1}')
+    training = worker.Worker(folder)
+    monkeypatch.setattr(training, "_looked", lambda: clock[0])  # somebody always looks
+    while clock[0] < 110:
+        clock[0] += 0.033
+        training._let_look(None)
+    assert len(copies) == pytest.approx(100, abs=1)
+    monkeypatch.setattr(training, "_looked", lambda: 0.0)
+    for _ in range(1000):
+        clock[0] += 0.033
+        training._let_look(None)
+    assert len(copies) == pytest.approx(100, abs=1)
+    monkeypatch.setattr(training, "_looked", lambda: clock[0])
+    for _ in range(3):
+        training._let_look(None)
+    assert len(copies) == pytest.approx(101, abs=1)  # what was not asked for is not made up for
 
 
 # ---------------------------------------------------------------------- trainings

@@ -28,6 +28,7 @@ from elman.lab.guard import Guard
 from elman.lab.inside import Inside
 from elman.lab.jobs import Jobs, typed
 from elman.lab.microscope import Slide
+from elman.lab.pace import Pace
 from elman.lab.shelf import LARGEST_TEXT, NotHere, Shelf, corpora, is_forecast
 from elman.runs import Run, comparison, options_of, presets
 
@@ -40,10 +41,10 @@ SMALL = {"model": "gru", "hidden_size": 128, "sample_every": 1}
 """What a training on the page is, unless it is asked to be something else: small and quick."""
 TEND_EVERY = 0.2
 LOOKS = ("baselines", "excerpt", "spectrum", "carries")
-FASTEST = 0.1
-"""Seconds between two pictures of the microscope, at least."""
-TAKEN = 0.01
-"""The part of a core that pictures may take from trainings, where these have all the cores."""
+NEXT = 0.5
+"""Seconds that someone who has seen a picture of the microscope waits for the next at most."""
+LOOK_FOR = 0.01
+"""Seconds between two looks at whether there are new weights."""
 
 
 class Frame(NamedTuple):
@@ -73,6 +74,7 @@ class Lab:
         self.pool = ThreadPoolExecutor(2, "lab", _give_way)
         self.summaries: dict[Path, tuple[Any, comparison.Summary]] = {}
         self._frame: Frame | None = None
+        self._pace = Pace()
         self._mutex = threading.Lock()
 
     async def compute(self, work: Callable[..., Any], *given: Any) -> Any:
@@ -85,22 +87,40 @@ class Lab:
         `every` says when there will be another: as soon as it can be drawn where a core is free,
         and so seldom that trainings do not notice where it is not.
         """
-        path = self.shelf.run(id)
-        published = self.jobs.watch(id)
-        stamp = [_stamp(p) for p in (published, path / "state.safetensors", path / "config.json")]
+        path, published = self.shelf.run(id), self.jobs.published(id)
         with self._mutex:
+            stamp = self._weights(path)
             last, now = self._frame, time.monotonic()
             if last is None or last.id != id or (last.stamp != stamp and now >= last.due):
-                began = time.thread_time()
-                picture = microscope.frame(self.slide(path), published)
-                every = max(FASTEST, (time.thread_time() - began) / self._share())
-                picture |= {"every": every}
-                last = self._frame = Frame(id, stamp, now + every, picture)
+                with self._pace.drawing():
+                    picture = microscope.frame(self.slide(path), published)
+                all_busy = self.jobs.busy_threads >= _cores()
+                every = self._pace.every(trainings_have_all=all_busy)
+                last = self._frame = Frame(id, stamp, now + every, picture | {"every": every})
             return last.picture
 
-    def _share(self) -> float:
-        """The part of a core that pictures may take now."""
-        return 1.0 if self.jobs.busy_threads < _cores() else TAKEN
+    async def next_frame(self, id: str, seen: str) -> str:
+        """The picture after that of step `seen`, as JSON: a training leaves its weights for it.
+
+        Where none comes for a while, the same one again.
+        """
+        path, until = self.shelf.run(id), time.monotonic() + NEXT
+        self.jobs.watch(id)
+        while self._is_last(path, seen) and time.monotonic() < until:
+            await asyncio.sleep(LOOK_FOR)
+        return await self.compute(lambda: strict_json.dumps(self.frame(id)))
+
+    def _is_last(self, path: Path, seen: str) -> bool:
+        """Whether there is no newer picture than that of step `seen`, nor one to be drawn now."""
+        last = self._frame
+        if last is None or last.id != path.name or str(last.picture["step"]) != seen:
+            return False
+        return time.monotonic() < last.due or self._weights(path) == last.stamp
+
+    def _weights(self, path: Path) -> list[tuple[int, int]]:
+        """What a picture is drawn of: changed, there is another one to draw."""
+        published = self.jobs.published(path.name)
+        return [_stamp(p) for p in (published, path / "state.safetensors", path / "config.json")]
 
     def summary(self, path: Path) -> comparison.Summary:
         """A run at a glance, read again only when it has told something new."""
@@ -299,8 +319,10 @@ class Addresses:
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def frame(self, request: Request) -> Response:
-        """The microscope's picture of now."""
-        return _answer(await self.lab.compute(self.lab.frame, request.path_params["id"]))
+        """The microscope's picture of now; `after=STEP`: the next one after that."""
+        seen = request.query_params.get("after", "")
+        picture = await self.lab.next_frame(request.path_params["id"], seen)
+        return Response(picture, media_type="application/json")
 
     async def look(self, request: Request) -> Response:
         """The dearer looks: spectrum, carries, baselines; and some of the text."""

@@ -157,7 +157,11 @@ class Jobs:
         folder = self.shelf.jobs / id
         if folder.is_dir():
             (folder / "watched").touch()
-        return folder / "weights.safetensors"
+        return self.published(id)
+
+    def published(self, id: str) -> Path:
+        """Where a training leaves the weights of a moment ago, for whoever looks."""
+        return self.shelf.jobs / id / "weights.safetensors"
 
     # ------------------------------------------------------------------ looking
 

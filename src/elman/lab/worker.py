@@ -9,11 +9,13 @@ keeps one such process ready, and each job is a fork of it. Until then it has on
 computes with several would not survive the fork.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import time
 import traceback
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -29,7 +31,9 @@ from elman.session import RunOptions, Session
 from elman.training import Record, Update
 
 LOOK_EVERY = 0.1
-"""Seconds between two copies of the weights, while someone looks."""
+"""Seconds from one copy of the weights to the next, while someone looks."""
+LOOK_FOR = 0.01
+"""Seconds between two looks at whether someone looks."""
 LOOK_SHARE = 0.01
 """The part of the time that copying them may take."""
 WATCHED_FOR = 3.0
@@ -57,6 +61,7 @@ class Worker:
         self.last: Record | None = None
         self.next_look = 0.0
         self.last_look = 0.0  # when the last one whose wish was granted looked
+        self.copied: deque[float] = deque(maxlen=8)  # seconds that copies of the weights took
 
     def work(self) -> None:
         """Train to the end, or until told to stop."""
@@ -156,30 +161,50 @@ class Worker:
         jobs.say(self.folder, state, **self.refused | {"process": os.getpid(), **more})
 
     def _let_look(self, session: Session) -> None:
-        """A copy of the weights for whoever looks, once for each look, ten a second at most."""
+        """A copy of the weights for whoever looks, once for each look, ten a second at most.
+
+        Copies keep a beat: one that had to wait for the end of an update does not delay the next.
+        """
         now = time.monotonic()
         if now < self.next_look:
             return
-        self.next_look = now + LOOK_EVERY
-        try:
-            looked = (self.folder / "watched").stat().st_mtime
-        except FileNotFoundError:
+        looked = self._looked()
+        if looked == self.last_look or time.time() - looked > WATCHED_FOR:
+            self.next_look = now + LOOK_FOR
             return
-        if looked != self.last_look and time.time() - looked < WATCHED_FOR:
-            self.last_look = looked
-            publish(session, self.folder / "weights.safetensors")
-            took = time.monotonic() - now
-            self.next_look = now + max(LOOK_EVERY, took / LOOK_SHARE)
+        self.last_look = looked
+        publish(session, self.folder / "weights.safetensors")
+        self.copied.append(time.monotonic() - now)  # the least of some: others may have been busy
+        every = max(LOOK_EVERY, min(self.copied) / LOOK_SHARE)
+        self.next_look = max(now, self.next_look + every)
+
+    def _looked(self) -> float:
+        """When somebody asked for a picture, the last time."""
+        try:
+            return (self.folder / "watched").stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
 
 def publish(session: Session, path: Path) -> None:
-    """The weights of now and the place in the text, whole or not there; it need not last."""
+    """The weights of now and the place in the text, for the microscope; it need not last.
+
+    Two files take turns: one that is there already is written over in half of the time that a new
+    one takes. Who reads makes sure that what was read is still at its path.
+    """
     training = session.training
     weights = {n: p.detach().cpu().contiguous() for n, p in training.model.named_parameters()}
     place = {name: str(getattr(training, name)) for name in ("step", "epoch", "index")}
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(save(weights, place))
+    draft, spare = path.with_suffix(".draft"), path.with_suffix(".spare")
+    with open(draft, "r+b" if draft.exists() else "wb") as file:
+        file.write(save(weights, place))
+        file.truncate()
+    spare.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # there is none yet, or the file system has no links
+        os.link(path, spare)
     os.replace(draft, path)
+    if spare.exists():
+        os.replace(spare, draft)
 
 
 def _held(folder: Path) -> Lock:

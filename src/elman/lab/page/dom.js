@@ -43,6 +43,13 @@ export function bytes(value) {
   return Number.isInteger(value / 1024 ** power) ? `${value / 1024 ** power}${["", "K", "M", "G"][power]}` : String(value);
 }
 
+// A table of numbers as the server packs it, one list for each row.
+export function unpacked({ shape: [rows, columns], float32 }) {
+  const data = Uint8Array.from(atob(float32), (c) => c.charCodeAt(0));
+  const view = new DataView(data.buffer), numbers = Float32Array.from({ length: rows * columns }, (_, i) => view.getFloat32(4 * i, true));
+  return Array.from({ length: rows }, (_, i) => numbers.subarray(i * columns, (i + 1) * columns));
+}
+
 export function style(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

@@ -3,19 +3,21 @@
 import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { Chart } from "./chart.js";
-import { equation, h, larger, number, percent, sharp, style, visible } from "./dom.js";
+import { equation, h, larger, number, percent, sharp, style, unpacked, visible } from "./dom.js";
 import { t } from "./words.js";
 
-const RESTING = 400; // milliseconds between two looks at what does not move
+const RESTING = 400; // milliseconds until one asks again for what was not there
 const DECADES = 4; // of the colour scale
 const LONGEST = 9; // letters of a token under the picture
 
 // Dark violet to yellow, even steps of brightness; the same in both themes.
 const STOPS = [[24, 12, 48], [66, 30, 110], [125, 42, 120], [190, 64, 98], [236, 112, 66], [252, 178, 72], [250, 240, 160]];
-export function heat(value) {
-  const x = Math.max(0, Math.min(1, value)) * (STOPS.length - 1), i = Math.min(STOPS.length - 2, Math.floor(x)), f = x - i;
+const SHADES = Array.from({ length: 256 }, (_, shade) => {
+  const x = (shade / 255) * (STOPS.length - 1), i = Math.min(STOPS.length - 2, Math.floor(x)), f = x - i;
   return STOPS[i].map((c, j) => Math.round(c + f * (STOPS[i + 1][j] - c)));
-}
+});
+const shade = (value) => Math.round(255 * Math.max(0, Math.min(1, value)));
+export const heat = (value) => SHADES[shade(value)];
 const level = (norm, most) => (norm > 0 && most > 0 ? 1 + Math.log10(norm / most) / DECADES : 0);
 
 export function microscope(home, { id, fail, live }) {
@@ -23,7 +25,7 @@ export function microscope(home, { id, fail, live }) {
     home.append(h("h1", {}, t("Microscope")), h("section", { className: "card" }, h("p", {}, t("This model carries nothing through time."))));
     return () => {};
   }
-  let closed = false, pictures = [], frame = null, window_ = null, hovered = null, dragging = false;
+  let closed = false, resting = false, pictures = [], frame = null, window_ = null, hovered = null, dragging = false;
   const canvas = h("canvas", { tabIndex: 0, role: "img", id: "heat", "aria-label": "∂L_t/∂h_{t−k}" });
   const picture = h("div", { className: "picture" }, canvas), small = document.createElement("canvas");
   const strip = h("div", { className: "strip", "aria-label": t("Text") });
@@ -79,17 +81,21 @@ export function microscope(home, { id, fail, live }) {
     if (!frame) return;
     const { width, height, left, cell, row, lags } = geometry();
     const context = sharp(canvas, width, height);
-    const most = Math.max(...frame.norms.map((n) => n[0]), ...frame.norms.flat());
+    const most = frame.most;
     const cuts = edges(window_);
     const paper = style("--paper").match(/[0-9a-f]{2}/gi).map((c) => parseInt(c, 16)); // what is cut off fades into it
     context.font = `${11 * larger()}px system-ui`;
     const dots = new ImageData(losses(), lags); // one for each loss and lag, drawn larger in one go
+    const faded = SHADES.map((colour) => colour.map((c, j) => 0.3 * c + 0.7 * paper[j]));
     frame.norms.forEach((norms, i) => {
-      const reach = kept(frame.first + i, cuts);
-      norms.forEach((norm, k) => {
-        const shade = heat(level(norm, most)), fades = k > reach && frame.truncates;
-        dots.data.set([...(fades ? shade.map((c, j) => 0.3 * c + 0.7 * paper[j]) : shade), 255], 4 * (k * losses() + i));
-      });
+      const reach = frame.truncates ? kept(frame.first + i, cuts) : lags;
+      for (let k = 0; k < lags; k += 1) {
+        const [r, g, b] = (k > reach ? faded : SHADES)[shade(level(norms[k], most))], dot = 4 * (k * frame.norms.length + i);
+        dots.data[dot] = r;
+        dots.data[dot + 1] = g;
+        dots.data[dot + 2] = b;
+        dots.data[dot + 3] = 255;
+      }
     });
     small.width = losses();
     small.height = lags;
@@ -198,20 +204,22 @@ export function microscope(home, { id, fail, live }) {
   }
 
   async function watch() {
-    if (closed) return;
+    resting = document.hidden && frame !== null; // nobody looks: nothing is drawn
+    if (closed || resting) return;
     const began = performance.now();
     let pause = 0;
     try {
-      const now = await get(at(id, "/frame"));
+      const now = await get(at(id, `/frame?after=${frame?.step ?? ""}`)); // the server waits for the next one
       if (closed) return;
       const fresh = !frame || ["step", "window", "carry"].some((name) => now[name] !== frame[name]);
       const moved = frame && window_ !== frame.window;
-      pause = Math.max(1000 * now.every, fresh ? 0 : Math.min(RESTING, 4000 * now.every));
+      pause = 1000 * now.every;
       if (fresh) {
         if (!frame) again.replaceChildren(doAgain(now.again));
-        frame = now;
+        const norms = unpacked(now.norms);
+        frame = { ...now, norms, most: norms.reduce((most, row) => row.reduce((a, b) => (b > a && b < Infinity ? b : a), most), 0) };
         seen.hidden = false;
-        slider.max = 2 * (now.norms[0].length - 1);
+        slider.max = 2 * (norms[0].length - 1);
         setWindow(moved ? window_ : now.window);
         pictures = [...pictures.slice(-20), began];
       }
@@ -222,12 +230,14 @@ export function microscope(home, { id, fail, live }) {
     }
     setTimeout(watch, Math.max(0, pause - (performance.now() - began)));
   }
+  const looked = () => { if (!document.hidden && resting) { resting = false; watch(); } };
+  document.addEventListener("visibilitychange", looked);
 
   // How often there is another picture, while it trains.
   function sayRate(every) {
     const recent = pictures.filter((when) => performance.now() - when < 5000);
     const seconds = (performance.now() - recent[0]) / 1000;
-    if (live().state !== "running" || recent.length < 3) rate.textContent = live().state === "running" && every > 0.5 ? t("one picture in {0} s: trainings have all the cores", number(every, 2)) : "";
+    if (live().state !== "running" || recent.length < 3) rate.textContent = live().state === "running" && every > 0.5 ? t("one picture in {0} s: all cores are busy", number(every, 2)) : "";
     else rate.textContent = t("{0} pictures a second", (recent.length / seconds).toFixed(1));
   }
 
@@ -264,5 +274,5 @@ export function microscope(home, { id, fail, live }) {
   const watcher = new ResizeObserver(() => draw());
   watcher.observe(picture);
   watch();
-  return () => { closed = true; watcher.disconnect(); chart?.close(); };
+  return () => { closed = true; document.removeEventListener("visibilitychange", looked); watcher.disconnect(); chart?.close(); };
 }

@@ -59,7 +59,7 @@ const CHINESE = {
   "This model carries nothing through time.": "该模型不随时间传递任何东西。",
   "perplexity": "困惑度", "tokens": "词元", "byte": "字节", "char": "字符", "word": "词", "bpe": "子词（bpe）",
   "pausing …": "正在暂停……", "stopping …": "正在停止……", "going on …": "正在继续……", "Apply and go on": "应用并继续",
-  "would be cut off": "会被截断", "{0} pictures a second": "每秒 {0} 幅图", "one picture in {0} s: trainings have all the cores": "每 {0} 秒一幅图：所有核心都在训练",
+  "would be cut off": "会被截断", "{0} pictures a second": "每秒 {0} 幅图", "one picture in {0} s: all cores are busy": "每 {0} 秒一幅图：所有核心都很忙",
   "Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.": "进位方式 {0} 不在窗口边缘截断；虚线是截断时会切开的位置。",
   "units": "单元", "none": "无", "stored": "全部保留",
 };
