@@ -5,11 +5,14 @@ import base64
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +29,7 @@ import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
 from elman.errors import UserError  # noqa: E402
 from elman.folders import lock  # noqa: E402
-from elman.lab import app, jobs, loaded, microscope, pace, shelf, stream, worker  # noqa: E402
+from elman.lab import app, inside, jobs, loaded, microscope, pace, shelf, stream, worker  # noqa: E402
 from elman.lab.app import Lab, guarded  # noqa: E402
 from elman.lab.serve import open_lab  # noqa: E402
 from elman.runs import Run, checkpoints, options_of  # noqa: E402
@@ -53,6 +56,7 @@ def lab(tmp_path):
     yield made
     made.jobs.close()
     made.pool.shutdown()
+    made.counting.shutdown()
 
 
 @pytest.fixture
@@ -494,8 +498,12 @@ def test_a_run_of_the_command_line_has_ended_when_its_result_is_there(lab, finis
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
     assert lab.jobs.status(finished) == {"state": "stopped"}
     held = lock.Lock(lab.shelf.root / finished)
-    assert lab.jobs.status(finished) == {"state": "elsewhere"}
-    with pytest.raises(UserError, match="elsewhere"):
+    status = lab.jobs.status(finished)
+    assert (status["state"], status["process"]) == ("elsewhere", os.getpid())
+    for what in ("pause", "stop", "go"):
+        with pytest.raises(UserError, match=f"trained by process {os.getpid()}"):
+            lab.jobs.tell(finished, what)
+    with pytest.raises(UserError, match="this page did not start"):
         lab.jobs.change(finished, {"epochs": 9})
     held.release()
 
@@ -574,7 +582,7 @@ def test_what_is_read_while_the_training_leaves_weights_is_of_one_moment(lab, fi
     class Slow(io.FileIO):
         """Reads half, then the training goes on."""
 
-        def read(self, size=-1):
+        def read(self, size: int | None = -1):
             if later:
                 data = super().read(1000)
                 leave(later.pop(0))
@@ -799,6 +807,85 @@ def test_a_run_that_has_ended_goes_on_with_more_passes_bit_for_bit(lab):
         for path in (run.path, session.run.path)
     ]
     assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
+
+
+def test_nothing_waits_for_the_counting_of_a_large_text(page, lab, finished, monkeypatch):
+    begun, done, times = threading.Event(), threading.Event(), []
+
+    def slow(*_):
+        times.append(1)
+        begun.set()
+        assert done.wait(60)
+        return {}
+
+    monkeypatch.setattr(inside, "baselines", slow)
+    path = f"/api/runs/{finished}"
+    with ThreadPoolExecutor(3) as tabs:
+        asked = [tabs.submit(page.get, f"{path}/look/baselines") for _ in range(3)]
+        assert begun.wait(60)
+        said = page.post(f"{path}/inside/surprise", json={"text": "the cat"}).json()
+        assert len(said["nats"]) == 7
+        assert page.get(f"{path}/frame").status_code == 200
+        done.set()
+        assert [answer.result().json() for answer in asked] == [{}, {}, {}]
+    assert times == [1]
+
+
+def test_a_run_that_is_being_made_has_no_problem(page, lab, finished):
+    """Between its folder and its config.json there is a moment in which the page may ask."""
+    (lab.shelf.root / finished / "config.json").rename(lab.shelf.root / "config.json")
+    assert "no config.json" in page.get(f"/api/runs/{finished}").json()["problem"]
+    held = lock.Lock(lab.shelf.root / finished)
+    row = page.get(f"/api/runs/{finished}").json()
+    held.release()
+    assert row["state"] == "elsewhere"
+    assert "problem" not in row
+
+
+def test_of_two_changes_at_once_both_are_made_and_the_last_word_counts(lab):
+    id = begin(lab, epochs=4000)
+    order_at(lab, id, 1, do="pause")
+    wait(lab, id, "paused")
+    usual = options_of(Run.open(lab.shelf.root / id).config)["learning_rate"]
+    os.kill(lab.jobs.status(id)["process"], signal.SIGSTOP)  # it hears of both at the same moment
+    assert lab.jobs.change(id, {"learning_rate": 0.5}) == {"learning_rate": 0.5}
+    assert lab.jobs.change(id, {"learning_rate": usual}) == {"learning_rate": usual}
+    os.kill(lab.jobs.status(id)["process"], signal.SIGCONT)
+    lab.jobs.tell(id, "stop")
+    wait(lab, id, "stopped")
+    run = Run.open(lab.shelf.root / id)
+    assert options_of(run.config)["learning_rate"] == usual
+
+
+def test_runs_that_are_taken_away_while_they_are_trained_are_gone(page, lab):
+    deleted, renamed = (begin(lab, name, epochs=400_000) for name in ("deleted", "renamed"))
+    order_at(lab, deleted, 1)
+    order_at(lab, renamed, 1)
+    processes = [lab.jobs.status(id)["process"] for id in (deleted, renamed)]
+    (lab.shelf.root / renamed).rename(lab.shelf.root / "moved")
+    (lab.shelf.root / deleted).rename(lab.shelf.root.parent / "away")  # at once, whatever it writes
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        lab.jobs.tend()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    for id in (deleted, renamed):
+        assert page.get(f"/api/runs/{id}").status_code == 404
+        assert page.get(f"/api/runs/{id}/stream").status_code == 404
+    assert [row["id"] for row in page.get("/api/runs").json()] == ["moved"]
+
+
+def test_the_stream_of_a_run_that_is_taken_away_says_so_and_ends(lab, finished):
+    async def listen():
+        path = lab.shelf.root / finished
+        events = stream.follow(path, lambda: lab.jobs.status(finished))
+        heard = [await anext(events), await anext(events)]
+        shutil.rmtree(path)
+        return heard + [event async for event in events]
+
+    heard = [event.split("\n")[0] for event in asyncio.run(listen())]
+    assert heard[:2] == ["event: status", "event: records"]
+    assert heard[-1] == "event: gone"
 
 
 def test_a_training_that_was_stopped_before_it_began_can_still_begin(lab):

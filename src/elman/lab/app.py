@@ -26,10 +26,10 @@ from elman.forecasting import saving
 from elman.lab import again, microscope, pictures, stream, writing
 from elman.lab.guard import Guard
 from elman.lab.inside import Inside
-from elman.lab.jobs import Jobs, typed
+from elman.lab.jobs import ALIVE, Jobs, typed
 from elman.lab.microscope import Slide
 from elman.lab.pace import Pace
-from elman.lab.shelf import LARGEST_TEXT, NotHere, Shelf, corpora, is_forecast
+from elman.lab.shelf import LARGEST_TEXT, NotHere, Shelf, corpora, is_forecast, slug
 from elman.runs import Run, comparison, options_of, presets
 
 PAGE = Path(__file__).parent / "page"
@@ -72,6 +72,7 @@ class Lab:
         self.slide = functools.lru_cache(KEPT)(Slide)
         self.inside = functools.lru_cache(KEPT)(Inside)
         self.pool = ThreadPoolExecutor(2, "lab", _give_way)
+        self.counting = ThreadPoolExecutor(1, "counting", _give_way)  # a while, of a large text
         self.summaries: dict[Path, tuple[Any, comparison.Summary]] = {}
         self._frame: Frame | None = None
         self._pace = Pace()
@@ -80,6 +81,10 @@ class Lab:
     async def compute(self, work: Callable[..., Any], *given: Any) -> Any:
         """Somewhere that gives way to trainings."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *given)
+
+    async def count(self, work: Callable[..., Any]) -> Any:
+        """The same, where whatever takes less time does not have to wait for it."""
+        return await asyncio.get_running_loop().run_in_executor(self.counting, work)
 
     def frame(self, id: str) -> dict[str, Any]:
         """The microscope's picture of now; those who ask at once, or too often, get the same one.
@@ -239,7 +244,10 @@ class Addresses:
 
     def _runs(self) -> list[dict[str, Any]]:
         paths, asked = self.lab.shelf.runs(), self.lab.jobs.asked()
-        listed = [self._row(id, paths.get(id)) for id in {*paths, *asked}]
+        listed = []
+        for id in {*paths, *asked}:
+            with contextlib.suppress(NotHere):  # moved or deleted a moment ago
+                listed.append(self._row(id, paths.get(id)))
         return sorted(listed, key=lambda row: (-row["changed"], row["id"]))
 
     def _row(self, id: str, path: Path | None) -> dict[str, Any]:
@@ -250,9 +258,13 @@ class Addresses:
         changed = max(_stamp(path / "metrics.jsonl")[0], _stamp(path / "config.json")[0])
         if is_forecast(path):
             return {"id": id, "kind": "forecast", "state": "ended", "changed": changed}
-        row = self.lab.summary(path).json()
-        row.pop("run")
-        return {"id": id, "kind": "text", **self.lab.jobs.status(id), "changed": changed, **row}
+        status = self.lab.jobs.status(id)
+        if not (path / "config.json").exists() and status["state"] in (*ALIVE, "elsewhere"):
+            row = {}  # it is being made at this moment
+        else:
+            row = self.lab.summary(path).json()
+            row.pop("run")
+        return {"id": id, "kind": "text", **status, "changed": changed, **row}
 
     async def run(self, request: Request) -> Response:
         """One run: its options, how to make it again, how to go on with it."""
@@ -260,7 +272,7 @@ class Addresses:
 
     def _run(self, id: str) -> dict[str, Any]:
         row = self._row(id, self.lab.shelf.runs().get(id))
-        if id not in self.lab.shelf.runs() or is_forecast(self.lab.shelf.run(id)):
+        if "options" not in row:
             return row
         path = self.lab.shelf.run(id)
         run, asked = Run.open(path), self.lab.jobs.asked().get(id, {})
@@ -284,7 +296,7 @@ class Addresses:
         given = SMALL | typed(asked["options"])
         if refused := sorted(given.keys() & {"source", "encoding", "errors"}):
             raise UserError(f"{refused[0]} is not an option here", hint="send the text itself")
-        name = asked["name"] or asked["corpus"] or asked["text"].rsplit("-", 1)[0]
+        name = slug(asked["name"] or asked["corpus"] or asked["text"].rsplit("-", 1)[0])
         begin = self.lab.jobs.begin
         id = await asyncio.to_thread(
             begin, source, f"{name}-{given['model']}", given, asked["preset"]
@@ -307,10 +319,10 @@ class Addresses:
         return _answer({"changes": changes, "again": shell})
 
     async def stream(self, request: Request) -> Response:
-        """What the run tells, as it tells it (server-sent events)."""
+        """What the run tells, as it tells it (server-sent events); `from`: after that event."""
         id = request.path_params["id"]
         self.lab.jobs.status(id)  # an id that names nothing is refused
-        place = request.headers.get("last-event-id", "0")
+        place = request.headers.get("last-event-id") or request.query_params.get("from", "0")
         events = stream.follow(
             self.lab.shelf.root / id,
             lambda: self.lab.jobs.status(id),
@@ -329,9 +341,10 @@ class Addresses:
         id, what = request.path_params["id"], request.path_params["what"]
         path, published = self.lab.shelf.run(id), self.lab.jobs.watch(id)
 
+        if what == "baselines":
+            return _answer(await self.lab.count(self.lab.inside(path).rivals))
+
         def found() -> dict[str, Any]:
-            if what == "baselines":
-                return self.lab.inside(path).rivals()
             if what == "excerpt":
                 return self.lab.inside(path).excerpt()
             if what == "spectrum":
@@ -416,6 +429,7 @@ def application(lab: Lab) -> Starlette:
         tending.cancel()
         await asyncio.to_thread(lab.jobs.close)
         lab.pool.shutdown(wait=False, cancel_futures=True)
+        lab.counting.shutdown(wait=False, cancel_futures=True)
 
     routes = [
         Route("/api/about", at.about),

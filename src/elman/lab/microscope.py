@@ -89,7 +89,10 @@ class Slide:
             tensors, numbers = checkpoints.read(saved, "state")
             weights = {n.removeprefix("weights/"): t for n, t in tensors.items()}
         else:
-            raise UserError("there are no weights yet", hint="wait for the first update")
+            raise UserError(
+                "there are no weights yet",
+                hint="they come with the first update; from another process, when it saves them",
+            )
         place = Place(*(int(numbers[name]) for name in ("step", "epoch", "index")))
         return self._filled(weights), place
 

@@ -40,6 +40,8 @@ WATCHED_FOR = 3.0
 """Seconds after which a look is over."""
 SAVE_EVERY = 10.0
 """Seconds between two checkpoints: what one looks into and writes with should not be old."""
+THERE_EVERY = 1.0
+"""Seconds between two looks at whether the run's folder is still there."""
 LONGEST_PAUSE = 3600.0
 """Seconds that a paused training keeps its process."""
 PATIENCE = 5.0
@@ -59,6 +61,7 @@ class Worker:
         self.orders: list[dict[str, Any]] = []
         self.refused: dict[str, str] = {}  # why the last change was not made
         self.last: Record | None = None
+        self.next_check = 0.0
         self.next_look = 0.0
         self.last_look = 0.0  # when the last one whose wish was granted looked
         self.copied: deque[float] = deque(maxlen=8)  # seconds that copies of the weights took
@@ -69,13 +72,21 @@ class Worker:
         signal.signal(signal.SIGTERM, lambda *_: self.orders.append({"do": "stop"}))
         try:
             self._work()
-        except (UserError, WorkFailed) as problem:
-            self._say("failed", message=problem.message, hint=problem.hint)
-        except BaseException:
-            self._say("failed", message="the process broke down; its log says how")
-            raise
+        except BaseException as problem:
+            self._say_why(problem)
+            if not isinstance(problem, UserError | WorkFailed):
+                raise
         finally:
             lock.release()
+
+    def _say_why(self, problem: BaseException) -> None:
+        """Why it does not go on."""
+        if self.last is not None and not self.path.exists():
+            self._say("stopped", message="its folder was moved or deleted")
+        elif isinstance(problem, UserError | WorkFailed):
+            self._say("failed", message=problem.message, hint=problem.hint)
+        else:
+            self._say("failed", message="the process broke down; its log says how")
 
     def _work(self) -> None:
         session = self._session()
@@ -131,8 +142,17 @@ class Worker:
         """Whether there is an order; they are heeded right after an update, and nowhere else."""
         if not isinstance(self.last, Update):
             return False
+        self._insist_on_folder()
         self._read_orders()
         return bool(self.orders)
+
+    def _insist_on_folder(self) -> None:
+        """A training whose folder was taken away would learn for nobody until it is to be saved."""
+        now = time.monotonic()
+        if now >= self.next_check:
+            self.next_check = now + THERE_EVERY
+            if not self.path.exists():
+                raise UserError(f"{self.path} was moved or deleted", hint="train a new run")
 
     def _wait(self) -> None:
         """For the next order; a training that everybody forgot stops, and can go on later."""
