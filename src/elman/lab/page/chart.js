@@ -64,7 +64,7 @@ export class Chart {
       ctx.restore();
       ctx.fillText(text, x, y);
     };
-    let above = -Infinity; // where the last line that was named lies
+    let above = -Infinity, beside = 0, named = ""; // where the last line that was named lies, and how its name stands
     for (const { value, label, colour } of [...this.lines].sort((a, b) => b.value - a.value)) {
       const y = this.plot.valToPos(value, "y", true);
       if (!(y >= bbox.top && y <= bbox.top + bbox.height)) continue;
@@ -75,9 +75,11 @@ export class Chart {
       ctx.lineTo(bbox.left + bbox.width, y);
       ctx.stroke();
       ctx.textAlign = "right";
-      const crowded = y - above < 14 * dots;
-      write(label, bbox.left + bbox.width - 4 * dots, y + (crowded ? 12 : -4) * dots);
+      const crowded = y - above < 14 * dots, below = y + 14 * dots < bbox.top + bbox.height;
+      beside = crowded && !below ? beside + ctx.measureText(named).width + 14 * dots : 0; // no room for one under the other
+      write(label, bbox.left + bbox.width - 4 * dots - beside, y + (crowded && below ? 12 : -4) * dots);
       above = y;
+      named = label;
     }
     ctx.setLineDash([]);
     const taken = []; // where names of marks stand, row by row

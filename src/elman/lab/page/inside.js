@@ -50,6 +50,7 @@ export function inside(home, { id, fail }) {
   }
 
   const surprise = () => ask("surprise", {}, (answer) => {
+    go({ unit: null }, true);
     tokens = answer.tokens;
     unit.max = answer.units - 1;
     colour(answer.nats, answer.scale, false, t("nats"));
@@ -95,8 +96,9 @@ export function inside(home, { id, fail }) {
         h("div", { className: "row" }, what, pattern, h("button", { id: "search", onclick: search }, t("Search"))), foundHome),
       h("section", { className: "card" }, nextHome, similarHome)),
     again);
-  if (text.value) surprise();
-  else get(at(id, "/look/excerpt")).then((some) => { text.value ||= some.text; if (text.value) surprise(); }).catch(fail);
+  const first = () => (place().unit ? activation(Number(place().unit)) : surprise());
+  if (text.value) first();
+  else get(at(id, "/look/excerpt")).then((some) => { text.value ||= some.text; if (text.value) first(); }).catch(fail);
   return () => {};
 }
 

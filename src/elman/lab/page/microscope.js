@@ -4,6 +4,7 @@ import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { Chart } from "./chart.js";
 import { equation, h, larger, number, percent, sharp, style, unpacked, visible } from "./dom.js";
+import { go, place } from "./place.js";
 import { t } from "./words.js";
 
 const RESTING = 400; // milliseconds until one asks again for what was not there
@@ -25,7 +26,7 @@ export function microscope(home, { id, fail, live }) {
     home.append(h("h1", {}, t("Microscope")), h("section", { className: "card" }, h("p", {}, t("This model carries nothing through time."))));
     return () => {};
   }
-  let closed = false, resting = false, pictures = [], frame = null, window_ = null, hovered = null, dragging = false;
+  let closed = false, resting = false, pictures = [], frame = null, window_ = Number(place().cut) || null, hovered = null, dragging = false;
   const canvas = h("canvas", { tabIndex: 0, role: "img", id: "heat", "aria-label": "∂L_t/∂h_{t−k}" });
   const picture = h("div", { className: "picture" }, canvas), small = document.createElement("canvas");
   const strip = h("div", { className: "strip", "aria-label": t("Text") });
@@ -35,11 +36,12 @@ export function microscope(home, { id, fail, live }) {
   const use = h("button", { className: "main", disabled: true, onclick: () => change() }, t("Train on with this window"));
   const carriesHome = h("div", { className: "scroll" }), spectrumHome = h("div", {}), spectrumWords = h("p", { className: "soft" });
 
+  const touches = matchMedia("(hover: none)").matches;
   const seen = h("div", { hidden: true }, // until there is something to see
     strip, picture,
     h("p", { className: "soft" }, t("Columns are losses, rows are lags: bright is where the gradient still arrives. Below the staircase the truncation cuts it off."), " ", t("Hover or focus a loss to see which characters its gradient reaches.")),
     how,
-    h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, t("drag in the picture, or use the slider")), rate),
+    h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, t(touches ? "tap a loss; the slider moves the window" : "drag in the picture, or use the slider")), rate),
     tiles);
 
   home.append(
@@ -153,8 +155,11 @@ export function microscope(home, { id, fail, live }) {
     const keeps = frame.kept[Math.min(window_, frame.kept.length) - 1];
     const more = frame.settled ? "" : `${t("at least")} `, least = frame.settled ? "" : "≥ ";
     size.textContent = window_;
-    how.hidden = frame.truncates;
-    how.textContent = t("Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.", frame.carry);
+    how.textContent = [
+      live().state === "elsewhere" && t("Another process trains this run: the picture is of the weights that it saved last."),
+      !frame.truncates && t("Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.", frame.carry),
+    ].filter(Boolean).join(" ");
+    how.hidden = !how.textContent;
     tiles.replaceChildren(...[
       [t("step"), frame.step.toLocaleString("en"), "step"],
       [frame.truncates ? t("cut off") : t("would be cut off"), percent(1 - keeps), "cut"],
@@ -175,27 +180,33 @@ export function microscope(home, { id, fail, live }) {
     state();
     draw();
   }
+  const keep = () => frame && go({ cut: window_ === frame.window ? null : window_ }, true);
   slider.addEventListener("input", () => frame && setWindow(Number(slider.value)));
+  slider.addEventListener("change", keep);
 
   const where = (event) => {
     const { left, cell, row } = geometry(), box = canvas.getBoundingClientRect();
     const i = Math.floor((event.clientX - box.left - left) / cell);
     return { i: i >= 0 && i < losses() ? i : null, lag: (event.clientY - box.top) / row };
   };
-  canvas.addEventListener("pointerdown", (event) => { if (frame) { dragging = true; canvas.setPointerCapture(event.pointerId); setWindow(where(event).lag); } });
+  canvas.addEventListener("pointerdown", (event) => { if (frame && event.pointerType !== "touch") { dragging = true; canvas.setPointerCapture(event.pointerId); setWindow(where(event).lag); } });
   canvas.addEventListener("pointermove", (event) => {
-    if (!frame) return;
+    if (!frame || event.pointerType === "touch") return;
     const { i, lag } = where(event);
     if (dragging) setWindow(lag);
     else if (i !== hovered) { hovered = i; draw(); }
   });
-  canvas.addEventListener("pointerup", () => { dragging = false; });
-  canvas.addEventListener("pointerleave", () => { if (!dragging && frame) { hovered = null; draw(); } });
+  canvas.addEventListener("pointerup", (event) => {
+    if (dragging) keep();
+    dragging = false;
+    if (frame && event.pointerType === "touch") { hovered = where(event).i; draw(); } // one that moves scrolls the page, and is never up
+  });
+  canvas.addEventListener("pointerleave", (event) => { if (!dragging && frame && event.pointerType !== "touch") { hovered = null; draw(); } });
   canvas.addEventListener("keydown", (event) => {
     if (!frame) return;
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key], turn = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (move) { hovered = Math.max(0, Math.min(losses() - 1, (hovered ?? losses()) + move)); draw(); }
-    if (turn) setWindow(window_ + turn);
+    if (turn) { setWindow(window_ + turn); keep(); }
     if (move || turn) event.preventDefault();
   });
 
@@ -212,7 +223,7 @@ export function microscope(home, { id, fail, live }) {
       const now = await get(at(id, `/frame?after=${frame?.step ?? ""}`)); // the server waits for the next one
       if (closed) return;
       const fresh = !frame || ["step", "window", "carry"].some((name) => now[name] !== frame[name]);
-      const moved = frame && window_ !== frame.window;
+      const moved = window_ !== null && window_ !== frame?.window;
       pause = 1000 * now.every;
       if (fresh) {
         if (!frame) again.replaceChildren(doAgain(now.again));

@@ -5,10 +5,23 @@ import { h } from "./dom.js";
 import { go } from "./place.js";
 import { t } from "./words.js";
 
+let chosen = null; // what the form says, while it is open
+
+async function send(about, text, name) {
+  let blob = new Blob([text]);
+  if (blob.size > about.largest_text) throw new Error(t("“{0}” is too large for the page: at most {1} MiB. `elman train FILE` takes texts of any size; its run opens here, too.", name, about.largest_text >> 20));
+  try {
+    blob = new Blob([await blob.arrayBuffer()]); // a file that cannot be read is found out before anything is sent
+  } catch (problem) {
+    throw new Error(t("“{0}” cannot be read: {1}", name, problem.message), { cause: problem });
+  }
+  return post(`/api/texts?name=${encodeURIComponent(name)}`, blob);
+}
+
 export async function begin(about, text, name, corpus, options) {
-  const kept = corpus ? { corpus } : await post(`/api/texts?name=${encodeURIComponent(name)}`, new Blob([text]));
+  const kept = corpus ? { corpus } : await send(about, text, name);
   const { id } = await post("/api/runs", { ...kept, name: corpus ? corpus : name, options });
-  go({ run: id, view: "train" });
+  return id;
 }
 
 export function start(home, { about, fail }) {
@@ -22,14 +35,19 @@ export function start(home, { about, fail }) {
   const carry = h("select", {}, about.options.carry.choices.map((c) => h("option", { value: c }, c)));
   const button = h("button", { className: "main", id: "start", onclick: () => launch() }, t("Start training"));
 
-  async function launch() {
+  const own = (chosen = () => {
     const options = { model: model.value, hidden_size: Number(hidden.value), carry: carry.value };
     if (level.value !== "char") options.level = level.value;
     if (window_.value) options.window = Number(window_.value);
     if (epochs.value) options.epochs = Number(epochs.value);
+    return options;
+  });
+
+  async function launch() {
     button.disabled = true;
+    const name = text.value.trim().split(/[\s\p{P}]+/u).filter(Boolean).slice(0, 3).join(" ");
     try {
-      await begin(about, text.value, text.value.trim().split(/\s+/).slice(0, 3).join(" "), corpus.value, options);
+      go({ run: await begin(about, text.value, name, corpus.value, own()), view: "train" });
     } catch (problem) {
       fail(problem);
     }
@@ -45,20 +63,33 @@ export function start(home, { about, fail }) {
       h("label", {}, t("tokens"), level), h("label", {}, t("model"), model), h("label", {}, t("hidden units"), hidden), h("label", {}, t("window"), window_),
       h("label", {}, t("passes"), epochs), h("label", {}, t("carry"), carry))));
   text.focus();
-  return () => {};
+  return () => { if (chosen === own) chosen = null; };
 }
 
-// A file dropped anywhere starts a training on it.
+// Each file that is dropped anywhere starts a training on it, as the form says where it is open.
 export function acceptDrops(about, fail) {
   const body = document.body;
-  const over = (on) => (event) => { event.preventDefault(); body.dataset.drop = t("drop the file"); body.classList.toggle("dropping", on); };
-  body.addEventListener("dragover", over(true));
-  body.addEventListener("dragleave", over(false));
+  const files = (event) => event.dataTransfer?.types.includes("Files"); // a text that is dragged goes where it is dropped
+  const show = (on) => { body.dataset.drop = t("drop the file"); body.classList.toggle("dropping", on); };
+  body.addEventListener("dragover", (event) => { if (files(event)) { event.preventDefault(); show(true); } });
+  body.addEventListener("dragleave", (event) => { if (event.relatedTarget === null) show(false); });
   body.addEventListener("drop", async (event) => {
-    over(false)(event);
-    const file = event.dataTransfer.files[0];
-    if (!file) return;
-    try { await begin(about, file, file.name, "", about.small); } catch (problem) { fail(problem); }
+    show(false);
+    if (!files(event)) return;
+    event.preventDefault();
+    const options = chosen?.() ?? about.small, problems = [];
+    const dropped = [...event.dataTransfer.items].filter((item) => item.kind === "file").map((item) => [item.getAsFile(), item.webkitGetAsEntry?.()?.isDirectory]);
+    let first = null;
+    for (const [file, folder] of dropped) {
+      try {
+        if (folder) throw new Error(t("“{0}” is a folder: drop the text files in it.", file.name));
+        const id = await begin(about, file, file.name, "", options);
+        first ??= id;
+      } catch (problem) {
+        problems.push(`${dropped.length > 1 && !folder ? `${file.name}: ` : ""}${[problem.message, problem.hint].filter(Boolean).join(" · ")}`);
+      }
+    }
+    if (problems.length) fail({ message: problems.join("\n") });
+    if (first) go({ run: first, view: "train" });
   });
 }
-
