@@ -401,6 +401,15 @@ def test_what_cannot_be_trained_on_is_refused_in_words_when_it_is_dropped(page, 
     end(page, "good-gru")
 
 
+def test_a_file_is_chosen_where_nothing_can_be_dropped(page, tmp_path):
+    chosen = tmp_path / "chosen.md"
+    chosen.write_text(TEXT, encoding="utf-8")
+    page.fill("label:has-text('hidden units') input", "8")
+    page.set_input_files("input[type=file]", chosen)
+    assert opened(page) == "chosen-gru"
+    end(page, "chosen-gru")
+
+
 def test_a_file_of_30_mb_begins_to_train(page, root, tmp_path):
     large = tmp_path / "large.txt"
     large.write_text((TEXT * 10)[:30_000] * 1000, encoding="utf-8")

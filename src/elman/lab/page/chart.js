@@ -39,7 +39,8 @@ export class Chart {
     if (low === null) return [0, 1];
     const ends = [low, high, ...this.lines.filter((l) => l.value < 2 * high).map((l) => l.value)];
     const least = Math.min(...ends), most = Math.max(...ends), room = 0.06 * (most - least || 1);
-    return [Math.max(this.least, least - room), most + room];
+    const under = this.lines.some((l) => l.value === least) ? 2 * room : room; // for its name
+    return [Math.max(this.least, least - under), most + room];
   }
 
   set(columns, lines = [], marks = []) {

@@ -33,6 +33,7 @@ export function number(value, digits = 3) {
 }
 
 export function percent(value) {
+  if (value > 0 && value < 0.0005) return "< 0.1 %";
   const small = (value > 0 && value < 0.1) || (value > 0.999 && value < 1);
   return `${(100 * value).toFixed(small ? 1 : 0)} %`;
 }

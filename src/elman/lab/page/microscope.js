@@ -39,9 +39,9 @@ export function microscope(home, { id, fail, live }) {
   const touches = matchMedia("(hover: none)").matches;
   const seen = h("div", { hidden: true }, // until there is something to see
     strip, picture,
-    h("p", { className: "soft" }, t("Columns are losses, rows are lags: bright is where the gradient still arrives. Below the staircase the truncation cuts it off."), " ", t("Hover or focus a loss to see which characters its gradient reaches.")),
+    h("p", { className: "soft" }, t("Columns are losses, rows are lags: bright is where the gradient still arrives. Below the staircase the truncation cuts it off."), " ", t(touches ? "Tap a loss to see which characters its gradient reaches." : "Hover or focus a loss to see which characters its gradient reaches.")),
     how,
-    h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, t(touches ? "tap a loss; the slider moves the window" : "drag in the picture, or use the slider")), rate),
+    h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, touches ? "" : t("drag in the picture, or use the slider")), rate),
     tiles);
 
   home.append(
@@ -50,7 +50,7 @@ export function microscope(home, { id, fail, live }) {
       lede(t("How far each loss reaches back through the states before it."),
         equation("∂L_t/∂h_{t−k} = (∂h_t/∂h_{t−1} ⋯ ∂h_{t−k+1}/∂h_{t−k})^{⊤} ∂L_t/∂h_t")),
       seen, words, told, again),
-    h("div", { className: "grid" },
+    h("div", { className: "grid loose" },
       h("section", { className: "card" }, h("h2", {}, t("Carries side by side")),
         lede(t("The same gradient by every carry, against the full one."), equation("‖ḡ − g‖/‖g‖,  √(mean ‖g_i − ḡ‖²)/‖g‖")),
         h("button", { id: "compare", onclick: (e) => compare(e.target) }, t("Compare")), carriesHome),

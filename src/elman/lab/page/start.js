@@ -33,6 +33,7 @@ export function start(home, { about, fail }) {
   const hidden = field(about.small.hidden_size, 1), window_ = field("", 1), epochs = field("", 1);
   const level = h("select", {}, about.options.level.choices.filter((l) => l !== "spaced").map((l) => h("option", { value: l, selected: l === "char" }, t(l))));
   const carry = h("select", {}, about.options.carry.choices.map((c) => h("option", { value: c }, c)));
+  const file = h("input", { type: "file", multiple: true, accept: "text/*,.txt,.md,.tex,.csv,.json,.xml,.html,.log", onchange: () => trainOn([...file.files].map((f) => [f, false]), own(), about, fail).then(() => { file.value = ""; }) });
   const button = h("button", { className: "main", id: "start", onclick: () => launch() }, t("Start training"));
 
   const own = (chosen = () => {
@@ -58,7 +59,7 @@ export function start(home, { about, fail }) {
     h("h1", {}, t("Train a small network on your own text, now.")),
     h("p", { className: "soft" }, t("Paste a text, drop a file anywhere on this page, or pick a corpus.")),
     text,
-    h("div", { className: "row" }, h("label", {}, t("or a corpus"), corpus), button),
+    h("div", { className: "row" }, h("label", {}, t("or a corpus"), corpus), h("label", {}, t("or a file"), file), button),
     h("div", { className: "row" },
       h("label", {}, t("tokens"), level), h("label", {}, t("model"), model), h("label", {}, t("hidden units"), hidden), h("label", {}, t("window"), window_),
       h("label", {}, t("passes"), epochs), h("label", {}, t("carry"), carry))));
@@ -77,19 +78,24 @@ export function acceptDrops(about, fail) {
     show(false);
     if (!files(event)) return;
     event.preventDefault();
-    const options = chosen?.() ?? about.small, problems = [];
-    const dropped = [...event.dataTransfer.items].filter((item) => item.kind === "file").map((item) => [item.getAsFile(), item.webkitGetAsEntry?.()?.isDirectory]);
-    let first = null;
-    for (const [file, folder] of dropped) {
-      try {
-        if (folder) throw new Error(t("“{0}” is a folder: drop the text files in it.", file.name));
-        const id = await begin(about, file, file.name, "", options);
-        first ??= id;
-      } catch (problem) {
-        problems.push(`${dropped.length > 1 && !folder ? `${file.name}: ` : ""}${[problem.message, problem.hint].filter(Boolean).join(" · ")}`);
-      }
-    }
-    if (problems.length) fail({ message: problems.join("\n") });
-    if (first) go({ run: first, view: "train" });
+    const dropped = [...event.dataTransfer.items].filter((item) => item.kind === "file");
+    await trainOn(dropped.map((item) => [item.getAsFile(), item.webkitGetAsEntry?.()?.isDirectory]), chosen?.() ?? about.small, about, fail);
   });
+}
+
+// A training for each file, each with whether it is a folder; the first of them is shown.
+async function trainOn(files, options, about, fail) {
+  const problems = [];
+  let first = null;
+  for (const [file, folder] of files) {
+    try {
+      if (folder) throw new Error(t("“{0}” is a folder: drop the text files in it.", file.name));
+      const id = await begin(about, file, file.name, "", options);
+      first ??= id;
+    } catch (problem) {
+      problems.push(`${files.length > 1 && !folder ? `${file.name}: ` : ""}${[problem.message, problem.hint].filter(Boolean).join(" · ")}`);
+    }
+  }
+  if (problems.length) fail({ message: problems.join("\n") });
+  if (first) go({ run: first, view: "train" });
 }

@@ -70,7 +70,7 @@ const CHINESE = {
   "Another process trains this run: the picture is of the weights that it saved last.": "该运行由另一个进程训练：图中是它上次保存的权重。",
   "There is no run of this name here: it was moved, renamed or deleted. If it comes back, it is shown again.":
     "这里没有叫这个名字的运行：它已被移动、改名或删除。若它回来，会重新显示。",
-  "tap a loss; the slider moves the window": "点按一个损失；用滑块移动窗口",
+  "Tap a loss to see which characters its gradient reaches.": "点按某个损失，查看它的梯度到达哪些字符。", "or a file": "或选择文件",
   "units": "单元", "none": "无", "stored": "全部保留",
 };
 
