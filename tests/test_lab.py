@@ -322,6 +322,13 @@ def test_a_host_that_others_reach_comes_with_a_warning(tmp_path):
     assert opened.address.startswith(f"http://{address}:")
 
 
+def test_answers_do_not_wait_for_the_browser_to_acknowledge_their_heads(tmp_path):
+    """40 ms each, where the socket does not say that it is TCP: asyncio leaves Nagle's rule on."""
+    opened = open_lab(tmp_path)
+    assert opened.socket.proto == socket.IPPROTO_TCP
+    opened.socket.close()
+
+
 def test_a_port_that_is_taken_is_refused_in_words(tmp_path):
     opened = open_lab(tmp_path)
     with pytest.raises(UserError, match="cannot listen"):

@@ -75,10 +75,11 @@ export class Chart {
       ctx.moveTo(bbox.left, y);
       ctx.lineTo(bbox.left + bbox.width, y);
       ctx.stroke();
+      // Curves fall: the names of low lines stand under them, where no curve is; beside one another where lines are close.
+      const low = y > bbox.top + bbox.height / 2, crowded = y - above < 14 * dots;
+      beside = crowded ? beside + ctx.measureText(named).width + 14 * dots : 0;
       ctx.textAlign = "right";
-      const crowded = y - above < 14 * dots, below = y + 14 * dots < bbox.top + bbox.height;
-      beside = crowded && !below ? beside + ctx.measureText(named).width + 14 * dots : 0; // no room for one under the other
-      write(label, bbox.left + bbox.width - 4 * dots - beside, y + (crowded && below ? 12 : -4) * dots);
+      write(label, bbox.left + bbox.width - 4 * dots - beside, y + (low && y + 14 * dots < bbox.top + bbox.height ? 12 : -4) * dots);
       above = y;
       named = label;
     }

@@ -8,6 +8,7 @@ import { go, place } from "./place.js";
 import { t } from "./words.js";
 
 const RESTING = 400; // milliseconds until one asks again for what was not there
+const SOON = 0.1; // seconds: pictures that come as often are asked for before the last one is drawn
 const DECADES = 4; // of the colour scale
 const LONGEST = 9; // letters of a token under the picture
 
@@ -26,7 +27,7 @@ export function microscope(home, { id, fail, live }) {
     home.append(h("h1", {}, t("Microscope")), h("section", { className: "card" }, h("p", {}, t("This model carries nothing through time."))));
     return () => {};
   }
-  let closed = false, resting = false, pictures = [], frame = null, window_ = Number(place().cut) || null, hovered = null, dragging = false;
+  let closed = false, resting = false, coming = null, pictures = [], frame = null, window_ = Number(place().cut) || null, hovered = null, dragging = false;
   const canvas = h("canvas", { tabIndex: 0, role: "img", id: "heat", "aria-label": "∂L_t/∂h_{t−k}" });
   const picture = h("div", { className: "picture" }, canvas), small = document.createElement("canvas");
   const strip = h("div", { className: "strip", "aria-label": t("Text") });
@@ -214,14 +215,20 @@ export function microscope(home, { id, fail, live }) {
     try { told.textContent = (await post(at(id, "/change"), { options: { window: window_ } })).again; } catch (problem) { fail(problem); }
   }
 
+  const ask = (step) => get(at(id, `/frame?after=${step}`)); // the server waits for the one after that
   async function watch() {
     resting = document.hidden && frame !== null; // nobody looks: nothing is drawn
     if (closed || resting) return;
     const began = performance.now();
     let pause = 0;
     try {
-      const now = await get(at(id, `/frame?after=${frame?.step ?? ""}`)); // the server waits for the next one
+      const now = await (coming ?? ask(frame?.step ?? ""));
+      coming = null;
       if (closed) return;
+      if (now.every < SOON) { // the next one is made while this one is drawn
+        coming = ask(now.step);
+        coming.catch(() => {}); // said when it is waited for
+      }
       const fresh = !frame || ["step", "window", "carry"].some((name) => now[name] !== frame[name]);
       const moved = window_ !== null && window_ !== frame?.window;
       pause = 1000 * now.every;
@@ -232,10 +239,11 @@ export function microscope(home, { id, fail, live }) {
         seen.hidden = false;
         slider.max = 2 * (norms[0].length - 1);
         setWindow(moved ? window_ : now.window);
-        pictures = [...pictures.slice(-20), began];
+        pictures = [...pictures.slice(-20), performance.now()];
       }
       sayRate(now.every);
     } catch (problem) {
+      coming = null;
       words.textContent = [problem.message, problem.hint].filter(Boolean).join(" · ");
       pause = frame ? 1500 : RESTING; // the first weights come a moment after one has looked
     }
@@ -247,9 +255,9 @@ export function microscope(home, { id, fail, live }) {
   // How often there is another picture, while it trains.
   function sayRate(every) {
     const recent = pictures.filter((when) => performance.now() - when < 5000);
-    const seconds = (performance.now() - recent[0]) / 1000;
+    const seconds = (recent.at(-1) - recent[0]) / 1000;
     if (live().state !== "running" || recent.length < 3) rate.textContent = live().state === "running" && every > 0.5 ? t("one picture in {0} s: all cores are busy", number(every, 2)) : "";
-    else rate.textContent = t("{0} pictures a second", (recent.length / seconds).toFixed(1));
+    else rate.textContent = t("{0} pictures a second", ((recent.length - 1) / seconds).toFixed(1));
   }
 
   // ------------------------------------------------------------ the dearer looks
