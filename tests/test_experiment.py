@@ -151,6 +151,25 @@ def test_a_naive_forecast_that_did_better_than_the_choice_takes_its_place():
     assert found.members == [("last",)]
 
 
+def test_a_naive_forecast_that_did_better_than_choices_made_in_turn_takes_their_place():
+    # a wins over all windows, but was always chosen when it was about to miss
+    tried = {"a": [backtest([0, 4, 0, 4, 0, 4])], "last": [backtest([3, 2.5, 3, 2.5, 3, 2.5])]}
+    found = choice.choose(tried, {}, np.ones(1), count=6, first=5)
+    assert found.members == [("last",)]
+    np.testing.assert_array_equal(found.chosen[0].point, [[2.5]])
+    assert found.crossed == tried["last"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_published_that_lost_to_a_naive_forecast_in_its_own_backtest(seed):
+    walk = np.random.default_rng(seed).normal(size=(60, 1)).cumsum(0)
+    found = fit_and_measure([Series("walk", walk, ("x",), season=7)], Settings(steps=6, **QUICK))
+    own = {k: v.mase.mean() for k, v in found.scores().items()}
+    assert own["auto"] <= min(own["last"], own["seasonal"]) * (1 + 1e-12)
+    assert found.warning is None
+    assert all(v.better >= -1e-12 for v in found.verdicts)
+
+
 def test_time_that_runs_out_ends_a_fit_and_is_said():
     ticks = iter(range(1000))
     limit = Limit(8.0, now=lambda: float(next(ticks)))

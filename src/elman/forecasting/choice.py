@@ -197,20 +197,28 @@ def choose(
     """Pick for each series the best method, and those that cannot be told from it.
 
     `first` windows only inform the choice; the choice made at a later one uses those before it.
+    Where a naive forecast did better than such choices, it is what is used: nothing is published
+    that lost to it in the windows that are shown.
     """
     scores = {label: score(b, units, range(count)) for label, b in tried.items()}
     every = range(count)
+    counted = every[first:]
     pick = functools.partial(_no_worse_than_naive, tried, scores, units)
-    before = {w: pick(every[:w]) for w in every[first:]}
+    chosen = _as_picked(tried, {w: pick(every[:w]) for w in counted})
+    naive = _better_naive(score(chosen, units, counted), scores, counted)
+    if naive:
+        own = tried[naive]
+        members = [(naive,)] * len(units)
+        return Choice(tried, scores, members, left_out, [b.only(counted) for b in own], own)
     others = {w: pick([v for v in every if v != w]) for w in every}
-    return Choice(
-        tried,
-        scores,
-        pick(every),
-        left_out,
-        _as_picked(tried, before),
-        _as_picked(tried, others),
-    )
+    return Choice(tried, scores, pick(every), left_out, chosen, _as_picked(tried, others))
+
+
+def _better_naive(own: Scores, scores: dict[str, Scores], counted: Sequence[int]) -> str | None:
+    """The best of the naive forecasts that did better than `own` in these windows, if any did."""
+    rivals = [compare(own, scores[n][:, list(counted)], n) for n in NAIVE if n in scores]
+    worst = min(rivals, key=lambda v: v.better, default=None)
+    return worst.rival if worst and worst.better < 0 else None
 
 
 def _as_picked(
