@@ -4,10 +4,12 @@ import gzip
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -22,7 +24,7 @@ from elman.cli import run
 from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, write_sealed
 from elman.scoring import metrics
-from elman.text import batches, prepared, streaming
+from elman.text import batches, preparation, prepared, streaming, token_counts
 from elman.text.levels import level_of
 from elman.text.preparation import Request, prepare
 from elman.text.prepared import Data
@@ -234,6 +236,112 @@ def test_bytes_cut_anywhere_have_the_characters_of_the_whole(pieces, cuts):
         assert level.characters(part, whole[:start]) == level.characters(part, before)
         before = level.tail(part, before)
     assert found == len(whole.decode("utf-8", "replace"))
+
+
+# ---------------------------------------------------------------------- more words than fit
+
+
+def many(seed, words, spelling="abé文", ends="   \n,"):
+    """A text of some frequent and many rare words."""
+    chance = random.Random(seed)
+    ranks = [int(words ** chance.random()) for _ in range(words)]
+    return "".join(
+        "".join(random.Random(rank).choices(spelling, k=5)) + chance.choice(ends) for rank in ranks
+    )
+
+
+@pytest.mark.parametrize("level", ["word", "spaced", "char"])
+@pytest.mark.parametrize(("vocab_size", "min_freq"), [(0, 0), (0, 2), (40, 0), (41, 3), (9999, 0)])
+def test_words_counted_on_disk_make_the_same_vocabulary(
+    tmp_path, level, vocab_size, min_freq, monkeypatch
+):
+    """Room to count a few of the words at a time; room for a vocabulary is another matter."""
+    monkeypatch.setattr(streaming, "BLOCK", 300)
+    options = {"vocab_size": vocab_size, "min_freq": min_freq}
+    path = _file(tmp_path / "x.txt", (many(1, 900) + "<unk> <unk>\n" * 60).encode())
+    plain = made(tmp_path / "plain", [path], level, **options)
+    counts, fits = token_counts.TokenCounts, []
+
+    def narrow(folder, room, price):
+        fits.append(counts(folder, 3 * preparation.WORD, price))
+        return fits[-1]
+
+    monkeypatch.setattr(preparation, "TokenCounts", narrow)
+    narrowed = made(tmp_path / "narrow", [path], level, **options)
+    assert not fits[0].fits
+    assert narrowed.vocab.idx_to_token == plain.vocab.idx_to_token
+    assert narrowed.ids.read().tolist() == plain.ids.read().tolist()
+    frequencies = dict(narrowed.vocab.token_freqs)
+    assert frequencies.items() <= dict(plain.vocab.token_freqs).items()
+    assert set(plain.vocab.idx_to_token[1:]) <= frequencies.keys()
+    assert len(frequencies) <= (vocab_size or len(frequencies))
+    assert not list(narrowed.folder.glob(".*"))
+
+
+def test_a_vocabulary_without_room_is_refused_with_the_sum(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "ROOM", 20_000)
+    path = _file(tmp_path / "x.txt", many(1, 900, "abcdef", " \n").encode())
+    with pytest.raises(UserError) as refused:
+        made(tmp_path, [path], "spaced", min_freq=0)
+    said = re.fullmatch(
+        r"(\d+) of the text's spaced tokens would get an id: at (\d+) bytes each a vocabulary of "
+        r"(\d+) kB, and 20 kB are set apart for it",
+        refused.value.message,
+    )
+    hinted = re.match(r"--vocab-size (\d+) has .*, --min-freq (\d+) all", refused.value.hint)
+    assert said, refused.value
+    assert hinted, refused.value
+    words, mean, kilobytes = map(int, said.groups())
+    assert (mean, kilobytes) == (440, round(words * 440 / 1000))  # five letters each
+    assert int(hinted[1]) == 20_000 // 440
+    for option, fits, refused_one in (
+        ("vocab_size", int(hinted[1]), int(hinted[1]) + 1),
+        ("min_freq", int(hinted[2]), int(hinted[2]) - 1),
+    ):
+        with pytest.raises(UserError, match="set apart for it"):
+            made(tmp_path, [path], "spaced", **{"min_freq": 0, option: refused_one})
+        assert not (tmp_path / "out-spaced").exists()  # or what was hinted at would be refused
+        kept = made(tmp_path, [path], "spaced", **{"min_freq": 0, option: fits}).vocab
+        assert 20 < len(kept) <= 46
+        shutil.rmtree(tmp_path / "out-spaced")
+    with pytest.raises(UserError, match=r"min_freq=999 leaves no token: the most frequent, "):
+        made(tmp_path, [path], "spaced", min_freq=999)
+
+
+@pytest.mark.parametrize("room", [0, 2000, 10**6])
+def test_a_tokenizer_is_learned_from_the_most_frequent_words_that_fit(tmp_path, room, monkeypatch):
+    monkeypatch.setattr(preparation, "LEARNING_ROOM", room * preparation.LEARNING_LETTER)
+    monkeypatch.setattr(preparation, "LONGEST_LEARNED", 8)
+    text = many(2, 2000) + "muchlongerthanthat " * 30 + "\n"
+    found = made(tmp_path, [_file(tmp_path / "x.txt", text.encode())], "bpe", vocab_size=500)
+    level = level_of("bpe")
+    cut = len(found.vocab.decode(found.train))
+    stretches = level.stretches(text[:cut])
+    if room < 10**6:
+        fitting, left = Counter(), room
+        for stretch, n in sorted(stretches.items(), key=lambda row: -row[1]):
+            if len(stretch) <= 8:
+                left -= len(stretch.encode())
+                if left < 0:
+                    break
+                fitting[stretch] = n
+        stretches = fitting
+    assert (len(stretches) > 0) == (room > 0)
+    plain = level.learned_from([s for s, n in stretches.items() for _ in range(n)], 500)
+    assert found.vocab.level_used.record() == plain.record()
+    assert found.vocab.decode(found.ids.read()) == text
+
+
+def test_a_vocabulary_of_subwords_without_room_is_refused_with_the_sum(tmp_path, monkeypatch):
+    path = _file(tmp_path / "x.txt", many(2, 300).encode())
+    with pytest.raises(UserError, match=r"1,000,000 subwords at 400 bytes .* 400 MB, and 268 MB"):
+        made(tmp_path, [path], "bpe", vocab_size=10**6)
+    given = level_of("bpe").learned_from([path.read_text()], 300)
+    tokenizer = tmp_path / "tokenizer.json"
+    given.tokenizer.save(str(tokenizer))
+    monkeypatch.setattr(preparation, "ROOM", 299 * preparation.WORD)
+    with pytest.raises(UserError, match=r"^300 subwords at 400 bytes"):
+        made(tmp_path, [path], "bpe", tokenizer=str(tokenizer))
 
 
 # ---------------------------------------------------------------------- refusals
