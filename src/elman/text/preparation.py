@@ -38,6 +38,8 @@ from elman.text.token_counts import Counted, TokenCounts, most_frequent, utf8_le
 from elman.text.vocab import Vocab
 
 PROGRESS = "progress.json"
+CUT = 2
+"""How texts are cut into pieces, in which progress is counted; another number is another way."""
 LEARN = 1 << 28
 """Characters of the training part that a tokenizer is learned from, at most: more change little."""
 ROOM = 1 << 28
@@ -151,6 +153,7 @@ def _prepared(
         for step in _measured(request, stream):
             total = step.done
             yield step
+        _check_unchanged(stream, record)
         done = {"request": record, "total": total, "shards": [], "skip": 0, "counters": {}}
         _note(out, done)
     if not (out / VOCABULARY).exists():
@@ -162,23 +165,45 @@ def _prepared(
     yield from _encode(request, stream, out, done)
 
 
+def _check_unchanged(stream: Stream, record: dict[str, Any]) -> None:
+    """Refuse texts that others have written to since: what was found in them holds no more."""
+    try:
+        found = _files_record(stream)
+    except OSError as problem:
+        raise UserError(
+            f"{problem.filename} has gone while it was read", hint="prepare a copy of it"
+        ) from problem
+    for then, now in zip(record["files"], found, strict=True):
+        if then != now:
+            raise UserError(
+                f"{now[0]} has changed while it was read: from {then[1]:,} to {now[1]:,} bytes",
+                hint="prepare a copy of it, with --force",
+            )
+
+
 def _stream(request: Request) -> Stream:
     data = request.data
     corpus.check_encoding(data.encoding, data.errors)
     files = files_of(list(request.sources))
-    return Stream(files, data.raw, request.field, data.encoding, data.errors)
+    anywhere = level_of(data.level).cut_anywhere
+    return Stream(files, data.raw, request.field, data.encoding, data.errors, anywhere)
 
 
 def _request_record(request: Request, stream: Stream) -> dict[str, Any]:
     """All that the result depends on."""
-    files = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in stream.files]
     options = asdict(replace(request.data, source="-"))
     return {
-        "files": files,
+        "cut": CUT,
+        "files": _files_record(stream),
         "field": request.field,
         "shard_tokens": request.shard_tokens,
         "data": options,
     }
+
+
+def _files_record(stream: Stream) -> list[list[Any]]:
+    found = ((file, file.stat()) for file in stream.files)
+    return [[str(file.absolute()), now.st_size, now.st_mtime_ns] for file, now in found]
 
 
 # ---------------------------------------------------------------------- the folder
@@ -462,6 +487,7 @@ def _encode(request: Request, stream: Stream, out: Path, done: dict[str, Any]) -
     for part in parts:
         before = writer.take(part, before)
         yield Step("encoding", writer.counters.characters, done["total"], writer.counters.tokens)
+    _check_unchanged(stream, done["request"])
     writer.finish()
 
 
