@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -780,6 +781,22 @@ def memory(*arguments):
 def test_memory_does_not_grow_with_the_text(tmp_path):
     before, most = peak(tmp_path, 60, "byte", 0, 1 << 22)
     assert most - before < 40
+
+
+def test_time_grows_with_the_documents_not_with_their_square(tmp_path):
+    """Sixty thousand lines of JSON once took four minutes."""
+
+    def seconds(documents):
+        path = _file(tmp_path / "x.jsonl", b'{"text": "a"}\n' * documents)
+        began = time.process_time()
+        shards = made(tmp_path / str(documents), [path], "byte", shard_tokens=1 << 20)
+        took = time.process_time() - began
+        assert shards.documents.tolist() == list(range(0, 2 * documents, 2))
+        shutil.rmtree(shards.folder)
+        return took
+
+    few = min(seconds(2000) for _ in range(3))
+    assert seconds(16_000) < 16 * few  # 8, if each costs the same; it was 40
 
 
 @pytest.mark.slow

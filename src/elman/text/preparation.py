@@ -11,6 +11,8 @@ writes into a folder (`folders/lock.py`); a text that another is to replace lies
 
 import hashlib
 import json
+from array import array
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -513,8 +515,8 @@ class _Writer:
         self.counters = Counters(**done["counters"])
         self.shards = [Shard(**shard) for shard in done["shards"]]
         self.written = sum(shard.tokens for shard in self.shards)
-        self.waiting: list[NDArray[Any]] = []
-        self.begins: list[int] = []
+        self.waiting = bytearray()  # ids that are in no shard yet
+        self.begins = array("Q")  # documents that are in none
         self._skip = int(done["skip"])  # ids of the next part that are in a shard already
 
     def take(self, part: Part, before: Any) -> Any:
@@ -525,7 +527,7 @@ class _Writer:
         self._count(part, cut, ids, before)
         if part.begins and earlier.tokens >= self.written:
             self.begins.append(earlier.tokens)
-        self.waiting.append(ids[self._skip :])
+        self.waiting += ids[self._skip :].astype(self.dtype, copy=False).tobytes()
         self._skip = 0
         self._fill(earlier)
         return self.level.tail(cut, before)
@@ -553,24 +555,23 @@ class _Writer:
 
     def _fill(self, earlier: Counters) -> None:
         """Write shards as they become full; `earlier` is what was known before the last part."""
-        size = self.request.shard_tokens
-        while sum(map(len, self.waiting)) >= size:
-            ids = np.concatenate(self.waiting)
-            self.waiting = [ids[size:].copy()]  # a view would keep all of them
-            self._write(ids[:size])
+        tokens = self.request.shard_tokens
+        while len(self.waiting) >= tokens * self.dtype.itemsize:
+            self._write(np.frombuffer(self.waiting, self.dtype, tokens))
+            del self.waiting[: tokens * self.dtype.itemsize]
             self.done["counters"] = asdict(earlier)
             self.done["skip"] = self.written - earlier.tokens
             _note(self.out, self.done)
 
     def _write(self, ids: NDArray[Any]) -> None:
         end = self.written + len(ids)
-        here = [at for at in self.begins if at < end]
-        self.begins = self.begins[len(here) :]
+        count = bisect_left(self.begins, end)
+        here, self.begins = self.begins[:count], self.begins[count:]
         name = f"{len(self.shards):05d}"
         shard = Shard(
             f"{name}.ids",
             len(ids),
-            _written(self.out / f"{name}.ids", ids.astype(self.dtype, copy=False)),
+            _written(self.out / f"{name}.ids", ids),
             len(here),
             f"{name}.documents",
             _written(self.out / f"{name}.documents", np.array(here, "<u8")),
@@ -581,7 +582,7 @@ class _Writer:
 
     def finish(self) -> None:
         """The last shard, and the index, which makes the folder whole."""
-        rest = np.concatenate([np.empty(0, self.dtype), *self.waiting])
+        rest = np.frombuffer(self.waiting, self.dtype)
         if len(rest) or not self.shards:
             self._write(rest)
         data, counters = self.request.data, self.counters
