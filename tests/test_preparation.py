@@ -27,7 +27,7 @@ from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, write_sealed
 from elman.scoring import metrics
 from elman.text import batches, preparation, prepared, streaming, token_counts
-from elman.text.levels import level_of
+from elman.text.levels import Subwords, level_of
 from elman.text.preparation import Request, prepare
 from elman.text.prepared import Data
 from elman.text.shards import ShardedIds, Shards
@@ -252,7 +252,7 @@ def test_a_line_that_is_too_long_for_a_piece_is_cut_between_words(tmp_path, gap,
         tokens = [token for token in tokens if token != " "]
     assert tokens == whole
     if gap != " ":
-        whole = level_of("bpe").learned_from([text], 300)
+        whole = Subwords().learned_from([text], 300)
         cut = np.concatenate([whole.cut(piece) for piece in pieces])
         assert cut.tolist() == whole.cut(text).tolist()
 
@@ -362,7 +362,7 @@ def test_a_tokenizer_is_learned_from_the_most_frequent_words_that_fit(tmp_path, 
     monkeypatch.setattr(preparation, "LONGEST_LEARNED", 8)
     text = many(2, 2000) + "muchlongerthanthat " * 30 + "\n"
     found = made(tmp_path, [_file(tmp_path / "x.txt", text.encode())], "bpe", vocab_size=500)
-    level = level_of("bpe")
+    level = Subwords()
     cut = len(found.vocab.decode(found.train))
     stretches = level.stretches(text[:cut])
     if room < 10**6:
@@ -384,7 +384,7 @@ def test_a_vocabulary_of_subwords_without_room_is_refused_with_the_sum(tmp_path,
     path = _file(tmp_path / "x.txt", many(2, 300).encode())
     with pytest.raises(UserError, match=r"1,000,000 subwords at 400 bytes .* 400 MB, and 268 MB"):
         made(tmp_path, [path], "bpe", vocab_size=10**6)
-    given = level_of("bpe").learned_from([path.read_text()], 300)
+    given = Subwords().learned_from([path.read_text()], 300)
     tokenizer = tmp_path / "tokenizer.json"
     given.tokenizer.save(str(tokenizer))
     monkeypatch.setattr(preparation, "ROOM", 299 * preparation.WORD)

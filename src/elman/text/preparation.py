@@ -48,7 +48,7 @@ ROOM = 1 << 28
 """Bytes of memory for a vocabulary, of which there must not be more than a machine has."""
 WORD, LETTER = 400, 8
 """Bytes that a word and each byte of its spelling take in a vocabulary that is read or written."""
-LEARNING_ROOM = 400 << 20
+LEARNING_ROOM = 320 << 20
 """Bytes of memory for the words that a tokenizer is learned from."""
 LEARNING_LETTER = 140
 """Bytes that each byte of a word takes there."""
@@ -397,14 +397,14 @@ def word_price(word: str) -> int:
 
 def _chosen(data: Data, counts: TokenCounts) -> list[Counted]:
     """The words that get an id; those of a vocabulary that is too large are refused."""
-    assert data.min_freq is not None
+    least = data.min_freq or 0
     prices: Counter[int] = Counter()  # of all words of a frequency
     words = 0
 
     def frequent() -> Iterator[Counted]:
         nonlocal words
         for counted in counts:
-            if counted.n >= data.min_freq:
+            if counted.n >= least:
                 words += 1
                 prices[counted.n] += word_price(counted.token)
                 yield counted
