@@ -796,7 +796,7 @@ def test_time_grows_with_the_documents_not_with_their_square(tmp_path):
         return took
 
     few = min(seconds(2000) for _ in range(3))
-    assert seconds(16_000) < 16 * few  # 8, if each costs the same; it was 40
+    assert seconds(16_000) < 16 * few  # 8, if each costs the same; it was 37
 
 
 @pytest.mark.slow
