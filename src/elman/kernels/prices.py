@@ -26,6 +26,7 @@ HOST = {  # microseconds of Python and launches: of a call, and more for each fu
     ("cudnn", "both"): (930, 360),
 }
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
+LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured call
 ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of one kernel per layer
 
 
@@ -53,25 +54,38 @@ class Shape(NamedTuple):
 
 def microseconds(engine: str, shape: Shape) -> float | None:
     """The price of a call on `engine`, cuda or cudnn; None where nothing like it was measured."""
+    gpu = gpu_microseconds(engine, shape)
+    if gpu is None or shape.captured:
+        return gpu
+    return max(host_microseconds(engine, shape), gpu)
+
+
+def gpu_microseconds(engine: str, shape: Shape) -> float | None:
+    """What the GPU takes of it."""
     what = "both" if shape.backward else "forward"
     line = _line(engine, shape.cell, shape.arithmetic, what, shape.hidden, shape.rows)
     if line is None:
         return None
     strands = shape.layers * shape.directions
+    if engine == "cuda":
+        return strands * (line.start + shape.steps * line.step)
+    at_once = strands if is_alone(shape) else shape.layers**0.45 * shape.directions**0.3
+    return at_once * (shape.pieces * line.start + shape.steps * line.step)
+
+
+def host_microseconds(engine: str, shape: Shape) -> float:
+    """What Python and the launches take, while the GPU may work already."""
+    what, strands = "both" if shape.backward else "forward", shape.layers * shape.directions
     long = engine == "cuda" and (shape.directions > 1 or shape.pieces > 1)
     first, more = HOST["long way" if long else engine, what]
+    host = first + more * (strands - 1)
     if engine == "cuda":
-        gpu, host = strands * (line.start + shape.steps * line.step), first + more * (strands - 1)
-    else:
-        alone = _is_alone(shape)
-        at_once = strands if alone else shape.layers**0.45 * shape.directions**0.3
-        gpu = at_once * (shape.pieces * line.start + shape.steps * line.step)
-        launches = 0 if alone else strands * shape.steps * LAUNCHES[what]
-        host = shape.pieces * (first + more * (strands - 1)) + launches
-    return gpu if shape.captured else max(host, gpu)
+        return host
+    launches = 0 if is_alone(shape) else strands * shape.steps * LAUNCHES[what]
+    return shape.pieces * host + launches
 
 
-def _is_alone(shape: Shape) -> bool:
+def is_alone(shape: Shape) -> bool:
     """Whether cuDNN runs one layer after the other, all of its steps in one kernel."""
     line = _line("cudnn", shape.cell, shape.arithmetic, "both", shape.hidden, shape.rows)
     most = 256 if shape.cell == "tanh" else 128 if shape.backward else 192

@@ -1,0 +1,603 @@
+"""Calls that come again and again, recorded as CUDA graphs: one launch each way, and little Python.
+
+A small job keeps a GPU busy for less time than Python and autograd take to queue it. After a few
+calls that agree in everything (shapes, switches, the stream, where the weights lie) the next one is
+recorded, and those after it copy their input in, launch, and copy the results out. What is recorded
+is what would run anyway, so the bits are the same.
+
+What a backward pass reads lies in the recording. A recording is therefore lent to one call at a
+time, until that call's node of autograd can no longer be asked; another call meanwhile has a
+recording of its own, or runs as it would without any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+from elman.cells import named
+from elman.kernels import Kernel, captures, cudnn, uncaptured
+from elman.kernels.cuda import Cuda, graphs
+from elman.kernels.cuda.calls import Kept
+from elman.kernels.cudnn import Cudnn, Network, Whole
+from elman.recurrence import operator
+from elman.recurrence.operator import Inputs, Recipe
+from elman.recurrence.prepared import Call
+
+FEW = 4
+"""Calls of one kind that run as they are: to record one costs as much as several of these."""
+SIDE_BY_SIDE = 4
+"""Recordings of one kind, for calls whose backward passes are yet to come."""
+MOST, MOST_BYTES = 64, 2**29
+"""Recordings, and their memory, of all modules together: the least recently used give way."""
+
+Outputs = tuple[Tensor, tuple[Tensor, ...]]
+"""ys and the last states."""
+Pulls = list[Tensor | None]
+"""The loss's pull on the input, the first states and the weights, where they want it."""
+
+
+# ---------------------------------------------------------------------- what is recorded
+
+
+class Way(Protocol):
+    """How a stack runs, forwards and back, in the caller's layout and without autograd."""
+
+    batch_first: bool
+
+    def first(self, x: Tensor) -> list[Tensor]:
+        """The states before the first step where the caller passes none."""
+        ...
+
+    def forward(
+        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
+    ) -> tuple[Tensor, Sequence[Tensor], Any]:
+        """ys, the last states, and what `backward` reads of this."""
+        ...
+
+    def backward(
+        self,
+        x: Tensor,
+        first: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        kept: Any,
+        pulls: Sequence[Tensor | None],
+        needs: Sequence[bool],
+    ) -> Pulls:
+        """The pulls on x, first and weights, each in its dtype, from those on ys and last."""
+        ...
+
+    def by_autograd(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
+        """The forward pass as autograd can see it."""
+        ...
+
+
+@final
+class ByCudnn:
+    """By cuDNN, the whole stack at once."""
+
+    def __init__(self, network: Network, batch_first: bool) -> None:
+        self.network, self.batch_first = network, batch_first
+
+    def first(self, x: Tensor) -> list[Tensor]:
+        net, rows = self.network, x.shape[0 if self.batch_first else 1]
+        h = x.new_zeros(net.layers * net.directions, rows, net.projection or net.hidden)
+        if net.mode != "LSTM":
+            return [h]
+        return [h, x.new_zeros(net.layers * net.directions, rows, net.hidden)]
+
+    def forward(
+        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
+    ) -> tuple[Tensor, Sequence[Tensor], Any]:
+        block = cudnn.all_weights(self.network, weights)
+        h, c = self._pair(first)
+        ys, *last, reserve, block = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
+            x, list(weights), self.network.each, block, h, c, *self._how(keep)
+        )
+        return ys, last[: len(first)], (ys, reserve, block)
+
+    def _pair(self, first: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+        h, *c = [s if s is None else s.contiguous() for s in first]
+        return h, c[0] if c else None
+
+    def _how(self, keep: bool) -> tuple[Any, ...]:
+        both = self.network.directions == 2
+        return *self.network.sizes(), self.batch_first, 0.0, keep, both, [], None
+
+    def backward(
+        self,
+        x: Tensor,
+        first: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        kept: Any,
+        pulls: Sequence[Tensor | None],
+        needs: Sequence[bool],
+    ) -> Pulls:
+        (ys, reserve, block), n = kept, len(first)
+        h, c = self._pair(first)
+        dys, dlast = pulls[0], self._pair(pulls[1:])
+        mask = [needs[0], needs[1], n > 1 and needs[2], any(needs[1 + n :])]
+        dx, dh, dc, dws = torch.ops.aten._cudnn_rnn_backward(
+            x,
+            list(weights),
+            self.network.each,
+            block,
+            h,
+            c,
+            ys,
+            dys,
+            *dlast,
+            *self._how(True),
+            reserve.clone(),  # which cuDNN writes into, and a second pass back reads again
+            mask,
+        )
+        return [dx, *[dh, dc][:n], *(dws if mask[3] else [None] * len(weights))]
+
+    def by_autograd(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
+        ys, last, _ = self.forward(x, first or self.first(x), weights, True)
+        return ys, tuple(last)
+
+
+@final
+class ByCall:
+    """By our kernel, its launches prepared."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.batch_first = call, call.batch_first
+
+    def first(self, x: Tensor) -> list[Tensor]:
+        return []  # the kernel begins with zeros by itself
+
+    def forward(
+        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
+    ) -> tuple[Tensor, Sequence[Tensor], Any]:
+        xs, weights = self.call.time_first(x).contiguous(), self.call.in_heads(weights)
+        ys, last, kept = self.call.prepared.forward(xs, first, weights, keep)
+        return self.call.time_first(ys), last, (xs, [t for trace in kept for t in trace])
+
+    def backward(
+        self,
+        x: Tensor,
+        first: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        kept: Any,
+        pulls: Sequence[Tensor | None],
+        needs: Sequence[bool],
+    ) -> Pulls:
+        (xs, flat), (dys, *dlast) = kept, pulls
+        n, call = len(first), self.call
+        traces = [Kept(*flat[i : i + 3]) for i in range(0, len(flat), 3)]
+        dxs, dstate, dws = call.prepared.backward(
+            xs,
+            call.in_heads(weights),
+            traces,
+            None if dys is None else call.time_first(dys),
+            dlast,
+            needs[0],
+            any(needs[1 : 1 + n]),
+        )
+        dxs = None if dxs is None else call.time_first(dxs)
+        dws = call.in_heads(_as(weights, dws))
+        return [dxs, *(_as(first, dstate) if dstate else [None] * n), *dws]
+
+    def by_autograd(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
+        return self.call(x, first, weights)
+
+
+@final
+class ByStack:
+    """By a kernel strand after strand: both directions."""
+
+    def __init__(self, recipe: Recipe, kernel: Kernel, batch_first: bool, sizes: Sequence[int]):
+        self.recipe, self.kernel, self.batch_first, self.sizes = recipe, kernel, batch_first, sizes
+
+    def _inputs(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Inputs:
+        return Inputs(self._turned(x), first or self._zeros(x, weights), weights, None, None)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1) if self.batch_first else x
+
+    def _zeros(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        places, rows = len(weights) // self.recipe.each, x.shape[0 if self.batch_first else 1]
+        return [x.new_zeros(places, rows, n) for n in self.sizes]
+
+    def first(self, x: Tensor) -> list[Tensor]:
+        return []  # made anew, with the rest
+
+    def forward(
+        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
+    ) -> tuple[Tensor, Sequence[Tensor], Any]:
+        given = self._inputs(x, first, weights)
+        stack = self.recipe.stack(given, self.kernel)
+        ys, last, kept = operator.forward(self.recipe, given, stack, keep)
+        return self._turned(ys), last, (given.stacked, kept)
+
+    def backward(
+        self,
+        x: Tensor,
+        first: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        kept: Any,
+        pulls: Sequence[Tensor | None],
+        needs: Sequence[bool],
+    ) -> Pulls:
+        (stacked, held), (dys, *dlast) = kept, pulls
+        given = self._inputs(x, stacked, weights)
+        stack = self.recipe.stack(given, self.kernel)
+        dys = None if dys is None else self._turned(dys)
+        dxs, dstate, dws = operator.backward(stack, given, list(held), dys, dlast, needs[0])
+        return [None if dxs is None else self._turned(dxs), *dstate[: len(first)], *dws]
+
+    def by_autograd(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
+        ys, last = operator.recurrence(self.recipe, self._inputs(x, first, weights))
+        return self._turned(ys), last
+
+
+def _as(like: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.to(a.dtype) for a, t in zip(like, tensors, strict=True)]
+
+
+# ---------------------------------------------------------------------- recordings
+
+
+class Back(NamedTuple):
+    """A recorded backward pass, for pulls on some of the outputs."""
+
+    graph: graphs.Graph
+    given: list[Tensor]
+    found: list[Tensor]
+    places: list[int]
+
+
+@final
+class Kind:
+    """What calls agree in that one recording can serve; and what was found out about them."""
+
+    def __init__(self, way: Way, keep: bool, device: int, stream: int) -> None:
+        self.way, self.keep, self.device, self.stream = way, keep, device, stream
+        self.pulled: set[tuple[bool, ...]] = set()
+        """On which outputs there were pulls."""
+        self.failed = ""
+        """Why nothing more is recorded."""
+
+    def recorder(self) -> graphs.Recorder:
+        return graphs.recorder(self.device, self.stream)
+
+    def tried(self, record: Callable[[], Any]) -> Any:
+        """What `record` made; None where someone else is recording, or where it failed."""
+        if not graphs.ONE_AT_A_TIME.acquire(blocking=False):
+            return None
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                return record()
+        except RuntimeError as problem:  # said by `explain`; calls run as they are
+            self.failed = str(problem).partition("\n")[0]
+            return None
+        finally:
+            graphs.ONE_AT_A_TIME.release()
+
+
+@final
+class Recording:
+    """A recorded forward pass, and the backward passes that were recorded since.
+
+    `lent` is held from the forward pass until nothing will be asked of it any more.
+    """
+
+    def __init__(
+        self, kind: Kind, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> None:
+        self.kind, self.lent = kind, threading.Lock()
+        self.owner: weakref.ref[Any] | None = None
+        self.recorder, self.backs = kind.recorder(), dict[tuple[bool, ...], Back]()
+        self.memory = self.recorder.memory()
+        way, keep = kind.way, kind.keep
+        with self.recorder.aside():
+            way.forward(x, state or way.first(x), weights, keep)  # as CUDA asks: once before
+            with self.memory.used():
+                self.x = torch.empty_like(x)  # laid out alike: products may sum in another order
+                self.state = [torch.empty_like(s) for s in state]
+                self.first = self.state or way.first(x)
+            self.graph, (ys, last, self.kept) = self.recorder.record(
+                lambda: way.forward(self.x, self.first, weights, keep), self.memory
+            )
+        self.inputs, self.outputs = [self.x, *self.state], [ys, *last]
+        self.nbytes = self.memory.nbytes()
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        """ys and the last states, in memory of their own."""
+        torch._foreach_copy_(self.inputs, inputs)
+        self.graph.launch(self.kind.stream)
+        return copies(self.outputs)
+
+    def pull(
+        self, weights: Sequence[Tensor], pulls: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> Pulls:
+        """What the loss pulls on all that went in, from its pulls on what came out."""
+        which = tuple([p is not None for p in pulls])
+        back = self.backs.get(which) or self._record_back(which, weights, needs)
+        if back is None or is_elsewhere(self.kind):
+            return self._back(weights, pulls, needs)
+        torch._foreach_copy_(back.given, [p for p in pulls if p is not None])
+        back.graph.launch(self.kind.stream)
+        found: Pulls = [None] * len(needs)
+        for place, t in zip(back.places, copies(back.found), strict=True):
+            found[place] = t
+        return found
+
+    def _back(
+        self, weights: Sequence[Tensor], pulls: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> Pulls:
+        """The backward pass, not recorded."""
+        n, way = 1 + len(self.state), self.kind.way
+        unasked = [False] * (len(self.first) - len(self.state))  # zeros of our own
+        wanted = [*needs[:n], *unasked, *needs[n:]]
+        found = way.backward(self.x, self.first, weights, self.kept, pulls, wanted)
+        del found[n : n + len(unasked)]
+        return [t if wanted else None for t, wanted in zip(found, needs, strict=True)]
+
+    def _record_back(
+        self, which: tuple[bool, ...], weights: Sequence[Tensor], needs: Sequence[bool]
+    ) -> Back | None:
+        """The backward pass recorded; None the first time, and where it cannot be."""
+        kind = self.kind
+        if which not in kind.pulled or kind.failed or is_elsewhere(kind):
+            kind.pulled.add(which)
+            return None
+        back = kind.tried(lambda: self._recorded_back(which, weights, needs))
+        if back is not None:
+            self.backs[which] = back
+            self.nbytes = self.memory.nbytes()
+        return back
+
+    def _recorded_back(
+        self, which: tuple[bool, ...], weights: Sequence[Tensor], needs: Sequence[bool]
+    ) -> Back:
+        with self.recorder.aside():
+            with self.memory.used():
+                pairs = zip(self.outputs, which, strict=True)
+                given = [torch.zeros_like(y) if pulled else None for y, pulled in pairs]
+            self._back(weights, given, needs)  # once before
+            graph, found = self.recorder.record(
+                lambda: self._back(weights, given, needs), self.memory
+            )
+        places = [i for i, t in enumerate(found) if t is not None]
+        some = [t for t in found if t is not None]
+        return Back(graph, [p for p in given if p is not None], some, places)
+
+    def lend(self, node: Any) -> None:
+        """Until this node of autograd is gone, or has been asked for the last time."""
+        self.owner = weakref.ref(node, lambda _: self.free())
+
+    def free(self) -> None:
+        """Let another call have it."""
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            self.lent.release()
+
+
+def copies(tensors: list[Tensor]) -> list[Tensor]:
+    """The same numbers in memory of their own, by one launch for all."""
+    return list(torch._foreach_mul(tensors, 1.0))
+
+
+# ---------------------------------------------------------------------- which call takes which
+
+_CLOCK = itertools.count()
+
+
+@final
+class Recordings:
+    """Those of one kind, each lent to one call at a time."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self.made = kind, list[Recording]()
+        self.calls, self.patience, self.used = 0, FEW, 0
+
+    def lent(
+        self, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> Recording | None:
+        """A recording that is this call's alone; None where it runs as it is."""
+        self.used = next(_CLOCK)
+        for recording in self.made:
+            if recording.lent.acquire(blocking=False):
+                return recording
+        self.calls += 1
+        if self.calls <= self.patience or self.kind.failed or len(self.made) >= SIDE_BY_SIDE:
+            return None
+        self.calls = 0
+        recording = self.kind.tried(lambda: Recording(self.kind, x, state, weights))
+        if recording is not None:
+            recording.lent.acquire()
+            self.made.append(recording)
+            _ALL.add(self)
+            _make_room(self)
+        return recording
+
+    def drop(self) -> None:
+        """Give way to others, and come back only after many more calls."""
+        self.made, self.calls, self.patience = [], 0, 4 * self.patience
+
+
+_ALL: weakref.WeakSet[Recordings] = weakref.WeakSet()
+
+
+def _make_room(newest: Recordings) -> None:
+    """Let the least recently used go where there are too many."""
+    everyone = sorted(_ALL, key=lambda some: some.used)
+    for some in everyone:
+        made = [recording for others in everyone for recording in others.made]
+        if len(made) <= MOST and sum(r.nbytes for r in made) <= MOST_BYTES:
+            return
+        if some is not newest and some.made:
+            some.drop()
+
+
+@final
+class Repeated:
+    """Calls of a module with inputs of one shape: which of them are recorded."""
+
+    def __init__(self, way: Way, device: int) -> None:
+        self.way, self.device = way, device
+        self.kinds: dict[Any, Recordings] = {}
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return type(None), ()  # a copied module records its own
+
+    def __call__(
+        self, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> Outputs | None:
+        """Outputs and last states; None where this call runs as it is."""
+        grad, stream = torch.is_grad_enabled(), current_stream(self.device)
+        if stream is None or type(x) is not Tensor or is_watched(grad):
+            return None
+        if {*map(type, weights)} != PARAMETERS:
+            return None
+        inputs = [x, *state]
+        places = [
+            (w.data_ptr(), w.shape, w.dtype, w.is_contiguous(), w.requires_grad) for w in weights
+        ]
+        wants = [t.requires_grad for t in inputs] if grad else ()
+        key = (stream, x.stride(), switches(), grad, *wants, *places)
+        recordings = self.kinds.get(key)
+        if recordings is None:
+            recordings = self._met(key, Kind(self.way, grad, self.device, stream))
+        recording = recordings.lent(x, state, weights)
+        if recording is None:
+            return None
+        if grad and (True in wants or any(place[-1] for place in places)):
+            ys, *last = _Recorded.apply(recording, len(state), *inputs, *weights)
+            return ys, tuple(last)
+        try:
+            ys, *last = recording.run(inputs)
+        finally:
+            recording.lent.release()
+        return ys, tuple(last)
+
+    def _met(self, key: Any, kind: Kind) -> Recordings:
+        if len(self.kinds) >= SIDE_BY_SIDE:  # weights in another place at every call, say
+            self.kinds.clear()
+        return self.kinds.setdefault(key, Recordings(kind))
+
+    def words(self) -> str:
+        """For `explain`."""
+        failed = [some.kind.failed for some in self.kinds.values() if some.kind.failed]
+        return f"not captured: {failed[0]}" if failed else WILL_BE
+
+
+PARAMETERS = {torch.nn.Parameter}
+WILL_BE = f"captured after {FEW} calls"
+
+
+class _Recorded(torch.autograd.Function):
+    """A recorded call as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, n: int, *tensors: Tensor) -> Any:
+        try:
+            outputs = recording.run([*tensors[: 1 + n]])
+        except BaseException:
+            recording.lent.release()
+            raise
+        ctx.save_for_backward(*tensors)
+        ctx.recording, ctx.n = recording, n
+        ctx.set_materialize_grads(False)
+        recording.lend(ctx)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *pulls: Tensor | None) -> Any:
+        x, *rest = ctx.saved_tensors  # torch complains here if the weights have changed
+        state, weights = rest[: ctx.n], rest[ctx.n :]
+        needs, recording = ctx.needs_input_grad[2:], ctx.recording
+        if torch.is_grad_enabled():
+            return None, None, *_differentiable(recording.kind.way, x, state, weights, pulls)
+        found = recording.pull(weights, pulls, needs)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            recording.free()
+        return None, None, *found
+
+
+def _differentiable(
+    way: Way,
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    pulls: Sequence[Tensor | None],
+) -> Pulls:
+    """The pulls by autograd, from a forward pass of its own, leaving a graph behind."""
+    ys, last = way.by_autograd(x, state, weights)
+    ends = [(y, p) for y, p in zip((ys, *last), pulls, strict=True) if p is not None]
+    leaves = [x, *state, *weights]
+    wanted = [t for t in leaves if t.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [y for y, _ in ends], wanted, [p for _, p in ends], create_graph=True, allow_unused=True
+        )
+    )
+    return [next(found) if t.requires_grad else None for t in leaves]
+
+
+# ---------------------------------------------------------------------- what is worth it
+
+
+def refuses(recipe: Recipe, x: Inputs, whole: Whole, kernel: str) -> str | None:
+    """Why calls like this one are not captured; None where they are."""
+    if not captures():
+        return "ELMAN_CAPTURE=off"
+    if x.seed is not None:
+        return "chance is drawn anew at every call"
+    if kernel not in (Cuda.name, Cudnn.name) or x.lengths is not None or whole.ids:
+        return "only vectors of one length, on a GPU's own kernels"
+    plain = recipe.carry.exact and recipe.memory.keeps_all
+    if whole.pieces > 1 or (kernel == Cuda.name and not plain):
+        return "its gradient or its memory is not the plain one"
+    if recipe.directions > 1 and named(recipe.cell).heads != 1:
+        return "a cell with heads runs both ways by the long way"
+    return uncaptured(kernel, whole)
+
+
+# ---------------------------------------------------------------------- what is asked at every call
+
+
+def current_stream(device: int) -> int | None:
+    """The stream that is current; None where its device is not, or it is being recorded."""
+    if torch._C._cuda_getDevice() != device or torch._C._cuda_isCurrentStreamCapturing():
+        return None
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def is_elsewhere(kind: Kind) -> bool:
+    """Whether another stream than that of its recordings is current, or it is being recorded."""
+    return current_stream(kind.device) != kind.stream
+
+
+def is_watched(grad: bool) -> bool:
+    """Whether someone wants to see more than tensors going in and coming out."""
+    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
+        return True
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    if grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return True
+    count = torch._C._len_torch_function_stack()
+    modes = map(torch._C._get_function_stack_at, range(count))
+    return count > 0 and not all(isinstance(mode, DeviceContext) for mode in modes)
+
+
+def switches() -> tuple[Any, ...]:
+    """What else of torch the numbers may depend on, besides `kernels.settings`."""
+    return (
+        torch._C._get_deterministic_algorithms(),
+        torch._C._get_cudnn_deterministic(),
+        torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
+    )
