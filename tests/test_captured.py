@@ -19,7 +19,8 @@ from elman.gradients import Checkpointed, Randomized, Truncated
 from elman.kernels import cudnn, reference
 from elman.kernels.cuda import graphs
 from elman.recurrence import captured
-from elman.recurrence.captured import FEW, ByStack, Repeated
+from elman.recurrence.captured import FEW, Repeated
+from elman.recurrence.ways import ByCudnn, ByStack
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
 EVERY = FEW + 3  # calls, some of them captured
@@ -34,7 +35,7 @@ class PaperGraph:
         self.work, self.result, self.launches = work, result, 0
 
     def launch(self, stream):
-        assert stream == 7
+        assert stream in (7, 8)  # the caller's, or aside
         self.launches += 1
         for old, new in zip(leaves(self.result), leaves(self.work()), strict=True):
             old.copy_(new)
@@ -45,7 +46,15 @@ def leaves(tree):
 
 
 class PaperRecorder:
-    fails = False
+    fails, number = False, 8
+
+    def __init__(self):
+        self.timed, self.times = 0, (200.0, 100.0)
+
+    def microseconds(self, work):
+        work()
+        self.timed += 1
+        return self.times[(self.timed + 1) % 2]
 
     def aside(self):
         return contextlib.nullcontext()
@@ -255,6 +264,21 @@ def test_a_backward_pass_that_fails_to_be_recorded_still_runs(paper):
     assert twin.calls.words() == "not captured: a recording failed"
 
 
+def test_what_takes_longer_captured_is_not(paper):
+    paper.times = (200.0, 199.0)
+    twin, x = Twin(), torch.randn(6, 3, 4)
+    with torch.no_grad():
+        for _ in range(2 * EVERY):
+            twin(x)
+    assert not twin.made
+    assert twin.calls.given_up
+    assert twin.calls.words() == "not captured: it takes 199 µs then, 200 as it is"
+    for _ in range(EVERY):  # where autograd takes longer than either
+        twin(x)
+    assert twin.made
+    assert twin.made[0].kind.keep
+
+
 def test_the_least_recently_used_give_way_and_come_back_late(paper, monkeypatch):
     monkeypatch.setattr(captured, "_ALL", set())
     monkeypatch.setattr(captured, "MOST", 3)
@@ -295,7 +319,7 @@ def test_another_place_flag_or_switch_is_another_recording(paper, monkeypatch):
     called()
     monkeypatch.setattr(torch._C, "_get_deterministic_algorithms", lambda: True)
     called()
-    assert made.graph.launches == EVERY - FEW
+    assert made.graph.launches == EVERY - FEW + 1  # and once to be timed
 
 
 def test_who_looks_inside_is_not_shown_a_recording(paper):
@@ -391,7 +415,7 @@ def test_what_is_not_captured_says_why(monkeypatch):
 def test_cudnns_arguments_there_and_back(monkeypatch):
     """By torch's layers on a CPU in its place: the order of what goes in and comes out."""
     net = nn.LSTM(4, 5, 2, bidirectional=True)._network()
-    way, seen = captured.ByCudnn(net, True), {}
+    way, seen = ByCudnn(net, True, True), {}
 
     def forward(*given):
         seen["forward"] = given

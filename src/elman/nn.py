@@ -36,7 +36,7 @@ from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, cudnn, runs_whole, select, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
-from elman.recurrence import captured, compiled, custom, piecewise, prepared, traced, whole
+from elman.recurrence import captured, compiled, custom, piecewise, prepared, traced, ways, whole
 from elman.recurrence.chunked import SHORT, InChunks
 from elman.recurrence.operator import UNDRAWN, Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
@@ -46,24 +46,16 @@ from elman.recurrence.strand import is_cast
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
-LONG_WAY, AS_TORCH = "the long way", "as torch.nn"
+LONG_WAY = "the long way"
 
 
 class Settled(NamedTuple):
     """How calls of one shape are run."""
 
-    how: str | prepared.Call
-    """One of the above, or a call of our kernel that is ready."""
+    how: str | prepared.Call | Network
+    """The long way, a call of our kernel that is ready, or the stack for torch.nn's own call."""
     again: captured.Repeated | None
     """The same, captured where it is repeated."""
-
-
-TORCHS = {
-    "RNN_TANH": torch._VF.rnn_tanh,
-    "RNN_RELU": torch._VF.rnn_relu,
-    "GRU": torch._VF.gru,
-    "LSTM": torch._VF.lstm,
-}
 
 
 class _Module(torch.nn.RNNBase):
@@ -276,29 +268,30 @@ class _Module(torch.nn.RNNBase):
         if len(self._settled) > 1000:  # sequences of every length
             self._settled.clear()
         x = self._inputs(xs, first)
-        stack, recipe = self._whole(x), self._recipe()
+        stack = self._whole(x)
         if not runs_whole(stack, xs.device, lambda: self._job(x)):
-            how = prepared.prepare(recipe, x, self.batch_first) or LONG_WAY
+            how = prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
             return Settled(how, self._repeated(x, stack, how))
         plain = stack.pieces == 1 and not stack.drops and not stack.ids
-        how = AS_TORCH if plain and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
-        return Settled(how, self._repeated(x, stack, AS_TORCH))
+        together = plain and cudnn.lie_together(stack.network, x.weights)
+        how = stack.network if together else LONG_WAY
+        return Settled(how, self._repeated(x, stack, how, Cudnn.name))
 
     def _repeated(
-        self, x: Inputs, stack: Whole, how: str | prepared.Call
+        self, x: Inputs, stack: Whole, how: str | prepared.Call | Network, kernel: str = ""
     ) -> captured.Repeated | None:
         """What captures these calls where they are repeated; None where nothing does."""
         recipe = self._recipe(len(x.xs))
-        kernel = Cudnn.name if how == AS_TORCH else select(recipe.job(x)).name
-        if captured.refuses(recipe, x, stack, kernel) is not None:
+        ours = None if kernel else select(recipe.job(x))
+        if captured.refuses(recipe, x, stack, ours.name if ours else kernel) is not None:
             return None
-        if how == AS_TORCH:
-            way = captured.ByCudnn(stack.network, self.batch_first)
+        if ours is None:
+            way = ways.ByCudnn(stack.network, self.batch_first, how != LONG_WAY)
         elif isinstance(how, prepared.Call):
-            way = captured.ByCall(how)
+            way = ways.ByCall(how)
         else:
             sizes = named(self.cell).state_sizes(self.hidden_size)
-            way = captured.ByStack(recipe, select(recipe.job(x)), self.batch_first, sizes)
+            way = ways.ByStack(recipe, ours, self.batch_first, sizes)
         return captured.Repeated(way, x.xs.device.index)
 
     def _settled_call(
@@ -306,6 +299,7 @@ class _Module(torch.nn.RNNBase):
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """The call as it was settled; None where it takes the long way."""
         how, again = settled
+        again = None if again is None or again.given_up else again
         if how == LONG_WAY and again is None:
             return None
         own = self._parameters  # a parametrized weight is elsewhere
@@ -317,27 +311,11 @@ class _Module(torch.nn.RNNBase):
             return None
         if isinstance(how, prepared.Call):
             return how(input, state or (), weights) if how.prepared.suits(weights) else None
-        return self._as_torch(input, state, weights)
-
-    def _as_torch(
-        self, input: Tensor, state: Sequence[Tensor] | None, weights: list[Any]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The call as `torch.nn` would make it."""
+        assert isinstance(how, Network)
         if state is None:
             rows = input.shape[0 if self.batch_first else 1]
             state = self._zeros(rows, input.dtype, input.device)
-        ys, *last = TORCHS[self.mode](
-            input,
-            state if len(state) > 1 else state[0],
-            weights,
-            self.bias,
-            self.num_layers,
-            0.0,
-            torch.is_grad_enabled(),
-            self.bidirectional,
-            self.batch_first,
-        )
-        return ys, tuple(last)
+        return cudnn.as_torch(how, self.batch_first, input, state, weights)
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The initial state where the caller passed none."""

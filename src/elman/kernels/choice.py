@@ -257,7 +257,7 @@ def uncaptured(kernel: str, whole: Whole) -> str | None:
 
 LARGEST = 2**26
 """Bytes of one recording: a larger job keeps the GPU busy by itself."""
-MANY, BUSY = 512, 1.25
+MANY, BUSY = 512, 2.0
 """Steps launched one by one; how much longer than Python the GPU may take."""
 
 

@@ -30,6 +30,10 @@ LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured cal
 ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of one kernel per layer
 
 
+AT_ONCE = {"tanh": 256, "gru": 128, "lstm": 128}
+"""Up to so many units of float32 cuDNN is fast, there and back; one more unit, and it is not."""
+
+
 class Line(NamedTuple):
     """Microseconds of a call of one layer: `start` + steps · `step`."""
 
@@ -88,7 +92,7 @@ def host_microseconds(engine: str, shape: Shape) -> float:
 def is_alone(shape: Shape) -> bool:
     """Whether cuDNN runs one layer after the other, all of its steps in one kernel."""
     line = _line("cudnn", shape.cell, shape.arithmetic, "both", shape.hidden, shape.rows)
-    most = 256 if shape.cell == "tanh" else 128 if shape.backward else 192
+    most = AT_ONCE[shape.cell] if shape.backward or shape.cell == "tanh" else 192
     small = shape.arithmetic == "fp16" or shape.hidden <= most  # as seen of float32
     return small and line is not None and line.step < ALONE
 
@@ -105,6 +109,8 @@ def _line(
     tables = _tables()
     grid = tables[engine][cell][arithmetic][what]
     i, u = _between(tables["sizes"], hidden, 1.0)
+    if (engine, what) == ("cudnn", "both") and arithmetic in ("tf32", "fp32"):
+        u = 1.0 if u > 0 and tables["sizes"][i] == AT_ONCE[cell] else u
     j, v = _between(tables["batches"], rows, 2.0)
     corners = [(grid[i + a][j + b], (u if a else 1 - u) * (v if b else 1 - v)) for a, b in CORNERS]
     known = [(line, weight) for line, weight in corners if line is not None and weight != 0]

@@ -16,233 +16,29 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch._C import _autograd, _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from elman.cells import named
-from elman.kernels import Kernel, captures, cudnn, uncaptured
+from elman.kernels import captures, uncaptured
 from elman.kernels.cuda import Cuda, graphs
-from elman.kernels.cuda.calls import Kept
-from elman.kernels.cudnn import Cudnn, Network, Whole
-from elman.recurrence import operator
+from elman.kernels.cudnn import Cudnn, Whole
 from elman.recurrence.operator import Inputs, Recipe
-from elman.recurrence.prepared import Call
+from elman.recurrence.ways import Outputs, Pulls, Way
 
 FEW = 4
 """Calls of one kind that run as they are: to record one costs as much as several of these."""
 SIDE_BY_SIDE = 4
 """Recordings of one kind, for calls whose backward passes are yet to come."""
+SURELY, BY_AUTOGRAD = 0.9, 200.0
+"""How much shorter a captured call must be; microseconds of autograd that it saves at least."""
 MOST, MOST_BYTES = 64, 2**29
 """Recordings, and their memory, of all modules together: the least recently used give way."""
-
-Outputs = tuple[Tensor, tuple[Tensor, ...]]
-"""ys and the last states."""
-Pulls = list[Tensor | None]
-"""The loss's pull on the input, the first states and the weights, where they want it."""
-
-
-# ---------------------------------------------------------------------- what is recorded
-
-
-class Way(Protocol):
-    """How a stack runs, forwards and back, in the caller's layout and without autograd."""
-
-    batch_first: bool
-
-    def first(self, x: Tensor) -> list[Tensor]:
-        """The states before the first step where the caller passes none."""
-        ...
-
-    def forward(
-        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
-    ) -> tuple[Tensor, Sequence[Tensor], Any]:
-        """ys, the last states, and what `backward` reads of this."""
-        ...
-
-    def backward(
-        self,
-        x: Tensor,
-        first: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        kept: Any,
-        pulls: Sequence[Tensor | None],
-        needs: Sequence[bool],
-    ) -> Pulls:
-        """The pulls on x, first and weights, each in its dtype, from those on ys and last."""
-        ...
-
-    def by_autograd(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
-        """The forward pass as autograd can see it."""
-        ...
-
-
-@final
-class ByCudnn:
-    """By cuDNN, the whole stack at once."""
-
-    def __init__(self, network: Network, batch_first: bool) -> None:
-        self.network, self.batch_first = network, batch_first
-
-    def first(self, x: Tensor) -> list[Tensor]:
-        net, rows = self.network, x.shape[0 if self.batch_first else 1]
-        h = x.new_zeros(net.layers * net.directions, rows, net.projection or net.hidden)
-        if net.mode != "LSTM":
-            return [h]
-        return [h, x.new_zeros(net.layers * net.directions, rows, net.hidden)]
-
-    def forward(
-        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
-    ) -> tuple[Tensor, Sequence[Tensor], Any]:
-        block = cudnn.all_weights(self.network, weights)
-        h, c = self._pair(first)
-        ys, *last, reserve, block = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
-            x, list(weights), self.network.each, block, h, c, *self._how(keep)
-        )
-        return ys, last[: len(first)], (ys, reserve, block)
-
-    def _pair(self, first: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
-        h, *c = [s if s is None else s.contiguous() for s in first]
-        return h, c[0] if c else None
-
-    def _how(self, keep: bool) -> tuple[Any, ...]:
-        both = self.network.directions == 2
-        return *self.network.sizes(), self.batch_first, 0.0, keep, both, [], None
-
-    def backward(
-        self,
-        x: Tensor,
-        first: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        kept: Any,
-        pulls: Sequence[Tensor | None],
-        needs: Sequence[bool],
-    ) -> Pulls:
-        (ys, reserve, block), n = kept, len(first)
-        h, c = self._pair(first)
-        dys, dlast = pulls[0], self._pair(pulls[1:])
-        mask = [needs[0], needs[1], n > 1 and needs[2], any(needs[1 + n :])]
-        dx, dh, dc, dws = torch.ops.aten._cudnn_rnn_backward(
-            x,
-            list(weights),
-            self.network.each,
-            block,
-            h,
-            c,
-            ys,
-            dys,
-            *dlast,
-            *self._how(True),
-            reserve.clone(),  # which cuDNN writes into, and a second pass back reads again
-            mask,
-        )
-        return [dx, *[dh, dc][:n], *(dws if mask[3] else [None] * len(weights))]
-
-    def by_autograd(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
-        ys, last, _ = self.forward(x, first or self.first(x), weights, True)
-        return ys, tuple(last)
-
-
-@final
-class ByCall:
-    """By our kernel, its launches prepared."""
-
-    def __init__(self, call: Call) -> None:
-        self.call, self.batch_first = call, call.batch_first
-
-    def first(self, x: Tensor) -> list[Tensor]:
-        return []  # the kernel begins with zeros by itself
-
-    def forward(
-        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
-    ) -> tuple[Tensor, Sequence[Tensor], Any]:
-        xs, weights = self.call.time_first(x).contiguous(), self.call.in_heads(weights)
-        ys, last, kept = self.call.prepared.forward(xs, first, weights, keep)
-        return self.call.time_first(ys), last, (xs, [t for trace in kept for t in trace])
-
-    def backward(
-        self,
-        x: Tensor,
-        first: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        kept: Any,
-        pulls: Sequence[Tensor | None],
-        needs: Sequence[bool],
-    ) -> Pulls:
-        (xs, flat), (dys, *dlast) = kept, pulls
-        n, call = len(first), self.call
-        traces = [Kept(*flat[i : i + 3]) for i in range(0, len(flat), 3)]
-        dxs, dstate, dws = call.prepared.backward(
-            xs,
-            call.in_heads(weights),
-            traces,
-            None if dys is None else call.time_first(dys),
-            dlast,
-            needs[0],
-            any(needs[1 : 1 + n]),
-        )
-        dxs = None if dxs is None else call.time_first(dxs)
-        dws = call.in_heads(_as(weights, dws))
-        return [dxs, *(_as(first, dstate) if dstate else [None] * n), *dws]
-
-    def by_autograd(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
-        return self.call(x, first, weights)
-
-
-@final
-class ByStack:
-    """By a kernel strand after strand: both directions."""
-
-    def __init__(self, recipe: Recipe, kernel: Kernel, batch_first: bool, sizes: Sequence[int]):
-        self.recipe, self.kernel, self.batch_first, self.sizes = recipe, kernel, batch_first, sizes
-
-    def _inputs(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Inputs:
-        return Inputs(self._turned(x), first or self._zeros(x, weights), weights, None, None)
-
-    def _turned(self, x: Tensor) -> Tensor:
-        return x.transpose(0, 1) if self.batch_first else x
-
-    def _zeros(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-        places, rows = len(weights) // self.recipe.each, x.shape[0 if self.batch_first else 1]
-        return [x.new_zeros(places, rows, n) for n in self.sizes]
-
-    def first(self, x: Tensor) -> list[Tensor]:
-        return []  # made anew, with the rest
-
-    def forward(
-        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
-    ) -> tuple[Tensor, Sequence[Tensor], Any]:
-        given = self._inputs(x, first, weights)
-        stack = self.recipe.stack(given, self.kernel)
-        ys, last, kept = operator.forward(self.recipe, given, stack, keep)
-        return self._turned(ys), last, (given.stacked, kept)
-
-    def backward(
-        self,
-        x: Tensor,
-        first: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        kept: Any,
-        pulls: Sequence[Tensor | None],
-        needs: Sequence[bool],
-    ) -> Pulls:
-        (stacked, held), (dys, *dlast) = kept, pulls
-        given = self._inputs(x, stacked, weights)
-        stack = self.recipe.stack(given, self.kernel)
-        dys = None if dys is None else self._turned(dys)
-        dxs, dstate, dws = operator.backward(stack, given, list(held), dys, dlast, needs[0])
-        return [None if dxs is None else self._turned(dxs), *dstate[: len(first)], *dws]
-
-    def by_autograd(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
-        ys, last = operator.recurrence(self.recipe, self._inputs(x, first, weights))
-        return self._turned(ys), last
-
-
-def _as(like: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t.to(a.dtype) for a, t in zip(like, tensors, strict=True)]
 
 
 # ---------------------------------------------------------------------- recordings
@@ -309,13 +105,27 @@ class Recording:
             self.graph, (ys, last, self.kept) = self.recorder.record(
                 lambda: way.forward(self.x, self.first, weights, keep), self.memory
             )
-        self.inputs, self.outputs = [self.x, *self.state], [ys, *last]
+            self.inputs, self.outputs = [self.x, *self.state], [ys, *last]
+            aside, given = self.recorder.number, [x, *state]
+            self.as_it_was = self.recorder.microseconds(
+                lambda: way.uncaptured_call(x, state, weights)
+            )
+            self.captured = self.recorder.microseconds(lambda: self.run(given, aside))
         self.nbytes = self.memory.nbytes()
 
-    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+    def pays(self) -> bool:
+        """Whether it is the faster way. Both give the same bits, so this may be found by timing.
+
+        Of a call with a backward pass the larger part is autograd's, which is not timed.
+        """
+        if self.kind.keep:
+            return self.captured < self.as_it_was + BY_AUTOGRAD
+        return self.captured < SURELY * self.as_it_was
+
+    def run(self, inputs: list[Tensor], stream: int) -> list[Tensor]:
         """ys and the last states, in memory of their own."""
         torch._foreach_copy_(self.inputs, inputs)
-        self.graph.launch(self.kind.stream)
+        self.graph.launch(stream)
         return copies(self.outputs)
 
     def pull(
@@ -415,6 +225,10 @@ class Recordings:
             return None
         self.calls = 0
         recording = self.kind.tried(lambda: Recording(self.kind, x, state, weights))
+        if recording is not None and not recording.pays():
+            captured, as_it_was = recording.captured, recording.as_it_was
+            self.kind.failed = f"it takes {captured:.0f} µs then, {as_it_was:.0f} as it is"
+            return None
         if recording is not None:
             recording.lent.acquire()
             self.made.append(recording)
@@ -448,6 +262,8 @@ class Repeated:
     def __init__(self, way: Way, device: int) -> None:
         self.way, self.device = way, device
         self.kinds: dict[Any, Recordings] = {}
+        self.given_up = False
+        """Whether no call of this shape is worth it, or can be recorded."""
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return type(None), ()  # a copied module records its own
@@ -472,12 +288,13 @@ class Repeated:
             recordings = self._met(key, Kind(self.way, grad, self.device, stream))
         recording = recordings.lent(x, state, weights)
         if recording is None:
+            self.given_up = bool(recordings.kind.failed) and not recordings.made
             return None
         if grad and (True in wants or any(place[-1] for place in places)):
             ys, *last = _Recorded.apply(recording, len(state), *inputs, *weights)
             return ys, tuple(last)
         try:
-            ys, *last = recording.run(inputs)
+            ys, *last = recording.run(inputs, stream)
         finally:
             recording.lent.release()
         return ys, tuple(last)
@@ -503,7 +320,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recording: Recording, n: int, *tensors: Tensor) -> Any:
         try:
-            outputs = recording.run([*tensors[: 1 + n]])
+            outputs = recording.run([*tensors[: 1 + n]], recording.kind.stream)
         except BaseException:
             recording.lent.release()
             raise
@@ -521,7 +338,7 @@ class _Recorded(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, None, *_differentiable(recording.kind.way, x, state, weights, pulls)
         found = recording.pull(weights, pulls, needs)
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not _autograd._get_current_graph_task_keep_graph():
             recording.free()
         return None, None, *found
 
@@ -534,7 +351,7 @@ def _differentiable(
     pulls: Sequence[Tensor | None],
 ) -> Pulls:
     """The pulls by autograd, from a forward pass of its own, leaving a graph behind."""
-    ys, last = way.by_autograd(x, state, weights)
+    ys, last = way.uncaptured_call(x, state, weights)
     ends = [(y, p) for y, p in zip((ys, *last), pulls, strict=True) if p is not None]
     leaves = [x, *state, *weights]
     wanted = [t for t in leaves if t.requires_grad]
@@ -584,9 +401,9 @@ def is_watched(grad: bool) -> bool:
     """Whether someone wants to see more than tensors going in and coming out."""
     if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         return True
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _functorch.peek_interpreter_stack() is not None:
         return True
-    if grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if grad and _autograd._top_saved_tensors_default_hooks(True) is not None:
         return True
     count = torch._C._len_torch_function_stack()
     modes = map(torch._C._get_function_stack_at, range(count))

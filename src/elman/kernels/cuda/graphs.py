@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import functools
 import gc
+import math
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TypeVar, final
@@ -23,6 +25,9 @@ from elman.kernels.cuda import driver
 THREAD_LOCAL = 1  # CUstreamCaptureMode: what other threads do meanwhile is their own affair
 NO_FLAGS = ctypes.c_ulonglong(0)
 NON_BLOCKING = 1  # CUstream_flags: never waits for the legacy stream
+
+CALLS, LONG_ENOUGH = 4, 2e-3
+"""How often, and for how many seconds in all, something is timed."""
 
 Result = TypeVar("Result")
 ONE_AT_A_TIME = threading.Lock()
@@ -68,7 +73,8 @@ class Recorder:
         with torch.cuda.device(device):
             driver.call("cuStreamCreate", ctypes.byref(handle), NON_BLOCKING)
         self.device, self.handle = device, handle
-        self.stream = torch.cuda.ExternalStream(handle.value or 0, device=device)
+        self.number = handle.value or 0
+        self.stream = torch.cuda.ExternalStream(self.number, device=device)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -80,6 +86,19 @@ class Recorder:
                 yield
         finally:
             caller.wait_stream(self.stream)
+
+    def microseconds(self, work: Callable[[], object]) -> float:
+        """Of one call among others like it, until the GPU is done. Call it `aside`."""
+        best, spent = math.inf, 0.0
+        while spent < LONG_ENOUGH:
+            self.stream.synchronize()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                work()
+            self.stream.synchronize()
+            took = time.perf_counter() - start
+            best, spent = min(best, took), spent + took
+        return 1e6 * best / CALLS
 
     def memory(self) -> Memory:
         """Room for a recording and for others that follow on it."""
