@@ -44,10 +44,10 @@ class Explanation:
 
     def __str__(self) -> str:
         refusals = [f"{name}: no, {reason}" for name, reason in self.reasons.items()]
-        made = f" (compiled from {self.compiled_from})" if self.compiled_from else ""
-        again = f" ({self.repeated})" if self.repeated else ""
+        made = f"compiled from {self.compiled_from}" if self.compiled_from else ""
+        more = "; ".join(words for words in (made, self.repeated) if words)
         time = [f"time: {self.time}"] if self.time else []
-        return "\n".join([*refusals, f"{self.runs}: runs{made}{again}", *time])
+        return "\n".join([*refusals, f"{self.runs}: runs" + (f" ({more})" if more else ""), *time])
 
 
 def select(job: Job) -> Kernel:

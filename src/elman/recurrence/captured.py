@@ -25,6 +25,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from elman.cells import named
+from elman.errors import WorkFailed
 from elman.kernels import captures, uncaptured
 from elman.kernels.cuda import Cuda, graphs
 from elman.kernels.cudnn import Cudnn, Whole
@@ -111,6 +112,8 @@ class Recording:
                 lambda: way.uncaptured_call(x, state, weights)
             )
             self.captured = self.recorder.microseconds(lambda: self.run(given, aside))
+            ys, last, _ = way.forward(x, state or self.first, weights, keep)
+            check_bits(self.run(given, aside), [ys, *last])
         self.nbytes = self.memory.nbytes()
 
     def pays(self) -> bool:
@@ -133,7 +136,7 @@ class Recording:
     ) -> Pulls:
         """What the loss pulls on all that went in, from its pulls on what came out."""
         which = tuple([p is not None for p in pulls])
-        back = self.backs.get(which) or self._record_back(which, weights, needs)
+        back = self.backs.get(which) or self._record_back(which, weights, pulls, needs)
         if back is None or is_elsewhere(self.kind):
             return self._back(weights, pulls, needs)
         torch._foreach_copy_(back.given, [p for p in pulls if p is not None])
@@ -155,32 +158,38 @@ class Recording:
         return [t if wanted else None for t, wanted in zip(found, needs, strict=True)]
 
     def _record_back(
-        self, which: tuple[bool, ...], weights: Sequence[Tensor], needs: Sequence[bool]
+        self,
+        which: tuple[bool, ...],
+        weights: Sequence[Tensor],
+        pulls: Sequence[Tensor | None],
+        needs: Sequence[bool],
     ) -> Back | None:
         """The backward pass recorded; None the first time, and where it cannot be."""
         kind = self.kind
         if which not in kind.pulled or kind.failed or is_elsewhere(kind):
             kind.pulled.add(which)
             return None
-        back = kind.tried(lambda: self._recorded_back(which, weights, needs))
+        back = kind.tried(lambda: self._recorded_back(weights, pulls, needs))
         if back is not None:
             self.backs[which] = back
             self.nbytes = self.memory.nbytes()
         return back
 
     def _recorded_back(
-        self, which: tuple[bool, ...], weights: Sequence[Tensor], needs: Sequence[bool]
+        self, weights: Sequence[Tensor], pulls: Sequence[Tensor | None], needs: Sequence[bool]
     ) -> Back:
         with self.recorder.aside():
             with self.memory.used():
-                pairs = zip(self.outputs, which, strict=True)
-                given = [torch.zeros_like(y) if pulled else None for y, pulled in pairs]
-            self._back(weights, given, needs)  # once before
+                pairs = zip(self.outputs, pulls, strict=True)
+                given = [None if p is None else torch.empty_like(y).copy_(p) for y, p in pairs]
+            before = self._back(weights, given, needs)  # as CUDA asks: once before
             graph, found = self.recorder.record(
                 lambda: self._back(weights, given, needs), self.memory
             )
-        places = [i for i, t in enumerate(found) if t is not None]
-        some = [t for t in found if t is not None]
+            places = [i for i, t in enumerate(found) if t is not None]
+            some = [t for t in found if t is not None]
+            graph.launch(self.recorder.number)
+            check_bits(some, [t for t in before if t is not None])
         return Back(graph, [p for p in given if p is not None], some, places)
 
     def lend(self, node: Any) -> None:
@@ -192,6 +201,13 @@ class Recording:
         owner, self.owner = self.owner, None
         if owner is not None:
             self.lent.release()
+
+
+def check_bits(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """A recording that gives other numbers than the call itself is not used."""
+    for a, b in zip(found, expected, strict=True):
+        if not torch.equal(a.nan_to_num(), b.nan_to_num()):
+            raise WorkFailed("a CUDA graph of it gives other bits")
 
 
 def copies(tensors: list[Tensor]) -> list[Tensor]:
