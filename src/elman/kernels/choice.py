@@ -239,7 +239,7 @@ def uncaptured(kernel: str, whole: Whole) -> str | None:
     """Why nothing is gained by capturing a call on this kernel; None where something is."""
     net = whole.network
     strands = net.layers * net.directions
-    width = net.inputs + 10 * net.hidden * strands
+    width = net.inputs + (2 + 2 * GATES.get(net.mode or "", 4)) * net.hidden * strands
     size = whole.steps * whole.rows * width * whole.dtype.itemsize
     if size > LARGEST:
         return f"a recording would take {size / 2**20:,.0f} MiB"
@@ -255,6 +255,7 @@ def uncaptured(kernel: str, whole: Whole) -> str | None:
     return None
 
 
+GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 3}
 LARGEST = 2**26
 """Bytes of one recording: a larger job keeps the GPU busy by itself."""
 MANY, BUSY = 512, 2.0
