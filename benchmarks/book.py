@@ -82,7 +82,21 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "tiny-shakespeare": {
-        "lstm": COMMON | {"hidden_size": 768, "epochs": 25, "window": 100, "learning_rate": 3e-3},
+        "lstm": COMMON
+        | {
+            "hidden_size": 640,
+            "layers": 2,
+            "embedding_size": 128,
+            "epochs": 35,
+            "window": 100,
+            "learning_rate": 3e-3,
+            "weight_decay": 0.05,
+            "dropout_inputs": 0.1,
+            "dropout_layers": 0.3,
+            "dropout_outputs": 0.5,
+            "dropout_recurrent": 0.3,
+            "precision": "bfloat16",
+        },
     },
 }
 RIVALS = {

@@ -1,13 +1,14 @@
 """Described cells beside built-in ones and beside a module run step by step, both ways.
 
     python benchmarks/cells.py [--quick] [--threads 2] [--busy] [--json FILE]
-    python benchmarks/cells.py --device cuda [--quick] [--json FILE]
+    python benchmarks/cells.py --device cuda [--quick] [--flashrnn] [--json FILE]
 
 One process, interleaved, best of many; `--busy` is for a machine with other work: one thread, and
 processor time instead of the clock on the wall. `stepwise` is `elman.nn.Recurrent` on a module with
 the same equations: what a cell of one's own costs without a description. On a GPU (H 512, B 64,
 T 1024, bfloat16) also a loop over `torch.compile` of the step, JAX's scan where it is installed,
-and how long a cell that nobody has run before takes to compile.
+and how long a cell that nobody has run before takes to compile; with `--flashrnn`, where it can be
+imported and nvcc is there, FlashRNN's own sLSTM.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from torch.nn.functional import linear
 
 import elman
 from cuda_kernels import graphed, milliseconds, work
+from cuda_peers import FlashRNN
 from elman.cells import Cell, named
 from elman.cells.described import Described
 from elman.kernels.cuda import BF16, compiled, machine
@@ -175,7 +177,7 @@ def best_of(call: Callable[[], None], seconds: float) -> dict[str, float]:
     return took
 
 
-def on_a_gpu(seconds: float) -> dict[str, Any]:
+def on_a_gpu(seconds: float, flashrnn: bool) -> dict[str, Any]:
     """All comparisons of H 512, B 64, T 1024 in bfloat16, each for so long."""
     hidden, rows, steps = 512, 64, 1024
     os.environ["ELMAN_KERNELS"] = "cuda"  # never cuDNN instead
@@ -207,6 +209,11 @@ def on_a_gpu(seconds: float) -> dict[str, Any]:
         if name == "mgu":
             alone = timed("mgu, stepwise", elman.nn.Recurrent(Stepwise(hidden, hidden)))
             print(f"    mgu: {alone / ours:.1f}x stepwise", flush=True)
+        if name == "slstm" and flashrnn:
+            peer = FlashRNN(name, hidden, torch.bfloat16, heads=4)  # never captured
+            took = milliseconds(work(peer, xs, dys, True), seconds)
+            done["forward+backward"]["slstm, FlashRNN"] = {"eager": took}
+            print(f"    slstm: {took / ours:.2f}x FlashRNN, {took:.3f} ms", flush=True)
     return done
 
 
@@ -237,9 +244,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the times here")
     parser.add_argument("--busy", action="store_true", help="one thread, processor time")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--flashrnn", action="store_true", help="also FlashRNN's sLSTM")
     arguments = parser.parse_args()
     if arguments.device == "cuda":
-        found = on_a_gpu(0.2 if arguments.quick else 1.0)
+        found = on_a_gpu(0.2 if arguments.quick else 1.0, arguments.flashrnn)
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")
         return

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GATES = {"tanh": 1, "gru": 3, "lstm": 4}
+GATES = {"tanh": 1, "gru": 3, "lstm": 4, "slstm": 4}
 
 
 def step(lib: Any, cell: str, x: Any, u: Any, h: Any, c: Any) -> tuple[Any, Any]:
@@ -102,25 +102,26 @@ def jax_calls(cell: str, batch: int, steps: int, hidden: int) -> dict[str, Calla
 
 
 class FlashRNN(torch.nn.Module):
-    """FlashRNN's fused CUDA kernels (elman and lstm); `flashrnn` must be importable."""
+    """FlashRNN's fused CUDA kernels (elman, lstm, slstm); `flashrnn` must be importable."""
 
-    def __init__(self, cell: str, hidden: int, dtype: torch.dtype) -> None:
+    def __init__(self, cell: str, hidden: int, dtype: torch.dtype, heads: int = 1) -> None:
         super().__init__()
+        gates, each = GATES[cell], hidden // heads
         self.run, self.function = _flashrnn(), {"tanh": "elman"}.get(cell, cell)
 
         def parameter(*shape: int) -> torch.nn.Parameter:
             x = torch.randn(*shape, device="cuda", dtype=dtype)
             return torch.nn.Parameter(x * hidden**-0.5)
 
-        self.W_ih = parameter(GATES[cell] * hidden, hidden)
-        self.R = parameter(GATES[cell], 1, hidden, hidden)
-        self.b = parameter(GATES[cell], 1, hidden)
+        self.W_ih = parameter(gates * hidden, hidden)
+        self.R = parameter(gates, heads, each, each)
+        self.b = parameter(gates, heads, each)
 
     def forward(self, xs: Tensor) -> tuple[Tensor, Tensor]:
         shares = torch.nn.functional.linear(xs, self.W_ih)
-        shares = shares.unflatten(-1, (len(self.R), 1, -1)).transpose(0, 1)
+        shares = shares.unflatten(-1, (*self.R.shape[:2], -1)).transpose(0, 1)
         states, last = self.run(shares, self.R, self.b, function=self.function)
-        return states[0].squeeze(2).transpose(0, 1), last
+        return states[0].flatten(2).transpose(0, 1), last
 
 
 def _flashrnn() -> Callable[..., tuple[Tensor, Tensor]]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from elman import corpus, datasets, tokens
 from elman.errors import MissingSource, UserError
+from elman.text import streaming
 
 MIXED = "The Time Traveller\r\n时间机器 😀 e\u0301\nend"
 NEW = b"a small text that is on no disk\n" * 5000
@@ -190,6 +191,15 @@ def test_empty_sources_are_refused(tmp_path, monkeypatch):
 def test_a_folder_with_no_text_is_refused(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     assert "holds no .txt" in refusal(tmp_path).message
+
+
+def test_a_run_is_no_text_and_says_what_to_do_with_it(tmp_path):
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    for taken in (corpus.load, lambda run: streaming.files_of([run])):
+        with pytest.raises(MissingSource, match="is a run, and a text is wanted") as caught:
+            taken(str(tmp_path))
+        assert f"elman evaluate {tmp_path}" in caught.value.hint
 
 
 def test_what_is_neither_name_nor_file_is_refused_and_names_are_listed():

@@ -351,3 +351,18 @@ def test_tensors_that_only_pretend_to_have_memory_are_refused(cell, grad, monkey
     refusal = pytest.raises(UserError, match="has no memory of its own")
     with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(grad), refusal:
         real(torch.ones(3, 2, 5))
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.complex64])
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_module_refuses_weights_that_are_no_real_numbers(kind, name, again):
+    """They were cast without a word, or ids were answered with integers."""
+    rnn, ids = nn.GRU(4, 8).requires_grad_(False), torch.randint(4, (5, 3))
+    if again:
+        rnn(ids)
+    p = rnn.get_parameter(name)
+    p.data = p.data.to(kind)
+    for xs in (ids, torch.randn(5, 3, 4)):
+        with pytest.raises(UserError, match=rf"{name} of GRU has dtype {kind}|input has dtype"):
+            rnn(xs)

@@ -408,6 +408,12 @@ class _Module(torch.nn.RNNBase):
         No chance is drawn yet: to be asked what would run must not change what comes next.
         """
         weights = [getattr(self, name) for name in self._flat_weights_names]
+        for name, w in zip(self._flat_weights_names, weights, strict=True):
+            if not w.is_floating_point():
+                raise UserError(
+                    f"{name} of {type(self).__name__} has dtype {w.dtype}, weights are real",
+                    hint=f"module.{name}.data = module.{name}.data.to(torch.float32)",
+                )
         if (heads := named(self.cell).heads) != 1:
             for i, name in enumerate(self._flat_weights_names):
                 if name.startswith("weight_hh"):

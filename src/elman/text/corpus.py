@@ -9,6 +9,7 @@ import codecs
 import gzip
 import io
 import re
+import shlex
 import sys
 import zlib
 from collections.abc import Iterator
@@ -177,11 +178,21 @@ def _python_reference() -> str:
 def _texts_in(folder: Path) -> list[Path]:
     files = [file for file in folder.rglob("*") if file.name.endswith((".txt", ".txt.gz"))]
     if not files:
+        check_no_run(folder)
         raise MissingSource(
             f"the folder {folder} holds no .txt or .txt.gz file",
             hint="name a single file, or pipe others in: cat FILES | elman … -",
         )
     return sorted(files)
+
+
+def check_no_run(folder: Path) -> None:
+    """A run where a text is wanted: say what can be done with it, and where its text is named."""
+    if (folder / "config.json").is_file() and (folder / "metrics.jsonl").is_file():
+        raise MissingSource(
+            f"{folder} is a run, and a text is wanted",
+            hint=f"its README.md names one; elman evaluate {shlex.quote(str(folder))} scores it",
+        )
 
 
 def _read(path: Path) -> bytes:

@@ -152,6 +152,7 @@ def _files(source: str) -> list[Path]:
             f"{source} is a pipe or a device, and a text is read up to three times",
             hint="write it into a file first",
         )
+    corpus.check_no_run(path)  # whose metrics.jsonl would be read as a text
     found = sorted(file for file in path.rglob("*") if _kind(file) in KINDS and file.is_file())
     if not found:
         raise MissingSource(
