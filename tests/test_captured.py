@@ -87,7 +87,7 @@ class Twin:
         self.rnn = kind(4, 5, batch_first=batch_first, bidirectional=bidirectional)
         sizes = named(self.rnn.cell).state_sizes(5)
         way = ByStack(self.rnn._recipe(), reference.KERNEL, batch_first, sizes)
-        self.calls = Repeated(way, 0)
+        self.calls = Repeated(way, cudnn.Whole(self.rnn._network(), 6, 3, torch.float32), 0)
 
     def __call__(self, x, state=()):
         done = self.calls(x, state, list(self.rnn.parameters()))
@@ -754,6 +754,34 @@ def test_on_a_gpu_memory_is_bounded_over_shapes_and_calls():
     del rnn
     gc.collect()
     assert torch.cuda.memory_allocated() < before
+
+
+@gpu
+def test_on_a_gpu_explain_says_what_became_of_it(monkeypatch):
+    rnn, x = nn.GRU(9, 40, device="cuda"), torch.randn(12, 6, 9, device="cuda")
+    assert str(kernels.explain(rnn, x)).endswith(": runs (captured after 4 calls)")
+    monkeypatch.setattr(graphs.Recorder, "record", mock.Mock(side_effect=RuntimeError("no\nway")))
+    warm(rnn, x)
+    assert str(kernels.explain(rnn, x)).endswith(": runs (not captured: no)")
+    with kernels.capturing(False):
+        assert kernels.explain(rnn, x).repeated == "not captured: ELMAN_CAPTURE=off"
+
+
+@gpu
+def test_on_a_gpu_a_recording_that_fails_leaves_nothing_behind(small):
+    _, x = small
+    recorder = graphs.recorder(0, torch.cuda.current_stream().cuda_stream)
+
+    def fails():
+        x.sum().item()  # which waits for the GPU, and that cannot be recorded
+
+    with recorder.aside(), pytest.raises(RuntimeError):
+        recorder.record(fails, recorder.memory())
+    torch.randn(3, device="cuda")
+    torch.cuda.synchronize()
+    fresh = nn.GRU(9, 40, device="cuda")
+    for _ in range(EVERY):
+        agree([fresh(x)[0]], [uncaptured(fresh, x)[0]])
 
 
 @gpu

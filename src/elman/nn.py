@@ -292,7 +292,7 @@ class _Module(torch.nn.RNNBase):
         else:
             sizes = named(self.cell).state_sizes(self.hidden_size)
             way = ways.ByStack(recipe, ours, self.batch_first, sizes)
-        return captured.Repeated(way, x.xs.device.index)
+        return captured.Repeated(way, stack, x.xs.device.index)
 
     def _settled_call(
         self, settled: Settled, input: Tensor, state: Sequence[Tensor] | None
@@ -594,8 +594,9 @@ class _Module(torch.nn.RNNBase):
         reason = captured.refuses(self._recipe(len(x.xs)), x, stack, kernel)
         if reason is not None:
             return f"not captured: {reason}"
-        failed = [s.again.words() for s in self._settled.values() if s.again is not None]
-        return next((words for words in failed if words != captured.WILL_BE), captured.WILL_BE)
+        known = [again for _, again in self._settled.values() if again is not None]
+        words = [again.words() for again in known if again.whole == stack]
+        return next((w for w in words if w != captured.WILL_BE), captured.WILL_BE)
 
     def _time_words(self, job: Job) -> Callable[[Kernel], str]:
         """How a kernel would run the job's time now, for `explain`."""

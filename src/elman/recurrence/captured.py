@@ -136,6 +136,8 @@ class Recording:
     ) -> Pulls:
         """What the loss pulls on all that went in, from its pulls on what came out."""
         which = tuple([p is not None for p in pulls])
+        if True not in which:
+            return [None] * len(needs)
         back = self.backs.get(which) or self._record_back(which, weights, pulls, needs)
         if back is None or is_elsewhere(self.kind):
             return self._back(weights, pulls, needs)
@@ -275,8 +277,8 @@ def _make_room(newest: Recordings) -> None:
 class Repeated:
     """Calls of a module with inputs of one shape: which of them are recorded."""
 
-    def __init__(self, way: Way, device: int) -> None:
-        self.way, self.device = way, device
+    def __init__(self, way: Way, whole: Whole, device: int) -> None:
+        self.way, self.whole, self.device = way, whole, device
         self.kinds: dict[Any, Recordings] = {}
         self.given_up = False
         """Whether no call of this shape is worth it, or can be recorded."""
@@ -384,6 +386,8 @@ def _differentiable(
 
 def refuses(recipe: Recipe, x: Inputs, whole: Whole, kernel: str) -> str | None:
     """Why calls like this one are not captured; None where they are."""
+    if x.xs.is_cuda and torch.version.cuda is None:
+        return "this torch was built for another kind of GPU"
     if not captures():
         return "ELMAN_CAPTURE=off"
     if x.seed is not None:
