@@ -6,11 +6,15 @@ import gc
 import io
 import random
 import threading
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.checkpoint import checkpoint
 
 from elman import kernels, nn
 from elman.cells import named
@@ -101,7 +105,7 @@ class Twin:
         return ys, last if isinstance(last, tuple) else (last,)
 
     @property
-    def made(self):
+    def made(self) -> list[Any]:
         return [r for some in self.calls.kinds.values() for r in some.made]
 
 
@@ -364,11 +368,11 @@ def test_who_looks_inside_is_not_shown_a_recording(paper):
     (made,) = twin.made
     before = made.graph.launches
 
-    class Counted(torch.utils._python_dispatch.TorchDispatchMode):
+    class Counted(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    class Seen(torch.overrides.TorchFunctionMode):
+    class Seen(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
@@ -723,7 +727,7 @@ def test_on_a_gpu_checkpointed_by_torch(small):
     x = x.requires_grad_()
     (exact,) = torch.autograd.grad(uncaptured(rnn, x)[0].square().sum(), x)
     for _ in range(3):
-        ys = torch.utils.checkpoint.checkpoint(lambda x: rnn(x)[0], x, use_reentrant=False)
+        ys = checkpoint(lambda x: rnn(x)[0], x, use_reentrant=False)
         (found,) = torch.autograd.grad(ys.square().sum(), x)
         assert torch.equal(found, exact)
 
