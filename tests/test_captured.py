@@ -88,7 +88,7 @@ class Twin:
 
     def __init__(self, kind=nn.LSTM, batch_first=False, bidirectional=True):
         torch.manual_seed(0)
-        self.rnn = kind(4, 5, batch_first=batch_first, bidirectional=bidirectional)
+        self.rnn: Any = kind(4, 5, batch_first=batch_first, bidirectional=bidirectional)
         sizes = named(self.rnn.cell).state_sizes(5)
         way = ByStack(self.rnn._recipe(), reference.KERNEL, batch_first, sizes)
         self.calls = Repeated(way, cudnn.Whole(self.rnn._network(), 6, 3, torch.float32), 0)
