@@ -213,7 +213,7 @@ def _dearer(job: Job) -> str | None:
         return None
     ours, theirs = (_repeated_price(engine, whole) for engine in ("cuda", "cudnn"))
     now, then = (prices.microseconds(engine, _shape(whole)) for engine in ("cuda", "cudnn"))
-    if ours == theirs or (now is not None and then is not None and now > PATIENT * then):
+    if None not in (ours, theirs, now, then) and not _decides(ours, theirs, now, then):
         ours, theirs = now, then
     if theirs is None or (ours is not None and ours <= SURELY * theirs):
         return None
@@ -222,15 +222,21 @@ def _dearer(job: Job) -> str | None:
     return f"cuDNN is faster at this size ({theirs:,.0f} µs against {ours:,.0f} on an H200)"
 
 
+def _decides(ours: float, theirs: float, now: float, then: float) -> bool:
+    """Whether what captured calls cost is to choose, and not what the first ones do."""
+    apart = min(ours, theirs) <= SURELY * max(ours, theirs)
+    return apart and now <= PATIENT * then
+
+
 PATIENT = 1.3
-"""How much dearer than the other a kernel may be before its calls are captured."""
+"""How much dearer than cuDNN our kernel may be before its calls are captured."""
 
 
 def _repeated_price(engine: str, whole: Whole) -> float | None:
     """Of a call that has been captured, where calls are; whether they may be now is not asked."""
     shape = _shape(whole)
     gpu = prices.gpu_microseconds(engine, shape)
-    if gpu is None or uncaptured(engine, whole) is not None:
+    if gpu is None or shape.captured or uncaptured(engine, whole) is not None:
         return prices.microseconds(engine, shape)
     return max(prices.LAUNCHED["both" if whole.keeps else "forward"], gpu)
 
