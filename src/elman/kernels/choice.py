@@ -213,7 +213,7 @@ def _dearer(job: Job) -> str | None:
         return None
     ours, theirs = (_repeated_price(engine, whole) for engine in ("cuda", "cudnn"))
     now, then = (prices.microseconds(engine, _shape(whole)) for engine in ("cuda", "cudnn"))
-    if None not in (ours, theirs, now, then) and not _decides(ours, theirs, now, then):
+    if not _decides(ours, theirs, now, then):
         ours, theirs = now, then
     if theirs is None or (ours is not None and ours <= SURELY * theirs):
         return None
@@ -222,8 +222,12 @@ def _dearer(job: Job) -> str | None:
     return f"cuDNN is faster at this size ({theirs:,.0f} µs against {ours:,.0f} on an H200)"
 
 
-def _decides(ours: float, theirs: float, now: float, then: float) -> bool:
+def _decides(
+    ours: float | None, theirs: float | None, now: float | None, then: float | None
+) -> bool:
     """Whether what captured calls cost is to choose, and not what the first ones do."""
+    if ours is None or theirs is None or now is None or then is None:
+        return False
     apart = min(ours, theirs) <= SURELY * max(ours, theirs)
     return apart and now <= PATIENT * then
 
@@ -236,7 +240,8 @@ def _repeated_price(engine: str, whole: Whole) -> float | None:
     """Of a call that has been captured, where calls are; whether they may be now is not asked."""
     shape = _shape(whole)
     gpu = prices.gpu_microseconds(engine, shape)
-    if gpu is None or shape.captured or uncaptured(engine, whole) is not None:
+    never = shape.captured or whole.drops or whole.pieces > 1
+    if gpu is None or never or uncaptured(engine, whole) is not None:
         return prices.microseconds(engine, shape)
     return max(prices.LAUNCHED["both" if whole.keeps else "forward"], gpu)
 
