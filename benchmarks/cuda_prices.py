@@ -1,11 +1,13 @@
 """What a recurrent layer costs on this GPU by elman's CUDA kernel and by cuDNN.
 
     python benchmarks/cuda_prices.py --json src/elman/kernels/prices.json --rows rows.json
+    python benchmarks/cuda_prices.py --json src/elman/kernels/prices.json --sizes 192 384
 
 Every cell, arithmetic, hidden size and batch of a grid, forward alone and with the backward pass,
 as a CUDA graph (so without Python), at two lengths: what a call costs before its first step, and
-what each step costs. `elman.kernels.prices` reads the result. Stacks and both directions are timed
-at some of the sizes, for its rule about them.
+what each step costs. `elman.kernels.prices` reads the result. `--sizes` measures some hidden sizes
+alone and leaves the others as they are. Stacks and both directions are timed at some of the sizes,
+for its rule about them.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,7 +37,7 @@ ARITHMETICS = {
     "tf32": (torch.float32, "tf32"),
     "fp32": (torch.float32, "ieee"),
 }
-SIZES = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
+SIZES = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 BATCHES = (1, 8, 32, 64, 256)
 STEPS = (32, 160)
 STACKS = ((1, 1), (2, 1), (4, 1), (1, 2))  # layers, directions
@@ -54,10 +56,10 @@ class Case(NamedTuple):
     directions: int
 
 
-def cases() -> Iterator[Case]:
-    for layers, directions in STACKS:
+def cases(sizes: Sequence[int]) -> Iterator[Case]:
+    for layers, directions in STACKS if sizes == SIZES else STACKS[:1]:
         one = (layers, directions) == (1, 1)
-        grid = (SIZES, BATCHES) if one else (STACK_SIZES, STACK_BATCHES)
+        grid = (sizes, BATCHES) if one else (STACK_SIZES, STACK_BATCHES)
         kinds = ARITHMETICS if one else ("bf16", "tf32")
         for cell, kind, hidden, batch in itertools.product(CELLS, kinds, *grid):
             for engine in ("cuda", "cudnn"):
@@ -78,10 +80,10 @@ def switch(kind: str) -> None:
     torch.backends.cudnn.rnn.fp32_precision = ARITHMETICS[kind][1]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def compile_all() -> None:
+def compile_all(sizes: Sequence[int]) -> None:
     """Every kernel of the grid, on all cores."""
     needed = set()
-    for cell, kind, hidden, batch in itertools.product(CELLS, ARITHMETICS, SIZES, BATCHES):
+    for cell, kind, hidden, batch in itertools.product(CELLS, ARITHMETICS, sizes, BATCHES):
         switch(kind)
         if fits(cell, kind, hidden, batch):
             code = arithmetic(ARITHMETICS[kind][0])
@@ -147,9 +149,9 @@ def measured(case: Case) -> dict[str, list[float]]:
     return found
 
 
-def packed(rows: list[dict]) -> dict:
+def packed(rows: list[dict], sizes: Sequence[int]) -> dict:
     """[start, step] by engine, cell, arithmetic, size and batch, for `elman.kernels.prices`."""
-    table: dict = {"sizes": SIZES, "batches": BATCHES}
+    table: dict = {"sizes": list(sizes), "batches": list(BATCHES)}
     for row in rows:
         if (row["layers"], row["directions"]) != (1, 1):
             continue
@@ -158,10 +160,25 @@ def packed(rows: list[dict]) -> dict:
             step = max((late - early) / (last - first), 0.01)
             grid = table.setdefault(row["engine"], {}).setdefault(row["cell"], {})
             grid = grid.setdefault(row["arithmetic"], {})
-            grid = grid.setdefault(what, [[None] * len(BATCHES) for _ in SIZES])
-            place = SIZES.index(row["hidden"]), BATCHES.index(row["batch"])
+            grid = grid.setdefault(what, [[None] * len(BATCHES) for _ in sizes])
+            place = sizes.index(row["hidden"]), BATCHES.index(row["batch"])
             grid[place[0]][place[1]] = [round(max(early - first * step, 1), 1), round(step, 3)]
     return table
+
+
+def joined(before: dict, more: dict) -> dict:
+    """The table with the sizes of both; where both have one, that of `more`."""
+    sizes = sorted({*before["sizes"], *more["sizes"]})
+
+    def rows(one: Any, other: Any) -> Any:
+        if isinstance(one, dict):
+            return {key: rows(one[key], other[key]) for key in one}
+        by_size = dict(zip(before["sizes"], one, strict=True))
+        by_size |= dict(zip(more["sizes"], other, strict=True))
+        return [by_size[size] for size in sizes]
+
+    engines = {name: rows(before[name], more[name]) for name in ("cudnn", "cuda")}
+    return {"sizes": sizes, "batches": before["batches"], **engines}
 
 
 def main() -> None:
@@ -169,14 +186,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="where the prices go")
     parser.add_argument("--rows", type=Path, help="where every measurement goes")
     parser.add_argument("--engine", choices=("cuda", "cudnn"), help="this one alone")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="these sizes alone")
     parser.add_argument("--seconds", type=float, default=300, help="stop after so long")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "RNN module weights")  # torch never flattens bf16
     os.environ["ELMAN_KERNELS"] = "cuda"
     began = time.monotonic()
-    compile_all()
+    compile_all(options.sizes)
     rows = []
-    for case in cases():
+    for case in cases(options.sizes):
         if options.engine not in (None, case.engine):
             continue
         if time.monotonic() - began > options.seconds:
@@ -188,7 +206,10 @@ def main() -> None:
         except RuntimeError as failure:
             print(case, str(failure).splitlines()[0], flush=True)
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    options.json.write_text(json.dumps({**about, **packed(rows)}) + "\n", encoding="utf-8")
+    table = packed(rows, options.sizes)
+    if options.sizes != SIZES:
+        table = joined(json.loads(options.json.read_text(encoding="utf-8")), table)
+    options.json.write_text(json.dumps({**about, **table}) + "\n", encoding="utf-8")
     if options.rows:
         options.rows.write_text(json.dumps({**about, "rows": rows}) + "\n", encoding="utf-8")
     print(f"{len(rows)} rows in {time.monotonic() - began:.0f} s")

@@ -76,15 +76,15 @@ class Turn(NamedTuple):
 def turn(client: Client, id: str, metrics: Path, server: int, look: bool) -> Turn:
     """A few seconds in which somebody looks, or nobody."""
     training = client.ask("GET", f"/api/runs/{id}")["process"]
-    began, before, seen = time.perf_counter(), tokens(metrics), set()
+    began, before, seen, last = time.perf_counter(), tokens(metrics), set(), ""
     works, draws = used(training), used(server)
     while time.perf_counter() - began < TURN:
         asked, every = time.perf_counter(), 0.1
         if look:
-            picture = client.ask("GET", f"/api/runs/{id}/frame")
+            picture = client.ask("GET", f"/api/runs/{id}/frame?after={last}")
             if "step" in picture:  # else there are no weights yet
-                seen.add(picture["step"])
-                every = picture["every"]
+                last, every = picture["step"], picture["every"]
+                seen.add(last)
         time.sleep(max(0.0, every - (time.perf_counter() - asked)))
     done = tokens(metrics) - before
     works, draws = used(training) - works, used(server) - draws

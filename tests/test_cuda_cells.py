@@ -221,7 +221,7 @@ def test_on_a_gpu_explain_names_the_cell_and_what_cannot_run_there():
     for name in (*check.SHIPPED, that_divides().name):
         rnn = nn.Layers(name, 8, 12, device="cuda")
         said = str(elman.kernels.explain(rnn, xs))
-        assert said == f"cuda: runs (compiled from {name})"
+        assert said == f"cuda: runs (compiled from {name}; captured after 4 calls)"
     normed = elman.kernels.explain(nn.Layers("layer_norm_lstm", 8, 12, device="cuda"), xs)
     assert normed.runs == "reference"
     assert normed.reasons["cuda"] == "it has no layer_norm_lstm cell"

@@ -91,6 +91,22 @@ def test_where_both_cost_the_same_cudnn_runs(monkeypatch):
         assert (choice._dearer(job) is None) == preferred
 
 
+def test_captured_calls_choose_unless_they_cost_the_same(monkeypatch):
+    monkeypatch.setattr(choice, "_refusal", lambda *_: None)
+
+    def preferred(module, steps, rows, dtype, **more):
+        stack = cudnn.Whole(module._network(), steps, rows, dtype, **more)
+        return choice._dearer(mock.Mock(whole=stack)) is None
+
+    # as fast as they can be launched: what the GPU does must not be rounded up to a tie
+    assert preferred(nn.RNN(28, 256), 37, 9, torch.bfloat16, ids=True)
+    assert not preferred(nn.RNN(64, 64), 35, 8, torch.float32)  # both wait for Python
+    assert preferred(nn.GRU(135, 135, 3), 80, 1, torch.float32)  # one unit more than 128 is a cliff
+    assert preferred(nn.LSTM(192, 192, 2), 1, 340, torch.float32, keeps=False)  # as 192 units are
+    both = nn.GRU(103, 103, bidirectional=True)  # captured it would be ours, but first calls count
+    assert not preferred(both, 41, 99, torch.float32)
+
+
 # ---------------------------------------------------------------------- what it is handed
 
 

@@ -151,6 +151,35 @@ def test_a_naive_forecast_that_did_better_than_the_choice_takes_its_place():
     assert found.members == [("last",)]
 
 
+@pytest.mark.parametrize(
+    ("value", "members", "said"),
+    [
+        ([3, 2.5, 3, 2.5, 3, 4.5], ("a",), 4),  # a is better
+        ([3, 2.5, 3, 2.5, 3, -2.5], ("a", "seasonal"), 0.75),  # a is worse, their mean is better
+        ([3, 2.5, 3, 2.5, 3, 2.5], ("seasonal",), 2.5),  # and so is their mean
+    ],
+)
+def test_choices_made_in_turn_give_way_to_the_seasonal_value(value, members, said):
+    # a wins over all windows, and misses by 4 in the one that is scored
+    tried = {"a": [backtest([0, 0, 0, 0, 0, 4])], "seasonal": [backtest(value)]}
+    found = choice.choose(tried, {}, np.ones(1), count=6, first=5)
+    assert found.members == [members]
+    np.testing.assert_array_equal(found.chosen[0].point, [[said]])
+    assert (found.crossed[0].point[:, 0] == value).all() == (members == ("seasonal",))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_published_that_lost_to_the_seasonal_value_in_its_own_backtest(seed):
+    weeks = np.random.default_rng(seed).normal(size=(12, 7)).cumsum(0)  # x_t = x_{t-7} + noise
+    one = Series("weeks", weeks.reshape(-1, 1), ("x",), season=7)
+    found = fit_and_measure([one], Settings(steps=6, **QUICK))
+    own = {k: v.mase.mean() for k, v in found.scores().items()}
+    assert own["auto"] <= own["seasonal"] * (1 + 1e-12)  # summed in another order
+    [verdict] = [v for v in found.verdicts if v.rival == "seasonal"]
+    assert verdict.better >= -1e-12
+    assert found.ensemble.description(0).count("seasonal") <= 1
+
+
 def test_time_that_runs_out_ends_a_fit_and_is_said():
     ticks = iter(range(1000))
     limit = Limit(8.0, now=lambda: float(next(ticks)))

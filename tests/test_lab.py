@@ -1,15 +1,21 @@
 """The lab's server: who may come in, what may be asked, and trainings that outlive everything."""
 
 import asyncio
+import base64
+import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +29,7 @@ import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
 from elman.errors import UserError  # noqa: E402
 from elman.folders import lock  # noqa: E402
-from elman.lab import jobs, loaded, shelf, stream, worker  # noqa: E402
+from elman.lab import app, inside, jobs, loaded, microscope, pace, shelf, stream, worker  # noqa: E402
 from elman.lab.app import Lab, guarded  # noqa: E402
 from elman.lab.serve import open_lab  # noqa: E402
 from elman.runs import Run, checkpoints, options_of  # noqa: E402
@@ -50,6 +56,7 @@ def lab(tmp_path):
     yield made
     made.jobs.close()
     made.pool.shutdown()
+    made.counting.shutdown()
 
 
 @pytest.fixture
@@ -315,6 +322,13 @@ def test_a_host_that_others_reach_comes_with_a_warning(tmp_path):
     assert opened.address.startswith(f"http://{address}:")
 
 
+def test_answers_do_not_wait_for_the_browser_to_acknowledge_their_heads(tmp_path):
+    """40 ms each, where the socket does not say that it is TCP: asyncio leaves Nagle's rule on."""
+    opened = open_lab(tmp_path)
+    assert opened.socket.proto == socket.IPPROTO_TCP
+    opened.socket.close()
+
+
 def test_a_port_that_is_taken_is_refused_in_words(tmp_path):
     opened = open_lab(tmp_path)
     with pytest.raises(UserError, match="cannot listen"):
@@ -353,8 +367,10 @@ def test_a_run_is_shown_with_the_librarys_own_numbers(page, lab, finished):
         for name, p in model.named_parameters():
             p.copy_(weights[f"weights/{name}"])
     ids = trained.vocab.encode("".join(frame["tokens"]))
-    lags = by_lag(Passage.read(model, ids), len(frame["norms"][0]) - 1)
-    assert torch.tensor(frame["norms"]).numpy() == pytest.approx(lags.norms, rel=1e-3)
+    shape = frame["norms"]["shape"]
+    norms = np.frombuffer(base64.b64decode(frame["norms"]["float32"]), "<f4").reshape(shape)
+    lags = by_lag(Passage.read(model, ids), shape[1] - 1)
+    assert np.array_equal(norms, lags.norms.astype("f4"))
     assert frame["step"] == numbers["step"]
     assert frame["keep90"] == lags.recommend(0.9)
     assert frame["cut"] == pytest.approx(1 - lags.kept(12))
@@ -489,13 +505,20 @@ def test_a_run_of_the_command_line_has_ended_when_its_result_is_there(lab, finis
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
     assert lab.jobs.status(finished) == {"state": "stopped"}
     held = lock.Lock(lab.shelf.root / finished)
-    assert lab.jobs.status(finished) == {"state": "elsewhere"}
-    with pytest.raises(UserError, match="elsewhere"):
+    status = lab.jobs.status(finished)
+    assert (status["state"], status["process"]) == ("elsewhere", os.getpid())
+    for what in ("pause", "stop", "go"):
+        with pytest.raises(UserError, match=f"trained by process {os.getpid()}"):
+            lab.jobs.tell(finished, what)
+    with pytest.raises(UserError, match="this page did not start"):
         lab.jobs.change(finished, {"epochs": 9})
     held.release()
 
 
-def test_pictures_take_a_core_that_is_free_and_little_of_one_that_is_not(lab, finished):
+def test_pictures_take_a_core_that_is_free_and_little_of_one_that_is_not(
+    lab, finished, monkeypatch
+):
+    monkeypatch.setattr(pace, "processor_time", lambda: (time.thread_time(), 0.0))
     first = lab.frame(finished)
     assert first["every"] < 2
     lab.frame(finished)
@@ -507,6 +530,108 @@ def test_pictures_take_a_core_that_is_free_and_little_of_one_that_is_not(lab, fi
     assert seldom["every"] > first["every"]  # a hundred times what a picture takes
     os.utime(state)
     assert lab.frame(finished) is seldom  # asked too soon
+
+
+def test_pictures_that_wait_for_a_core_become_seldom_until_one_is_free(monkeypatch):
+    clock = [0.0, 0.0]
+    monkeypatch.setattr(pace, "processor_time", lambda: tuple(clock))
+    drawn = pace.Pace()
+
+    def draw(used, waited):
+        with drawn.drawing():
+            clock[:] = clock[0] + used, clock[1] + waited
+        return drawn.every(trainings_have_all=False)
+
+    assert draw(0.02, 0.0) == pytest.approx(0.02)  # as soon as it can be drawn
+    assert draw(0.02, 0.01) == pytest.approx(0.02)  # a hesitation
+    assert draw(0.02, 0.05) == pytest.approx(2.0)  # a hundredth of a core
+    assert [draw(0.02, 0.0) for _ in range(2)] == pytest.approx([2.0, 0.02])
+    assert drawn.every(trainings_have_all=True) == pytest.approx(2.0)
+
+
+def test_whoever_has_seen_a_picture_gets_the_next_one_as_soon_as_there_are_weights(lab, finished):
+    state = lab.shelf.root / finished / "state.safetensors"
+
+    async def ask(seen, touch_after=None):
+        began = time.monotonic()
+        if touch_after is not None:
+            asyncio.get_running_loop().call_later(touch_after, os.utime, state)
+        picture = json.loads(await lab.next_frame(finished, str(seen)))
+        return picture["step"], time.monotonic() - began
+
+    step, _ = asyncio.run(ask(""))
+    first = lab._frame
+    again, waited = asyncio.run(ask(step))
+    assert again == step
+    assert lab._frame is first
+    assert waited >= app.NEXT
+    lab.jobs.busy_threads = 0
+    _, waited = asyncio.run(ask("another"))  # of that there may be a newer one
+    assert waited < app.NEXT
+    time.sleep(first.picture["every"])
+    asyncio.run(ask(step, touch_after=0.1))
+    assert lab._frame is not first
+
+
+def test_what_is_read_while_the_training_leaves_weights_is_of_one_moment(lab, finished, tmp_path):
+    """The reader is held up while the file that it has opened is replaced, and written over."""
+    session = Session.resume(lab.shelf.root / finished)
+    published = tmp_path / "weights.safetensors"
+    slide, parameters = microscope.Slide(lab.shelf.root / finished), session.training.model
+
+    def leave(value):
+        session.training.step = value
+        with torch.no_grad():
+            for p in parameters.parameters():
+                p.fill_(value)
+        worker.publish(session, published)
+
+    class Slow(io.FileIO):
+        """Reads half, then the training goes on."""
+
+        def read(self, size: int | None = -1):
+            if later:
+                data = super().read(1000)
+                leave(later.pop(0))
+                leave(later.pop(0))
+                return data + super().read(size)
+            return super().read(size)
+
+    leave(1)
+    later = [2, 3]  # two files take turns: the one that was opened is at its path again
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(microscope, "open", lambda path, _: Slow(path), raising=False)
+        model, place = slide.model(published)
+    assert later == []
+    assert place.step == 3
+    assert all(torch.equal(p, torch.full_like(p, 3)) for p in model.parameters())
+    assert {p.name for p in tmp_path.glob("weights*")} == {"weights.safetensors", "weights.draft"}
+
+
+def test_copies_of_the_weights_keep_their_beat(tmp_path, monkeypatch):
+    """Ten a second on the average, though each waits for the end of an update."""
+    clock, copies = [100.0], []
+    monkeypatch.setattr(worker.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(worker.time, "time", lambda: clock[0])
+    monkeypatch.setattr(worker, "publish", lambda *_: copies.append(clock[0]))
+    folder = tmp_path / "runs" / ".lab" / "book"
+    folder.mkdir(parents=True)
+    (folder / "asked.json").write_text('{"threads": 1}')
+    training = worker.Worker(folder)
+    monkeypatch.setattr(training, "_looked", lambda: clock[0])  # somebody always looks
+    while clock[0] < 110:
+        clock[0] += 0.033
+        training._let_look(None)
+    assert len(copies) == pytest.approx(100, abs=1)
+    monkeypatch.setattr(training, "_looked", lambda: 0.0)
+    for _ in range(1000):
+        clock[0] += 0.033
+        training._let_look(None)
+    assert len(copies) == pytest.approx(100, abs=1)
+    monkeypatch.setattr(training, "_looked", lambda: clock[0])
+    for _ in range(3):
+        training._let_look(None)
+    assert len(copies) == pytest.approx(101, abs=1)  # what was not asked for is not made up for
 
 
 # ---------------------------------------------------------------------- trainings
@@ -689,6 +814,85 @@ def test_a_run_that_has_ended_goes_on_with_more_passes_bit_for_bit(lab):
         for path in (run.path, session.run.path)
     ]
     assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
+
+
+def test_nothing_waits_for_the_counting_of_a_large_text(page, lab, finished, monkeypatch):
+    begun, done, times = threading.Event(), threading.Event(), []
+
+    def slow(*_):
+        times.append(1)
+        begun.set()
+        assert done.wait(60)
+        return {}
+
+    monkeypatch.setattr(inside, "baselines", slow)
+    path = f"/api/runs/{finished}"
+    with ThreadPoolExecutor(3) as tabs:
+        asked = [tabs.submit(page.get, f"{path}/look/baselines") for _ in range(3)]
+        assert begun.wait(60)
+        said = page.post(f"{path}/inside/surprise", json={"text": "the cat"}).json()
+        assert len(said["nats"]) == 7
+        assert page.get(f"{path}/frame").status_code == 200
+        done.set()
+        assert [answer.result().json() for answer in asked] == [{}, {}, {}]
+    assert times == [1]
+
+
+def test_a_run_that_is_being_made_has_no_problem(page, lab, finished):
+    """Between its folder and its config.json there is a moment in which the page may ask."""
+    (lab.shelf.root / finished / "config.json").rename(lab.shelf.root / "config.json")
+    assert "no config.json" in page.get(f"/api/runs/{finished}").json()["problem"]
+    held = lock.Lock(lab.shelf.root / finished)
+    row = page.get(f"/api/runs/{finished}").json()
+    held.release()
+    assert row["state"] == "elsewhere"
+    assert "problem" not in row
+
+
+def test_of_two_changes_at_once_both_are_made_and_the_last_word_counts(lab):
+    id = begin(lab, epochs=4000)
+    order_at(lab, id, 1, do="pause")
+    wait(lab, id, "paused")
+    usual = options_of(Run.open(lab.shelf.root / id).config)["learning_rate"]
+    os.kill(lab.jobs.status(id)["process"], signal.SIGSTOP)  # it hears of both at the same moment
+    assert lab.jobs.change(id, {"learning_rate": 0.5}) == {"learning_rate": 0.5}
+    assert lab.jobs.change(id, {"learning_rate": usual}) == {"learning_rate": usual}
+    os.kill(lab.jobs.status(id)["process"], signal.SIGCONT)
+    lab.jobs.tell(id, "stop")
+    wait(lab, id, "stopped")
+    run = Run.open(lab.shelf.root / id)
+    assert options_of(run.config)["learning_rate"] == usual
+
+
+def test_runs_that_are_taken_away_while_they_are_trained_are_gone(page, lab):
+    deleted, renamed = (begin(lab, name, epochs=400_000) for name in ("deleted", "renamed"))
+    order_at(lab, deleted, 1)
+    order_at(lab, renamed, 1)
+    processes = [lab.jobs.status(id)["process"] for id in (deleted, renamed)]
+    (lab.shelf.root / renamed).rename(lab.shelf.root / "moved")
+    (lab.shelf.root / deleted).rename(lab.shelf.root.parent / "away")  # at once, whatever it writes
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        lab.jobs.tend()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    for id in (deleted, renamed):
+        assert page.get(f"/api/runs/{id}").status_code == 404
+        assert page.get(f"/api/runs/{id}/stream").status_code == 404
+    assert [row["id"] for row in page.get("/api/runs").json()] == ["moved"]
+
+
+def test_the_stream_of_a_run_that_is_taken_away_says_so_and_ends(lab, finished):
+    async def listen():
+        path = lab.shelf.root / finished
+        events = stream.follow(path, lambda: lab.jobs.status(finished))
+        heard = [await anext(events), await anext(events)]
+        shutil.rmtree(path)
+        return heard + [event async for event in events]
+
+    heard = [event.split("\n")[0] for event in asyncio.run(listen())]
+    assert heard[:2] == ["event: status", "event: records"]
+    assert heard[-1] == "event: gone"
 
 
 def test_a_training_that_was_stopped_before_it_began_can_still_begin(lab):

@@ -4,13 +4,16 @@ Playwright drives Debian's chromium (`apt-get install chromium`, `pip install pl
 either the tests skip. ELMAN_SHOTS=FOLDER keeps pictures of the views, for the documentation.
 """
 
+import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +27,7 @@ if CHROMIUM is None:
 
 import elman as library  # noqa: E402
 from elman.cli import run as run_command  # noqa: E402
+from elman.lab import stream  # noqa: E402
 from elman.runs import Run, options_of  # noqa: E402
 from elman.training import Change, Update  # noqa: E402
 
@@ -31,6 +35,13 @@ TEXT = "the time traveller said: “it is all true” (or nearly so).\n" * 60
 HAS_BEGUN = "/[1-9]/.test(document.querySelector('[data-key=step] b')?.textContent)"
 PATIENCE = 120_000
 """Milliseconds: CI is busy."""
+MARKS = {
+    "train": "#loss canvas",
+    "microscope": "[data-key=cut]",
+    "inside": "#coloured span",
+    "write": "#write",
+}
+"""What is there once a view has something to show."""
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +316,475 @@ def test_every_control_can_be_reached_and_has_a_name(page):
             ).map(c => c.outerHTML)"""
         )
         assert nameless == []
+
+
+# ---------------------------------------------------------------------- files that are dropped
+
+
+def drop(page, *paths):
+    """What a hand does: files of this machine are dragged over the page, and let go."""
+    session = page.context.new_cdp_session(page)
+    data = {"items": [], "files": [str(p) for p in paths], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "x": 400, "y": 300, "data": data})
+    session.detach()
+
+
+def said(page, *words):
+    """Wait for what the page says at its foot; it must have all the words."""
+    test = "words => words.every(w => document.querySelector('#toast.on')?.textContent.includes(w))"
+    until(page, test, list(words))
+    page.evaluate("document.querySelector('#toast').classList.remove('on')")
+
+
+def opened(page):
+    """The id of the run that is shown."""
+    until(page, "location.hash.includes('run=')")
+    return page.evaluate("new URLSearchParams(location.hash.slice(1)).get('run')")
+
+
+def end(page, *ids):
+    """Stop trainings, and wait for that."""
+    for id in ids:
+        page.evaluate(
+            """id => fetch(`/api/runs/${id}/tell`, {method: "POST", body: '{"do": "stop"}'})""", id
+        )
+    for id in ids:
+        has_ended = "id => fetch(`/api/runs/${id}`).then(r => r.json()).then(r => r.state)"
+        last = time.monotonic() + 60
+        while page.evaluate(has_ended, id) not in ("stopped", "ended", "failed"):
+            assert time.monotonic() < last
+            page.wait_for_timeout(50)
+
+
+def test_a_dropped_file_trains_as_the_form_says_and_two_are_two_runs(page, root, tmp_path):
+    one, two = tmp_path / "Moby Dick.txt", tmp_path / "红楼梦.txt"
+    one.write_text(TEXT, encoding="utf-8")
+    two.write_text("满纸荒唐言，一把辛酸泪。都云作者痴，谁解其中味？\n" * 60, encoding="utf-8")
+    page.select_option("label:has-text('model') select", "elman")
+    page.fill("label:has-text('hidden units') input", "8")
+    page.fill("label:has-text('passes') input", "20000")
+    drop(page, one, two)
+    assert opened(page) == "moby-dick-elman"
+    until(page, HAS_BEGUN)
+    other = "红楼梦-elman"
+    page.wait_for_selector(f".run a:has-text('{other}')")
+    assert page.locator("#toast.on").count() == 0
+    visit(page, other, "train")
+    until(page, HAS_BEGUN)
+    end(page, "moby-dick-elman", other)
+    assert options_of(Run.open(root / other).config)["hidden_size"] == 8
+    assert not page.evaluate("document.body.classList.contains('dropping')")
+
+
+def test_what_cannot_be_trained_on_is_refused_in_words_when_it_is_dropped(page, tmp_path):
+    folder, empty, binary = tmp_path / "folder", tmp_path / "empty.txt", tmp_path / "image.png"
+    huge, good = tmp_path / "huge.txt", tmp_path / "good.txt"
+    folder.mkdir()
+    empty.touch()
+    binary.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\xff\xfe" * 100)
+    huge.write_bytes(b"a" * ((32 << 20) + 1))
+    good.write_text(TEXT, encoding="utf-8")
+    for path, words in {
+        folder: ["“folder” is a folder"],
+        empty: ["there is no text in it"],
+        binary: ["not text in UTF-8: byte 0 is 0x89"],
+        huge: ["“huge.txt” is too large", "32 MiB", "elman train FILE"],
+    }.items():
+        drop(page, path)
+        said(page, *words)
+        assert "run=" not in page.url
+    page.fill("label:has-text('hidden units') input", "8")
+    drop(page, binary, good)  # one of two
+    said(page, "image.png: that is not text")
+    assert opened(page) == "good-gru"
+    end(page, "good-gru")
+
+
+def test_a_file_is_chosen_where_nothing_can_be_dropped(page, tmp_path):
+    chosen = tmp_path / "chosen.md"
+    chosen.write_text(TEXT, encoding="utf-8")
+    page.fill("label:has-text('hidden units') input", "8")
+    page.set_input_files("input[type=file]", chosen)
+    assert opened(page) == "chosen-gru"
+    end(page, "chosen-gru")
+
+
+def test_a_file_of_30_mb_begins_to_train(page, root, tmp_path):
+    large = tmp_path / "large.txt"
+    large.write_text((TEXT * 10)[:30_000] * 1000, encoding="utf-8")
+    page.fill("label:has-text('hidden units') input", "8")
+    drop(page, large)
+    id = opened(page)
+    until(page, HAS_BEGUN)
+    end(page, id)
+    shutil.rmtree(root / id)
+
+
+def test_a_text_that_is_dragged_into_the_field_is_not_taken_for_a_file(page):
+    page.evaluate(
+        """() => {
+            const given = new DataTransfer();
+            given.setData("text/plain", "some words");
+            const event = {bubbles: true, cancelable: true, dataTransfer: given};
+            const text = document.querySelector("textarea");
+            window.left = text.dispatchEvent(new DragEvent("drop", event));
+        }"""
+    )
+    assert page.evaluate("window.left")  # to the browser, which puts it where it was dropped
+    assert page.locator("#toast.on").count() == 0
+
+
+# ---------------------------------------------------------------------- Chinese
+
+
+def test_chinese_text_is_trained_coloured_and_written_in_both_languages(page, root):
+    text = "话说天下大势，分久必合，合久必分。周末七国分争，并入于秦。\n" * 80
+    page.click("#language")
+    page.fill("textarea", text)
+    page.fill("label:has-text('隐藏单元') input", "16")
+    page.fill("label:has-text('遍数') input", "4000")
+    page.click("#start")
+    until(page, HAS_BEGUN)
+    id = opened(page)
+    assert id == "话说天下大势-分久必合-合久必分-gru"
+    page.wait_for_selector("h1 + span:has-text('训练中')")
+    until(page, "/[一-龥]{4}/.test(document.querySelector('.sample').textContent)")
+    page.click("#stop")
+    page.wait_for_selector("h1 + span:has-text('已停止')")
+    trained, asked = library.load(root / id), "分久必合，合久必分"
+    for language in ("zh", "en"):
+        visit(page, id, "inside")
+        page.fill("textarea", asked)
+        page.click("#surprise")
+        until(page, "t => document.querySelector('#coloured').textContent === t", asked)
+        titles = page.locator("#coloured span").evaluate_all("cells => cells.map(c => c.title)")
+        assert len(titles) == len(asked)
+        assert titles[1].split()[0] == {"zh": "奈特", "en": "nats"}[language]
+        shown = [float(title.split()[1]) for title in titles[1:]]
+        assert shown == pytest.approx(trained.score(asked).nats.tolist(), rel=6e-3)
+        visit(page, id, "write")
+        page.fill("textarea", "天下")
+        page.fill("input[type=number] >> nth=0", "40")
+        page.click("#write")
+        stops = {"zh": "写作", "en": "Write"}[language]
+        until(page, "w => document.querySelector('#write').textContent === w", stops)
+        written = trained.generate("天下", length=40, temperature=0.8, seed=0)
+        assert page.locator("#written").text_content() == "天下" + written
+        visit(page, id, "microscope")
+        page.wait_for_selector("[data-key=cut]")
+        assert "天" in page.locator(".strip").inner_text()
+        page.click("#language")
+
+
+# ---------------------------------------------------------------------- other hands
+
+
+@pytest.fixture
+def elsewhere(root, tmp_path):
+    """`elman train` in another process, under the same root."""
+    source = tmp_path / "book.txt"
+    source.write_text(TEXT * 10, encoding="utf-8")
+    command = [sys.executable, "-m", "elman", "train", str(source), "--out", str(root / "other")]
+    command += ["--hidden-size", "16", "--epochs", "100000", "--checkpoint-seconds", "1"]
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen([*command, "--threads", "1"], stdout=log, stderr=log)
+    yield process
+    process.kill()
+    process.wait()
+    shutil.rmtree(root / "other", ignore_errors=True)
+
+
+def test_a_run_that_another_process_trains_is_watched_and_left_alone(page, root, elsewhere):
+    page.wait_for_selector(".run a:has-text('other')")
+    page.click(".run a:has-text('other')")
+    until(page, HAS_BEGUN)
+    page.wait_for_selector("h1 + span:has-text('elsewhere')")
+    before = number_at(page, "step")
+    until(page, "n => +document.querySelector('#loss').dataset.updates > n", before + 5)
+    assert f"Process {elsewhere.pid} trains it" in page.locator("[role=status]").first.inner_text()
+    for button in ("#pause", "#stop", "#apply"):
+        assert page.locator(button).is_disabled()
+    refusal = page.evaluate(
+        """() => fetch("/api/runs/other/tell", {method: "POST", body: '{"do": "stop"}'})
+            .then(r => r.json()).then(r => r.error)"""
+    )
+    assert f"trained by process {elsewhere.pid}" in refusal
+    visit(page, "other", "microscope")
+    page.wait_for_selector("text=Another process trains this run")
+    step = number_at(page, "step")
+    until(
+        page,
+        "n => +document.querySelector('[data-key=step] b').textContent.replace(',', '') > n",
+        step,
+    )
+    visit(page, "other", "train")
+    page.wait_for_selector("h1 + span:has-text('elsewhere')")
+    elsewhere.kill()
+    killed = time.monotonic()
+    page.wait_for_selector("text=The process that trained it is gone")
+    assert time.monotonic() - killed < 10
+    page.wait_for_selector("h1 + span:has-text('stopped')")
+    page.click("#pause")  # it goes on here
+    page.wait_for_selector("h1 + span:has-text('running')")
+    page.click("#stop")
+    page.wait_for_selector("h1 + span:has-text('stopped')")
+
+
+def test_a_folder_that_is_renamed_or_deleted_while_it_is_open_is_said_to_be_gone(page, root):
+    for view, mark in MARKS.items():
+        id = f"here-{view}"
+        shutil.copytree(root / "book", root / id)
+        visit(page, id, view)
+        page.wait_for_selector(mark)
+        if view == "train":
+            (root / id).rename(root / "there")
+            page.wait_for_selector("#gone")
+            (root / "there").rename(root / id)
+            page.wait_for_selector(mark)
+        shutil.rmtree(root / id)
+        page.wait_for_selector("#gone:has-text('moved, renamed or deleted')")
+        assert page.locator("#toast.on").count() == 0
+        assert page.locator(f".run a:has-text('{id}')").count() == 0
+
+
+def long_training(page):
+    """Train on until it is stopped; its id."""
+    page.fill("textarea", TEXT)
+    page.fill("label:has-text('hidden units') input", "64")
+    page.fill("label:has-text('passes') input", "20000")
+    page.click("#start")
+    until(page, HAS_BEGUN)
+    return opened(page)
+
+
+class Cable:
+    """Between the browser, which says [::1], and the server on 127.0.0.1: it can be cut."""
+
+    def __init__(self, port):
+        self.port, self.whole, self.ends = port, True, []
+        self.listening = socket.create_server(("::1", port), family=socket.AF_INET6)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self.listening.accept()
+            except OSError:  # closed
+                return
+            if not self.whole:
+                near.close()
+                continue
+            far = socket.create_connection(("127.0.0.1", self.port))
+            self.ends += [near, far]
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self):
+        self.whole = False
+        for end in self.ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.cut()
+        self.listening.close()
+
+
+@pytest.fixture
+def cable(address):
+    port = int(re.search(r":(\d+)/", address)[1])
+    try:
+        made = Cable(port)
+    except OSError as problem:
+        pytest.skip(f"this machine has no [::1]: {problem}")
+    yield made
+    made.close()
+
+
+def test_a_lid_that_was_closed_leaves_no_gap_in_the_curve(browser, address, root, cable):
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, locale="en")
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(address.replace("127.0.0.1", "[::1]"))
+    page.wait_for_selector("#start")
+    id = long_training(page)
+    page.wait_for_selector("h1 + span:has-text('running')")
+    cable.cut()
+    page.wait_for_selector("#toast.on:has-text('lost its server')")
+    at = page.locator("#loss").get_attribute("data-updates")
+    page.wait_for_timeout(1500)
+    assert page.locator("#loss").get_attribute("data-updates") == at  # nothing comes through
+    visit(page, id, "microscope")
+    page.wait_for_selector("p:has-text('lost its server')")
+    visit(page, id, "train")
+    cable.whole = True
+    until(page, "n => +document.querySelector('#loss').dataset.updates > n", int(at))
+    page.wait_for_selector("#toast:not(.on)", state="attached")
+    cable.cut()  # this time it is not the page that asks for all of it, but the stream that goes on
+    page.wait_for_selector("#toast.on:has-text('lost its server')")
+    cable.whole = True
+    page.wait_for_selector("#toast:not(.on)", state="attached")
+    page.click("#stop")
+    page.wait_for_selector("h1 + span:has-text('stopped')")
+    updates = [r for r in Run.open(root / id).records() if isinstance(r, Update)]
+    assert int(at) < len(updates) < stream.MOST_UPDATES  # else not all of them are sent
+    until(page, "n => +document.querySelector('#loss').dataset.updates === n", len(updates))
+    context.close()
+
+
+def test_a_tab_that_nobody_sees_lets_go_and_goes_on_where_it_was(page, root):
+    id = long_training(page)
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(hide, True)
+    page.wait_for_timeout(200)
+    at = page.locator("#loss").get_attribute("data-updates")
+    page.wait_for_timeout(800)
+    assert page.locator("#loss").get_attribute("data-updates") == at
+    visit(page, id, "microscope")
+    page.wait_for_selector("[data-key=step]")
+    page.wait_for_timeout(300)
+    step = number_at(page, "step")
+    page.wait_for_timeout(800)
+    assert number_at(page, "step") == step
+    page.evaluate(hide, False)
+    until(
+        page,
+        "n => +document.querySelector('[data-key=step] b').textContent.replace(',', '') > n",
+        step,
+    )
+    visit(page, id, "train")
+    end(page, id)
+    updates = [r for r in Run.open(root / id).records() if isinstance(r, Update)]
+    until(page, "n => +document.querySelector('#loss').dataset.updates === n", len(updates))
+
+
+def test_two_tabs_change_the_learning_rate_at_once_and_both_show_what_came_of_it(page, root):
+    id = long_training(page)
+    other = page.context.new_page()
+    other.set_default_timeout(PATIENCE)
+    other.goto(page.url)
+    other.wait_for_selector("h1 + span:has-text('running')")
+    for tab, rate in ((page, "0.004"), (other, "0.002")):
+        until(tab, "document.querySelector('input[name=learning_rate]').value !== ''")
+        tab.fill("input[name=learning_rate]", rate)
+    ask = "document.querySelector('#apply').click()"
+    page.evaluate(ask)
+    other.evaluate(ask)
+    for tab in (page, other):
+        tab.wait_for_selector("text=changed:")
+        tab.focus("#apply")  # a field that someone types in is left alone
+    last = time.monotonic() + 60
+    while len(rates := _rates(root / id)) < 2:
+        assert time.monotonic() < last
+        page.wait_for_timeout(50)
+    assert sorted(rates) == [0.002, 0.004]
+    for tab in (page, other):
+        shows = "v => document.querySelector('input[name=learning_rate]').value === v"
+        until(tab, shows, str(rates[-1]))
+    end(page, id)
+    assert options_of(Run.open(root / id).config)["learning_rate"] == rates[-1]
+    other.close()
+
+
+def _rates(path):
+    changes = [r for r in Run.open(path).records() if isinstance(r, Change)]
+    return [c.options["learning_rate"] for c in changes]
+
+
+# ---------------------------------------------------------------------- where one is
+
+
+def test_back_forward_and_reload_lead_to_the_same_place_in_every_view(page):
+    views, marks = list(MARKS), MARKS
+    page.click(".run a:has-text('book')")
+    for view in views:
+        page.click(f".tabs a >> nth={views.index(view)}")
+        page.wait_for_selector(marks[view])
+    page.evaluate("document.querySelector('#top-k').value = 7")
+    page.dispatch_event("#top-k", "change")
+    page.fill("label:has-text('seed') input", "5")
+    page.press("label:has-text('seed') input", "Enter")
+    page.reload()
+    page.wait_for_selector(marks["write"])
+    assert page.locator("#top-k").input_value() == "7"
+    assert page.locator("label:has-text('seed') input").input_value() == "5"
+    for view in reversed(views[:3]):
+        page.go_back()
+        page.wait_for_selector(marks[view])
+        assert page.locator(".tabs a[aria-current]").inner_text().lower() == view
+        page.reload()
+        page.wait_for_selector(marks[view])
+    page.go_forward()
+    page.wait_for_selector(marks["microscope"])
+    page.focus("#heat")
+    page.keyboard.press("ArrowUp")
+    cut = page.locator("#cut").input_value()
+    page.reload()
+    page.wait_for_selector(marks["microscope"])
+    assert page.locator("#cut").input_value() == cut
+    page.go_forward()
+    page.wait_for_selector(marks["inside"])
+    page.fill("label:has-text('Unit') input", "3")
+    page.click("#unit")
+    page.wait_for_selector("[role=status]:has-text('Unit 3')")
+    page.reload()
+    page.wait_for_selector("[role=status]:has-text('Unit 3')")
+    page.go_forward()
+    page.wait_for_selector(marks["write"])
+    assert page.locator("#top-k").input_value() == "7"
+
+
+COVERED = """controls => controls.filter(c => c.checkVisibility() && !c.disabled).map(c => {
+    c.scrollIntoView({block: "center"});
+    const box = c.getBoundingClientRect(), label = c.closest("label");
+    const [x, y] = [box.left + box.width / 2, box.top + box.height / 2];
+    const hit = document.elementFromPoint(x, y);
+    const reached = hit && (c === hit || c.contains(hit) || label?.contains(hit));
+    const fits = box.left >= -1 && box.right <= innerWidth + 1;
+    return reached && fits && box.height >= 18 ? "" : c.outerHTML.slice(0, 90);
+}).filter(Boolean)"""
+
+
+def test_on_a_telephone_every_control_can_be_reached_with_a_finger(browser, address):
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, locale="en"
+    )
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(address)
+    page.wait_for_selector("#start")
+    controls = "button, input, select, textarea, a[href]:not(.skip), summary"
+    assert page.locator(controls).evaluate_all(COVERED) == []
+    page.locator(".run a:has-text('book')").tap()
+    for view, mark in MARKS.items():
+        page.locator(f".tabs a:has-text('{view.title()}')").tap()
+        page.wait_for_selector(mark)
+        page.wait_for_timeout(300)
+        assert page.locator(controls).evaluate_all(COVERED) == [], view
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        if view == "microscope":
+            cut = page.locator("#cut").input_value()
+            page.locator("#heat").tap(position={"x": 280, "y": 60})
+            assert page.locator(".strip span.loss").count() == 1
+            assert page.locator("#cut").input_value() == cut  # a finger chooses, the slider moves
+    page.locator("#write").tap()
+    until(page, "document.querySelectorAll('#written span').length > 20")
+    page.locator("#written span").nth(5).tap()
+    page.wait_for_selector(".choice")
+    assert page.locator(".choice").evaluate_all(COVERED) == []
+    context.close()
 
 
 def ready_for_a_picture(page, view):

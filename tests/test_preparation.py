@@ -4,10 +4,14 @@ import gzip
 import json
 import os
 import random
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -22,8 +26,8 @@ from elman.cli import run
 from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, write_sealed
 from elman.scoring import metrics
-from elman.text import batches, prepared, streaming
-from elman.text.levels import level_of
+from elman.text import batches, preparation, prepared, streaming, token_counts
+from elman.text.levels import Subwords, level_of
 from elman.text.preparation import Request, prepare
 from elman.text.prepared import Data
 from elman.text.shards import ShardedIds, Shards
@@ -204,20 +208,66 @@ def test_zstandard_and_other_fields(tmp_path):
 
 
 @given(
-    text=st.text(st.sampled_from("ab é\n\r文")),
+    text=st.text(st.sampled_from("ab é\n\r文,'")),
     block=st.integers(1, 9),
     encoding=st.sampled_from(["utf-8", "utf-16-le"]),
+    anywhere=st.booleans(),
 )
-def test_pieces_joined_are_the_file_whatever_their_size(tmp_path_factory, text, block, encoding):
+def test_pieces_joined_are_the_file_whatever_their_size(
+    tmp_path_factory, text, block, encoding, anywhere
+):
     path = tmp_path_factory.mktemp("stream") / "x.txt"
     path.write_bytes(text.encode(encoding))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streaming, "BLOCK", block)
-        pieces = list(Stream((path,), encoding=encoding).pieces())
+        stream = Stream((path,), encoding=encoding, anywhere=anywhere)
+        pieces = list(stream.pieces())
+        lines = path.with_suffix(".jsonl")
+        lines.write_text(json.dumps({"text": text}))
+        documents = list(replace(stream, files=(lines,), encoding="utf-8").pieces())
+    assert [piece.ends for piece in documents] == [False] * (len(documents) - 1) + [True] * bool(
+        text
+    )
+    assert "".join(piece.text for piece in documents) == text
+    assert "".join(corpus.unix_newlines(p.text) for p in documents) == corpus.unix_newlines(text)
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True] * bool(pieces)
     clean = "".join(corpus.unix_newlines(piece.text) for piece in pieces)
     assert clean == corpus.unix_newlines(text)
+
+
+@pytest.mark.parametrize("kind", ["x.txt", "x.jsonl"])
+@pytest.mark.parametrize("gap", [",", "\t", "。", "\t(", " "])
+def test_a_line_that_is_too_long_for_a_piece_is_cut_between_words(tmp_path, gap, kind, monkeypatch):
+    monkeypatch.setattr(streaming, "BLOCK", 100)
+    text = gap.join(["it's", "o’clock", "文字", "a_b"] * 200)
+    path = tmp_path / kind
+    path.write_text(json.dumps({"text": text}) if kind == "x.jsonl" else text)
+    pieces = [piece.text for piece in Stream((path,)).pieces()]
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) < 220
+    words, whole = level_of("word"), level_of("word").tokens(text)
+    tokens = [token for piece in pieces for token in words.tokens(piece)]
+    if gap == " ":  # goes without saying, but not at the end of a piece
+        tokens = [token for token in tokens if token != " "]
+    assert tokens == whole
+    if gap != " ":
+        whole = Subwords().learned_from([text], 300)
+        cut = np.concatenate([whole.cut(piece) for piece in pieces])
+        assert cut.tolist() == whole.cut(text).tolist()
+
+
+def test_letters_without_end_are_characters_but_no_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "BLOCK", 100)
+    monkeypatch.setattr(streaming, "LONGEST", 300)
+    path = _file(tmp_path / "dna.txt", b"ACGT" * 1000)
+    assert made(tmp_path, [path]).ids.read().tolist() == [1, 2, 3, 4] * 1000
+    with pytest.raises(UserError, match=r"letters without anything between .* level char or byte"):
+        made(tmp_path, [path], "word")
+    monkeypatch.setattr(streaming, "LONGEST_LINE", 300)
+    lines = _file(tmp_path / "x.jsonl", b'{"text": "a"}\n{"text": "' + b"a " * 300 + b'"}\n')
+    with pytest.raises(UserError, match=r"x\.jsonl, line 2 is longer than"):
+        made(tmp_path, [lines], "word")
 
 
 BYTES = st.one_of(st.binary(max_size=12), st.text("é文😀a\n", max_size=6).map(str.encode))
@@ -234,6 +284,112 @@ def test_bytes_cut_anywhere_have_the_characters_of_the_whole(pieces, cuts):
         assert level.characters(part, whole[:start]) == level.characters(part, before)
         before = level.tail(part, before)
     assert found == len(whole.decode("utf-8", "replace"))
+
+
+# ---------------------------------------------------------------------- more words than fit
+
+
+def many(seed, words, spelling="abé文", ends="   \n,"):
+    """A text of some frequent and many rare words."""
+    chance = random.Random(seed)
+    ranks = [int(words ** chance.random()) for _ in range(words)]
+    return "".join(
+        "".join(random.Random(rank).choices(spelling, k=5)) + chance.choice(ends) for rank in ranks
+    )
+
+
+@pytest.mark.parametrize("level", ["word", "spaced", "char"])
+@pytest.mark.parametrize(("vocab_size", "min_freq"), [(0, 0), (0, 2), (40, 0), (41, 3), (9999, 0)])
+def test_words_counted_on_disk_make_the_same_vocabulary(
+    tmp_path, level, vocab_size, min_freq, monkeypatch
+):
+    """Room to count a few of the words at a time; room for a vocabulary is another matter."""
+    monkeypatch.setattr(streaming, "BLOCK", 300)
+    options = {"vocab_size": vocab_size, "min_freq": min_freq}
+    path = _file(tmp_path / "x.txt", (many(1, 900) + "<unk> <unk>\n" * 60).encode())
+    plain = made(tmp_path / "plain", [path], level, **options)
+    counts, fits = token_counts.TokenCounts, []
+
+    def narrow(folder, room, price):
+        fits.append(counts(folder, 3 * preparation.WORD, price))
+        return fits[-1]
+
+    monkeypatch.setattr(preparation, "TokenCounts", narrow)
+    narrowed = made(tmp_path / "narrow", [path], level, **options)
+    assert not fits[0].fits
+    assert narrowed.vocab.idx_to_token == plain.vocab.idx_to_token
+    assert narrowed.ids.read().tolist() == plain.ids.read().tolist()
+    frequencies = dict(narrowed.vocab.token_freqs)
+    assert frequencies.items() <= dict(plain.vocab.token_freqs).items()
+    assert set(plain.vocab.idx_to_token[1:]) <= frequencies.keys()
+    assert len(frequencies) <= (vocab_size or len(frequencies))
+    assert not list(narrowed.folder.glob(".*"))
+
+
+def test_a_vocabulary_without_room_is_refused_with_the_sum(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "ROOM", 20_000)
+    path = _file(tmp_path / "x.txt", many(1, 900, "abcdef", " \n").encode())
+    with pytest.raises(UserError) as refused:
+        made(tmp_path, [path], "spaced", min_freq=0)
+    said = re.fullmatch(
+        r"(\d+) of the text's spaced tokens would get an id: at (\d+) bytes each a vocabulary of "
+        r"(\d+) kB, and 20 kB are set apart for it",
+        refused.value.message,
+    )
+    hinted = re.match(r"--vocab-size (\d+) has .*, --min-freq (\d+) all", refused.value.hint)
+    assert said, refused.value
+    assert hinted, refused.value
+    words, mean, kilobytes = map(int, said.groups())
+    assert (mean, kilobytes) == (440, round(words * 440 / 1000))  # five letters each
+    assert int(hinted[1]) == 20_000 // 440
+    for option, fits, refused_one in (
+        ("vocab_size", int(hinted[1]), int(hinted[1]) + 1),
+        ("min_freq", int(hinted[2]), int(hinted[2]) - 1),
+    ):
+        with pytest.raises(UserError, match="set apart for it"):
+            made(tmp_path, [path], "spaced", **{"min_freq": 0, option: refused_one})
+        assert not (tmp_path / "out-spaced").exists()  # or what was hinted at would be refused
+        kept = made(tmp_path, [path], "spaced", **{"min_freq": 0, option: fits}).vocab
+        assert 20 < len(kept) <= 46
+        shutil.rmtree(tmp_path / "out-spaced")
+    with pytest.raises(UserError, match=r"min_freq=999 leaves no token: the most frequent, "):
+        made(tmp_path, [path], "spaced", min_freq=999)
+
+
+@pytest.mark.parametrize("room", [0, 2000, 10**6])
+def test_a_tokenizer_is_learned_from_the_most_frequent_words_that_fit(tmp_path, room, monkeypatch):
+    monkeypatch.setattr(preparation, "LEARNING_ROOM", room * preparation.LEARNING_LETTER)
+    monkeypatch.setattr(preparation, "LONGEST_LEARNED", 8)
+    text = many(2, 2000) + "muchlongerthanthat " * 30 + "\n"
+    found = made(tmp_path, [_file(tmp_path / "x.txt", text.encode())], "bpe", vocab_size=500)
+    level = Subwords()
+    cut = len(found.vocab.decode(found.train))
+    stretches = level.stretches(text[:cut])
+    if room < 10**6:
+        fitting, left = Counter(), room
+        for stretch, n in sorted(stretches.items(), key=lambda row: -row[1]):
+            if len(stretch) <= 8:
+                left -= len(stretch.encode())
+                if left < 0:
+                    break
+                fitting[stretch] = n
+        stretches = fitting
+    assert (len(stretches) > 0) == (room > 0)
+    plain = level.learned_from([s for s, n in stretches.items() for _ in range(n)], 500)
+    assert found.vocab.level_used.record() == plain.record()
+    assert found.vocab.decode(found.ids.read()) == text
+
+
+def test_a_vocabulary_of_subwords_without_room_is_refused_with_the_sum(tmp_path, monkeypatch):
+    path = _file(tmp_path / "x.txt", many(2, 300).encode())
+    with pytest.raises(UserError, match=r"1,000,000 subwords at 400 bytes .* 400 MB, and 268 MB"):
+        made(tmp_path, [path], "bpe", vocab_size=10**6)
+    given = Subwords().learned_from([path.read_text()], 300)
+    tokenizer = tmp_path / "tokenizer.json"
+    given.tokenizer.save(str(tokenizer))
+    monkeypatch.setattr(preparation, "ROOM", 299 * preparation.WORD)
+    with pytest.raises(UserError, match=r"^300 subwords at 400 bytes"):
+        made(tmp_path, [path], "bpe", tokenizer=str(tokenizer))
 
 
 # ---------------------------------------------------------------------- refusals
@@ -273,6 +429,25 @@ def test_what_cannot_be_streamed_is_refused(tmp_path, files):
 def _file(path, data):
     path.write_bytes(data)
     return path
+
+
+@pytest.mark.parametrize("stage", ["measuring", "counting", "encoding"])
+def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path, stage, monkeypatch):
+    """Once, its end was held out beside the part that was to be."""
+    monkeypatch.setattr(streaming, "BLOCK", 64)
+    path = _file(tmp_path / "log.txt", sample(200).encode())
+    steps = prepare(Request((str(path),), Data("-")), tmp_path / "out")
+    next(step for step in steps if step.stage == stage)
+    with open(path, "a") as file:
+        file.write("one more line\n")
+    with pytest.raises(UserError, match=r"log\.txt has changed while it was read: from [\d,]+ to"):
+        list(steps)
+    assert not (tmp_path / "out" / "index.json").exists()
+    steps = prepare(Request((str(path),), Data("-")), tmp_path / "gone")
+    next(step for step in steps if step.stage == stage)
+    path.unlink()
+    with pytest.raises(UserError, match=r"log\.txt has gone while it was read|cannot read .*log"):
+        list(steps)
 
 
 def test_a_folder_that_is_whole_is_not_prepared_twice(tmp_path, files):
@@ -345,6 +520,45 @@ def test_a_killed_preparation_goes_on_to_the_same_files(tmp_path, files, level, 
         break
     assert kills > 3
     assert contents(again) == contents(once)
+
+
+KILLED = """
+import random, signal, sys
+from pathlib import Path
+from elman.text import preparation, streaming
+from elman.text.prepared import Data
+
+streaming.BLOCK, preparation.ROOM, preparation.LEARNING_ROOM = 2000, 400_000, 140_000
+chance, steps = random.Random(int(sys.argv[4])), 0
+data = Data("-", sys.argv[3], vocab_size=700)
+request = preparation.Request((sys.argv[1],), data, shard_tokens=2000)
+for step in preparation.prepare(request, Path(sys.argv[2])):
+    steps += 1
+    if steps == int(sys.argv[5]):  # the kernel ends it, now or soon, and nothing is tidied up
+        signal.setitimer(signal.ITIMER_REAL, chance.choice((1e-6, chance.random() / 30)))
+"""
+
+
+@pytest.mark.parametrize("level", ["word", "bpe"])
+def test_words_counted_on_disk_survive_a_kill_at_any_moment(tmp_path, level, monkeypatch):
+    path = _file(tmp_path / "x.txt", many(3, 20_000).encode())
+
+    def run_until(folder, seed, steps):
+        arguments = [path, tmp_path / folder, level, seed, steps]
+        command = [sys.executable, "-c", KILLED, *map(str, arguments)]
+        return subprocess.run(command, stderr=subprocess.PIPE, text=True).returncode
+
+    assert run_until("once", 0, -1) == 0
+    seen = []
+    for seed, steps in enumerate((70, 75, 80, 90, 100, 120, 30, 10, -1)):
+        code = run_until("again", seed, steps)
+        assert code in (0, -signal.SIGALRM)
+        seen.append(sorted(file.name for file in (tmp_path / "again").iterdir()))
+        if code == 0:
+            break
+    assert len(seen) > 4
+    assert any(".counts-00000.partial" in names for names in seen), seen
+    assert contents(tmp_path / "again") == contents(tmp_path / "once")
 
 
 def test_another_request_does_not_go_on_there(tmp_path, files):
@@ -551,7 +765,10 @@ def peak(tmp_path, megabytes, level, vocab_size, shard_tokens):
     with open(path, "wb") as file:
         for _ in range(megabytes * 1_000_000 // len(line)):
             file.write(line)
-    arguments = [path, tmp_path / "large", level, vocab_size, shard_tokens]
+    return memory(path, tmp_path / "large", level, vocab_size, shard_tokens)
+
+
+def memory(*arguments):
     done = subprocess.run(
         [sys.executable, "-c", STREAMED, *map(str, arguments)],
         capture_output=True,
@@ -566,8 +783,36 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     assert most - before < 40
 
 
+def test_time_grows_with_the_documents_not_with_their_square(tmp_path):
+    """Sixty thousand lines of JSON once took four minutes."""
+
+    def seconds(documents):
+        path = _file(tmp_path / "x.jsonl", b'{"text": "a"}\n' * documents)
+        began = time.process_time()
+        shards = made(tmp_path / str(documents), [path], "byte", shard_tokens=1 << 20)
+        took = time.process_time() - began
+        assert shards.documents.tolist() == list(range(0, 2 * documents, 2))
+        shutil.rmtree(shards.folder)
+        return took
+
+    few = min(seconds(2000) for _ in range(3))
+    assert seconds(16_000) < 16 * few  # 8, if each costs the same; it was 37
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("level", "vocab_size"), [("word", 0), ("bpe", 1000), ("char", 0)])
 def test_two_gigabytes_are_streamed_in_600_megabytes(tmp_path, level, vocab_size):
     _, most = peak(tmp_path, 2000, level, vocab_size, 1 << 24)
+    assert most < 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["word", "bpe"])
+def test_any_number_of_words_is_prepared_in_600_megabytes(tmp_path, level):
+    """Four million different words, and then once more the same; 2 GB were too few for them."""
+    path = tmp_path / "large.txt"
+    with open(path, "w") as file:
+        for number in [*range(4_000_000)] * 2:
+            file.write(f"{number * 7919 % 4_000_037:06x}{'' if number % 9 else chr(10)} ")
+    _, most = memory(path, tmp_path / "large", level, 30_000, 1 << 24)
     assert most < 600

@@ -1,7 +1,9 @@
 """Level `bpe`: subwords by Hugging Face's tokenizers, exact for any bytes."""
 
 import json
+import random
 import sys
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from elman import Vocab, corpus
 from elman.errors import OutOfRange, UserError
 from elman.scoring.evaluation import evaluate
 from elman.text import prepared
-from elman.text.levels import Subwords, base
+from elman.text.levels import Subwords, base, bpe
 from elman.text.levels.bpe import NAMES, read_tokenizer
 from elman.text.prepared import Data
 from elman.text.vocab import learn
@@ -213,3 +215,35 @@ def test_bits_per_character_compare_across_levels():
         chars = len(held_out) - parts.first
         assert bits == pytest.approx(tokens * math.log2(len(parts.vocab)) / chars, rel=1e-6)
         assert parts.vocab.decode(parts.validation) == held_out
+
+
+SPACED = st.text(st.sampled_from("ab'sé文9.,_ \n\t\r\v\x1c\x85\xa0\u2003\u3000\ud800"), max_size=30)
+
+
+def words_of(runs):
+    """What the library learns from: the words that it cuts texts into, and how often each."""
+    cutter = Subwords().tokenizer.pre_tokenizer
+    found = Counter(word for run in runs for word, _ in cutter.pre_tokenize_str(run))
+    return {word: n for word, n in found.items() if len(word) > 1}  # one byte: nothing to join
+
+
+@given(st.lists(SPACED, max_size=4))
+def test_stretches_have_the_words_of_the_text(texts):
+    level, counts = Subwords(), Counter()
+    for text in texts:
+        counts.update(level.stretches(text))
+    fed = [run for stretch, n in counts.items() for run in bpe._repeated(stretch, n)]
+    whole = [run for text in texts for run, valid in bpe._runs(text) if valid]
+    assert words_of(fed) == words_of(whole)
+    assert sum(len(s) * n for s, n in counts.items()) == sum(map(len, whole))
+
+
+@pytest.mark.parametrize("chunk", [3, 1 << 16])
+def test_a_tokenizer_of_counts_is_that_of_the_text(chunk, monkeypatch):
+    monkeypatch.setattr(bpe.base, "CHUNK", chunk)
+    chance = random.Random(0)
+    words = ["".join(chance.choices("abcdé", k=chance.randrange(1, 7))) for _ in range(300)]
+    text = "".join(chance.choice(words) + chance.choice("   \n,") for _ in range(5000))
+    of_text = Subwords().learned_from([text], 400).tokenizer.to_str()
+    of_counts = Subwords().learned_of(Subwords().stretches(text).items(), 400).tokenizer.to_str()
+    assert of_counts == of_text

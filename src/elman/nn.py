@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any, Self, final, overload
+from typing import Any, NamedTuple, Self, final, overload
 
 import torch
 from torch import Tensor
@@ -33,10 +33,20 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry, Full
 from elman.gradients.chunks import Chunked, Stepped, Time
 from elman.gradients.memory import Memory, Stored
-from elman.kernels import Job, Kernel, cudnn, runs_whole, settings
+from elman.kernels import Job, Kernel, cudnn, runs_whole, select, settings
 from elman.kernels.cpu import calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
-from elman.recurrence import compiled, custom, native, piecewise, prepared, traced, whole
+from elman.recurrence import (
+    captured,
+    compiled,
+    custom,
+    native,
+    piecewise,
+    prepared,
+    traced,
+    ways,
+    whole,
+)
 from elman.recurrence.chunked import SHORT, InChunks
 from elman.recurrence.operator import UNDRAWN, Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
@@ -46,15 +56,16 @@ from elman.recurrence.strand import is_cast
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
-LONG_WAY, AS_TORCH = "the long way", "as torch.nn"
-Settled = str | prepared.Call
-"""How calls of one shape are run: one of the above, or a call of our kernel that is ready."""
-TORCHS = {
-    "RNN_TANH": torch._VF.rnn_tanh,
-    "RNN_RELU": torch._VF.rnn_relu,
-    "GRU": torch._VF.gru,
-    "LSTM": torch._VF.lstm,
-}
+LONG_WAY = "the long way"
+
+
+class Settled(NamedTuple):
+    """How calls of one shape are run."""
+
+    how: str | prepared.Call | Network
+    """The long way, a call of our kernel that is ready, or the stack for torch.nn's own call."""
+    again: captured.Repeated | None
+    """The same, captured where it is repeated."""
 
 
 class _Module(torch.nn.RNNBase):
@@ -273,42 +284,52 @@ class _Module(torch.nn.RNNBase):
         x = self._inputs(xs, first)
         stack = self._whole(x)
         if not runs_whole(stack, xs.device, lambda: self._job(x)):
-            return prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
+            how = prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
+            return Settled(how, self._repeated(x, stack, how))
         plain = stack.pieces == 1 and not stack.drops and not stack.ids
-        return AS_TORCH if plain and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
+        together = plain and cudnn.lie_together(stack.network, x.weights)
+        how = stack.network if together else LONG_WAY
+        return Settled(how, self._repeated(x, stack, how, Cudnn.name))
+
+    def _repeated(
+        self, x: Inputs, stack: Whole, how: str | prepared.Call | Network, kernel: str = ""
+    ) -> captured.Repeated | None:
+        """What captures these calls where they are repeated; None where nothing does."""
+        recipe = self._recipe(len(x.xs))
+        ours = None if kernel else select(recipe.job(x))
+        if captured.refuses(recipe, x, stack, ours.name if ours else kernel) is not None:
+            return None
+        if ours is None:
+            way = ways.ByCudnn(stack.network, self.batch_first, how != LONG_WAY)
+        elif isinstance(how, prepared.Call):
+            way = ways.ByCall(how)
+        else:
+            sizes = named(self.cell).state_sizes(self.hidden_size)
+            way = ways.ByStack(recipe, ours, self.batch_first, sizes)
+        return captured.Repeated(way, stack, x.xs.device.index)
 
     def _settled_call(
-        self, how: Settled, input: Tensor, state: Sequence[Tensor] | None
+        self, settled: Settled, input: Tensor, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """The call as it was settled; None where it takes the long way."""
-        if how == LONG_WAY:
+        how, again = settled
+        again = None if again is None or again.given_up else again
+        if how == LONG_WAY and again is None:
             return None
         own = self._parameters  # a parametrized weight is elsewhere
         names = self._flat_weights_names
         weights: list[Any] = [own[n] if n in own else getattr(self, n) for n in names]
+        if again is not None and (done := again(input, state or (), weights)):
+            return done
+        if how == LONG_WAY:
+            return None
         if isinstance(how, prepared.Call):
             return how(input, state or (), weights) if how.prepared.suits(weights) else None
-        return self._as_torch(input, state, weights)
-
-    def _as_torch(
-        self, input: Tensor, state: Sequence[Tensor] | None, weights: list[Any]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The call as `torch.nn` would make it."""
+        assert isinstance(how, Network)
         if state is None:
             rows = input.shape[0 if self.batch_first else 1]
             state = self._zeros(rows, input.dtype, input.device)
-        ys, *last = TORCHS[self.mode](
-            input,
-            state if len(state) > 1 else state[0],
-            weights,
-            self.bias,
-            self.num_layers,
-            0.0,
-            torch.is_grad_enabled(),
-            self.bidirectional,
-            self.batch_first,
-        )
-        return ys, tuple(last)
+        return cudnn.as_torch(how, self.batch_first, input, state, weights)
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The initial state where the caller passed none."""
@@ -574,8 +595,22 @@ class _Module(torch.nn.RNNBase):
         return self._job(self._inputs(*self._time_first(x, state)))
 
     def _job(self, x: Inputs) -> Job:
-        job = replace(self._recipe().job(x), whole=self._whole(x))
+        stack = self._whole(x)
+        job = replace(self._recipe().job(x), whole=stack)
+        if x.xs.is_cuda:
+            job = replace(job, again=lambda kernel: self._again_words(x, stack, kernel))
         return job if self._chunks is None else replace(job, time=self._time_words(job))
+
+    def _again_words(self, x: Inputs, stack: Whole, kernel: str) -> str:
+        """What becomes of repeated calls, for `explain`."""
+        if self._chunks is not None:
+            return ""
+        reason = captured.refuses(self._recipe(len(x.xs)), x, stack, kernel)
+        if reason is not None:
+            return f"not captured: {reason}"
+        known = [again for _, again in self._settled.values() if again is not None]
+        words = [again.words() for again in known if again.whole == stack]
+        return next((w for w in words if w != captured.WILL_BE), captured.WILL_BE)
 
     def _time_words(self, job: Job) -> Callable[[Kernel], str]:
         """How a kernel would run the job's time now, for `explain`."""

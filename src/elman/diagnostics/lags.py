@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from elman.diagnostics.passage import Passage
+from elman.diagnostics.passage import Moments, Passage, shifted
 from elman.errors import UserError
 
 Array = NDArray[np.float64]
@@ -156,18 +156,18 @@ def by_lag(passage: Passage, lags: int | None = None) -> ByLag:
             hint="a longer text, or fewer lags",
         )
     most = min(len(passage) // 2, MOST) if lags is None else lags
-    at = torch.arange(most, len(passage))
-    if lags is None and len(at) > LOSSES:
+    at: Moments = slice(most, len(passage))
+    if lags is None and len(passage) - most > LOSSES:
         at = torch.linspace(most, len(passage) - 1, LOSSES).long()
     G = passage.on_state(passage.pulls[at])
     norms = [G.norm(dim=1)]
     for k in range(most):
-        G = passage.pull_back(at - k, G)
+        G = passage.pull_back(shifted(at, -k), G)
         norms.append(G.norm(dim=1))
         look = lags is None and k + 1 >= LEAST and (k + 1) % EVERY == 0
         if look and _beyond(torch.stack(norms).mean(1).numpy()) < BEYOND:
             break
-    return ByLag(int(at[0]), torch.stack(norms, 1).numpy())
+    return ByLag(most, torch.stack(norms, 1).numpy())
 
 
 def _beyond(mean: Array) -> float:

@@ -18,6 +18,18 @@ from elman.kernels import Kernel, Piece, Trace, allows, cpu, reference
 from elman.language_model import LanguageModel
 from elman.language_model.masks import NO_MASKS
 
+Moments = Tensor | slice
+"""Steps of a passage: any, or some that follow one another, `slice(first, last + 1)`."""
+
+
+def shifted(at: Moments, steps: int) -> Moments:
+    """So many steps later.
+
+    >>> shifted(slice(3, 5), -2)
+    slice(1, 3, None)
+    """
+    return slice(at.start + steps, at.stop + steps) if isinstance(at, slice) else at + steps
+
 
 @dataclass(frozen=True, eq=False)
 class Passage:
@@ -115,7 +127,7 @@ class Passage:
         whole[..., start : start + pulls.shape[-1]] = pulls
         return whole
 
-    def step(self, at: Tensor, S: Tensor) -> Tensor:
+    def step(self, at: Moments, S: Tensor) -> Tensor:
         """S_{t+1} from S_t = S for each t in `at`: rows are different moments, side by side."""
         x, after = self.xs[at], []
         for w, state in zip(self.layers, self.parts(S), strict=True):
@@ -124,8 +136,11 @@ class Passage:
             after += state
         return torch.cat(after, -1)
 
-    def pull_back(self, at: Tensor, G: Tensor) -> Tensor:
-        """(∂S_{t+1}/∂S_t)ᵀ G for each t in `at`, one batched vector–Jacobian product."""
+    def pull_back(self, at: Moments, G: Tensor) -> Tensor:
+        """(∂S_{t+1}/∂S_t)ᵀ G for each t in `at`, one batched vector–Jacobian product.
+
+        Moments that follow one another are quicker as a slice: their gates are not copied.
+        """
         if self.cell.spares_weights:
             return self._by_hand(at, G)
         with torch.enable_grad():
@@ -134,13 +149,13 @@ class Passage:
         return pulled
 
     @torch.no_grad()
-    def _by_hand(self, at: Tensor, G: Tensor) -> Tensor:
+    def _by_hand(self, at: Moments, G: Tensor) -> Tensor:
         """The same by the cell's own derivative, from the gates that are there: no step is redone.
 
         The top layer first: its pull on its input is one more pull on the layer below.
         """
         below = [self.xs, *(hs for hs, *_ in self.parts(self.states[1:]))]
-        before, after = self.parts(self.states[at]), self.parts(self.states[at + 1])
+        before, after = self.parts(self.states[at]), self.parts(self.states[shifted(at, 1)])
         pulled, pulls, more = [], self.parts(G), None
         for i in reversed(range(len(self.layers))):
             w, gates = self.layers[i], self.gates[i]

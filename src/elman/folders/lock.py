@@ -109,5 +109,15 @@ def is_held(folder: Path) -> bool:
     return False
 
 
+def holder(folder: Path) -> dict[str, str | int]:
+    """Which `process` on which `host` writes there now, as it has said; else nothing."""
+    if not is_held(folder):
+        return {}
+    try:
+        return json.loads((folder / NAME).read_bytes())
+    except (FileNotFoundError, ValueError):  # it has ended, or not written its name yet
+        return {}
+
+
 def _owner() -> dict[str, str | int]:
     return {"process": os.getpid(), "host": socket.gethostname()}

@@ -9,7 +9,7 @@ the best eight, without those that are worse than the best by more than noise.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,9 @@ from elman.forecasting.series import Series
 
 Scores = NDArray[np.float64]
 """(series, windows): mean absolute error over the naive one; NaN where a series never moves."""
+
+Picked = list[tuple[str, ...]]
+"""For each series the labels whose mean forecasts it; one that stands there twice counts twice."""
 
 TOGETHER = 8
 """How many methods are averaged at most."""
@@ -71,8 +74,7 @@ class Choice:
 
     tried: dict[str, list[Backtest]]
     scores: dict[str, Scores]
-    members: list[tuple[str, ...]]
-    """For each series the labels whose mean forecasts it."""
+    members: Picked
     left_out: dict[str, str]
     chosen: list[Backtest]
     """What the choice itself, made at each window from the windows before it, would have said."""
@@ -197,25 +199,63 @@ def choose(
     """Pick for each series the best method, and those that cannot be told from it.
 
     `first` windows only inform the choice; the choice made at a later one uses those before it.
+    Where the seasonal value did better than such choices, the mean of both is taken; where it did
+    better than that as well, it alone. So nothing is published that lost to it in the windows that
+    are shown.
     """
     scores = {label: score(b, units, range(count)) for label, b in tried.items()}
     every = range(count)
     pick = functools.partial(_no_worse_than_naive, tried, scores, units)
-    before = {w: pick(every[:w]) for w in every[first:]}
-    others = {w: pick([v for v in every if v != w]) for w in every}
-    return Choice(
-        tried,
-        scores,
-        pick(every),
-        left_out,
-        _as_picked(tried, before),
-        _as_picked(tried, others),
-    )
+    in_turn = {w: pick(every[:w]) for w in every[first:]}
+    yielding, chosen = _no_worse_than_seasonal(tried, units, in_turn)
+    others = {w: yielding(pick([v for v in every if v != w])) for w in every}
+    return Choice(tried, scores, yielding(pick(every)), left_out, chosen, _as_picked(tried, others))
 
 
-def _as_picked(
-    tried: dict[str, list[Backtest]], by_window: dict[int, list[tuple[str, ...]]]
-) -> list[Backtest]:
+def _no_worse_than_seasonal(
+    tried: dict[str, list[Backtest]], units: NDArray[np.float64], in_turn: dict[int, Picked]
+) -> tuple[Callable[[Picked], Picked], list[Backtest]]:
+    """How far what is picked must give way to the seasonal value, and what it then said."""
+    counted = list(in_turn)
+    if "seasonal" not in tried:
+        return _unchanged, _as_picked(tried, in_turn)
+    seasonal = [b.only(counted) for b in tried["seasonal"]]
+    least = _mean_errors(seasonal, units, counted)
+    for way in (_unchanged, _half_seasonal):
+        chosen = _as_picked(tried, {w: way(p) for w, p in in_turn.items()})
+        if (_mean_errors(chosen, units, counted) <= least).all():
+            return way, chosen
+    return _seasonal, seasonal
+
+
+def _mean_errors(
+    rows: list[Backtest], units: NDArray[np.float64], windows: Sequence[int]
+) -> NDArray[np.float64]:
+    """The mean over windows, as verdicts have it, and over all origins, as printed scores have it.
+
+    They differ where windows have not as many origins each.
+    """
+    missed = [
+        np.abs(b.truth - b.point).mean(1) / (unit if np.isfinite(unit) else 1.0)
+        for b, unit in zip(rows, units, strict=True)
+    ]
+    return np.array([score(rows, units, windows).mean(), np.concatenate(missed).mean()])
+
+
+def _unchanged(picked: Picked) -> Picked:
+    return picked
+
+
+def _half_seasonal(picked: Picked) -> Picked:
+    """What was picked and the seasonal value in equal parts."""
+    return [m if set(m) == {"seasonal"} else (*m, *["seasonal"] * len(m)) for m in picked]
+
+
+def _seasonal(picked: Picked) -> Picked:
+    return [("seasonal",)] * len(picked)
+
+
+def _as_picked(tried: dict[str, list[Backtest]], by_window: dict[int, Picked]) -> list[Backtest]:
     """What the methods picked for each window said in it, series by series."""
     series = len(next(iter(tried.values())))
     return [
@@ -231,7 +271,7 @@ def _no_worse_than_naive(
     scores: dict[str, Scores],
     units: NDArray[np.float64],
     windows: Sequence[int],
-) -> list[tuple[str, ...]]:
+) -> Picked:
     """What these windows pick, or a naive forecast for all, where that did better in them."""
     picked = _picked(scores, windows)
     if not len(windows):
@@ -242,7 +282,7 @@ def _no_worse_than_naive(
     return [(best,)] * len(units) if best and naive[best] < together else picked
 
 
-def _picked(scores: dict[str, Scores], windows: Sequence[int]) -> list[tuple[str, ...]]:
+def _picked(scores: dict[str, Scores], windows: Sequence[int]) -> Picked:
     """Each series' choice by these windows; a naive one where there are none."""
     labels = list(scores)
     series = len(scores[labels[0]])

@@ -1,5 +1,6 @@
 """What is kept of a forecast: fitted methods, whose mean forecasts each series, and how surely."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +61,8 @@ class Ensemble:
         labels = self.members[i]
         if len(labels) == 1:
             return repr(self.fitted[labels[0]].models[i])
-        return f"the mean of {'; '.join(labels)}"
+        counted = Counter(labels)
+        return f"the mean of {'; '.join(k if n == 1 else f'{n} × {k}' for k, n in counted.items())}"
 
 
 def single_columns(series: Sequence[Series]) -> list[Series]:

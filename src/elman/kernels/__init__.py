@@ -6,17 +6,21 @@ neither `cuda` nor cuDNN can do on a GPU) and `reference` (plain PyTorch, any dt
 `cudnn` is torch.nn's own, which runs whole stacks, where it is faster than `cuda`. The first that
 does not refuse the job runs it; `explain` says which, and why not the faster ones. The environment
 variable ELMAN_KERNELS (`auto` or a kernel's name) names one, and nothing is substituted for it.
+ELMAN_CAPTURE=off keeps repeated calls on a GPU from being captured (`recurrence.captured`).
 """
 
 from elman.cells import Gradients, State, Weights
 from elman.kernels.choice import (
     Explanation,
     allows,
+    captures,
+    capturing,
     explain,
     runs_whole,
     select,
     select_once,
     settings,
+    uncaptured,
     using,
 )
 from elman.kernels.contract import Empty, Job, Kernel, Piece, Pull, Trace
@@ -33,10 +37,13 @@ __all__ = [
     "Trace",
     "Weights",
     "allows",
+    "captures",
+    "capturing",
     "explain",
     "runs_whole",
     "select",
     "select_once",
     "settings",
+    "uncaptured",
     "using",
 ]

@@ -39,12 +39,15 @@ class Explanation:
     """How chunks of time run, where a module was asked for them."""
     compiled_from: str = ""
     """The cell whose description the kernel was compiled from, where it was."""
+    repeated: str = ""
+    """What becomes of calls that are repeated, on a GPU."""
 
     def __str__(self) -> str:
         refusals = [f"{name}: no, {reason}" for name, reason in self.reasons.items()]
-        made = f" (compiled from {self.compiled_from})" if self.compiled_from else ""
+        made = f"compiled from {self.compiled_from}" if self.compiled_from else ""
+        more = "; ".join(words for words in (made, self.repeated) if words)
         time = [f"time: {self.time}"] if self.time else []
-        return "\n".join([*refusals, f"{self.runs}: runs{made}", *time])
+        return "\n".join([*refusals, f"{self.runs}: runs" + (f" ({more})" if more else ""), *time])
 
 
 def select(job: Job) -> Kernel:
@@ -69,10 +72,12 @@ def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bo
 def settings(dtype: torch.dtype) -> Hashable:
     """What else a choice depends on: the environment and torch's switches."""
     float32 = precision() if dtype is torch.float32 else None
-    return _ENVIRONMENT.get(_NAMED), torch._C._get_cudnn_enabled(), float32
+    named, capture = _ENVIRONMENT.get(_NAMED), _ENVIRONMENT.get(_CAPTURE)
+    return named, capture, torch._C._get_cudnn_enabled(), float32
 
 
-_ENVIRONMENT, _NAMED = os.environ._data, os.environ.encodekey("ELMAN_KERNELS")  # pyright: ignore[reportAttributeAccessIssue]
+_ENVIRONMENT = os.environ._data  # pyright: ignore[reportAttributeAccessIssue]
+_NAMED, _CAPTURE = map(os.environ.encodekey, ("ELMAN_KERNELS", "ELMAN_CAPTURE"))  # pyright: ignore[reportAttributeAccessIssue]
 """`os.environ.get` takes ten times as long, and this is asked at every call."""
 
 
@@ -107,7 +112,8 @@ def explain(
     time = "" if asked.time is None else asked.time(cast(Kernel, kernel))
     compiles = getattr(kernel, "compiles", None)
     made = asked.cell.name if compiles is not None and compiles(asked.cell) else ""
-    return Explanation(kernel.name, reasons, time, made)
+    again = "" if asked.again is None else asked.again(kernel.name)
+    return Explanation(kernel.name, reasons, time, made, again)
 
 
 @contextmanager
@@ -116,17 +122,42 @@ def using(name: str | None) -> Iterator[None]:
 
     As ELMAN_KERNELS does for a whole program: for all threads, and nothing is substituted.
     """
-    before = os.environ.get("ELMAN_KERNELS")
-    if name is not None:
-        os.environ["ELMAN_KERNELS"] = name
-    try:
+    with _environment("ELMAN_KERNELS", name):
         requested()  # refuses a name that is no kernel's
+        yield
+
+
+@contextmanager
+def capturing(on: bool) -> Iterator[None]:
+    """Let calls that are repeated on a GPU be captured, or not, in this block.
+
+    As ELMAN_CAPTURE (`auto` or `off`) does for a whole program: for all threads.
+    """
+    with _environment("ELMAN_CAPTURE", "auto" if on else "off"):
+        yield
+
+
+@contextmanager
+def _environment(variable: str, value: str | None) -> Iterator[None]:
+    """Another value inside the block; None changes nothing."""
+    before = os.environ.get(variable)
+    if value is not None:
+        os.environ[variable] = value
+    try:
         yield
     finally:
         if before is not None:
-            os.environ["ELMAN_KERNELS"] = before
-        elif name is not None:
-            del os.environ["ELMAN_KERNELS"]
+            os.environ[variable] = before
+        elif value is not None:
+            del os.environ[variable]
+
+
+def captures() -> bool:
+    """Whether repeated calls may be captured: what ELMAN_CAPTURE says."""
+    value = os.environ.get("ELMAN_CAPTURE", "auto")
+    if value not in ("auto", "off"):
+        raise UserError(f"ELMAN_CAPTURE={value} is neither auto nor off")
+    return value == "auto"
 
 
 def requested() -> str:
@@ -180,13 +211,66 @@ def _dearer(job: Job) -> str | None:
     whole = job.whole
     if whole is None or _refusal(_cudnn(), job):
         return None
-    shape = _shape(whole)
-    ours, theirs = (prices.microseconds(engine, shape) for engine in ("cuda", "cudnn"))
+    ours, theirs = (_repeated_price(engine, whole) for engine in ("cuda", "cudnn"))
+    now, then = (prices.microseconds(engine, _shape(whole)) for engine in ("cuda", "cudnn"))
+    if not _decides(ours, theirs, now, then):
+        ours, theirs = now, then
     if theirs is None or (ours is not None and ours <= SURELY * theirs):
         return None
     if ours is None:
         return "no layer like this one was ever timed, so cuDNN is preferred"
     return f"cuDNN is faster at this size ({theirs:,.0f} µs against {ours:,.0f} on an H200)"
+
+
+def _decides(
+    ours: float | None, theirs: float | None, now: float | None, then: float | None
+) -> bool:
+    """Whether what captured calls cost is to choose, and not what the first ones do."""
+    if ours is None or theirs is None or now is None or then is None:
+        return False
+    apart = min(ours, theirs) <= SURELY * max(ours, theirs)
+    return apart and now <= PATIENT * then
+
+
+PATIENT = 1.3
+"""How much dearer than cuDNN our kernel may be before its calls are captured."""
+
+
+def _repeated_price(engine: str, whole: Whole) -> float | None:
+    """Of a call that has been captured, where calls are; whether they may be now is not asked."""
+    shape = _shape(whole)
+    gpu = prices.gpu_microseconds(engine, shape)
+    never = shape.captured or whole.drops or whole.pieces > 1
+    if gpu is None or never or uncaptured(engine, whole) is not None:
+        return prices.microseconds(engine, shape)
+    return max(prices.LAUNCHED["both" if whole.keeps else "forward"], gpu)
+
+
+def uncaptured(kernel: str, whole: Whole) -> str | None:
+    """Why nothing is gained by capturing a call on this kernel; None where something is."""
+    net = whole.network
+    strands = net.layers * net.directions
+    width = net.inputs + (2 + 2 * GATES.get(net.mode or "", 4)) * net.hidden * strands
+    size = whole.steps * whole.rows * width * whole.dtype.itemsize
+    if size > LARGEST:
+        return f"a recording would take {size / 2**20:,.0f} MiB"
+    if net.mode is None:
+        long = whole.steps * strands > MANY
+        return f"{whole.steps} steps take the GPU longer than Python" if long else None
+    shape = _shape(whole)
+    gpu, host = prices.gpu_microseconds(kernel, shape), prices.host_microseconds(kernel, shape)
+    if kernel == Cudnn.name and not prices.is_alone(shape) and whole.steps * strands > MANY:
+        return f"{whole.steps} steps are too many launches for one graph"
+    if gpu is None or gpu > BUSY * host:
+        return f"the GPU takes longer than Python ({gpu or 0:,.0f} µs against {host:,.0f})"
+    return None
+
+
+GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 3}
+LARGEST = 2**26
+"""Bytes of one recording: a larger job keeps the GPU busy by itself."""
+MANY, BUSY = 512, 2.0
+"""Steps launched one by one; how much longer than Python the GPU may take."""
 
 
 def arithmetic_name(dtype: torch.dtype) -> str:

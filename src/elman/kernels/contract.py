@@ -214,6 +214,7 @@ class Job:
     states: Sequence[State]
     whole: Whole | None = None  # the same for cuDNN, where a module asks for all of it at once
     time: Callable[[Kernel], str] | None = None  # how a kernel's time runs, where not just in order
+    again: Callable[[str], str] | None = None  # what becomes of a kernel's calls that are repeated
 
     def pieces(self) -> Iterator[Piece]:
         """Every layer's own piece."""

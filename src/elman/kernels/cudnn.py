@@ -104,6 +104,32 @@ def precision() -> str:
     return torch._C._get_fp32_precision_getter("cuda", "rnn")
 
 
+def as_torch(
+    net: Network, batch_first: bool, x: Tensor, first: Sequence[Tensor], weights: list[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """ys and the last states, in the caller's layout, by the very call that `torch.nn` makes."""
+    assert net.mode is not None
+    ys, *last = TORCHS[net.mode](
+        x,
+        first if len(first) > 1 else first[0],
+        weights,
+        net.bias,
+        net.layers,
+        0.0,
+        torch.is_grad_enabled(),
+        net.directions == 2,
+        batch_first,
+    )
+    return ys, tuple(last)
+
+
+TORCHS = {
+    "RNN_TANH": torch._VF.rnn_tanh,
+    "RNN_RELU": torch._VF.rnn_relu,
+    "GRU": torch._VF.gru,
+    "LSTM": torch._VF.lstm,
+}
+
 Between = Callable[[Tensor, int], Tensor]
 """What the layer above reads of a layer's output: dropout."""
 

@@ -26,7 +26,12 @@ HOST = {  # microseconds of Python and launches: of a call, and more for each fu
     ("cudnn", "both"): (930, 360),
 }
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
+LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured call
 ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of one kernel per layer
+
+
+AT_ONCE = {"tanh": 256, "gru": 128, "lstm": 128}
+"""Up to so many units of float32 cuDNN is fast, there and back; one more unit, and it is not."""
 
 
 class Line(NamedTuple):
@@ -53,28 +58,41 @@ class Shape(NamedTuple):
 
 def microseconds(engine: str, shape: Shape) -> float | None:
     """The price of a call on `engine`, cuda or cudnn; None where nothing like it was measured."""
+    gpu = gpu_microseconds(engine, shape)
+    if gpu is None or shape.captured:
+        return gpu
+    return max(host_microseconds(engine, shape), gpu)
+
+
+def gpu_microseconds(engine: str, shape: Shape) -> float | None:
+    """What the GPU takes of it."""
     what = "both" if shape.backward else "forward"
     line = _line(engine, shape.cell, shape.arithmetic, what, shape.hidden, shape.rows)
     if line is None:
         return None
     strands = shape.layers * shape.directions
+    if engine == "cuda":
+        return strands * (line.start + shape.steps * line.step)
+    at_once = strands if is_alone(shape) else shape.layers**0.45 * shape.directions**0.3
+    return at_once * (shape.pieces * line.start + shape.steps * line.step)
+
+
+def host_microseconds(engine: str, shape: Shape) -> float:
+    """What Python and the launches take, while the GPU may work already."""
+    what, strands = "both" if shape.backward else "forward", shape.layers * shape.directions
     long = engine == "cuda" and (shape.directions > 1 or shape.pieces > 1)
     first, more = HOST["long way" if long else engine, what]
+    host = first + more * (strands - 1)
     if engine == "cuda":
-        gpu, host = strands * (line.start + shape.steps * line.step), first + more * (strands - 1)
-    else:
-        alone = _is_alone(shape)
-        at_once = strands if alone else shape.layers**0.45 * shape.directions**0.3
-        gpu = at_once * (shape.pieces * line.start + shape.steps * line.step)
-        launches = 0 if alone else strands * shape.steps * LAUNCHES[what]
-        host = shape.pieces * (first + more * (strands - 1)) + launches
-    return gpu if shape.captured else max(host, gpu)
+        return host
+    launches = 0 if is_alone(shape) else strands * shape.steps * LAUNCHES[what]
+    return shape.pieces * host + launches
 
 
-def _is_alone(shape: Shape) -> bool:
+def is_alone(shape: Shape) -> bool:
     """Whether cuDNN runs one layer after the other, all of its steps in one kernel."""
     line = _line("cudnn", shape.cell, shape.arithmetic, "both", shape.hidden, shape.rows)
-    most = 256 if shape.cell == "tanh" else 128 if shape.backward else 192
+    most = AT_ONCE[shape.cell] if shape.backward or shape.cell == "tanh" else 192
     small = shape.arithmetic == "fp16" or shape.hidden <= most  # as seen of float32
     return small and line is not None and line.step < ALONE
 
@@ -91,6 +109,8 @@ def _line(
     tables = _tables()
     grid = tables[engine][cell][arithmetic][what]
     i, u = _between(tables["sizes"], hidden, 1.0)
+    if (engine, what) == ("cudnn", "both") and arithmetic in ("tf32", "fp32"):
+        u = 1.0 if u > 0 and tables["sizes"][i] == AT_ONCE[cell] else u
     j, v = _between(tables["batches"], rows, 2.0)
     corners = [(grid[i + a][j + b], (u if a else 1 - u) * (v if b else 1 - v)) for a, b in CORNERS]
     known = [(line, weight) for line, weight in corners if line is not None and weight != 0]

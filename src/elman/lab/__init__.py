@@ -7,6 +7,7 @@
     worker.py       the process that trains one of them
     stream.py       what a run tells, as it tells it
     microscope.py   ∂L_t/∂h_{t-k} of the window that is being read
+    pace.py         how often it draws
     inside.py       surprise, units, what comes next, where the state was like this before
     writing.py      text, token by token
     again.py        the command or the Python that does it again

@@ -26,9 +26,10 @@ from elman.forecasting import saving
 from elman.lab import again, microscope, pictures, stream, writing
 from elman.lab.guard import Guard
 from elman.lab.inside import Inside
-from elman.lab.jobs import Jobs, typed
+from elman.lab.jobs import ALIVE, Jobs, typed
 from elman.lab.microscope import Slide
-from elman.lab.shelf import LARGEST_TEXT, NotHere, Shelf, corpora, is_forecast
+from elman.lab.pace import Pace
+from elman.lab.shelf import LARGEST_TEXT, NotHere, Shelf, corpora, is_forecast, slug
 from elman.runs import Run, comparison, options_of, presets
 
 PAGE = Path(__file__).parent / "page"
@@ -40,10 +41,10 @@ SMALL = {"model": "gru", "hidden_size": 128, "sample_every": 1}
 """What a training on the page is, unless it is asked to be something else: small and quick."""
 TEND_EVERY = 0.2
 LOOKS = ("baselines", "excerpt", "spectrum", "carries")
-FASTEST = 0.1
-"""Seconds between two pictures of the microscope, at least."""
-TAKEN = 0.01
-"""The part of a core that pictures may take from trainings, where these have all the cores."""
+NEXT = 0.5
+"""Seconds that someone who has seen a picture of the microscope waits for the next at most."""
+LOOK_FOR = 0.01
+"""Seconds between two looks at whether there are new weights."""
 
 
 class Frame(NamedTuple):
@@ -71,13 +72,19 @@ class Lab:
         self.slide = functools.lru_cache(KEPT)(Slide)
         self.inside = functools.lru_cache(KEPT)(Inside)
         self.pool = ThreadPoolExecutor(2, "lab", _give_way)
+        self.counting = ThreadPoolExecutor(1, "counting", _give_way)  # a while, of a large text
         self.summaries: dict[Path, tuple[Any, comparison.Summary]] = {}
         self._frame: Frame | None = None
+        self._pace = Pace()
         self._mutex = threading.Lock()
 
     async def compute(self, work: Callable[..., Any], *given: Any) -> Any:
         """Somewhere that gives way to trainings."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *given)
+
+    async def count(self, work: Callable[..., Any]) -> Any:
+        """The same, where whatever takes less time does not have to wait for it."""
+        return await asyncio.get_running_loop().run_in_executor(self.counting, work)
 
     def frame(self, id: str) -> dict[str, Any]:
         """The microscope's picture of now; those who ask at once, or too often, get the same one.
@@ -85,22 +92,40 @@ class Lab:
         `every` says when there will be another: as soon as it can be drawn where a core is free,
         and so seldom that trainings do not notice where it is not.
         """
-        path = self.shelf.run(id)
-        published = self.jobs.watch(id)
-        stamp = [_stamp(p) for p in (published, path / "state.safetensors", path / "config.json")]
+        path, published = self.shelf.run(id), self.jobs.published(id)
         with self._mutex:
+            stamp = self._weights(path)
             last, now = self._frame, time.monotonic()
             if last is None or last.id != id or (last.stamp != stamp and now >= last.due):
-                began = time.thread_time()
-                picture = microscope.frame(self.slide(path), published)
-                every = max(FASTEST, (time.thread_time() - began) / self._share())
-                picture |= {"every": every}
-                last = self._frame = Frame(id, stamp, now + every, picture)
+                with self._pace.drawing():
+                    picture = microscope.frame(self.slide(path), published)
+                all_busy = self.jobs.busy_threads >= _cores()
+                every = self._pace.every(trainings_have_all=all_busy)
+                last = self._frame = Frame(id, stamp, now + every, picture | {"every": every})
             return last.picture
 
-    def _share(self) -> float:
-        """The part of a core that pictures may take now."""
-        return 1.0 if self.jobs.busy_threads < _cores() else TAKEN
+    async def next_frame(self, id: str, seen: str) -> str:
+        """The picture after that of step `seen`, as JSON: a training leaves its weights for it.
+
+        Where none comes for a while, the same one again.
+        """
+        path, until = self.shelf.run(id), time.monotonic() + NEXT
+        self.jobs.watch(id)
+        while self._is_last(path, seen) and time.monotonic() < until:
+            await asyncio.sleep(LOOK_FOR)
+        return await self.compute(lambda: strict_json.dumps(self.frame(id)))
+
+    def _is_last(self, path: Path, seen: str) -> bool:
+        """Whether there is no newer picture than that of step `seen`, nor one to be drawn now."""
+        last = self._frame
+        if last is None or last.id != path.name or str(last.picture["step"]) != seen:
+            return False
+        return time.monotonic() < last.due or self._weights(path) == last.stamp
+
+    def _weights(self, path: Path) -> list[tuple[int, int]]:
+        """What a picture is drawn of: changed, there is another one to draw."""
+        published = self.jobs.published(path.name)
+        return [_stamp(p) for p in (published, path / "state.safetensors", path / "config.json")]
 
     def summary(self, path: Path) -> comparison.Summary:
         """A run at a glance, read again only when it has told something new."""
@@ -219,7 +244,10 @@ class Addresses:
 
     def _runs(self) -> list[dict[str, Any]]:
         paths, asked = self.lab.shelf.runs(), self.lab.jobs.asked()
-        listed = [self._row(id, paths.get(id)) for id in {*paths, *asked}]
+        listed = []
+        for id in {*paths, *asked}:
+            with contextlib.suppress(NotHere):  # moved or deleted a moment ago
+                listed.append(self._row(id, paths.get(id)))
         return sorted(listed, key=lambda row: (-row["changed"], row["id"]))
 
     def _row(self, id: str, path: Path | None) -> dict[str, Any]:
@@ -230,9 +258,13 @@ class Addresses:
         changed = max(_stamp(path / "metrics.jsonl")[0], _stamp(path / "config.json")[0])
         if is_forecast(path):
             return {"id": id, "kind": "forecast", "state": "ended", "changed": changed}
-        row = self.lab.summary(path).json()
-        row.pop("run")
-        return {"id": id, "kind": "text", **self.lab.jobs.status(id), "changed": changed, **row}
+        status = self.lab.jobs.status(id)
+        if not (path / "config.json").exists() and status["state"] in (*ALIVE, "elsewhere"):
+            row = {}  # it is being made at this moment
+        else:
+            row = self.lab.summary(path).json()
+            row.pop("run")
+        return {"id": id, "kind": "text", **status, "changed": changed, **row}
 
     async def run(self, request: Request) -> Response:
         """One run: its options, how to make it again, how to go on with it."""
@@ -240,7 +272,7 @@ class Addresses:
 
     def _run(self, id: str) -> dict[str, Any]:
         row = self._row(id, self.lab.shelf.runs().get(id))
-        if id not in self.lab.shelf.runs() or is_forecast(self.lab.shelf.run(id)):
+        if "options" not in row:
             return row
         path = self.lab.shelf.run(id)
         run, asked = Run.open(path), self.lab.jobs.asked().get(id, {})
@@ -264,7 +296,7 @@ class Addresses:
         given = SMALL | typed(asked["options"])
         if refused := sorted(given.keys() & {"source", "encoding", "errors"}):
             raise UserError(f"{refused[0]} is not an option here", hint="send the text itself")
-        name = asked["name"] or asked["corpus"] or asked["text"].rsplit("-", 1)[0]
+        name = slug(asked["name"] or asked["corpus"] or asked["text"].rsplit("-", 1)[0])
         begin = self.lab.jobs.begin
         id = await asyncio.to_thread(
             begin, source, f"{name}-{given['model']}", given, asked["preset"]
@@ -287,10 +319,10 @@ class Addresses:
         return _answer({"changes": changes, "again": shell})
 
     async def stream(self, request: Request) -> Response:
-        """What the run tells, as it tells it (server-sent events)."""
+        """What the run tells, as it tells it (server-sent events); `from`: after that event."""
         id = request.path_params["id"]
         self.lab.jobs.status(id)  # an id that names nothing is refused
-        place = request.headers.get("last-event-id", "0")
+        place = request.headers.get("last-event-id") or request.query_params.get("from", "0")
         events = stream.follow(
             self.lab.shelf.root / id,
             lambda: self.lab.jobs.status(id),
@@ -299,17 +331,20 @@ class Addresses:
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def frame(self, request: Request) -> Response:
-        """The microscope's picture of now."""
-        return _answer(await self.lab.compute(self.lab.frame, request.path_params["id"]))
+        """The microscope's picture of now; `after=STEP`: the next one after that."""
+        seen = request.query_params.get("after", "")
+        picture = await self.lab.next_frame(request.path_params["id"], seen)
+        return Response(picture, media_type="application/json")
 
     async def look(self, request: Request) -> Response:
         """The dearer looks: spectrum, carries, baselines; and some of the text."""
         id, what = request.path_params["id"], request.path_params["what"]
         path, published = self.lab.shelf.run(id), self.lab.jobs.watch(id)
 
+        if what == "baselines":
+            return _answer(await self.lab.count(self.lab.inside(path).rivals))
+
         def found() -> dict[str, Any]:
-            if what == "baselines":
-                return self.lab.inside(path).rivals()
             if what == "excerpt":
                 return self.lab.inside(path).excerpt()
             if what == "spectrum":
@@ -394,6 +429,7 @@ def application(lab: Lab) -> Starlette:
         tending.cancel()
         await asyncio.to_thread(lab.jobs.close)
         lab.pool.shutdown(wait=False, cancel_futures=True)
+        lab.counting.shutdown(wait=False, cancel_futures=True)
 
     routes = [
         Route("/api/about", at.about),

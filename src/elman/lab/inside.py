@@ -36,7 +36,9 @@ class Inside:
         self.path = path
         self._mutex = threading.Lock()
         self._loaded: tuple[int, Loaded] | None = None
+        self._counts = threading.Lock()  # of a large text that takes a while: nothing else waits
         self._counting: Any = None
+        self._rivals: dict[str, Any] | None = None
 
     def loaded(self) -> Loaded:
         """The run with its weights of now; several may ask at once."""
@@ -51,7 +53,7 @@ class Inside:
 
     def counting(self) -> Any:
         """Kneser–Ney of the training text, of the order that suits its tokens."""
-        with self._mutex:
+        with self._counts:
             if self._counting is None:
                 run = Run.open(self.path)
                 order = level_of(run.vocab.level).counting_orders[-1]
@@ -60,6 +62,12 @@ class Inside:
 
     def rivals(self) -> dict[str, Any]:
         """What counting the training text scores on the held-out text, weakest first."""
+        with self._counts:
+            if self._rivals is None:
+                self._rivals = self._scored()
+            return self._rivals
+
+    def _scored(self) -> dict[str, Any]:
         run = Run.open(self.path)
         parts = run.splits()
         if len(parts.validation) < 2:

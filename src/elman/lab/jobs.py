@@ -23,7 +23,7 @@ from typing import Any, final
 from elman import strict_json
 from elman.errors import UserError
 from elman.files import write_text
-from elman.folders.lock import is_held
+from elman.folders.lock import holder, is_held
 from elman.lab import loaded
 from elman.lab.shelf import NotHere, Shelf
 from elman.runs import Run, options_of, presets, with_options
@@ -124,6 +124,8 @@ class Jobs:
                 say(self.shelf.jobs / id, "stopped", message="it had not begun")
             elif state in ALIVE:
                 order(self.shelf.jobs / id, do=what)
+            elif state == "elsewhere":
+                raise self._not_ours(id)
             elif what == "go":
                 self.go_on(id)
             else:
@@ -132,7 +134,7 @@ class Jobs:
     def change(self, id: str, given: dict[str, Any]) -> dict[str, Any]:
         """Train on with other options; what is wrong with them is said now.
 
-        Returns those that will change.
+        Returns those that will change, as far as is known now.
         """
         if unknown := sorted(given.keys() - set(CHANGES)):
             raise UserError(
@@ -141,48 +143,75 @@ class Jobs:
             )
         run = Run.open(self.shelf.run(id))
         before = options_of(run.config)
-        changes = presets.changed(before, typed(given))
+        asked = typed(given)
+        changes = presets.changed(before, asked)
         with_options(run.config, before | changes)
         state = self.status(id)["state"]
-        if state in ("elsewhere", "queued", "scoring"):
+        if state == "elsewhere":
+            raise self._not_ours(id)
+        if state in ("queued", "scoring"):
             raise UserError(f"{id} cannot be changed now: it is {state}", hint="wait a moment")
-        if changes and state in ALIVE:
-            order(self.shelf.jobs / id, do="change", options=changes)
+        if state in ALIVE:
+            changes |= asked  # another change may be on its way: the last word counts
+            order(self.shelf.jobs / id, do="change", options=asked)
         elif changes:
             self.go_on(id, changes)
         return changes
+
+    def _not_ours(self, id: str) -> UserError:
+        process = holder(self.shelf.root / id).get("process", "?")
+        return UserError(
+            f"{id} is trained by process {process}, which this page did not start",
+            hint="stop it there, with Ctrl-C; then it can go on here",
+        )
 
     def watch(self, id: str) -> Path:
         """Say that someone looks; returns where the weights of a moment ago will be."""
         folder = self.shelf.jobs / id
         if folder.is_dir():
             (folder / "watched").touch()
-        return folder / "weights.safetensors"
+        return self.published(id)
+
+    def published(self, id: str) -> Path:
+        """Where a training leaves the weights of a moment ago, for whoever looks."""
+        return self.shelf.jobs / id / "weights.safetensors"
 
     # ------------------------------------------------------------------ looking
 
     def status(self, id: str) -> dict[str, Any]:
         """What a training does now; of one whose process is gone, that it has stopped."""
         status = read_json(self.shelf.jobs / id / "status.json") if _is_name(id) else {}
-        if not status:
-            if id not in self.shelf.runs():
-                raise NotHere(f"there is no run {id!r} here", hint="look at the list again")
-            status = {"state": "stopped"}
+        if (not status or self._is_gone(id, status)) and id not in self.shelf.runs():
+            raise NotHere(f"there is no run {id!r} here", hint="it may have been moved or deleted")
+        status = status or {"state": "stopped"}
         if status["state"] in ALIVE and not self._is_alive(id):
             status = {"state": "stopped", "message": "its process is gone; it can go on"}
         if status["state"] in (*ALIVE, "queued"):
             return status
         path = self.shelf.root / id
         if is_held(path):  # by a process that nobody here has started
-            return {"state": "elsewhere"}
+            return {"state": "elsewhere", **holder(path)}
         return {"state": "ended"} if _has_ended(path) else status
+
+    def _state(self, id: str) -> str:
+        try:
+            return self.status(id)["state"]
+        except NotHere:  # its folder was taken away a moment ago
+            return "gone"
 
     def asked(self) -> dict[str, dict[str, Any]]:
         """What was asked for, by id; runs that nobody asked for here are not among them."""
         if not self.shelf.jobs.is_dir():
             return {}
         folders = [p for p in self.shelf.jobs.iterdir() if (p / "asked.json").exists()]
-        return {p.name: read_json(p / "asked.json") for p in sorted(folders)}
+        here = [p for p in folders if not self._is_gone(p.name, read_json(p / "status.json"))]
+        return {p.name: read_json(p / "asked.json") for p in sorted(here)}
+
+    def _is_gone(self, id: str, status: dict[str, Any]) -> bool:
+        """Whether a training had begun, and somebody has taken its folder away."""
+        begun = status.get("state") in ("running", "paused", "scoring", "stopped", "ended")
+        begun = begun and "process" in status  # else it was stopped while it waited
+        return begun and not (self.shelf.root / id).exists()
 
     def _is_alive(self, id: str) -> bool:
         return is_held(self.shelf.jobs / id) or self._begins(id)
@@ -208,7 +237,7 @@ class Jobs:
             if not self._open:
                 return
             asked = self.asked()
-            states = {id: self.status(id)["state"] for id in asked}
+            states = {id: self._state(id) for id in asked}
             busy = sum(state in ("starting", "running", "scoring") for state in states.values())
             waiting = sorted(
                 (id for id, state in states.items() if state == "queued"),

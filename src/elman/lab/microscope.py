@@ -6,14 +6,16 @@ the model reads it from the state before any text, in float64, as `elman gradien
 """
 
 import copy
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors.torch import load
 
+from elman import strict_json
 from elman.diagnostics import (
     ByLag,
     Passage,
@@ -27,7 +29,7 @@ from elman.diagnostics.units import SATURATED
 from elman.errors import UserError
 from elman.gradients import Truncated
 from elman.lab import again
-from elman.lab.shown import alone, short
+from elman.lab.shown import alone, packed, short
 from elman.language_model import LanguageModel
 from elman.runs import Run, checkpoints, fresh_model
 from elman.training.segments import one_pass
@@ -79,14 +81,18 @@ class Slide:
         """The weights of a moment ago where a training leaves them, else the last ones saved."""
         saved = self.run.path / "state.safetensors"
         if published.exists() and _changed_at(published) >= _changed_at(saved):
-            with safe_open(published, "pt") as file:
-                numbers = file.metadata()
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            data = _whole(published)
+            weights = load(data)
+            numbers = strict_json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            numbers = numbers["__metadata__"]
         elif saved.exists():
             tensors, numbers = checkpoints.read(saved, "state")
             weights = {n.removeprefix("weights/"): t for n, t in tensors.items()}
         else:
-            raise UserError("there are no weights yet", hint="wait for the first update")
+            raise UserError(
+                "there are no weights yet",
+                hint="they come with the first update; from another process, when it saves them",
+            )
         place = Place(*(int(numbers[name]) for name in ("step", "epoch", "index")))
         return self._filled(weights), place
 
@@ -124,7 +130,7 @@ class Slide:
 
 
 def frame(slide: Slide, published: Path) -> dict[str, Any]:
-    """One picture: norms[i][k] = ‖∂L_t/∂h_{t-k}‖ for the losses of the later half of the text."""
+    """One picture: norms[i, k] = ‖∂L_t/∂h_{t-k}‖ for the losses of the later half of the text."""
     passage, place, window = slide.passage(published)
     lags = by_lag(passage, len(passage) // 2)
     used = slide.run.config.training.reading.window
@@ -134,7 +140,7 @@ def frame(slide: Slide, published: Path) -> dict[str, Any]:
         "tokens": [alone(slide.run.vocab, t) for t in slide.run.vocab.to_tokens(window.ids)],
         "edges": window.edges,
         "first": lags.first,
-        "norms": short(lags.norms),
+        "norms": packed(lags.norms),
         "nats": short(passage.nats.numpy()),
         "window": used,
         "carry": str(slide.run.config.training.reading.carry),
@@ -197,6 +203,15 @@ def carries(slide: Slide, published: Path) -> dict[str, Any]:
             for s in scores
         ],
     }
+
+
+def _whole(path: Path) -> bytes:
+    """A file that a training replaces now and then, and writes over once it is replaced."""
+    while True:
+        with open(path, "rb") as file:
+            before, data, now = os.fstat(file.fileno()), file.read(), os.stat(path)
+        if os.path.samestat(before, now) and before.st_mtime_ns == now.st_mtime_ns:
+            return data
 
 
 def _changed_at(path: Path) -> int:

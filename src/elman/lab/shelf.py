@@ -2,11 +2,13 @@
 
 A page never names a path. An id is the name of a folder that is there, found by looking, not by
 joining; a text gets its name here, from letters and digits of the one it came with and a hash.
+Letters are those of any script.
 """
 
 import hashlib
 import re
 import threading
+import unicodedata
 from pathlib import Path
 from typing import final
 
@@ -111,8 +113,9 @@ def corpora() -> list[str]:
 def slug(name: str) -> str:
     """Letters, digits and dashes of a name, and nothing that means something to a file system.
 
-    >>> slug("../../My Böok.txt"), slug("<script>"), slug("...")
-    ('my-b-ok', 'script', 'text')
+    >>> slug("../../My Böok.txt"), slug("红楼梦.txt"), slug("<script>"), slug("...")
+    ('my-böok', '红楼梦', 'script', 'text')
     """
     stem = re.sub(r"\.[A-Za-z0-9]{1,8}$", "", name.strip().replace("\\", "/").split("/")[-1])
-    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40] or "text"
+    letters = unicodedata.normalize("NFKC", stem).lower()
+    return re.sub(r"[\W_]+", "-", letters).strip("-")[:40].strip("-") or "text"

@@ -1,5 +1,6 @@
 """Tokens and numbers in the form in which a page gets them."""
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,18 @@ def token_texts(vocab: Vocab, tokens: Sequence[Any]) -> list[str]:
 def alone(vocab: Vocab, token: Any) -> str:
     """A token that stands by itself, in a list or in a cell."""
     return token_texts(vocab, [token])[0]
+
+
+def packed(values: Any) -> dict[str, Any]:
+    """A table of many numbers, quick to write and to read: float32, little-endian, in base64.
+
+    >>> packed([[1.0, 0.5]])
+    {'shape': [1, 2], 'float32': 'AACAPwAAAD8='}
+    """
+    values = np.asarray(values)
+    with np.errstate(over="ignore", under="ignore"):  # what explodes further than that is ∞
+        data = values.astype("<f4").tobytes()
+    return {"shape": list(values.shape), "float32": base64.b64encode(data).decode()}
 
 
 def short(values: Any) -> Any:

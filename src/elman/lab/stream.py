@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elman import strict_json
+from elman.lab.shelf import NotHere
 
 EVERY = 0.1
 """Seconds between two looks at the file."""
@@ -27,19 +28,24 @@ def event(name: str, data: str, id: int | None = None) -> str:
 async def follow(
     path: Path, status: Callable[[], dict[str, Any]], start: int = 0
 ) -> AsyncIterator[str]:
-    """Events of a run for as long as someone listens: `records`, `status`, `again`.
+    """Events of a run for as long as someone listens: `records`, `status`, `again`, `gone`.
 
     `again` says that metrics.jsonl has become shorter, as it does when a run goes on from an older
-    checkpoint: what follows starts from the beginning.
+    checkpoint: what follows starts from the beginning. `gone`, the last one, that there is no such
+    run any more.
     """
     place, said, file = start, None, path / "metrics.jsonl"
     for turn in itertools.count():
         if turn % STATUS_EVERY == 0:
-            now = strict_json.dumps(await asyncio.to_thread(status))
+            try:
+                now = strict_json.dumps(await asyncio.to_thread(status))
+            except NotHere:
+                yield event("gone", "{}")
+                return
             if now != said:
                 said = now
                 yield event("status", now)
-        if (file.stat().st_size if file.exists() else 0) < place:
+        if _size(file) < place:
             place = 0
             yield event("again", "{}")
         lines, place = await asyncio.to_thread(_since, file, place)
@@ -48,13 +54,21 @@ async def follow(
         await asyncio.sleep(EVERY)
 
 
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _since(file: Path, place: int) -> tuple[list[str], int]:
     """The whole lines after a place, of many updates a few; and the place after them."""
-    if not file.exists():
+    try:
+        with open(file, "rb") as log:
+            log.seek(place)
+            data = log.read(MOST_BYTES)
+    except FileNotFoundError:  # it has told nothing yet, or somebody took it away
         return [], place
-    with open(file, "rb") as log:
-        log.seek(place)
-        data = log.read(MOST_BYTES)
     data = data[: data.rfind(b"\n") + 1]
     return thinned(data.decode("utf-8").splitlines()), place + len(data)
 

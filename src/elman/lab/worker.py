@@ -9,11 +9,13 @@ keeps one such process ready, and each job is a fork of it. Until then it has on
 computes with several would not survive the fork.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import time
 import traceback
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -29,13 +31,17 @@ from elman.session import RunOptions, Session
 from elman.training import Record, Update
 
 LOOK_EVERY = 0.1
-"""Seconds between two copies of the weights, while someone looks."""
+"""Seconds from one copy of the weights to the next, while someone looks."""
+LOOK_FOR = 0.01
+"""Seconds between two looks at whether someone looks."""
 LOOK_SHARE = 0.01
 """The part of the time that copying them may take."""
 WATCHED_FOR = 3.0
 """Seconds after which a look is over."""
 SAVE_EVERY = 10.0
 """Seconds between two checkpoints: what one looks into and writes with should not be old."""
+THERE_EVERY = 1.0
+"""Seconds between two looks at whether the run's folder is still there."""
 LONGEST_PAUSE = 3600.0
 """Seconds that a paused training keeps its process."""
 PATIENCE = 5.0
@@ -55,8 +61,10 @@ class Worker:
         self.orders: list[dict[str, Any]] = []
         self.refused: dict[str, str] = {}  # why the last change was not made
         self.last: Record | None = None
+        self.next_check = 0.0
         self.next_look = 0.0
         self.last_look = 0.0  # when the last one whose wish was granted looked
+        self.copied: deque[float] = deque(maxlen=8)  # seconds that copies of the weights took
 
     def work(self) -> None:
         """Train to the end, or until told to stop."""
@@ -64,13 +72,21 @@ class Worker:
         signal.signal(signal.SIGTERM, lambda *_: self.orders.append({"do": "stop"}))
         try:
             self._work()
-        except (UserError, WorkFailed) as problem:
-            self._say("failed", message=problem.message, hint=problem.hint)
-        except BaseException:
-            self._say("failed", message="the process broke down; its log says how")
-            raise
+        except BaseException as problem:
+            self._say_why(problem)
+            if not isinstance(problem, UserError | WorkFailed):
+                raise
         finally:
             lock.release()
+
+    def _say_why(self, problem: BaseException) -> None:
+        """Why it does not go on."""
+        if self.last is not None and not self.path.exists():
+            self._say("stopped", message="its folder was moved or deleted")
+        elif isinstance(problem, UserError | WorkFailed):
+            self._say("failed", message=problem.message, hint=problem.hint)
+        else:
+            self._say("failed", message="the process broke down; its log says how")
 
     def _work(self) -> None:
         session = self._session()
@@ -126,8 +142,17 @@ class Worker:
         """Whether there is an order; they are heeded right after an update, and nowhere else."""
         if not isinstance(self.last, Update):
             return False
+        self._insist_on_folder()
         self._read_orders()
         return bool(self.orders)
+
+    def _insist_on_folder(self) -> None:
+        """A training whose folder was taken away would learn for nobody until it is to be saved."""
+        now = time.monotonic()
+        if now >= self.next_check:
+            self.next_check = now + THERE_EVERY
+            if not self.path.exists():
+                raise UserError(f"{self.path} was moved or deleted", hint="train a new run")
 
     def _wait(self) -> None:
         """For the next order; a training that everybody forgot stops, and can go on later."""
@@ -156,30 +181,50 @@ class Worker:
         jobs.say(self.folder, state, **self.refused | {"process": os.getpid(), **more})
 
     def _let_look(self, session: Session) -> None:
-        """A copy of the weights for whoever looks, once for each look, ten a second at most."""
+        """A copy of the weights for whoever looks, once for each look, ten a second at most.
+
+        Copies keep a beat: one that had to wait for the end of an update does not delay the next.
+        """
         now = time.monotonic()
         if now < self.next_look:
             return
-        self.next_look = now + LOOK_EVERY
-        try:
-            looked = (self.folder / "watched").stat().st_mtime
-        except FileNotFoundError:
+        looked = self._looked()
+        if looked == self.last_look or time.time() - looked > WATCHED_FOR:
+            self.next_look = now + LOOK_FOR
             return
-        if looked != self.last_look and time.time() - looked < WATCHED_FOR:
-            self.last_look = looked
-            publish(session, self.folder / "weights.safetensors")
-            took = time.monotonic() - now
-            self.next_look = now + max(LOOK_EVERY, took / LOOK_SHARE)
+        self.last_look = looked
+        publish(session, self.folder / "weights.safetensors")
+        self.copied.append(time.monotonic() - now)  # the least of some: others may have been busy
+        every = max(LOOK_EVERY, min(self.copied) / LOOK_SHARE)
+        self.next_look = max(now, self.next_look + every)
+
+    def _looked(self) -> float:
+        """When somebody asked for a picture, the last time."""
+        try:
+            return (self.folder / "watched").stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
 
 def publish(session: Session, path: Path) -> None:
-    """The weights of now and the place in the text, whole or not there; it need not last."""
+    """The weights of now and the place in the text, for the microscope; it need not last.
+
+    Two files take turns: one that is there already is written over in half of the time that a new
+    one takes. Who reads makes sure that what was read is still at its path.
+    """
     training = session.training
     weights = {n: p.detach().cpu().contiguous() for n, p in training.model.named_parameters()}
     place = {name: str(getattr(training, name)) for name in ("step", "epoch", "index")}
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(save(weights, place))
+    draft, spare = path.with_suffix(".draft"), path.with_suffix(".spare")
+    with open(draft, "r+b" if draft.exists() else "wb") as file:
+        file.write(save(weights, place))
+        file.truncate()
+    spare.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # there is none yet, or the file system has no links
+        os.link(path, spare)
     os.replace(draft, path)
+    if spare.exists():
+        os.replace(spare, draft)
 
 
 def _held(folder: Path) -> Lock:

@@ -52,7 +52,7 @@ class Recipe:
     @property
     def each(self) -> int:
         """How many tensors a layer has."""
-        return 2 + 2 * self.bias + self.projected + bool(named(self.cell).parameters)
+        return 2 + 2 * self.bias + self.projected + (len(named(self.cell).parameters) > 0)
 
     def layer(self, w: Sequence[Tensor]) -> Weights:
         b_ih, b_hh = (w[2], w[3]) if self.bias else (None, None)

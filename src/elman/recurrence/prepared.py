@@ -37,14 +37,19 @@ class Call:
         self, input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs and last states; an empty `state` is zeros."""
-        if self.blocks is not None:  # a cell whose W_hh has heads
-            each = len(weights) // self.prepared.layers
-            weights = [w * self.blocks if i % each == 1 else w for i, w in enumerate(weights)]
+        weights = self.in_heads(weights)
         if torch.is_grad_enabled():
             ys, *last = _Node.apply(self, len(state), input, *state, *weights)
             return ys, tuple(last)
         ys, last, _ = self.prepared.forward(self.time_first(input), state, weights, keep=False)
         return self.time_first(ys), last
+
+    def in_heads(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The weights, W_hh of a cell with heads being 0 outside of them; or the pulls on these."""
+        if self.blocks is None:
+            return weights
+        each = len(weights) // self.prepared.layers
+        return [w * self.blocks if i % each == 1 else w for i, w in enumerate(weights)]
 
     def time_first(self, x: Tensor) -> Tensor:
         """Inputs as the kernel reads them; and, since turning twice is nothing, outputs back."""

@@ -25,7 +25,8 @@ from elman.recurrence.operator import Inputs, Recipe
 
 def listening() -> bool:
     """Whether torch is writing down what runs: `jit.trace`, `export`, `onnx.export`."""
-    return torch.jit.is_tracing() or torch.compiler.is_exporting()
+    # is_exporting() itself is True inside torch.compile, too, with torch 2.11
+    return torch.jit.is_tracing() or torch.compiler._is_exporting_flag
 
 
 @contextlib.contextmanager

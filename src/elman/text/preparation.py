@@ -1,7 +1,8 @@
 """From texts of any size to a folder of ids (`elman.text.shards`), with memory for a piece of them.
 
 The texts are read up to three times: measured (where does the held-out part begin?), counted (the
-vocabulary, or the tokenizer, of the training part alone), encoded. Each shard is written whole;
+vocabulary, or the tokenizer, of the training part alone; on disk where there are many words,
+`token_counts.py`), encoded. Each shard is written whole;
 then what has been done is noted in `progress.json`. Killed at any moment, the same request goes on
 behind the last whole shard and ends in the same files, to the last byte. One process at a time
 writes into a folder (`folders/lock.py`); a text that another is to replace lies in
@@ -10,11 +11,13 @@ writes into a folder (`folders/lock.py`); a text that another is to replace lies
 
 import hashlib
 import json
-from collections import deque
-from collections.abc import Generator, Iterator
+from array import array
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -27,17 +30,30 @@ from elman.files import BLANK_SEAL, atomic, read_sealed, write_sealed
 from elman.folders import replaced
 from elman.folders.lock import NAME as LOCK
 from elman.folders.lock import Lock
+from elman.resources import in_words
 from elman.text import corpus, prepared
 from elman.text.levels import Level, Subwords, level_of
-from elman.text.levels.base import Token
 from elman.text.prepared import Data
 from elman.text.shards import INDEX, VOCABULARY, Index, Shard, sha256_of
 from elman.text.streaming import Stream, files_of
+from elman.text.token_counts import Counted, TokenCounts, most_frequent, utf8_length
 from elman.text.vocab import Vocab
 
 PROGRESS = "progress.json"
+CUT = 2
+"""How texts are cut into pieces, in which progress is counted; another number is another way."""
 LEARN = 1 << 28
 """Characters of the training part that a tokenizer is learned from, at most: more change little."""
+ROOM = 1 << 28
+"""Bytes of memory for a vocabulary, of which there must not be more than a machine has."""
+WORD, LETTER = 400, 8
+"""Bytes that a word and each byte of its spelling take in a vocabulary that is read or written."""
+LEARNING_ROOM = 320 << 20
+"""Bytes of memory for the words that a tokenizer is learned from."""
+LEARNING_LETTER = 140
+"""Bytes that each byte of a word takes there."""
+LONGEST_LEARNED = 1000
+"""Letters of a word that is learned from even where others have no room."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,7 @@ def prepare(request: Request, out: Path, *, force: bool = False) -> Generator[St
     without `force` goes on.
     """
     out = Path(out)
+    _check_subwords(request.data)
     stream = _stream(request)
     record = _request_record(request, stream)
     _check_room(out, force)
@@ -138,31 +155,57 @@ def _prepared(
         for step in _measured(request, stream):
             total = step.done
             yield step
+        _check_unchanged(stream, record)
         done = {"request": record, "total": total, "shards": [], "skip": 0, "counters": {}}
         _note(out, done)
     if not (out / VOCABULARY).exists():
-        vocab = yield from _vocabulary(request, stream, done["total"])
-        vocab.save(out / VOCABULARY)
+        try:
+            yield from _count(request, stream, out, done["total"])
+        except UserError:  # the same request will never go on
+            replaced.clear(out)
+            raise
     yield from _encode(request, stream, out, done)
+
+
+def _check_unchanged(stream: Stream, record: dict[str, Any]) -> None:
+    """Refuse texts that others have written to since: what was found in them holds no more."""
+    try:
+        found = _files_record(stream)
+    except OSError as problem:
+        raise UserError(
+            f"{problem.filename} has gone while it was read", hint="prepare a copy of it"
+        ) from problem
+    for then, now in zip(record["files"], found, strict=True):
+        if then != now:
+            raise UserError(
+                f"{now[0]} has changed while it was read: from {then[1]:,} to {now[1]:,} bytes",
+                hint="prepare a copy of it, with --force",
+            )
 
 
 def _stream(request: Request) -> Stream:
     data = request.data
     corpus.check_encoding(data.encoding, data.errors)
     files = files_of(list(request.sources))
-    return Stream(files, data.raw, request.field, data.encoding, data.errors)
+    anywhere = level_of(data.level).cut_anywhere
+    return Stream(files, data.raw, request.field, data.encoding, data.errors, anywhere)
 
 
 def _request_record(request: Request, stream: Stream) -> dict[str, Any]:
     """All that the result depends on."""
-    files = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in stream.files]
     options = asdict(replace(request.data, source="-"))
     return {
-        "files": files,
+        "cut": CUT,
+        "files": _files_record(stream),
         "field": request.field,
         "shard_tokens": request.shard_tokens,
         "data": options,
     }
+
+
+def _files_record(stream: Stream) -> list[list[Any]]:
+    found = ((file, file.stat()) for file in stream.files)
+    return [[str(file.absolute()), now.st_size, now.st_mtime_ns] for file, now in found]
 
 
 # ---------------------------------------------------------------------- the folder
@@ -309,44 +352,130 @@ def _measured(request: Request, stream: Stream) -> Iterator[Step]:
         )
 
 
-def _vocabulary(request: Request, stream: Stream, total: int) -> Generator[Step, None, Vocab]:
-    """The vocabulary of the training part."""
+# ---------------------------------------------------------------------- the vocabulary
+
+
+def _count(request: Request, stream: Stream, out: Path, total: int) -> Generator[Step, None, None]:
+    """Write the vocabulary of the training part; nothing of it stays in memory."""
     data, level = request.data, level_of(request.data.level)
     if isinstance(level, Subwords):
-        return (yield from _learned(request, stream, total, level))
-    counts: dict[Token, int] = {}
-    if level.unknown is not None:
+        level = yield from _learned(request, stream, out, total, level)
+        vocab = Vocab({}, level=level)
+    else:
+        counts = {}
+        if level.unknown is not None:
+            counts = yield from _counted(request, stream, out, total, level)
+        assert data.min_freq is not None
+        vocab = Vocab(counts, data.min_freq, level=level, vocab_size=data.vocab_size)
+        prepared.check_not_empty(vocab)
+    vocab.save(out / VOCABULARY)
+
+
+def _training_part(request: Request, stream: Stream, total: int) -> Iterator[str | bytes]:
+    parts = _parts(request, stream, total)
+    return (part.text for part in takewhile(lambda part: part.trains, parts))
+
+
+def _counted(
+    request: Request, stream: Stream, out: Path, total: int, level: Level
+) -> Generator[Step, None, dict[str, int]]:
+    """How often each token occurs; where they are too many, of those alone that get an id."""
+    with TokenCounts(out, ROOM, word_price) as counts:
         done = 0
-        for part in _parts(request, stream, total):
-            if not part.trains:
-                break
-            for token, n in level.count(level.cut(part.text)).items():
-                counts[token] = counts.get(token, 0) + n
-            done += len(part.text)
+        for text in _training_part(request, stream, total):
+            counts.add(level.count(level.cut(text)))
+            done += len(text)
             yield Step("counting", done, total)
-    assert data.min_freq is not None
-    vocab = Vocab(counts, data.min_freq, level=level, vocab_size=data.vocab_size)
-    prepared.check_not_empty(vocab)
-    return vocab
+        kept = counts if counts.fits else _chosen(request.data, counts)
+        return {token: n for token, n, _ in kept}
+
+
+def word_price(word: str) -> int:
+    """Bytes of memory that a word of a vocabulary takes."""
+    return WORD + LETTER * utf8_length(word)
+
+
+def _chosen(data: Data, counts: TokenCounts) -> list[Counted]:
+    """The words that get an id; those of a vocabulary that is too large are refused."""
+    least = data.min_freq or 0
+    prices: Counter[int] = Counter()  # of all words of a frequency
+    words = 0
+
+    def frequent() -> Iterator[Counted]:
+        nonlocal words
+        for counted in counts:
+            if counted.n >= least:
+                words += 1
+                prices[counted.n] += word_price(counted.token)
+                yield counted
+
+    kept = most_frequent(frequent(), ROOM, word_price, data.vocab_size or None)
+    if not words:  # one of them, for a refusal that says how frequent the most frequent is
+        return most_frequent(counts, ROOM, word_price, most=1)
+    if len(kept) < min(words, data.vocab_size or words):
+        raise _too_many(data, words, prices, len(kept))
+    return kept
+
+
+def _too_many(data: Data, words: int, prices: Counter[int], fit: int) -> UserError:
+    asked, mean = min(words, data.vocab_size or words), sum(prices.values()) // words
+    taken, least = 0, 0
+    for n in sorted(prices, reverse=True):
+        taken += prices[n]
+        if taken > ROOM:
+            least = n + 1
+            break
+    return UserError(
+        f"{asked:,} of the text's {data.level} tokens would get an id: at {mean} bytes each a "
+        f"vocabulary of {in_words(asked * mean)}, and {in_words(ROOM)} are set apart for it",
+        hint=f"--vocab-size {fit} has the most frequent ones"
+        + (f", --min-freq {least} all that occur as often" if least <= max(prices) else "")
+        + "; --level bpe needs no more than it is given",
+    )
 
 
 def _learned(
-    request: Request, stream: Stream, total: int, level: Subwords
-) -> Generator[Step, None, Vocab]:
+    request: Request, stream: Stream, out: Path, total: int, level: Subwords
+) -> Generator[Step, None, Subwords]:
+    """A tokenizer; of its words, where they are too many to learn from, the most frequent."""
     data = request.data
     if data.tokenizer:
-        return Vocab({}, level=level.learned("", data.vocab_size, data.tokenizer))
-    yield Step("counting", 0, total)
+        return level.learned("", data.vocab_size, data.tokenizer)
+    with TokenCounts(out, LEARNING_ROOM, learning_price) as counts:
+        done = 0
+        for text in _training_part(request, stream, total):
+            counts.add(level.stretches(text))
+            done += len(text)
+            yield Step("counting", done, total)
+            if done >= LEARN:
+                break
+        kept: Iterable[Counted] = counts
+        if not counts.fits:
+            short = (counted for counted in counts if len(counted.token) <= LONGEST_LEARNED)
+            kept = most_frequent(short, LEARNING_ROOM, learning_price)
+        return level.learned_of(((token, n) for token, n, _ in kept), data.vocab_size)
 
-    def texts() -> Iterator[str | bytes]:
-        left = LEARN
-        for part in _parts(request, stream, total):
-            if not part.trains or left <= 0:
-                return
-            left -= len(part.text)
-            yield part.text
 
-    return Vocab({}, level=level.learned_from(texts(), data.vocab_size))
+def learning_price(word: str) -> int:
+    """Bytes of memory that a word takes while a tokenizer is learned from it."""
+    return LEARNING_LETTER * utf8_length(word)
+
+
+def _check_subwords(data: Data) -> None:
+    """Refuse a vocabulary of subwords that is too large, or too small, before anything is read."""
+    level = level_of(data.level)
+    if not isinstance(level, Subwords):
+        return
+    if data.tokenizer:
+        size = len(level.learned("", data.vocab_size, data.tokenizer).names)
+    else:
+        size = level.size_of(data.vocab_size)
+    if size * WORD > ROOM:
+        raise UserError(
+            f"{size:,} subwords at {WORD} bytes each are a vocabulary of {in_words(size * WORD)}, "
+            f"and {in_words(ROOM)} are set apart for it",
+            hint=f"--vocab-size {ROOM // WORD} at most; a few ten thousand are usual",
+        )
 
 
 # ---------------------------------------------------------------------- writing
@@ -360,6 +489,7 @@ def _encode(request: Request, stream: Stream, out: Path, done: dict[str, Any]) -
     for part in parts:
         before = writer.take(part, before)
         yield Step("encoding", writer.counters.characters, done["total"], writer.counters.tokens)
+    _check_unchanged(stream, done["request"])
     writer.finish()
 
 
@@ -385,8 +515,8 @@ class _Writer:
         self.counters = Counters(**done["counters"])
         self.shards = [Shard(**shard) for shard in done["shards"]]
         self.written = sum(shard.tokens for shard in self.shards)
-        self.waiting: list[NDArray[Any]] = []
-        self.begins: list[int] = []
+        self.waiting = bytearray()  # ids that are in no shard yet
+        self.begins = array("Q")  # documents that are in none
         self._skip = int(done["skip"])  # ids of the next part that are in a shard already
 
     def take(self, part: Part, before: Any) -> Any:
@@ -397,7 +527,7 @@ class _Writer:
         self._count(part, cut, ids, before)
         if part.begins and earlier.tokens >= self.written:
             self.begins.append(earlier.tokens)
-        self.waiting.append(ids[self._skip :])
+        self.waiting += ids[self._skip :].astype(self.dtype, copy=False).tobytes()
         self._skip = 0
         self._fill(earlier)
         return self.level.tail(cut, before)
@@ -425,24 +555,23 @@ class _Writer:
 
     def _fill(self, earlier: Counters) -> None:
         """Write shards as they become full; `earlier` is what was known before the last part."""
-        size = self.request.shard_tokens
-        while sum(map(len, self.waiting)) >= size:
-            ids = np.concatenate(self.waiting)
-            self.waiting = [ids[size:]]
-            self._write(ids[:size])
+        tokens = self.request.shard_tokens
+        while len(self.waiting) >= tokens * self.dtype.itemsize:
+            self._write(np.frombuffer(self.waiting, self.dtype, tokens))
+            del self.waiting[: tokens * self.dtype.itemsize]
             self.done["counters"] = asdict(earlier)
             self.done["skip"] = self.written - earlier.tokens
             _note(self.out, self.done)
 
     def _write(self, ids: NDArray[Any]) -> None:
         end = self.written + len(ids)
-        here = [at for at in self.begins if at < end]
-        self.begins = self.begins[len(here) :]
+        count = bisect_left(self.begins, end)
+        here, self.begins = self.begins[:count], self.begins[count:]
         name = f"{len(self.shards):05d}"
         shard = Shard(
             f"{name}.ids",
             len(ids),
-            _written(self.out / f"{name}.ids", ids.astype(self.dtype, copy=False)),
+            _written(self.out / f"{name}.ids", ids),
             len(here),
             f"{name}.documents",
             _written(self.out / f"{name}.documents", np.array(here, "<u8")),
@@ -453,7 +582,7 @@ class _Writer:
 
     def finish(self) -> None:
         """The last shard, and the index, which makes the folder whole."""
-        rest = np.concatenate([np.empty(0, self.dtype), *self.waiting])
+        rest = np.frombuffer(self.waiting, self.dtype)
         if len(rest) or not self.shards:
             self._write(rest)
         data, counters = self.request.data, self.counters

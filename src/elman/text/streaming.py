@@ -5,16 +5,19 @@
     folder                                     all of these in it, subfolders included, sorted
 
 Pieces are whole lines, a megabyte or so of them, so that whatever cuts lines cuts them as it would
-cut the whole. What is read is what `corpus.load` gives for the same files: byte-order marks are
-dropped, and a document that does not end a line gets a line end before the next.
+cut the whole; only a line of more than that is cut itself, between words. What is read is what
+`corpus.load` gives for the same files: byte-order marks are dropped, and a document that does not
+end a line gets a line end before the next.
 """
 
 import codecs
 import gzip
 import io
 import json
+import re
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -27,8 +30,10 @@ BLOCK = 1 << 20
 """Bytes read, and characters handed on, at a time."""
 PACKED_BLOCK = 1 << 14
 """Bytes of a .zst file unpacked at a time."""
-LONGEST = 1 << 26
-"""Bytes of a line that can be held: more is no text."""
+LONGEST = 1 << 22
+"""Letters without anything between them that can be held: more is no text."""
+LONGEST_LINE = 1 << 25
+"""Bytes of a line of JSON that can be held."""
 KINDS = (".txt", ".jsonl")
 PACKED = (".gz", ".zst")
 
@@ -49,6 +54,7 @@ class Stream:
     field: str = "text"  # of the objects in .jsonl files
     encoding: str = "utf-8"
     errors: str = "strict"
+    anywhere: bool = False  # tokens are single characters: no cut goes through one
 
     def pieces(self) -> Iterator[Piece]:
         """Every document of every file, in order."""
@@ -69,7 +75,7 @@ class Stream:
                 elif self.raw:
                     yield from _ended(_blocks(data))
                 else:
-                    yield from _ended(self._text(data, file))
+                    yield from _ended(self._cut(self._text(data, file), file))
         except (gzip.BadGzipFile, EOFError, zlib.error, *_zstandard_errors(file)) as problem:
             name = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix, "packed")
             raise UserError(
@@ -83,10 +89,13 @@ class Stream:
     def _lines(self, data: IO[bytes], file: Path) -> Iterator[Piece]:
         """The field of each line of JSON."""
         number = 0
-        while line := data.readline(LONGEST + 1):
+        while line := data.readline(LONGEST_LINE + 1):
             number += 1
-            if len(line) > LONGEST:
-                raise _too_long(file)
+            if len(line) > LONGEST_LINE:
+                raise UserError(
+                    f"{file}, line {number} is longer than {LONGEST_LINE >> 20} MB",
+                    hint="a line of .jsonl is one document, and is read as a whole: cut it",
+                )
             if not line.strip():
                 continue
             try:
@@ -100,11 +109,19 @@ class Stream:
                     hint="--field NAME says which field holds the text",
                 ) from problem
             if text:
-                yield Piece(text.encode("utf-8", "surrogatepass") if self.raw else text, True)
+                yield from _ended(self._document(text, file))
+
+    def _document(self, text: str, file: Path) -> Iterator[str | bytes]:
+        if self.raw:
+            return _blocks(io.BytesIO(text.encode("utf-8", "surrogatepass")))
+        if len(text) <= BLOCK:
+            return iter((text,))
+        return self._cut((text[i : i + BLOCK] for i in range(0, len(text), BLOCK)), file)
 
     def _text(self, data: IO[bytes], file: Path) -> Iterator[str]:
+        """A file's characters, as many at a time as come."""
         decoder = codecs.getincrementaldecoder(self.encoding)(self.errors)
-        held, first = "", True
+        first = True
         for block in _blocks(data, last=True):
             try:
                 new = decoder.decode(block, final=not block)
@@ -118,14 +135,22 @@ class Stream:
                 raise UserError(
                     f"{file} is a binary file: it holds NUL bytes", hint="level byte reads any file"
                 )
-            held += new.removeprefix("\ufeff") if first else new
+            yield new.removeprefix("\ufeff") if first else new
             first = first and not new
-            end = _last_end(held) if block else len(held)
+
+    def _cut(self, blocks: Iterable[str], file: Path) -> Iterator[str]:
+        """The blocks of a text in pieces that can go on without what follows."""
+        held = ""
+        for block in blocks:
+            held += block
+            end = _last_end(held, self.anywhere)
             if len(held) - end > LONGEST:
                 raise _too_long(file)
             if end:
                 yield held[:end]
                 held = held[end:]
+        if held:
+            yield held
 
 
 def files_of(sources: list[str]) -> tuple[Path, ...]:
@@ -231,15 +256,28 @@ def _blocks(data: IO[bytes], last: bool = False) -> Iterator[bytes]:
         yield b""
 
 
-def _last_end(text: str) -> int:
+_WORD_AFTER_GAP = re.compile(r"[^\w '’](?=[^\W_])")  # no apostrophe: it may be inside of a word
+
+
+def _last_end(text: str, anywhere: bool = False) -> int:
     """How much of a text can go on without what follows: whole lines; of a long one, whole words.
 
     A carriage return at the end waits: the line feed that belongs to it may be next.
+
+    >>> _last_end("one\\ntwo "), _last_end("one two"), _last_end("a,b " * BLOCK) == 4 * BLOCK
+    (4, 0, True)
     """
     end = text.rfind("\n") + 1
-    if not end and len(text) > BLOCK:
-        end = text.rfind(" ") + 1
-    return end
+    if end or len(text) <= BLOCK:
+        return end
+    end = text.rfind(" ") + 1 or _last_word(text)
+    return len(text) - text.endswith("\r") if anywhere and not end else end
+
+
+def _last_word(text: str) -> int:
+    """Where the last word begins that follows a sign or other white space, not far from the end."""
+    found = _WORD_AFTER_GAP.finditer(text, max(0, len(text) - 2 * BLOCK))
+    return next((match.end() for match in deque(found, maxlen=1)), 0)
 
 
 def _ended(texts: Iterator[Any]) -> Iterator[Piece]:
@@ -263,6 +301,6 @@ def _closed(piece: Piece) -> Piece:
 
 def _too_long(file: Path) -> UserError:
     return UserError(
-        f"{file} has a line of more than {LONGEST >> 20} MB without a space",
-        hint="level byte reads files without lines",
+        f"{file} has more than {LONGEST >> 20} million letters without anything between them",
+        hint="level char or byte reads files without lines and words",
     )

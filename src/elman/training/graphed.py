@@ -21,15 +21,14 @@ tensor (a learning rate that changes lives in a tensor, `optimizer.param_groups[
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from elman.errors import UserError
+from elman.kernels.cuda.graphs import no_collection
 
 Update = Callable[..., tuple[Tensor, ...]]
 
@@ -61,7 +60,7 @@ class Graphed:
             for _ in range(3):
                 update(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        with _no_collection(), torch.cuda.graph(self.graph):
+        with no_collection(), torch.cuda.graph(self.graph):
             self.results = update(*self.inputs)
         with torch.no_grad():
             for tensor, value in zip(changes, before, strict=True):
@@ -79,18 +78,6 @@ class Graphed:
                 mine.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.results
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python collects no garbage inside: a graph that died just now would spoil the capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:

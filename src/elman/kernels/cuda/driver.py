@@ -130,6 +130,13 @@ def call(name: str, *arguments: object) -> None:
         raise WorkFailed(f"{name} failed: {_reason(status)}")
 
 
+def end_capture(stream: ctypes.c_void_p, graph: ctypes.c_void_p) -> None:
+    """End a recording that has failed: the driver's word for that is no news."""
+    _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+    if graph.value:
+        call("cuGraphDestroy", graph)
+
+
 def _reason(status: int) -> str:
     text = ctypes.c_char_p()
     _driver().cuGetErrorString(status, ctypes.byref(text))

@@ -13,7 +13,7 @@ import { write } from "./write.js";
 
 const VIEWS = { train: ["Train", train], microscope: ["Microscope", microscope], inside: ["Inside", inside], write: ["Write", write] };
 const [top, side, main, toast] = ["top", "side", "main", "toast"].map((id) => document.getElementById(id));
-let about = null, runs = [], close = () => {}, open = "", hiding = 0, model;
+let about = null, runs = [], close = () => {}, open = "", hiding = 0, model, here = true;
 
 function fail(problem) {
   toast.textContent = [problem.message, problem.hint].filter(Boolean).join(" · ");
@@ -36,7 +36,8 @@ function header() {
   top.replaceChildren(
     h("span", { className: "brand" }, h("b", {}, "elman"), " lab"),
     h("nav", { className: "tabs" }, run && found?.kind !== "forecast" ? views.map(([name, [label]]) =>
-      h("a", { href: `#${new URLSearchParams({ ...place(), view: name })}`, "aria-current": (view ?? "train") === name ? "page" : null }, t(label))) : null),
+      h("a", { href: `#${new URLSearchParams({ ...place(), view: name })}`, "aria-current": (view ?? "train") === name ? "page" : null,
+        onclick: (e) => { if (!e.ctrlKey && !e.metaKey && !e.shiftKey) { e.preventDefault(); go({ view: name }); } } }, t(label))) : null), // the address may have moved since
     h("button", { id: "theme", onclick: () => { theme(dark ? "light" : "dark"); render(); } }, t(dark ? "Light" : "Dark")),
     h("button", { id: "language", onclick: () => { speak(spoken() === "zh" ? "en" : "zh"); render(); } }, spoken() === "zh" ? "English" : "中文"));
 }
@@ -62,6 +63,14 @@ function describe(run) {
   return [t(run.state) + far, score && `${t("perplexity")} ${number(score, 4)}`].filter(Boolean).join(" · ");
 }
 
+const isHere = () => !place().run || runs.some((r) => r.id === place().run);
+
+function gone(home, run) {
+  home.append(h("h1", {}, run), h("section", { className: "card", id: "gone" },
+    h("p", { role: "status" }, t("There is no run of this name here: it was moved, renamed or deleted. If it comes back, it is shown again."))));
+  return () => {};
+}
+
 function render() {
   const { run, view } = place();
   header();
@@ -74,7 +83,9 @@ function render() {
     others: () => runs.filter((r) => r.kind === "text" && !r.problem && r.options).map((r) => r.id),
     live: () => runs.find((r) => r.id === run) ?? {},
   };
+  here = isHere();
   if (!run) close = start(main, context);
+  else if (!here) close = gone(main, run);
   else if (runs.find((r) => r.id === run)?.kind === "forecast") close = forecast(main, context);
   else close = (VIEWS[view] ?? VIEWS.train)[1](main, context);
 }
@@ -82,8 +93,11 @@ function render() {
 async function refresh() {
   try {
     runs = await get("/api/runs");
-    list();
-    if (runs.find((r) => r.id === place().run)?.options?.model !== model) header(); // else a button would lose its focus
+    if (isHere() !== here) render();
+    else {
+      list();
+      if (runs.find((r) => r.id === place().run)?.options?.model !== model) header(); // else a button would lose its focus
+    }
     toast.classList.toggle("on", toast.classList.contains("on") && !toast.dataset.lost);
     delete toast.dataset.lost;
   } catch (problem) {
@@ -93,8 +107,9 @@ async function refresh() {
   setTimeout(refresh, 1500);
 }
 
-const moved = () => {
+const moved = async () => {
   const before = open;
+  if (!isHere()) runs = await get("/api/runs").catch(() => runs); // it may have been made just now
   render();
   if (open !== before) scrollTo(0, 0);
 };

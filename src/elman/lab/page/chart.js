@@ -39,7 +39,8 @@ export class Chart {
     if (low === null) return [0, 1];
     const ends = [low, high, ...this.lines.filter((l) => l.value < 2 * high).map((l) => l.value)];
     const least = Math.min(...ends), most = Math.max(...ends), room = 0.06 * (most - least || 1);
-    return [Math.max(this.least, least - room), most + room];
+    const under = this.lines.some((l) => l.value === least) ? 2 * room : room; // for its name
+    return [Math.max(this.least, least - under), most + room];
   }
 
   set(columns, lines = [], marks = []) {
@@ -64,7 +65,7 @@ export class Chart {
       ctx.restore();
       ctx.fillText(text, x, y);
     };
-    let above = -Infinity; // where the last line that was named lies
+    let above = -Infinity, beside = 0, named = ""; // where the last line that was named lies, and how its name stands
     for (const { value, label, colour } of [...this.lines].sort((a, b) => b.value - a.value)) {
       const y = this.plot.valToPos(value, "y", true);
       if (!(y >= bbox.top && y <= bbox.top + bbox.height)) continue;
@@ -74,10 +75,13 @@ export class Chart {
       ctx.moveTo(bbox.left, y);
       ctx.lineTo(bbox.left + bbox.width, y);
       ctx.stroke();
+      // Curves fall: the names of low lines stand under them, where no curve is; beside one another where lines are close.
+      const low = y > bbox.top + bbox.height / 2, crowded = y - above < 14 * dots;
+      beside = crowded ? beside + ctx.measureText(named).width + 14 * dots : 0;
       ctx.textAlign = "right";
-      const crowded = y - above < 14 * dots;
-      write(label, bbox.left + bbox.width - 4 * dots, y + (crowded ? 12 : -4) * dots);
+      write(label, bbox.left + bbox.width - 4 * dots - beside, y + (low && y + 14 * dots < bbox.top + bbox.height ? 12 : -4) * dots);
       above = y;
+      named = label;
     }
     ctx.setLineDash([]);
     const taken = []; // where names of marks stand, row by row

@@ -33,6 +33,7 @@ export function number(value, digits = 3) {
 }
 
 export function percent(value) {
+  if (value > 0 && value < 0.0005) return "< 0.1 %";
   const small = (value > 0 && value < 0.1) || (value > 0.999 && value < 1);
   return `${(100 * value).toFixed(small ? 1 : 0)} %`;
 }
@@ -41,6 +42,13 @@ export function percent(value) {
 export function bytes(value) {
   const power = value ? Math.min(3, Math.floor(Math.log2(value) / 10)) : 0;
   return Number.isInteger(value / 1024 ** power) ? `${value / 1024 ** power}${["", "K", "M", "G"][power]}` : String(value);
+}
+
+// A table of numbers as the server packs it, one list for each row.
+export function unpacked({ shape: [rows, columns], float32 }) {
+  const data = Uint8Array.from(atob(float32), (c) => c.charCodeAt(0));
+  const view = new DataView(data.buffer), numbers = Float32Array.from({ length: rows * columns }, (_, i) => view.getFloat32(4 * i, true));
+  return Array.from({ length: rows }, (_, i) => numbers.subarray(i * columns, (i + 1) * columns));
 }
 
 export function style(name) {

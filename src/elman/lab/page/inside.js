@@ -17,7 +17,7 @@ function paint(cell, value, signed) {
 // What the colours mean.
 function legend(from, to, signed, unit) {
   const bar = h("span", { className: `scale ${signed ? "signed" : ""}` });
-  return h("small", { className: "soft row" }, number(from), bar, `${number(to)} ${unit}`);
+  return h("small", { className: "soft row" }, number(from), bar, h("span", {}, `${number(to)} `, equation(unit)));
 }
 
 export function inside(home, { id, fail }) {
@@ -46,10 +46,11 @@ export function inside(home, { id, fail }) {
       paint(cell, value === null ? null : value / scale, signed);
       return cell;
     }));
-    key.replaceChildren(legend(signed ? -scale : 0, scale, signed, label));
+    key.replaceChildren(legend(signed ? -scale : 0, scale, signed, signed ? label.replace(/_(.*)/, "_{$1}") : label));
   }
 
   const surprise = () => ask("surprise", {}, (answer) => {
+    go({ unit: null }, true);
     tokens = answer.tokens;
     unit.max = answer.units - 1;
     colour(answer.nats, answer.scale, false, t("nats"));
@@ -89,14 +90,15 @@ export function inside(home, { id, fail }) {
       h("div", { className: "row" }, h("button", { className: "main", id: "surprise", onclick: surprise }, t("Surprise")),
         h("label", {}, t("Unit"), unit), h("button", { id: "unit", onclick: () => activation(Number(unit.value)) }, t("Show"))),
       shown, key, summary),
-    h("div", { className: "grid" },
+    h("div", { className: "grid loose" },
       h("section", { className: "card" }, h("h2", {}, t("Which units follow …")),
         lede(t("Units whose activation is most correlated with something in the text."), equation("r_i = corr_t(h_{ti}, s_t)")),
         h("div", { className: "row" }, what, pattern, h("button", { id: "search", onclick: search }, t("Search"))), foundHome),
       h("section", { className: "card" }, nextHome, similarHome)),
     again);
-  if (text.value) surprise();
-  else get(at(id, "/look/excerpt")).then((some) => { text.value ||= some.text; if (text.value) surprise(); }).catch(fail);
+  const first = () => (place().unit ? activation(Number(place().unit)) : surprise());
+  if (text.value) first();
+  else get(at(id, "/look/excerpt")).then((some) => { text.value ||= some.text; if (text.value) first(); }).catch(fail);
   return () => {};
 }
 

@@ -3,19 +3,23 @@
 import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { Chart } from "./chart.js";
-import { equation, h, larger, number, percent, sharp, style, visible } from "./dom.js";
+import { equation, h, larger, number, percent, sharp, style, unpacked, visible } from "./dom.js";
+import { go, place } from "./place.js";
 import { t } from "./words.js";
 
-const RESTING = 400; // milliseconds between two looks at what does not move
+const RESTING = 400; // milliseconds until one asks again for what was not there
+const SOON = 0.1; // seconds: pictures that come as often are asked for before the last one is drawn
 const DECADES = 4; // of the colour scale
 const LONGEST = 9; // letters of a token under the picture
 
 // Dark violet to yellow, even steps of brightness; the same in both themes.
 const STOPS = [[24, 12, 48], [66, 30, 110], [125, 42, 120], [190, 64, 98], [236, 112, 66], [252, 178, 72], [250, 240, 160]];
-export function heat(value) {
-  const x = Math.max(0, Math.min(1, value)) * (STOPS.length - 1), i = Math.min(STOPS.length - 2, Math.floor(x)), f = x - i;
+const SHADES = Array.from({ length: 256 }, (_, shade) => {
+  const x = (shade / 255) * (STOPS.length - 1), i = Math.min(STOPS.length - 2, Math.floor(x)), f = x - i;
   return STOPS[i].map((c, j) => Math.round(c + f * (STOPS[i + 1][j] - c)));
-}
+});
+const shade = (value) => Math.round(255 * Math.max(0, Math.min(1, value)));
+export const heat = (value) => SHADES[shade(value)];
 const level = (norm, most) => (norm > 0 && most > 0 ? 1 + Math.log10(norm / most) / DECADES : 0);
 
 export function microscope(home, { id, fail, live }) {
@@ -23,7 +27,7 @@ export function microscope(home, { id, fail, live }) {
     home.append(h("h1", {}, t("Microscope")), h("section", { className: "card" }, h("p", {}, t("This model carries nothing through time."))));
     return () => {};
   }
-  let closed = false, pictures = [], frame = null, window_ = null, hovered = null, dragging = false;
+  let closed = false, resting = false, coming = null, pictures = [], frame = null, window_ = Number(place().cut) || null, hovered = null, dragging = false;
   const canvas = h("canvas", { tabIndex: 0, role: "img", id: "heat", "aria-label": "∂L_t/∂h_{t−k}" });
   const picture = h("div", { className: "picture" }, canvas), small = document.createElement("canvas");
   const strip = h("div", { className: "strip", "aria-label": t("Text") });
@@ -33,11 +37,12 @@ export function microscope(home, { id, fail, live }) {
   const use = h("button", { className: "main", disabled: true, onclick: () => change() }, t("Train on with this window"));
   const carriesHome = h("div", { className: "scroll" }), spectrumHome = h("div", {}), spectrumWords = h("p", { className: "soft" });
 
+  const touches = matchMedia("(hover: none)").matches;
   const seen = h("div", { hidden: true }, // until there is something to see
     strip, picture,
-    h("p", { className: "soft" }, t("Columns are losses, rows are lags: bright is where the gradient still arrives. Below the staircase the truncation cuts it off."), " ", t("Hover or focus a loss to see which characters its gradient reaches.")),
+    h("p", { className: "soft" }, t("Columns are losses, rows are lags: bright is where the gradient still arrives. Below the staircase the truncation cuts it off."), " ", t(touches ? "Tap a loss to see which characters its gradient reaches." : "Hover or focus a loss to see which characters its gradient reaches.")),
     how,
-    h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, t("drag in the picture, or use the slider")), rate),
+    h("div", { className: "row" }, h("label", {}, t("Truncation window"), slider, size), use, h("span", { className: "soft" }, touches ? "" : t("drag in the picture, or use the slider")), rate),
     tiles);
 
   home.append(
@@ -46,7 +51,7 @@ export function microscope(home, { id, fail, live }) {
       lede(t("How far each loss reaches back through the states before it."),
         equation("∂L_t/∂h_{t−k} = (∂h_t/∂h_{t−1} ⋯ ∂h_{t−k+1}/∂h_{t−k})^{⊤} ∂L_t/∂h_t")),
       seen, words, told, again),
-    h("div", { className: "grid" },
+    h("div", { className: "grid loose" },
       h("section", { className: "card" }, h("h2", {}, t("Carries side by side")),
         lede(t("The same gradient by every carry, against the full one."), equation("‖ḡ − g‖/‖g‖,  √(mean ‖g_i − ḡ‖²)/‖g‖")),
         h("button", { id: "compare", onclick: (e) => compare(e.target) }, t("Compare")), carriesHome),
@@ -79,17 +84,21 @@ export function microscope(home, { id, fail, live }) {
     if (!frame) return;
     const { width, height, left, cell, row, lags } = geometry();
     const context = sharp(canvas, width, height);
-    const most = Math.max(...frame.norms.map((n) => n[0]), ...frame.norms.flat());
+    const most = frame.most;
     const cuts = edges(window_);
     const paper = style("--paper").match(/[0-9a-f]{2}/gi).map((c) => parseInt(c, 16)); // what is cut off fades into it
     context.font = `${11 * larger()}px system-ui`;
     const dots = new ImageData(losses(), lags); // one for each loss and lag, drawn larger in one go
+    const faded = SHADES.map((colour) => colour.map((c, j) => 0.3 * c + 0.7 * paper[j]));
     frame.norms.forEach((norms, i) => {
-      const reach = kept(frame.first + i, cuts);
-      norms.forEach((norm, k) => {
-        const shade = heat(level(norm, most)), fades = k > reach && frame.truncates;
-        dots.data.set([...(fades ? shade.map((c, j) => 0.3 * c + 0.7 * paper[j]) : shade), 255], 4 * (k * losses() + i));
-      });
+      const reach = frame.truncates ? kept(frame.first + i, cuts) : lags;
+      for (let k = 0; k < lags; k += 1) {
+        const [r, g, b] = (k > reach ? faded : SHADES)[shade(level(norms[k], most))], dot = 4 * (k * frame.norms.length + i);
+        dots.data[dot] = r;
+        dots.data[dot + 1] = g;
+        dots.data[dot + 2] = b;
+        dots.data[dot + 3] = 255;
+      }
     });
     small.width = losses();
     small.height = lags;
@@ -147,8 +156,11 @@ export function microscope(home, { id, fail, live }) {
     const keeps = frame.kept[Math.min(window_, frame.kept.length) - 1];
     const more = frame.settled ? "" : `${t("at least")} `, least = frame.settled ? "" : "≥ ";
     size.textContent = window_;
-    how.hidden = frame.truncates;
-    how.textContent = t("Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.", frame.carry);
+    how.textContent = [
+      live().state === "elsewhere" && t("Another process trains this run: the picture is of the weights that it saved last."),
+      !frame.truncates && t("Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.", frame.carry),
+    ].filter(Boolean).join(" ");
+    how.hidden = !how.textContent;
     tiles.replaceChildren(...[
       [t("step"), frame.step.toLocaleString("en"), "step"],
       [frame.truncates ? t("cut off") : t("would be cut off"), percent(1 - keeps), "cut"],
@@ -169,27 +181,33 @@ export function microscope(home, { id, fail, live }) {
     state();
     draw();
   }
+  const keep = () => frame && go({ cut: window_ === frame.window ? null : window_ }, true);
   slider.addEventListener("input", () => frame && setWindow(Number(slider.value)));
+  slider.addEventListener("change", keep);
 
   const where = (event) => {
     const { left, cell, row } = geometry(), box = canvas.getBoundingClientRect();
     const i = Math.floor((event.clientX - box.left - left) / cell);
     return { i: i >= 0 && i < losses() ? i : null, lag: (event.clientY - box.top) / row };
   };
-  canvas.addEventListener("pointerdown", (event) => { if (frame) { dragging = true; canvas.setPointerCapture(event.pointerId); setWindow(where(event).lag); } });
+  canvas.addEventListener("pointerdown", (event) => { if (frame && event.pointerType !== "touch") { dragging = true; canvas.setPointerCapture(event.pointerId); setWindow(where(event).lag); } });
   canvas.addEventListener("pointermove", (event) => {
-    if (!frame) return;
+    if (!frame || event.pointerType === "touch") return;
     const { i, lag } = where(event);
     if (dragging) setWindow(lag);
     else if (i !== hovered) { hovered = i; draw(); }
   });
-  canvas.addEventListener("pointerup", () => { dragging = false; });
-  canvas.addEventListener("pointerleave", () => { if (!dragging && frame) { hovered = null; draw(); } });
+  canvas.addEventListener("pointerup", (event) => {
+    if (dragging) keep();
+    dragging = false;
+    if (frame && event.pointerType === "touch") { hovered = where(event).i; draw(); } // one that moves scrolls the page, and is never up
+  });
+  canvas.addEventListener("pointerleave", (event) => { if (!dragging && frame && event.pointerType !== "touch") { hovered = null; draw(); } });
   canvas.addEventListener("keydown", (event) => {
     if (!frame) return;
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key], turn = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (move) { hovered = Math.max(0, Math.min(losses() - 1, (hovered ?? losses()) + move)); draw(); }
-    if (turn) setWindow(window_ + turn);
+    if (turn) { setWindow(window_ + turn); keep(); }
     if (move || turn) event.preventDefault();
   });
 
@@ -197,38 +215,49 @@ export function microscope(home, { id, fail, live }) {
     try { told.textContent = (await post(at(id, "/change"), { options: { window: window_ } })).again; } catch (problem) { fail(problem); }
   }
 
+  const ask = (step) => get(at(id, `/frame?after=${step}`)); // the server waits for the one after that
   async function watch() {
-    if (closed) return;
+    resting = document.hidden && frame !== null; // nobody looks: nothing is drawn
+    if (closed || resting) return;
     const began = performance.now();
     let pause = 0;
     try {
-      const now = await get(at(id, "/frame"));
+      const now = await (coming ?? ask(frame?.step ?? ""));
+      coming = null;
       if (closed) return;
+      if (now.every < SOON) { // the next one is made while this one is drawn
+        coming = ask(now.step);
+        coming.catch(() => {}); // said when it is waited for
+      }
       const fresh = !frame || ["step", "window", "carry"].some((name) => now[name] !== frame[name]);
-      const moved = frame && window_ !== frame.window;
-      pause = Math.max(1000 * now.every, fresh ? 0 : Math.min(RESTING, 4000 * now.every));
+      const moved = window_ !== null && window_ !== frame?.window;
+      pause = 1000 * now.every;
       if (fresh) {
         if (!frame) again.replaceChildren(doAgain(now.again));
-        frame = now;
+        const norms = unpacked(now.norms);
+        frame = { ...now, norms, most: norms.reduce((most, row) => row.reduce((a, b) => (b > a && b < Infinity ? b : a), most), 0) };
         seen.hidden = false;
-        slider.max = 2 * (now.norms[0].length - 1);
+        slider.max = 2 * (norms[0].length - 1);
         setWindow(moved ? window_ : now.window);
-        pictures = [...pictures.slice(-20), began];
+        pictures = [...pictures.slice(-20), performance.now()];
       }
       sayRate(now.every);
     } catch (problem) {
+      coming = null;
       words.textContent = [problem.message, problem.hint].filter(Boolean).join(" · ");
       pause = frame ? 1500 : RESTING; // the first weights come a moment after one has looked
     }
     setTimeout(watch, Math.max(0, pause - (performance.now() - began)));
   }
+  const looked = () => { if (!document.hidden && resting) { resting = false; watch(); } };
+  document.addEventListener("visibilitychange", looked);
 
   // How often there is another picture, while it trains.
   function sayRate(every) {
     const recent = pictures.filter((when) => performance.now() - when < 5000);
-    const seconds = (performance.now() - recent[0]) / 1000;
-    if (live().state !== "running" || recent.length < 3) rate.textContent = live().state === "running" && every > 0.5 ? t("one picture in {0} s: trainings have all the cores", number(every, 2)) : "";
-    else rate.textContent = t("{0} pictures a second", (recent.length / seconds).toFixed(1));
+    const seconds = (recent.at(-1) - recent[0]) / 1000;
+    if (live().state !== "running" || recent.length < 3) rate.textContent = live().state === "running" && every > 0.5 ? t("one picture in {0} s: all cores are busy", number(every, 2)) : "";
+    else rate.textContent = t("{0} pictures a second", ((recent.length - 1) / seconds).toFixed(1));
   }
 
   // ------------------------------------------------------------ the dearer looks
@@ -264,5 +293,5 @@ export function microscope(home, { id, fail, live }) {
   const watcher = new ResizeObserver(() => draw());
   watcher.observe(picture);
   watch();
-  return () => { closed = true; watcher.disconnect(); chart?.close(); };
+  return () => { closed = true; document.removeEventListener("visibilitychange", looked); watcher.disconnect(); chart?.close(); };
 }

@@ -5,10 +5,23 @@ import { h } from "./dom.js";
 import { go } from "./place.js";
 import { t } from "./words.js";
 
+let chosen = null; // what the form says, while it is open
+
+async function send(about, text, name) {
+  let blob = new Blob([text]);
+  if (blob.size > about.largest_text) throw new Error(t("“{0}” is too large for the page: at most {1} MiB. `elman train FILE` takes texts of any size; its run opens here, too.", name, about.largest_text >> 20));
+  try {
+    blob = new Blob([await blob.arrayBuffer()]); // a file that cannot be read is found out before anything is sent
+  } catch (problem) {
+    throw new Error(t("“{0}” cannot be read: {1}", name, problem.message), { cause: problem });
+  }
+  return post(`/api/texts?name=${encodeURIComponent(name)}`, blob);
+}
+
 export async function begin(about, text, name, corpus, options) {
-  const kept = corpus ? { corpus } : await post(`/api/texts?name=${encodeURIComponent(name)}`, new Blob([text]));
+  const kept = corpus ? { corpus } : await send(about, text, name);
   const { id } = await post("/api/runs", { ...kept, name: corpus ? corpus : name, options });
-  go({ run: id, view: "train" });
+  return id;
 }
 
 export function start(home, { about, fail }) {
@@ -20,16 +33,22 @@ export function start(home, { about, fail }) {
   const hidden = field(about.small.hidden_size, 1), window_ = field("", 1), epochs = field("", 1);
   const level = h("select", {}, about.options.level.choices.filter((l) => l !== "spaced").map((l) => h("option", { value: l, selected: l === "char" }, t(l))));
   const carry = h("select", {}, about.options.carry.choices.map((c) => h("option", { value: c }, c)));
+  const file = h("input", { type: "file", multiple: true, accept: "text/*,.txt,.md,.tex,.csv,.json,.xml,.html,.log", onchange: () => trainOn([...file.files].map((f) => [f, false]), own(), about, fail).then(() => { file.value = ""; }) });
   const button = h("button", { className: "main", id: "start", onclick: () => launch() }, t("Start training"));
 
-  async function launch() {
+  const own = (chosen = () => {
     const options = { model: model.value, hidden_size: Number(hidden.value), carry: carry.value };
     if (level.value !== "char") options.level = level.value;
     if (window_.value) options.window = Number(window_.value);
     if (epochs.value) options.epochs = Number(epochs.value);
+    return options;
+  });
+
+  async function launch() {
     button.disabled = true;
+    const name = text.value.trim().split(/[\s\p{P}]+/u).filter(Boolean).slice(0, 3).join(" ");
     try {
-      await begin(about, text.value, text.value.trim().split(/\s+/).slice(0, 3).join(" "), corpus.value, options);
+      go({ run: await begin(about, text.value, name, corpus.value, own()), view: "train" });
     } catch (problem) {
       fail(problem);
     }
@@ -40,25 +59,43 @@ export function start(home, { about, fail }) {
     h("h1", {}, t("Train a small network on your own text, now.")),
     h("p", { className: "soft" }, t("Paste a text, drop a file anywhere on this page, or pick a corpus.")),
     text,
-    h("div", { className: "row" }, h("label", {}, t("or a corpus"), corpus), button),
+    h("div", { className: "row" }, h("label", {}, t("or a corpus"), corpus), h("label", {}, t("or a file"), file), button),
     h("div", { className: "row" },
       h("label", {}, t("tokens"), level), h("label", {}, t("model"), model), h("label", {}, t("hidden units"), hidden), h("label", {}, t("window"), window_),
       h("label", {}, t("passes"), epochs), h("label", {}, t("carry"), carry))));
   text.focus();
-  return () => {};
+  return () => { if (chosen === own) chosen = null; };
 }
 
-// A file dropped anywhere starts a training on it.
+// Each file that is dropped anywhere starts a training on it, as the form says where it is open.
 export function acceptDrops(about, fail) {
   const body = document.body;
-  const over = (on) => (event) => { event.preventDefault(); body.dataset.drop = t("drop the file"); body.classList.toggle("dropping", on); };
-  body.addEventListener("dragover", over(true));
-  body.addEventListener("dragleave", over(false));
+  const files = (event) => event.dataTransfer?.types.includes("Files"); // a text that is dragged goes where it is dropped
+  const show = (on) => { body.dataset.drop = t("drop the file"); body.classList.toggle("dropping", on); };
+  body.addEventListener("dragover", (event) => { if (files(event)) { event.preventDefault(); show(true); } });
+  body.addEventListener("dragleave", (event) => { if (event.relatedTarget === null) show(false); });
   body.addEventListener("drop", async (event) => {
-    over(false)(event);
-    const file = event.dataTransfer.files[0];
-    if (!file) return;
-    try { await begin(about, file, file.name, "", about.small); } catch (problem) { fail(problem); }
+    show(false);
+    if (!files(event)) return;
+    event.preventDefault();
+    const dropped = [...event.dataTransfer.items].filter((item) => item.kind === "file");
+    await trainOn(dropped.map((item) => [item.getAsFile(), item.webkitGetAsEntry?.()?.isDirectory]), chosen?.() ?? about.small, about, fail);
   });
 }
 
+// A training for each file, each with whether it is a folder; the first of them is shown.
+async function trainOn(files, options, about, fail) {
+  const problems = [];
+  let first = null;
+  for (const [file, folder] of files) {
+    try {
+      if (folder) throw new Error(t("“{0}” is a folder: drop the text files in it.", file.name));
+      const id = await begin(about, file, file.name, "", options);
+      first ??= id;
+    } catch (problem) {
+      problems.push(`${files.length > 1 && !folder ? `${file.name}: ` : ""}${[problem.message, problem.hint].filter(Boolean).join(" · ")}`);
+    }
+  }
+  if (problems.length) fail({ message: problems.join("\n") });
+  if (first) go({ run: first, view: "train" });
+}

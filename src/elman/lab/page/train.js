@@ -28,17 +28,29 @@ class Story {
   curve(list, name) { return [this[list].map((r) => r.step), this[list].map((r) => r[name])]; }
 }
 
+// The stream of a run. A page that nobody sees lets go of it: a browser has six connections for all its tabs.
+// It goes on after the last thing that was heard, then as after any cut.
 function listen(id, hear) {
   const story = new Story();
-  const source = new EventSource(at(id, "/stream"));
-  source.addEventListener("records", (e) => { story.hear(JSON.parse(e.data)); hear(story); });
-  source.addEventListener("again", () => { story.forget(); hear(story); });
-  source.addEventListener("status", (e) => hear(story, JSON.parse(e.data)));
-  return { story, close: () => source.close() };
+  let source = null, place = 0, again = 0;
+  function open() {
+    source = new EventSource(at(id, `/stream?from=${place}`));
+    const on = (name, heard) => source.addEventListener(name, (event) => { if (event.lastEventId) place = Number(event.lastEventId); heard(event); });
+    on("records", (e) => { story.hear(JSON.parse(e.data)); hear(story); });
+    on("again", () => { story.forget(); hear(story); });
+    on("status", (e) => hear(story, JSON.parse(e.data)));
+    on("gone", close);
+    source.addEventListener("error", () => { if (source?.readyState === EventSource.CLOSED) { close(); again = setTimeout(open, 2000); } }); // it would not try again by itself
+  }
+  function close() { clearTimeout(again); source?.close(); source = null; }
+  const seen = () => { if (document.hidden) close(); else if (!source) { clearTimeout(again); open(); } };
+  document.addEventListener("visibilitychange", seen);
+  open();
+  return { story, close: () => { document.removeEventListener("visibilitychange", seen); close(); } };
 }
 
 export function train(home, { id, about, fail, others }) {
-  let closed = false, waiting = false, status = { state: "" }, baselines = {}, drawn = 0;
+  let closed = false, waiting = false, status = { state: "" }, baselines = {}, drawn = 0, changes = 0;
   const tiles = h("div", { className: "tiles" });
   const state = h("span", {}), message = h("p", { className: "soft", role: "status" });
   const sample = h("pre", { className: "text sample" }), sampleAt = h("small", { className: "soft" });
@@ -84,6 +96,9 @@ export function train(home, { id, about, fail, others }) {
     if (closed) return;
     drawn = performance.now();
     const story = main.story;
+    lossHome.dataset.updates = story.updates.length;
+    if (story.changes.length > changes) fill(); // perhaps from another tab
+    changes = story.changes.length;
     const marks = story.changes.map((c) => ({ step: c.step, label: Object.entries(c.options).map(([n, v]) => `${t(WORDS[n] ?? n)} ${told(n, v)}`).join(", ") }));
     const lines = Object.entries(baselines).filter(([name]) => name !== "uniform").map(([name, b]) => ({ value: b.nats, label: `${name} ${number(b.nats)}` }));
     loss.set(joined([story.curve("updates", "nats"), story.curve("validations", "nats"), ...rest.map((r) => r.story.curve(r.story.validations.length ? "validations" : "updates", "nats"))]), lines, marks);
@@ -111,7 +126,9 @@ export function train(home, { id, about, fail, others }) {
     const before = status.state;
     status = now;
     state.replaceChildren(h("span", { className: `state ${now.state}` }), " ", t(now.state));
-    message.textContent = [now.message, now.hint].filter(Boolean).join(" · ");
+    if (now.state === "elsewhere") message.textContent = t("Process {0} trains it, which this page did not start: it is paused, stopped and changed there. What it tells is shown here.", now.process ?? "?");
+    else if (before === "elsewhere" && now.state === "stopped") message.textContent = t("The process that trained it is gone. It can go on here, from where it was last saved.");
+    else message.textContent = [now.message, now.hint].filter(Boolean).join(" · ");
     const alive = ["running", "paused", "starting", "scoring", "queued"].includes(now.state);
     pause.textContent = now.state === "running" ? t("Pause") : t("Resume");
     pause.disabled = ["starting", "scoring", "queued", "elsewhere", "ended"].includes(now.state);

@@ -8,7 +8,7 @@ const CHINESE = {
   "Paste a text, drop a file anywhere on this page, or pick a corpus.": "粘贴文本、把文件拖到页面任意处，或选择一个语料库。",
   "Paste some text here…": "在此粘贴文本……", "or a corpus": "或选择语料库", "my own text": "我自己的文本",
   "model": "模型", "hidden units": "隐藏单元", "window": "窗口", "passes": "遍数", "auto": "自动",
-  "learning rate": "学习率", "clip": "裁剪", "carry": "进位方式", "memory": "内存", "history": "历史",
+  "learning rate": "学习率", "clip": "裁剪", "carry": "回传方式", "memory": "内存", "history": "历史",
   "Change while it runs": "边训练边修改", "Apply": "应用",
   "each change is a marker on the curve and a line in the run's record": "每次修改都会在曲线上留下标记，并写入运行记录",
   "queued": "排队中", "starting": "启动中", "running": "训练中", "paused": "已暂停", "stopped": "已停止",
@@ -30,8 +30,8 @@ const CHINESE = {
   "drag in the picture, or use the slider": "在图中拖动，或使用滑块",
   "Hover or focus a loss to see which characters its gradient reaches.": "悬停或聚焦某个损失，查看它的梯度到达哪些字符。",
   "loss of {0}: {1} nats": "{0} 的损失：{1} 奈特",
-  "Carries side by side": "各种进位方式对比",
-  "The same gradient by every carry, against the full one.": "用每种进位方式计算同一梯度，与完整梯度比较。",
+  "Carries side by side": "各种回传方式对比",
+  "The same gradient by every carry, against the full one.": "用每种回传方式计算同一梯度，与完整梯度比较。",
   "bias": "偏差", "noise": "噪声", "cosine": "余弦", "states kept": "保留状态", "Compare": "比较",
   "Spectrum of the Jacobian products": "雅可比连乘的谱",
   "How many directions survive k steps back.": "回溯 k 步之后还剩多少个方向。",
@@ -59,8 +59,18 @@ const CHINESE = {
   "This model carries nothing through time.": "该模型不随时间传递任何东西。",
   "perplexity": "困惑度", "tokens": "词元", "byte": "字节", "char": "字符", "word": "词", "bpe": "子词（bpe）",
   "pausing …": "正在暂停……", "stopping …": "正在停止……", "going on …": "正在继续……", "Apply and go on": "应用并继续",
-  "would be cut off": "会被截断", "{0} pictures a second": "每秒 {0} 幅图", "one picture in {0} s: trainings have all the cores": "每 {0} 秒一幅图：所有核心都在训练",
-  "Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.": "进位方式 {0} 不在窗口边缘截断；虚线是截断时会切开的位置。",
+  "would be cut off": "会被截断", "{0} pictures a second": "每秒 {0} 幅图", "one picture in {0} s: all cores are busy": "每 {0} 秒一幅图：所有核心都很忙",
+  "Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.": "回传方式 {0} 不在窗口边缘截断；虚线是截断时会切开的位置。",
+  "“{0}” is too large for the page: at most {1} MiB. `elman train FILE` takes texts of any size; its run opens here, too.":
+    "“{0}”对本页面来说太大：最多 {1} MiB。`elman train FILE` 可处理任意大小的文本，其运行也会显示在这里。",
+  "“{0}” is a folder: drop the text files in it.": "“{0}”是文件夹：请拖入其中的文本文件。", "“{0}” cannot be read: {1}": "无法读取“{0}”：{1}",
+  "Process {0} trains it, which this page did not start: it is paused, stopped and changed there. What it tells is shown here.":
+    "它由进程 {0} 训练，不是本页面启动的：请在那里暂停、停止或修改。这里显示它的进展。",
+  "The process that trained it is gone. It can go on here, from where it was last saved.": "训练它的进程已经不在。可以在这里从上次保存处继续。",
+  "Another process trains this run: the picture is of the weights that it saved last.": "该运行由另一个进程训练：图中是它上次保存的权重。",
+  "There is no run of this name here: it was moved, renamed or deleted. If it comes back, it is shown again.":
+    "这里没有叫这个名字的运行：它已被移动、改名或删除。若它回来，会重新显示。",
+  "Tap a loss to see which characters its gradient reaches.": "点按某个损失，查看它的梯度到达哪些字符。", "or a file": "或选择文件",
   "units": "单元", "none": "无", "stored": "全部保留",
 };
 

@@ -3,18 +3,20 @@
 import { at, get, lines, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { equation, h, percent, visible } from "./dom.js";
+import { go, place } from "./place.js";
 import { t } from "./words.js";
 
 export function write(home, { id, fail }) {
   let tokens = [], stopping = null, branches = [], wanted = 0;
-  const prompt = h("textarea", { rows: 2, "aria-label": t("Prompt"), spellcheck: false });
+  const prompt = h("textarea", { rows: 2, "aria-label": t("Prompt"), spellcheck: false, value: sessionStorage.getItem(`write-${id}`) ?? "", onchange: () => sessionStorage.setItem(`write-${id}`, prompt.value) });
   const shown = h("div", { className: "text", id: "written" }), choices = h("div", {}), branchHome = h("div", { className: "row" }), again = h("div", {});
-  const slide = (name, min, max, step, value) => {
-    const said = h("b", {}, value), input = h("input", { type: "range", min, max, step, value, id: name, oninput: () => { said.textContent = input.value; if (stopping) renew(); } });
+  const kept = (name, usual) => ({ value: place()[name] ?? usual, onchange: (e) => go({ [name]: Number(e.target.value) === usual ? null : e.target.value }, true) });
+  const slide = (name, min, max, step, usual) => {
+    const input = h("input", { type: "range", min, max, step, id: name, oninput: () => { said.textContent = input.value; if (stopping) renew(); }, ...kept(name, usual) }), said = h("b", {}, input.value);
     return { input, label: h("label", {}, t(name), input, said) };
   };
   const temperature = slide("temperature", 0, 2, 0.05, 0.8), topK = slide("top-k", 0, 50, 1, 0), topP = slide("top-p", 0.05, 1, 0.05, 1);
-  const length = h("input", { type: "number", min: 1, max: 5000, value: 400 }), seed = h("input", { type: "number", min: 0, value: 0 });
+  const length = h("input", { type: "number", min: 1, max: 5000, ...kept("length", 400) }), seed = h("input", { type: "number", min: 0, ...kept("seed", 0) });
   const button = h("button", { className: "main", id: "write", onclick: () => (stopping ? halt() : begin()) }, t("Write"));
 
   const halt = () => { stopping?.abort(); stopping = null; button.textContent = t("Write"); };

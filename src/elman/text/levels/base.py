@@ -28,6 +28,7 @@ class Level(abc.ABC):
     min_freq: int = 0  # how often a token occurs, unless asked otherwise, to have an id
     counting_orders: tuple[int, ...] = (2, 3)  # of n-grams, near their best and cheap
     reads_bytes: bool = False  # any file, without decoding it
+    cut_anywhere: bool = False  # a text in two parts has the tokens of both, wherever it is cut
     vocab_size: int = 0  # how many tokens a vocabulary has, unless asked otherwise; 0: all
 
     @abc.abstractmethod

@@ -15,9 +15,10 @@ line: ids(a + b) = ids(a) + ids(b) where a ends a line. Sennrich, Haddow and Bir
 import codecs
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -37,6 +38,10 @@ PIECES_AT_ONCE = 64
 
 _NOT_TEXT = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile("(?<=\n)")
+_WHITE = (
+    "\t\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # as the library has it
+)
+_STRETCH = re.compile(f"[{_WHITE}]*[^{_WHITE}\n]+|[{_WHITE}]*\n|[{_WHITE}]+")
 
 
 def _alphabet() -> list[str]:
@@ -94,6 +99,28 @@ class Subwords(Level):
 
     def learned_from(self, texts: Iterable[str | bytes], vocab_size: int = 0) -> "Subwords":
         """A tokenizer of texts that need not be in memory at the same time."""
+        runs = (run for text in texts for run, valid in _runs(text) if valid)
+        return self._trained(runs, vocab_size)
+
+    def learned_of(self, stretches: Iterable[tuple[str, int]], vocab_size: int = 0) -> "Subwords":
+        """The tokenizer of texts of which only the `stretches` are known, and how often each."""
+        runs = (run for stretch, n in stretches for run in _repeated(stretch, n))
+        return self._trained(runs, vocab_size)
+
+    def stretches(self, text: str | bytes) -> Counter[str]:
+        """What a text consists of that no subword of it reaches across, and how often each occurs.
+
+        >>> list(Subwords().stretches("to be,  or not\\n"))
+        ['to', ' be,', '  or', ' not', '\\n']
+        """
+        counts: Counter[str] = Counter()
+        for run, valid in _runs(text):
+            if valid:
+                counts.update(_STRETCH.findall(run))
+        return counts
+
+    def size_of(self, vocab_size: int) -> int:
+        """How many subwords are learned where so many are asked for; what cannot be is refused."""
         size = vocab_size or self.vocab_size
         if size < BYTES:
             raise UserError(
@@ -105,14 +132,16 @@ class Subwords(Level):
                 f"vocab_size={size} must be at most {MOST}: learning makes room for all at once",
                 hint=f"vocab_size={self.vocab_size}",
             )
-        library = _library()
+        return size
+
+    def _trained(self, runs: Iterable[str], vocab_size: int) -> "Subwords":
+        size, library = self.size_of(vocab_size), _library()
         made = library.Tokenizer(library.models.BPE())
         made.pre_tokenizer = _cutting()
         trainer = library.trainers.BpeTrainer(
             vocab_size=size, min_frequency=2, initial_alphabet=NAMES, show_progress=False
         )
-        lines = (run for text in texts for run, valid in _runs(text) if valid)
-        made.train_from_iterator(lines, trainer)
+        made.train_from_iterator(runs, trainer)
         return Subwords(made)
 
     def covers(self, cut: NDArray[Any], text: str | bytes) -> bool:
@@ -314,6 +343,20 @@ def _runs(text: str | bytes) -> Iterator[tuple[str, bool]]:
             continue
         for run in re.findall("[\ud800-\udfff]+|[^\ud800-\udfff]+", stretch):
             yield run, not _NOT_TEXT.match(run)
+
+
+def _repeated(stretch: str, n: int) -> Iterator[str]:
+    """A text in which a stretch occurs n times, in pieces.
+
+    Line ends keep them apart: by itself, one has nothing to be learned.
+    """
+    if stretch[-1:].isspace() and not stretch.endswith("\n"):  # one that a line end would change
+        yield from repeat(stretch, n)
+        return
+    line = stretch if stretch.endswith("\n") else f"{stretch}\n"
+    at_once = max(1, base.CHUNK // len(line))
+    yield from repeat(line * at_once, n // at_once)
+    yield line * (n % at_once)
 
 
 def _cutting() -> Any:

@@ -17,6 +17,7 @@ class Characters(Level):
     units, unit = "characters", "char"
     tokens_are = "single characters"
     counting_orders = (5, 7)
+    cut_anywhere = True
 
     def tokens(self, text: str | bytes) -> list[Any]:
         return list(as_text(text, self.units))

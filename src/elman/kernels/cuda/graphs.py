@@ -1,0 +1,151 @@
+"""Work on a GPU recorded once and launched as a whole: CUDA graphs, through the driver.
+
+`torch.cuda.graph` records everything that a program does, its random numbers too, and a recording
+of it that fails leaves torch's generator as if it still went on. What is recorded here draws
+nothing and belongs to a library, so a failure must leave no trace: the work then runs as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TypeVar, final
+
+import torch
+
+from elman.kernels.cuda import driver
+
+THREAD_LOCAL = 1  # CUstreamCaptureMode: what other threads do meanwhile is their own affair
+NO_FLAGS = ctypes.c_ulonglong(0)
+NON_BLOCKING = 1  # CUstream_flags: never waits for the legacy stream
+
+CALLS, ROUNDS, LONG_ENOUGH = 4, 3, 2e-3
+"""Something is timed so many calls at once, so often at least, and for so many seconds in all."""
+
+Result = TypeVar("Result")
+ONE_AT_A_TIME = threading.Lock()
+"""Held while something is recorded."""
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Python collects no garbage inside: a graph that died just now would spoil a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@final
+class Graph:
+    """Recorded work. It reads and writes the memory that it was recorded with."""
+
+    def __init__(self, handle: ctypes.c_void_p) -> None:
+        self.handle = handle
+        end = weakref.finalize(self, driver.call, "cuGraphExecDestroy", handle)
+        end.atexit = False  # the process ends with it
+
+    def launch(self, stream: int) -> None:
+        """Queue the work on this stream."""
+        driver.call("cuGraphLaunch", self.handle, ctypes.c_void_p(stream))
+
+
+@final
+class Recorder:
+    """Records work that will be launched on one stream of one device.
+
+    The recording itself goes on in a stream of its own, which nobody else has: the products of the
+    work keep the scratch memory of that stream, and two streams must not write there at once.
+    """
+
+    def __init__(self, device: int) -> None:
+        handle = ctypes.c_void_p()
+        with torch.cuda.device(device):
+            driver.call("cuStreamCreate", ctypes.byref(handle), NON_BLOCKING)
+        self.device, self.handle = device, handle
+        self.number = handle.value or 0
+        self.stream = torch.cuda.ExternalStream(self.number, device=device)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, the current stream is the recorder's; it waits for the caller's and it for it."""
+        caller = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(caller)
+        try:
+            with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+                yield
+        finally:
+            caller.wait_stream(self.stream)
+
+    def microseconds(self, work: Callable[[], object]) -> float:
+        """Of one call among others like it, until the GPU is done. Call it `aside`."""
+        work()  # whatever is loaded at first use
+        best, spent, rounds = math.inf, 0.0, 0
+        while spent < LONG_ENOUGH or rounds < ROUNDS:
+            self.stream.synchronize()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                work()
+            self.stream.synchronize()
+            took = time.perf_counter() - start
+            best, spent, rounds = min(best, took), spent + took, rounds + 1
+        return 1e6 * best / CALLS
+
+    def memory(self) -> Memory:
+        """Room for a recording and for others that follow on it."""
+        with torch.cuda.device(self.device):
+            return Memory(self.device)
+
+    def record(self, work: Callable[[], Result], memory: Memory) -> tuple[Graph, Result]:
+        """The work as a graph, and its result, which every launch overwrites. Call it `aside`."""
+        recorded = ctypes.c_void_p()
+        driver.call("cuStreamBeginCapture_v2", self.handle, THREAD_LOCAL)
+        try:
+            with no_collection(), memory.used():
+                result = work()
+        except BaseException:
+            driver.end_capture(self.handle, recorded)  # whatever it says: the work has failed
+            raise
+        driver.call("cuStreamEndCapture", self.handle, ctypes.byref(recorded))
+        try:
+            ready = ctypes.c_void_p()
+            driver.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), recorded, NO_FLAGS)
+        finally:
+            driver.call("cuGraphDestroy", recorded)
+        return Graph(ready), result
+
+
+@final
+class Memory:
+    """Memory that only launches write to: what a recording holds, and what lives only within it.
+
+    What the allocator took back from one recording it may hand to the next in the same memory. So
+    recordings share it only where one does not need what it wrote once the other has run.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device, self.pool = device, torch.cuda.MemPool()
+
+    def used(self) -> contextlib.AbstractContextManager[None]:
+        """What this thread allocates inside lies here."""
+        return torch.cuda.use_mem_pool(self.pool, self.device)
+
+    def nbytes(self) -> int:
+        return sum(segment["total_size"] for segment in self.pool.snapshot())
+
+
+@functools.lru_cache(maxsize=64)
+def recorder(device: int, stream: int) -> Recorder:
+    """The one for work that is launched on this stream."""
+    del stream
+    return Recorder(device)
