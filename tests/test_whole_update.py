@@ -38,6 +38,8 @@ SHAPES = {
     "tied": {"cell": "lstm", "embedding_size": 16, "tied": True},
     "embedding": {"cell": "gru", "embedding_size": 5},
     "deep": {"cell": "elman", "layers": 2, "embedding_size": 33},
+    "described": {"cell": "mgu"},
+    "four states": {"cell": "slstm"},
     "everything": {
         "cell": "lstm",
         "layers": 3,
@@ -48,6 +50,7 @@ SHAPES = {
 }
 """`everything` draws for each step, which no graph can."""
 CAPTURED = [name for name in SHAPES if name != "everything"]
+NATIVE = [name for name in SHAPES if name not in ("described", "four states")]
 
 
 def training(shape="elman", optimiser="sgd", device="cpu", dtype=torch.float32, **changes):
@@ -108,7 +111,7 @@ def _by_step(monkeypatch):
 @native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", NATIVE)
 @pytest.mark.usefixtures("_by_step")
 def test_native_calls_are_the_same_as_pieces_to_the_last_bit(shape, optimiser, dtype):
     pieces, whole = (training(shape, optimiser, dtype=dtype) for _ in range(2))

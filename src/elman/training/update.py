@@ -123,9 +123,9 @@ class WholeUpdate(abc.ABC):
     ) -> None:
         self.model, self.optimizer, self.clip = model, optimizer, clip
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        shape = (model.shape.layers, batch, model.hidden_size)
-        states = cells.of_model(model.cell).states
-        self.held = [model.bias_q.detach().new_zeros(shape) for _ in states]
+        sizes = cells.of_model(model.cell).state_sizes(model.hidden_size)
+        shapes = [(model.shape.layers, batch, n) for n in sizes]
+        self.held = [model.bias_q.detach().new_zeros(shape) for shape in shapes]
 
     @staticmethod
     @abc.abstractmethod
