@@ -270,13 +270,13 @@ def pairs(
         folder, "prepared", words, wanted, chance, refused("prepared", contents)
     )
     words = ["forecast", str(table), "--steps", "3", "--windows", "4", "--out"]
-    words += [str(folder / "forecast-NUMBER")]
+    words += [str(folder / "forecasts-NUMBER")]
 
     def forecaster(path: Path) -> object:
         return contents(path)["model.safetensors"]
 
     found["forecast"] = at_once(
-        folder, "forecast", words, wanted, chance, refused("forecast", forecaster)
+        folder, "forecasts", words, wanted, chance, refused("forecasts", forecaster)
     )
     words = ["compress", str(text), "--level", "fast", "-o", str(folder / "packed-NUMBER")]
     found["compress"] = at_once(
