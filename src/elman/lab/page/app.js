@@ -66,6 +66,7 @@ function describe(run) {
 const isHere = () => !place().run || runs.some((r) => r.id === place().run);
 
 function gone(home, run) {
+  toast.classList.remove("on"); // what was asked of it just before
   home.append(h("h1", {}, run), h("section", { className: "card", id: "gone" },
     h("p", { role: "status" }, t("There is no run of this name here: it was moved, renamed or deleted. If it comes back, it is shown again."))));
   return () => {};
@@ -79,7 +80,8 @@ function render() {
   main.replaceChildren();
   open = `${run}/${view}`;
   const context = {
-    id: run, about, fail,
+    id: run, about,
+    fail: (problem) => { if (!run || runs.some((r) => r.id === run)) fail(problem); },
     others: () => runs.filter((r) => r.kind === "text" && !r.problem && r.options).map((r) => r.id),
     live: () => runs.find((r) => r.id === run) ?? {},
   };
