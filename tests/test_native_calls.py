@@ -56,7 +56,7 @@ def everything(module, x, state=None, *, pulls=(True, True)):
     ys, last = module(x) if given is None else module(x, given)
     last = last if isinstance(last, tuple) else (last,)
     generator = torch.Generator().manual_seed(1)
-    loss = 0.0
+    loss = torch.zeros((), dtype=ys.dtype)
     for wanted, outs in zip(pulls, ((ys,), last), strict=True):
         for out in outs:
             pull = torch.randn(out.shape, generator=generator, dtype=out.dtype)
@@ -102,7 +102,7 @@ def test_float64_gradients_are_autograds(kind, bidirectional):
     inputs = [t.requires_grad_() for t in (x, *state)]
 
     def run(x, *state):
-        ys, last = module(x, state if len(state) > 1 else state[0])
+        ys, last = module(x, state if len(state) > 1 else next(iter(state)))
         return ys, *(last if isinstance(last, tuple) else (last,))
 
     assert torch.autograd.gradcheck(run, inputs)
