@@ -91,6 +91,6 @@ export function write(home, { id, fail }) {
       prompt,
       h("div", { className: "row" }, temperature.label, topK.label, topP.label, h("label", {}, t("length"), length), h("label", {}, t("seed"), seed), button),
       shown, h("p", { className: "soft" }, t("Click a token to see what else it could have been, and to branch from there.")), branchHome, choices, again));
-  get(at(id, "/look/excerpt")).then((some) => { prompt.value ||= some.prompt; }).catch(fail);
+  get(at(id, "/look/excerpt")).then((some) => { if (document.activeElement !== prompt) prompt.value ||= some.prompt; }).catch(fail);
   return halt;
 }
