@@ -98,7 +98,7 @@ export function inside(home, { id, fail }) {
     again);
   const first = () => (place().unit ? activation(Number(place().unit)) : surprise());
   if (text.value) first();
-  else get(at(id, "/look/excerpt")).then((some) => { text.value ||= some.text; if (text.value) first(); }).catch(fail);
+  else get(at(id, "/look/excerpt")).then((some) => { if (document.activeElement !== text) text.value ||= some.text; if (text.value) first(); }).catch(fail);
   return () => {};
 }
 
