@@ -128,6 +128,11 @@ def test_a_pasted_text_trains_and_is_paused_changed_and_stopped(page, root):
     page.wait_for_selector("h1 + span:has-text('paused')")
     page.fill("input[name=learning_rate]", "0.003")
     page.fill("input[name=window]", "20")
+    page.click("#pause")  # what is heard of that leaves alone what was typed
+    page.wait_for_selector("h1 + span:has-text('running')")
+    page.click("#pause")
+    page.wait_for_selector("h1 + span:has-text('paused')")
+    page.wait_for_timeout(300)
     page.click("#apply")
     page.wait_for_selector("text=--learning-rate 0.003")
     page.click("#pause")

@@ -174,6 +174,7 @@ function changer(id, about, fail, done) {
   const said = h("p", { className: "soft", role: "status" });
   const button = h("button", { className: "main", id: "apply", type: "submit" }, t("Apply"));
   const object = { options: {} };
+  const typed = new Set(); // here, and not applied yet: nothing that is heard meanwhile may write over it
   const shown = (name, value) => (name === "memory" ? told(name, value) : String(value));
   object.element = h("form", { onsubmit: async (event) => {
     event.preventDefault();
@@ -184,15 +185,16 @@ function changer(id, about, fail, done) {
     }
     try {
       const { changes, again } = await post(at(id, "/change"), { options });
+      typed.clear();
       said.textContent = Object.keys(changes).length ? `${t("changed")}: ${again}` : t("no change");
       setTimeout(done, 700);
     } catch (problem) { fail(problem); }
   } },
-  h("div", { className: "row" }, Object.entries(inputs).map(([name, input]) => { input.name = name; return h("label", {}, t(WORDS[name] ?? name), input); })),
+  h("div", { className: "row" }, Object.entries(inputs).map(([name, input]) => { input.name = name; input.addEventListener("input", () => typed.add(name)); return h("label", {}, t(WORDS[name] ?? name), input); })),
   h("div", { className: "row" }, button, h("span", { className: "soft" }, t("each change is a marker on the curve and a line in the run's record"))), said);
   object.show = (options) => {
     object.options = options;
-    for (const [name, input] of Object.entries(inputs)) if (document.activeElement !== input) input.value = shown(name, options[name]);
+    for (const [name, input] of Object.entries(inputs)) if (!typed.has(name) && document.activeElement !== input) input.value = shown(name, options[name]);
   };
   object.enable = (on, rests) => { button.disabled = !on; button.textContent = t(rests ? "Apply and go on" : "Apply"); };
   return object;
