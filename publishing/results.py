@@ -214,4 +214,5 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "cuda-notes-job-h200": rows_of,
     "grid-cuda": grid,
     "forecasting": forecasting,
+    "forecasting-cutoffs": forecasting,
 }
