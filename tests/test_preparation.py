@@ -431,6 +431,13 @@ def _file(path, data):
     return path
 
 
+def test_a_prepared_text_is_not_prepared_again(tmp_path, files):
+    made(tmp_path, files)
+    with pytest.raises(UserError, match="has been prepared already") as caught:
+        files_of([str(tmp_path / "out-char")])
+    assert "elman train" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize("stage", ["measuring", "counting", "encoding"])
 def test_a_text_that_grows_while_it_is_read_is_refused(tmp_path, stage, monkeypatch):
     """Once, its end was held out beside the part that was to be."""
