@@ -47,6 +47,15 @@ class Piece(NamedTuple):
     ends: bool
 
 
+class Step(NamedTuple):
+    """How far a preparation (`preparation.py`) has come."""
+
+    stage: str  # measuring, counting, encoding
+    done: int  # characters (bytes at the byte level)
+    total: int | None
+    tokens: int = 0
+
+
 @dataclass(frozen=True)
 class Stream:
     """Sources that can be read again and again, always the same pieces."""
