@@ -56,7 +56,8 @@ class Client:
 
     def ask(self, method: str, path: str, body: object = None):
         """A question in JSON, and its answer."""
-        return json.loads(self._request(method, path, body and json.dumps(body))[0])
+        sent = None if body is None else json.dumps(body)
+        return json.loads(self._request(method, path, sent)[0])
 
 
 # ---------------------------------------------------------------------- who looks

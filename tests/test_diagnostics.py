@@ -16,6 +16,7 @@ from elman.diagnostics.passage import shifted
 from elman.errors import UserError
 from elman.gradients import Full, Randomized, Sliding, Truncated
 from elman.kernels import cpu
+from elman.kernels.cpu import library
 from elman.language_model import Dropout, LanguageModel
 from elman.nn import GRU, LSTM, RNN, of
 
@@ -156,7 +157,7 @@ def lag_by_lag(passage, lags):
 
 
 @pytest.mark.skipif(cpu.KERNEL.library is None, reason="the native kernel was not built")
-@pytest.mark.parametrize("level", [cpu.library.PORTABLE, cpu.library.AVX2, cpu.library.FASTEST])
+@pytest.mark.parametrize("level", [library.PORTABLE, library.AVX2, library.FASTEST])
 @pytest.mark.parametrize("hidden", [4, 37])  # less than a vector; panels, and some left over
 @pytest.mark.parametrize("name", [name for name in cells.CELLS if name != MIXES])
 def test_losses_that_travel_together_go_where_each_would_go_alone(name, hidden, level, monkeypatch):

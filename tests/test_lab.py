@@ -28,6 +28,7 @@ from starlette.websockets import WebSocketDisconnect  # noqa: E402
 
 import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
+from elman.diagnostics import ByLag  # noqa: E402
 from elman.errors import UserError  # noqa: E402
 from elman.folders import lock  # noqa: E402
 from elman.lab import (  # noqa: E402
@@ -389,6 +390,40 @@ def test_a_run_is_shown_with_the_librarys_own_numbers(page, lab, finished):
     assert {b - a for a, b in zip(frame["edges"], frame["edges"][1:], strict=False)} == {12}
 
 
+def test_the_first_text_to_look_at_has_none_that_the_model_cannot_read(tmp_path):
+    source = tmp_path / "line.txt"
+    source.write_text("The quick brown fox jumps over the lazy dog.", encoding="utf-8")
+    assert elman(["train", str(source), "--out", str(tmp_path / "run"), "--epochs", "1"]) == 0
+    excerpt = inside.Inside(tmp_path / "run").excerpt()
+    assert "<" not in excerpt["text"] + excerpt["prompt"]
+
+
+def test_what_a_window_longer_than_the_picture_keeps_is_the_librarys(page, lab, tiny_run):
+    shutil.copytree(tiny_run("--model", "gru", "--window", "150"), lab.shelf.root / "long")
+    frame = page.get("/api/runs/long/frame").json()
+    norms = np.frombuffer(base64.b64decode(frame["norms"]["float32"]), "<f4")
+    lags = ByLag(frame["first"], norms.reshape(frame["norms"]["shape"]).astype("f8"))
+    assert len(frame["kept"]) == 150
+    for window in (1, 64, 65, 66, 128, 150):
+        assert frame["kept"][window - 1] == pytest.approx(lags.kept(window), rel=1e-3)
+
+
+def test_two_trainings_do_not_change_places_in_the_list_all_the_time(page, lab, finished):
+    first, second = (lab.shelf.root / name for name in ("first", "second"))
+    for path in (first, second):
+        shutil.copytree(lab.shelf.root / finished, path)
+        os.utime(path / "config.json", ns=(time.time_ns(), time.time_ns()))
+        time.sleep(0.02)
+    held = [lock.Lock(first), lock.Lock(second)]  # both are trained
+    for path in (first, second, first):
+        (path / "metrics.jsonl").touch()
+        time.sleep(0.02)
+        ids = [row["id"] for row in page.get("/api/runs").json()]
+        assert ids[:2] == ["second", "first"]
+    for lock_ in held:
+        lock_.release()
+
+
 def test_the_dearer_looks_and_the_search_for_units(page, finished):
     spectrum = page.get(f"/api/runs/{finished}/look/spectrum").json()
     assert len(spectrum["values"]) == len(spectrum["lags"])
@@ -600,11 +635,10 @@ def writer():
 def test_weights_that_a_training_leaves_are_read_as_they_were(tmp_path, writer):
     path = tmp_path / "weights"
     assert moment.read(path) is None
-    for value in (1, 2, 3, 4, 5, 6):
-        if value in (1, 4):  # the second goes on after the first
-            leave = writer(path).leave
+    first, second = writer(path).leave, writer(path).leave  # which goes on after the first
+    for value, leave in enumerate([first, first, first, second, second, second]):
         leave(filled(value), moment.Place(value, 2, 3))
-        weights, place = moment.read(path)
+        weights, place = moment.read(path) or pytest.fail("there is nothing")
         assert place == moment.Place(value, 2, 3)
         assert weights.keys() == filled(value).keys()
         assert all(torch.equal(t, weights[name]) for name, t in filled(value).items())
@@ -631,7 +665,7 @@ def test_what_is_read_while_the_training_leaves_weights_is_of_one_moment(
 
     leave(filled(1), moment.Place(1, 0, 0))
     monkeypatch.setattr(moment, "open", lambda path, *_, **__: Slow(path), raising=False)
-    weights, place = moment.read(path)
+    weights, place = moment.read(path) or pytest.fail("there is nothing")
     assert later == []
     assert place.step == 3
     assert all(torch.equal(t, weights[name]) for name, t in filled(3).items())

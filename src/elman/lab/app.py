@@ -268,6 +268,11 @@ class Addresses:
         if is_forecast(path):
             return {"id": id, "kind": "forecast", "state": "ended", "changed": changed}
         status = self.lab.jobs.status(id)
+        if status["state"] in (
+            *ALIVE,
+            "elsewhere",
+        ):  # two that train would change places all the time
+            changed = _stamp(path / "config.json")[0] or changed
         if not (path / "config.json").exists() and status["state"] in (*ALIVE, "elsewhere"):
             row = {}  # it is being made at this moment
         else:

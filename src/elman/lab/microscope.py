@@ -139,7 +139,7 @@ def frame(slide: Slide, published: Path) -> dict[str, Any]:
 
 def shares(lags: ByLag, used: int) -> dict[str, Any]:
     """What each window keeps, and the windows that keep 90 and 99 %."""
-    most = 2 * lags.lags
+    most = max(2 * lags.lags, used)
     share = np.append(lags.share, np.ones(most - len(lags.share)))
     return {
         "kept": short(np.cumsum(share) / np.arange(1, most + 1)),  # lags.kept(1), lags.kept(2), …
