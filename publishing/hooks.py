@@ -5,6 +5,7 @@
 
 import hashlib
 import re
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,7 +13,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from publishing import api, execute, maths, results
+from publishing import api, execute, languages, maths, results, search
 from publishing.execute import Output
 from publishing.pages import BLOCK, DOCS, ROOT, book_pages, is_book
 
@@ -60,19 +61,24 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     source = page.file.src_uri
     markdown = _OUTSIDE.sub(_named, results.fill(markdown))
     if not is_book(source):
-        return markdown
+        return BLOCK.sub(_fence, markdown)
     if reason := _unexecuted.get(source):
-        return f'!!! warning "Not executed"\n    {reason}: this page has no outputs.\n\n{markdown}'
+        warning = f'!!! warning "Not executed"\n    {reason}: this page has no outputs.\n\n'
+        return warning + BLOCK.sub(_fence, markdown)
     outputs = iter(_shown[source])
     to_figures = ("../" * source.count("/")) + "book/figures/"
 
     def with_outputs(found: Any) -> str:
-        fence = f"```python\n{found['code']}```"
         if "no-run" in found["options"].split():
-            return fence
-        return "\n\n".join([fence, *(_as_markdown(o, to_figures) for o in next(outputs))])
+            return _fence(found)
+        return "\n\n".join([_fence(found), *(_as_markdown(o, to_figures) for o in next(outputs))])
 
     return BLOCK.sub(with_outputs, markdown)
+
+
+def _fence(found: re.Match[str]) -> str:
+    """A block without our options, which Markdown would not take for a fence."""
+    return f"```python\n{found['code']}```"
 
 
 _OUTSIDE = re.compile(r"\[(?P<words>[^\]]+)\]\((?P<path>(?:\.\./)+[\w./-]+)\)")
@@ -88,7 +94,8 @@ def _named(found: re.Match[str]) -> str:
 def _as_markdown(output: Output, to_figures: str) -> str:
     if output.kind == "figure":
         words = output.words.replace("[", "(").replace("]", ")").replace("$", "")
-        return f"![{words}]({to_figures}{figure_name(output)}){{ .drawn }}"
+        drawn = f"![{words}]({to_figures}{figure_name(output)}){{ .drawn }}"
+        return f'<div class="figure" markdown>\n\n{drawn}\n\n</div>'
     return f"```{{ .text .shown }}\n{output.data.rstrip()}\n```"
 
 
@@ -97,12 +104,30 @@ def on_page_content(html: str, **_: Any) -> str:
     return maths.render(html)
 
 
+def on_page_context(context: Any, page: Page, config: MkDocsConfig, **_: Any) -> Any:
+    """Frame a page in its own language, beside a switch to the same page in the other."""
+    source = page.file.src_uri
+    config.theme["language"] = languages.language(source)
+    config.extra["alternate"] = languages.alternates(source)
+    return context
+
+
+_ALTERNATE = re.compile(r'\s*<link rel="alternate"[^>]*>')
 _FETCHED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>"""
                       r"""|<link\b[^>]*\bhref=["']?(?:https?:)?//[^>]*>""")  # fmt: skip
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
-    """Refuse a page that would fetch something from a network when it is read."""
+    """Refuse a page that would fetch something from a network when it is read.
+
+    For each alternate the theme's script would look for a sitemap, which a folder does not have.
+    """
+    output = _ALTERNATE.sub("", output)
     if found := _FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} would fetch {found[0]}")
     return output
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Make the index of the search ready for Chinese, and for a reader without a server."""
+    search.prepare(Path(config.site_dir) / "search")

@@ -219,6 +219,83 @@ def test_outputs_stand_below_their_blocks_and_links_out_of_the_site_become_names
         PAGE + "\n[results](../benchmarks/results/notes.json)\n", page=page
     )
     assert "x + 1\n```\n\n```{ .text .shown }\n21\n```" in made
-    assert f"![a (line) of x](../../book/figures/{hooks.figure_name(figure)})" in made
+    drawn = f"![a (line) of x](../../book/figures/{hooks.figure_name(figure)}){{ .drawn }}"
+    assert f'<div class="figure" markdown>\n\n{drawn}\n\n</div>' in made
     assert "results (`benchmarks/results/notes.json`)" in made
-    assert "never()" in made
+    assert "```python\nnever()\n```" in made
+
+
+@pytest.mark.parametrize("source", ["python.md", "book/a.md"])
+def test_a_block_that_is_not_run_is_a_block_on_every_page(source, monkeypatch):
+    """Markdown takes "```python no-run" for prose: fences of the guide were shown as typed."""
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from publishing import hooks
+
+    monkeypatch.setattr(hooks, "_unexecuted", {"book/a.md": "no text"})
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri=source))
+    made = hooks.on_page_markdown("```python no-run lightning\nnever()\n```\n", page=page)
+    assert made.endswith("```python\nnever()\n```\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "english", "chinese"),
+    [
+        ("book/02-text.md", "book/02-text.html", "zh/book/02-text.html"),
+        ("zh/concordance.md", "concordance.html", "zh/concordance.html"),
+        ("text.md", "text.html", "zh/index.html"),
+    ],
+)
+def test_the_switch_of_languages_leads_to_the_same_page(source, english, chinese):
+    from publishing.languages import alternates, language
+
+    assert [(a["lang"], a["link"]) for a in alternates(source)] == [
+        ("en", english),
+        ("zh", chinese),
+    ]
+    assert language(source) == ("zh" if source.startswith("zh/") else "en")
+
+
+def test_pages_speak_their_language_and_ask_for_no_sitemap():
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from publishing import hooks
+
+    config: Any = SimpleNamespace(theme={"language": "en"}, extra={})
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="zh/index.md"))
+    hooks.on_page_context({}, page=page, config=config)
+    assert config.theme["language"] == "zh"
+    assert config.extra["alternate"][0]["link"] == "index.html"
+    head = '<head>\n  <link rel="alternate" href="../index.html" hreflang="en">\n</head>'
+    assert hooks.on_post_page(head, page=page) == "<head>\n</head>"
+
+
+def test_chinese_is_searched_character_by_character_and_without_a_server(tmp_path):
+    from publishing.search import prepare
+
+    entry = {"location": "a.html", "title": "困惑度", "text": "<p>RNN的perplexity, 两个词。</p>"}
+    (tmp_path / "search_index.json").write_text(json.dumps({"config": {}, "docs": [entry]}))
+    prepare(tmp_path)
+    told = (tmp_path / "search_index.json").read_text("utf-8")
+    [found] = json.loads(told)["docs"]
+    assert found["title"].split("\u200b") == ["困", "惑", "度"]
+    assert found["text"] == "<p>RNN\u200b的\u200bperplexity, 两\u200b个\u200b词。</p>"
+    assert found["location"] == "a.html"
+    assert (tmp_path / "search_index.js").read_text("utf-8") == f"var __index = {told}"
+
+
+def test_the_search_takes_no_query_apart_until_it_matches_everything():
+    """lunr tests each character of a query against the separator: it must consume something."""
+    import re
+
+    configuration = (ROOT / "mkdocs.yml").read_text("utf-8")
+    [written] = re.findall(r"^ +separator: '(.*)'$", configuration, re.M)
+    separator = re.compile(written.replace(r"\u200b", "\u200b"))
+    for character in "困a8é":
+        assert not separator.search(character)
+    assert separator.split("困惑，3.5 nats。why?") == ["困惑", "3.5", "nats", "why", ""]
+    assert re.findall(r"^ +pipeline: (.*)$", configuration, re.M) == ["[stopWordFilter]"]
