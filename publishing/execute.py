@@ -169,9 +169,11 @@ def as_svg(figure: Any) -> str:
 
 
 def in_words(figure: Any) -> str:
-    """The titles of a figure, for who cannot see it."""
+    """The titles of a figure, or what its axes are, for who cannot see it."""
     titles = [figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]
-    return "; ".join(" ".join(title.split()) for title in titles if title) or "figure"
+    spoken = [" ".join(title.split()) for title in titles if title]
+    sides = [f"{axes.get_ylabel()} over {axes.get_xlabel()}" for axes in figure.axes]
+    return "; ".join(spoken or sides)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ NOTES = [
     "train",
     "evaluate_loss",
     "DATA_HUB",
+    "DATA_URL",
     "download",
     "plot",
     "read_time_machine",

@@ -48,6 +48,14 @@ def test_a_figure_that_was_closed_and_returned_is_shown_once():
         assert shown.kind == "figure"
 
 
+def test_a_figure_without_a_title_is_told_by_its_axes():
+    code = (
+        "import matplotlib.pyplot as plt\nf, a = plt.subplots()\na.set(xlabel='t', ylabel='x')\nf\n"
+    )
+    [shown] = execute.show(Block(1, code), "page", {})
+    assert shown.words == "x over t"
+
+
 def test_a_failing_block_points_into_the_page(tmp_path, monkeypatch):
     page = ROOT / "docs" / "book" / "unwritten.md"
     with pytest.raises(ZeroDivisionError) as failed:
@@ -125,6 +133,7 @@ def test_a_table_fills_its_place_and_a_missing_one_is_an_error():
 def test_every_file_of_results_is_on_the_page():
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert "<!-- results: others -->" in page
+    assert "| 45,766 | -9.1% |" in results.made("compression")  # what README.md says
     for name in results.TABLES:
         assert f"<!-- results: {name} -->" in page
         assert results.made(name).count("\n") >= 2
