@@ -17,23 +17,25 @@ from publishing import api, execute, languages, maths, results, search
 from publishing.execute import Output
 from publishing.pages import BLOCK, DOCS, ROOT, book_pages, is_book
 
-NEEDS_TEXT = "time-machine"
-
 _shown: dict[str, list[list[Output]]] = {}
-_unexecuted: dict[str, str] = {}
+_unexecuted: set[str] = set()
+_UNEXECUTED = {
+    "en": '!!! warning "Not executed"\n    The Time Machine was not on the machine that built this '
+    "page (`ELMAN_DATA`), so that it has no outputs.\n\n",
+    "zh": '!!! warning "未执行"\n    生成本页的机器上没有《时间机器》（`ELMAN_DATA`），'
+    "所以本页没有输出。\n\n",
+}
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
     """Refuse an undocumented API; execute what the book's pages have that has changed."""
     if undocumented := api.undocumented():
         raise PluginError("these need a docstring:\n  " + "\n  ".join(undocumented))
-    pages, missing = book_pages(), execute.missing_text()
-    if missing:
-        without = [p for p in pages if NEEDS_TEXT in p.read_text(encoding="utf-8")]
-        _unexecuted.update((p.relative_to(DOCS).as_posix(), missing) for p in without)
-        pages = [p for p in pages if p not in without]
+    pages = book_pages()
+    can_run = execute.can_run(pages)
+    _unexecuted.update(p.relative_to(DOCS).as_posix() for p in pages if p not in can_run)
     try:
-        outputs = execute.executed(pages)
+        outputs = execute.executed(can_run)
     except execute.PageFailed as error:
         raise PluginError(str(error)) from error
     _shown.update((path.relative_to(DOCS).as_posix(), shown) for path, shown in outputs.items())
@@ -62,9 +64,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     markdown = _OUTSIDE.sub(_named, results.fill(markdown))
     if not is_book(source):
         return BLOCK.sub(_fence, markdown)
-    if reason := _unexecuted.get(source):
-        warning = f'!!! warning "Not executed"\n    {reason}: this page has no outputs.\n\n'
-        return warning + BLOCK.sub(_fence, markdown)
+    if source in _unexecuted:
+        return _UNEXECUTED[languages.language(source)] + BLOCK.sub(_fence, markdown)
     outputs = iter(_shown[source])
     to_figures = ("../" * source.count("/")) + "book/figures/"
 

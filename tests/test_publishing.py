@@ -6,7 +6,7 @@ import pytest
 
 from publishing import execute, results
 from publishing.execute import Output
-from publishing.pages import ROOT, Block, blocks, is_book
+from publishing.pages import ROOT, Block, blocks, book_pages, is_book
 
 PAGE = """# A page
 
@@ -112,6 +112,36 @@ def test_a_page_that_fails_is_named_with_its_traceback():
     with pytest.raises(execute.PageFailed, match=r"(?s)build/failing.md failed.*ZeroDivision"):
         execute._in_a_process(page, page.with_suffix(".json"))
     page.unlink()
+
+
+def test_pages_that_need_the_text_are_known_by_either_name_of_it():
+    """Six chapters load it by the notes' name only, and would have fetched it while building."""
+    pages = {path: execute.needs_text(path.read_text("utf-8")) for path in book_pages()}
+    assert {path.name[:2] for path, needs in pages.items() if not needs} == {"01", "in"}
+    assert sum(pages.values()) == 2 * 7
+    assert not execute.needs_text("The Time Machine, time-machine\n```python\n1\n```\n")
+
+
+@pytest.mark.parametrize(("file", "run"), [("timemachine.txt", 18), ("other.txt", 4)])
+def test_without_the_text_its_pages_are_left_out_and_nothing_is_fetched(
+    file, run, tmp_path, monkeypatch
+):
+    for name in ("ELMAN_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / file).write_text("the time machine")
+    assert len(execute.can_run(book_pages())) == run
+
+
+def test_a_page_without_outputs_says_so_in_its_language(monkeypatch):
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from publishing import hooks
+
+    monkeypatch.setattr(hooks, "_unexecuted", {"zh/book/a.md"})
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="zh/book/a.md"))
+    assert hooks.on_page_markdown(PAGE, page=page).startswith('!!! warning "未执行"')
 
 
 def test_pages_of_the_book_are_known_by_their_place():
@@ -243,7 +273,7 @@ def test_a_block_that_is_not_run_is_a_block_on_every_page(source, monkeypatch):
 
     from publishing import hooks
 
-    monkeypatch.setattr(hooks, "_unexecuted", {"book/a.md": "no text"})
+    monkeypatch.setattr(hooks, "_unexecuted", {"book/a.md"})
     page: Any = SimpleNamespace(file=SimpleNamespace(src_uri=source))
     made = hooks.on_page_markdown("```python no-run lightning\nnever()\n```\n", page=page)
     assert made.endswith("```python\nnever()\n```\n")
