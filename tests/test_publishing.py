@@ -1,6 +1,9 @@
 """How pages become a site and notebooks: what a block shows, equations, tables, notebooks."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -242,6 +245,22 @@ def test_a_page_that_would_fetch_something_is_refused(html, fetches):
             hooks.on_post_page(html, page=page)
     else:
         assert hooks.on_post_page(html, page=page) == html
+
+
+@pytest.mark.parametrize(("page", "passes"), [("# a\n", True), ("# a\n[b](b.md)\n", False)])
+def test_a_broken_link_fails_a_strict_build_however_quiet(page, passes, tmp_path):
+    pytest.importorskip("mkdocs")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(page)
+    (tmp_path / "hook.py").write_text("from publishing.hooks import on_startup\n")
+    (tmp_path / "mkdocs.yml").write_text("site_name: a\ntheme: mkdocs\nhooks: [hook.py]\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) == passes, done.stderr
+    assert passes or "b.md" in done.stderr
 
 
 def test_outputs_stand_below_their_blocks_and_links_out_of_the_site_become_names(monkeypatch):
