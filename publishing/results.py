@@ -223,7 +223,7 @@ def chunked(found: dict[str, Any]) -> str:
         (
             [
                 *(row[name] for name in ("cell", "hidden", "steps", "dtype")),
-                *(row[name][0] for name in ("chunks", "difference", "bound")),
+                row["chunks"][0], max(row["difference"]), max(row["bound"]),
                 *(row.get(name, "–") for name in ("error", "stepped_s", "chunked_s", "torch_s")),
             ]
             for row in found["rows"] if "chunks" in row
