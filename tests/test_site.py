@@ -52,7 +52,7 @@ if WHY_NOT := _why_not():
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     served = functools.partial(Quiet, directory=str(SITE))
