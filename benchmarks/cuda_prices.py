@@ -6,8 +6,8 @@
 Every cell, arithmetic, hidden size and batch of a grid, forward alone and with the backward pass,
 as a CUDA graph (so without Python), at two lengths: what a call costs before its first step, and
 what each step costs. `elman.kernels.prices` reads the result. `--sizes` measures some hidden sizes
-alone and leaves the others as they are, `--engine` one engine. Stacks and both directions are timed at some of the sizes,
-for its rule about them.
+alone and leaves the others as they are, `--engine` one engine. Stacks and both directions are timed
+at some of the sizes, for its rule about them.
 """
 
 from __future__ import annotations
