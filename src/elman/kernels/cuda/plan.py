@@ -37,7 +37,7 @@ FAR_PRICES = (0.776, 0.004, 0.0148, 0.0689, 0.0023, 0.0422, 0.0271, 0.0191)
 # from shared memory; per share that a thread adds up; per KB of da that a team has; per KB of
 # shares that an SM stores and reads on average.
 SPREAD_PRICES = (1.094, 0.0022, 0.0261, 0.0301, 0.0741, 0.0277)
-DOUBT = 1.1  # prices of far groups are less certain, and they take SMs that others could use
+DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 SMS = 132  # of the GPU on which prices were measured
 
 
