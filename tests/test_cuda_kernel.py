@@ -325,6 +325,20 @@ def test_on_a_gpu_every_kind_of_far_group_is_right(partners, rows, monkeypatch):
     assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
 
 
+@pytest.mark.parametrize("partners", [0, 1, 2])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_groups_that_are_not_all_there_at_once_are_refused(partners, monkeypatch):
+    """They would wait for ever for those that are not."""
+    far_plan(monkeypatch, 8, partners)
+    chosen = cuda.plan_for(named("lstm"), "backward", 384, 2, 8, 0)
+    assert chosen is not None
+    groups = cuda.machine(0).clusters[1] // chosen.cluster + 1
+    launch = cuda.prepared(chosen, cuda.BF16, chosen.rows * groups, 0, 17)
+    with pytest.raises(WorkFailed, match="cooperative"):
+        launch(torch.cuda.current_stream().cuda_stream, [0] * 17)
+
+
 @pytest.mark.parametrize("partners", [0, 2])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -403,7 +417,7 @@ def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype
     monkeypatch.setenv("ELMAN_KERNELS", "cuda")
     make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
     found = []
-    for hidden, long_way in itertools.product((36, 256), (False, True)):
+    for hidden, long_way in itertools.product((36, 256, 1024), (False, True)):
         torch.manual_seed(0)
         rnn = make(12, hidden, layers, device="cuda", dtype=dtype)
         xs = torch.randn(7, 5, 12, device="cuda", dtype=dtype, requires_grad=True)
@@ -415,6 +429,6 @@ def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype
         torch.autograd.backward(ends, [torch.randn_like(t) for t in ends])
         assert long_way == (not rnn._settled)
         found.append([*ends, xs.grad, *(p.grad for p in rnn.parameters())])
-    for i in (0, 2):
+    for i in (0, 2, 4):
         for a, b in zip(found[i], found[i + 1], strict=True):
             assert torch.equal(a, b)

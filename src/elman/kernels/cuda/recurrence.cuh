@@ -216,8 +216,7 @@ struct Exchange {
 // Blocks that write into each other's shared memory: a group, or of a far group those that share their da.
 constexpr int NEIGHBOURS = !FAR ? CLUSTER : PARTNERS > 0 ? PARTNERS : 1;
 
-// Of spread.cuh: shares of a unit; tiles of units in one
-// block's share; units of a row; floats of a group.
+// Of spread.cuh: shares of a unit; tiles of units in one block's share; units of a row; floats of a group.
 constexpr int TEAMS = CLUSTER / NEIGHBOURS, TILES_EACH = (SIZE + 16 * NEIGHBOURS - 1) / (16 * NEIGHBOURS), SHARE_WIDTH = 16 * NEIGHBOURS * TILES_EACH;
 constexpr i64 SHARES = (i64)2 * TEAMS * ROWS * SHARE_WIDTH;
 

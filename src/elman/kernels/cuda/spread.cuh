@@ -7,19 +7,19 @@
 //
 // So a block holds a square-ish piece of the matrix and reads little: of da what its team has made, of dh TEAMS
 // shares of its own units. Shares have two places, in turn, and the last bit of each says in which turn it was
-// stored, so that nothing else has to be waited for. Who stores the share of a step has dh of the step before,
-// hence da of every team's step before that, so the share that it overwrites has been read. All blocks must be on
-// the GPU at once: the launch is cooperative, or refused.
+// stored, so that nothing else has to be waited for. Nor is one overwritten too early: a share of step u + 2 is made
+// of its team's dh of step u + 1, to which every block has given a share, and for that it had read all its own of
+// step u. All blocks must be on the GPU at once: the launch is cooperative, or refused.
 #pragma once
 #include "recurrence.cuh"
 
-constexpr int M_TILES = (TILES_EACH + WARPS - 1) / WARPS;                  // of units, of one warp
-constexpr int TEAM_UNITS = PARTNERS * UNITS;                               // whose da a block has
-constexpr int K_TILES = (GATES * TEAM_UNITS * BYTES + 63) / 64 * 2;        // their gates, in pairs of tiles
+constexpr int M_TILES = (TILES_EACH + WARPS - 1) / WARPS;            // of units, of one warp
+constexpr int TEAM_UNITS = PARTNERS * UNITS;                         // whose da a block has
+constexpr int K_TILES = (GATES * TEAM_UNITS * BYTES + 63) / 64 * 2;  // their gates, in pairs of tiles
 constexpr int SHARED_TILES = M_TILES * K_TILES - REGISTER_TILES;
-constexpr int TOGETHER = ROW_TILES < 4 ? ROW_TILES : 4;                    // row tiles multiplied with one reading of the weights
+constexpr int TOGETHER = ROW_TILES < 4 ? ROW_TILES : 4;  // row tiles multiplied with one reading of the weights
 constexpr int CHAINS = TOGETHER > 1 ? 1 : 2;
-constexpr int OWN_BYTES = GATES * UNITS * BYTES;                           // of one row: da of the block's own units
+constexpr int OWN_BYTES = GATES * UNITS * BYTES;  // of one row: da of the block's own units
 constexpr u32 EXPECTED = ROWS * (PARTNERS - 1) * OWN_BYTES;
 
 static_assert(TRANSPOSED && CLUSTER % PARTNERS == 0 && SIZE * BYTES % 16 == 0, "whole teams, whole items");
@@ -171,7 +171,7 @@ DEVICE void hand_on(Stored da, const Item& it, int gate, int use, int rank) {
     store_words(own_da(use % 2, it.row, rank) + (gate * UNITS + it.unit) * BYTES, da.word);
 }
 
-// Copies the block's da to its partners, 16 bytes at a time: items of four would take longer on the way.
+// Copies the block's da to its partners, 16 bytes at a time: items, of 4 or 8, would take longer on the way.
 DEVICE void copy_to_partners(int use, int rank) {
     constexpr int PER_ROW = OWN_BYTES / 16;
     for (int i = threadIdx.x; i < ROWS * PER_ROW; i += THREADS) {
