@@ -12,10 +12,11 @@ from typing import Literal
 from latex2mathml.converter import convert
 
 _ARITHMATEX = re.compile(
-    r'<(?P<tag>span|div) class="arithmatex">'
-    r"(?:\\\((?P<inline>.*?)\\\)|\\\[(?P<block>.*?)\\\])</(?P=tag)>",
+    r'(?P<before>[(（“]*)<(?P<tag>span|div) class="arithmatex">'
+    r"(?:\\\((?P<inline>.*?)\\\)|\\\[(?P<block>.*?)\\\])</(?P=tag)>(?P<after>[.,;:!?)，。；：！？、）”]*)",
     re.DOTALL,
 )
+"""An equation, and the punctuation that must not be torn from it at the end of a line."""
 
 
 def render(page: str) -> str:
@@ -27,7 +28,11 @@ def _mathml(found: re.Match[str]) -> str:
     inline = found["inline"]
     tex = html.unescape(found["block"] if inline is None else inline).strip()
     drawn = mathml(tex, "block" if inline is None else "inline")
-    return f'<div class="equation">{drawn}</div>' if inline is None else drawn
+    drawn = drawn.replace("<math ", '<math lang="en" ', 1)  # Chinese fonts raise the dots of "…"
+    if inline is None:
+        return f'<div class="equation">{drawn}</div>'
+    whole = found["before"] + drawn + found["after"]
+    return f'<span class="whole">{whole}</span>' if whole != drawn else drawn
 
 
 def mathml(tex: str, display: Literal["block", "inline"]) -> str:

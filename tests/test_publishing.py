@@ -190,7 +190,10 @@ def test_equations_become_mathml_and_unknown_commands_are_refused():
     from publishing import maths
 
     marked = r'<span class="arithmatex">\(h_t &lt; 1\)</span>'
-    assert maths.render(marked).startswith("<math")
+    assert maths.render(marked).startswith('<math lang="en" ')
+    torn = maths.render(f"（{marked}，其中")
+    assert torn.startswith('<span class="whole">（<math')
+    assert torn.endswith("</math>，</span>其中")
     two = (
         r'<div class="arithmatex">\[\begin{aligned} a &amp;= b \\ c &amp;= d \end{aligned}\]</div>'
     )
