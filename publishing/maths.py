@@ -168,6 +168,21 @@ def typeset(docstring: str) -> str:
     return "\n\n".join(_paragraph(p) for p in paragraphs)
 
 
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n)+(?=\n|\Z)")
+
+
+def typeset_page(markdown: str) -> str:
+    """A page of the guide with the equations that stand indented in it marked for `render`."""
+    parts = _FENCE.split(markdown)
+    return "".join(part if i % 2 else _INDENTED.sub(_drawn, part) for i, part in enumerate(parts))
+
+
+def _drawn(found: re.Match[str]) -> str:
+    made = _paragraph(textwrap.dedent(found[0]).rstrip())
+    return f"{made}\n" if made.startswith("$$") else found[0]
+
+
 def _paragraph(text: str) -> str:
     lines = text.split("\n")
     if lines[0].lstrip().startswith(">>>"):

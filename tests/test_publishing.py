@@ -185,6 +185,16 @@ def test_equations_of_docstrings_become_latex_and_prose_does_not():
     assert "```pycon\n>>> 1 + 1\n2\n```" in maths.typeset("One.\n\n    >>> 1 + 1\n    2")
 
 
+def test_indented_equations_of_a_page_are_drawn_and_code_is_not():
+    pytest.importorskip("latex2mathml")
+    from publishing import maths
+
+    page = "So\n\n    h_t = tanh(a_t)\n\nand\n\n    elman train book.txt\n\n"
+    code = "```python\ndef f():\n\n    h_t = tanh(a_t)\n\n```\n"
+    drawn = r"$$\begin{aligned} h_{t} &= \operatorname{tanh}(a_{t}) \end{aligned}$$"
+    assert maths.typeset_page(page + code) == page.replace("    h_t = tanh(a_t)", drawn) + code
+
+
 def test_equations_become_mathml_and_unknown_commands_are_refused():
     pytest.importorskip("latex2mathml")
     from publishing import maths
