@@ -1,7 +1,9 @@
 """How pages become a site and notebooks: what a block shows, equations, tables, notebooks."""
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 
 from publishing import execute, results
 from publishing.execute import Output
-from publishing.pages import ROOT, Block, blocks, book_pages, is_book
+from publishing.pages import DOCS, ROOT, Block, blocks, book_pages, is_book
 
 PAGE = """# A page
 
@@ -234,6 +236,32 @@ def test_every_function_that_the_reference_shows_says_what_it_does():
     assert api.undocumented() == []
 
 
+def imported(module: str, name: str):
+    try:
+        return importlib.import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        return getattr(importlib.import_module(module), name)
+
+
+def test_what_the_pages_import_is_in_the_reference():
+    pytest.importorskip("griffe")
+    from publishing import api
+
+    shown = set(api.modules())
+    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        text = "\n".join(block.code for block in blocks(path.read_text("utf-8")))
+        for module, names in re.findall(
+            r"^(?:>>> )?from (elman[\w.]*) import ([\w, ]+)", text, re.M
+        ):
+            for name in re.findall(r"(\w+)(?: as \w+)?", names):
+                found = imported(module, name)
+                home = getattr(found, "__module__", None) or getattr(found, "__name__", module)
+                is_package = hasattr(found, "__path__")
+                assert is_package or home in shown or home in ("builtins", "typing"), (
+                    f"{path.name} imports {name} of {home}, which no page of the reference shows"
+                )
+
+
 @pytest.mark.parametrize(
     ("html", "fetches"),
     [
@@ -361,8 +389,6 @@ def test_chinese_is_searched_character_by_character_and_without_a_server(tmp_pat
 
 def test_the_search_takes_no_query_apart_until_it_matches_everything():
     """lunr tests each character of a query against the separator: it must consume something."""
-    import re
-
     configuration = (ROOT / "mkdocs.yml").read_text("utf-8")
     [written] = re.findall(r"^ +separator: '(.*)'$", configuration, re.M)
     separator = re.compile(written.replace(r"\u200b", "\u200b"))
