@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     source = page.file.src_uri
     markdown = _OUTSIDE.sub(_named, results.fill(markdown))
     if not is_book(source):
-        return BLOCK.sub(_fence, markdown)
+        return BLOCK.sub(_fence, maths.typeset_page(markdown))
     if source in _unexecuted:
         return _UNEXECUTED[languages.language(source)] + BLOCK.sub(_fence, markdown)
     outputs = iter(_shown[source])

@@ -12,10 +12,11 @@ from typing import Literal
 from latex2mathml.converter import convert
 
 _ARITHMATEX = re.compile(
-    r'<(?P<tag>span|div) class="arithmatex">'
-    r"(?:\\\((?P<inline>.*?)\\\)|\\\[(?P<block>.*?)\\\])</(?P=tag)>",
+    r'(?P<before>[(（“]*)<(?P<tag>span|div) class="arithmatex">'
+    r"(?:\\\((?P<inline>.*?)\\\)|\\\[(?P<block>.*?)\\\])</(?P=tag)>(?P<after>[.,;:!?)，。；：！？、）”]*)",
     re.DOTALL,
 )
+"""An equation, and the punctuation that must not be torn from it at the end of a line."""
 
 
 def render(page: str) -> str:
@@ -27,7 +28,11 @@ def _mathml(found: re.Match[str]) -> str:
     inline = found["inline"]
     tex = html.unescape(found["block"] if inline is None else inline).strip()
     drawn = mathml(tex, "block" if inline is None else "inline")
-    return f'<div class="equation">{drawn}</div>' if inline is None else drawn
+    drawn = drawn.replace("<math ", '<math lang="en" ', 1)  # Chinese fonts raise the dots of "…"
+    if inline is None:
+        return f'<div class="equation">{drawn}</div>'
+    whole = found["before"] + drawn + found["after"]
+    return f'<span class="whole">{whole}</span>' if whole != drawn else drawn
 
 
 def mathml(tex: str, display: Literal["block", "inline"]) -> str:
@@ -161,6 +166,21 @@ def typeset(docstring: str) -> str:
     """A docstring with its equations marked for `render`, and its examples as examples."""
     paragraphs = re.split(r"\n[ \t]*\n", docstring)
     return "\n\n".join(_paragraph(p) for p in paragraphs)
+
+
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n)+(?=\n|\Z)")
+
+
+def typeset_page(markdown: str) -> str:
+    """A page of the guide with the equations that stand indented in it marked for `render`."""
+    parts = _FENCE.split(markdown)
+    return "".join(part if i % 2 else _INDENTED.sub(_drawn, part) for i, part in enumerate(parts))
+
+
+def _drawn(found: re.Match[str]) -> str:
+    made = _paragraph(textwrap.dedent(found[0]).rstrip())
+    return f"{made}\n" if made.startswith("$$") else found[0]
 
 
 def _paragraph(text: str) -> str:

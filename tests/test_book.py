@@ -108,6 +108,23 @@ def test_the_chinese_chapter_is_the_whole_chapter_in_chinese(chapter):
     assert not re.search(r"(?:\b[a-z]+ ){6}", sentences), "an English sentence was left"
 
 
+def test_chinese_is_punctuated_in_chinese():
+    """No comma, colon or bracket of half a width between two Chinese characters."""
+    pages = [ROOT / "README.zh.md", *sorted((DOCS / "zh").rglob("*.md"))]
+    for path in pages:
+        prose = re.sub(r"```.*?```|`[^`]*`|\$[^$]*\$|\]\([^)]*\)", "", prose_of(path), flags=re.S)
+        half = re.findall(
+            r"[\u4e00-\u9fff][,;:!?()\"'][\u4e00-\u9fff]?|[(\"'][\u4e00-\u9fff]", prose
+        )
+        assert not half, f"{path.relative_to(ROOT)}: {half}"
+
+
+def test_headings_have_no_latex_which_a_table_of_contents_cannot_draw():
+    for path in DOCS.rglob("*.md"):
+        headings = re.findall(r"^#+ .*", prose_of(path), re.M)
+        assert not [heading for heading in headings if "$" in heading]
+
+
 def prose_of(path: Path) -> str:
     return BLOCK.sub("", path.read_text(encoding="utf-8"))
 

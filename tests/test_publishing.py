@@ -1,7 +1,9 @@
 """How pages become a site and notebooks: what a block shows, equations, tables, notebooks."""
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 
 from publishing import execute, results
 from publishing.execute import Output
-from publishing.pages import ROOT, Block, blocks, book_pages, is_book
+from publishing.pages import DOCS, ROOT, Block, blocks, book_pages, is_book
 
 PAGE = """# A page
 
@@ -185,12 +187,25 @@ def test_equations_of_docstrings_become_latex_and_prose_does_not():
     assert "```pycon\n>>> 1 + 1\n2\n```" in maths.typeset("One.\n\n    >>> 1 + 1\n    2")
 
 
+def test_indented_equations_of_a_page_are_drawn_and_code_is_not():
+    pytest.importorskip("latex2mathml")
+    from publishing import maths
+
+    page = "So\n\n    h_t = tanh(a_t)\n\nand\n\n    elman train book.txt\n\n"
+    code = "```python\ndef f():\n\n    h_t = tanh(a_t)\n\n```\n"
+    drawn = r"$$\begin{aligned} h_{t} &= \operatorname{tanh}(a_{t}) \end{aligned}$$"
+    assert maths.typeset_page(page + code) == page.replace("    h_t = tanh(a_t)", drawn) + code
+
+
 def test_equations_become_mathml_and_unknown_commands_are_refused():
     pytest.importorskip("latex2mathml")
     from publishing import maths
 
     marked = r'<span class="arithmatex">\(h_t &lt; 1\)</span>'
-    assert maths.render(marked).startswith("<math")
+    assert maths.render(marked).startswith('<math lang="en" ')
+    torn = maths.render(f"（{marked}，其中")
+    assert torn.startswith('<span class="whole">（<math')
+    assert torn.endswith("</math>，</span>其中")
     two = (
         r'<div class="arithmatex">\[\begin{aligned} a &amp;= b \\ c &amp;= d \end{aligned}\]</div>'
     )
@@ -219,6 +234,32 @@ def test_every_function_that_the_reference_shows_says_what_it_does():
 
     assert len(api.modules()) > 40
     assert api.undocumented() == []
+
+
+def imported(module: str, name: str):
+    try:
+        return importlib.import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        return getattr(importlib.import_module(module), name)
+
+
+def test_what_the_pages_import_is_in_the_reference():
+    pytest.importorskip("griffe")
+    from publishing import api
+
+    shown = set(api.modules())
+    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        text = "\n".join(block.code for block in blocks(path.read_text("utf-8")))
+        for module, names in re.findall(
+            r"^(?:>>> )?from (elman[\w.]*) import ([\w, ]+)", text, re.M
+        ):
+            for name in re.findall(r"(\w+)(?: as \w+)?", names):
+                found = imported(module, name)
+                home = getattr(found, "__module__", None) or getattr(found, "__name__", module)
+                is_package = hasattr(found, "__path__")
+                assert is_package or home in shown or home in ("builtins", "typing"), (
+                    f"{path.name} imports {name} of {home}, which no page of the reference shows"
+                )
 
 
 @pytest.mark.parametrize(
@@ -348,8 +389,6 @@ def test_chinese_is_searched_character_by_character_and_without_a_server(tmp_pat
 
 def test_the_search_takes_no_query_apart_until_it_matches_everything():
     """lunr tests each character of a query against the separator: it must consume something."""
-    import re
-
     configuration = (ROOT / "mkdocs.yml").read_text("utf-8")
     [written] = re.findall(r"^ +separator: '(.*)'$", configuration, re.M)
     separator = re.compile(written.replace(r"\u200b", "\u200b"))
