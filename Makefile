@@ -83,11 +83,13 @@ sanitize:
 	$(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=thread -o build/sanitize-threads tests/sanitize.cpp $(KERNEL)/*.cpp -ldl -lpthread
 	build/sanitize-threads
 
-# The native entries, fuzzed from Python with the kernel, and described cells, built for AddressSanitizer.
+# The native entries, fuzzed from Python with the kernel, and described cells, built for AddressSanitizer. Its checks
+# are called, not written out at every access: a cell is compiled in ten seconds instead of minutes.
+SANITIZED := -fsanitize=address -fno-omit-frame-pointer -O1 -g1 --param asan-instrumentation-with-call-threshold=0
 fuzz-sanitized: setup
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/elman build/sanitized/elman
-	printf '#!/bin/sh\nexec $(CXX) "$$@" -fsanitize=address -fno-omit-frame-pointer -O1 -g\n' > build/sanitized/cxx && chmod +x build/sanitized/cxx
-	cd build/sanitized/elman/kernels/cpu && $(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=address -fno-omit-frame-pointer -shared -fPIC -o $$(basename *.so) *.cpp -ldl -lpthread
+	printf '#!/bin/sh\nexec $(CXX) "$$@" $(SANITIZED)\n' > build/sanitized/cxx && chmod +x build/sanitized/cxx
+	cd build/sanitized/elman/kernels/cpu && $(CXX) -std=c++17 -ffp-contract=fast $(SANITIZED) -shared -fPIC -o $$(basename *.so) *.cpp -ldl -lpthread
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized CXX=$(CURDIR)/build/sanitized/cxx XDG_CACHE_HOME=$(CURDIR)/build/sanitized/cache $(BIN)/python -m pytest -s -p no:cacheprovider tests/fuzz/test_native.py
 
 wheel: setup

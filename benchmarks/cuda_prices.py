@@ -6,8 +6,8 @@
 Every cell, arithmetic, hidden size and batch of a grid, forward alone and with the backward pass,
 as a CUDA graph (so without Python), at two lengths: what a call costs before its first step, and
 what each step costs. `elman.kernels.prices` reads the result. `--sizes` measures some hidden sizes
-alone and leaves the others as they are. Stacks and both directions are timed at some of the sizes,
-for its rule about them.
+alone and leaves the others as they are, `--engine` one engine. Stacks and both directions are timed
+at some of the sizes, for its rule about them.
 """
 
 from __future__ import annotations
@@ -167,7 +167,10 @@ def packed(rows: list[dict], sizes: Sequence[int]) -> dict:
 
 
 def joined(before: dict, more: dict) -> dict:
-    """The table with the sizes of both; where both have one, that of `more`."""
+    """The table with the sizes of both; where both have one, that of `more`.
+
+    An engine that was not measured again stays as it is, so its sizes must be there already.
+    """
     sizes = sorted({*before["sizes"], *more["sizes"]})
 
     def rows(one: Any, other: Any) -> Any:
@@ -177,7 +180,10 @@ def joined(before: dict, more: dict) -> dict:
         by_size |= dict(zip(more["sizes"], other, strict=True))
         return [by_size[size] for size in sizes]
 
-    engines = {name: rows(before[name], more[name]) for name in ("cudnn", "cuda")}
+    engines = {
+        name: rows(before[name], more[name]) if name in more else before[name]
+        for name in ("cudnn", "cuda")
+    }
     return {"sizes": sizes, "batches": before["batches"], **engines}
 
 

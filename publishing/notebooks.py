@@ -56,9 +56,12 @@ def _output(output: Output) -> nbformat.NotebookNode:
 
 
 def write(folder: Path = FOLDER) -> list[Path]:
-    """Every page of the book as a notebook, executed; its languages in folders of their own."""
+    """Every page of the book as a notebook; its languages in folders of their own.
+
+    Executed, but for pages whose text is not on this machine: Jupyter will look for it.
+    """
     pages = book_pages()
-    outputs = {} if execute.missing_text() else execute.executed(pages)
+    outputs = execute.executed(execute.can_run(pages))
     written = []
     for page in pages:
         where = folder / page.relative_to(DOCS).with_suffix(".ipynb")

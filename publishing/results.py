@@ -121,7 +121,8 @@ def texts(rows: list[dict[str, Any]]) -> str:
         [*SHAPE, "device", "seeds", *SCORES],
         (
             [*name, len(same), *(score(same, column) for column in SCORES.values())]
-            for name, same in groups(held_out, *SHAPE, "device").items()
+            for name, rows in groups(held_out, *SHAPE, "device").items()
+            for same in [list({row["seed"]: row for row in rows}.values())]  # the newest of each
         ),
     )
 
@@ -191,6 +192,55 @@ def forecasting(found: dict[str, Any]) -> str:
     )
 
 
+def compression(rows: list[dict[str, Any]]) -> str:
+    """Bytes of every compressor on every text, and elman's default against PPMd's."""
+    peers, levels = list(rows[0]["peers"]), list(rows[0]["elman"])
+    return table(
+        ["file", "bytes", *peers, *(f"elman, {level}" for level in levels), "default over ppmd"],
+        (
+            [
+                row["file"], row["bytes"], *(row["peers"].get(peer, "–") for peer in peers),
+                *(row["elman"].get(level, {}).get("bytes", "–") for level in levels),
+                f"{row['elman']['default']['bytes'] / row['peers']['ppmd'] - 1:+.1%}",
+            ]
+            for row in rows
+        ),
+    )  # fmt: skip
+
+
+def defaults(rows: list[dict[str, Any]]) -> str:
+    """What `elman train` reaches when nothing is chosen, beside counting."""
+    head = ["text", "characters", "level", "seconds", "elman", "Kneser–Ney", "its order", "unigram"]
+    columns = ["text", "characters", "level", "seconds", "nats", "kneser_ney", "order", "unigram"]
+    return table([*head, "machine"], ([row[c] for c in [*columns, "machine"]] for row in rows))
+
+
+def chunked(found: dict[str, Any]) -> str:
+    """Chunks against step after step, where the certificate held: seconds and errors."""
+    return table(
+        ["cell", "hidden", "steps", "dtype", "chunks", "at the seams", "bound", "gradient",
+         "in sequence", "chunked", "torch.nn"],
+        (
+            [
+                *(row[name] for name in ("cell", "hidden", "steps", "dtype")),
+                row["chunks"][0], max(row["difference"]), max(row["bound"]),
+                *(row.get(name, "–") for name in ("error", "stepped_s", "chunked_s", "torch_s")),
+            ]
+            for row in found["rows"] if "chunks" in row
+        ),
+    )  # fmt: skip
+
+
+def described_cells(found: dict[str, Any]) -> str:
+    """Milliseconds of cells of one's own, forward and backward, in the newest of the runs."""
+    [runs] = found.values()
+    times = runs[-1]["forward+backward"]
+    return table(
+        ["cell", "called", "replayed as a CUDA graph"],
+        ([cell, of.get("eager", "–"), of.get("graph", "–")] for cell, of in times.items()),
+    )
+
+
 def rows_of(found: Any) -> str:
     """Any list of flat records, as it stands; of anything else, its outermost values."""
     if isinstance(found, dict):
@@ -213,5 +263,12 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "cuda-h200": cuda,
     "cuda-notes-job-h200": rows_of,
     "grid-cuda": grid,
+    "grid-cpu": grid,
+    "cells-h200": described_cells,
+    "chunked-h200": chunked,
+    "chunked-cpu": chunked,
     "forecasting": forecasting,
+    "forecasting-co2": forecasting,
+    "compression": compression,
+    "defaults": defaults,
 }

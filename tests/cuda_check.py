@@ -460,6 +460,10 @@ WIDE = [  # layers beyond a cluster
     Case("tanh", torch.float32, 4, 64, 1536, 28),
     Case("lstm", torch.bfloat16, 4, 65, 1000, 28, lengths=True, xi=2),
     Case("linear", torch.bfloat16, 4, 20, 4096, 28),
+    Case("gru", torch.bfloat16, 4, 64, 1024, 28, ids=True, xi=2),
+    Case("lstm", torch.float16, 6, 16, 768, 28, lengths=True, xi=1),
+    Case("gru", torch.float32, 4, 64, 1024, 28, xi=1),
+    Case("lstm", torch.bfloat16, 3, 30, 1536, 28),
 ]
 
 

@@ -70,9 +70,11 @@ class Launch:
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def __call__(self, stream: int, words: Any) -> None:
-        *rest, flags, T, B = words
+        *rest, T, B = words
         H, G = self.plan.size * self.plan.heads, self.cell.gates
-        assert flags == 0
+        if not self.plan.forward:
+            *rest, shares = rest
+            assert shares == 0, "where far groups meet"
         t = self.tensor
         if isinstance(self.cell, Described):
             self.own(rest, T, B)
@@ -109,6 +111,7 @@ class Launch:
             t(das, T, B, width),
             firsts[0],
             firsts[1] if two else None,
+            None,
             T,
             B,
         )
@@ -156,7 +159,7 @@ class Launch:
             *(rows(gates, kept, T) if gates else None, rows(dhs, H, T)),
             *(pulls[0], pulls[1] if C else None, None, 0, 0, None),
             *(rows(das, (G + len(cell.apart)) * H, T), firsts[0], firsts[1] if C else None),
-            *(t(own, *numbers), None, t(down, B, len(cell.parameters), H), T, B),
+            *(t(own, *numbers), None, t(down, B, len(cell.parameters), H), None, T, B),
         )
 
 
@@ -200,7 +203,7 @@ _KEPT: dict[int, tuple[Weights, Tensor, Any]] = {}
 
 
 def _backward(cell, W_hh, hs, cs, gates, dhs, dh, dc, xi, xi_step, xi_row, lengths, *out) -> None:
-    das, dh_first, dc_first, steps, batch = out
+    das, dh_first, dc_first, _, steps, batch = out
     bare = (_identity(cell, W_hh, None), hs.new_zeros(steps, batch, len(W_hh)), hs)
     w, shares, kept = bare if gates is None else _KEPT[gates.data_ptr()]
     if xi is not None:
@@ -265,7 +268,7 @@ def _own_forward(
 def _own_backward(
     cell: Described, W_hh, hs, cs, gates, dhs, dh, dc, xi, xi_step, xi_row, lengths, *out
 ) -> None:
-    das, dh_first, dc_first, numbers, drawn, down, steps, batch = out
+    das, dh_first, dc_first, numbers, drawn, down, _, steps, batch = out
     halves, H, G = keeping(cell), W_hh.shape[1], cell.gates
     own, _ = _numbers(cell, numbers, H)
     tracks = [hs] if cs is None else [hs, *cs.chunk(cell.count - 1, -1)]

@@ -19,6 +19,7 @@ int elman_call_back(const Stack *, const void *x, const void *kept, const void *
                     void *dx, void *dh_0, void *dc_0, void *const *dw);
 int64_t elman_kept(const Stack *);
 double elman_clip(void *const *, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind, int level);
+int elman_travel(const Travel *, int kind, int level);
 void elman_keep(void *generator, void *mask, int64_t n, double p, double value, int kind, int level);
 const char *elman_variant(int kind, int level);
 }
@@ -87,7 +88,21 @@ template <class real> struct Run {
         read_out(hs, kind, level, all);
         if (kind != 2 && c.ids) step(job, kind, level, all);
         if (!c.ids) embedded(job, kind, level, all);
+        if (kind != 2) travel(kind, level, all);
         return all;
+    }
+
+    /* Losses of a cell of that many states and gates on their way back. */
+    void travel(int kind, int level, std::vector<double> &all) const {
+        int64_t states = c.cell == LSTM ? 2 : 1, gates = gates_of(c.cell), first = (c.T + 1) / 2, lags = first;
+        if (c.T < 2) return;
+        std::vector<real> slopes, before, pulls, norms(size_t((c.T - first) * (lags + 1)), NAN);
+        for (int64_t i = 0; i < c.T * states * gates * c.H; i++) slopes.push_back(W_ih[size_t(i) % W_ih.size()]);
+        for (int64_t i = 0; i < c.T * states * states * c.H; i++) before.push_back(b_ih[size_t(i) % b_ih.size()]);
+        for (int64_t i = 0; i < c.T * c.H; i++) pulls.push_back(dhs[size_t(i)]);
+        Travel way = {c.T, c.H, states, gates, first, lags, c.threads, pulls.data(), slopes.data(), before.data(), W_hh.data(), norms.data()};
+        if (elman_travel(&way, kind, level) != OK) abort();
+        all.insert(all.end(), norms.begin(), norms.end());
     }
 
     /* The same layer reading rows of an embedding; and a mask for all of its states. */

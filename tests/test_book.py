@@ -16,6 +16,7 @@ NOTES = [
     "train",
     "evaluate_loss",
     "DATA_HUB",
+    "DATA_URL",
     "download",
     "plot",
     "read_time_machine",
@@ -124,13 +125,41 @@ def test_the_notes_own_terms_are_used():
         assert term in pages, term
 
 
-def test_both_readmes_have_the_same_code_and_the_chinese_one_no_number_of_its_own():
+def test_both_readmes_have_the_same_code_figures_commands_and_pages():
     english, chinese = (
         (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md")
     )
     assert [b.code for b in blocks(english)] == [b.code for b in blocks(chinese)]
-    numbers = set(re.findall(r"\d+\.\d{2,}", chinese)) - set(re.findall(r"\d+\.\d{2,}", english))
-    assert not numbers, f"{numbers} in README.zh.md: README.md has other figures now"
+    assert shell(english) == shell(chinese)
+    patterns = {
+        "figures": r"\d+(?:[.,]\d+)+",
+        "pages": r"\]\((?:docs/)?(?!zh/|book/|concordance)([\w-]+\.md)\)",
+        "folders": r"`([\w/]+/|[\w/]+\.py)`",
+    }
+    for what, pattern in patterns.items():
+        found = [set(re.findall(pattern, page, re.M)) for page in (english, chinese)]
+        found = [names - {"README.md", "README.zh.md"} for names in found]
+        assert found[0] == found[1], (
+            f"{found[0] ^ found[1]}: {what} of one README, not of the other"
+        )
+
+
+def shell(page: str) -> list[str]:
+    """The commands of a page, without what is said about them."""
+    told = "\n".join(re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S))
+    return [line.partition("#")[0].strip() for line in told.splitlines()]
+
+
+def test_both_first_pages_have_the_same_commands():
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("index.md", "zh/index.md")]
+    assert shell(pages[0]) == shell(pages[1])
+    assert "elman lab" in shell(pages[0])
+
+
+def test_every_page_of_the_guide_is_in_its_table():
+    table = (DOCS / "guide.md").read_text(encoding="utf-8")
+    pages = {path.name for path in DOCS.glob("*.md")} - {"index.md", "guide.md"}
+    assert pages - set(re.findall(r"\]\((\w+\.md)\)", table)) == {"concordance.md", "results.md"}
 
 
 def test_both_concordances_have_the_same_names():

@@ -85,7 +85,7 @@ def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, b
         assert chosen.m_tiles * plan.WARPS * 16 >= chosen.m * chosen.warps_k
         if chosen.gathers:  # else a tile of units has one owner
             assert chosen.m_tiles * plan.WARPS * 16 == chosen.m * chosen.warps_k
-        else:
+        elif not chosen.spread:
             assert chosen.units % 16 == 0
         assert chosen.groups(batch) * chosen.rows >= batch
         assert chosen.shared_bytes <= paper_gpu.MACHINE.shared_bytes
@@ -98,10 +98,33 @@ def test_a_matrix_too_large_for_a_cluster_is_spread_over_blocks_that_are_all_the
             chosen = plan.cheapest(named("lstm"), direction, 1024, 2, batch, paper_gpu.MACHINE)
             assert chosen is not None
             assert chosen.far
+            assert chosen.spread == (direction == "backward")  # which reads a quarter of the bytes
             assert chosen.hidden >= 1024
             assert chosen.groups(batch) * chosen.cluster <= paper_gpu.MACHINE.clusters[1]
             assert chosen.m * chosen.warps_k % (16 * plan.WARPS) == 0
             assert chosen.shared_bytes <= paper_gpu.MACHINE.shared_bytes
+
+
+@given(cell=st.sampled_from(["gru", "lstm", "tanh"]), size=st.integers(17, 260), data=st.data())
+def test_teams_are_whole_clusters_that_are_all_there_at_once(cell, size, data):
+    element, batch = data.draw(st.sampled_from([2, 4])), data.draw(st.integers(1, 200))
+    machine, size = plan.Machine({1: 132, 2: 66, 3: 39, 4: 30, 8: 15}, 232448), 8 * size
+    for p in itertools.islice(plan.spread_plans(named(cell), size, element, batch, machine), 20):
+        teams, rest = divmod(p.cluster, p.partners)
+        assert rest == 0
+        assert p.groups(batch) * teams <= machine.clusters[p.partners]
+        assert p.hidden >= size > (teams - 1) * p.partners * p.units  # no team without units
+        assert p.partners * p.m >= size  # every unit is in one partner's share
+        assert p.cell.gates * p.units * element % 16 == 0
+        assert p.shared_bytes <= machine.shared_bytes
+        assert p.share_words(batch) >= 2 * teams * size * batch
+
+
+def test_without_clusters_a_team_is_one_block():
+    old = plan.Machine({1: 108}, 166912)
+    found = list(plan.spread_plans(named("lstm"), 1024, 2, 16, old))
+    assert found
+    assert {p.partners for p in found} == {1}
 
 
 def test_a_matrix_too_large_for_the_gpu_has_no_plan():
@@ -269,6 +292,71 @@ def test_on_a_gpu_wide_layers_are_right():
     assert {job: wrong for job in check.WIDE if (wrong := check.faults(job))} == {}
 
 
+def far_plan(monkeypatch, rows: int, partners: int) -> None:
+    """Have layers that would fit a cluster run by far groups, in teams of `partners` backward."""
+
+    def chosen(cell, direction, size, element, batch, device):
+        here, heads = cuda.machine(max(device, 0)), max(cell.heads, 1)
+        if partners and direction == "backward":
+            every = plan.spread_plans(cell, size, element, batch, here, heads)
+        else:
+            every = plan.far_plans(cell, direction, size, element, batch, here, heads)
+        found = [p for p in every if p.partners == partners * p.spread]
+        return min(found, key=lambda p: abs(p.rows - rows))  # not every number of rows fits
+
+    monkeypatch.setattr(cuda, "plan_for", chosen)
+
+
+@pytest.mark.parametrize("partners", [0, 1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [8, 32, 64])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_every_kind_of_far_group_is_right(partners, rows, monkeypatch):
+    far_plan(monkeypatch, rows, partners)
+    todo = [
+        check.Case("lstm", torch.bfloat16, 7, 37, 384, 16, lengths=True, xi=2),
+        check.Case("gru", torch.float16, 6, 9, 400, 16, xi=1),
+        check.Case("gru", torch.float32, 5, 11, 384, 16, lengths=True),
+        check.Case("relu", torch.float32, 5, 3, 512, 5, ids=True, tf32=False),
+        check.Case("mgu", torch.bfloat16, 6, 40, 384, 16, lengths=True, xi=2),
+        check.Case("peephole", torch.bfloat16, 5, 8, 384, 16, xi=2),
+        check.Case("noisy lstm", torch.float32, 5, 12, 384, 16, lengths=True),
+    ]
+    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+
+
+@pytest.mark.parametrize("partners", [0, 1, 2])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_groups_that_are_not_all_there_at_once_are_refused(partners, monkeypatch):
+    """They would wait for ever for those that are not."""
+    far_plan(monkeypatch, 8, partners)
+    chosen = cuda.plan_for(named("lstm"), "backward", 384, 2, 8, 0)
+    assert chosen is not None
+    groups = cuda.machine(0).clusters[1] // chosen.cluster + 1
+    launch = cuda.prepared(chosen, cuda.BF16, chosen.rows * groups, 0, 17)
+    with pytest.raises(WorkFailed, match="cooperative"):
+        launch(torch.cuda.current_stream().cuda_stream, [0] * 17)
+
+
+@pytest.mark.parametrize("partners", [0, 2])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_far_groups_wait_for_no_number_that_is_there(partners, monkeypatch):
+    """Blocks wait for values; one that looks as if it had not been stored would be waited for."""
+    far_plan(monkeypatch, 8, partners)
+    job = check.Case("lstm", torch.float32, 4, 5, 384, 16)
+    m = check.material(job).to(torch.float32, "cuda")
+    m.state[0].view(torch.int32)[0] = cuda.EMPTY  # of a row that no step changes
+    m.dstate[0][1] = torch.inf
+    m = replace(m, lengths=torch.tensor([0, 4, 4, 4, 4], device="cuda"))
+    found = check.answers(cuda.KERNEL, job, m)
+    assert found["hs"][:, 0].isnan().all()
+    assert found["hs"][:, 1:].isfinite().all()
+    assert not found["dstate0"][1].isfinite().any()
+    assert found["dstate0"][2:].isfinite().all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_on_a_gpu_errors_are_no_larger_than_cudnns():
@@ -329,7 +417,7 @@ def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype
     monkeypatch.setenv("ELMAN_KERNELS", "cuda")
     make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
     found = []
-    for hidden, long_way in itertools.product((36, 256), (False, True)):
+    for hidden, long_way in itertools.product((36, 256, 1024), (False, True)):
         torch.manual_seed(0)
         rnn = make(12, hidden, layers, device="cuda", dtype=dtype)
         xs = torch.randn(7, 5, 12, device="cuda", dtype=dtype, requires_grad=True)
@@ -341,6 +429,6 @@ def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype
         torch.autograd.backward(ends, [torch.randn_like(t) for t in ends])
         assert long_way == (not rnn._settled)
         found.append([*ends, xs.grad, *(p.grad for p in rnn.parameters())])
-    for i in (0, 2):
+    for i in (0, 2, 4):
         for a, b in zip(found[i], found[i + 1], strict=True):
             assert torch.equal(a, b)

@@ -12,9 +12,11 @@ from torch.nn import functional as F
 from elman import cells
 from elman import diagnostics as d
 from elman.diagnostics.carries import carries
+from elman.diagnostics.passage import shifted
 from elman.errors import UserError
 from elman.gradients import Full, Randomized, Sliding, Truncated
 from elman.kernels import cpu
+from elman.kernels.cpu import library
 from elman.language_model import Dropout, LanguageModel
 from elman.nn import GRU, LSTM, RNN, of
 
@@ -137,6 +139,63 @@ def test_a_cell_with_a_derivative_of_its_own_that_wants_weights_is_left_to_autog
     monkeypatch.setattr(type(passage.cell), "spares_weights", False)
     monkeypatch.setattr(type(passage.cell), "step_backward", None)
     torch.testing.assert_close(passage.pull_back(at, G), wanted, rtol=1e-12, atol=1e-14)
+
+
+MIXES = "layer_norm_lstm"
+"""A cell of which a unit's state depends on other units' gates."""
+
+
+def lag_by_lag(passage, lags):
+    """‖∂L_t/∂S_{t+1-k}‖ by pulling every loss back one step at a time."""
+    at = slice(lags, len(passage))
+    G = passage.on_state(passage.pulls[at])
+    norms = [G.norm(dim=1)]
+    for k in range(lags):
+        G = passage.pull_back(shifted(at, -k), G)
+        norms.append(G.norm(dim=1))
+    return torch.stack(norms, 1)
+
+
+@pytest.mark.skipif(cpu.KERNEL.library is None, reason="the native kernel was not built")
+@pytest.mark.parametrize("level", [library.PORTABLE, library.AVX2, library.FASTEST])
+@pytest.mark.parametrize("hidden", [4, 37])  # less than a vector; panels, and some left over
+@pytest.mark.parametrize("name", [name for name in cells.CELLS if name != MIXES])
+def test_losses_that_travel_together_go_where_each_would_go_alone(name, hidden, level, monkeypatch):
+    torch.manual_seed(4)
+    heads = max(1, cells.named(name).heads)
+    hidden = -(-hidden // heads) * heads
+    module: Any = of(name, 3, hidden).double()
+    for parameter in module.parameters():
+        torch.nn.init.uniform_(parameter, -2 * hidden**-0.5, 2 * hidden**-0.5)
+    xs = torch.randn(40, 1, 3, dtype=torch.float64)
+    passage = d.Passage.run(module, xs, torch.randn(40, hidden, dtype=torch.float64))
+    monkeypatch.setattr(cpu, "KERNEL", cpu.Cpu(level))
+    for lags in (1, 17, 39):
+        together, wanted = passage.norms_by_lag(lags), lag_by_lag(passage, lags)
+        assert together is not None
+        assert lags == 39 or wanted.mean(0)[: min(lags, 4) + 1].min() > 1e-3  # alive, on average
+        torch.testing.assert_close(together, wanted, rtol=1e-11, atol=1e-13 * float(wanted.max()))
+
+
+def test_losses_that_cannot_travel_together_are_followed_lag_by_lag(monkeypatch):
+    xs = torch.randn(9, 1, 3, dtype=torch.float64)
+    projecting = d.Passage.run(LSTM(3, 5, proj_size=2, dtype=torch.float64), xs)
+    mixing = d.Passage.run(of(MIXES, 3, 5), xs)
+    for passage in (d.Passage.read(alive("gru"), IDS), projecting, mixing):
+        assert passage.norms_by_lag(4) is None
+        assert np.array_equal(d.by_lag(passage, 4).norms, lag_by_lag(passage, 4).numpy())
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    assert d.Passage.read(alive("gru", layers=1), IDS).norms_by_lag(4) is None
+
+
+def test_a_model_that_is_exact_already_is_read_as_it_is_and_left_alone():
+    model = alive("lstm").eval()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    passage = d.Passage.read(model, IDS)
+    assert passage.layers[0].W_hh.data_ptr() == model.recurrence.weight_hh_l0.data_ptr()
+    torch.testing.assert_close(passage.states, d.Passage.read(model.train(), IDS).states)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize("cell", CELLS)

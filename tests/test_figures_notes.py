@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from elman import forecasting, series
 from elman.errors import UserError
-from elman.figures import dependencies, forecast, partitions
+from elman.figures import dependencies, diagrams, forecast, partitions
 
 TITLE = "the time machine by h g wells"
 
@@ -59,6 +59,16 @@ def test_the_graph_shades_parameters_and_circles_operations():
     said = texts(figure)
     assert {"h$_{0}$", "y$_{3}$", "W$_{hx}$", "W$_{hh}$", "W$_{qh}$", "L"} <= set(said)
     assert len(patches) == len(boxes) + 9 + len(dependencies.edges(3))
+
+
+def test_the_latent_model_reads_the_value_before_and_says_the_next():
+    figure = diagrams.latent_autoregressive()
+    [axes] = figure.axes
+    boxes = [p for p in axes.patches if isinstance(p, FancyBboxPatch)]
+    arrows = [p for p in axes.patches if isinstance(p, FancyArrowPatch)]
+    assert len(boxes) == 3 * 3  # x, h and x̂ of three steps
+    assert len(arrows) == 3 * 3 + 2  # h from h and x before, x̂ from h; and on from the last
+    assert {"x$_{t}$", "h$_{t+1}$", r"$\hat{x}$$_{t-1}$"} <= set(texts(figure))
 
 
 @pytest.mark.parametrize("steps", [0, 9])

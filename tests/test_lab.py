@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import os
@@ -27,9 +28,20 @@ from starlette.websockets import WebSocketDisconnect  # noqa: E402
 
 import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
+from elman.diagnostics import ByLag  # noqa: E402
 from elman.errors import UserError  # noqa: E402
 from elman.folders import lock  # noqa: E402
-from elman.lab import app, inside, jobs, loaded, microscope, pace, shelf, stream, worker  # noqa: E402
+from elman.lab import (  # noqa: E402
+    app,
+    inside,
+    jobs,
+    loaded,
+    moment,
+    pace,
+    shelf,
+    stream,
+    worker,
+)
 from elman.lab.app import Lab, guarded  # noqa: E402
 from elman.lab.serve import open_lab  # noqa: E402
 from elman.runs import Run, checkpoints, options_of  # noqa: E402
@@ -378,6 +390,40 @@ def test_a_run_is_shown_with_the_librarys_own_numbers(page, lab, finished):
     assert {b - a for a, b in zip(frame["edges"], frame["edges"][1:], strict=False)} == {12}
 
 
+def test_the_first_text_to_look_at_has_none_that_the_model_cannot_read(tmp_path):
+    source = tmp_path / "line.txt"
+    source.write_text("The quick brown fox jumps over the lazy dog.", encoding="utf-8")
+    assert elman(["train", str(source), "--out", str(tmp_path / "run"), "--epochs", "1"]) == 0
+    excerpt = inside.Inside(tmp_path / "run").excerpt()
+    assert "<" not in excerpt["text"] + excerpt["prompt"]
+
+
+def test_what_a_window_longer_than_the_picture_keeps_is_the_librarys(page, lab, tiny_run):
+    shutil.copytree(tiny_run("--model", "gru", "--window", "150"), lab.shelf.root / "long")
+    frame = page.get("/api/runs/long/frame").json()
+    norms = np.frombuffer(base64.b64decode(frame["norms"]["float32"]), "<f4")
+    lags = ByLag(frame["first"], norms.reshape(frame["norms"]["shape"]).astype("f8"))
+    assert len(frame["kept"]) == 150
+    for window in (1, 64, 65, 66, 128, 150):
+        assert frame["kept"][window - 1] == pytest.approx(lags.kept(window), rel=1e-3)
+
+
+def test_two_trainings_do_not_change_places_in_the_list_all_the_time(page, lab, finished):
+    first, second = (lab.shelf.root / name for name in ("first", "second"))
+    for path in (first, second):
+        shutil.copytree(lab.shelf.root / finished, path)
+        os.utime(path / "config.json", ns=(time.time_ns(), time.time_ns()))
+        time.sleep(0.02)
+    held = [lock.Lock(first), lock.Lock(second)]  # both are trained
+    for path in (first, second, first):
+        (path / "metrics.jsonl").touch()
+        time.sleep(0.02)
+        ids = [row["id"] for row in page.get("/api/runs").json()]
+        assert ids[:2] == ["second", "first"]
+    for lock_ in held:
+        lock_.release()
+
+
 def test_the_dearer_looks_and_the_search_for_units(page, finished):
     spectrum = page.get(f"/api/runs/{finished}/look/spectrum").json()
     assert len(spectrum["values"]) == len(spectrum["lags"])
@@ -573,39 +619,77 @@ def test_whoever_has_seen_a_picture_gets_the_next_one_as_soon_as_there_are_weigh
     assert lab._frame is not first
 
 
-def test_what_is_read_while_the_training_leaves_weights_is_of_one_moment(lab, finished, tmp_path):
-    """The reader is held up while the file that it has opened is replaced, and written over."""
-    session = Session.resume(lab.shelf.root / finished)
-    published = tmp_path / "weights.safetensors"
-    slide, parameters = microscope.Slide(lab.shelf.root / finished), session.training.model
+def filled(value):
+    """Weights of every kind that a format may put in another order."""
+    shapes = {"b": (3,), "a.weight": (5, 4), "c": (0, 2), "scale": ()}
+    weights = {n: torch.full(shape, float(value)) for n, shape in shapes.items()}
+    return weights | {"half": torch.full((7,), value, dtype=torch.bfloat16)}
 
-    def leave(value):
-        session.training.step = value
-        with torch.no_grad():
-            for p in parameters.parameters():
-                p.fill_(value)
-        worker.publish(session, published)
+
+@pytest.fixture
+def writer():
+    with contextlib.ExitStack() as opened:
+        yield lambda path: opened.enter_context(contextlib.closing(moment.Moment(path)))
+
+
+def test_weights_that_a_training_leaves_are_read_as_they_were(tmp_path, writer):
+    path = tmp_path / "weights"
+    assert moment.read(path) is None
+    first, second = writer(path).leave, writer(path).leave  # which goes on after the first
+    for value, leave in enumerate([first, first, first, second, second, second]):
+        leave(filled(value), moment.Place(value, 2, 3))
+        weights, place = moment.read(path) or pytest.fail("there is nothing")
+        assert place == moment.Place(value, 2, 3)
+        assert weights.keys() == filled(value).keys()
+        assert all(torch.equal(t, weights[name]) for name, t in filled(value).items())
+        assert all(t.dtype == weights[name].dtype for name, t in filled(value).items())
+    writer(path).leave({"a": torch.ones(1)}, moment.Place(9, 9, 9))
+    assert moment.read(path)[0] == {"a": torch.ones(1)}  # nothing is left of what was longer
+
+
+def test_what_is_read_while_the_training_leaves_weights_is_of_one_moment(
+    tmp_path, monkeypatch, writer
+):
+    """The reader is held up in the middle of the file, which is written over meanwhile."""
+    path = tmp_path / "weights"
+    leave, later = writer(path).leave, [2, 3]
 
     class Slow(io.FileIO):
-        """Reads half, then the training goes on."""
-
         def read(self, size: int | None = -1):
-            if later:
-                data = super().read(1000)
-                leave(later.pop(0))
-                leave(later.pop(0))
-                return data + super().read(size)
+            if size == -1 and later:
+                half = super().read(100)
+                value = later.pop(0)
+                leave(filled(value), moment.Place(value, 0, 0))
+                return half + super().read()
             return super().read(size)
 
-    leave(1)
-    later = [2, 3]  # two files take turns: the one that was opened is at its path again
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(microscope, "open", lambda path, _: Slow(path), raising=False)
-        model, place = slide.model(published)
+    leave(filled(1), moment.Place(1, 0, 0))
+    monkeypatch.setattr(moment, "open", lambda path, *_, **__: Slow(path), raising=False)
+    weights, place = moment.read(path) or pytest.fail("there is nothing")
     assert later == []
     assert place.step == 3
-    assert all(torch.equal(p, torch.full_like(p, 3)) for p in model.parameters())
-    assert {p.name for p in tmp_path.glob("weights*")} == {"weights.safetensors", "weights.draft"}
+    assert all(torch.equal(t, weights[name]) for name, t in filled(3).items())
+
+
+def test_weights_that_stay_unfinished_are_done_without(tmp_path, monkeypatch, writer):
+    path, tries = tmp_path / "weights", []
+    leave, write = writer(path).leave, moment._write
+
+    def killed(file, data):
+        write(file, data)
+        if len(tries) == 1 and len(data) > moment.FRONT.size:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(moment, "_write", killed)
+    for value in (1, 2):
+        with contextlib.suppress(KeyboardInterrupt):
+            leave(filled(value), moment.Place(value, 0, 0))
+        tries.append(value)
+    began = time.monotonic()
+    assert moment.read(path) is None  # the one who wrote it is gone, it seems
+    assert moment.PATIENCE <= time.monotonic() - began < 10 * moment.PATIENCE
+    writer(path).leave(filled(3), moment.Place(3, 0, 0))
+    assert moment.read(path)[1].step == 3
 
 
 def test_copies_of_the_weights_keep_their_beat(tmp_path, monkeypatch):
@@ -613,11 +697,11 @@ def test_copies_of_the_weights_keep_their_beat(tmp_path, monkeypatch):
     clock, copies = [100.0], []
     monkeypatch.setattr(worker.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(worker.time, "time", lambda: clock[0])
-    monkeypatch.setattr(worker, "publish", lambda *_: copies.append(clock[0]))
     folder = tmp_path / "runs" / ".lab" / "book"
     folder.mkdir(parents=True)
     (folder / "asked.json").write_text('{"threads": 1}')
     training = worker.Worker(folder)
+    monkeypatch.setattr(training, "_leave_weights", lambda _: copies.append(clock[0]))
     monkeypatch.setattr(training, "_looked", lambda: clock[0])  # somebody always looks
     while clock[0] < 110:
         clock[0] += 0.033
@@ -938,7 +1022,7 @@ def test_of_a_long_past_the_curve_gets_what_it_can_show():
 def test_weights_are_left_only_while_someone_looks(lab):
     id = begin(lab, epochs=400)
     order_at(lab, id, 1)
-    published = lab.shelf.jobs / id / "weights.safetensors"
+    published = lab.jobs.published(id)
     time.sleep(0.5)
     assert not published.exists()
     until = time.monotonic() + 30

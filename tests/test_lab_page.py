@@ -35,6 +35,8 @@ TEXT = "the time traveller said: “it is all true” (or nearly so).\n" * 60
 HAS_BEGUN = "/[1-9]/.test(document.querySelector('[data-key=step] b')?.textContent)"
 PATIENCE = 120_000
 """Milliseconds: CI is busy."""
+REFUSALS = ("400", "404", "413")
+"""Of what the browser complains about, answers in words."""
 MARKS = {
     "train": "#loss canvas",
     "microscope": "[data-key=cut]",
@@ -89,7 +91,7 @@ def page(browser, address):
     opened.wait_for_selector("#start")
     yield opened
     context.close()
-    assert not [p for p in problems if "404" not in p and "400" not in p], problems
+    assert not [p for p in problems if not any(code in p for code in REFUSALS)], problems
 
 
 def number_at(page, key):
@@ -480,6 +482,199 @@ def test_chinese_text_is_trained_coloured_and_written_in_both_languages(page, ro
         page.wait_for_selector("[data-key=cut]")
         assert "天" in page.locator(".strip").inner_text()
         page.click("#language")
+
+
+# ---------------------------------------------------------------------- impatient hands
+
+
+class Held:
+    """The first question to an address is held back, whatever is asked after it."""
+
+    def __init__(self, page, address):
+        self.routes, self.first = [], True
+        page.route(address, self._asked)
+
+    def _asked(self, route):
+        if self.first:
+            self.first = False
+            self.routes.append(route)
+        else:
+            route.continue_()
+
+    def let_go(self, page):
+        self.routes.pop().continue_()
+        page.wait_for_load_state("networkidle")
+        page.wait_for_timeout(300)
+
+
+def test_a_text_without_a_single_space_begins_to_train_under_a_short_name(page, root):
+    page.fill("textarea", "abcdefghij" * 40_000)
+    page.fill("label:has-text('hidden units') input", "")  # as the form chooses
+    page.click("#start")
+    id = opened(page)
+    until(page, HAS_BEGUN)
+    end(page, id)
+    assert id == ("abcdefghij" * 40)[:40]
+    assert options_of(Run.open(root / id).config)["hidden_size"] == 128
+
+
+def test_what_was_typed_and_written_survives_another_language_and_another_light(page):
+    page.select_option("label:has-text('or a corpus') select", index=1)
+    page.fill("textarea", TEXT)
+    page.fill("label:has-text('hidden units') input", "17")
+    for button in ("#theme", "#language", "#language"):
+        page.click(button)
+        assert page.locator("textarea").input_value() == TEXT
+    assert page.locator("label:has-text('hidden units') input").input_value() == "17"
+    assert page.locator("label:has-text('or a corpus') select").input_value() == ""  # typed after
+    visit(page, "book", "write")
+    page.fill("textarea", "the ")
+    page.fill("label:has-text('length') input", "3000")
+    page.click("#write")
+    until(page, "document.querySelectorAll('#written span').length > 50")
+    before = page.locator("#written").text_content()
+    page.click("#language")
+    page.wait_for_selector("#write:has-text('停止')")
+    n = len(before)
+    until(page, "n => document.querySelector('#written').textContent.length > n + 50", n)
+    assert page.locator("#written").text_content()[:n] == before
+    page.click("#write")
+    visit(page, "book", "train")
+    page.wait_for_selector(MARKS["train"])
+    visit(page, "book", "write")
+    page.wait_for_selector("#write:has-text('写作')")  # it does not go on by itself
+    assert page.locator("#written").text_content()[:n] == before
+    page.click("#language")
+
+
+def test_an_answer_that_comes_late_does_not_replace_a_newer_one(page):
+    visit(page, "book", "inside")
+    page.wait_for_selector("#coloured span")
+    held = Held(page, "**/inside/surprise")
+    for text in ("the first", "and another"):
+        page.fill("textarea", text)
+        page.click("#surprise")
+    until(page, "document.querySelector('#coloured').textContent === 'and another'")
+    held.let_go(page)
+    assert page.locator("#coloured").text_content() == "and another"
+    held = Held(page, "**/inside/next")
+    for i in (2, 5):
+        page.locator("#coloured span").nth(i).click()
+    page.wait_for_selector("text=Similar places")
+    held.let_go(page)
+    assert "…n" in page.locator("h3").first.inner_text()
+    held = Held(page, "**/inside/unit")
+    page.click("#unit")
+    visit(page, "book", "train")
+    page.wait_for_selector(MARKS["train"])
+    held.let_go(page)
+    assert "unit" not in page.url  # of a view that one has left
+
+
+def test_a_text_that_is_too_long_for_the_page_is_said_to_be(page):
+    visit(page, "book", "inside")
+    page.wait_for_selector("#coloured span")
+    page.evaluate("document.querySelector('textarea').value = 'the '.repeat(1_500_000)")
+    page.click("#surprise")
+    said(page, "were sent")
+    page.fill("textarea", "the " * 6000)
+    page.click("#surprise")
+    said(page, "24,000 characters are too many")
+
+
+def test_alternatives_are_those_of_the_text_that_was_written(page, root):
+    visit(page, "book", "write")
+    page.fill("textarea", "the ")
+    page.fill("label:has-text('length') input", "60")
+    page.click("#write")
+    until(page, "document.querySelector('#write').textContent === 'Write'")
+    written = page.locator("#written").text_content()
+    page.fill("textarea", "something else")  # not yet written with
+    page.locator("#written span").nth(5).click()
+    page.wait_for_selector(".choice")
+    likeliest, _ = next(iter(library.load(root / "book").next_token(written[:8]).items()))
+    shown = page.locator(".choice").first.text_content()
+    assert shown.startswith(likeliest.replace(" ", "␣"))
+    page.locator(".choice").nth(1).click()
+    page.wait_for_selector("text=Branches")
+    until(page, "document.querySelector('#write').textContent === 'Write'")
+    assert page.locator("#written").text_content()[:8] == written[:8]
+    page.click("#write")
+    assert page.locator(".choice").count() == 0  # they were another text's
+    assert page.locator("text=Branches").count() == 0
+    until(page, "document.querySelector('#write').textContent === 'Write'")
+    assert page.locator("#written").text_content().startswith("something else")
+
+
+def test_what_has_the_focus_in_the_list_of_runs_keeps_it(page):
+    page.wait_for_selector(".run a:has-text('book')")
+    page.focus(".run a:has-text('book')")
+    kept = page.locator(".run a:has-text('book')").element_handle()
+    page.wait_for_timeout(2500)  # it is asked for every 1.5 s
+    assert kept.evaluate("link => link.isConnected && document.activeElement === link")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(MARKS["train"])
+
+
+def test_skipping_to_the_view_stays_in_the_view(page):
+    visit(page, "book", "microscope")
+    page.wait_for_selector(MARKS["microscope"])
+    url = page.url
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.url == url
+    page.wait_for_timeout(300)
+    assert page.locator("#heat").count() == 1
+
+
+def test_a_window_that_is_longer_than_the_picture_is_shown_as_it_is(page, root, tiny_run):
+    shutil.copytree(tiny_run("--model", "gru", "--window", "150"), root / "long")
+    visit(page, "long", "microscope")
+    page.wait_for_selector("[data-key=cut]")
+    frame = page.evaluate("fetch('/api/runs/long/frame').then(r => r.json())")
+    assert page.locator("#cut").input_value() == "150"
+    assert number_at(page, "cut") == pytest.approx(100 * frame["cut"], abs=0.51)
+    assert page.locator("text=Train on with this window").is_disabled()
+    assert "cut=" not in page.url
+    shutil.rmtree(root / "long")
+
+
+def test_letters_that_run_from_the_right_do_so_in_fields_and_in_colours(page):
+    visit(page, "book", "inside")
+    page.wait_for_selector("#coloured span")
+    end_of = """() => {
+        const [a, b] = [...document.querySelectorAll("#coloured span")].slice(-2);
+        return [a, b].map(s => s.getBoundingClientRect().left);
+    }"""
+    for text, way in (("(שלום עולם).", "rtl"), ("(hello world).", "ltr")):
+        page.fill("textarea", text)
+        assert page.locator("textarea").get_attribute("dir") == way
+        page.click("#surprise")
+        until(page, "text => document.querySelector('#coloured').textContent === text", arg=text)
+        bracket, stop = page.evaluate(end_of)
+        assert (stop < bracket) == (way == "rtl")  # a full stop stands where the sentence ends
+
+
+def test_a_line_of_five_megabytes_can_be_pasted(page):
+    began = time.monotonic()
+    page.evaluate(
+        """() => {
+            const text = document.querySelector("textarea");
+            text.value = "the ".repeat(1_250_000);
+            text.dispatchEvent(new Event("input"));
+            return text.scrollHeight;
+        }"""
+    )
+    assert time.monotonic() - began < 40  # two seconds where nobody else computes
+
+
+def test_what_cannot_be_seen_has_a_sign(page):
+    show = "text => import('/dom.js').then(m => m.visible(text))"
+    assert page.evaluate(show, "a b\r\n\t") == "a␣b␍↵⇥"
+    assert page.evaluate(show, "\u200d\ufe0f\u00a0\u200f\0") == "◌◌◌◌◌"
+    for letters in ("é", "e\u0301", "👩", "שלום", "分"):
+        assert page.evaluate(show, letters) == letters
 
 
 # ---------------------------------------------------------------------- other hands

@@ -1,9 +1,12 @@
 """elman.notes: the notes' cells run as they stand, number for number."""
 
 import collections
+import hashlib
 import math
 import random
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +18,12 @@ from elman.errors import UserError
 
 SEQUENCE = list(range(35))
 TEXT = "the time traveller for so it will be convenient to speak of him was expounding " * 8
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    plt.close("all")
 
 
 @pytest.fixture
@@ -156,8 +165,10 @@ def test_train_ch8_is_the_notes_loop(kind, use_random_iter, small_text, capsys):
     assert len(said[0]) == len("time traveller") + 50
     assert said[1].startswith(f"perplexity {found.perplexities[-1]:.1f}, ")
     assert repr(found).startswith("Trained(10 epochs")
-    [line] = found.figure().axes[0].lines
-    assert list(line.get_ydata()) == list(found.perplexities)
+    for figure in (found.figure(), plt.gcf()):  # what it returns, and what plt.show() shows
+        [line] = figure.axes[0].lines
+        assert list(line.get_xdata()) == list(range(1, 11))
+        assert list(line.get_ydata()) == list(found.perplexities)
 
 
 def test_predict_ch8_takes_the_likeliest_character(small_text):
@@ -204,3 +215,70 @@ def test_too_little_text_and_no_epochs_are_refused(small_text):
         d2l.train_ch8(scratch(), [], vocab, 1, 0, "cpu")
     with pytest.raises(UserError, match="no windows"):
         d2l.train_ch8(scratch(), [], vocab, 1, 1, "cpu")
+
+
+def lines(figure):
+    [axes] = figure.axes
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
+
+
+@pytest.mark.parametrize(
+    ("X", "Y", "wanted"),
+    [
+        ([3, 1, 2], None, [([0, 1, 2], [3, 1, 2])]),
+        ([[3, 1], [5, 4, 6]], None, [([0, 1], [3, 1]), ([0, 1, 2], [5, 4, 6])]),
+        (torch.arange(2), [torch.ones(2, requires_grad=True)], [([0, 1], [1, 1])]),
+        ([7, 8], [[1, 2], np.array([[3], [4]])], [([7, 8], [1, 2]), ([7, 8], [3, 4])]),
+        ([[0, 1], [5]], [[1, 2], [9]], [([0, 1], [1, 2]), ([5], [9])]),
+        ([0, 1], [torch.tensor(2), torch.tensor(3)], [([0, 1], [2, 3])]),
+    ],
+)
+def test_plot_takes_curves_as_the_notes_give_them(X, Y, wanted):
+    d2l.plot(X, Y, "time", "x", xlim=[1, 1000], figsize=(6, 3))
+    assert lines(plt.gcf()) == wanted
+    [axes] = plt.gcf().axes
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_xlim()) == ("time", "x", (1, 1000))
+    assert tuple(plt.gcf().get_size_inches()) == (6, 3)
+
+
+def test_plot_has_scales_and_a_legend_and_refuses_what_does_not_fit():
+    d2l.plot([[9, 4], [3, 2]], xscale="log", yscale="log", legend=["unigram", "bigram"])
+    [axes] = plt.gcf().axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["unigram", "bigram"]
+    with pytest.raises(UserError, match="names 1 of 2 curves"):
+        d2l.plot([[9, 4], [3, 2]], legend=["unigram"])
+    with pytest.raises(UserError, match="2 X for 3 Y"):
+        d2l.plot([[1], [2]], [[1], [2], [3]])
+
+
+def test_an_animator_adds_a_point_to_each_curve():
+    animator = d2l.Animator(xlabel="epoch", legend=["train", "test"], xlim=[10, 30])
+    animator.add(10, [torch.tensor(3.0, requires_grad=True), 5])
+    animator.add(20, (2, 4))
+    assert plt.gcf() is animator.figure
+    assert lines(animator.figure) == [([10, 20], [3, 2]), ([10, 20], [5, 4])]
+    assert animator.axes.get_xlim() == (10, 30)
+    one = d2l.Animator(xlim=[10, 10])  # the notes' limits when ten epochs are asked for
+    one.add(10, 7.5)
+    assert lines(one.figure) == [([10], [7.5])]
+
+
+def test_download_finds_checks_and_refuses(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELMAN_DATA", str(tmp_path))
+    (tmp_path / "poem.txt").write_text("roses")
+    entry = (d2l.DATA_URL + "poem.txt", "f8ac10f23c5b5bc1167bda84b833e5c057a77d2")
+    monkeypatch.setitem(d2l.DATA_HUB, "poem", entry)
+    with pytest.raises(UserError, match="SHA-1"):
+        d2l.download("poem")
+    right = hashlib.sha1(b"roses", usedforsecurity=False).hexdigest()
+    monkeypatch.setitem(d2l.DATA_HUB, "poem", (entry[0], right))
+    assert d2l.download("poem") == str(tmp_path / "poem.txt")
+    with pytest.raises(UserError, match="not in DATA_HUB, which has time_machine"):
+        d2l.download("unheard-of")
+
+
+def test_the_sums_of_an_accumulator_take_losses_with_a_gradient():
+    sums = d2l.Accumulator(2)
+    sums.add(torch.tensor(2.5, requires_grad=True) * 2, 4)
+    assert sums.data == [5.0, 4.0]

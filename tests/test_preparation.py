@@ -26,7 +26,7 @@ from elman.cli import run
 from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, write_sealed
 from elman.scoring import metrics
-from elman.text import batches, preparation, prepared, streaming, token_counts
+from elman.text import batches, learned_vocab, prepared, streaming, token_counts
 from elman.text.levels import Subwords, level_of
 from elman.text.preparation import Request, prepare
 from elman.text.prepared import Data
@@ -311,10 +311,10 @@ def test_words_counted_on_disk_make_the_same_vocabulary(
     counts, fits = token_counts.TokenCounts, []
 
     def narrow(folder, room, price):
-        fits.append(counts(folder, 3 * preparation.WORD, price))
+        fits.append(counts(folder, 3 * learned_vocab.WORD, price))
         return fits[-1]
 
-    monkeypatch.setattr(preparation, "TokenCounts", narrow)
+    monkeypatch.setattr(learned_vocab, "TokenCounts", narrow)
     narrowed = made(tmp_path / "narrow", [path], level, **options)
     assert not fits[0].fits
     assert narrowed.vocab.idx_to_token == plain.vocab.idx_to_token
@@ -327,7 +327,7 @@ def test_words_counted_on_disk_make_the_same_vocabulary(
 
 
 def test_a_vocabulary_without_room_is_refused_with_the_sum(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "ROOM", 20_000)
+    monkeypatch.setattr(learned_vocab, "ROOM", 20_000)
     path = _file(tmp_path / "x.txt", many(1, 900, "abcdef", " \n").encode())
     with pytest.raises(UserError) as refused:
         made(tmp_path, [path], "spaced", min_freq=0)
@@ -358,8 +358,8 @@ def test_a_vocabulary_without_room_is_refused_with_the_sum(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("room", [0, 2000, 10**6])
 def test_a_tokenizer_is_learned_from_the_most_frequent_words_that_fit(tmp_path, room, monkeypatch):
-    monkeypatch.setattr(preparation, "LEARNING_ROOM", room * preparation.LEARNING_LETTER)
-    monkeypatch.setattr(preparation, "LONGEST_LEARNED", 8)
+    monkeypatch.setattr(learned_vocab, "LEARNING_ROOM", room * learned_vocab.LEARNING_LETTER)
+    monkeypatch.setattr(learned_vocab, "LONGEST_LEARNED", 8)
     text = many(2, 2000) + "muchlongerthanthat " * 30 + "\n"
     found = made(tmp_path, [_file(tmp_path / "x.txt", text.encode())], "bpe", vocab_size=500)
     level = Subwords()
@@ -387,7 +387,7 @@ def test_a_vocabulary_of_subwords_without_room_is_refused_with_the_sum(tmp_path,
     given = Subwords().learned_from([path.read_text()], 300)
     tokenizer = tmp_path / "tokenizer.json"
     given.tokenizer.save(str(tokenizer))
-    monkeypatch.setattr(preparation, "ROOM", 299 * preparation.WORD)
+    monkeypatch.setattr(learned_vocab, "ROOM", 299 * learned_vocab.WORD)
     with pytest.raises(UserError, match=r"^300 subwords at 400 bytes"):
         made(tmp_path, [path], "bpe", tokenizer=str(tokenizer))
 
@@ -429,6 +429,13 @@ def test_what_cannot_be_streamed_is_refused(tmp_path, files):
 def _file(path, data):
     path.write_bytes(data)
     return path
+
+
+def test_a_prepared_text_is_not_prepared_again(tmp_path, files):
+    made(tmp_path, files)
+    with pytest.raises(UserError, match="has been prepared already") as caught:
+        files_of([str(tmp_path / "out-char")])
+    assert "elman train" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("stage", ["measuring", "counting", "encoding"])
@@ -525,10 +532,10 @@ def test_a_killed_preparation_goes_on_to_the_same_files(tmp_path, files, level, 
 KILLED = """
 import random, signal, sys
 from pathlib import Path
-from elman.text import preparation, streaming
+from elman.text import learned_vocab, preparation, streaming
 from elman.text.prepared import Data
 
-streaming.BLOCK, preparation.ROOM, preparation.LEARNING_ROOM = 2000, 400_000, 140_000
+streaming.BLOCK, learned_vocab.ROOM, learned_vocab.LEARNING_ROOM = 2000, 400_000, 140_000
 chance, steps = random.Random(int(sys.argv[4])), 0
 data = Data("-", sys.argv[3], vocab_size=700)
 request = preparation.Request((sys.argv[1],), data, shard_tokens=2000)

@@ -1,12 +1,15 @@
 """How pages become a site and notebooks: what a block shows, equations, tables, notebooks."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from publishing import execute, results
 from publishing.execute import Output
-from publishing.pages import ROOT, Block, blocks, is_book
+from publishing.pages import ROOT, Block, blocks, book_pages, is_book
 
 PAGE = """# A page
 
@@ -46,6 +49,14 @@ def test_a_figure_that_was_closed_and_returned_is_shown_once():
     for closing in ("", "plt.close(f)\n"):
         [shown] = execute.show(Block(1, code.format(closing)), "page", {})
         assert shown.kind == "figure"
+
+
+def test_a_figure_without_a_title_is_told_by_its_axes():
+    code = (
+        "import matplotlib.pyplot as plt\nf, a = plt.subplots()\na.set(xlabel='t', ylabel='x')\nf\n"
+    )
+    [shown] = execute.show(Block(1, code), "page", {})
+    assert shown.words == "x over t"
 
 
 def test_a_failing_block_points_into_the_page(tmp_path, monkeypatch):
@@ -106,6 +117,36 @@ def test_a_page_that_fails_is_named_with_its_traceback():
     page.unlink()
 
 
+def test_pages_that_need_the_text_are_known_by_either_name_of_it():
+    """Six chapters load it by the notes' name only, and would have fetched it while building."""
+    pages = {path: execute.needs_text(path.read_text("utf-8")) for path in book_pages()}
+    assert {path.name[:2] for path, needs in pages.items() if not needs} == {"01", "in"}
+    assert sum(pages.values()) == 2 * 7
+    assert not execute.needs_text("The Time Machine, time-machine\n```python\n1\n```\n")
+
+
+@pytest.mark.parametrize(("file", "run"), [("timemachine.txt", 18), ("other.txt", 4)])
+def test_without_the_text_its_pages_are_left_out_and_nothing_is_fetched(
+    file, run, tmp_path, monkeypatch
+):
+    for name in ("ELMAN_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / file).write_text("the time machine")
+    assert len(execute.can_run(book_pages())) == run
+
+
+def test_a_page_without_outputs_says_so_in_its_language(monkeypatch):
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from publishing import hooks
+
+    monkeypatch.setattr(hooks, "_unexecuted", {"zh/book/a.md"})
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="zh/book/a.md"))
+    assert hooks.on_page_markdown(PAGE, page=page).startswith('!!! warning "未执行"')
+
+
 def test_pages_of_the_book_are_known_by_their_place():
     assert is_book("book/01-a.md")
     assert is_book("zh/book/01-a.md")
@@ -125,6 +166,7 @@ def test_a_table_fills_its_place_and_a_missing_one_is_an_error():
 def test_every_file_of_results_is_on_the_page():
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert "<!-- results: others -->" in page
+    assert "| 45,766 | -9.1% |" in results.made("compression")  # what README.md says
     for name in results.TABLES:
         assert f"<!-- results: {name} -->" in page
         assert results.made(name).count("\n") >= 2
@@ -205,6 +247,22 @@ def test_a_page_that_would_fetch_something_is_refused(html, fetches):
         assert hooks.on_post_page(html, page=page) == html
 
 
+@pytest.mark.parametrize(("page", "passes"), [("# a\n", True), ("# a\n[b](b.md)\n", False)])
+def test_a_broken_link_fails_a_strict_build_however_quiet(page, passes, tmp_path):
+    pytest.importorskip("mkdocs")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(page)
+    (tmp_path / "hook.py").write_text("from publishing.hooks import on_startup\n")
+    (tmp_path / "mkdocs.yml").write_text("site_name: a\ntheme: mkdocs\nhooks: [hook.py]\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) == passes, done.stderr
+    assert passes or "b.md" in done.stderr
+
+
 def test_outputs_stand_below_their_blocks_and_links_out_of_the_site_become_names(monkeypatch):
     pytest.importorskip("mkdocs")
     from types import SimpleNamespace
@@ -219,6 +277,83 @@ def test_outputs_stand_below_their_blocks_and_links_out_of_the_site_become_names
         PAGE + "\n[results](../benchmarks/results/notes.json)\n", page=page
     )
     assert "x + 1\n```\n\n```{ .text .shown }\n21\n```" in made
-    assert f"![a (line) of x](../../book/figures/{hooks.figure_name(figure)})" in made
+    drawn = f"![a (line) of x](../../book/figures/{hooks.figure_name(figure)}){{ .drawn }}"
+    assert f'<div class="figure" markdown>\n\n{drawn}\n\n</div>' in made
     assert "results (`benchmarks/results/notes.json`)" in made
-    assert "never()" in made
+    assert "```python\nnever()\n```" in made
+
+
+@pytest.mark.parametrize("source", ["python.md", "book/a.md"])
+def test_a_block_that_is_not_run_is_a_block_on_every_page(source, monkeypatch):
+    """Markdown takes "```python no-run" for prose: fences of the guide were shown as typed."""
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from publishing import hooks
+
+    monkeypatch.setattr(hooks, "_unexecuted", {"book/a.md"})
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri=source))
+    made = hooks.on_page_markdown("```python no-run lightning\nnever()\n```\n", page=page)
+    assert made.endswith("```python\nnever()\n```\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "english", "chinese"),
+    [
+        ("book/02-text.md", "book/02-text.html", "zh/book/02-text.html"),
+        ("zh/concordance.md", "concordance.html", "zh/concordance.html"),
+        ("text.md", "text.html", "zh/index.html"),
+    ],
+)
+def test_the_switch_of_languages_leads_to_the_same_page(source, english, chinese):
+    from publishing.languages import alternates, language
+
+    assert [(a["lang"], a["link"]) for a in alternates(source)] == [
+        ("en", english),
+        ("zh", chinese),
+    ]
+    assert language(source) == ("zh" if source.startswith("zh/") else "en")
+
+
+def test_pages_speak_their_language_and_ask_for_no_sitemap():
+    pytest.importorskip("mkdocs")
+    from types import SimpleNamespace
+    from typing import Any
+
+    from publishing import hooks
+
+    config: Any = SimpleNamespace(theme={"language": "en"}, extra={})
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="zh/index.md"))
+    hooks.on_page_context({}, page=page, config=config)
+    assert config.theme["language"] == "zh"
+    assert config.extra["alternate"][0]["link"] == "index.html"
+    head = '<head>\n  <link rel="alternate" href="../index.html" hreflang="en">\n</head>'
+    assert hooks.on_post_page(head, page=page) == "<head>\n</head>"
+
+
+def test_chinese_is_searched_character_by_character_and_without_a_server(tmp_path):
+    from publishing.search import prepare
+
+    entry = {"location": "a.html", "title": "困惑度", "text": "<p>RNN的perplexity, 两个词。</p>"}
+    (tmp_path / "search_index.json").write_text(json.dumps({"config": {}, "docs": [entry]}))
+    prepare(tmp_path)
+    told = (tmp_path / "search_index.json").read_text("utf-8")
+    [found] = json.loads(told)["docs"]
+    assert found["title"].split("\u200b") == ["困", "惑", "度"]
+    assert found["text"] == "<p>RNN\u200b的\u200bperplexity, 两\u200b个\u200b词。</p>"
+    assert found["location"] == "a.html"
+    assert (tmp_path / "search_index.js").read_text("utf-8") == f"var __index = {told}"
+
+
+def test_the_search_takes_no_query_apart_until_it_matches_everything():
+    """lunr tests each character of a query against the separator: it must consume something."""
+    import re
+
+    configuration = (ROOT / "mkdocs.yml").read_text("utf-8")
+    [written] = re.findall(r"^ +separator: '(.*)'$", configuration, re.M)
+    separator = re.compile(written.replace(r"\u200b", "\u200b"))
+    for character in "困a8é":
+        assert not separator.search(character)
+    assert separator.split("困惑，3.5 nats。why?") == ["困惑", "3.5", "nats", "why", ""]
+    assert re.findall(r"^ +pipeline: (.*)$", configuration, re.M) == ["[stopWordFilter]"]

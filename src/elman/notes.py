@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -26,12 +27,15 @@ from elman import nn as elman_nn
 from elman.errors import UserError
 from elman.language_model.nests import over
 from elman.scoring.metrics import perplexity
-from elman.text import batches, corpus, tokens
+from elman.text import batches, corpus, datasets, tokens
 from elman.text.vocab import Vocab
 from elman.training.optimisation import clip_gradients
 
 __all__ = [
+    "DATA_HUB",
+    "DATA_URL",
     "Accumulator",
+    "Animator",
     "RNNModel",
     "RNNModelScratch",
     "SeqDataLoader",
@@ -39,6 +43,7 @@ __all__ = [
     "Trained",
     "Vocab",
     "count_corpus",
+    "download",
     "evaluate_loss",
     "get_net",
     "get_params",
@@ -48,6 +53,7 @@ __all__ = [
     "load_array",
     "load_corpus_time_machine",
     "load_data_time_machine",
+    "plot",
     "predict_ch8",
     "read_time_machine",
     "rnn",
@@ -63,6 +69,109 @@ __all__ = [
 
 Batch = tuple[Tensor, Tensor]
 """X and Y, each (batch, time); Y is one step ahead."""
+
+
+Limits = Sequence[float]
+"""Where an axis begins and ends."""
+
+
+# ---------------------------------------------------------------------------- pictures
+
+
+def plot(
+    X: Any,
+    Y: Any = None,
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    legend: Sequence[str] | None = None,
+    xlim: Limits | None = None,
+    ylim: Limits | None = None,
+    xscale: str = "linear",
+    yscale: str = "linear",
+    figsize: tuple[float, float] = (3.5, 2.5),
+) -> None:
+    """Curves, each of Y over its X, or X over 0, 1, 2 …; `plt.show()` shows them.
+
+    X and Y are one curve or a list of them, and one X serves every Y. Every call opens a figure
+    of its own; the notes' draws over the one before.
+    """
+    ys = _curves(X if Y is None else Y)
+    xs = [np.arange(len(y)) for y in ys] if Y is None else _curves(X)
+    xs = xs * len(ys) if len(xs) == 1 else xs
+    if len(xs) != len(ys):
+        raise UserError(f"there are {len(xs)} X for {len(ys)} Y", hint="one X, or one for each Y")
+    drawn = Animator(xlabel, ylabel, legend, xlim, ylim, xscale, yscale, figsize)
+    drawn.draw(list(zip(xs, ys, strict=True)))
+
+
+def _curves(values: Any) -> list[Any]:
+    """One curve or several as flat arrays."""
+    several = isinstance(values, list | tuple) and any(np.ndim(v) > 0 for v in values)
+    curves = values if several else [values]
+    return [np.asarray(torch.as_tensor(c).detach().cpu()).reshape(-1) for c in curves]
+
+
+def _number(value: Any) -> float:
+    """A number, or a loss that still has its gradient."""
+    return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+class Animator:
+    """Curves that grow a point at a time, in an open figure that `plt.show()` shows.
+
+    The notes redraw theirs while a cell runs; this one is seen when the cell is done.
+    """
+
+    def __init__(
+        self,
+        xlabel: str | None = None,
+        ylabel: str | None = None,
+        legend: Sequence[str] | None = None,
+        xlim: Limits | None = None,
+        ylim: Limits | None = None,
+        xscale: str = "linear",
+        yscale: str = "linear",
+        figsize: tuple[float, float] = (3.5, 2.5),
+    ) -> None:
+        import matplotlib.pyplot as plt
+
+        from elman.figures.style import house
+
+        with house():
+            self.figure, self.axes = plt.subplots(figsize=figsize, layout="constrained")
+        self.axes.set(xlabel=xlabel or "", ylabel=ylabel or "", xscale=xscale, yscale=yscale)
+        for set_limits, limits in ((self.axes.set_xlim, xlim), (self.axes.set_ylim, ylim)):
+            if limits is not None and limits[0] != limits[1]:  # 10 epochs, from 10 on: no width
+                set_limits(limits[0], limits[1])
+        self.legend = legend or ()
+
+    def add(self, x: Any, y: Any) -> None:
+        """A point on each curve: one x for all of y, or one for each."""
+        ys = list(y) if isinstance(y, Sequence) else [y]
+        xs = list(x) if isinstance(x, Sequence) else [x] * len(ys)
+        before = [line.get_data() for line in self.axes.lines] or [((), ())] * len(ys)
+        self.draw(
+            [
+                (np.append(at, _number(x)), np.append(was, _number(y)))
+                for (at, was), x, y in zip(before, xs, ys, strict=True)
+            ]
+        )
+
+    def draw(self, curves: Sequence[tuple[Any, Any]]) -> None:
+        """All curves anew, as pairs of x and y."""
+        from elman.figures.style import COLOURS, STYLES
+
+        if self.legend and len(self.legend) != len(curves):
+            raise UserError(
+                f"legend={list(self.legend)} names {len(self.legend)} of {len(curves)} curves",
+                hint="a name for each curve, or no legend",
+            )
+        for line in list(self.axes.lines):
+            line.remove()
+        for i, (x, y) in enumerate(curves):
+            self.axes.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=STYLES[i % len(STYLES)])
+        if self.legend:
+            self.axes.legend(self.axes.lines, self.legend)
 
 
 # ---------------------------------------------------------------------------- 8.1 sequence models
@@ -111,6 +220,29 @@ def train(
 
 
 # ---------------------------------------------------------------------------- 8.2 text
+
+_TIME_MACHINE = datasets.DATASETS["time-machine"].download
+assert _TIME_MACHINE is not None
+
+DATA_URL = _TIME_MACHINE.url.removesuffix(_TIME_MACHINE.file)
+"""Where the textbook keeps its texts."""
+
+DATA_HUB = {"time_machine": (_TIME_MACHINE.url, _TIME_MACHINE.sha1)}
+"""Name → address and SHA-1 of what `download` can find."""
+
+
+def download(name: str) -> str:
+    """The path of a file of `DATA_HUB`: in a folder of ELMAN_DATA, in the cache, or fetched there.
+
+    Wherever it lay, its SHA-1 is checked (`text.datasets`).
+    """
+    if name not in DATA_HUB:
+        raise UserError(
+            f"{name!r} is not in DATA_HUB, which has {', '.join(DATA_HUB)}",
+            hint="DATA_HUB[name] = (address, SHA-1)",
+        )
+    url, sha1 = DATA_HUB[name]
+    return str(datasets.path_of(datasets.Download(url.rpartition("/")[2], url, sha1)))
 
 
 def read_time_machine() -> list[str]:
@@ -326,7 +458,7 @@ class Accumulator:
 
     def add(self, *amounts: Any) -> None:
         """Add to each."""
-        self.data = [sum_ + float(more) for sum_, more in zip(self.data, amounts, strict=True)]
+        self.data = [sum_ + _number(more) for sum_, more in zip(self.data, amounts, strict=True)]
 
     def reset(self) -> None:
         """Back to zero."""
@@ -412,7 +544,7 @@ def train_ch8(
 ) -> Trained:
     """Train, write a sample every ten epochs, print where it ended.
 
-    The notes draw the curve while they train; here it is returned, and `.figure()` draws it.
+    The curve is drawn at the end, for `plt.show()`, and returned; the notes draw theirs meanwhile.
     """
     if num_epochs < 1:
         raise UserError(f"num_epochs={num_epochs} must be at least 1", hint="500, as in the notes")
@@ -428,6 +560,7 @@ def train_ch8(
     print(f"perplexity {found[-1]:.1f}, {speed:.1f} tokens/s on {device}")
     for prefix in ("time traveller", "traveller"):
         print(predict_ch8(prefix, 50, net, vocab, device))
+    plot(range(1, num_epochs + 1), found, "epoch", "perplexity", ["train"], figsize=(5, 3))
     return Trained(tuple(found), speed)
 
 

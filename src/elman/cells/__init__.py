@@ -9,13 +9,14 @@ PyTorch's tensors in PyTorch's orientation and gate order, so weights interchang
 and differ in what they make of a_ih and a_hh. `base.py` says what a cell is, `table.py` lists them.
 """
 
-from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
+from elman.cells.base import Cell, Gradients, Slopes, State, Weights, pull_back, read
 from elman.cells.table import CELLS, is_torchs, models, named, of_mode, of_model, with_noise
 
 __all__ = [
     "CELLS",
     "Cell",
     "Gradients",
+    "Slopes",
     "State",
     "Weights",
     "is_torchs",

@@ -45,6 +45,18 @@ Gradients = Weights
 """∂L/∂ each of the weights, in the place of the weight it belongs to."""
 
 
+class Slopes(NamedTuple):
+    """The derivative of a pointwise step: how a unit's states after it change with the unit's own.
+
+    So that, with a_h = h_{t-1} W_hhᵀ + b_hh,  ∂S_t/∂h_{t-1} = before_h + Σ_g diag(a_h[g]) W_hh[g].
+    """
+
+    a_h: Tensor
+    """∂(each state after)/∂a_h of each gate: (batch, states, gates, hidden)"""
+    before: Tensor
+    """∂(each state after)/∂(each state before), a_h held: (batch, states, states, hidden)"""
+
+
 class Cell(abc.ABC):
     """One step of a recurrence. A cell of your own needs a `name`, `gates` and `step`.
 
@@ -115,6 +127,12 @@ class Cell(abc.ABC):
         Without a derivative of its own a cell gets this one: the step again, with autograd looking.
         """
         return _by_autograd(self, w, x, state, dafter, w.zeros() if dw is None else dw, dx)
+
+    def slopes(
+        self, w: Weights, x: Tensor, state: State, after: State, gates: Tensor | None
+    ) -> Slopes | None:
+        """The step's derivative by its states, unit by unit; None: it is not known so."""
+        return None
 
 
 def _by_autograd(

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells.base import Cell, Gradients, State, Weights, add_batch, pull_back, read
+from elman.cells.base import Cell, Gradients, Slopes, State, Weights, add_batch, pull_back, read
 from elman.cells.expressions import Expression, cpp, evaluate, given, ordered, pulls
 from elman.cells.tracing import trace
 from elman.errors import UserError
@@ -188,6 +188,18 @@ class Described(Cell):
             for row, d in zip(dw.own, down, strict=True):
                 add_batch(row, d)
         return self.join([torch.addmm(dbefore[0], da_h, w.W_hh), *dbefore[1:]])
+
+    def slopes(
+        self, w: Weights, x: Tensor, state: State, after: State, gates: Tensor | None
+    ) -> Slopes:
+        """The pulls of one state after the step at a time: they are linear in it."""
+        inputs, blank = self.inputs(w, x, state), torch.zeros_like(state[0])
+        wanted, rows = [*self.equations.da_h, *self.equations.dbefore], []
+        for i in range(self.count):
+            pull = {f"d{j}": torch.full_like(blank, float(i == j)) for j in range(self.count)}
+            rows.append(torch.stack([blank + d for d in evaluate(wanted, inputs | pull)], 1))
+        a_h, before = torch.stack(rows, 1).split([self.gates, self.count], 2)
+        return Slopes(a_h, before)
 
     @functools.cached_property
     def summed(self) -> list[bool]:

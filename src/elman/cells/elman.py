@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
+from elman.cells.base import Cell, Gradients, Slopes, State, Weights, pull_back, read
 
 
 @final
@@ -58,6 +58,13 @@ class Elman(Cell):
         da = dafter[0] * self.slope(after[0])
         pull_back(w, x, state[0], da, da, dw, dx)
         return (da @ w.W_hh,)
+
+    def slopes(
+        self, w: Weights, x: Tensor, state: State, after: State, gates: Tensor | None
+    ) -> Slopes:
+        """φ'(a_t), and nothing past a_t."""
+        slope = self.slope(after[0])[:, None, None]
+        return Slopes(slope, torch.zeros_like(slope))
 
 
 TANH = Elman("tanh", "RNN_TANH", torch.tanh, lambda h: 1 - h * h, public_name="elman")

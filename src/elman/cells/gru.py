@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
+from elman.cells.base import Cell, Gradients, Slopes, State, Weights, pull_back, read
 
 
 @final
@@ -70,6 +70,16 @@ class Gru(Cell):
         da_hh = torch.cat([da_r, da_z, da_n * r], -1)
         pull_back(w, x, h, da_ih, da_hh, dw, dx)
         return (torch.addmm(dh * z, da_hh, w.W_hh),)
+
+    def slopes(
+        self, w: Weights, x: Tensor, state: State, after: State, gates: Tensor | None
+    ) -> Slopes:
+        """As in `step_backward`: of h_t by a_hr, a_hz and a_hn, and by h_{t-1} itself."""
+        assert gates is not None
+        r, z, n, a_hn = gates.chunk(4, -1)
+        by_n, by_z = (1 - z) * (1 - n * n), (state[0] - n) * (z * (1 - z))
+        a_h = torch.stack([by_n * a_hn * (r * (1 - r)), by_z, by_n * r], 1)
+        return Slopes(a_h[:, None], z[:, None, None])
 
 
 GRU = Gru()

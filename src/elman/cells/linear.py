@@ -5,10 +5,11 @@ h_t = x_t W_ihᵀ + b_ih + h_{t-1} W_hhᵀ + b_hh
 
 from typing import final
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells.base import Cell, Gradients, State, Weights, pull_back, read
+from elman.cells.base import Cell, Gradients, Slopes, State, Weights, pull_back, read
 
 
 @final
@@ -42,6 +43,13 @@ class Linear(Cell):
         (dh,) = dafter
         pull_back(w, x, state[0], dh, dh, dw, dx)
         return (dh @ w.W_hh,)
+
+    def slopes(
+        self, w: Weights, x: Tensor, state: State, after: State, gates: Tensor | None
+    ) -> Slopes:
+        """1 by a_t."""
+        one = torch.ones_like(after[0])[:, None, None]
+        return Slopes(one, torch.zeros_like(one))
 
 
 LINEAR = Linear()

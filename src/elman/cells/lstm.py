@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from elman.cells.base import Cell, Gradients, State, Weights, add_outer, pull_back, read
+from elman.cells.base import Cell, Gradients, Slopes, State, Weights, add_outer, pull_back, read
 
 
 @final
@@ -82,6 +82,22 @@ class Lstm(Cell):
         da = torch.cat([da_i, da_f, da_g, da_o], -1)
         pull_back(w, x, h, da, da, dw, dx)
         return (da @ w.W_hh, dc * f)
+
+    def slopes(
+        self, w: Weights, x: Tensor, state: State, after: State, gates: Tensor | None
+    ) -> Slopes | None:
+        """As in `step_backward`: of c_t, and of h_t through it; a projection mixes the units."""
+        if w.W_hr is not None:
+            return None
+        assert gates is not None
+        i, f, g, o = gates.chunk(4, -1)
+        tanh_c, none = torch.tanh(after[1]), torch.zeros_like(f)
+        by_c = o * (1 - tanh_c * tanh_c)  # of h_t
+        c = [g * (i * (1 - i)), state[1] * (f * (1 - f)), i * (1 - g * g), none]
+        h = [*(by_c * slope for slope in c[:3]), tanh_c * (o * (1 - o))]
+        before = [none, by_c * f, none, f]  # h by h and c, then c by them
+        a_h = torch.stack([*h, *c], 1).unflatten(1, (2, 4))
+        return Slopes(a_h, torch.stack(before, 1).unflatten(1, (2, 2)))
 
 
 LSTM = Lstm()

@@ -30,6 +30,8 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+WORTH_SAYING = 0.05
+"""The share of a text, seen in training, from which on its scores are not those of a new text."""
 COUNTS = "counts"
 """The name of the compressor's counting."""
 Baselines = Annotated[bool, typer.Option(help="Score counting models of the training text, too")]
@@ -136,6 +138,8 @@ def evaluate(
     typer.echo(printable(_table(opened, scores, text.what)))
     if scores.unknown:
         note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")
+    if (scores.seen or 0) >= WORTH_SAYING:
+        note(_not_held_out(opened, scores.seen or 0, own=source is None))
     note(f"next: elman generate {shlex.quote(str(run))}")
 
 
@@ -303,6 +307,15 @@ def _table(run: "Run", scores: "Evaluation", what: str) -> str:
             f"  {scores.bits_per_char(score):9.4f}{mark}"
         )
     return "\n".join(lines)
+
+
+def _not_held_out(run: "Run", seen: float, own: bool) -> str:
+    """What a text that was trained on says of a model, and of counting even more."""
+    from elman.scoring.overlap import SPAN
+
+    said = f"note: {seen:.0%} of this text stands in the training text, too, {SPAN} tokens or more "
+    said += "in a row, so its scores flatter all, and counting most"
+    return said if own else f"{said}; elman evaluate {shlex.quote(str(run.path))} has held some out"
 
 
 def _share(weights: Mapping[str, float]) -> str:

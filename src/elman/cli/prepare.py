@@ -79,9 +79,10 @@ def prepare(
         )
     else:
         tested = f", {index.test_tokens:,} of those to test with" if index.test_tokens else ""
+        documents = "1 document" if index.documents == 1 else f"{index.documents:,} documents"
         typer.echo(
-            f"{index.tokens:,} tokens of {index.characters:,} characters in {index.documents:,} "
-            f"documents; {index.tokens - index.train_tokens:,} of them held out{tested}"
+            f"{index.tokens:,} tokens of {index.characters:,} characters in {documents}; "
+            f"{index.tokens - index.train_tokens:,} of them held out{tested}"
         )
     note(f"next: elman train {printable(shlex.quote(str(out)))}")
 

@@ -33,8 +33,7 @@ def network_of(path: Path | str) -> tuple[Weights, int]:
     shape = model.shape
     if shape.cell != "lstm" or shape.layers != 1:
         raise UserError(
-            f"{path} is a {shape.cell} of {shape.layers} layers: compression starts from one lstm "
-            "layer",
+            f"{path} has {shape.layers} × {shape.cell}: compression starts from one lstm layer",
             hint="elman train BOOK --model lstm --layers 1",
         )
     if shape.hidden_size > 1024:

@@ -155,6 +155,8 @@ def by_lag(passage: Passage, lags: int | None = None) -> ByLag:
             f"lags={lags} must be at least 1 and below the {len(passage)} steps of the passage",
             hint="a longer text, or fewer lags",
         )
+    if lags is not None and (native := passage.norms_by_lag(lags)) is not None:
+        return ByLag(lags, native.numpy())
     most = min(len(passage) // 2, MOST) if lags is None else lags
     at: Moments = slice(most, len(passage))
     if lags is None and len(passage) - most > LOSSES:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn import functional as F
 
 from elman.cells import Cell, State, Weights
@@ -62,7 +63,7 @@ class Passage:
                 f"ids of shape {tuple(ids.shape)} hold no step to diagnose",
                 hint="a flat text of at least two tokens",
             )
-        exact = exact_copy(model)
+        exact = model if _is_exact(model) else exact_copy(model)
         with torch.no_grad():
             xs = exact.inputs(ids[:-1, None], NO_MASKS)
         passage = cls.run(exact.recurrence, xs)
@@ -84,7 +85,7 @@ class Passage:
                 "a bidirectional module has no one direction through time",
                 hint="diagnose its forward direction as a module of its own",
             )
-        module = copy.deepcopy(module).cpu().double().eval()
+        module = module if _is_exact(module) else copy.deepcopy(module).cpu().double().eval()
         xs = xs.detach().double() if xs.is_floating_point() else xs
         job = module.job(xs.transpose(0, 1) if module.batch_first else xs)
         layers = [w.map(Tensor.detach) for w in job.layers]
@@ -92,8 +93,7 @@ class Passage:
         for w, state in zip(layers, job.states, strict=True):
             trace = _forward(Piece(job.cell, w, x, state))
             rows = [trace.hs[:, 0]] + ([] if trace.cs is None else [trace.cs[:, 0]])
-            before = tuple(track[:-1] for track in rows)
-            gates.append(job.cell.step(w, x[:, 0], before)[1])  # every moment at once
+            gates.append(None if trace.gates is None else trace.gates[:, 0])
             states += rows
             x = trace.hs[1:]
         if pulls is None:
@@ -148,6 +148,20 @@ class Passage:
             (pulled,) = torch.autograd.grad(self.step(at, S), S, G)
         return pulled
 
+    def norms_by_lag(self, lags: int) -> Tensor | None:
+        """‖∂L_t/∂S_{t+1-k}‖, k = 0 … lags, of every loss from t = lags on, in one native call.
+
+        None where there is none: of stacks, of cells whose derivative is autograd's.
+        """
+        if len(self.layers) > 1:
+            return None
+        (w,), (gates,) = self.layers, self.gates
+        (before,), (after,) = self.parts(self.states[:-1]), self.parts(self.states[1:])
+        slopes = self.cell.slopes(w, self.xs, before, after, gates)
+        if slopes is None:
+            return None
+        return cpu.norms_by_lag(cpu.KERNEL, w.W_hh, slopes, self.pulls, lags, lags)
+
     @torch.no_grad()
     def _by_hand(self, at: Moments, G: Tensor) -> Tensor:
         """The same by the cell's own derivative, from the gates that are there: no step is redone.
@@ -172,7 +186,13 @@ def _forward(piece: Piece) -> Trace:
     """In native code where it takes the piece, unless ELMAN_KERNELS says otherwise."""
     native: Kernel = cpu.KERNEL
     runs = allows(native.name) and native.refuses(piece) is None
-    return (native if runs else reference.KERNEL).forward(piece, needs_gates=False)
+    return (native if runs else reference.KERNEL).forward(piece)
+
+
+def _is_exact(module: Module) -> bool:
+    """Whether it can be read as it is, in float64 on the CPU and in eval mode."""
+    exact = all(p.dtype == torch.float64 and p.is_cpu for p in module.parameters())
+    return exact and not module.training
 
 
 def exact_copy(model: LanguageModel) -> LanguageModel:

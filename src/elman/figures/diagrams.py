@@ -77,6 +77,29 @@ def _column(axes: Axes, x: float, when: str, flows: dict[str, str], at: dict[str
         _arrow(axes, (x - 2.1, at["h"] - 0.1), (x - 0.9, at["gates"]), "W$_{hh}$", along=0.7)
 
 
+def latent_autoregressive() -> Figure:
+    """The latent autoregressive model of 8.1: a summary of the past, and what it predicts.
+
+    h_t = g(h_{t-1}, x_{t-1})
+    x̂_t is read from P(x_t | h_t)
+    """
+    with house():
+        figure, axes = _canvas(8, 3.6, (-1.6, 9.5), (-0.6, 3.6))
+        for i, when in enumerate(("t-1", "t", "t+1")):
+            x = 1 + 3 * i
+            _box(axes, x, 0, f"x$_{{{when}}}$", "white")
+            _box(axes, x, 1.5, f"h$_{{{when}}}$", COLOURS[4])
+            _box(axes, x, 3, rf"$\hat{{x}}$$_{{{when}}}$", "white")
+            _arrow(axes, (x, 1.87), (x, 2.63), "")
+            _arrow(axes, (x - 2.1, 1.5), (x - 0.9, 1.5), "")
+            _arrow(axes, (x - 2.1, 0.3), (x - 0.9, 1.3), "")
+        _arrow(axes, (7.9, 1.5), (9.1, 1.5), "")
+        _arrow(axes, (7.9, 0.3), (9.1, 1.3), "")
+        axes.set_title("A summary h of everything before, and what it predicts")
+    plt.close(figure)
+    return figure
+
+
 @torch.no_grad()
 def character_model(
     model: LanguageModel, ids: Sequence[int], tokens: Sequence[Any], top: int = 3

@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from elman import __version__, strict_json
 from elman.errors import UserError, WorkFailed
 from elman.forecasting import saving
-from elman.lab import again, microscope, pictures, stream, writing
+from elman.lab import again, microscope, moment, pictures, stream, writing
 from elman.lab.guard import Guard
 from elman.lab.inside import Inside
 from elman.lab.jobs import ALIVE, Jobs, typed
@@ -45,6 +45,9 @@ NEXT = 0.5
 """Seconds that someone who has seen a picture of the microscope waits for the next at most."""
 LOOK_FOR = 0.01
 """Seconds between two looks at whether there are new weights."""
+EARLY = 0.8
+"""The part of a training's beat after which they may come: one waits for the end of an update, and
+the next does not."""
 
 
 class Frame(NamedTuple):
@@ -112,8 +115,14 @@ class Lab:
         path, until = self.shelf.run(id), time.monotonic() + NEXT
         self.jobs.watch(id)
         while self._is_last(path, seen) and time.monotonic() < until:
-            await asyncio.sleep(LOOK_FOR)
+            await asyncio.sleep(self._rest(path))
         return await self.compute(lambda: strict_json.dumps(self.frame(id)))
+
+    def _rest(self, path: Path) -> float:
+        """Seconds until it is worth looking for new weights: a training leaves them on a beat."""
+        left = 1e-9 * _stamp(self.jobs.published(path.name))[0]
+        soon = left + EARLY * moment.EVERY - time.time()
+        return soon if LOOK_FOR < soon < moment.EVERY else LOOK_FOR
 
     def _is_last(self, path: Path, seen: str) -> bool:
         """Whether there is no newer picture than that of step `seen`, nor one to be drawn now."""
@@ -259,6 +268,11 @@ class Addresses:
         if is_forecast(path):
             return {"id": id, "kind": "forecast", "state": "ended", "changed": changed}
         status = self.lab.jobs.status(id)
+        if status["state"] in (
+            *ALIVE,
+            "elsewhere",
+        ):  # two that train would change places all the time
+            changed = _stamp(path / "config.json")[0] or changed
         if not (path / "config.json").exists() and status["state"] in (*ALIVE, "elsewhere"):
             row = {}  # it is being made at this moment
         else:

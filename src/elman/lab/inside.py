@@ -82,7 +82,8 @@ class Inside:
         run = Run.open(self.path)
         parts = run.splits()
         ids = parts.validation if len(parts.validation) > 1 else parts.train
-        text = run.vocab.decode(ids[: 2 * EXCERPT])
+        known = ids if run.vocab.unk is None else ids[ids != run.vocab.unk]  # none of its letters
+        text = run.vocab.decode(known[: 2 * EXCERPT])
         head, _, rest = text.partition("\n")  # a part may begin in the middle of a line
         text = (rest if len(head) < EXCERPT < len(rest) else text)[:EXCERPT].strip()
         first = text[:PROMPT].split("\n")[0]

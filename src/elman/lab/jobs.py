@@ -5,7 +5,7 @@ Each is a folder ROOT/.lab/ID of small files, so that it outlives any server:
     asked.json      what to train, or which run to go on with
     status.json     queued, starting, running, paused, stopping, stopped, ended, failed
     orders.jsonl    what the page told the training: a line for each order, read between two updates
-    weights.safetensors   the weights of a moment ago, while someone looks (`watched`)
+    weights         of a moment ago (`moment`), while someone looks (`watched`)
     .lock           held by the process that trains, however it ends
     log             whatever that process said
 
@@ -55,6 +55,11 @@ def order(folder: Path, **what: Any) -> None:
     """Tell a training what to do next."""
     with open(folder / "orders.jsonl", "ab") as orders:
         orders.write(strict_json.dumps(what).encode() + b"\n")
+
+
+def weights(folder: Path) -> Path:
+    """Where a training leaves its weights for whoever looks."""
+    return folder / "weights"
 
 
 @final
@@ -174,7 +179,7 @@ class Jobs:
 
     def published(self, id: str) -> Path:
         """Where a training leaves the weights of a moment ago, for whoever looks."""
-        return self.shelf.jobs / id / "weights.safetensors"
+        return weights(self.shelf.jobs / id)
 
     # ------------------------------------------------------------------ looking
 

@@ -6,16 +6,12 @@ the model reads it from the state before any text, in float64, as `elman gradien
 """
 
 import copy
-import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from safetensors.torch import load
 
-from elman import strict_json
 from elman.diagnostics import (
     ByLag,
     Passage,
@@ -28,7 +24,8 @@ from elman.diagnostics import (
 from elman.diagnostics.units import SATURATED
 from elman.errors import UserError
 from elman.gradients import Truncated
-from elman.lab import again
+from elman.lab import again, moment
+from elman.lab.moment import Place
 from elman.lab.shown import alone, packed, short
 from elman.language_model import LanguageModel
 from elman.runs import Run, checkpoints, fresh_model
@@ -40,15 +37,6 @@ SPECTRUM = (1, 2, 4, 8, 16, 32)
 """Steps over which the singular values are taken."""
 DRAWS = 8
 """Draws of a randomised carry."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a training is: after `step` updates, before segment `index` of pass `epoch`."""
-
-    step: int
-    epoch: int
-    index: int
 
 
 class Window(NamedTuple):
@@ -80,30 +68,28 @@ class Slide:
     def model(self, published: Path) -> tuple[LanguageModel, Place]:
         """The weights of a moment ago where a training leaves them, else the last ones saved."""
         saved = self.run.path / "state.safetensors"
-        if published.exists() and _changed_at(published) >= _changed_at(saved):
-            data = _whole(published)
-            weights = load(data)
-            numbers = strict_json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            numbers = numbers["__metadata__"]
+        newer = _changed_at(published) >= _changed_at(saved)
+        if newer and (left := moment.read(published)) is not None:
+            weights, place = left
         elif saved.exists():
             tensors, numbers = checkpoints.read(saved, "state")
             weights = {n.removeprefix("weights/"): t for n, t in tensors.items()}
+            place = Place(*(int(numbers[name]) for name in ("step", "epoch", "index")))
         else:
             raise UserError(
                 "there are no weights yet",
                 hint="they come with the first update; from another process, when it saves them",
             )
-        place = Place(*(int(numbers[name]) for name in ("step", "epoch", "index")))
         return self._filled(weights), place
 
     def _filled(self, weights: dict[str, torch.Tensor]) -> LanguageModel:
         if self._empty is None or self._empty.config != self.run.config.model:
-            self._empty = fresh_model(self.run.config)
+            self._empty = fresh_model(self.run.config).double().eval()  # as it is looked at
         model = copy.deepcopy(self._empty)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
-        return model.eval()
+        return model
 
     def window(self, place: Place, steps: int | None = None) -> Window:
         """What lane 0 read in the last update, and what it read before: so many steps in all."""
@@ -153,7 +139,7 @@ def frame(slide: Slide, published: Path) -> dict[str, Any]:
 
 def shares(lags: ByLag, used: int) -> dict[str, Any]:
     """What each window keeps, and the windows that keep 90 and 99 %."""
-    most = 2 * lags.lags
+    most = max(2 * lags.lags, used)
     share = np.append(lags.share, np.ones(most - len(lags.share)))
     return {
         "kept": short(np.cumsum(share) / np.arange(1, most + 1)),  # lags.kept(1), lags.kept(2), …
@@ -162,7 +148,6 @@ def shares(lags: ByLag, used: int) -> dict[str, Any]:
         "keep90": lags.recommend(0.9),
         "keep99": lags.recommend(0.99),
         "cut": 1 - lags.kept(used),
-        "decay": lags.decay if np.isfinite(lags.decay) else None,
         "settled": lags.settled,
     }
 
@@ -203,15 +188,6 @@ def carries(slide: Slide, published: Path) -> dict[str, Any]:
             for s in scores
         ],
     }
-
-
-def _whole(path: Path) -> bytes:
-    """A file that a training replaces now and then, and writes over once it is replaced."""
-    while True:
-        with open(path, "rb") as file:
-            before, data, now = os.fstat(file.fileno()), file.read(), os.stat(path)
-        if os.path.samestat(before, now) and before.st_mtime_ns == now.st_mtime_ns:
-            return data
 
 
 def _changed_at(path: Path) -> int:

@@ -9,7 +9,6 @@ keeps one such process ready, and each job is a fork of it. Until then it has on
 computes with several would not survive the fork.
 """
 
-import contextlib
 import os
 import signal
 import sys
@@ -21,17 +20,15 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from safetensors.torch import save
 
 from elman import strict_json
 from elman.errors import UserError, WorkFailed
 from elman.folders.lock import Lock
-from elman.lab import again, jobs
+from elman.lab import again, jobs, moment
+from elman.lab.moment import Moment, Place
 from elman.session import RunOptions, Session
 from elman.training import Record, Update
 
-LOOK_EVERY = 0.1
-"""Seconds from one copy of the weights to the next, while someone looks."""
 LOOK_FOR = 0.01
 """Seconds between two looks at whether someone looks."""
 LOOK_SHARE = 0.01
@@ -64,6 +61,7 @@ class Worker:
         self.next_check = 0.0
         self.next_look = 0.0
         self.last_look = 0.0  # when the last one whose wish was granted looked
+        self.moment = Moment(jobs.weights(folder))
         self.copied: deque[float] = deque(maxlen=8)  # seconds that copies of the weights took
 
     def work(self) -> None:
@@ -77,6 +75,7 @@ class Worker:
             if not isinstance(problem, UserError | WorkFailed):
                 raise
         finally:
+            self.moment.close()
             lock.release()
 
     def _say_why(self, problem: BaseException) -> None:
@@ -193,10 +192,15 @@ class Worker:
             self.next_look = now + LOOK_FOR
             return
         self.last_look = looked
-        publish(session, self.folder / "weights.safetensors")
+        self._leave_weights(session)
         self.copied.append(time.monotonic() - now)  # the least of some: others may have been busy
-        every = max(LOOK_EVERY, min(self.copied) / LOOK_SHARE)
+        every = max(moment.EVERY, min(self.copied) / LOOK_SHARE)
         self.next_look = max(now, self.next_look + every)
+
+    def _leave_weights(self, session: Session) -> None:
+        training = session.training
+        place = Place(training.step, training.epoch, training.index)
+        self.moment.leave(dict(training.model.named_parameters()), place)
 
     def _looked(self) -> float:
         """When somebody asked for a picture, the last time."""
@@ -204,27 +208,6 @@ class Worker:
             return (self.folder / "watched").stat().st_mtime
         except FileNotFoundError:
             return 0.0
-
-
-def publish(session: Session, path: Path) -> None:
-    """The weights of now and the place in the text, for the microscope; it need not last.
-
-    Two files take turns: one that is there already is written over in half of the time that a new
-    one takes. Who reads makes sure that what was read is still at its path.
-    """
-    training = session.training
-    weights = {n: p.detach().cpu().contiguous() for n, p in training.model.named_parameters()}
-    place = {name: str(getattr(training, name)) for name in ("step", "epoch", "index")}
-    draft, spare = path.with_suffix(".draft"), path.with_suffix(".spare")
-    with open(draft, "r+b" if draft.exists() else "wb") as file:
-        file.write(save(weights, place))
-        file.truncate()
-    spare.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # there is none yet, or the file system has no links
-        os.link(path, spare)
-    os.replace(draft, path)
-    if spare.exists():
-        os.replace(spare, draft)
 
 
 def _held(folder: Path) -> Lock:

@@ -36,6 +36,7 @@ from elman.scoring.dynamic import Adaptation, Progress, adapted, choose, gradien
 from elman.scoring.metrics import Score
 from elman.scoring.mixture import Network, fit_weights
 from elman.scoring.online import mix_online, reading_on
+from elman.scoring.overlap import share_seen
 from elman.text.vocab import Vocab
 
 Ids = NDArray[Any]
@@ -64,6 +65,7 @@ class Evaluation:
     adaptation: Adaptation | None = None  # how fast
     online: Mixed | None = None  # of all that learns on the way
     bitwise: Mixed | None = None  # with counting, bit by bit; its weights need not sum to one
+    seen: float | None = None  # the share of the text that stands in the training text (overlap.py)
 
     def json(self) -> dict[str, Any]:
         """`{"tokens", "nats_per_token", "perplexity", "bits_per_char"}`, for each baseline too."""
@@ -78,6 +80,7 @@ class Evaluation:
             **self.row(self.model),
             "characters": self.characters,
             "unknown_tokens": self.unknown,
+            "seen_in_training": self.seen,
             "baselines": {name: self.row(score) for name, score in self.baselines.items()},
             "mixture": mixed(self.mixture),
             "adapted": adapted,
@@ -165,8 +168,9 @@ def evaluate(
     if characters is None:
         characters = metrics.characters(vocab, ids)
     missing = unknown(vocab, ids)
+    seen = None if train is None else share_seen(ids, train)
     return Evaluation(
-        score, rivals, mixture, characters, missing, adapted, settings, online, bitwise
+        score, rivals, mixture, characters, missing, adapted, settings, online, bitwise, seen
     )
 
 

@@ -1,20 +1,19 @@
 """From texts of any size to a folder of ids (`elman.text.shards`), with memory for a piece of them.
 
 The texts are read up to three times: measured (where does the held-out part begin?), counted (the
-vocabulary, or the tokenizer, of the training part alone; on disk where there are many words,
-`token_counts.py`), encoded. Each shard is written whole;
-then what has been done is noted in `progress.json`. Killed at any moment, the same request goes on
-behind the last whole shard and ends in the same files, to the last byte. One process at a time
-writes into a folder (`folders/lock.py`); a text that another is to replace lies in
-`FOLDER/.replaced` until that one is whole.
+vocabulary, or the tokenizer, of the training part alone, `learned_vocab.py`), encoded. Each shard
+is written whole; then what has been done is noted in `progress.json`. Killed at any moment, the
+same request goes on behind the last whole shard and ends in the same files, to the last byte. One
+process at a time writes into a folder (`folders/lock.py`); a text that another is to replace lies
+in `FOLDER/.replaced` until that one is whole.
 """
 
 import hashlib
 import json
 from array import array
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, takewhile
@@ -30,30 +29,16 @@ from elman.files import BLANK_SEAL, atomic, read_sealed, write_sealed
 from elman.folders import replaced
 from elman.folders.lock import NAME as LOCK
 from elman.folders.lock import Lock
-from elman.resources import in_words
-from elman.text import corpus, prepared
-from elman.text.levels import Level, Subwords, level_of
+from elman.text import corpus, learned_vocab, prepared
+from elman.text.levels import Level, level_of
 from elman.text.prepared import Data
 from elman.text.shards import INDEX, VOCABULARY, Index, Shard, sha256_of
-from elman.text.streaming import Stream, files_of
-from elman.text.token_counts import Counted, TokenCounts, most_frequent, utf8_length
+from elman.text.streaming import Step, Stream, files_of
 from elman.text.vocab import Vocab
 
 PROGRESS = "progress.json"
 CUT = 2
 """How texts are cut into pieces, in which progress is counted; another number is another way."""
-LEARN = 1 << 28
-"""Characters of the training part that a tokenizer is learned from, at most: more change little."""
-ROOM = 1 << 28
-"""Bytes of memory for a vocabulary, of which there must not be more than a machine has."""
-WORD, LETTER = 400, 8
-"""Bytes that a word and each byte of its spelling take in a vocabulary that is read or written."""
-LEARNING_ROOM = 320 << 20
-"""Bytes of memory for the words that a tokenizer is learned from."""
-LEARNING_LETTER = 140
-"""Bytes that each byte of a word takes there."""
-LONGEST_LEARNED = 1000
-"""Letters of a word that is learned from even where others have no room."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +67,6 @@ class Request:
             )
         if self.shard_tokens < 1:
             raise UserError(f"shard_tokens={self.shard_tokens} must be positive", hint="16777216")
-
-
-class Step(NamedTuple):
-    """How far a preparation has come."""
-
-    stage: str  # measuring, counting, encoding
-    done: int  # characters (bytes at the byte level)
-    total: int | None
-    tokens: int = 0
 
 
 class Part(NamedTuple):
@@ -131,7 +107,7 @@ def prepare(request: Request, out: Path, *, force: bool = False) -> Generator[St
     without `force` goes on.
     """
     out = Path(out)
-    _check_subwords(request.data)
+    learned_vocab.check_subwords(request.data)
     stream = _stream(request)
     record = _request_record(request, stream)
     _check_room(out, force)
@@ -352,130 +328,11 @@ def _measured(request: Request, stream: Stream) -> Iterator[Step]:
         )
 
 
-# ---------------------------------------------------------------------- the vocabulary
-
-
 def _count(request: Request, stream: Stream, out: Path, total: int) -> Generator[Step, None, None]:
     """Write the vocabulary of the training part; nothing of it stays in memory."""
-    data, level = request.data, level_of(request.data.level)
-    if isinstance(level, Subwords):
-        level = yield from _learned(request, stream, out, total, level)
-        vocab = Vocab({}, level=level)
-    else:
-        counts = {}
-        if level.unknown is not None:
-            counts = yield from _counted(request, stream, out, total, level)
-        assert data.min_freq is not None
-        vocab = Vocab(counts, data.min_freq, level=level, vocab_size=data.vocab_size)
-        prepared.check_not_empty(vocab)
+    parts = takewhile(lambda part: part.trains, _parts(request, stream, total))
+    vocab = yield from learned_vocab.learn(request.data, (part.text for part in parts), out, total)
     vocab.save(out / VOCABULARY)
-
-
-def _training_part(request: Request, stream: Stream, total: int) -> Iterator[str | bytes]:
-    parts = _parts(request, stream, total)
-    return (part.text for part in takewhile(lambda part: part.trains, parts))
-
-
-def _counted(
-    request: Request, stream: Stream, out: Path, total: int, level: Level
-) -> Generator[Step, None, dict[str, int]]:
-    """How often each token occurs; where they are too many, of those alone that get an id."""
-    with TokenCounts(out, ROOM, word_price) as counts:
-        done = 0
-        for text in _training_part(request, stream, total):
-            counts.add(level.count(level.cut(text)))
-            done += len(text)
-            yield Step("counting", done, total)
-        kept = counts if counts.fits else _chosen(request.data, counts)
-        return {token: n for token, n, _ in kept}
-
-
-def word_price(word: str) -> int:
-    """Bytes of memory that a word of a vocabulary takes."""
-    return WORD + LETTER * utf8_length(word)
-
-
-def _chosen(data: Data, counts: TokenCounts) -> list[Counted]:
-    """The words that get an id; those of a vocabulary that is too large are refused."""
-    least = data.min_freq or 0
-    prices: Counter[int] = Counter()  # of all words of a frequency
-    words = 0
-
-    def frequent() -> Iterator[Counted]:
-        nonlocal words
-        for counted in counts:
-            if counted.n >= least:
-                words += 1
-                prices[counted.n] += word_price(counted.token)
-                yield counted
-
-    kept = most_frequent(frequent(), ROOM, word_price, data.vocab_size or None)
-    if not words:  # one of them, for a refusal that says how frequent the most frequent is
-        return most_frequent(counts, ROOM, word_price, most=1)
-    if len(kept) < min(words, data.vocab_size or words):
-        raise _too_many(data, words, prices, len(kept))
-    return kept
-
-
-def _too_many(data: Data, words: int, prices: Counter[int], fit: int) -> UserError:
-    asked, mean = min(words, data.vocab_size or words), sum(prices.values()) // words
-    taken, least = 0, 0
-    for n in sorted(prices, reverse=True):
-        taken += prices[n]
-        if taken > ROOM:
-            least = n + 1
-            break
-    return UserError(
-        f"{asked:,} of the text's {data.level} tokens would get an id: at {mean} bytes each a "
-        f"vocabulary of {in_words(asked * mean)}, and {in_words(ROOM)} are set apart for it",
-        hint=f"--vocab-size {fit} has the most frequent ones"
-        + (f", --min-freq {least} all that occur as often" if least <= max(prices) else "")
-        + "; --level bpe needs no more than it is given",
-    )
-
-
-def _learned(
-    request: Request, stream: Stream, out: Path, total: int, level: Subwords
-) -> Generator[Step, None, Subwords]:
-    """A tokenizer; of its words, where they are too many to learn from, the most frequent."""
-    data = request.data
-    if data.tokenizer:
-        return level.learned("", data.vocab_size, data.tokenizer)
-    with TokenCounts(out, LEARNING_ROOM, learning_price) as counts:
-        done = 0
-        for text in _training_part(request, stream, total):
-            counts.add(level.stretches(text))
-            done += len(text)
-            yield Step("counting", done, total)
-            if done >= LEARN:
-                break
-        kept: Iterable[Counted] = counts
-        if not counts.fits:
-            short = (counted for counted in counts if len(counted.token) <= LONGEST_LEARNED)
-            kept = most_frequent(short, LEARNING_ROOM, learning_price)
-        return level.learned_of(((token, n) for token, n, _ in kept), data.vocab_size)
-
-
-def learning_price(word: str) -> int:
-    """Bytes of memory that a word takes while a tokenizer is learned from it."""
-    return LEARNING_LETTER * utf8_length(word)
-
-
-def _check_subwords(data: Data) -> None:
-    """Refuse a vocabulary of subwords that is too large, or too small, before anything is read."""
-    level = level_of(data.level)
-    if not isinstance(level, Subwords):
-        return
-    if data.tokenizer:
-        size = len(level.learned("", data.vocab_size, data.tokenizer).names)
-    else:
-        size = level.size_of(data.vocab_size)
-    if size * WORD > ROOM:
-        raise UserError(
-            f"{size:,} subwords at {WORD} bytes each are a vocabulary of {in_words(size * WORD)}, "
-            f"and {in_words(ROOM)} are set apart for it",
-            hint=f"--vocab-size {ROOM // WORD} at most; a few ten thousand are usual",
-        )
 
 
 # ---------------------------------------------------------------------- writing

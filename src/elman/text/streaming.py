@@ -15,6 +15,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ from typing import IO, Any, NamedTuple
 from elman.errors import MissingSource, UserError
 from elman.text import corpus
 from elman.text.datasets import DATASETS, named, path_of
+from elman.text.shards import is_prepared
 
 BLOCK = 1 << 20
 """Bytes read, and characters handed on, at a time."""
@@ -43,6 +45,15 @@ class Piece(NamedTuple):
 
     text: str | bytes
     ends: bool
+
+
+class Step(NamedTuple):
+    """How far a preparation (`preparation.py`) has come."""
+
+    stage: str  # measuring, counting, encoding
+    done: int  # characters (bytes at the byte level)
+    total: int | None
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,6 +189,11 @@ def _files(source: str) -> list[Path]:
             hint="write it into a file first",
         )
     corpus.check_no_run(path)  # whose metrics.jsonl would be read as a text
+    if is_prepared(path):
+        raise UserError(
+            f"{path} has been prepared already, and its text is not kept there",
+            hint=f"elman train {shlex.quote(str(path))} reads it; prepare takes files",
+        )
     found = sorted(file for file in path.rglob("*") if _kind(file) in KINDS and file.is_file())
     if not found:
         raise MissingSource(

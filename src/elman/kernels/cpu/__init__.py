@@ -5,15 +5,16 @@ product (or the lookup of ids), then the steps, threads splitting the batch; bac
 then each weight gradient as one large product. float32 and float64; weights in bfloat16, multiplied
 in pairs and summed in float32, where the processor has the instruction.
 
-`recurrence.py` is the kernel of the contract; `head.py`, `clip.py`, `steps.py` and `windows.py` are
-the other native entries. Every one checks the shape, device, type and layout of what it is handed
-before a pointer leaves Python (`library.py`).
+`recurrence.py` is the kernel of the contract; `head.py`, `clip.py`, `steps.py`, `travel.py` and
+`windows.py` are the other native entries. Every one checks the shape, device, type and layout of
+what it is handed before a pointer leaves Python (`library.py`).
 """
 
 from elman.kernels.cpu.clip import clip_norm
 from elman.kernels.cpu.library import DOUBLE, FLOAT, HALF
 from elman.kernels.cpu.recurrence import KERNEL, Cpu
 from elman.kernels.cpu.steps import Steps
+from elman.kernels.cpu.travel import norms_by_lag
 from elman.kernels.cpu.windows import Ends, Hidden, Windows
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "Steps",
     "Windows",
     "clip_norm",
+    "norms_by_lag",
 ]

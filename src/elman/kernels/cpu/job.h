@@ -81,8 +81,18 @@ struct Stack {
     int64_t kind, level;
 };
 
+/* Losses that go back through one layer, from each step to those before it: see travel.h. */
+struct Travel {
+    int64_t T, H, states, gates, first, lags, threads; /* losses of the steps from `first` ≥ `lags` on */
+    const void *pulls;                                 /* (T, H): of each loss on the h of its step */
+    const void *slopes;                                /* (T, states, gates, H): of each state by a_h of each gate */
+    const void *before;                                /* (T, states, states, H): by each state before, a_h held */
+    const void *W;                                     /* (gates·H, H) */
+    void *norms;                                       /* (T - first, lags + 1) */
+};
+
 /* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 3;
+constexpr int64_t INTERFACE = 4;
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 
@@ -92,6 +102,7 @@ struct Variant {
     int (*forward)(const Job *);
     int (*backward)(const Job *);
     int (*head)(const Head *);
+    int (*travel)(const Travel *);
     void (*linear)(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N);
     double (*sum_of_squares)(const void *x, int64_t n);
     void (*scale)(void *x, int64_t n, double factor);

@@ -21,6 +21,8 @@ OK, NO_MEMORY, BAD_ID = 0, 1, 2
 _GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths h_0 c_0 hs cs gates dhs dh_T dc_T xi"
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
 _HEAD = "hs W b targets nats dhs dW db"
+_TRAVEL_SIZES = "T H states gates first lags threads"
+_TRAVEL = "pulls slopes before W norms"
 KINDS = {torch.float32: FLOAT, torch.float64: DOUBLE, torch.bfloat16: HALF}
 
 
@@ -56,6 +58,15 @@ class HeadArguments(ctypes.Structure):
     ]
 
 
+class TravelArguments(ctypes.Structure):
+    """`struct Travel` of job.h: losses that go back through one layer."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _TRAVEL_SIZES.split()),
+        *((name, ctypes.c_void_p) for name in _TRAVEL.split()),
+    ]
+
+
 class StackArguments(ctypes.Structure):
     """`struct Stack` of job.h: layers that read one another."""
 
@@ -81,6 +92,7 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_forward": (INT, [_LAYER, INT, INT]),
     "elman_backward": (INT, [_LAYER, INT, INT]),
     "elman_head": (INT, [_HEAD_POINTER, INT, INT]),
+    "elman_travel": (INT, [ctypes.POINTER(TravelArguments), INT, INT]),
     "elman_clip": (REAL, [POINTER, POINTER, INT64, REAL, INT64, INT, INT]),
     "elman_step": (INT, [POINTER, INT64, POINTER, POINTER, POINTER, INT64, INT, INT]),
     "elman_call": (INT, [_STACK, *[POINTER] * 7]),
@@ -94,7 +106,7 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
 }
 """Every function of kernel.cpp and stack.cpp: what it returns and what it takes."""
 
-INTERFACE = 3
+INTERFACE = 4
 """Counted up here and in job.h whenever what an entry means changes."""
 NOT_BUILT = "it was not built: the installation found no working C++ compiler"
 REBUILD = "build it again: in elman's checkout, python setup.py build_ext --inplace --force"
@@ -108,7 +120,8 @@ def load(file: Path) -> ctypes.CDLL:
         if entry is None:
             raise OSError(f"it has no {name}")
         entry.restype, entry.argtypes = result, arguments
-    expected = [INTERFACE, *map(ctypes.sizeof, (LayerArguments, HeadArguments, StackArguments))]
+    structs = (LayerArguments, HeadArguments, StackArguments, TravelArguments)
+    expected = [INTERFACE, *map(ctypes.sizeof, structs)]
     interface = [library.elman_interface(which) for which in range(len(expected))]
     if interface != expected:
         raise OSError(f"its interface is {interface}, not {expected}")

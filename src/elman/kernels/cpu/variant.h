@@ -3,6 +3,7 @@
 #include "clip.h"
 #include "head.h"
 #include "masks.h"
+#include "travel.h"
 
 namespace {
 
@@ -32,5 +33,5 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 } // namespace
 
 extern const Variant VARIANT;
-const Variant VARIANT = {NAME,  forward,        backward, head,         few_linear,
-                         sum_of_squares, scale, squash<true>, squash<false>, keep};
+const Variant VARIANT = {NAME,           forward, backward,     head,          travel, few_linear,
+                         sum_of_squares, scale,   squash<true>, squash<false>, keep};

@@ -49,12 +49,13 @@ class Cuda:
         piece.check()
         cell, w, xs, state, lengths, noise = piece
         steps, batch = xs.shape[:2]
+        plan = _plan(cell, "forward", w, batch)
         hs, *cs = [s.new_empty(steps + 1, *s.shape) for s in state]
         gates = self.empty_gates(piece) if needs_gates else None
         with torch.cuda.device(xs.device), large_products(w.W_hh.dtype):
             inputs, ids = products.input_share(cell, w, xs)
             _launch(
-                _plan(cell, "forward", w, batch),
+                plan,
                 batch,
                 w.W_hh.contiguous(),
                 inputs,
@@ -63,7 +64,7 @@ class Cuda:
                 _integers(lengths),
                 dense(state[0]),
                 dense(state[1]) if cs else None,
-                hs,
+                awaited(plan, hs),
                 cs[0] if cs else None,
                 gates,
                 None,  # the last states are the tracks' ends
@@ -165,26 +166,36 @@ def compiled(plan: Plan, dtype: int) -> bytes:
 @functools.lru_cache(maxsize=1024)
 def prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) -> driver.Launch:
     function = driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
-    blocks, cluster = plan.groups(batch) * plan.cluster, 1 if plan.far else plan.cluster
+    blocks, cluster = plan.groups(batch) * plan.cluster, plan.neighbours
     config = driver.configuration(blocks, cluster, plan.threads, plan.shared_bytes, plan.far)
     return driver.Launch(function, config, arguments)
 
 
 def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: Tensor | int | None) -> None:
-    """Queue the kernel; its last argument but two is for flags, which a far group needs."""
+    """Queue the kernel."""
     assert plan is not None, "refuses() lets only jobs with a plan pass"
     device = W_hh.device.index
-    launch = prepared(plan, arithmetic(W_hh.dtype), batch, device, len(arguments) + 2)
-    *rest, steps, rows = [W_hh, *arguments]
-    values = [0 if a is None else a if isinstance(a, int) else a.data_ptr() for a in rest]
-    flags = flags_of(plan, batch, W_hh) if plan.far else None
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    launch(stream, [*values, 0 if flags is None else flags.data_ptr(), steps, rows])
+    launch = prepared(plan, arithmetic(W_hh.dtype), batch, device, len(arguments) + 1)
+    values = [0 if a is None else a if isinstance(a, int) else a.data_ptr() for a in arguments]
+    launch(torch._C._cuda_getCurrentRawStream(device), [W_hh.data_ptr(), *values])
 
 
-def flags_of(plan: Plan, batch: int, like: Tensor) -> Tensor:
-    """One number for each block: the step that it has stored. None yet."""
-    return like.new_zeros(plan.groups(batch) * plan.cluster, dtype=torch.int32)
+EMPTY = -1
+"""Of a far group's numbers, as int32: not stored yet (ptx.cuh)."""
+
+
+def awaited(plan: Plan | None, track: Tensor) -> Tensor:
+    """`track`, h or da of all steps, as the kernel has to find it: far.cuh waits for its values."""
+    if plan is not None and plan.far and not plan.spread:
+        track.view(torch.int32).fill_(EMPTY)
+    return track
+
+
+def shares_of(plan: Plan | None, batch: int, like: Tensor) -> Tensor | None:
+    """Where the blocks of a backward pass meet (spread.cuh), nothing there yet."""
+    if plan is None or not plan.spread:
+        return None
+    return like.new_zeros(plan.share_words(batch), dtype=torch.int32)
 
 
 def dense(x: Tensor) -> Tensor:
@@ -225,6 +236,7 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, 
     dhs, dstate, xi = pull.dhs, pull.dstate, pull.xi
     steps, batch = xs.shape[:2]
     blocks = cell.gates + len(cell.apart)
+    plan = _plan(cell, "backward", w, batch)
     das = trace.hs.new_empty(steps, batch, blocks * w.hidden_size)
     dh = trace.hs.new_empty(trace.hs.shape[1:], dtype=torch.float32)
     cs = trace.cs
@@ -233,7 +245,7 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, 
     own = own_arguments(cell, w, noise)
     weights = None if xi is None else xi.float()
     _launch(
-        _plan(cell, "backward", w, batch),
+        plan,
         batch,
         w.W_hh.contiguous(),
         trace.hs.contiguous(),
@@ -246,10 +258,11 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, 
         0 if weights is None else weights.stride(0),
         0 if weights is None or weights.dim() == 1 else weights.stride(1),
         _integers(lengths),
-        das,
+        awaited(plan, das),
         dh,
         dc,
         *([*own, down] if own else []),
+        shares_of(plan, batch, das),
         steps,
         batch,
     )

@@ -12,9 +12,11 @@
 //     lstm   dc += dh o (1 - tanh² c);  di df dg do;  dc' = dc f
 //
 // A row that has ended hands its gradient on untouched. Cells with one gate broadcast da, cells with
-// more scatter shares of dh, whichever is less; layers beyond a cluster read da from device memory.
+// more scatter shares of dh, whichever is less; beyond a cluster either goes by way of device memory.
 #define TRANSPOSED 1
-#if FAR
+#if FAR && PARTNERS
+#include "spread.cuh"
+#elif FAR
 #include "far.cuh"
 #elif CELL == 2 || CELL == 3 || CELL == 5 && OWN_GATES > 1
 #include "scatter.cuh"
@@ -92,7 +94,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
 #if CELL == OWN
          const float* numbers, const void* drawn, float* down_rows,
 #endif
-         u32* flags, int steps, int batch) {
+         float* shares, int steps, int batch) {
     const Place place = place_of(blockIdx.x);
     const int rank = place.rank, group = place.group;
 
@@ -153,18 +155,17 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
     for (int done = 0; done <= steps; done++) {
         const int t = steps - 1 - done;
         constexpr int WIDTH = STORED_DA * COLUMNS * BYTES;  // of one row of das
-        const Exchange exchange = {flags + place.team * CLUSTER, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH + place.head * (SIZE * BYTES), WIDTH,
+        const Exchange exchange = {shares + place.team * SHARES, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH + place.head * (SIZE * BYTES), WIDTH,
                                    batch - group * ROWS};
-        if (!FAR) fetch(done + AHEAD);
-        if (done > 0) collect(A, done, exchange);
-        if (FAR) fetch(done + AHEAD);
+        if (done > 0) collect(A, done, exchange, [&] { fetch(done + AHEAD); });
+        else fetch(AHEAD);
         copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
             const Item it = item(q, place, batch);
             if (!it.owned) continue;
             Values dh = {}, past[FIELDS], da[STORED_DA] = {};
-            if (done > 0) sum(dh, it, 0, done);
+            if (done > 0) sum(dh, it, 0, done, exchange);
 #pragma unroll
             for (int v = 0; v < WIDE; v++) dh[v] = scale(dh[v], weight_of_sum[q]) + pass[q][v];
             if (done == steps) {
@@ -198,7 +199,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
                 for (int v = 0; v < WIDE; v++) c[q][v] = past[STATE][v];
             Stored stored[STORED_DA];
 #pragma unroll
-            for (int g = 0; g < STORED_DA; g++) stored[g] = pack(da[g]);
+            for (int g = 0; g < STORED_DA; g++) stored[g] = told_from_empty(pack(da[g]));
 #pragma unroll
             for (int g = 0; g < GATES; g++) hand_on(stored[block_of(g)], it, g, done + 1, rank);
 #pragma unroll

@@ -20,11 +20,12 @@ from elman.kernels.contract import Job
 from elman.kernels.cuda import (
     _plan,
     arithmetic,
+    awaited,
     dense,
-    flags_of,
     large_products,
     own_arguments,
     prepared,
+    shares_of,
 )
 from elman.kernels.cuda.driver import Launch
 from elman.kernels.cuda.equations import body
@@ -62,7 +63,7 @@ class Prepared:
         self.wide = torch.promote_types(h.dtype, torch.float32)
         with torch.cuda.device(self.device):
             own = isinstance(self.cell, Described)
-            self.forward_launch = self._ready(job.layers[0], "forward", 17 if own else 15)
+            self.forward_launch = self._ready(job.layers[0], "forward", 16 if own else 14)
             self.backward_launch = self._ready(job.layers[0], "backward", 20 if own else 17)
         self.summed = self._summed() if self.biased and self.cell.apart else None
 
@@ -133,12 +134,11 @@ class Prepared:
         bias, bias_apart = self._biases(weights)
         own = self._own(weights)
         shares = torch.nn.functional.linear(xs, weights[0], bias)
-        hs = shares.new_empty(((steps + 1) * rows, hidden))
+        plan, launch = self.forward_launch
+        hs = awaited(plan, shares.new_empty(((steps + 1) * rows, hidden)))
         cs = hs.new_empty((len(hs), self.widths[1])) if two else None
         kept = body(self.cell).kept if keep else 0
         gates = shares.new_empty((steps, rows, kept * hidden)) if kept else None
-        plan, launch = self.forward_launch
-        flags = flags_of(plan, rows, hs) if plan.far else None
         launch(
             torch._C._cuda_getCurrentRawStream(self.device.index),
             (
@@ -155,7 +155,6 @@ class Prepared:
                 after[0],
                 after[1] if two else 0,
                 *(0 if t is None else t.data_ptr() for t in own),
-                0 if flags is None else flags.data_ptr(),
                 steps,
                 rows,
             ),
@@ -230,12 +229,12 @@ class Prepared:
         steps, rows, two = self.steps, self.rows, self.states > 1
         blocks = self.cell.gates + len(self.cell.apart)
         dys = None if dys is None else dense(dys)
-        das = kept.hs.new_empty((steps * rows, blocks * self.hidden))
+        plan, launch = self.backward_launch
+        das = awaited(plan, kept.hs.new_empty((steps * rows, blocks * self.hidden)))
         own, down = self._own(weights), None
         if self.cell.parameters:
             down = das.new_empty((rows, *weights[-1].shape), dtype=torch.float32)
-        plan, launch = self.backward_launch
-        flags = flags_of(plan, rows, das) if plan.far else None
+        meeting = shares_of(plan, rows, das)
         last, first = at[: self.states], at[self.states :]
         launch(
             torch._C._cuda_getCurrentRawStream(self.device.index),
@@ -253,7 +252,7 @@ class Prepared:
                 first[0] if first else 0,
                 first[1] if first and two else 0,
                 *(0 if t is None else t.data_ptr() for t in ([*own, down] if own else ())),
-                0 if flags is None else flags.data_ptr(),
+                0 if meeting is None else meeting.data_ptr(),
                 steps,
                 rows,
             ),

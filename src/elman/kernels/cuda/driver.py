@@ -55,18 +55,15 @@ class LaunchConfig(ctypes.Structure):
 def configuration(
     blocks: int, cluster: int, threads: int, shared_bytes: int, cooperative: bool = False
 ) -> LaunchConfig:
-    """A one-dimensional grid of `blocks`: in clusters of `cluster`, or all on the GPU at once."""
-    attribute = LaunchAttribute(id=CLUSTER_DIMENSION, value=(cluster, 1, 1))
+    """A one-dimensional grid of `blocks` in clusters of `cluster`; `cooperative`: all at once."""
+    attributes = []
+    if cluster > 1:  # not on GPUs that have no clusters
+        attributes.append(LaunchAttribute(id=CLUSTER_DIMENSION, value=(cluster, 1, 1)))
     if cooperative:
-        attribute = LaunchAttribute(id=COOPERATIVE, value=(1, 0, 0))
-    return LaunchConfig(
-        (blocks, 1, 1),
-        (threads, 1, 1),
-        shared_bytes,
-        None,
-        ctypes.pointer(attribute),
-        1 if cluster > 1 or cooperative else 0,  # no attribute on GPUs that have no clusters
-    )
+        attributes.append(LaunchAttribute(id=COOPERATIVE, value=(1, 0, 0)))
+    array = (LaunchAttribute * max(len(attributes), 1))(*attributes)
+    first = ctypes.cast(array, ctypes.POINTER(LaunchAttribute))
+    return LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared_bytes, None, first, len(attributes))
 
 
 class Function:

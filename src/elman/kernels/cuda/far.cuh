@@ -1,12 +1,12 @@
 // As gather.cuh, for layers that fit no cluster: the blocks of a group lie anywhere on the GPU, and each
 // reads the whole vector (h forward, da backward) from device memory, where it is stored anyway:
 //
-//     announce    a block has stored its units' new values: its flag says of which step
-//     stream      wait for all flags of the group, then copy the vector through shared memory chunk by
-//                 chunk (it comes from L2) while the chunk before is multiplied
+//     stream      copy the vector through shared memory chunk by chunk (it comes from L2) while the chunk
+//                 before is multiplied; what is still EMPTY is copied again
 //
-// The vector of a step has an address of its own, so no value is ever overwritten and the flags are the
-// only synchronisation. All blocks must be on the GPU at once: the launch is cooperative, or refused.
+// The vector of a step has an address of its own, filled with EMPTY before the launch, and no value is ever
+// overwritten: the values themselves say that they are there, and nothing else has to be waited for. All
+// blocks must be on the GPU at once: the launch is cooperative, or refused.
 #pragma once
 #include "recurrence.cuh"
 
@@ -22,11 +22,12 @@ constexpr int TOGETHER = ROW_TILES < 4 ? ROW_TILES : 4;  // row tiles multiplied
 
 static_assert(M % (16 * WARPS_M) == 0, "rows divide over the warps");
 static_assert(SIZE * BYTES % 16 == 0 && CHUNK_TILES % 2 == 0, "copies of 16 bytes, tiles in pairs");
-static_assert(CLUSTER <= THREADS && ROW_TILES % TOGETHER == 0, "a thread for every flag");
+static_assert(ROW_TILES % TOGETHER == 0 && THREADS % (WARPS_K * CHUNK_TILES * 2) == 0, "row tiles and rows in whole batches");
 
 // ---- the shared memory of a block: STAGES chunks of the vector (later the warps' partial sums), tiles of W, then the ring ---
 
 constexpr int PER_ROW = WARPS_K * CHUNK_TILES * 2;  // copies of 16 bytes
+constexpr int AT_ONCE = THREADS / PER_ROW;          // rows
 constexpr int PITCH = PER_ROW * 16 + 16;
 constexpr int PARTIAL_PITCH = M + 4;
 constexpr int STAGE_BYTES = STAGES * ROWS * PITCH, PARTIAL_BYTES = WARPS_K * ROWS * PARTIAL_PITCH * 4;
@@ -54,17 +55,39 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
     });
 }
 
-// Starts copying every warp's chunk `chunk` of the rows' vectors; zeros beyond the batch and the vector.
-DEVICE void start_chunk(int chunk, const Exchange& from) {
+// Starts copying every warp's chunk `chunk` of the rows' vectors, zeros beyond the batch and the vector; AGAIN,
+// what has been copied before it was there. Whether there was anything to copy.
+template <bool AGAIN>
+DEVICE bool start_chunk(int chunk, const Exchange& from) {
+    const int piece = threadIdx.x % PER_ROW, slice = piece / (2 * CHUNK_TILES);
+    const int byte = (slice * K_TILES + chunk * CHUNK_TILES) * 32 + piece % (2 * CHUNK_TILES) * 16;
+    const int gate = byte / (SIZE * BYTES), block = block_of(gate);
+    const char* vector = from.vectors + block * (COLUMNS * BYTES) + byte % (SIZE * BYTES);
+    bool any = false;
 #pragma unroll
-    for (int n = 0; n < (ROWS * PER_ROW + THREADS - 1) / THREADS; n++) {
-        const int i = n * THREADS + threadIdx.x, row = i / PER_ROW, slice = i % PER_ROW / (2 * CHUNK_TILES);
-        const int byte = (slice * K_TILES + chunk * CHUNK_TILES) * 32 + i % (2 * CHUNK_TILES) * 16;
-        if (ROWS * PER_ROW % THREADS && row >= ROWS) break;
+    for (int n = 0; n < (ROWS + AT_ONCE - 1) / AT_ONCE; n++) {
+        const int row = n * AT_ONCE + threadIdx.x / PER_ROW;
+        if (ROWS % AT_ONCE && row >= ROWS) break;
+        char* to = stage(chunk, row) + piece * 16;
+        if constexpr (AGAIN) {
+            u32 copied_before[4];
+            load_words(copied_before, to);
+            if (!any_empty(copied_before)) continue;
+        }
         const bool real = row < from.rows && byte < SUMMED;
-        const int gate = byte / (SIZE * BYTES), block = block_of(gate);
-        const char* source = from.vectors + (real ? (i64)row * from.pitch + block * (COLUMNS * BYTES) + byte % (SIZE * BYTES) : 0);
-        start_copy_past_l1(stage(chunk, row) + i % PER_ROW * 16, source, real);
+        start_copy_past_l1(to, real ? vector + row * from.pitch : from.vectors, real);
+        any = true;
+    }
+    return any;
+}
+
+// Copies a chunk, already copied once, until all of it is there.
+DEVICE void complete_chunk(int chunk, const Exchange& from) {
+    const long long start = clock64();
+    while (start_chunk<true>(chunk, from)) {
+        mark_copies();
+        copied<0>();
+        lose_patience(start);
     }
 }
 
@@ -99,25 +122,28 @@ DEVICE void multiply_chunk(float (&d)[CHAINS][ROW_TILES][M_TILES][4], const Matr
 
 DEVICE void open_exchange() {}
 
-// Waits until every block of the group has stored what step `use` reads (step 0 reads what was there), and
-// multiplies it.
-DEVICE void collect(const Matrix& A, int use, const Exchange& from) {
-    if (use > 0) {
-        if (threadIdx.x < CLUSTER) wait_for_flag(from.flags + threadIdx.x, use);
-        __syncthreads();
-    }
+// Multiplies what step `use` reads, as soon as it is there (step 0 reads what was there before), and fetches what a
+// later step needs while the last chunk is multiplied: no wait for a chunk may be one for slower device memory.
+template <class Fetch>
+DEVICE void collect(const Matrix& A, int use, const Exchange& from, Fetch fetch) {
     float d[CHAINS][ROW_TILES][M_TILES][4] = {};
+    start_chunk<false>(0, from);  // alone, until it is there: all blocks asking for all chunks would keep L2 from storing them
+    mark_copies();
+    copied<0>();
+    if (use > 0) complete_chunk(0, from);
 #pragma unroll
-    for (int chunk = 0; chunk < STAGES - 1; chunk++) {
-        if (chunk < CHUNKS) start_chunk(chunk, from);
+    for (int chunk = 1; chunk < STAGES - 1; chunk++) {
+        if (chunk < CHUNKS) start_chunk<false>(chunk, from);
         mark_copies();
     }
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         copied<STAGES - 2>();
+        if (use > 0 && chunk > 0) complete_chunk(chunk, from);
         __syncthreads();  // all threads' copies are here, and all have done with the chunk whose place is filled next
-        if (chunk + STAGES - 1 < CHUNKS) start_chunk(chunk + STAGES - 1, from);
+        if (chunk + STAGES - 1 < CHUNKS) start_chunk<false>(chunk + STAGES - 1, from);
         mark_copies();
+        if (chunk == CHUNKS - 1) fetch();
         multiply_chunk(d, A, chunk);
     }
     __syncthreads();  // the chunks are read: their place is the sums' now
@@ -137,13 +163,10 @@ DEVICE void collect(const Matrix& A, int use, const Exchange& from) {
 }
 
 // W times the vector, for one gate of an item.
-DEVICE void sum(Values& a, const Item& it, int gate, int use) { gather(a, partials(0, it.row) + gate * UNITS + it.unit, WARPS_K, ROWS * PARTIAL_PITCH); }
+DEVICE void sum(Values& a, const Item& it, int gate, int use, const Exchange&) { gather(a, partials(0, it.row) + gate * UNITS + it.unit, WARPS_K, ROWS * PARTIAL_PITCH); }
 
 // The caller stores the values where the others read them.
 DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) {}
 
-// After the items of all threads: they are stored, and step `use` may read them.
-DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange& from) {
-    __syncthreads();
-    if (threadIdx.x == 0) raise_flag(from.flags + rank, use);
-}
+// After the items of all threads: their sums are read, and the chunks may come back to their place.
+DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange& from) { __syncthreads(); }

@@ -78,7 +78,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
 #if CELL == OWN
         const float* numbers, const void* drawn,
 #endif
-        u32* flags, int steps, int batch) {
+        int steps, int batch) {
     const Place place = place_of(blockIdx.x);
     const int rank = place.rank, group = place.group;
 
@@ -135,11 +135,9 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
 
     for (int t = 0; t < steps; t++) {
         const char* vectors = t ? (const char*)hs + (i64)t * batch * (COLUMNS * BYTES) : (const char*)h_first;
-        const Exchange exchange = {flags + place.team * CLUSTER, vectors + (i64)group * ROWS * (COLUMNS * BYTES) + place.head * (SIZE * BYTES), COLUMNS * BYTES,
+        const Exchange exchange = {nullptr, vectors + (i64)group * ROWS * (COLUMNS * BYTES) + place.head * (SIZE * BYTES), COLUMNS * BYTES,
                                    vectors ? batch - group * ROWS : 0};
-        if (!FAR) fetch(t + AHEAD);
-        collect(A, t, exchange);
-        if (FAR) fetch(t + AHEAD);
+        collect(A, t, exchange, [&] { fetch(t + AHEAD); });
         copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
@@ -149,7 +147,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
             Kept kept = {};
 #pragma unroll
             for (int g = 0; g < GATES; g++) {
-                sum(a[g], it, g, t);
+                sum(a[g], it, g, t, exchange);
                 Inputs::take(x[g], t, g, q);
             }
 #pragma unroll
@@ -165,7 +163,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
 #else
             if (t < length[q]) act(a, x, b_n[q], h_new, c_new[0], kept);
 #endif
-            const Stored stored = pack(h_new);
+            const Stored stored = told_from_empty(pack(h_new));
             if (t + 1 < steps) hand_on(stored, it, 0, t + 1, rank);
             unpack(stored, h[q]);  // what was stored; c alone stays in fp32 from step to step
 #pragma unroll

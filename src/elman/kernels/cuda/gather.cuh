@@ -87,14 +87,16 @@ DEVICE void open_exchange() {
 }
 
 // Receives what step `use` reads (step 0 reads what is there) and multiplies.
-DEVICE void collect(const Matrix& A, int use, const Exchange&) {
+template <class Fetch>
+DEVICE void collect(const Matrix& A, int use, const Exchange&, Fetch fetch) {
+    fetch();
     if (use > 0) receive(use, EXPECTED);
     multiply(A, use % 2);
     __syncthreads();
 }
 
 // W times the vector, for one gate of an item.
-DEVICE void sum(Values& a, const Item& it, int gate, int use) { gather(a, partials(use % 2, 0, it.row) + gate * UNITS + it.unit, WARPS_K, ROWS * PARTIAL_PITCH); }
+DEVICE void sum(Values& a, const Item& it, int gate, int use, const Exchange&) { gather(a, partials(use % 2, 0, it.row) + gate * UNITS + it.unit, WARPS_K, ROWS * PARTIAL_PITCH); }
 
 // Gives new values of an item to step `use`.
 DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) {

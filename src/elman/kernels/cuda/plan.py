@@ -3,8 +3,8 @@
 The hidden units are cut into `cluster` slices, one per SM, and each SM's share of the recurrent
 matrix into tiles of 16 rows by 32 bytes over its warps; the batch is cut into groups of `rows`.
 A group is a cluster of SMs that write into each other's memory, or, for larger layers, any number
-of SMs that meet in device memory (far.cuh). Every way that fits is priced with a small model of the
-machine, and the cheapest taken.
+of SMs that meet in device memory (far.cuh, spread.cuh). Every way that fits is priced with a small
+model of the machine, and the cheapest taken.
 """
 
 from __future__ import annotations
@@ -21,17 +21,23 @@ WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
 CLUSTERS = range(1, 17)
 FAR_ROWS = (8, 16, 32, 64)
-CHUNKS = ((2, 3), (4, 2), (4, 3), (8, 2), (8, 3), (16, 2), (16, 3))
+PARTNERS = range(1, 9)
+CHUNKS = ((4, 2), (4, 4), (8, 2), (8, 3), (8, 4), (16, 2), (16, 4))
 """Of a far group: tiles of one warp that are read at a time, and how many chunks are in flight."""
 
 # Microseconds per step: always; per tile of one warp; more if it lies in shared memory; per value
 # a thread reads from device memory; per partial sum; per delivery; per KB that arrives.
 GATHER_PRICES = (0.26, 0.0156, 0.0042, 0.0092, 0.0047, 0.0186, 0.0191)
 SCATTER_PRICES = (0.79, 0.0057, 0.0129, 0.0071, 0.0064, 0.0, 0.0303)
-# Of a far group, over 124 plans (10% rms): always; per tile of one warp; per reading of one from
-# shared memory; per value a thread reads from device memory; per partial sum; per chunk; per KB of
-# the vector; per KB that an SM reads on average; for waiting, by the group's share of all SMs.
-FAR_PRICES = (1.387, 0.0081, 0.0068, 0.0578, 0.0073, 0.0245, 0.0095, 0.0179, 0.607)
+# Of a far group, over 381 plans (9% rms): always; per tile of one warp; per reading of one from
+# shared memory; per value a thread reads from device memory; per partial sum; per wait for chunks
+# that were not asked for at once; per KB of the vector; per KB that an SM reads on average.
+FAR_PRICES = (0.776, 0.004, 0.0148, 0.0689, 0.0023, 0.0422, 0.0271, 0.0191)
+# Of a far group of teams, over 265 plans (7% rms): always; per tile of one warp; per reading of one
+# from shared memory; per share that a thread adds up; per KB of da that a team has; per KB of
+# shares that an SM stores and reads on average.
+SPREAD_PRICES = (1.094, 0.0022, 0.0261, 0.0301, 0.0741, 0.0277)
+DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 SMS = 132  # of the GPU on which prices were measured
 
 
@@ -50,6 +56,7 @@ class Plan:
     chunk: int = 0  # tiles of one warp that a far group reads at a time; 0: a cluster
     stages: int = 0  # chunks in shared memory
     heads: int = 1  # blocks along W_hh's diagonal, each run by groups of its own
+    partners: int = 0  # SMs of a far group that share their da; 0: each reads the whole vector
 
     @property
     def hidden(self) -> int:
@@ -62,13 +69,23 @@ class Plan:
 
     @property
     def far(self) -> bool:
-        """far.cuh: the SMs of a group meet in device memory."""
-        return self.chunk > 0
+        """The SMs of a group meet in device memory (far.cuh, spread.cuh)."""
+        return self.chunk > 0 or self.spread
+
+    @property
+    def spread(self) -> bool:
+        """spread.cuh: teams of SMs share their da, and store shares of dh."""
+        return self.partners > 0
+
+    @property
+    def neighbours(self) -> int:
+        """SMs that write into each other's shared memory: a hardware cluster."""
+        return max(self.partners, 1) if self.far else self.cluster
 
     @property
     def gathers(self) -> bool:
         """Every SM has the whole vector (gather.cuh, far.cuh). Else it has all the sums."""
-        return self.far or self.forward or self.cell.gates == 1
+        return not self.spread and (self.far or self.forward or self.cell.gates == 1)
 
     @property
     def threads(self) -> int:
@@ -77,6 +94,8 @@ class Plan:
     @property
     def m(self) -> int:
         """Rows of the SM's slice of the matrix."""
+        if self.spread:
+            return 16 * -(-self.size // (16 * self.partners))
         if not self.gathers:
             return self.hidden
         return self.units * (self.cell.gates if self.forward else 1)
@@ -89,7 +108,7 @@ class Plan:
     @property
     def k_tiles(self) -> int:
         """Tiles of one warp along the sum: whole chunks, or an even number."""
-        if self.far:
+        if self.chunk:
             return -(-self.summed * self.element // (32 * self.warps_k * self.chunk)) * self.chunk
         return -(-self.summed * self.element // (64 * self.warps_k)) * 2
 
@@ -97,14 +116,16 @@ class Plan:
     def summed(self) -> int:
         """Elements of the vector that an SM multiplies its slice with."""
         if not self.gathers:
-            return self.cell.gates * self.units
+            return self.cell.gates * self.units * max(self.partners, 1)
         return self.size if self.forward else self.cell.gates * self.size
 
     @property
     def register_tiles(self) -> int:
-        taken = (
-            0 if not self.far else 10 if self.m_tiles * self.rows >= 64 else 4
-        )  # by sums, addresses
+        if not self.far:
+            return min(self.m_tiles * self.k_tiles, REGISTER_TILES)
+        crowd = 2 * min(self.rows, 32) if self.spread else self.m_tiles * self.rows
+        taken = 10 if crowd >= 64 else 6 if crowd >= 32 else 4  # by sums, addresses
+        taken += 4 * self.spread
         return min(self.m_tiles * self.k_tiles, REGISTER_TILES - taken)
 
     @property
@@ -114,9 +135,9 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """As laid out in gather.cuh, scatter.cuh and far.cuh; the kernels assert it."""
+        """As laid out in gather.cuh, scatter.cuh, far.cuh, spread.cuh; the kernels assert it."""
         summed = self.warps_k * self.k_tiles * 32
-        if self.far:
+        if self.chunk:
             chunks = self.stages * self.rows * (self.warps_k * self.chunk * 32 + 16)
             vectors = max(chunks, 4 * self.warps_k * self.rows * (self.m + 4))
             sums = 0  # they take the chunks' place
@@ -125,7 +146,7 @@ class Plan:
             sums = 4 * 2 * self.warps_k * self.rows * (self.m + 4)
         else:
             vectors = 2 * self.rows * (summed + 16)
-            sums = 4 * 2 * self.cluster * self.rows * (self.units + 4)
+            sums = 0 if self.spread else 4 * 2 * self.cluster * self.rows * (self.units + 4)
         tiles = 512 * WARPS * self.shared_tiles
         return 16 + vectors + sums + tiles + self._ring_bytes + 4 * self._numbers * self.units
 
@@ -174,21 +195,42 @@ class Plan:
 
     def far_microseconds(self, batch: int) -> float:
         """Of one step of a far group; all groups read at once and share what L2 can give."""
+        if self.spread:
+            return self._spread_microseconds(batch)
         row_tiles = self.rows // 8
         _, items, wide = self._items
         vector = self.rows * self.summed * self.element / 1024
+        chunks = self.k_tiles // self.chunk
         work = (
             1,
             self.m_tiles * self.k_tiles * row_tiles,
             self.shared_tiles * -(-row_tiles // 4),
             items * wide * self._fields,
             items * wide * self.warps_k * self.m // self.units,
-            self.k_tiles // self.chunk,
+            -(-(chunks - 1) // (self.stages - 1)),
             vector,
             vector * self.groups(batch) * self.cluster / SMS,
-            self.cluster / SMS,
         )
         return sum(amount * price for amount, price in zip(work, FAR_PRICES, strict=True))
+
+    def _spread_microseconds(self, batch: int) -> float:
+        row_tiles, teams = self.rows // 8, self.cluster // self.partners
+        _, items, wide = self._items
+        shares = min(self.rows, batch) * (self.m + teams * self.units) * 4 / 1024
+        work = (
+            1,
+            self.m_tiles * self.k_tiles * row_tiles,
+            self.shared_tiles * -(-row_tiles // 4),
+            items * wide * teams,
+            self.rows * self.summed * self.element / 1024 if self.partners > 1 else 0,
+            shares * self.groups(batch) * self.cluster / SMS,
+        )
+        return sum(amount * price for amount, price in zip(work, SPREAD_PRICES, strict=True))
+
+    def share_words(self, batch: int) -> int:
+        """Floats of the shares of dh that the groups of spread.cuh keep in device memory."""
+        teams = self.cluster // self.partners
+        return self.groups(batch) * 2 * teams * self.rows * self.partners * self.m
 
     def groups(self, batch: int) -> int:
         return -(-batch // self.rows) * self.heads
@@ -211,6 +253,7 @@ class Plan:
             "FAR": int(self.far),
             "CHUNK_TILES": self.chunk,
             "STAGES": self.stages,
+            "PARTNERS": self.partners,
             "PATIENCE": 1 << 35,  # cycles: some 17 seconds
         }
 
@@ -237,13 +280,15 @@ def cheapest(
 
     def price(p: Plan) -> float:
         if p.far:
-            return p.far_microseconds(batch)
+            return DOUBT * p.far_microseconds(batch)
         return -(-p.groups(batch) // machine.clusters[p.cluster]) * p.microseconds
 
     def plans() -> Iterator[Plan]:
         for heads in cuts_along_the_diagonal(cell.heads, size):
             yield from fitting(cell, direction, size, element, machine, heads)
             yield from far_plans(cell, direction, size, element, batch, machine, heads)
+            if direction == "backward":
+                yield from spread_plans(cell, size, element, batch, machine, heads)
 
     return min(plans(), key=price, default=None)
 
@@ -306,6 +351,27 @@ def far_plans(
             if CLUSTERS[-1] < blocks <= most and plan.m * warps_k % (16 * WARPS) == 0:
                 for chunk, stages in CHUNKS:
                     plan = replace(plan, chunk=chunk, stages=stages)
-                    crowded = plan.m_tiles * rows > 64 or plan.m_tiles * plan.k_tiles > 160
+                    crowded = plan.m_tiles * rows > 96 or plan.m_tiles * plan.k_tiles > 160
                     if not crowded and plan.shared_bytes <= machine.shared_bytes:
                         yield plan
+
+
+def spread_plans(
+    cell: Cell, size: int, element: int, batch: int, machine: Machine, heads: int = 1
+) -> Iterator[Plan]:
+    """Every plan of far groups made of teams, for a backward pass; all on the machine at once."""
+    size //= heads
+    if size * element % 16:  # an item is there or is not
+        return
+    for rows, partners in itertools.product(FAR_ROWS, PARTNERS):
+        most = machine.clusters.get(partners, 0) // (-(-batch // rows) * heads)
+        for units in range(8, size, 4):
+            teams = -(-size // (units * partners))
+            blocks = teams * partners
+            plan = Plan(
+                cell, "backward", size, element, blocks, rows, units, 1, 0, 0, heads, partners
+            )
+            fits = plan.m_tiles * plan.k_tiles <= 160 and plan.shared_bytes <= machine.shared_bytes
+            whole = cell.gates * units * element % 16 == 0  # da is copied 16 bytes at a time
+            if CLUSTERS[-1] < blocks and teams <= most and fits and whole:
+                yield plan

@@ -270,20 +270,36 @@ DEVICE void deliver(u32 address, const u32 (&w)[WORDS], u32 mailbox) {
 #undef ST_ASYNC
 }
 
-// ---- blocks anywhere on the GPU: a flag in device memory says which step a block has stored ---------------
+// ---- blocks anywhere on the GPU: a word of device memory is EMPTY until its writer has stored it --------------
 
-// What the thread, and those it met at a barrier before, have stored is seen by whoever sees the flag.
-DEVICE void raise_flag(u32* flag, u32 step) {
-    asm volatile("fence.acq_rel.gpu;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(step) : "memory");
+constexpr u32 EMPTY = 0xffffffffu;  // a NaN, but none that arithmetic makes
+
+// A word as it may be stored where EMPTY means something: a NaN that came from outside becomes another.
+DEVICE u32 not_empty(u32 word) { return word == EMPTY ? 0x7fffffffu : word; }
+
+template <int WORDS>
+DEVICE bool any_empty(const u32 (&w)[WORDS]) {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) any |= w[i] == EMPTY;
+    return any;
 }
 
-// A flag that is never raised ends the kernel with an error after PATIENCE cycles, not in a hang.
-DEVICE void wait_for_flag(const u32* flag, u32 step) {
-    const long long start = clock64();
-    for (;;) {
-        u32 seen;
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-        if (seen >= step) return;
-        if (clock64() - start > PATIENCE) asm volatile("trap;");
-    }
+// Words that another SM may be writing, or will read: from L2 and to L2.
+template <int WORDS>
+DEVICE void load_words_past_l1(u32 (&w)[WORDS], const void* address) {
+    if constexpr (WORDS == 2) asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(address) : "memory");
+    if constexpr (WORDS == 4)
+        asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(address) : "memory");
+}
+template <int WORDS>
+DEVICE void store_words_past_l1(void* address, const u32 (&w)[WORDS]) {
+    if constexpr (WORDS == 2) asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(w[0]), "r"(w[1]) : "memory");
+    if constexpr (WORDS == 4)
+        asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+
+// A word that is never stored ends the kernel with an error after PATIENCE cycles, not in a hang.
+DEVICE void lose_patience(long long start) {
+    if (clock64() - start > PATIENCE) asm volatile("trap;");
 }

@@ -140,6 +140,13 @@ DEVICE Item item(int q, const Place& place, int batch) {
     return it;
 }
 
+// What may be stored where EMPTY means that nothing has been.
+DEVICE Stored told_from_empty(Stored values) {
+#pragma unroll
+    for (int w = 0; w < Stored::WORDS; w++) values.word[w] = FAR ? not_empty(values.word[w]) : values.word[w];
+    return values;
+}
+
 // The sum of `count` arrays of floats in shared memory, `stride` floats apart, always in the same order.
 DEVICE void gather(Values& sum, const float* from, int count, int stride) {
 #pragma unroll
@@ -198,19 +205,26 @@ DEVICE void load_numbers(int at, const float* from, const Place& place) {
 
 // ---- between blocks -------------------------------------------------------------------------------
 
-// Where a step's vectors lie if they are read from device memory (FAR, far.cuh); else unused.
+// Where blocks meet in device memory (FAR); else unused.
 struct Exchange {
-    u32* flags;           // of the group's blocks
-    const char* vectors;  // of the group's first row
+    float* shares;        // of dh, of the group (spread.cuh)
+    const char* vectors;  // of the group's first row (far.cuh)
     i64 pitch;            // bytes from row to row
     int rows;             // of the batch, from there on
 };
+
+// Blocks that write into each other's shared memory: a group, or of a far group those that share their da.
+constexpr int NEIGHBOURS = !FAR ? CLUSTER : PARTNERS > 0 ? PARTNERS : 1;
+
+// Of spread.cuh: shares of a unit; tiles of units in one block's share; units of a row; floats of a group.
+constexpr int TEAMS = CLUSTER / NEIGHBOURS, TILES_EACH = (SIZE + 16 * NEIGHBOURS - 1) / (16 * NEIGHBOURS), SHARE_WIDTH = 16 * NEIGHBOURS * TILES_EACH;
+constexpr i64 SHARES = (i64)2 * TEAMS * ROWS * SHARE_WIDTH;
 
 // Two mailboxes at the start of shared memory, one for each buffer.
 DEVICE u32 mailbox(int buffer) { return shared_address(shared) + 8 * buffer; }
 
 DEVICE void open_mailboxes(u32 bytes) {
-    if constexpr (CLUSTER > 1) {
+    if constexpr (NEIGHBOURS > 1) {
         if (threadIdx.x == 0) {
             mailbox_open(mailbox(0)), mailbox_open(mailbox(1));
             mailboxes_visible();
@@ -220,9 +234,9 @@ DEVICE void open_mailboxes(u32 bytes) {
     }
 }
 
-// Waits for what step `use` (counted from 1) reads, `bytes` in all from the whole group.
+// Waits for what step `use` (counted from 1) reads, `bytes` in all from all neighbours.
 DEVICE void receive(int use, u32 bytes) {
-    if constexpr (CLUSTER > 1) {
+    if constexpr (NEIGHBOURS > 1) {
         mailbox_wait(mailbox(use % 2), (use - 1) / 2 % 2);
         if (threadIdx.x == 0) mailbox_expect(mailbox(use % 2), bytes);
     }
@@ -231,14 +245,38 @@ DEVICE void receive(int use, u32 bytes) {
 // Writes words to `place` in the shared memory of block `to`.
 template <int WORDS>
 DEVICE void send(void* place, const u32 (&w)[WORDS], int buffer, int to) {
-    if constexpr (CLUSTER == 1) store_words(place, w);
+    if constexpr (NEIGHBOURS == 1) store_words(place, w);
     else deliver(in_block(shared_address(place), to), w, in_block(mailbox(buffer), to));
 }
 
 // No block may leave while another can still write into its shared memory.
 DEVICE void leave() {
-    if constexpr (CLUSTER > 1 && !FAR) cluster_barrier();
+    if constexpr (NEIGHBOURS > 1) cluster_barrier();
 }
+
+// One tile of shares of dh. mma leaves a thread two rows of each of two units; by two swaps with its neighbours
+// it comes to have four units of one row, 16 bytes.
+struct FourUnits {
+    u32 word[4];
+    int row, unit;  // inside the tile
+
+    __device__ __forceinline__ explicit FourUnits(const float (&d)[4]) {
+        const int lane = threadIdx.x % 32, odd = lane / 4 % 2, upper = lane / 8 % 2;
+        float pair[2][2];  // of the lower and the upper eight units: two units of row 2 (lane % 4) + odd
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float even_row = d[2 * half], odd_row = d[2 * half + 1];
+            const float swapped = __shfl_xor_sync(~0u, odd ? even_row : odd_row, 4);
+            pair[half][0] = odd ? swapped : even_row, pair[half][1] = odd ? odd_row : swapped;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float swapped = __shfl_xor_sync(~0u, upper ? pair[0][i] : pair[1][i], 8);
+            word[i] = __float_as_uint(upper ? swapped : pair[0][i]), word[2 + i] = __float_as_uint(upper ? pair[1][i] : swapped);
+        }
+        row = lane % 4 * 2 + odd, unit = 8 * upper + lane / 16 * 4;
+    }
+};
 
 DEVICE void clear(void* from, int bytes) {
     for (int i = threadIdx.x; i < bytes / 16; i += THREADS) ((uint4*)from)[i] = make_uint4(0, 0, 0, 0);

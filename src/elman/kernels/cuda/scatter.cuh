@@ -51,25 +51,11 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
     });
 }
 
-// Sends one tile of shares. mma leaves a thread two rows of each of two units; by two swaps with its
-// neighbours it comes to have four units of one row, one delivery of 16 bytes.
+// Sends one tile of shares, each row of it as one delivery of 16 bytes.
 DEVICE void scatter(const float (&d)[4], int tile, int row_tile, int buffer, int rank) {
-    const int lane = threadIdx.x % 32, odd = lane / 4 % 2, upper = lane / 8 % 2;
-    float pair[2][2];  // of the lower and the upper eight units: two units of row 2 (lane % 4) + odd
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const float even_row = d[2 * half], odd_row = d[2 * half + 1];
-        const float swapped = __shfl_xor_sync(~0u, odd ? even_row : odd_row, 4);
-        pair[half][0] = odd ? swapped : even_row, pair[half][1] = odd ? odd_row : swapped;
-    }
-    u32 four[4];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float swapped = __shfl_xor_sync(~0u, upper ? pair[0][i] : pair[1][i], 8);
-        four[i] = __float_as_uint(upper ? swapped : pair[0][i]), four[2 + i] = __float_as_uint(upper ? pair[1][i] : swapped);
-    }
-    const int unit = tile % (UNITS / 16) * 16 + 8 * upper + lane / 16 * 4;
-    send(share(buffer, rank, row_tile * 8 + lane % 4 * 2 + odd) + unit, four, buffer, tile / (UNITS / 16));
+    const FourUnits four(d);
+    const int unit = tile % (UNITS / 16) * 16 + four.unit;
+    send(share(buffer, rank, row_tile * 8 + four.row) + unit, four.word, buffer, tile / (UNITS / 16));
 }
 
 DEVICE void multiply_and_scatter(const Matrix& A, int use, int rank) {
@@ -117,10 +103,14 @@ DEVICE void open_exchange() {
 }
 
 // Receives the shares that step `use` reads.
-DEVICE void collect(const Matrix& A, int use, const Exchange&) { receive(use, EXPECTED); }
+template <class Fetch>
+DEVICE void collect(const Matrix& A, int use, const Exchange&, Fetch fetch) {
+    fetch();
+    receive(use, EXPECTED);
+}
 
 // W' times all gates' da, for one item.
-DEVICE void sum(Values& dh, const Item& it, int gate, int use) { gather(dh, share(use % 2, 0, it.row) + it.unit, CLUSTER, ROWS * SHARE_PITCH); }
+DEVICE void sum(Values& dh, const Item& it, int gate, int use, const Exchange&) { gather(dh, share(use % 2, 0, it.row) + it.unit, CLUSTER, ROWS * SHARE_PITCH); }
 
 // Puts one gate's da of an item where the multiplication finds it.
 DEVICE void hand_on(Stored da, const Item& it, int gate, int use, int rank) {

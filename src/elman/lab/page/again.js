@@ -16,11 +16,21 @@ export function doAgain(...texts) {
     h("button", {
       className: "plain",
       onclick: async (event) => {
-        await navigator.clipboard.writeText(text);
-        event.target.textContent = t("Copied");
+        if (await copied(text)) event.target.textContent = t("Copied");
+        else getSelection().selectAllChildren(event.target.previousSibling); // for Ctrl-C
       },
     }, t("Copy")),
   ]));
+}
+
+// Browsers let a page copy only from this machine or over https.
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 export function lede(sentence, ...equations) {

@@ -42,17 +42,32 @@ function header() {
     h("button", { id: "language", onclick: () => { speak(spoken() === "zh" ? "en" : "zh"); render(); } }, spoken() === "zh" ? "English" : "中文"));
 }
 
+// One line for each run, kept while it is listed: what is clicked or has the focus must not be replaced.
+const rows = new Map(), listed = h("div", {});
+
+function row(run) {
+  if (!rows.has(run.id)) rows.set(run.id, h("div", { className: "run" }, h("span", {}), h("a", {}, run.id), h("small", {})));
+  const line = rows.get(run.id), [state, link, words] = line.children;
+  line.dataset.open = place().run === run.id;
+  state.className = `state ${run.state}`;
+  state.title = t(run.state);
+  link.href = `#${new URLSearchParams({ ...place(), run: run.id, view: place().view ?? "train" })}`;
+  words.textContent = describe(run);
+  return line;
+}
+
 function list() {
-  const chosen = place().run;
-  const top = side.scrollTop;
-  side.replaceChildren(
-    h("div", { className: "row" }, h("h2", {}, t("Runs")), h("a", { id: "new", href: "#" }, `+ ${t("New")}`)),
-    ...(runs.length ? [] : [h("p", { className: "soft" }, t("No runs yet"))]),
-    ...runs.map((run) => h("div", { className: "run", "data-open": chosen === run.id },
-      h("span", { className: `state ${run.state}`, title: t(run.state) }),
-      h("a", { href: `#${new URLSearchParams({ ...place(), run: run.id, view: place().view ?? "train" })}` }, run.id),
-      h("small", {}, describe(run)))));
-  side.scrollTop = top;
+  for (const id of rows.keys()) if (!runs.some((run) => run.id === id)) rows.delete(id);
+  const lines = runs.map(row), focus = document.activeElement;
+  if (lines.length === listed.children.length && lines.every((line, i) => line === listed.children[i])) return;
+  listed.replaceChildren(...(lines.length ? lines : [h("p", { className: "soft" }, t("No runs yet"))]));
+  if (listed.contains(focus)) focus.focus();
+}
+
+function sidebar() {
+  side.replaceChildren(h("div", { className: "row" }, h("h2", {}, t("Runs")), h("a", { id: "new", href: "#" }, `+ ${t("New")}`)), listed);
+  listed.replaceChildren();
+  list();
 }
 
 function describe(run) {
@@ -74,13 +89,14 @@ function gone(home, run) {
 
 function render() {
   const { run, view } = place();
+  const redrawn = open === `${run}/${view}`; // in another language, in another light
   header();
-  list();
+  sidebar();
   close();
   main.replaceChildren();
   open = `${run}/${view}`;
   const context = {
-    id: run, about,
+    id: run, about, redrawn,
     fail: (problem) => { if (!run || runs.some((r) => r.id === run)) fail(problem); },
     others: () => runs.filter((r) => r.kind === "text" && !r.problem && r.options).map((r) => r.id),
     live: () => runs.find((r) => r.id === run) ?? {},
@@ -116,6 +132,7 @@ const moved = async () => {
   if (open !== before) scrollTo(0, 0);
 };
 onMove(moved);
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); }); // the address says where one is
 theme(localStorage.getItem("elman-theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 try {
   about = await get("/api/about");

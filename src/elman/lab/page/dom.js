@@ -21,8 +21,21 @@ export function equation(text) {
   }));
 }
 
+// A field that runs as the first letters in it do. (dir="auto" takes a minute for a line of 5 MB.)
+const FROM_THE_RIGHT = /^[^\p{L}]*[\u0590-\u08FF\uFB1D-\uFDFF\uFE70-\uFEFF]/u;
+
+export function field(props) {
+  const made = h("textarea", { spellcheck: false, ...props });
+  const turn = () => { made.dir = FROM_THE_RIGHT.test(made.value.slice(0, 200)) ? "rtl" : "ltr"; };
+  made.addEventListener("input", turn);
+  made.put = (text) => { made.value = text; turn(); };
+  turn();
+  return made;
+}
+
 export function visible(token) {
-  return token.replace(/[ \n\t]/g, (c) => ({ " ": "␣", "\n": "↵", "\t": "⇥" })[c]);
+  const named = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍" };
+  return token.replace(/[\s\p{Cc}\p{Cf}\u{FE00}-\u{FE0F}]/gu, (c) => named[c] ?? "◌"); // joiners, marks of direction: something, too
 }
 
 export function number(value, digits = 3) {
@@ -30,6 +43,18 @@ export function number(value, digits = 3) {
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential(1);
   if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
   return Number(value.toPrecision(digits)).toString();
+}
+
+// Numbers with their names: [name, value, key]; written anew only where they have changed.
+export function showTiles(home, list) {
+  const same = list.length === home.children.length && list.every(([, , key], i) => home.children[i].dataset.key === key);
+  if (!same) home.replaceChildren(...list.map(([, , key]) => h("div", { className: "tile", "data-key": key }, h("b", {}, ""), h("span", {}, ""))));
+  list.forEach(([name, value], i) => [value, name].forEach((text, j) => write(home.children[i].children[j], text)));
+}
+
+// Text is laid out anew whenever it is set, even to what it was.
+export function write(element, text) {
+  if (element.textContent !== String(text)) element.textContent = text;
 }
 
 export function percent(value) {
@@ -63,11 +88,14 @@ export function larger() {
 // A canvas with as many dots as the screen has, however large it is drawn.
 export function sharp(canvas, width, height) {
   const dots = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * dots);
-  canvas.height = Math.round(height * dots);
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
+  const size = [Math.round(width * dots), Math.round(height * dots)];
+  if (canvas.width !== size[0] || canvas.height !== size[1]) { // else its memory would be made anew
+    [canvas.width, canvas.height] = size;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
   const context = canvas.getContext("2d");
   context.setTransform(dots, 0, 0, dots, 0, 0);
+  context.clearRect(0, 0, width, height);
   return context;
 }

@@ -2,8 +2,8 @@
 
 import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
-import { equation, h, number, percent, visible } from "./dom.js";
-import { place, go } from "./place.js";
+import { equation, field, h, number, percent, visible } from "./dom.js";
+import { place, go, remember } from "./place.js";
 import { t } from "./words.js";
 
 // Surprise in one colour, an activation in two: below and above zero.
@@ -21,8 +21,10 @@ function legend(from, to, signed, unit) {
 }
 
 export function inside(home, { id, fail }) {
-  let tokens = [];
-  const text = h("textarea", { rows: 5, "aria-label": t("Text"), spellcheck: false, value: sessionStorage.getItem(`inside-${id}`) ?? "" });
+  let tokens = [], closed = false;
+  const latest = { text: 0, place: 0 }; // of questions that show their answers in the same place only the last one counts
+  const asked = (where) => { const own = (latest[where] += 1); return () => !closed && own === latest[where]; };
+  const text = field({ rows: 5, "aria-label": t("Text"), value: sessionStorage.getItem(`inside-${id}`) ?? "" });
   const shown = h("div", { className: "text", id: "coloured" }), summary = h("p", { className: "soft", role: "status" }), key = h("div", {});
   const unit = h("input", { type: "number", min: 0, value: place().unit ?? 0, "aria-label": t("Unit") });
   const signals = [["quotes", "inside quotes"], ["line", "line length"], ["brackets", "bracket depth"], ["capitals", "capitals"], ["pattern", "a pattern:"]];
@@ -30,12 +32,14 @@ export function inside(home, { id, fail }) {
   const pattern = h("input", { type: "text", className: "short", value: "the", hidden: true, "aria-label": t("a pattern:") });
   const foundHome = h("div", { className: "row" }), nextHome = h("div", {}, h("p", { className: "soft" }, t("Click a token: what the model expected there, beside Kneser–Ney; and where its state was alike."))), similarHome = h("div", {}), again = h("div", {});
   const ask = async (kind, more, show) => {
-    sessionStorage.setItem(`inside-${id}`, text.value);
+    remember(`inside-${id}`, text.value);
+    const counts = asked("text");
     try {
       const answer = await post(at(id, `/inside/${kind}`), { text: text.value, ...more });
+      if (!counts()) return;
       show(answer);
       again.replaceChildren(doAgain(answer.again));
-    } catch (problem) { fail(problem); }
+    } catch (problem) { if (counts()) fail(problem); }
   };
 
   function colour(values, scale, signed, label) {
@@ -70,16 +74,18 @@ export function inside(home, { id, fail }) {
 
   async function choose(i) {
     [...shown.children].forEach((cell, j) => cell.toggleAttribute("data-chosen", i === j));
-    const before = tokens.slice(0, i + 1).join("");
+    const before = tokens.slice(0, i + 1).join(""), whole = tokens.join(""), counts = asked("place");
     try {
       const expected = await post(at(id, "/inside/next"), { text: before });
+      if (!counts()) return;
       nextHome.replaceChildren(h("h3", {}, `${t("What comes next")}: …${visible(tokens[i])}`), h("div", { className: "columns" },
         bars(t("this model"), expected.model, ""), bars("Kneser–Ney", expected.counting, "second")));
-      const { positions } = await post(at(id, "/inside/similar"), { text: text.value, at: i });
+      const { positions } = await post(at(id, "/inside/similar"), { text: whole, at: i });
+      if (!counts()) return;
       similarHome.replaceChildren(h("h3", {}, t("Similar places")), h("table", {}, h("tbody", {}, positions.map((p) =>
         h("tr", {}, h("td", {}, number(p.cosine)), h("td", {}, h("span", { className: "text" }, `…${p.text}`)))))));
       again.replaceChildren(doAgain(expected.again));
-    } catch (problem) { fail(problem); }
+    } catch (problem) { if (counts()) fail(problem); }
   }
 
   home.append(
@@ -98,8 +104,8 @@ export function inside(home, { id, fail }) {
     again);
   const first = () => (place().unit ? activation(Number(place().unit)) : surprise());
   if (text.value) first();
-  else get(at(id, "/look/excerpt")).then((some) => { if (document.activeElement !== text) text.value ||= some.text; if (text.value) first(); }).catch(fail);
-  return () => {};
+  else get(at(id, "/look/excerpt")).then((some) => { if (closed) return; if (document.activeElement !== text) text.put(text.value || some.text); if (text.value) first(); }).catch((problem) => { if (!closed) fail(problem); });
+  return () => { closed = true; };
 }
 
 export function bars(title, list, kind) {

@@ -3,7 +3,7 @@
 import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { Chart } from "./chart.js";
-import { equation, h, larger, number, percent, sharp, style, unpacked, visible } from "./dom.js";
+import { equation, h, larger, number, percent, sharp, showTiles, style, unpacked, visible, write } from "./dom.js";
 import { go, place } from "./place.js";
 import { t } from "./words.js";
 
@@ -124,7 +124,7 @@ export function microscope(home, { id, fail, live }) {
     context.textAlign = "right";
     for (let k = 0; k < lags; k += lags > 40 ? 16 : 8) context.fillText(k, left - 6, k * row + 9 * larger());
     context.textAlign = "center";
-    const names = frame.tokens.slice(frame.first + 1).map((token) => (token.length > LONGEST ? `${visible(token).slice(0, LONGEST - 1)}…` : visible(token)));
+    const names = frame.tokens.slice(frame.first + 1).map((token) => ([...token].length > LONGEST ? `${visible([...token].slice(0, LONGEST - 1).join(""))}…` : visible(token)));
     const every = Math.ceil(Math.max(9 * larger(), ...names.map((name) => (name.length > 1 ? context.measureText(name).width + 5 : 0))) / cell);
     for (let i = 0; i < losses(); i += every) context.fillText(names[i], left + (i + 0.5) * cell, height - 6);
     colourStrip(most);
@@ -133,11 +133,18 @@ export function microscope(home, { id, fail, live }) {
   // The text in a row of cells; those that the chosen loss reaches are as bright as its gradient there.
   function writeStrip() {
     const cuts = new Set(edges(window_));
-    strip.classList.toggle("spaced", frame.tokens.some((token) => token.length > 1));
-    strip.replaceChildren(...frame.tokens.map((token, s) => h("span", { className: cuts.has(s) ? "edge" : "", title: `${s}` }, visible(token))));
+    strip.classList.toggle("spaced", frame.tokens.some((token) => [...token].length > 1));
+    if (strip.children.length !== frame.tokens.length) strip.replaceChildren(...frame.tokens.map((_, s) => h("span", { title: `${s}` })));
+    frame.tokens.forEach((token, s) => {
+      write(strip.children[s], visible(token));
+      strip.children[s].classList.toggle("edge", cuts.has(s));
+    });
   }
   function colourStrip(most) {
     const chosen = hovered === null ? null : frame.norms[hovered];
+    if (!chosen && !strip.dataset.coloured) return;
+    if (chosen) strip.dataset.coloured = "yes";
+    else delete strip.dataset.coloured;
     [...strip.children].forEach((cell, s) => {
       cell.style.backgroundColor = cell.style.color = "";
       cell.classList.remove("loss");
@@ -161,16 +168,16 @@ export function microscope(home, { id, fail, live }) {
       !frame.truncates && t("Carry {0} does not cut at the edges of windows: the dashed line is where truncation would.", frame.carry),
     ].filter(Boolean).join(" ");
     how.hidden = !how.textContent;
-    tiles.replaceChildren(...[
+    showTiles(tiles, [
       [t("step"), frame.step.toLocaleString("en"), "step"],
       [frame.truncates ? t("cut off") : t("would be cut off"), percent(1 - keeps), "cut"],
       [t("half lies within"), `${least}${frame.half} ${t(frame.half === 1 ? "step" : "steps")}`, "half"],
       [t("window that keeps 90 %"), least + frame.keep90, "keep90"],
       [t("window that keeps 99 %"), least + frame.keep99, "keep99"],
       [t("saturated"), percent(frame.saturation), "saturated"],
-    ].map(([name, value, key]) => h("div", { className: "tile", "data-key": key }, h("b", {}, value), h("span", {}, name))));
-    words.textContent = t("half of the gradient lies within {0}, 90 % within {1} steps; a window of {2} keeps {3}",
-      more + frame.half, more + frame.ninety, window_, (frame.settled ? "" : `${t("at most")} `) + percent(keeps));
+    ]);
+    write(words, t("half of the gradient lies within {0}, 90 % within {1} steps; a window of {2} keeps {3}",
+      more + frame.half, more + frame.ninety, window_, (frame.settled ? "" : `${t("at most")} `) + percent(keeps)));
   }
 
   function setWindow(value) {
@@ -237,8 +244,9 @@ export function microscope(home, { id, fail, live }) {
         const norms = unpacked(now.norms);
         frame = { ...now, norms, most: norms.reduce((most, row) => row.reduce((a, b) => (b > a && b < Infinity ? b : a), most), 0) };
         seen.hidden = false;
-        slider.max = 2 * (norms[0].length - 1);
+        slider.max = now.kept.length;
         setWindow(moved ? window_ : now.window);
+        if (window_ === now.window && place().cut) keep(); // it is trained with by now
         pictures = [...pictures.slice(-20), performance.now()];
       }
       sayRate(now.every);

@@ -15,6 +15,11 @@ export function go(changes, quietly = false) {
   else location.hash = hash;
 }
 
+// For when one comes back; what is too long to be kept is not.
+export function remember(name, text) {
+  try { sessionStorage.setItem(name, text); } catch { sessionStorage.removeItem(name); }
+}
+
 export function onMove(listener) { listeners.add(listener); }
 
 window.addEventListener("hashchange", () => listeners.forEach((listener) => listener()));

@@ -1,11 +1,13 @@
 // Start in five seconds: a text, a corpus, or a file, and a small model trains at once.
 
 import { post } from "./api.js";
-import { h } from "./dom.js";
+import { field, h } from "./dom.js";
 import { go } from "./place.js";
 import { t } from "./words.js";
 
+const NAMED = 100; // characters of a text in which its first words are looked for
 let chosen = null; // what the form says, while it is open
+let draft = {}; // what was typed into it: another language must not cost one one's text
 
 async function send(about, text, name) {
   let blob = new Blob([text]);
@@ -25,19 +27,20 @@ export async function begin(about, text, name, corpus, options) {
 }
 
 export function start(home, { about, fail }) {
-  const text = h("textarea", { rows: 9, placeholder: t("Paste some text here…"), "aria-label": t("Text"), spellcheck: false });
+  const text = field({ rows: 9, placeholder: t("Paste some text here…"), "aria-label": t("Text") });
   const corpus = h("select", { "aria-label": t("or a corpus") },
     h("option", { value: "" }, t("my own text")), about.corpora.map((name) => h("option", { value: name }, name)));
   const model = h("select", {}, about.options.model.choices.filter((m) => m !== "mlp").map((m) => h("option", { value: m, selected: m === about.small.model }, m)));
-  const field = (value, min) => h("input", { type: "number", min, value, placeholder: t("auto") });
-  const hidden = field(about.small.hidden_size, 1), window_ = field("", 1), epochs = field("", 1);
+  const number = (value, min) => h("input", { type: "number", min, value, placeholder: t("auto") });
+  const hidden = number(about.small.hidden_size, 1), window_ = number("", 1), epochs = number("", 1);
   const level = h("select", {}, about.options.level.choices.filter((l) => l !== "spaced").map((l) => h("option", { value: l, selected: l === "char" }, t(l))));
   const carry = h("select", {}, about.options.carry.choices.map((c) => h("option", { value: c }, c)));
   const file = h("input", { type: "file", multiple: true, accept: "text/*,.txt,.md,.tex,.csv,.json,.xml,.html,.log", onchange: () => trainOn([...file.files].map((f) => [f, false]), own(), about, fail).then(() => { file.value = ""; }) });
   const button = h("button", { className: "main", id: "start", onclick: () => launch() }, t("Start training"));
 
   const own = (chosen = () => {
-    const options = { model: model.value, hidden_size: Number(hidden.value), carry: carry.value };
+    const options = { model: model.value, carry: carry.value };
+    if (hidden.value) options.hidden_size = Number(hidden.value);
     if (level.value !== "char") options.level = level.value;
     if (window_.value) options.window = Number(window_.value);
     if (epochs.value) options.epochs = Number(epochs.value);
@@ -46,9 +49,12 @@ export function start(home, { about, fail }) {
 
   async function launch() {
     button.disabled = true;
-    const name = text.value.trim().split(/[\s\p{P}]+/u).filter(Boolean).slice(0, 3).join(" ");
+    const name = text.value.slice(0, 10 * NAMED).trim().slice(0, NAMED).split(/[\s\p{P}]+/u).filter(Boolean).slice(0, 3).join(" ");
     try {
-      go({ run: await begin(about, text.value, name, corpus.value, own()), view: "train" });
+      const run = await begin(about, text.value, name, corpus.value, own());
+      draft = {};
+      text.value = "";
+      go({ run, view: "train" });
     } catch (problem) {
       fail(problem);
     }
@@ -63,8 +69,15 @@ export function start(home, { about, fail }) {
     h("div", { className: "row" },
       h("label", {}, t("tokens"), level), h("label", {}, t("model"), model), h("label", {}, t("hidden units"), hidden), h("label", {}, t("window"), window_),
       h("label", {}, t("passes"), epochs), h("label", {}, t("carry"), carry))));
+  const fields = { text, corpus, level, model, hidden, window_, epochs, carry };
+  for (const [name, value] of Object.entries(draft)) fields[name].value = value;
+  text.put(text.value);
+  text.addEventListener("input", () => { if (text.value) corpus.value = ""; }); // what was typed last is what is meant
   text.focus();
-  return () => { if (chosen === own) chosen = null; };
+  return () => {
+    draft = Object.fromEntries(Object.entries(fields).map(([name, { value }]) => [name, value]));
+    if (chosen === own) chosen = null;
+  };
 }
 
 // Each file that is dropped anywhere starts a training on it, as the form says where it is open.

@@ -3,7 +3,7 @@
 import { at, get, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
 import { Chart, joined } from "./chart.js";
-import { bytes, equation, h, number, percent } from "./dom.js";
+import { bytes, equation, h, number, percent, showTiles } from "./dom.js";
 import { place, go } from "./place.js";
 import { t } from "./words.js";
 
@@ -105,13 +105,13 @@ export function train(home, { id, about, fail, others }) {
     const clip = controls.options.clip;
     norm.set(story.curve("updates", "gradient_norm"), clip ? [{ value: clip, label: `θ = ${clip}`, colour: "--held-out" }] : [], marks.map((m) => ({ ...m, label: "" })));
     const last = story.updates.at(-1), held = story.result ?? story.validations.at(-1);
-    tiles.replaceChildren(...[
+    showTiles(tiles, [
       [t("step"), last ? last.step.toLocaleString("en") : "–", "step"],
       [t("progress"), last ? percent(last.progress) : "–", "progress"],
       [t("training perplexity"), number(last?.perplexity), "perplexity"],
       [t("held-out perplexity"), number(held?.perplexity, 5), "held-out"],
       [t("tokens per second"), last ? number(last.tokens_per_second) : "–", "speed"],
-    ].map(([name, value, key]) => h("div", { className: "tile", "data-key": key }, h("b", {}, value), h("span", {}, name))));
+    ]);
     const written = story.samples.at(-1);
     sample.textContent = written ? written.text : "…";
     sampleAt.textContent = written ? t("after {0} updates", written.step.toLocaleString("en")) : "";

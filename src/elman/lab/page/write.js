@@ -2,13 +2,16 @@
 
 import { at, get, lines, post } from "./api.js";
 import { doAgain, lede } from "./again.js";
-import { equation, h, percent, visible } from "./dom.js";
-import { go, place } from "./place.js";
+import { equation, field, h, percent, visible } from "./dom.js";
+import { go, place, remember } from "./place.js";
 import { t } from "./words.js";
 
-export function write(home, { id, fail }) {
-  let tokens = [], stopping = null, branches = [], wanted = 0;
-  const prompt = h("textarea", { rows: 2, "aria-label": t("Prompt"), spellcheck: false, value: sessionStorage.getItem(`write-${id}`) ?? "", onchange: () => sessionStorage.setItem(`write-${id}`, prompt.value) });
+const left = new Map(); // what was written in a run, and stays when the view is drawn anew
+
+export function write(home, { id, fail, redrawn }) {
+  let { tokens = [], branches = [], wanted = 0, begun = "", goesOn = false } = left.get(id) ?? {}; // begun: the prompt of what is written
+  let stopping = null, closed = false, asked = 0;
+  const prompt = field({ rows: 2, "aria-label": t("Prompt"), value: sessionStorage.getItem(`write-${id}`) ?? "", onchange: () => remember(`write-${id}`, prompt.value) });
   const shown = h("div", { className: "text", id: "written" }), choices = h("div", {}), branchHome = h("div", { className: "row" }), again = h("div", {});
   const kept = (name, usual) => ({ value: place()[name] ?? usual, onchange: (e) => go({ [name]: Number(e.target.value) === usual ? null : e.target.value }, true) });
   const slide = (name, min, max, step, usual) => {
@@ -24,7 +27,9 @@ export function write(home, { id, fail }) {
     tokens = [];
     branches = [];
     wanted = Number(length.value);
-    shown.replaceChildren(h("span", { className: "soft" }, prompt.value));
+    begun = prompt.value;
+    redraw();
+    showBranches();
     run();
   }
   // A choice moved: what is written stays, the rest is asked for anew.
@@ -33,10 +38,10 @@ export function write(home, { id, fail }) {
   async function run() {
     const own = (stopping = new AbortController());
     button.textContent = t("Stop");
-    const asked = { prompt: prompt.value + tokens.join(""), length: Math.max(1, wanted - tokens.length), seed: Number(seed.value),
+    const question = { prompt: begun + tokens.join(""), length: Math.max(1, wanted - tokens.length), seed: Number(seed.value),
       temperature: Number(temperature.input.value), top_k: Number(topK.input.value), top_p: Number(topP.input.value) };
     try {
-      for await (const line of lines(at(id, "/write"), asked, own.signal)) {
+      for await (const line of lines(at(id, "/write"), question, own.signal)) {
         if (own.signal.aborted) return;
         if (line.again) again.replaceChildren(doAgain(line.again));
         else add(line.text);
@@ -54,19 +59,23 @@ export function write(home, { id, fail }) {
   function redraw() {
     const kept = tokens;
     tokens = [];
-    shown.replaceChildren(h("span", { className: "soft" }, prompt.value));
+    asked += 1; // what is still on its way is about another text
+    choices.replaceChildren();
+    shown.replaceChildren(h("span", { className: "soft" }, begun));
     kept.forEach(add);
   }
 
   async function choose(i) {
     halt();
     [...shown.children].forEach((cell, j) => cell.toggleAttribute("data-chosen", j === i + 1));
+    const own = (asked += 1);
     try {
-      const { model, again: how } = await post(at(id, "/inside/next"), { text: prompt.value + tokens.slice(0, i).join("") });
+      const { model, again: how } = await post(at(id, "/inside/next"), { text: begun + tokens.slice(0, i).join("") });
+      if (closed || own !== asked) return;
       choices.replaceChildren(h("h3", {}, t("Instead of {0}", `“${visible(tokens[i].trim() || tokens[i])}”`)), ...model.map(({ token, p }) =>
         h("button", { className: "choice", onclick: () => branch(i, token) }, `${visible(token)}  ${percent(p)}`)));
       again.replaceChildren(doAgain(how));
-    } catch (problem) { fail(problem); }
+    } catch (problem) { if (!closed) fail(problem); }
   }
 
   function branch(i, token) {
@@ -80,7 +89,8 @@ export function write(home, { id, fail }) {
   }
 
   function showBranches() {
-    branchHome.replaceChildren(h("span", { className: "soft" }, t("Branches")), ...branches.map((kept, n) =>
+    branchHome.replaceChildren();
+    if (branches.length) branchHome.replaceChildren(h("span", { className: "soft" }, t("Branches")), ...branches.map((kept, n) =>
       h("button", { onclick: () => { halt(); branches[n] = tokens; tokens = kept; redraw(); showBranches(); } }, `${n + 1}: …${kept.slice(-12).join("")}`)));
   }
 
@@ -91,6 +101,15 @@ export function write(home, { id, fail }) {
       prompt,
       h("div", { className: "row" }, temperature.label, topK.label, topP.label, h("label", {}, t("length"), length), h("label", {}, t("seed"), seed), button),
       shown, h("p", { className: "soft" }, t("Click a token to see what else it could have been, and to branch from there.")), branchHome, choices, again));
-  get(at(id, "/look/excerpt")).then((some) => { if (document.activeElement !== prompt) prompt.value ||= some.prompt; }).catch(fail);
-  return halt;
+  get(at(id, "/look/excerpt")).then((some) => { if (document.activeElement !== prompt) prompt.put(prompt.value || some.prompt); }).catch((problem) => { if (!closed) fail(problem); });
+  if (tokens.length) {
+    redraw();
+    showBranches();
+    if (goesOn && redrawn && tokens.length < wanted) run(); // in another language, in another light
+  }
+  return () => {
+    left.set(id, { tokens, branches, wanted, begun, goesOn: stopping !== null });
+    closed = true;
+    halt();
+  };
 }
