@@ -2,23 +2,25 @@
 
     python benchmarks/forecasting.py [--series 100] [--sets NAME …] [--rivals NAME …]
                                      [--cutoffs 3] [--json FILE [--missing]] [--limit SECONDS]
-    python benchmarks/forecasting.py --json FILE --table
+    python benchmarks/forecasting.py --json FILE --table | --pairs
 
 Sets: sunspots and airline from the package, monthly CO2 at Mauna Loa and the yearly Nile from
 statsmodels where it is installed, and five simulated ones with known answers: seasonal, trend,
 regime change, intermittent, driven by an input. Every forecaster sees a series up to a cutoff and
 is scored on the 12 steps after it: three cutoffs for a single series (`--cutoffs` for more, 12
-steps apart), one for a simulated set. MASE and CRPS (from the same 15 quantiles, in units of the
-seasonal naive error) are means over series, cutoffs and steps. Coverage is that of 80 %
-intervals: of what came and, for simulated series, of 1,000 draws of what could have come, because
-errors of one future go together (of a random walk a hundred futures say as much as some 150
-coins). Peers that are not installed are left out, and said so. `--json` keeps what an earlier run
-wrote there about other sets and rivals, so that slow peers need not be run again; with
-`--missing` only what that file lacks is run, so a stopped run goes on. Forecasters are fitted
-again at every cutoff, the peers' networks at the first one and then shown what has come, as
-neuralforecast's own cross_validation does by default. One that has not ended a set after
-`--limit` processor seconds gets a row that says so. `--quick` is a smoke test: few series, no
-peers' networks. The published times are of one thread: OMP_NUM_THREADS=1.
+steps apart, as far as half of the series is left), one for a simulated set. MASE and CRPS (from
+the same 15 quantiles, in units of the seasonal naive error) are means over series, cutoffs and
+steps. Coverage is that of 80 % intervals: of what came and, for simulated series, of 1,000 draws
+of what could have come, because errors of one future go together (of a random walk a hundred
+futures say as much as some 150 coins). Peers that are not installed are left out, and said so.
+`--json` keeps what an earlier run wrote there about other sets and rivals, so that slow peers need
+not be run again; with `--missing` only what that file lacks is run, so a stopped run goes on.
+Forecasters are fitted again at every cutoff, the peers' networks at the first one and then shown
+what has come, as neuralforecast's own cross_validation does by default. One that has not ended a
+set after `--limit` processor seconds gets a row that says so. `--pairs` shows by how much elman
+differs from each rival, cutoff by cutoff, with the standard error of the mean of those
+differences. `--quick` is a smoke test: few series, no peers' networks. The published times are of
+one thread: OMP_NUM_THREADS=1.
 """
 
 import argparse
@@ -128,7 +130,7 @@ def _start() -> Any:
 
 
 def sets(count: int, seed: int, cutoffs: int = 3) -> dict[str, Set]:
-    found = {name: Set(series.load(name), cutoffs) for name in ("sunspots", "airline")}
+    single = {name: series.load(name)[0] for name in ("sunspots", "airline")}
     if find_spec("statsmodels"):
         import statsmodels.api as sm
 
@@ -136,10 +138,9 @@ def sets(count: int, seed: int, cutoffs: int = 3) -> dict[str, Set]:
         co2 = datasets.co2.load_pandas().data["co2"].resample("MS").mean().interpolate()
         nile = datasets.nile.load_pandas().data["volume"].to_numpy()
         clock = Clock(co2.index[0].to_pydatetime(), Frequency("month"))
-        found["co2"] = Set(
-            [Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)], cutoffs
-        )
-        found["nile"] = Set([Series("nile", nile[:, None], ("volume",))], cutoffs)
+        single["co2"] = Series("co2", co2.to_numpy()[:, None], ("co2",), None, 12, clock)
+        single["nile"] = Series("nile", nile[:, None], ("volume",))
+    found = {name: Set([s], min(cutoffs, len(s) // (2 * STEPS))) for name, s in single.items()}
     return found | simulated(count, seed=seed)
 
 
@@ -258,7 +259,11 @@ def held(truth: NDArray[np.float64], quantiles: NDArray[np.float64], level: int)
     return float(((low <= truth) & (truth <= high)).mean())
 
 
-def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, float]:
+Row = dict[str, Any]
+"""What one rival did on one set: numbers by name, and `errors`, the MASE of each forecast."""
+
+
+def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> Row:
     """MASE, CRPS in the same units, coverage of 80 %, and the time: of the clock, of the CPU."""
     errors, crps, inside = [], [], []
     expected: dict[int, list[float]] = {80: [], 95: []}
@@ -283,6 +288,7 @@ def score(given: Set, predict: Callable[[list[Series]], Forecast]) -> dict[str, 
         "coverage_80": float(np.mean(inside)),
         "seconds": time.perf_counter() - begun,
         "cpu_seconds": time.process_time() - worked,
+        "errors": [round(float(e), 4) for e in errors],
     }
 
 
@@ -302,9 +308,7 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def row_of(
-    given: Set, predict: Callable[[list[Series]], Forecast], limit: float
-) -> dict[str, float]:
+def row_of(given: Set, predict: Callable[[list[Series]], Forecast], limit: float) -> Row:
     """A rival's score, or after how many processor seconds it was stopped."""
     try:
         with limited(limit):
@@ -327,7 +331,7 @@ def rows_of(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def summary(results: dict[str, dict[str, dict[str, float]]]) -> str:
+def summary(results: dict[str, dict[str, Row]]) -> str:
     """On how many sets each rival is the best, or within 2 % of it; and the time of all."""
     lines = [
         f"\n{'best or within 2 %':20}{'MASE':>8}{'CRPS':>8}{'sets':>6}{'seconds':>9}{'of CPU':>9}"
@@ -344,7 +348,7 @@ def summary(results: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
+def markdown(results: dict[str, dict[str, Row]]) -> str:
     """All results as the table of docs/forecasting.md: MASE, CRPS; bold is best or within 2 %."""
     rivals = list(dict.fromkeys(r for rows in results.values() for r in rows))
     lines = ["| | " + " | ".join(rivals) + " |", "|---" * (len(rivals) + 1) + "|"]
@@ -364,6 +368,33 @@ def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def difference(row: Row, rival: Row) -> tuple[float, float]:
+    """How much higher a row's MASE is than a rival's, and the standard error of that.
+
+    Of the mean of d_i = e_i - r_i over the same cutoffs and series, s / √n: what both find hard
+    cancels.
+    """
+    d = np.subtract(row["errors"], rival["errors"])
+    return float(d.mean()), float(d.std(ddof=1) / np.sqrt(len(d)))
+
+
+def pairs(results: dict[str, dict[str, Row]]) -> str:
+    """elman's MASE less that of each rival, ± a standard error, as Markdown; bold: beyond two."""
+    rivals = list(dict.fromkeys(r for rows in results.values() for r in rows if r != "elman"))
+    lines = ["| | pairs | " + " | ".join(rivals) + " |", "|---" * (len(rivals) + 2) + "|"]
+    for name, rows in results.items():
+        own = rows["elman"]
+        cells = [_apart(own, rows[r]) if "errors" in rows.get(r, {}) else "" for r in rivals]
+        lines.append(f"| {name} | {len(own['errors'])} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _apart(own: Row, rival: Row) -> str:
+    d, noise = difference(own, rival)
+    shown = f"{d:+.3f} ± {noise:.3f}"
+    return f"**{shown}**" if abs(d) > 2 * noise else shown
+
+
 def main() -> None:
     rivals = {"elman": ("elman", ours)} | PEERS
     parser = argparse.ArgumentParser(description="Forecasters against their peers")
@@ -377,11 +408,14 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="only what FILE does not have")
     parser.add_argument("--limit", type=float, default=900, help="processor seconds for one set")
     parser.add_argument("--table", action="store_true", help="only show FILE, as Markdown")
+    parser.add_argument("--pairs", action="store_true", help="only show FILE's differences")
     arguments = parser.parse_args()
-    if (arguments.table or arguments.missing) and arguments.json is None:
-        parser.error("--table and --missing need --json FILE")
-    if arguments.table:
-        print(markdown(json.loads(arguments.json.read_text())["results"]))
+    shown = {markdown: arguments.table, pairs: arguments.pairs}
+    if (any(shown.values()) or arguments.missing) and arguments.json is None:
+        parser.error("--table, --pairs and --missing need --json FILE")
+    for table in (table for table, asked in shown.items() if asked):
+        print(table(json.loads(arguments.json.read_text())["results"]))
+    if any(shown.values()):
         return
     warnings.filterwarnings("ignore")  # the peers' own: convergence, deprecations, few workers
     for name in ("pytorch_lightning", "lightning_fabric"):

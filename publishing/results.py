@@ -268,7 +268,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "chunked-h200": chunked,
     "chunked-cpu": chunked,
     "forecasting": forecasting,
-    "forecasting-co2": forecasting,
+    "forecasting-cutoffs": forecasting,
     "compression": compression,
     "defaults": defaults,
 }

@@ -264,6 +264,17 @@ def test_promotions_that_are_known_ahead_move_the_forecast(capsys, tmp_path, mod
     np.testing.assert_allclose(mean, 20 + 9 * promo + week, atol=1.5)
 
 
+def test_two_columns_tell_series_apart_again_in_newer_data(capsys, tmp_path):
+    rows = [(r, s, d, 9 * s + k % 7) for r in "ab" for s in (1, 2) for k, d in enumerate(daily(40))]
+    text = "".join(f"{r},{s},{d},{x}\n" for r, s, d, x in rows)
+    path = table(tmp_path, "region,shop,day,sold\n" + text)
+    words = ["--group", "region", "--group", "shop", "--model", "seasonal", "--steps", "7"]
+    said = answer(capsys, path, *words, "--out", str(tmp_path / "run"))
+    assert list(said["forecast"]) == ["a/1", "a/2", "b/1", "b/2"]
+    again = answer(capsys, path, "--run", str(tmp_path / "run"), "--steps", "7")
+    assert again["forecast"] == said["forecast"]
+
+
 def test_every_kind_of_input_at_once_and_a_parquet_file_with_dates(capsys, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     path, _ = shops(tmp_path)

@@ -113,6 +113,17 @@ def test_the_day_the_clocks_change_has_its_own_hours():
     assert spring.clock.frequency.name == "hourly"  # 02:00 was skipped
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_quarters_of_the_doubled_hour_are_told_apart_in_either_order(newest_first):
+    hours = [1, 2, 2, 3]
+    times = [f"2024-10-27 0{h}:{m:02}" for h in hours for m in (0, 15, 30, 45)]
+    found = load(times[::-1] if newest_first else times, timezone="Europe/Berlin")
+    assert found.clock.frequency.name == "every 15 minutes"
+    assert (len(found), found.time(16)) == (16, "2024-10-27 04:00:00+01:00")
+    squares = [k * k for k in range(16)]
+    assert found.values[:, 0].tolist() == (squares[::-1] if newest_first else squares)
+
+
 def test_offsets_are_one_time_line():
     found = load(["2024-03-31T00:00+01:00", "2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00"])
     assert found.clock.frequency.name == "hourly"

@@ -340,6 +340,42 @@ def test_a_series_that_was_not_fitted_is_refused_by_name():
         ensemble.match(fitted, [Series("new", other.values, ("y",))], 2)
 
 
+def test_a_new_series_beside_known_ones_is_forecast_by_what_most_of_them_are(tmp_path):
+    *known, new = seasonal(4)
+    fitted = fit_and_measure(known, Settings("ets", steps=3, **QUICK)).ensemble
+    saved = save_ensemble(Saved(fitted, Reading(column=("y",)), ("y",)), tmp_path / "run")
+    fitted = load_ensemble(saved).ensemble
+    columns, ahead = ensemble.match(fitted, [known[1], new], 3)
+    assert [s.name for s in columns] == ["s1", "s3"]
+    np.testing.assert_array_equal(ahead[0].point, fitted.after(1, known[1], 3).point)
+    plain = f.Smoothing(4).fit(new.values)
+    np.testing.assert_array_equal(ahead[1].point, plain.predict(new.values, 3)[:, 0])
+    assert columns[0].notes == ()
+    [said] = columns[1].notes
+    assert said.startswith("s3 is new: fitted on it is what most others have, Smoothing(")
+
+
+def test_a_new_series_that_is_too_short_is_refused_by_name():
+    known = seasonal(2)
+    settings = Settings("linear", steps=2, options={"tau": 8}, **QUICK)
+    fitted = fit_and_measure(known, settings).ensemble
+    short = Series("new", np.zeros((3, 1)), ("y",), season=4)
+    with pytest.raises(
+        UserError, match=r"new is new, and .* cannot be fitted on it: a series of 3"
+    ):
+        ensemble.match(fitted, [*known, short], 2)
+
+
+def test_a_run_saved_when_one_column_told_series_apart_reads_as_before(tmp_path):
+    fitted = fit_and_measure(seasonal(2), Settings("last", steps=2)).ensemble
+    saved = Saved(fitted, Reading(("y",), group=("shop",)), ("y",))
+    folder = save_ensemble(saved, tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    assert load_ensemble(folder).reading.group == ("shop",)
+    for then, now in (("shop", ("shop",)), (None, ())):
+        assert Reading(**config["reading"] | {"group": then}).group == now
+
+
 def test_the_loss_of_every_epoch_is_kept():
     settings = Settings("gru", steps=2, options={"epochs": 3, "hidden": 4, "tau": 8})
     answer = fit_and_measure(seasonal(1), settings).answer()
@@ -526,7 +562,7 @@ def test_inputs_that_nothing_chosen_reads_are_named():
         "promo": [float(k % 3 == 0) for k in range(60)],
         "size": [1.0] * 30 + [2.0] * 30,
     }
-    reading = Reading(("y",), group="shop", past=("promo",), static=("size",), season=4)
+    reading = Reading(("y",), group=("shop",), past=("promo",), static=("size",), season=4)
     settings = Settings(steps=2, windows=2, **QUICK)  # no network, so nothing reads --static
     found = fit_and_measure(from_frame(rows, reading), settings)
     assert "not read by what was chosen: --static size" in found.answer()["notes"]

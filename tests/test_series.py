@@ -49,6 +49,94 @@ def test_groups_become_series_of_their_own(tmp_path):
     assert found == {"paris": [1, 2], "rome": [7, 8]}
 
 
+SHOPS = "region,shop,ds,x\n" + "".join(
+    f"{region},{shop},2024-01-0{day},{value}\n"
+    for region, shop, value in (("north", 1, 5), ("north", 2, 6), ("south", 1, 7))
+    for day in (1, 2)
+)
+
+
+def test_several_columns_together_tell_series_apart(tmp_path):
+    path = table(tmp_path, SHOPS)
+    found = series.load(path, group=["region", "shop"], column=["x"])
+    assert {s.name: s.values[:, 0].tolist() for s in found} == {
+        "north/1": [5, 5], "north/2": [6, 6], "south/1": [7, 7],
+    }  # fmt: skip
+
+
+def test_one_column_that_tells_series_apart_gives_back_its_own_cells():
+    frame = {"shop": [10, 10, 2, 2], "x": [1.0, 2, 3, 4]}
+    found = series.from_frame(frame, series.Reading(("x",), group=("shop",)))
+    assert [s.id for s in found] == [10, 2]
+
+
+def test_two_series_of_one_name_are_refused(tmp_path):
+    path = table(tmp_path, "a,b,x\nn/1,2,5\nn,1/2,6\n")
+    with pytest.raises(UserError, match=r"line 2 and line 3 .* both would be called 'n/1/2'"):
+        series.load(path, group=["a", "b"], column=["x"])
+
+
+def test_columns_that_tell_series_apart_together_are_named(tmp_path):
+    path = table(tmp_path, SHOPS)
+    with pytest.raises(UserError, match="the same ds") as refusal:
+        series.load(path, column=["x"])
+    assert "--group region --group shop tells several series apart" in (refusal.value.hint or "")
+    with pytest.raises(UserError, match=r"series 1: .* the same ds") as refusal:
+        series.load(path, column=["x"], group="shop")
+    assert "another --group beside it" in (refusal.value.hint or "")
+
+
+@pytest.mark.parametrize("dates", [True, False])
+def test_series_that_end_before_others_are_named(tmp_path, dates):
+    day = "2024-01-0{}" if dates else "{}"
+    rows = [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("b", 3)]
+    path = table(tmp_path, "id,ds,x\n" + "".join(f"{n},{day.format(d)},{d}\n" for n, d in rows))
+    [early, _] = series.load(path, group="id", time="ds")
+    ends = [day.format(d) for d in (3, 2)]
+    said = f"forecast from where they end, before {ends[0]}: a ({ends[1]})"
+    assert [n for n in early.notes if "where they end" in n] == [said]
+
+
+def test_series_that_end_together_are_not_said_to_differ(tmp_path):
+    rows = [("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
+    path = table(tmp_path, "id,ds,x\n" + "".join(f"{n},2024-01-0{d},{d}\n" for n, d in rows))
+    for s in series.load(path, group="id", time="ds"):
+        assert not [n for n in s.notes if "where they end" in n]
+
+
+def test_columns_that_begin_or_end_apart_are_series_of_their_own(tmp_path):
+    rows = "ds,a,b,c\n2024-01-01,1,,7\n2024-01-02,2,5,7\n2024-01-03,,6,7\n"
+    found = series.load(table(tmp_path, rows))
+    assert {s.name: s.values[:, 0].tolist() for s in found} == {
+        "a": [1, 2], "b": [5, 6], "c": [7, 7, 7],
+    }  # fmt: skip
+    assert [s.time(len(s)) for s in found] == ["2024-01-03", "2024-01-04", "2024-01-04"]
+    said = (
+        "forecast from where they end, before 2024-01-03: a (2024-01-02) "
+        "(if b is an input: --known b)"
+    )
+    assert all(said in s.notes for s in found)
+
+
+def test_a_gap_inside_a_column_that_ends_early_is_still_a_gap(tmp_path):
+    rows = "ds,a,b\n2024-01-01,1,5\n2024-01-02,,5\n2024-01-03,3,6\n2024-01-04,,6\n"
+    with pytest.raises(UserError, match=r"series a: column 'a' has no finite number at line 3"):
+        series.load(table(tmp_path, rows))
+
+
+def test_columns_of_a_table_that_is_filled_stay_together(tmp_path):
+    rows = "ds,a,b\n2024-01-01,1,5\n2024-01-02,2,5\n2024-01-03,,6\n"
+    [both] = series.load(table(tmp_path, rows), fill="forward")
+    assert both.values.tolist() == [[1, 5], [2, 5], [2, 6]]
+
+
+def test_empty_rows_at_the_end_are_told_from_gaps(tmp_path):
+    path = table(tmp_path, "ds,x,u\n2024-01-01,1,0\n2024-01-02,2,1\n2024-01-03,,1\n")
+    with pytest.raises(UserError, match=r"'x' has no finite number at line 4") as refusal:
+        series.load(path, column=["x"])
+    assert "rows of the future are for --known inputs" in (refusal.value.hint or "")
+
+
 def test_stdin_is_read_as_csv(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("x\n1\n2\n"))
     [read] = series.load("-")

@@ -31,7 +31,7 @@ Source = Annotated[
 ]
 Column = Annotated[Words, _table(help="Column to forecast; repeatable")]
 Time = Annotated[str | None, _table(help="Column that orders the steps; none: rows are in order")]
-Group = Annotated[str | None, _table(help="Column that tells series apart")]
+Group = Annotated[Words, _table(help="Column that tells series apart; repeatable")]
 Known = Annotated[Words, _table(help="Input whose future is in the table; repeatable")]
 Past = Annotated[Words, _table(help="Input known only with hindsight; repeatable")]
 Static = Annotated[Words, _table(help="Input with one value a series; repeatable")]

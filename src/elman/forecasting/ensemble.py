@@ -86,25 +86,54 @@ def match(
 ) -> tuple[list[Series], list[Ahead]]:
     """Forecast new series with fitted models, each with the one fitted on the series of its name.
 
-    A forecaster of one series forecasts any one; a network shared by all forecasts any number.
+    A forecaster of one series forecasts any one; a network shared by all forecasts any number. A
+    series that is new beside others that are known is forecast by what most of those were, fitted
+    on it, and a note says so.
     """
     columns = single_columns(given)
     if calendar:
         columns = [panel.with_calendar(s, steps) for s in columns]
     shared = all(f.method.of.shared for f in ensemble.fitted.values())
-    ahead = []
+    any_one = shared or (len(ensemble.names) == 1 and len(columns) == 1)
+    strangers = [s.name for s in columns if s.name not in ensemble.names and not any_one]
+    if len(strangers) == len(columns):
+        raise UserError(
+            f"no model was fitted on a series called {strangers[0]!r}",
+            hint=f"it knows {', '.join(ensemble.names[:10])}; fit again for others",
+        )
+    known, ahead = [], []
     for s in columns:
-        if s.name in ensemble.names:
-            i = ensemble.names.index(s.name)
-        elif shared or (len(ensemble.names) == 1 and len(columns) == 1):
-            i = 0
+        if s.name in strangers:
+            s, path = _newcomer(ensemble, s, steps)
         else:
-            raise UserError(
-                f"no model was fitted on a series called {s.name!r}",
-                hint=f"it knows {', '.join(ensemble.names[:10])}; fit again for others",
-            )
-        ahead.append(ensemble.after(i, s, steps))
-    return columns, ahead
+            i = ensemble.names.index(s.name) if s.name in ensemble.names else 0
+            path = ensemble.after(i, s, steps)
+        known.append(s)
+        ahead.append(path)
+    return known, ahead
+
+
+def _newcomer(ensemble: Ensemble, series: Series, steps: int) -> tuple[Series, Ahead]:
+    """What most of the known series are forecast by, fitted on a new one; and a note of that."""
+    usual = Counter(ensemble.members).most_common(1)[0][0]
+    try:
+        fitted = {label: _anew(ensemble.fitted[label], series, ensemble.steps) for label in usual}
+    except UserError as wrong:
+        raise UserError(
+            f"{series.name} is new, and what most others have cannot be fitted on it: "
+            f"{wrong.message}",
+            hint=f"leave it away, or fit again; known are {', '.join(ensemble.names[:10])}",
+        ) from wrong
+    alone = replace(ensemble, fitted=fitted, members=[usual], names=(series.name,))
+    note = f"{series.name} is new: fitted on it is what most others have, {alone.description(0)}"
+    return replace(series, notes=(*series.notes, note)), alone.after(0, series, steps)
+
+
+def _anew(before: Fitted, series: Series, steps: int) -> Fitted:
+    """A method fitted on another series; a network shared by all serves it as it is."""
+    if before.method.of.shared:
+        return Fitted(before.method, before.models[:1], before.errors[:1])
+    return panel.fit(before.method, [series], steps)
 
 
 def losses(ensemble: Ensemble) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from elman.errors import UserError
 from elman.forecasting import ensemble, experiment, output
 from elman.forecasting.ensemble import Ensemble
 from elman.forecasting.experiment import Experiment, Settings
+from elman.forecasting.reading import names_of
 from elman.forecasting.saving import Saved, load_ensemble, save_ensemble
 from elman.forecasting.series import Fill, Reading, Series, from_frame
 
@@ -44,7 +45,7 @@ class SeriesForecaster:
         difference: int = 0,
         options: Mapping[str, Any] | None = None,
         time: str | None = None,
-        group: str | None = None,
+        group: str | Sequence[str] | None = None,
         column: Sequence[str] = (),
         known: Sequence[str] = (),
         past: Sequence[str] = (),
@@ -202,8 +203,9 @@ class SeriesForecaster:
 
     def _reading(self) -> Reading:
         return Reading(
-            tuple(self.column), self.time, self.group, tuple(self.known), tuple(self.past),
-            tuple(self.static), self.fill, self.date_format, self.timezone, self.season,
+            tuple(self.column), self.time, names_of(self.group), tuple(self.known),
+            tuple(self.past), tuple(self.static), self.fill, self.date_format, self.timezone,
+            self.season,
         )  # fmt: skip
 
     def _series(self, data: Any) -> list[Series]:

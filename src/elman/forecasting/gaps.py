@@ -70,7 +70,10 @@ def filled_in(
     more = f" and {len(named) - 5} more" if len(named) > 5 else ""
     places = f"{of}column {column!r} has no finite number at {', '.join(named[:5])}{more}"
     if fill is None:
-        raise UserError(places, hint="--fill forward, linear or zero fills gaps in")
+        hint = "--fill forward, linear or zero fills gaps in"
+        if absent[0] > known[-1]:
+            hint = "delete the rows after its last value; rows of the future are for --known inputs"
+        raise UserError(places, hint=hint)
     if named:
         notes.append(f"{places}: filled ({fill})")
     if fill == "zero":

@@ -166,15 +166,17 @@ def windows_for(
         raise UserError(
             f"{shortest.name} has {len(shortest)} steps: too few to forecast {steps} ahead and see "
             f"how well that works, with {least} left to learn from",
-            hint=_fewer(len(shortest) - least),
+            hint=_fewer(len(shortest) - least, len(panel)),
         )
     spacing = every or (max(1, steps // 6) if len(panel) <= 10 else steps)
     return Windows(min(count, fitting), steps, min(spacing, steps))
 
 
-def _fewer(left: int) -> str:
-    """What to ask for where `left` steps can be looked back at."""
-    return f"--steps {max(1, left // 2)}, or a longer series" if left > 0 else "a longer series"
+def _fewer(left: int, series: int) -> str:
+    """What to ask for where `left` steps can be looked back at, in the shortest of some series."""
+    ways = [f"--steps {max(1, left // 2)}"] if left > 0 else []
+    ways += ["a longer series", *(["leave it out"] if series > 1 else [])]
+    return ", or ".join(ways)
 
 
 def cross_validate(

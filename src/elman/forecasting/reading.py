@@ -1,6 +1,7 @@
 """Which column of a table means what: as the user says, otherwise as it looks, and noted."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,7 +31,8 @@ class Reading:
 
     column: tuple[str, ...] = ()
     time: str | None = None
-    group: str | None = None
+    group: tuple[str, ...] = ()
+    """The columns whose cells, taken together, tell series apart."""
     known: tuple[str, ...] = ()
     past: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
@@ -40,6 +42,7 @@ class Reading:
     season: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "group", names_of(self.group))
         if self.fill is not None and self.fill not in FILLS:
             raise UserError(f"--fill {self.fill!r} is unknown", hint=f"one of {', '.join(FILLS)}")
         if self.season is not None and self.season < 1:
@@ -47,13 +50,22 @@ class Reading:
                 f"--season {self.season} must be at least 1",
                 hint="12 for monthly data, 1 for none",
             )
-        named = [*self.column, *self.known, *self.past, *self.static]
-        named += [c for c in (self.time, self.group) if c not in (None, "none")]
+        named = [*self.column, *self.group, *self.known, *self.past, *self.static]
+        named += [self.time] if self.time not in (None, "none") else []
         for name in named:
             if named.count(name) > 1:
                 raise UserError(
                     f"column {name!r} is asked for twice", hint="a column has one role in a model"
                 )
+
+
+def names_of(said: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One name, several or none, as a tuple of them.
+
+    >>> names_of("shop"), names_of(["region", "shop"]), names_of(None)
+    (('shop',), ('region', 'shop'), ())
+    """
+    return (said,) if isinstance(said, str) else tuple(said or ())
 
 
 def counted_dates(table: Table, reading: Reading) -> str | None:
@@ -65,17 +77,18 @@ def counted_dates(table: Table, reading: Reading) -> str | None:
 def roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
     """Decide which column is what where the user did not say, and say what was decided."""
     if set(table.columns) >= _LONG and not (reading.group or reading.time or reading.column):
-        reading = replace(reading, group="unique_id", time="ds", column=("y",))
+        reading = replace(reading, group=("unique_id",), time="ds", column=("y",))
     for flag, names in (
         ("--column", reading.column),
         ("--known", reading.known),
         ("--past", reading.past),
         ("--static", reading.static),
-        ("--group", [reading.group] if reading.group else []),
+        ("--group", reading.group),
     ):
         for name in names:
             table.column(name, flag)
-    taken = {reading.group, *reading.column, *reading.known, *reading.past, *reading.static}
+    taken: set[str | None] = {*reading.column, *reading.group}
+    taken |= {*reading.known, *reading.past, *reading.static}
     if reading.time == "none":
         reading = replace(reading, time=None)
     elif reading.time is None:

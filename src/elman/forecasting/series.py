@@ -20,7 +20,14 @@ from elman.errors import MissingSource, UserError
 from elman.forecasting import dates, tables, timestamps
 from elman.forecasting.dates import Clock, Moment
 from elman.forecasting.gaps import constant, filled_in, last_known, missing_rows, spread
-from elman.forecasting.reading import Fill, Reading, check_upright, counted_dates, roles
+from elman.forecasting.reading import (
+    Fill,
+    Reading,
+    check_upright,
+    counted_dates,
+    names_of,
+    roles,
+)
 from elman.forecasting.tables import Table
 from elman.text.datasets import DATASETS
 
@@ -105,7 +112,7 @@ def load(
     *,
     column: Sequence[str] = (),
     time: str | None = None,
-    group: str | None = None,
+    group: str | Sequence[str] | None = None,
     missing: Missing = "error",
     season: int | None = None,
     seed: int = 0,
@@ -120,15 +127,15 @@ def load(
 
     `column` chooses what to read (default: every column that holds numbers and is no index), `time`
     the column that labels and orders the steps ("none": the rows are in order), `group` the column
-    whose values tell several series apart. `known`, `past` and `static` name inputs. A table with
-    columns `unique_id`, `ds` and `y` is read as such.
+    whose values tell several series apart, or several such columns. `known`, `past` and `static`
+    name inputs. A table with columns `unique_id`, `ds` and `y` is read as such.
 
     >>> [sine] = load("sine")
     >>> sine.values.shape
     (1000, 1)
     """
     reading = Reading(
-        tuple(column), time, group, tuple(known), tuple(past), tuple(static),
+        tuple(column), time, names_of(group), tuple(known), tuple(past), tuple(static),
         fill or ("linear" if missing == "interpolate" else None), date_format, timezone, season,
     )  # fmt: skip
     if source == "sine":
@@ -157,7 +164,7 @@ def _named_sine(reading: Reading, seed: int) -> Series:
     shown = Table("sine", {"x": []}, [])
     flags = {"--column": reading.column, "--known": reading.known, "--past": reading.past}
     flags |= {"--static": reading.static, "--time": filter(None, [reading.time])}
-    flags |= {"--group": filter(None, [reading.group])}
+    flags |= {"--group": reading.group}
     for flag, names in flags.items():
         for name in names:
             shown.column(name, flag)
@@ -176,23 +183,62 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
     reading = roles(table, reading, notes)
     if reading.time and (kind := counted_dates(table, reading)):
         notes.append(f"{reading.time} holds numbers; if they are dates: --date-format {kind}")
+    parts, ids = _parted(table, reading.group)
+    several = len(parts) > 1
+    made = [s for name, at in parts.items() for s in _some(name, table.take(at), reading, several)]
+    notes += _beats(made, reading) + _early_ends(made, reading)
+    return [replace(s, notes=(*notes, *s.notes), reading=reading, id=ids.get(s.name)) for s in made]
+
+
+def _parted(table: Table, group: tuple[str, ...]) -> tuple[dict[str, list[int]], dict[str, Any]]:
+    """The rows of each series, and the cell that it is called by where that is one cell.
+
+    Several columns make one name, as Nixtla's libraries write it: north/1.
+    """
+    if not group:
+        return {table.name: list(range(len(table)))}, {}
     parts: dict[str, list[int]] = {}
     ids: dict[str, Any] = {}
-    if reading.group is None:
-        parts[table.name] = list(range(len(table)))
-    else:
-        for i, cell in enumerate(table.column(reading.group, "--group")):
+    columns = [table.column(name, "--group") for name in group]
+    for i, cells in enumerate(zip(*columns, strict=True)):
+        for name, cell in zip(group, cells, strict=True):
             if tables.is_empty(cell):
                 raise UserError(
-                    f"{table.where(i)}, column {reading.group!r} does not say which series this is",
+                    f"{table.where(i)}, column {name!r} does not say which series this is",
                     hint="fill in that cell",
                 )
-            parts.setdefault(str(cell), []).append(i)
-            ids.setdefault(str(cell), cell)
-    several = len(parts) > 1
-    made = [_one(name, table.take(rows), reading, several) for name, rows in parts.items()]
-    notes += _beats(made, reading)
-    return [replace(s, notes=(*notes, *s.notes), reading=reading, id=ids.get(s.name)) for s in made]
+        called = "/".join(map(str, cells))
+        first = parts.setdefault(called, [i])[0]
+        if any(str(c[first]) != str(cell) for c, cell in zip(columns, cells, strict=True)):
+            raise UserError(
+                f"{table.where(first)} and {table.where(i)} belong to different series, and both "
+                f"would be called {called!r}",
+                hint=f"write one of them without / in {' or '.join(group)}",
+            )
+        if first != i:
+            parts[called].append(i)
+        ids.setdefault(called, cells[0] if len(group) == 1 else called)
+    return parts, ids
+
+
+def _early_ends(made: list[Series], reading: Reading) -> list[str]:
+    """The series that end before the newest one does, by name: their forecasts begin earlier."""
+    last = [s.clock.at(len(s) - 1) for s in made if s.clock is not None]
+    if len(last) < len(made) or len({type(m) for m in last}) > 1:
+        return []
+    keys = [_sortable(m) for m in last]
+    early = [
+        f"{s.name} ({s.time(len(s) - 1)})" for s, k in zip(made, keys, strict=True) if k < max(keys)
+    ]
+    if not early:
+        return []
+    newest = made[keys.index(max(keys))]
+    more = f" and {len(early) - 5} more" if len(early) > 5 else ""
+    inputs = "" if reading.group else f" (if {newest.name} is an input: --known {newest.name})"
+    return [
+        f"forecast from where they end, before {newest.time(len(newest) - 1)}: "
+        f"{', '.join(early[:5])}{more}{inputs}"
+    ]
 
 
 def _beats(made: list[Series], reading: Reading) -> list[str]:
@@ -203,6 +249,33 @@ def _beats(made: list[Series], reading: Reading) -> list[str]:
             season = f"a season of {s.season} steps" if s.season else "no season"
             words.append(f"{reading.time}: {s.clock.frequency.name}, {season}")
     return list(dict.fromkeys(words))
+
+
+def _some(name: str, table: Table, reading: Reading, several: bool) -> list[Series]:
+    """All columns as one series; or each as its own where some begin later or end earlier.
+
+    Empty cells before a column's first value and after its last are no gaps then. They are where
+    the user fills gaps, or where rows after the last value are the future of inputs.
+    """
+    spans = {c: _span(table.columns[c]) for c in reading.column}
+    alike = len(set(spans.values())) == 1 or not all(spans.values())
+    if alike or reading.fill or reading.known or reading.past:
+        return [_one(name, table, reading, several)]
+    return [
+        _one(
+            f"{name}, {column}" if several else column,
+            table.take(span),
+            replace(reading, column=(column,)),
+            several=True,
+        )
+        for column, span in spans.items()
+    ]
+
+
+def _span(cells: Sequence[Any]) -> range:
+    """The rows from the first cell that says something to the last."""
+    said = [i for i, cell in enumerate(cells) if not tables.is_empty(cell)]
+    return range(said[0], said[-1] + 1) if said else range(0)
 
 
 def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
@@ -297,10 +370,11 @@ def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> 
     if one == other:
         hint += "the two rows are the same: delete one"
     elif reading.group:
-        hint += f"delete one, or tell them apart in {reading.group!r}"
+        columns = " or ".join(map(repr, reading.group))
+        hint += f"delete one, or tell them apart in {columns}, or with another --group beside it"
     else:
         hint += (
-            f"--group {_telling_apart(table, time)} tells several series apart, --timezone the two "
+            f"{_telling_apart(table, time)} tells several series apart, --timezone the two "
             "hours when clocks go back"
         )
     return UserError(
@@ -311,12 +385,23 @@ def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> 
 
 
 def _telling_apart(table: Table, time: str) -> str:
-    """The first column of words that no two rows of the same time share."""
-    for name, cells in table.columns.items():
-        rows = set(zip(map(str, table.columns[time]), map(str, cells), strict=True))
-        if name != time and not tables.looks_numeric(cells) and len(rows) == len(table):
-            return name
-    return "COLUMN"
+    """The column of words that no two rows of one time share, or two columns if none does it alone.
+
+    One of the two may hold whole numbers, as shops are numbered: fewer of them than half the rows.
+    """
+    columns = {name: list(map(str, cells)) for name, cells in table.columns.items()}
+    words = [c for c in columns if c != time and not tables.looks_numeric(table.columns[c])]
+    counts = [c for c in columns if c not in (*words, time) and _numbers_things(columns[c])]
+    for names in ((c,) for c in words), itertools.combinations([*words, *counts], 2):
+        for some in names:
+            rows = set(zip(columns[time], *(columns[c] for c in some), strict=True))
+            if len(rows) == len(table):
+                return " ".join(f"--group {c}" for c in some)
+    return "--group COLUMN"
+
+
+def _numbers_things(cells: list[str]) -> bool:
+    return all(c.strip().isdecimal() for c in cells) and 2 * len(set(cells)) < len(cells)
 
 
 def _sortable(moment: Moment | float) -> float:

@@ -85,7 +85,7 @@ def _zoned(
         return [m.astimezone(home) for m in moments], pattern, home
     if zone is None:
         return list(moments), pattern, None
-    return [_local(table, column, i, m, zone, moments) for i, m in enumerate(moments)], "", zone
+    return _in_zone(table, column, moments, zone), "", zone
 
 
 def _common_zone(moments: Sequence[dt.datetime]) -> ZoneInfo | None:
@@ -97,24 +97,31 @@ def _common_zone(moments: Sequence[dt.datetime]) -> ZoneInfo | None:
         return None
 
 
-def _local(
-    table: Table,
-    column: str,
-    row: int,
-    moment: dt.datetime,
-    zone: ZoneInfo,
-    moments: list[dt.datetime],
-) -> dt.datetime:
-    """A wall-clock time in its zone; the second of two equal ones is after the clocks went back."""
-    fold = int(row > 0 and moments[row - 1] >= moment)
-    local = moment.replace(tzinfo=zone, fold=fold)
-    if local.astimezone(dt.UTC).astimezone(zone).replace(tzinfo=None) != moment:
-        raise UserError(
-            f"{table.where(row)}, column {column!r}: {moment} does not exist in {zone.key}, "
-            "where the clocks went forward",
-            hint="check --timezone; perhaps the times are UTC",
-        )
-    return local
+def _in_zone(
+    table: Table, column: str, moments: list[dt.datetime], zone: ZoneInfo
+) -> list[dt.datetime]:
+    """Wall-clock times in their zone; one of a doubled hour is the first after the row before it.
+
+    A table whose newest row stands first is read from its end.
+    """
+    direction = -1 if moments[0] > moments[-1] else 1
+    placed: list[dt.datetime] = []
+    before: dt.datetime | None = None
+    for row in range(len(moments))[::direction]:
+        local = moments[row].replace(tzinfo=zone)
+        instant = local.astimezone(dt.UTC)
+        if instant.astimezone(zone).replace(tzinfo=None) != moments[row]:
+            raise UserError(
+                f"{table.where(row)}, column {column!r}: {moments[row]} does not exist in "
+                f"{zone.key}, where the clocks went forward",
+                hint="check --timezone; perhaps the times are UTC",
+            )
+        if before is not None and instant <= before:
+            local = local.replace(fold=1)
+            instant = local.astimezone(dt.UTC)
+        placed.append(local)
+        before = instant
+    return placed[::direction]
 
 
 def _zone(name: str | None) -> ZoneInfo | None:
