@@ -286,6 +286,8 @@ WAYS = {
     "both packed": ("gru", 12, 9, 30, 50),
     "W_ih panel by panel": ("lstm", 2, 11, 130, 45),
     "one step": ("gru", 1, 13, 65, 66),
+    "inputs some steps ahead, back in pieces": ("lstm", 30, 70, 20, 70),
+    "blocks of k": ("lstm", 9, 13, 1100, 140),
 }
 """How products read their weights: by the batch, the steps and the sizes of a layer."""
 

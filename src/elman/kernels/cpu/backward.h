@@ -12,6 +12,7 @@ struct Backward {
     const operand *panels; /* W_hh for y ↦ y W_hh */
     real *da, *da_hh;      /* (S, M): pulls on a_ih and on a_hh; one array unless a gate takes them apart */
     real *down;            /* (S, P, H): pulls on a described cell's own numbers */
+    int64_t first;         /* the row of time and batch that all three begin with */
 
     const int64_t T = job->T, B = job->B, H = job->H, gates_n = gates_of(job->cell), M = gates_n * H;
     const int64_t C = extra_of(job->cell) * H;
@@ -37,7 +38,7 @@ struct Backward {
             else {
                 vec h = load(hs + (s + B) * H + u, n);
                 d = CELL == TANH ? d * (real(1) - h * h) : CELL == RELU ? (h <= 0 ? vec{} : d) : d;
-                store(da + s * M + u, d, n);
+                store(da + (s - first) * M + u, d, n);
                 store_operand(y + u, d, n);
                 store(dh + u, vec{}, n);
             }
@@ -56,8 +57,8 @@ struct Backward {
             store(dh + u, d * g[1], n);
             FLATTEN for (int i = 0; i < 3; i++) {
                 vec hidden_side = a[i == 2 ? 3 : i];
-                store(da + s * M + i * H + u, a[i], n);
-                store(da_hh + s * M + i * H + u, hidden_side, n);
+                store(da + (s - first) * M + i * H + u, a[i], n);
+                store(da_hh + (s - first) * M + i * H + u, hidden_side, n);
                 store_operand(y + i * H + u, hidden_side, n);
             }
         } else { /* g = i f g o */
@@ -70,7 +71,7 @@ struct Backward {
             store(dh + u, vec{}, n);
             store(dc + u, keep == 0 ? vec{} : keep * e * g[1], n);
             FLATTEN for (int i = 0; i < 4; i++) {
-                store(da + s * M + i * H + u, a[i], n);
+                store(da + (s - first) * M + i * H + u, a[i], n);
                 store_operand(y + i * H + u, a[i], n);
             }
         }
@@ -94,10 +95,10 @@ struct Backward {
         store(dh + u, dbefore[0], n);
         FLATTEN for (int i = 1; i < OWN_STATES; i++)
             store(dc + (i - 1) * H + u, keep == 0 ? vec{} : keep * dbefore[i], n);
-        FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) store(down + (s * OWN_PARAMETERS + i) * H + u, downs[i], n);
+        FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) store(down + ((s - first) * OWN_PARAMETERS + i) * H + u, downs[i], n);
         FLATTEN for (int g = 0; g < OWN_GATES; g++) {
-            store(da + s * M + g * H + u, da_x[g], n);
-            if (OWN_APART) store(da_hh + s * M + g * H + u, da_h[g], n);
+            store(da + (s - first) * M + g * H + u, da_x[g], n);
+            if (OWN_APART) store(da_hh + (s - first) * M + g * H + u, da_h[g], n);
             store_operand(y + g * H + u, da_h[g], n);
         }
     }
@@ -118,9 +119,9 @@ struct Backward {
     void pass(int64_t s, real *dh, operand *y) const {
         for (int64_t u = 0; dhs && u < H; u += LANES)
             store(dh + u, load(dh + u, H - u) + load(dhs + s * H + u, H - u), H - u);
-        memset(da + s * M, 0, size_t(M) * sizeof(real));
-        memset(da_hh + s * M, 0, size_t(M) * sizeof(real));
-        if (down) memset(down + s * OWN_PARAMETERS * H, 0, size_t(OWN_PARAMETERS * H) * sizeof(real));
+        memset(da + (s - first) * M, 0, size_t(M) * sizeof(real));
+        memset(da_hh + (s - first) * M, 0, size_t(M) * sizeof(real));
+        if (down) memset(down + (s - first) * OWN_PARAMETERS * H, 0, size_t(OWN_PARAMETERS * H) * sizeof(real));
         memset(y, 0, size_t(M) * sizeof(operand));
     }
     /* dh ← ξ (dh + y W_hh) for the rows that moved, units [from, to): whole pairs of vectors. */
@@ -145,10 +146,10 @@ struct Backward {
             if (held(t, b) || carry(t, b) != 0) return false;
         return true;
     }
-    /* Rows [b0, b1) back through all of time; dh and dc hold their pulls, y one step of da. */
-    void run(int64_t b0, int64_t b1, real *dh, real *dc, operand *y) const {
+    /* Rows [b0, b1) back through steps [t0, t1); dh and dc hold their pulls, y one step of da. */
+    void run(int64_t t0, int64_t t1, int64_t b0, int64_t b1, real *dh, real *dc, operand *y) const {
         int64_t rows = b1 - b0, y_row = padded(M);
-        for (int64_t t = T - 1; t >= 0; t--) {
+        for (int64_t t = t1 - 1; t >= t0; t--) {
             int64_t active = 0;
             for (int64_t r = 0; r < rows; r++) {
                 int64_t s = t * B + b0 + r;
@@ -165,16 +166,16 @@ struct Backward {
                 hand_back(t, b0, active, y, dh, 0, H);
         }
     }
-    /* All rows back through all of time, threads splitting the units, one meeting a step: who has handed back
+    /* All rows back through steps [t0, t1), threads splitting the units, one meeting a step: who has handed back
      * to its own units needs no others to go on with them. y has room for two steps, since the last may still
      * be read. */
-    void run_together(int64_t threads, real *dh, real *dc, operand *y) const {
+    void run_together(int64_t threads, int64_t t0, int64_t t1, real *dh, real *dc, operand *y) const {
         int64_t pairs = ceil_div(H, 2 * LANES), y_row = padded(M);
-        for (int64_t t = T - 1; t >= -1; t--)
+        for (int64_t t = t1 - 1; t >= t0 - 1; t--)
             each(threads, threads, [&](int64_t i) {
                 int64_t from = pairs * i / threads * 2 * LANES, to = at_most(pairs * (i + 1) / threads * 2 * LANES, H);
-                if (t < T - 1) back_to(t + 1, y + (t + 1) % 2 * B * y_row, dh, from, to);
-                for (int64_t b = 0; t >= 0 && b < B; b++)
+                if (t < t1 - 1) back_to(t + 1, y + (t + 1) % 2 * B * y_row, dh, from, to);
+                for (int64_t b = 0; t >= t0 && b < B; b++)
                     row_of_cell(t * B + b, carry(t, b), dh + b * H, dc ? dc + b * C : nullptr,
                                 y + (t % 2 * B + b) * y_row, from, to);
             });
@@ -260,7 +261,7 @@ struct ScatterTasks {
     }
 };
 
-/* The largest parts come first, so that threads end together. */
+/* Of a piece of time. The largest parts come first, so that threads end together. */
 bool weight_gradients(const Job *job, int64_t threads, const real *da, const real *da_hh) {
     int64_t M = gates_of(job->cell) * job->H;
     real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
@@ -269,14 +270,13 @@ bool weight_gradients(const Job *job, int64_t threads, const real *da, const rea
                        static_cast<real *>(job->dW_hh), fresh}, threads};
     OuterTasks input{{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
                       static_cast<real *>(job->dW_ih), fresh}, threads};
-    ScatterTasks looked_up{job, da};
-    int64_t inputs = job->E ? 0 : job->ids ? looked_up.tasks : input.tasks, strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
+    int64_t inputs = job->ids ? 0 : input.tasks, strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
     std::atomic<bool> ok{true};
     each(threads, hidden.tasks + inputs + strips, [&](int64_t i) {
         if (i < hidden.tasks) {
             if (!hidden.run(i)) ok = false;
         } else if ((i -= hidden.tasks) < inputs) {
-            if (!(job->ids ? looked_up.run(i) : input.run(i))) ok = false;
+            if (!input.run(i)) ok = false;
         } else {
             int64_t m = (i - inputs) * STRIP;
             add_rows(job->T, job->B, M, da, m, fresh, db_ih, same ? db_hh : nullptr);
@@ -286,17 +286,27 @@ bool weight_gradients(const Job *job, int64_t threads, const real *da, const rea
     return ok;
 }
 
-/* dxs = da W_ih, S rows. */
-bool input_gradients(const Job *job, int64_t threads, const real *da, int64_t S, void *dxs) {
-    int64_t M = gates_of(job->cell) * job->H, I = job->I, tasks = threads * 4;
-    Layout at{1, I};
-    Buffer<operand> panels(at.size(M));
-    Product product{da, M, panels.data, nullptr, static_cast<real *>(dxs), I, I};
-    Buffer<operand> scratch(tasks * product.scratch());
-    if (!panels.ok() || !scratch.ok()) return false;
-    each(threads, at.panels(), [&](int64_t p) {
-        pack_straight(p, static_cast<const real *>(job->W_ih), M, I, panels.data);
+/* dW_ih of ids, of all of time. */
+bool id_gradients(const Job *job, int64_t threads, const real *da) {
+    ScatterTasks looked_up{job, da};
+    std::atomic<bool> ok{true};
+    each(threads, looked_up.tasks, [&](int64_t i) {
+        if (!looked_up.run(i)) ok = false;
     });
+    return ok;
+}
+
+/* dxs = da W_ih, S rows; `panels` is W_ih for y ↦ y W_ih. */
+void pack_inputs_back(const Job *job, int64_t threads, operand *panels) {
+    each(threads, Layout{1, job->I}.panels(), [&](int64_t p) {
+        pack_straight(p, static_cast<const real *>(job->W_ih), gates_of(job->cell) * job->H, job->I, panels);
+    });
+}
+bool input_gradients(const Job *job, int64_t threads, const operand *panels, const real *da, int64_t S, void *dxs) {
+    int64_t M = gates_of(job->cell) * job->H, I = job->I, tasks = threads * 4;
+    Product product{da, M, M, panels, nullptr, static_cast<real *>(dxs), I, I};
+    Buffer<operand> scratch(tasks * product.scratch());
+    if (!scratch.ok()) return false;
     each(threads, tasks, [&](int64_t i) {
         product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
     });
@@ -327,43 +337,71 @@ bool embedding_gradients(const Job *job, int64_t threads, const real *da) {
     each(threads, outer.tasks, [&](int64_t i) {
         if (!outer.run(i)) ok = false;
     });
-    return ok && input_gradients(job, threads, pulls.data, V, job->dE);
+    Buffer<operand> panels(Layout{1, I}.size(M));
+    if (!ok || !panels.ok()) return false;
+    pack_inputs_back(job, threads, panels.data);
+    return input_gradients(job, threads, panels.data, pulls.data, V, job->dE);
+}
+
+/* Steps that go back together before their weight gradients are found: as many as leave their pulls in the cache, but
+ * enough rows for one more visit to all gradients of weights. */
+INLINE int64_t steps_back(const Job *job, int64_t bytes) {
+    int64_t fitting = (1 << 20) / (job->B * bytes), least = ceil_div(job->H + (job->ids ? 0 : job->I), job->B);
+    return at_most(job->T, fitting < least ? least : fitting);
+}
+
+/* Steps [t0, t1) alone. */
+Job piece_of(const Job *job, int64_t t0, int64_t t1) {
+    Job piece = *job;
+    int64_t s = t0 * job->B, real_bytes = int64_t(sizeof(real));
+    piece.T = t1 - t0, piece.fresh = job->fresh && t1 == job->T;
+    piece.hs = static_cast<char *>(job->hs) + s * job->H * real_bytes;
+    if (job->xs) piece.xs = static_cast<const char *>(job->xs) + s * job->I * real_bytes;
+    if (job->dxs) piece.dxs = static_cast<char *>(job->dxs) + s * job->I * real_bytes;
+    return piece;
 }
 
 int backward(const Job *job) {
-    int64_t B = job->B, H = job->H, M = gates_of(job->cell) * H, S = job->T * B, threads = useful_threads(job);
-    bool together = splits_units(job);
+    int64_t B = job->B, H = job->H, M = gates_of(job->cell) * H, threads = useful_threads(job);
+    bool together = splits_units(job), apart = job->cell == GRU || (job->cell == OWN && OWN_APART);
     int64_t blocks = blocks_of(job), y_size = block_rows(job) * padded(M);
+    int64_t own = job->cell == OWN ? OWN_PARAMETERS * H : 0, C = extra_of(job->cell) * H;
+    int64_t steps = steps_back(job, (apart ? 2 : 1) * M * int64_t(sizeof(real))), pieces = ceil_div(job->T, steps);
+    int64_t most = ceil_div(job->T, pieces) * B, all = job->ids ? job->T * B : most; /* ids want every step at the end */
     Layout at{1, H};
     Buffer<operand> panels(at.size(M)), ys(together ? 2 * B * padded(M) : blocks * y_size);
-    bool apart = job->cell == GRU || (job->cell == OWN && OWN_APART);
-    int64_t own = job->cell == OWN ? OWN_PARAMETERS * H : 0, C = extra_of(job->cell) * H;
-    Buffer<real> da(S * M), da_hh(apart ? S * M : 0), down(S * own);
-    if (!panels.ok() || !ys.ok() || !da.ok() || !da_hh.ok() || !down.ok()) return NO_MEMORY;
+    Buffer<operand> inputs(job->dxs ? Layout{1, job->I}.size(M) : 0);
+    Buffer<real> da(all * M), da_hh(apart ? most * M : 0), down(most * own);
+    if (!panels.ok() || !ys.ok() || !inputs.ok() || !da.ok() || !da_hh.ok() || !down.ok()) return NO_MEMORY;
 
     each(threads, at.panels(), [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
     });
+    if (job->dxs) pack_inputs_back(job, threads, inputs.data);
     memset(ys.data, 0, size_t(together ? 2 * B * padded(M) : blocks * y_size) * sizeof(operand));
     real *dh = static_cast<real *>(job->dh_0), *dc = static_cast<real *>(job->dc_0);
     memcpy(dh, job->dh_T, size_t(B * H) * sizeof(real));
     if (dc) memcpy(dc, job->dc_T, size_t(B * C) * sizeof(real));
 
-    real *hidden_side = da_hh.data ? da_hh.data : da.data;
-    Backward run{job, panels.data, da.data, hidden_side, own ? down.data : nullptr};
-    if (together)
-        run.run_together(job->threads, dh, dc, ys.data);
-    else
-        each(threads, blocks, [&](int64_t i) {
-            int64_t b0 = B * i / blocks, b1 = B * (i + 1) / blocks;
-            run.run(b0, b1, dh + b0 * H, dc ? dc + b0 * C : nullptr, ys.data + i * y_size);
-        });
-    for (int64_t m = 0; m < own; m += STRIP)
-        add_rows(job->T, B, own, down.data, m, job->fresh, static_cast<real *>(job->down));
-    bool ok = weight_gradients(job, threads, da.data, hidden_side);
-    if (ok && job->dxs) ok = input_gradients(job, threads, da.data, S, job->dxs);
-    if (ok && job->E) ok = embedding_gradients(job, threads, da.data);
-    return ok ? OK : NO_MEMORY;
+    for (int64_t i = pieces - 1; i >= 0; i--) {
+        int64_t t0 = job->T * i / pieces, t1 = job->T * (i + 1) / pieces;
+        real *pulls = da.data + (job->ids ? t0 * B * M : 0), *hidden_side = apart ? da_hh.data : pulls;
+        Backward run{job, panels.data, pulls, hidden_side, own ? down.data : nullptr, t0 * B};
+        if (together)
+            run.run_together(job->threads, t0, t1, dh, dc, ys.data);
+        else
+            each(threads, blocks, [&](int64_t i) {
+                int64_t b0 = B * i / blocks, b1 = B * (i + 1) / blocks;
+                run.run(t0, t1, b0, b1, dh + b0 * H, dc ? dc + b0 * C : nullptr, ys.data + i * y_size);
+            });
+        Job piece = piece_of(job, t0, t1);
+        for (int64_t m = 0; m < own; m += STRIP)
+            add_rows(piece.T, B, own, down.data, m, piece.fresh, static_cast<real *>(job->down));
+        if (!weight_gradients(&piece, threads, pulls, hidden_side)) return NO_MEMORY;
+        if (job->dxs && !input_gradients(job, threads, inputs.data, pulls, piece.T * B, piece.dxs)) return NO_MEMORY;
+    }
+    if (job->E) return embedding_gradients(job, threads, da.data) ? OK : NO_MEMORY;
+    return !job->ids || id_gradients(job, threads, da.data) ? OK : NO_MEMORY;
 }
 
 } // namespace

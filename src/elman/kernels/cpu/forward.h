@@ -1,6 +1,7 @@
 /* The way there: h_0 … h_T of one layer, threads splitting the batch. */
 #pragma once
 #include "product.h"
+#include <atomic>
 
 namespace {
 
@@ -33,9 +34,8 @@ struct Forward {
     const operand *panels; /* null: W_hh is read where it lies, */
     const real *lined;     /* or where it was lined up for many steps, */
     operand *room;         /* or, in a single step, packed into this panel by panel, a place for each thread */
-    const real *in;        /* x W_ihᵀ + b_ih + b_hh (without b_hn for a gru) */
-    int64_t in_stride;
-    bool looked_up; /* rows of `in` are named by job->ids rather than in order */
+    const real *table;     /* rows of x W_ihᵀ + b_ih + b_hh (without b_hn for a gru) named by job->ids; null: in order */
+    int64_t in_stride;     /* of a row of it, wherever it lies */
     real *gates;
 
     const int64_t T = job->T, B = job->B, H = job->H, C = extra_of(job->cell) * H;
@@ -45,12 +45,19 @@ struct Forward {
 
     bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
 
-    /* h_t of rows [b0, b1), from the product with h_{t-1} in `sums`. */
-    template <int CELL> void finish(int64_t p, int64_t t, int64_t b, int64_t rows, const real *sums, operand *next) const {
+    /* Rows of one step from b on, and their projected inputs. */
+    struct Rows {
+        int64_t t, b, count;
+        const real *in;
+    };
+    Rows part(Rows rows, int64_t lo, int64_t hi) const { return {rows.t, rows.b + lo, hi - lo, rows.in + lo * in_stride}; }
+
+    /* h_t of the rows, from the product with h_{t-1} in `sums`. */
+    template <int CELL> void finish(int64_t p, Rows rows, const real *sums, operand *next) const {
         int vectors = at.vectors();
-        for (int64_t r = 0; r < rows; r++, sums += vectors * LANES, next += padded(H)) {
-            int64_t s = t * B + b + r;
-            const real *x = in + (looked_up ? job->ids[s] : s) * in_stride;
+        for (int64_t r = 0; r < rows.count; r++, sums += vectors * LANES, next += padded(H)) {
+            int64_t s = rows.t * B + rows.b + r;
+            const real *x = table ? table + job->ids[s] * in_stride : rows.in + r * in_stride;
             if constexpr (CELL == GRU || CELL == LSTM)
                 gated<CELL>(at.unit(p, 0), s, x, sums, next);
 #ifdef OWN_CELL
@@ -121,94 +128,114 @@ struct Forward {
         store_operand(next + u, after[0], n); /* beyond n may be anything, and must stay 0 */
     }
 #endif
-    void finish_cell(int64_t p, int64_t t, int64_t b, int64_t rows, const real *sums, operand *next) const {
+    void finish_cell(int64_t p, Rows rows, const real *sums, operand *next) const {
 #ifdef OWN_CELL
-        return finish<OWN>(p, t, b, rows, sums, next);
+        return finish<OWN>(p, rows, sums, next);
 #endif
         switch (job->cell) {
-        case TANH: return finish<TANH>(p, t, b, rows, sums, next);
-        case RELU: return finish<RELU>(p, t, b, rows, sums, next);
-        case LINEAR: return finish<LINEAR>(p, t, b, rows, sums, next);
-        case GRU: return finish<GRU>(p, t, b, rows, sums, next);
-        default: return finish<LSTM>(p, t, b, rows, sums, next);
+        case TANH: return finish<TANH>(p, rows, sums, next);
+        case RELU: return finish<RELU>(p, rows, sums, next);
+        case LINEAR: return finish<LINEAR>(p, rows, sums, next);
+        case GRU: return finish<GRU>(p, rows, sums, next);
+        default: return finish<LSTM>(p, rows, sums, next);
         }
     }
 
     /* The units of panels [from, to) alone. */
     template <int C>
-    void step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to,
-              operand *place) const {
+    void step(Rows rows, const operand *h, operand *next, int64_t from, int64_t to, operand *place) const {
         int64_t ld = padded(H), k_steps = ceil_div(H, PAIR), size = at.panel_size(H);
         alignas(64) real sums[ROWS<C> * C * LANES];
         for (int64_t p = from; p < to; p++) {
             if (place) pack_transposed(at, p, W_hh, H, place, place + size);
             const operand *panel = place ? place : panels + p * size;
-            groups(rows, ROWS<C>, [&](int64_t lo, int64_t hi) {
+            groups(rows.count, ROWS<C>, [&](int64_t lo, int64_t hi) {
+                Rows some = part(rows, lo, hi);
+                expect(at.unit(p, 0), some);
                 tile_of<C>(int(hi - lo), h + lo * ld, ld, panel, k_steps, sums);
-                finish_cell(p, t, b0 + lo, hi - lo, sums, next + lo * ld);
+                finish_cell(p, some, sums, next + lo * ld);
             });
         }
     }
+    /* What `finish` will read and write far from here, fetched while the product is found. */
+    INLINE void expect(int64_t u, Rows rows) const {
+        int64_t s = rows.t * B + rows.b, kept = gates ? kept_of(job->cell) : 0;
+        for (int64_t r = 0; r < rows.count; r++, s++) {
+            __builtin_prefetch(hs + (s + B) * H + u, 1);
+            if (cs) __builtin_prefetch(cs + s * C + u), __builtin_prefetch(cs + (s + B) * C + u, 1);
+            for (int64_t g = 0; g < kept; g++) __builtin_prefetch(gates + (s * kept + g) * H + u, 1);
+        }
+    }
 #ifndef HALF
-    void few_step(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to) const {
+    void few_step(Rows rows, const operand *h, operand *next, int64_t from, int64_t to) const {
         int64_t row = at.vectors() * LANES;
         alignas(64) real sums[FEW * (OWN_GATES > 4 ? OWN_GATES : 4) * LANES] = {};
         for (int64_t p = from; p < to; p++) {
             for (int c = 0; c < at.vectors(); c++) {
                 int64_t u = at.unit(p, c), n = at_most(H - u, LANES);
                 if (n > 0 && lined)
-                    lined_dots_of(rows, h, padded(H), lined + (p * at.vectors() + c) * LANES * whole_vectors(H), H, n,
+                    lined_dots_of(rows.count, h, padded(H), lined + (p * at.vectors() + c) * LANES * whole_vectors(H), H, n,
                                   sums + c * LANES, row);
                 else if (n > 0)
-                    dots_of(rows, h, padded(H), W_hh + (at.gate(c) * H + u) * H, H, n, sums + c * LANES, row);
+                    dots_of(rows.count, h, padded(H), W_hh + (at.gate(c) * H + u) * H, H, n, sums + c * LANES, row);
             }
-            finish_cell(p, t, b0, rows, sums, next);
+            finish_cell(p, rows, sums, next);
         }
     }
 #endif
-    /* Rows [b0, b1) through all of time; `h` and `next` hold them as operands. */
-    void run(int64_t b0, int64_t b1, operand *h, operand *next) const {
+    /* h_0 of rows [b0, b1) as operands. */
+    void start(int64_t b0, int64_t b1, operand *h) const {
+        for (int64_t b = b0; b < b1; b++) pack_row(hs + b * H, H, h + (b - b0) * padded(H));
+    }
+    /* Rows [b0, b1) through steps [t0, t1); `in` are their inputs, those of the next step `further` on. `h` and `next`
+     * hold them as operands, and change places at each step. */
+    void run(int64_t t0, int64_t t1, int64_t b0, int64_t b1, const real *in, int64_t further, operand *&h,
+             operand *&next) const {
         int64_t ld = padded(H), rows = b1 - b0;
-        for (int64_t b = b0; b < b1; b++) pack_row(hs + b * H, H, h + (b - b0) * ld);
-        for (int64_t t = 0; t < T; t++) {
+        for (int64_t t = t0; t < t1; t++, in += further) {
             while (rows > 0 && held(t, b0 + rows - 1)) rows--; /* the last rows have all ended */
-            if (rows > 0) advance(t, b0, rows, h, next, 0, at.panels());
+            if (rows > 0) advance({t, b0, rows, in}, h, next, 0, at.panels());
             if (job->lengths)
                 for (int64_t b = b0; b < b1; b++)
                     if (held(t, b)) hold(t, b, h + (b - b0) * ld, next + (b - b0) * ld);
-            operand *swap = h;
-            h = next;
-            next = swap;
+            swap(h, next);
         }
+    }
+    /* Rows [b0, b1) through all of time, every input in `in`. */
+    void run_all(int64_t b0, int64_t b1, const real *in, operand *h, operand *next) const {
+        start(b0, b1, h);
+        run(0, T, b0, b1, in + b0 * in_stride, B * in_stride, h, next);
+    }
+    static void swap(operand *&a, operand *&b) {
+        operand *other = a;
+        a = b;
+        b = other;
     }
     /* Of each thread, in a single step: a panel, and LANES rows while they are turned. */
     static int64_t room_of(Layout at) { return at.panel_size(at.units) + LANES * padded(at.units); }
 
-    void advance(int64_t t, int64_t b0, int64_t rows, const operand *h, operand *next, int64_t from, int64_t to,
-                 operand *place = nullptr) const {
+    void advance(Rows rows, const operand *h, operand *next, int64_t from, int64_t to, operand *place = nullptr) const {
 #ifndef HALF
-        if (!panels && !place) return few_step(t, b0, rows, h, next, from, to);
+        if (!panels && !place) return few_step(rows, h, next, from, to);
 #endif
 #ifdef OWN_CELL
-        return step<OWN_GATES == 1 ? 2 : OWN_GATES>(t, b0, rows, h, next, from, to, place);
+        return step<OWN_GATES == 1 ? 2 : OWN_GATES>(rows, h, next, from, to, place);
 #endif
         switch (at.vectors()) {
-        case 2: return step<2>(t, b0, rows, h, next, from, to, place);
-        case 3: return step<3>(t, b0, rows, h, next, from, to, place);
-        default: return step<4>(t, b0, rows, h, next, from, to, place);
+        case 2: return step<2>(rows, h, next, from, to, place);
+        case 3: return step<3>(rows, h, next, from, to, place);
+        default: return step<4>(rows, h, next, from, to, place);
         }
     }
     /* All rows through all of time, threads splitting the units. */
-    void run_together(int64_t threads, operand *h, operand *next) const {
-        for (int64_t b = 0; b < B; b++) pack_row(hs + b * H, H, h + b * padded(H));
-        for (int64_t t = 0; t < T; t++) {
+    void run_together(int64_t threads, const real *in, operand *h, operand *next) const {
+        start(0, B, h);
+        for (int64_t t = 0; t < T; t++, in += B * in_stride) {
             each(threads, threads, [&](int64_t i) {
-                advance(t, 0, B, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads,
+                advance({t, 0, B, in}, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads,
                         room ? room + i * room_of(at) : nullptr);
             });
-            operand *swap = h;
-            h = next;
-            next = swap;
+            swap(h, next);
         }
     }
     void hold(int64_t t, int64_t b, const operand *h, operand *next) const {
@@ -267,12 +294,25 @@ void line_up_all(Layout at, int64_t threads, const real *W, int64_t K, real *out
 }
 #endif
 
-/* in = xs W_ihᵀ + bias, S rows, into rows of `stride`. */
-bool project(const Job *job, int64_t threads, const void *x, int64_t S, const real *bias, real *in, int64_t stride) {
-    int64_t M = gates_of(job->cell) * job->H, I = job->I;
-    const real *xs = static_cast<const real *>(x), *W_ih = static_cast<const real *>(job->W_ih);
+/* in = x W_ihᵀ + bias, S rows, into rows of `stride`. */
+struct Projection {
+    const Job *job;
+    const real *bias;
+    int64_t threads;
+    const int64_t M = gates_of(job->cell) * job->H, I = job->I;
+    const real *W_ih = static_cast<const real *>(job->W_ih);
+    const Layout at{1, M};
+
+    bool run(const real *xs, int64_t S, real *in, int64_t stride) const {
 #ifndef HALF
-    if (job->B <= FEW) { /* decided by the batch alone, so that pieces of time agree to the last bit */
+        if (job->B <= FEW) return few(xs, S, in, stride); /* by the batch alone, so that pieces of time agree to the last bit */
+#endif
+        if (S <= READ_ONCE) return once(xs, S, in, stride);
+        Buffer<operand> panels(at.size(I));
+        return pack(panels) && packed(panels.data, xs, S, in, stride);
+    }
+#ifndef HALF
+    bool few(const real *xs, int64_t S, real *in, int64_t stride) const {
         Buffer<real> x(S * padded(I));
         if (!x.ok()) return false;
         for (int64_t s = 0; s < S; s++) pack_row(xs + s * I, I, x.data + s * padded(I));
@@ -292,29 +332,62 @@ bool project(const Job *job, int64_t threads, const void *x, int64_t S, const re
         return true;
     }
 #endif
-    Layout at{1, M};
-    bool once = S <= READ_ONCE;
-    Buffer<operand> panels(once ? 0 : at.size(I));
-    Product product{xs, I, panels.data, bias, in, M, stride};
-    int64_t tasks = once ? 0 : threads * 4;
-    static_assert(Product::ROWS_AT_ONCE >= LANES, "the scratch of a product also turns its weights");
-    if (once) {
-        int64_t parts = at_most(threads, at.panels()), panel = at.panel_size(I), each_x = S * padded(I);
-        Buffer<operand> room(parts * (panel + LANES * padded(I) + each_x));
+    bool once(const real *xs, int64_t S, real *in, int64_t stride) const {
+        int64_t parts = at_most(threads, at.panels()), panel = at.panel_size(I), turned = LANES * padded(I);
+        Product product{xs, I, I, nullptr, bias, in, M, stride};
+        Buffer<operand> room(parts * (panel + turned + S * padded(I)));
         if (!room.ok()) return false;
         each(threads, parts, [&](int64_t i) {
-            operand *mine = room.data + i * (panel + LANES * padded(I) + each_x);
+            operand *mine = room.data + i * (panel + turned + S * padded(I));
             product.run_once(at, W_ih, at.panels() * i / parts, at.panels() * (i + 1) / parts, S, mine, mine + panel,
-                             mine + panel + LANES * padded(I));
+                             mine + panel + turned);
         });
         return true;
     }
-    Buffer<operand> scratch(tasks * product.scratch());
-    if (!panels.ok() || !scratch.ok()) return false;
-    pack_all(at, threads, W_ih, I, panels.data, scratch.data);
-    each(threads, tasks, [&](int64_t i) {
-        product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
-    });
+    bool pack(Buffer<operand> &panels) const {
+        Buffer<operand> turned(threads * LANES * padded(I));
+        if (!panels.ok() || !turned.ok()) return false;
+        pack_all(at, threads, W_ih, I, panels.data, turned.data);
+        return true;
+    }
+    bool packed(const operand *panels, const real *xs, int64_t S, real *in, int64_t stride) const {
+        Product product{xs, I, I, panels, bias, in, M, stride};
+        int64_t tasks = threads * 4;
+        Buffer<operand> scratch(tasks * product.scratch());
+        if (!scratch.ok()) return false;
+        each(threads, tasks, [&](int64_t i) {
+            product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
+        });
+        return true;
+    }
+};
+
+/* Steps whose inputs are projected together: few enough to be read while they are still in the cache, but enough rows
+ * for one more visit to all of W_ih. */
+INLINE int64_t steps_ahead(const Job *job, int64_t rows) {
+    int64_t least = job->I < Product::ROWS_AT_ONCE ? Product::ROWS_AT_ONCE : job->I;
+    return at_most(job->T, ceil_div(least, rows));
+}
+
+/* Rows [b0, b1) through all of time, their inputs projected some steps ahead; `W_ih` is packed. */
+bool run_ahead(const Forward &run, const real *bias, const operand *W_ih, int64_t b0, int64_t b1, operand *h, operand *next) {
+    const Job *job = run.job;
+    int64_t rows = b1 - b0, B = job->B, I = job->I, M = gates_of(job->cell) * job->H, ahead = steps_ahead(job, rows);
+    bool apart = rows < B; /* they do not lie side by side */
+    Buffer<real> in(ahead * rows * M), gathered(apart ? ahead * rows * padded(I) : 0);
+    Product product{gathered.data, padded(I), I, W_ih, bias, in.data, M, M};
+    Buffer<operand> scratch(product.scratch());
+    if (!in.ok() || !gathered.ok() || !scratch.ok()) return false;
+    run.start(b0, b1, h);
+    for (int64_t t0 = 0; t0 < job->T; t0 += ahead) {
+        int64_t t1 = at_most(job->T, t0 + ahead);
+        const real *xs = static_cast<const real *>(job->xs) + (t0 * B + b0) * I;
+        if (!apart) product.X = xs, product.x_stride = I;
+        for (int64_t s = 0; apart && s < (t1 - t0) * rows; s++)
+            memcpy(gathered.data + s * padded(I), xs + (s / rows * B + s % rows) * I, size_t(I) * sizeof(real));
+        product.run(0, (t1 - t0) * rows, scratch.data);
+        run.run(t0, t1, b0, b1, in.data, rows * M, h, next);
+    }
     return true;
 }
 
@@ -329,16 +402,17 @@ int forward(const Job *job) {
             if (job->ids[s] < 0 || job->ids[s] >= names_of(job)) return BAD_ID;
 
     int64_t many = few && job->T >= MANY_STEPS ? at.panels() * at.vectors() * LANES * ceil_div(H, LANES) * LANES : 0;
-    bool once = !few && job->T == 1 && !job->lengths;
+    bool once = !few && job->T == 1 && !job->lengths, together = once || splits_units(job);
+    bool ahead = !job->ids && !few && !together && S > READ_ONCE;
     Buffer<real> lined(many);
     Buffer<operand> panels(few || once ? 0 : at.size(H)), turned(few || once ? 0 : threads * LANES * padded(H));
-    Buffer<operand> room(once ? threads * Forward::room_of(at) : 0);
+    Buffer<operand> room(once ? threads * Forward::room_of(at) : 0), W_ih(ahead ? Layout{1, M}.size(job->I) : 0);
     Buffer<real> bias(M), looked(job->ids ? (table ? names_of(job) : S) * M : 0);
-    Buffer<real> unwanted(!job->ids && gated && !job->gates ? S * kept * H : 0);
-    bool together = once || splits_units(job);
+    Buffer<real> unwanted(!job->ids && !ahead && gated && !job->gates ? S * kept * H : 0);
     int64_t blocks = together ? 1 : blocks_of(job), state = ceil_div(job->B, blocks) * padded(H);
     Buffer<operand> states(2 * blocks * state);
-    if (!lined.ok() || !room.ok() || !panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok()) return NO_MEMORY;
+    if (!lined.ok() || !room.ok() || !panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok())
+        return NO_MEMORY;
 
     real *hs = static_cast<real *>(job->hs), *gates = static_cast<real *>(job->gates);
     memcpy(hs, job->h_0, size_t(job->B * H) * sizeof(real));
@@ -350,24 +424,31 @@ int forward(const Job *job) {
 #endif
     if (panels.data)
         pack_all(at, threads, static_cast<const real *>(job->W_hh), H, panels.data, turned.data);
-    /* Projected inputs wait where the results of the same step will overwrite them. */
+    Projection inputs{job, bias.data, threads};
+    /* Projected inputs wait where the results of the same step will overwrite them, unless they are found as they are wanted. */
     real *in = job->ids ? looked.data : !gated ? hs + job->B * H : gates ? gates : unwanted.data;
-    int64_t stride = job->ids || !gated ? M : kept * H;
+    int64_t stride = job->ids || !gated || ahead ? M : kept * H;
+    const real *xs = static_cast<const real *>(job->E ? job->E : job->xs);
     if (job->ids && !job->E)
         look_up(job, threads, table ? nullptr : job->ids, table ? job->I : S, bias.data, in);
-    else if (!project(job, threads, job->E ? job->E : job->xs, job->E ? job->V : S, bias.data, in, stride))
+    else if (!(ahead ? inputs.pack(W_ih) : inputs.run(xs, job->E ? job->V : S, in, stride)))
         return NO_MEMORY;
 
-    Forward run{job, at, panels.data, lined.data, room.data, in, stride, table, gates};
+    Forward run{job, at, panels.data, lined.data, room.data, table ? in : nullptr, stride, gates};
     if (together) {
-        run.run_together(once ? threads : job->threads, states.data, states.data + state);
+        run.run_together(once ? threads : job->threads, in, states.data, states.data + state);
         return OK;
     }
+    std::atomic<bool> ok{true};
     each(threads, blocks, [&](int64_t i) {
-        operand *h = states.data + 2 * i * state;
-        run.run(job->B * i / blocks, job->B * (i + 1) / blocks, h, h + state);
+        int64_t b0 = job->B * i / blocks, b1 = job->B * (i + 1) / blocks;
+        operand *h = states.data + 2 * i * state, *next = h + state;
+        if (!ahead)
+            run.run_all(b0, b1, in, h, next);
+        else if (!run_ahead(run, bias.data, W_ih.data, b0, b1, h, next))
+            ok = false;
     });
-    return OK;
+    return ok ? OK : NO_MEMORY;
 }
 
 } // namespace

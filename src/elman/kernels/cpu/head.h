@@ -72,10 +72,10 @@ int head(const Head *head) {
     Buffer<real> o(S * V);
     Buffer<double> nats(S);
     HeadRows rows{head,
-                  {hs, H, W_there.data, static_cast<const real *>(head->b), o.data, V, V},
-                  {o.data, V, W_back.data, nullptr, static_cast<real *>(head->dhs), H, H},
+                  {hs, H, H, W_there.data, static_cast<const real *>(head->b), o.data, V, V},
+                  {o.data, V, V, W_back.data, nullptr, static_cast<real *>(head->dhs), H, H},
                   nats.data};
-    constexpr int64_t ROWS_OF_TASK = Product::ROWS_AT_ONCE;
+    constexpr int64_t ROWS_OF_TASK = 4 * ROWS<2>;
     int64_t tasks = ceil_div(S, ROWS_OF_TASK), size = rows.logits.scratch() + rows.states.scratch();
     Buffer<operand> scratch(tasks * size);
     if (!turned.ok() || !W_there.ok() || !W_back.ok() || !o.ok() || !nats.ok() || !scratch.ok()) return NO_MEMORY;

@@ -79,11 +79,12 @@ INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t padded(int64_t k) { return ceil_div(k, 2 * LANES) * 2 * LANES + LANES; }
 
 /* out[r][c] = Σ_k a[r][k] panel[k][c]; `a` steps by `row` per row and `step` per k (or pair). Of panels that are
- * WIDE vectors wide, the first C. */
+ * WIDE vectors wide, the first C. A sum that was `begun` goes on from what `out` holds. */
 template <int C, int R, int WIDE = C>
-void tile(const operand *a, int64_t row, int64_t step, const operand *panel, int64_t k, real *out) {
+void tile(const operand *a, int64_t row, int64_t step, const operand *panel, int64_t k, real *out, bool begun) {
     vec sums[R][C];
-    FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) sums[r][c] = vec{};
+    FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++)
+        sums[r][c] = begun ? load(out + (r * WIDE + c) * LANES) : vec{};
     for (int64_t i = 0; i < k; i++, a += step, panel += WIDE * PANEL) {
         decltype(load_operands(panel)) b[C];
         FLATTEN for (int c = 0; c < C; c++) b[c] = load_operands(panel + c * PANEL);
@@ -99,22 +100,23 @@ void tile(const operand *a, int64_t row, int64_t step, const operand *panel, int
 template <int C> constexpr int ROWS = C < SUMS ? SUMS / C : 1;
 
 template <int C, int R = ROWS<C>>
-INLINE void tile_of(int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out) {
+INLINE void tile_of(int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out, bool begun = false) {
     if constexpr (R > 1)
-        if (rows < R) return tile_of<C, R - 1>(rows, a, row, panel, k, out);
-    tile<C, R>(a, row, PAIR, panel, k, out);
+        if (rows < R) return tile_of<C, R - 1>(rows, a, row, panel, k, out, begun);
+    tile<C, R>(a, row, PAIR, panel, k, out, begun);
 }
 
 /* The same for a panel of two vectors of which only `columns` are wanted. */
 template <int R = ROWS<2>>
-INLINE void half_tile_of(int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out) {
+INLINE void half_tile_of(int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out, bool begun) {
     if constexpr (R > 1)
-        if (rows < R) return half_tile_of<R - 1>(rows, a, row, panel, k, out);
-    tile<1, R, 2>(a, row, PAIR, panel, k, out);
+        if (rows < R) return half_tile_of<R - 1>(rows, a, row, panel, k, out, begun);
+    tile<1, R, 2>(a, row, PAIR, panel, k, out, begun);
 }
-INLINE void two_vectors(int64_t columns, int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out) {
-    if (columns > LANES) return tile_of<2>(rows, a, row, panel, k, out);
-    half_tile_of(rows, a, row, panel, k, out);
+INLINE void two_vectors(int64_t columns, int rows, const operand *a, int64_t row, const operand *panel, int64_t k, real *out,
+                        bool begun = false) {
+    if (columns > LANES) return tile_of<2>(rows, a, row, panel, k, out, begun);
+    half_tile_of(rows, a, row, panel, k, out, begun);
 }
 
 /* Visit n items in as few groups of at most `most` as possible, of nearly equal size. */
@@ -306,41 +308,53 @@ INLINE void dots_of(int64_t rows, const real *h, int64_t ld, const real *W, int6
 }
 #endif
 
-/* Y (S, N) = X (S, K) · panels + bias, rows [first, last). `scratch` holds ROWS_AT_ONCE rows of X. */
+/* Y (S, N) = X (S, K) · panels + bias, rows [first, last). A block of rows and of k and the panel that meets them stay in
+ * the second-level cache; from one block of k to the next Y holds the sums. */
 struct Product {
     const real *X;
-    int64_t K;
+    int64_t x_stride, K;
     const operand *panels; /* of two vectors */
     const real *bias;
     real *Y;
     int64_t N, y_stride;
 
-    static constexpr int64_t ROWS_AT_ONCE = 4 * ROWS<2>;
-    int64_t scratch() const { return ROWS_AT_ONCE * padded(K); }
+    static constexpr int64_t ROWS_AT_ONCE = 12 * ROWS<2>, DEEP = 512; /* steps of k */
+    int64_t scratch() const { return ROWS_AT_ONCE * padded(at_most(K, DEEP * PAIR)); }
 
     void run(int64_t first, int64_t last, operand *scratch) const {
-        int64_t k_steps = ceil_div(K, PAIR);
         groups(last - first, ROWS_AT_ONCE, [&](int64_t from, int64_t to) {
-            auto [x, ld] = operands(first + from, to - from, scratch);
-            for (int64_t n = 0; n < N; n += 2 * LANES)
-                groups(to - from, ROWS<2>, [&](int64_t lo, int64_t hi) {
-                    real out[SUMS * LANES];
-                    two_vectors(N - n, int(hi - lo), x + lo * ld, ld, panels + n / LANES * k_steps * PANEL, k_steps, out);
-                    for (int64_t r = lo; r < hi; r++) finish(first + from + r, n, out + (r - lo) * 2 * LANES);
-                });
+            groups(ceil_div(K, PAIR), DEEP, [&](int64_t k, int64_t end) {
+                run_block(first + from, first + to, k, end, scratch);
+            });
         });
+    }
+    /* Steps [k, end) of k alone. */
+    void run_block(int64_t first, int64_t last, int64_t k, int64_t end, operand *scratch) const {
+        int64_t k_steps = ceil_div(K, PAIR);
+        auto [x, ld] = operands(first, last - first, k * PAIR, at_most(K, end * PAIR), scratch);
+        for (int64_t n = 0; n < N; n += 2 * LANES) {
+            const operand *panel = panels + (n / LANES * k_steps + 2 * k) * PANEL;
+            groups(last - first, ROWS<2>, [&, x = x, ld = ld](int64_t lo, int64_t hi) {
+                alignas(64) real out[SUMS * LANES];
+                real *y = Y + (first + lo) * y_stride + n;
+                begin(int(hi - lo), n, y, out, k > 0);
+                two_vectors(N - n, int(hi - lo), x + lo * ld, ld, panel, end - k, out, k > 0);
+                finish(int(hi - lo), n, out, y, end == k_steps);
+            });
+        }
     }
     /* Every row, panels [from, to) alone, each packed into `panel` just before. For few rows: of a W that is read
      * once, nothing is written but what stays in the cache. */
     void run_once(Layout at, const real *W, int64_t from, int64_t to, int64_t rows, operand *panel, operand *turned,
                   operand *scratch) const {
-        auto [x, ld] = operands(0, rows, scratch);
+        auto [x, ld] = operands(0, rows, 0, K, scratch);
         for (int64_t p = from; p < to; p++) {
+            int64_t n = p * 2 * LANES;
             pack_transposed(at, p, W, K, panel, turned);
             groups(rows, ROWS<2>, [&, x = x, ld = ld](int64_t lo, int64_t hi) {
-                real out[SUMS * LANES];
-                two_vectors(N - p * 2 * LANES, int(hi - lo), x + lo * ld, ld, panel, ceil_div(K, PAIR), out);
-                for (int64_t r = lo; r < hi; r++) finish(r, p * 2 * LANES, out + (r - lo) * 2 * LANES);
+                alignas(64) real out[SUMS * LANES];
+                two_vectors(N - n, int(hi - lo), x + lo * ld, ld, panel, ceil_div(K, PAIR), out);
+                finish(int(hi - lo), n, out, Y + lo * y_stride + n, true);
             });
         }
     }
@@ -348,19 +362,34 @@ struct Product {
         const operand *x;
         int64_t ld;
     };
-    /* Rows of X where they lie, unless they must be rounded or would fall on the same cache lines. */
-    Rows operands(int64_t first, int64_t rows, operand *scratch) const {
+    /* Columns [k, end) of rows of X: where they lie, unless they must be rounded or would fall on the same cache lines. */
+    Rows operands(int64_t first, int64_t rows, int64_t k, int64_t end, operand *scratch) const {
+        const real *from = X + first * x_stride + k;
 #ifndef HALF
-        if (K * int64_t(sizeof(real)) % 2048) return {X + first * K, K};
+        if (x_stride * int64_t(sizeof(real)) % 2048) return {from, x_stride};
 #endif
-        for (int64_t s = 0; s < rows; s++) pack_row(X + (first + s) * K, K, scratch + s * padded(K));
-        return {scratch, padded(K)};
+        for (int64_t s = 0; s < rows; s++) pack_row(from + s * x_stride, end - k, scratch + s * padded(end - k));
+        return {scratch, padded(end - k)};
     }
-    void finish(int64_t row, int64_t n, const real *sums) const {
-        for (int64_t c = n; c < n + 2 * LANES && c < N; c += LANES) {
-            vec y = load(sums + c - n);
-            if (bias) y += load(bias + c, N - c);
-            store(Y + row * y_stride + c, y, N - c);
+    /* Sums that Y holds already into `sums`, or the places where they will go, fetched while they are found. */
+    INLINE void begin(int rows, int64_t n, const real *y, real *sums, bool begun) const {
+        for (int r = 0; r < rows; r++, y += y_stride, sums += 2 * LANES)
+            if (!begun) {
+                __builtin_prefetch(y, 1);
+                __builtin_prefetch(y + LANES, 1);
+            } else {
+                store(sums, load(y, N - n));
+                if (n + LANES < N) store(sums + LANES, load(y + LANES, N - n - LANES));
+            }
+    }
+    INLINE void finish(int rows, int64_t n, const real *sums, real *y, bool last) const {
+        for (int64_t c = 0; c < 2 * LANES && n + c < N; c += LANES) {
+            bool shifted = bias && last;
+            vec shift = shifted ? load(bias + n + c, N - n - c) : vec{};
+            for (int r = 0; r < rows; r++) {
+                vec sum = load(sums + r * 2 * LANES + c);
+                store(y + r * y_stride + c, shifted ? sum + shift : sum, N - n - c);
+            }
         }
     }
 };
