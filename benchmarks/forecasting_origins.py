@@ -1,11 +1,12 @@
 """Fitted once, forecasting from every origin: `elman forecast` beside neuralforecast's NHITS.
 
-    python benchmarks/forecasting_origins.py [--sets co2 …] [--seeds 1 2 3] [--updates 300]
-                                             [--json FILE]
+    python benchmarks/forecasting_origins.py [--sets co2 …] [--train 0.5 0.6 0.7] [--seeds 1 2 3]
+                                             [--updates 300] [--json FILE]
 
-Every forecaster is fitted on the first 60 % of a series and never again. From every step of the
-last 20 % on it is shown what has come so far and forecasts 12 steps; MASE is the mean over all of
-them, in units of the training part's seasonal naive error. A cutoff every twelfth step, as
+Every forecaster is fitted on the first part of a series (`--train`: several, 60 % unless told
+otherwise) and never again. From every step of the last 20 % on it is shown what has come so far and
+forecasts 12 steps; MASE is the mean over all of them, in units of the seasonal naive error of the
+first 60 %. A cutoff every twelfth step, as
 `forecasting.py` has it, asks a monthly series for the same season each time; this asks for all of
 them. NHITS reads two seasons and takes so many updates with each seed; 1 is its default.
 """
@@ -17,6 +18,7 @@ import time
 import warnings
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from elman.forecasting.experiment import Settings, fit_and_measure
 from elman.forecasting.series import Series
 from forecasting import STEPS, sets
 
-TRAIN, TEST = 0.6, 0.2
+UNIT, TEST = 0.6, 0.2
 
 
 def ours(series: Series, train: int, origins: list[int]) -> Any:
@@ -71,6 +73,7 @@ def main() -> None:
     """Print a table; write it as JSON where asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sets", nargs="+", default=["co2"], help="co2, sunspots, airline, nile")
+    parser.add_argument("--train", nargs="+", type=float, default=[0.6], help="fitted on")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3], help="of NHITS")
     parser.add_argument("--updates", type=int, default=300, help="of NHITS")
     parser.add_argument("--json", type=Path, help="write the results here")
@@ -83,23 +86,22 @@ def main() -> None:
     single, results = sets(0, 0), {}
     for name in given.sets:
         [series] = single[name].panel
-        train, test = round(TRAIN * len(series)), round((1 - TEST) * len(series))
+        test = round((1 - TEST) * len(series))
         origins = list(range(test, len(series) - STEPS + 1))
         truth = np.stack([series.values[o : o + STEPS] for o in origins])
-        rows = results[name] = {}
-        for label, seed in [("elman", None), *((f"NHITS, seed {s}", s) for s in given.seeds)]:
-            start = time.process_time()
+        unit = [series.values[: round(UNIT * len(series))]]
+        rows = results[name] = []
+        labels = [("elman", None), *((f"NHITS, seed {s}", s) for s in given.seeds)]
+        for part, (label, seed) in product(given.train, labels):
+            start, train = time.process_time(), round(part * len(series))
             if seed is None:
                 paths = ours(series, train, origins)
             else:
                 paths = nhits(series, train, origins, seed, given.updates)
-            parts = [series.values[:train]]
-            error = accuracy.mase(truth, paths, parts, series.season or 1)
+            error = float(accuracy.mase(truth, paths, unit, series.season or 1).mean())
             seconds = time.process_time() - start
-            rows[label] = {"mase": float(error.mean()), "cpu_seconds": seconds}
-            print(
-                f"{name:10} {len(origins)} origins  {label:14} {error.mean():.4f}  {seconds:.0f} s"
-            )
+            rows.append({"train": part, "model": label, "mase": error, "cpu_seconds": seconds})
+            print(f"{name:10} {part:4.0%}  {label:14} {error:.4f}  {seconds:.0f} s", flush=True)
     if given.json:
         document = {"steps": STEPS, "updates": given.updates, "results": results}
         given.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -192,6 +192,20 @@ def forecasting(found: dict[str, Any]) -> str:
     )
 
 
+def origins(found: dict[str, Any]) -> str:
+    """MASE from every origin, by the part of the series that was fitted on."""
+    rows = [(series, row) for series, of in found["results"].items() for row in of]
+    models = list(dict.fromkeys(row["model"] for _, row in rows))
+    mase = {(series, row["train"], row["model"]): row["mase"] for series, row in rows}
+    return table(
+        ["series", "fitted on", *models],
+        (
+            [series, f"{part:.0%}", *(f"{mase[series, part, m]:.3f}" for m in models)]
+            for series, part in dict.fromkeys((series, row["train"]) for series, row in rows)
+        ),
+    )
+
+
 def compression(rows: list[dict[str, Any]]) -> str:
     """Bytes of every compressor on every text, and elman's default against PPMd's."""
     peers, levels = list(rows[0]["peers"]), list(rows[0]["elman"])
@@ -269,6 +283,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "chunked-cpu": chunked,
     "forecasting": forecasting,
     "forecasting-cutoffs": forecasting,
+    "forecasting-origins": origins,
     "compression": compression,
     "defaults": defaults,
 }
