@@ -22,10 +22,20 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from elman import nn
-from elman.cells import Weights, named
+from elman.cells import Slopes, Weights, named
 from elman.errors import UserError
 from elman.kernels import Piece, Pull, Trace, described, reference
-from elman.kernels.cpu import FLOAT, KERNEL, Cpu, Ends, Steps, Windows, clip_norm, head
+from elman.kernels.cpu import (
+    FLOAT,
+    KERNEL,
+    Cpu,
+    Ends,
+    Steps,
+    Windows,
+    clip_norm,
+    head,
+    norms_by_lag,
+)
 from elman.kernels.cpu.library import AVX2, DOUBLE, HALF, PORTABLE
 from elman.language_model import LanguageModel
 from elman.language_model.masks import NO_MASKS
@@ -400,6 +410,51 @@ def test_clip():
             torch.testing.assert_close(norm, float(exact), rtol=1e-6, atol=0)
             for t, old in zip(gradients, before, strict=True):
                 torch.testing.assert_close(t, old * min(1.0, 0.5 / max(norm, 1e-9)))
+    tally.fair()
+
+
+def travelled(W, slopes, pulls, first, lags):
+    """‖∂L_t/∂S_{t+1-k}‖, loss by loss and lag by lag."""
+    _, states, gates, H = slopes.a_h.shape
+    W, norms = W.reshape(gates, H, H), []
+    for t in range(first, len(pulls)):
+        G = torch.cat([pulls[t : t + 1], pulls.new_zeros(states - 1, H)])
+        row = [G.norm()]
+        for s in range(t, t - lags, -1):
+            on_gates = torch.einsum("jh,jgh->gh", G, slopes.a_h[s])
+            G = torch.einsum("jh,jkh->kh", G, slopes.before[s])
+            G[0] += torch.einsum("gh,ghi->i", on_gates, W)
+            row.append(G.norm())
+        norms.append(torch.stack(row))
+    return (torch.stack(norms),)
+
+
+def test_travel():
+    tally = Tally()
+    for chance in cases(DEFAULT):
+        g = torch.Generator().manual_seed(chance.randrange(2**31))
+        use_threads(chance)
+        kernel, kind = chance.choice(KERNELS), kind_of(chance)
+        lags, H, states, gates = size(chance), size(chance), *chance.choices((1, 2, 3), k=2)
+        first = lags + chance.randint(0, 2)
+        T = first + size(chance)
+        shapes = [(gates * H, H), (T, states, gates, H), (T, states, states, H), (T, H)]
+        normal = [torch.randn(*s, generator=g).mul(0.5).to(kind) for s in shapes]
+        given = outcome(lambda: maybe(tuple(normal), chance))  # noqa: B023
+        if given is None:
+            tally["refused"] += 1
+            continue
+
+        def run(kernel=kernel, given=given, first=first, lags=lags):
+            W, a_h, before, pulls = given
+            norms = norms_by_lag(kernel, W, Slopes(a_h, before), pulls, first, lags)
+            return None if norms is None else (norms,)
+
+        def plainly(given=given, first=first, lags=lags):
+            W, a_h, before, pulls = given
+            return travelled(W, Slopes(a_h, before), pulls, first, lags)
+
+        tally.agree(outcome(run), lambda given=given: plainly(wide(given)), plainly, kind)
     tally.fair()
 
 

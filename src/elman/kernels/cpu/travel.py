@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from elman.cells import Slopes
+from elman.errors import UserError
 from elman.kernels import choice
 from elman.kernels.contract import Expected, require
 from elman.kernels.cpu import library
@@ -28,8 +29,14 @@ def norms_by_lag(
     if kind not in (FLOAT, DOUBLE):
         return None
     steps, states, gates, hidden = slopes.a_h.shape
-    assert 1 <= lags <= first < steps
     require(_expected(W_hh, slopes, pulls), W_hh.device)
+    assert 1 <= lags <= first < steps
+    if any(t.dtype != W_hh.dtype for t in (*slopes, pulls)):
+        raise UserError(
+            f"slopes and pulls of {slopes.a_h.dtype}, {slopes.before.dtype} and {pulls.dtype} do "
+            f"not go through W_hh of {W_hh.dtype}",
+            hint="make them of one type",
+        )
     norms = torch.empty(steps - first, lags + 1, dtype=W_hh.dtype)
     read = [plain(t, W_hh.dtype) for t in (pulls, slopes.a_h, slopes.before, W_hh)]
     arguments = TravelArguments(
@@ -43,5 +50,6 @@ def norms_by_lag(
 def _expected(W_hh: Tensor, slopes: Slopes, pulls: Tensor) -> Iterator[Expected]:
     steps, states, gates, hidden = slopes.a_h.shape
     yield "W_hh", W_hh, (gates * hidden, hidden)
+    yield "the slopes by gates", slopes.a_h, (steps, states, gates, hidden)
     yield "the slopes by states", slopes.before, (steps, states, states, hidden)
     yield "pulls", pulls, (steps, hidden)
