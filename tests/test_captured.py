@@ -20,7 +20,7 @@ from elman import kernels, nn
 from elman.cells import named
 from elman.errors import UserError
 from elman.gradients import Checkpointed, Randomized, Truncated
-from elman.kernels import cudnn, reference
+from elman.kernels import choice, cudnn, reference
 from elman.kernels.cuda import graphs
 from elman.recurrence import captured
 from elman.recurrence.captured import FEW, Repeated
@@ -451,6 +451,16 @@ def test_what_is_not_captured_says_why(monkeypatch):
     monkeypatch.setenv("ELMAN_CAPTURE", "perhaps")
     with pytest.raises(UserError, match="neither auto nor off"):
         kernels.captures()
+
+
+def test_a_choice_is_made_anew_where_the_environment_has_changed(monkeypatch):
+    for name in ("ELMAN_KERNELS", "ELMAN_CAPTURE"):
+        monkeypatch.delenv(name, raising=False)
+    met = [choice.settings(torch.float32)]
+    for name, value in (("ELMAN_KERNELS", "cudnn"), ("ELMAN_CAPTURE", "off")):
+        monkeypatch.setenv(name, value)
+        met.append(choice.settings(torch.float32))
+    assert len(set(met)) == 3
 
 
 def test_cudnns_arguments_there_and_back(monkeypatch):
