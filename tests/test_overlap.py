@@ -56,7 +56,19 @@ def test_evaluate_says_what_was_trained_on(tmp_path):
     again = runner.invoke(app, ["evaluate", run, str(tmp_path / "a.txt")])
     assert again.exit_code == 0, again.output
     assert "90% of this text stands in the training text" in again.output
+    assert f"elman evaluate {run} scores what was held out" in " ".join(again.output.split())
     for held_out in ([], [str(tmp_path / "b.txt")]):
         result = runner.invoke(app, ["evaluate", run, *held_out])
         assert result.exit_code == 0, result.output
         assert "stands in the training text" not in result.output
+
+
+def test_a_run_that_held_nothing_out_is_not_named_for_it(tmp_path):
+    (tmp_path / "a.txt").write_text("the time traveller for so it will be convenient " * 40)
+    runner, run = CliRunner(), str(tmp_path / "run")
+    options = ["--validation", "0", "--epochs", "1", "--hidden-size", "8"]
+    made = runner.invoke(app, ["train", str(tmp_path / "a.txt"), "--out", run, *options])
+    assert made.exit_code == 0, made.output
+    again = runner.invoke(app, ["evaluate", run, str(tmp_path / "a.txt")])
+    assert "100% of this text stands in the training text" in again.output
+    assert "held out" not in again.output

@@ -139,7 +139,7 @@ def evaluate(
     if scores.unknown:
         note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")
     if (scores.seen or 0) >= WORTH_SAYING:
-        note(_not_held_out(opened, scores.seen or 0, own=source is None))
+        note(_not_held_out(opened, scores.seen or 0, source))
     note(f"next: elman generate {shlex.quote(str(run))}")
 
 
@@ -309,13 +309,15 @@ def _table(run: "Run", scores: "Evaluation", what: str) -> str:
     return "\n".join(lines)
 
 
-def _not_held_out(run: "Run", seen: float, own: bool) -> str:
+def _not_held_out(run: "Run", seen: float, source: str | None) -> str:
     """What a text that was trained on says of a model, and of counting even more."""
     from elman.scoring.overlap import SPAN
 
     said = f"note: {seen:.0%} of this text stands in the training text, too, {SPAN} tokens or more "
     said += "in a row, so its scores flatter all, and counting most"
-    return said if own else f"{said}; elman evaluate {shlex.quote(str(run.path))} has held some out"
+    if source is None or not run.config.data.validation:
+        return said
+    return f"{said}; elman evaluate {shlex.quote(str(run.path))} scores what was held out"
 
 
 def _share(weights: Mapping[str, float]) -> str:
