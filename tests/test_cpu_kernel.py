@@ -402,6 +402,64 @@ def test_calls_from_many_threads_do_not_meet():
     assert same == [True] * 160
 
 
+BESIDE_OTHERS = """
+import os, subprocess, sys, time
+import torch
+from elman import nn
+from elman.kernels.cpu import KERNEL
+
+def bits(m, x):
+    m.zero_grad()
+    m(x)[0].square().sum().backward()
+    return [p.grad.clone() for p in m.parameters()]
+
+def core(i):
+    code = f"import os; os.sched_setaffinity(0, [{i}])\\nwhile True: pass"
+    return subprocess.Popen([sys.executable, "-c", code])
+
+torch.manual_seed(0)
+m, x = nn.GRU(64, 128), torch.randn(24, 32, 64)
+torch.set_num_threads(1)
+alone = bits(m, x)
+torch.set_num_threads(2)
+cores = sorted(os.sched_getaffinity(0))[:2]
+os.sched_setaffinity(0, cores)
+others = [core(i) for i in cores * 2]
+try:
+    stop = time.monotonic() + 60
+    while not KERNEL.is_machine_busy() and time.monotonic() < stop:
+        assert all(map(torch.equal, bits(m, x), alone))
+    if not KERNEL.is_machine_busy():
+        sys.exit("quiet")
+    held = 0
+    while not held and time.monotonic() < stop:
+        assert all(map(torch.equal, bits(m, x), alone))
+        tasks = [int(task) for task in os.listdir("/proc/self/task")]
+        held = sum(len(os.sched_getaffinity(task)) == 1 for task in tasks)
+    print(len(tasks), held)
+finally:
+    for other in others:
+        other.kill()
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="there is no second core to share with others",
+)
+def test_beside_other_programs_threads_keep_apart_and_change_no_bit():
+    """With two programs on either core torch's threads are late, and ours take over."""
+    command = [sys.executable, "-c", BESIDE_OTHERS]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    if done.stderr.strip() == "quiet":
+        pytest.skip("two programs on either core kept nobody from running")
+    assert done.returncode == 0, done.stderr
+    threads, held = map(int, done.stdout.split())
+    assert threads >= 5  # torch's two, ours, and two that make torch's patient
+    assert held == 1  # ours, which Linux put beside the caller
+
+
 def leaks(calls):
     """How much the process grows over so many calls each way, in bytes."""
     problem = Problem("gru", 3, 5, 8, 24, True, True, False, "none", 0)

@@ -261,8 +261,28 @@ struct ScatterTasks {
     }
 };
 
-/* Of a piece of time. The largest parts come first, so that threads end together. */
-bool weight_gradients(const Job *job, int64_t threads, const real *da, const real *da_hh) {
+/* dxs = da W_ih, S rows; `panels` is W_ih for y ↦ y W_ih. */
+void pack_inputs_back(const Job *job, int64_t threads, operand *panels) {
+    each_little(threads, Layout{1, job->I}.panels(), [&](int64_t p) {
+        pack_straight(p, static_cast<const real *>(job->W_ih), gates_of(job->cell) * job->H, job->I, panels);
+    });
+}
+struct InputTasks {
+    const Job *job;
+    const operand *panels;
+    const real *da;
+    int64_t S;
+    void *dxs;
+    int64_t threads;
+    const int64_t M = gates_of(job->cell) * job->H, I = job->I, tasks = dxs ? threads * 4 : 0;
+    const Product product{da, M, M, panels, nullptr, static_cast<real *>(dxs), I, I};
+    const Buffer<operand> scratch{tasks * product.scratch()};
+
+    void run(int64_t i) const { product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch()); }
+};
+
+/* Those of weights and inputs, of a piece of time. The largest parts come first, so that threads end together. */
+bool gradients_of_piece(const Job *job, int64_t threads, const real *da, const real *da_hh, const InputTasks &below) {
     int64_t M = gates_of(job->cell) * job->H;
     real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
     bool fresh = job->fresh, same = da == da_hh;
@@ -272,13 +292,15 @@ bool weight_gradients(const Job *job, int64_t threads, const real *da, const rea
                       static_cast<real *>(job->dW_ih), fresh}, threads};
     int64_t inputs = job->ids ? 0 : input.tasks, strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
     std::atomic<bool> ok{true};
-    each(threads, hidden.tasks + inputs + strips, [&](int64_t i) {
+    each(threads, hidden.tasks + inputs + below.tasks + strips, [&](int64_t i) {
         if (i < hidden.tasks) {
             if (!hidden.run(i)) ok = false;
         } else if ((i -= hidden.tasks) < inputs) {
             if (!input.run(i)) ok = false;
+        } else if ((i -= inputs) < below.tasks) {
+            below.run(i);
         } else {
-            int64_t m = (i - inputs) * STRIP;
+            int64_t m = (i - below.tasks) * STRIP;
             add_rows(job->T, job->B, M, da, m, fresh, db_ih, same ? db_hh : nullptr);
             if (!same) add_rows(job->T, job->B, M, da_hh, m, fresh, db_hh);
         }
@@ -294,23 +316,6 @@ bool id_gradients(const Job *job, int64_t threads, const real *da) {
         if (!looked_up.run(i)) ok = false;
     });
     return ok;
-}
-
-/* dxs = da W_ih, S rows; `panels` is W_ih for y ↦ y W_ih. */
-void pack_inputs_back(const Job *job, int64_t threads, operand *panels) {
-    each(threads, Layout{1, job->I}.panels(), [&](int64_t p) {
-        pack_straight(p, static_cast<const real *>(job->W_ih), gates_of(job->cell) * job->H, job->I, panels);
-    });
-}
-bool input_gradients(const Job *job, int64_t threads, const operand *panels, const real *da, int64_t S, void *dxs) {
-    int64_t M = gates_of(job->cell) * job->H, I = job->I, tasks = threads * 4;
-    Product product{da, M, M, panels, nullptr, static_cast<real *>(dxs), I, I};
-    Buffer<operand> scratch(tasks * product.scratch());
-    if (!scratch.ok()) return false;
-    each(threads, tasks, [&](int64_t i) {
-        product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch());
-    });
-    return true;
 }
 
 /* Through an embedding: D_v = Σ da over the steps that read token v, the last step first, and then
@@ -340,7 +345,10 @@ bool embedding_gradients(const Job *job, int64_t threads, const real *da) {
     Buffer<operand> panels(Layout{1, I}.size(M));
     if (!ok || !panels.ok()) return false;
     pack_inputs_back(job, threads, panels.data);
-    return input_gradients(job, threads, panels.data, pulls.data, V, job->dE);
+    InputTasks back{job, panels.data, pulls.data, V, job->dE, threads};
+    if (!back.scratch.ok()) return false;
+    each(threads, back.tasks, [&](int64_t i) { back.run(i); });
+    return true;
 }
 
 /* Steps that go back together before their weight gradients are found: as many as leave their pulls in the cache, but
@@ -374,7 +382,7 @@ int backward(const Job *job) {
     Buffer<real> da(all * M), da_hh(apart ? most * M : 0), down(most * own);
     if (!panels.ok() || !ys.ok() || !inputs.ok() || !da.ok() || !da_hh.ok() || !down.ok()) return NO_MEMORY;
 
-    each(threads, at.panels(), [&](int64_t p) {
+    each_little(threads, at.panels(), [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
     });
     if (job->dxs) pack_inputs_back(job, threads, inputs.data);
@@ -397,8 +405,8 @@ int backward(const Job *job) {
         Job piece = piece_of(job, t0, t1);
         for (int64_t m = 0; m < own; m += STRIP)
             add_rows(piece.T, B, own, down.data, m, piece.fresh, static_cast<real *>(job->down));
-        if (!weight_gradients(&piece, threads, pulls, hidden_side)) return NO_MEMORY;
-        if (job->dxs && !input_gradients(job, threads, inputs.data, pulls, piece.T * B, piece.dxs)) return NO_MEMORY;
+        InputTasks below{job, inputs.data, pulls, piece.T * B, piece.dxs, threads};
+        if (!below.scratch.ok() || !gradients_of_piece(&piece, threads, pulls, hidden_side, below)) return NO_MEMORY;
     }
     if (job->E) return embedding_gradients(job, threads, da.data) ? OK : NO_MEMORY;
     return !job->ids || id_gradients(job, threads, da.data) ? OK : NO_MEMORY;

@@ -46,13 +46,13 @@ struct HeadRows {
 };
 
 /* dW = Σ do ⊗ hs;  db = Σ do. */
-bool head_weights(const Head *head, const real *d) {
+bool head_weights(const Head *head, int64_t threads, const real *d) {
     int64_t V = head->V, H = head->H;
     real *db = static_cast<real *>(head->db);
     OuterTasks outer{{head->T, head->B, d, V, static_cast<const real *>(head->hs), H, H, static_cast<real *>(head->dW), true},
-                     head->threads};
+                     threads};
     std::atomic<bool> ok{true};
-    each(head->threads, outer.tasks + (db ? ceil_div(V, STRIP) : 0), [&](int64_t i) {
+    each(threads, outer.tasks + (db ? ceil_div(V, STRIP) : 0), [&](int64_t i) {
         if (i >= outer.tasks)
             add_rows(head->T, head->B, V, d, (i - outer.tasks) * STRIP, true, db);
         else if (!outer.run(i))
@@ -62,7 +62,7 @@ bool head_weights(const Head *head, const real *d) {
 }
 
 int head(const Head *head) {
-    int64_t S = head->T * head->B, H = head->H, V = head->V, threads = head->threads;
+    int64_t S = head->T * head->B, H = head->H, V = head->V, threads = worth_two(S * V * H) ? head->threads : 1;
     const real *hs = static_cast<const real *>(head->hs), *W = static_cast<const real *>(head->W);
     for (int64_t s = 0; s < S; s++)
         if (head->targets[s] < 0 || head->targets[s] >= V) return BAD_ID;
@@ -79,7 +79,7 @@ int head(const Head *head) {
     int64_t tasks = ceil_div(S, ROWS_OF_TASK), size = rows.logits.scratch() + rows.states.scratch();
     Buffer<operand> scratch(tasks * size);
     if (!turned.ok() || !W_there.ok() || !W_back.ok() || !o.ok() || !nats.ok() || !scratch.ok()) return NO_MEMORY;
-    each(threads, threads, [&](int64_t i) {
+    each_little(threads, threads, [&](int64_t i) {
         for (int64_t p = all * i / threads; p < all * (i + 1) / threads; p++)
             if (p < panels)
                 pack_transposed(there, p, W, H, W_there.data + p * there.panel_size(H), turned.data + i * LANES * padded(H));
@@ -92,7 +92,7 @@ int head(const Head *head) {
     double total = 0;
     for (int64_t s = 0; s < S; s++) total += nats.data[s];
     *static_cast<real *>(head->nats) = real(total / double(S));
-    return !head->dW || head_weights(head, o.data) ? OK : NO_MEMORY;
+    return !head->dW || head_weights(head, threads, o.data) ? OK : NO_MEMORY;
 }
 
 } // namespace

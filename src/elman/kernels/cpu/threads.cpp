@@ -9,6 +9,7 @@
 #include <ctime>
 #include <new>
 #include <pthread.h>
+#include <sched.h>
 
 namespace {
 
@@ -29,8 +30,9 @@ inline void pause() {
 #endif
 }
 
-/* How long a thread with nothing to do looks for more before it sleeps: about what waking it costs. */
-constexpr int64_t SPIN = 50000;
+/* How long a thread with nothing to do looks for more before it sleeps. To be woken costs less, but whoever has slept
+ * beside other programs waits for their slice of time to end. */
+constexpr int64_t SPIN = 200000;
 
 /* Look until `found`, for a moment; whether it was. */
 template <class F> bool spin(F &&found) {
@@ -42,6 +44,57 @@ template <class F> bool spin(F &&found) {
         if (now() > stop) return false;
     }
 }
+
+/* A thread that nobody waits for, with all signals blocked: they are for the program's own threads. Whether it began. */
+bool start_thread(void *(*begin)(void *), void *data) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    bool ok = !pthread_create(&thread, nullptr, begin, data);
+    if (ok) pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return ok;
+}
+
+#if defined(__linux__)
+int available_cores() {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+}
+#else
+int available_cores() { return 1; }
+#endif
+
+/* On which core each thread of a crew was last seen. Linux likes to wake a thread beside the one that wakes it, and
+ * where every core has other work it leaves them there, taking turns on one core. So whoever finds a thread before
+ * it on the same core moves to one that has none. */
+struct Cores {
+    static constexpr int MOST = 256;
+    std::atomic<int> of[MOST]{};
+
+    void arrive(int i) {
+#if defined(__linux__)
+        int here = sched_getcpu();
+        of[i].store(here, std::memory_order_relaxed);
+        for (int j = 0; j < i; j++)
+            if (of[j].load(std::memory_order_relaxed) == here) return leave(i);
+#endif
+    }
+#if defined(__linux__)
+    void leave(int i) {
+        static thread_local const cpu_set_t allowed = [] {
+            cpu_set_t set;
+            if (sched_getaffinity(0, sizeof set, &set)) CPU_ZERO(&set);
+            return set;
+        }();
+        cpu_set_t free = allowed;
+        for (int j = 0; j < i; j++)
+            if (int core = of[j].load(std::memory_order_relaxed); core >= 0 && core < CPU_SETSIZE) CPU_CLR(core, &free);
+        if (CPU_COUNT(&free) && !sched_setaffinity(0, sizeof free, &free)) of[i].store(sched_getcpu(), std::memory_order_relaxed);
+    }
+#endif
+};
 
 /* Threads of our own. The caller claims tasks like everybody else and waits only for tasks that somebody
  * has begun: a thread that is not running holds nothing. Who finds nothing to do soon sleeps. */
@@ -56,6 +109,7 @@ struct Crew {
     std::atomic<int> helpers{0}, sleeping{0};
     std::atomic<bool> caller_sleeps{false};
     std::atomic_flag taken = ATOMIC_FLAG_INIT;
+    Cores cores;
     int started = 0;
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t more = PTHREAD_COND_INITIALIZER, finished = PTHREAD_COND_INITIALIZER;
@@ -82,6 +136,7 @@ struct Crew {
     void help(int i) {
         for (;;) {
             if (spin([&] { return wanted(i); })) {
+                cores.arrive(i + 1);
                 work();
                 continue;
             }
@@ -114,20 +169,14 @@ struct Helper {
     }
 };
 
-/* With all signals blocked: they are for the program's own threads. */
 void Crew::start(int64_t wanted) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (pthread_t thread; started < wanted && started < MOST; started++) {
-        if (pthread_create(&thread, nullptr, Helper::begin, reinterpret_cast<void *>(intptr_t(started)))) break;
-        pthread_detach(thread);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    for (; started < wanted && started < MOST; started++)
+        if (!start_thread(Helper::begin, reinterpret_cast<void *>(intptr_t(started)))) break;
 }
 
 void Crew::run(int64_t threads, int64_t all, Task what, void *with) {
     if (started < threads - 1) start(threads - 1);
+    cores.arrive(0);
     task = what, data = with, tasks = all, done = 0, helpers = int(threads - 1);
     ticket = ((ticket.load() >> 32) + 1) << 32 | uint64_t(all);
     if (sleeping.load()) {
@@ -146,11 +195,45 @@ void Crew::run(int64_t threads, int64_t all, Task what, void *with) {
  * slower: everyone waits, looking, for the one who is not running. So each region is watched. One that is
  * late says little, since a virtual machine hesitates every few hundred regions with nothing else to do;
  * beside other programs every other region is late. */
+/* OpenMP's threads wait for one another looking, for milliseconds; as soon as there are more of them than cores, which
+ * its manual promises, for a moment only. So beside other programs a thread of ours keeps a team of idle ones, and
+ * everything that torch itself does in parallel becomes patient. */
+using Parallel = void (*)(void (*)(void *), void *, unsigned, unsigned);
+
+struct Crowd {
+    static constexpr int MOST = 64; /* cores */
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+    std::atomic<bool> wanted{false};
+    bool here = false;
+    Parallel parallel = nullptr;
+
+    static void *stay(void *p) {
+        Crowd &crowd = *static_cast<Crowd *>(p);
+        crowd.parallel([](void *) {}, nullptr, unsigned(available_cores()), 0);
+        pthread_mutex_lock(&crowd.lock);
+        while (crowd.wanted.load()) pthread_cond_wait(&crowd.changed, &crowd.lock);
+        crowd.here = false;
+        pthread_mutex_unlock(&crowd.lock);
+        return nullptr;
+    }
+    void want(bool now, Parallel through) {
+        if (wanted.load() == now) return;
+        pthread_mutex_lock(&lock);
+        wanted = now, parallel = through;
+        int cores = available_cores();
+        if (now && !here && cores > 1 && cores <= MOST && start_thread(stay, this)) here = true;
+        pthread_cond_signal(&changed);
+        pthread_mutex_unlock(&lock);
+    }
+};
+
+Crowd crowd;
+
 struct Team {
-    using Parallel = void (*)(void (*)(void *), void *, unsigned, unsigned);
     static constexpr int64_t LATE = 500000;                          /* a thread did not run for so long */
     static constexpr int64_t SHORT = 1000000000, LONG = 64 * SHORT;  /* we do without it, before it is tried again */
-    static constexpr int ONE = 64, MANY = 2 * ONE;                   /* late regions, each forgotten by eighths */
+    static constexpr int ONE = 64, MANY = 2 * ONE, NONE = ONE / 8;   /* late regions, each forgotten by eighths */
     std::atomic<int64_t> back{0}, away{SHORT};
     std::atomic<int> lately{0};
 
@@ -175,8 +258,10 @@ struct Team {
         Region region{task, data, tasks};
         parallel(work, &region, unsigned(threads), 0);
         int before = lately.load(), seen = before - before / 8 + (region.late ? ONE : 0);
-        lately = seen >= MANY ? 0 : seen; /* threads that meet here may lose a count */
-        if (seen >= MANY) leave(region.begun);
+        bool many = seen >= MANY;
+        lately = many ? ONE : seen; /* threads that meet here may lose a count */
+        if (many) leave(region.begun);
+        if (many || seen < NONE) crowd.want(many, parallel);
         return true;
     }
     void leave(int64_t begun) {
@@ -191,6 +276,7 @@ Team team;
 /* A child has none of its parent's threads, and OpenMP would wait for them. */
 void after_fork() {
     new (&crew) Crew;
+    new (&crowd) Crowd;
     team.back = INT64_MAX;
 }
 __attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, after_fork); }
