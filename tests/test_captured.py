@@ -335,9 +335,21 @@ def test_the_least_recently_used_give_way_and_come_back_late(paper, monkeypatch)
         for _ in range(4 * FEW):
             twins[0](x)
         assert [len(twin.made) for twin in twins] == [1, 0, 0, 1, 1]
-        monkeypatch.setattr(captured, "MOST_BYTES", 1)
+        monkeypatch.setattr(captured, "MOST_LARGE", 0)
         captured._make_room(next(iter(twins[0].calls.kinds.values())))
     assert [len(twin.made) for twin in twins] == [1, 0, 0, 0, 0]
+
+
+def test_a_gpu_with_more_memory_holds_larger_recordings(monkeypatch):
+    memory = mock.Mock(total_memory=2**34)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    choice.largest.cache_clear()
+    assert kernels.largest(torch.device("cuda", 0)) == 2**26  # as on a small one
+    memory.total_memory = 140 * 2**30
+    choice.largest.cache_clear()
+    assert kernels.largest(torch.device("cuda", 0)) == 140 * 2**20
+    choice.largest.cache_clear()
+    assert kernels.largest(torch.device("cpu")) == 2**26
 
 
 def test_another_place_flag_or_switch_is_another_recording(paper, monkeypatch):
@@ -757,7 +769,8 @@ def test_on_a_gpu_memory_is_bounded_over_shapes_and_calls():
             torch.cuda.synchronize()
             sizes.append(torch.cuda.memory_allocated())
     assert len([r for some in captured._ALL for r in some.made]) <= captured.MOST
-    assert max(sizes[3:]) < captured.MOST_BYTES + sizes[0] + 2**26
+    largest = kernels.largest(torch.device("cuda", 0))
+    assert max(sizes[3:]) < (captured.MOST_LARGE + 1) * largest + sizes[0]
     assert max(sizes[5:]) < 1.5 * max(sizes[:5])
     x = torch.randn(20, 8, 16, device="cuda")
     warm(rnn, x)

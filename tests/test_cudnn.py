@@ -82,7 +82,8 @@ def test_cudnns_slower_way_costs_a_launch_for_every_step():
 
 
 def test_where_both_cost_the_same_cudnn_runs(monkeypatch):
-    job = mock.Mock(whole=cudnn.Whole(nn.LSTM(4, 5)._network(), 6, 3, torch.float32))
+    whole = cudnn.Whole(nn.LSTM(4, 5)._network(), 6, 3, torch.float32)
+    job = mock.Mock(whole=whole, inputs=[torch.zeros(6, 3, 4)])
     monkeypatch.setattr(choice, "_refusal", lambda *_: None)
     for ours, preferred in ((100.0, False), (96.0, False), (94.0, True)):
         monkeypatch.setattr(
@@ -96,7 +97,7 @@ def test_captured_calls_choose_unless_they_cost_the_same(monkeypatch):
 
     def preferred(module, steps, rows, dtype, **more):
         stack = cudnn.Whole(module._network(), steps, rows, dtype, **more)
-        return choice._dearer(mock.Mock(whole=stack)) is None
+        return choice._dearer(mock.Mock(whole=stack, inputs=[torch.zeros(1)])) is None
 
     # as fast as they can be launched: what the GPU does must not be rounded up to a tie
     assert preferred(nn.RNN(28, 256), 37, 9, torch.bfloat16, ids=True)

@@ -284,7 +284,7 @@ class _Module(torch.nn.RNNBase):
         x = self._inputs(xs, first)
         stack = self._whole(x)
         if not runs_whole(stack, xs.device, lambda: self._job(x)):
-            how = prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
+            how = prepared.prepare(self._recipe(), x, self.batch_first, stack) or LONG_WAY
             return Settled(how, self._repeated(x, stack, how))
         plain = stack.pieces == 1 and not stack.drops and not stack.ids
         together = plain and cudnn.lie_together(stack.network, x.weights)
@@ -605,7 +605,13 @@ class _Module(torch.nn.RNNBase):
         """What becomes of repeated calls, for `explain`."""
         if self._chunks is not None:
             return ""
-        reason = captured.refuses(self._recipe(len(x.xs)), x, stack, kernel)
+        recipe = self._recipe(len(x.xs))
+        beside = prepared.beside(recipe, x, stack) if kernel == "cuda" else ""
+        words = (beside, self._captured(recipe, x, stack, kernel))
+        return "; ".join(w for w in words if w)
+
+    def _captured(self, recipe: Recipe, x: Inputs, stack: Whole, kernel: str) -> str:
+        reason = captured.refuses(recipe, x, stack, kernel)
         if reason is not None:
             return f"not captured: {reason}"
         known = [again for _, again in self._settled.values() if again is not None]

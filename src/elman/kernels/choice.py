@@ -211,7 +211,8 @@ def _dearer(job: Job) -> str | None:
     whole = job.whole
     if whole is None or _refusal(_cudnn(), job):
         return None
-    ours, theirs = (_repeated_price(engine, whole) for engine in ("cuda", "cudnn"))
+    device = job.inputs[0].device
+    ours, theirs = (_repeated_price(engine, whole, device) for engine in ("cuda", "cudnn"))
     now, then = (prices.microseconds(engine, _shape(whole)) for engine in ("cuda", "cudnn"))
     if not _decides(ours, theirs, now, then):
         ours, theirs = now, then
@@ -236,23 +237,23 @@ PATIENT = 1.3
 """How much dearer than cuDNN our kernel may be before its calls are captured."""
 
 
-def _repeated_price(engine: str, whole: Whole) -> float | None:
+def _repeated_price(engine: str, whole: Whole, device: torch.device) -> float | None:
     """Of a call that has been captured, where calls are; whether they may be now is not asked."""
     shape = _shape(whole)
     gpu = prices.gpu_microseconds(engine, shape)
     never = shape.captured or whole.drops or whole.pieces > 1
-    if gpu is None or never or uncaptured(engine, whole) is not None:
+    if gpu is None or never or uncaptured(engine, whole, device) is not None:
         return prices.microseconds(engine, shape)
     return max(prices.LAUNCHED["both" if whole.keeps else "forward"], gpu)
 
 
-def uncaptured(kernel: str, whole: Whole) -> str | None:
+def uncaptured(kernel: str, whole: Whole, device: torch.device) -> str | None:
     """Why nothing is gained by capturing a call on this kernel; None where something is."""
     net = whole.network
     strands = net.layers * net.directions
     width = net.inputs + (2 + 2 * GATES.get(net.mode or "", 4)) * net.hidden * strands
     size = whole.steps * whole.rows * width * whole.dtype.itemsize
-    if size > LARGEST:
+    if size > largest(device):
         return f"a recording would take {size / 2**20:,.0f} MiB"
     if net.mode is None:
         long = whole.steps * strands > MANY
@@ -266,9 +267,17 @@ def uncaptured(kernel: str, whole: Whole) -> str | None:
     return None
 
 
+@functools.cache
+def largest(device: torch.device) -> int:
+    """Bytes of one recording at most."""
+    if device.type != "cuda":
+        return LARGEST
+    return max(LARGEST, torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)
+
+
 GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 3}
-LARGEST = 2**26
-"""Bytes of one recording: a larger job keeps the GPU busy by itself."""
+LARGEST, OF_MEMORY = 2**26, 1024
+"""Bytes of one recording at most, or this part of the GPU's memory where that is more."""
 MANY, BUSY = 512, 2.0
 """Steps launched one by one; how much longer than Python the GPU may take."""
 

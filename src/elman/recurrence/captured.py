@@ -26,7 +26,7 @@ from torch.utils._device import DeviceContext
 
 from elman.cells import named
 from elman.errors import WorkFailed
-from elman.kernels import captures, uncaptured
+from elman.kernels import captures, largest, uncaptured
 from elman.kernels.cuda import Cuda, graphs
 from elman.kernels.cudnn import Cudnn, Whole
 from elman.recurrence.operator import Inputs, Recipe
@@ -38,8 +38,11 @@ SIDE_BY_SIDE = 4
 """Recordings of one kind, for calls whose backward passes are yet to come."""
 SURELY, BY_AUTOGRAD = 0.9, 200.0
 """How much shorter a captured call must be; microseconds of autograd that it saves at least."""
-MOST, MOST_BYTES = 64, 2**29
-"""Recordings, and their memory, of all modules together: the least recently used give way."""
+MOST, MOST_LARGE = 64, 8
+"""Recordings of all modules together, and of how many of the `largest` they may take the memory.
+
+The least recently used give way.
+"""
 
 
 # ---------------------------------------------------------------------- recordings
@@ -265,9 +268,10 @@ _ALL: weakref.WeakSet[Recordings] = weakref.WeakSet()
 def _make_room(newest: Recordings) -> None:
     """Let the least recently used go where there are too many."""
     everyone = sorted(_ALL, key=lambda some: some.used)
+    room = MOST_LARGE * largest(newest.made[-1].x.device)
     for some in everyone:
         made = [recording for others in everyone for recording in others.made]
-        if len(made) <= MOST and sum(r.nbytes for r in made) <= MOST_BYTES:
+        if len(made) <= MOST and sum(r.nbytes for r in made) <= room:
             return
         if some is not newest and some.made:
             some.drop()
@@ -399,7 +403,7 @@ def refuses(recipe: Recipe, x: Inputs, whole: Whole, kernel: str) -> str | None:
         return "its gradient or its memory is not the plain one"
     if recipe.directions > 1 and named(recipe.cell).heads != 1:
         return "a cell with heads runs both ways by the long way"
-    return uncaptured(kernel, whole)
+    return uncaptured(kernel, whole, x.xs.device)
 
 
 # ---------------------------------------------------------------------- what is asked at every call

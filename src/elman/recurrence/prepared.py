@@ -14,9 +14,10 @@ from torch import Tensor
 
 from elman.cells import named
 from elman.cells.base import diagonal_blocks
-from elman.kernels import select
-from elman.kernels.cuda import KERNEL
+from elman.kernels import select, uncaptured
+from elman.kernels.cuda import KERNEL, calls
 from elman.kernels.cuda.calls import Kept, Prepared
+from elman.kernels.cudnn import Whole
 from elman.recurrence.operator import Inputs, Recipe, backward
 
 
@@ -24,9 +25,11 @@ from elman.recurrence.operator import Inputs, Recipe, backward
 class Call:
     """A module's recurrence for inputs of one shape, as the caller lays them out."""
 
-    def __init__(self, recipe: Recipe, x: Inputs, batch_first: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, x: Inputs, batch_first: bool, captured: bool = False
+    ) -> None:
         self.recipe, self.batch_first = recipe, batch_first
-        self.prepared = Prepared(recipe.job(x))
+        self.prepared = Prepared(recipe.job(x), captured)
         heads, W_hh = named(recipe.cell).heads, x.weights[1]
         self.blocks = None if heads == 1 else diagonal_blocks(W_hh.detach(), heads)
 
@@ -110,12 +113,37 @@ class _Node(torch.autograd.Function):
         return None, None, dxs, *(dstate or [None] * n), *dws
 
 
-def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
+def prepare(recipe: Recipe, x: Inputs, batch_first: bool, whole: Whole) -> Call | None:
     """How calls like this one are run from now on; None where they take the long way."""
-    plain = recipe.directions == 1 and not recipe.projected and recipe.carry.exact
-    if not plain or not recipe.memory.keeps_all or x.lengths is not None or x.seed is not None:
+    if not is_plain(recipe, x) or select(recipe.job(x)) is not KERNEL:
         return None
-    if not x.xs.is_floating_point() or select(recipe.job(x)) is not KERNEL:
-        return None
-    call = Call(recipe, x, batch_first)
+    call = Call(recipe, x, batch_first, is_captured(whole, x))
     return call if call.prepared.suits(x.weights) else None
+
+
+def is_plain(recipe: Recipe, x: Inputs) -> bool:
+    """Vectors in, one direction, nothing cut, everything stored."""
+    plain = recipe.directions == 1 and not recipe.projected and recipe.carry.exact
+    alike = x.lengths is None and x.seed is None and x.xs.is_floating_point()
+    return plain and recipe.memory.keeps_all and alike
+
+
+def is_captured(whole: Whole, x: Inputs) -> bool:
+    """Whether calls like this one are worth capturing, with a backward pass and without.
+
+    Not whether they are: with and without gradients, and captured or not, the bits are the same.
+    """
+    both = (whole._replace(keeps=keeps) for keeps in (False, True))
+    return all(uncaptured(KERNEL.name, one, x.xs.device) is None for one in both)
+
+
+def beside(recipe: Recipe, x: Inputs, whole: Whole) -> str:
+    """How layers run beside each other by our kernel, for `explain`; empty where they do not."""
+    if not is_plain(recipe, x):
+        return ""
+    job, found = recipe.job(x), list[str]()
+    sizes = whole.rows, len(job.layers), whole.steps, is_captured(whole, x)
+    for direction in ("forward", "backward")[: 1 + whole.keeps]:
+        s = calls.schedule_for(job.cell, direction, job.layers[0], *sizes)
+        found += [f"{direction} {s.lanes} at once in {s.pieces} pieces of time"] if s else []
+    return f"layers beside each other: {', '.join(found)}" if found else ""

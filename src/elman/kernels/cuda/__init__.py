@@ -22,6 +22,7 @@ from elman.kernels.contract import Piece, Pull, Trace
 from elman.kernels.cuda import driver, small
 from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.plan import CLUSTERS, WARPS, Machine, Plan, cheapest
+from elman.kernels.cuda.stacks import Schedule, Stack, schedule
 from elman.kernels.cudnn import precision
 
 FP16, BF16, TF32, FP32 = range(4)  # as in ptx.cuh
@@ -155,6 +156,15 @@ def plan_for(
 ) -> Plan | None:
     """How one direction of such a layer is spread over this GPU; None where it does not fit."""
     return cheapest(cell, direction, size, element, batch, machine(max(device, 0)))
+
+
+def schedule_for(
+    cell: Cell, direction: str, w: Weights, batch: int, layers: int, steps: int, captured: bool
+) -> Schedule | None:
+    """How the layers of a stack run beside each other; None where one runs after the other."""
+    W_hh, held = w.W_hh, machine(max(w.W_hh.get_device(), 0))
+    size, element = W_hh.shape[1], W_hh.element_size()
+    return schedule(Stack(cell, size, element, batch, layers, steps, held), direction, captured)
 
 
 def compiled(plan: Plan, dtype: int) -> bytes:

@@ -7,11 +7,12 @@ takes to find out what is to be run; so here Python does nothing that it did bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, mm
+from torch.nn.functional import linear
 
 from elman.cells import Cell, Weights
 from elman.cells.described import Described
@@ -25,11 +26,14 @@ from elman.kernels.cuda import (
     large_products,
     own_arguments,
     prepared,
+    schedule_for,
     shares_of,
 )
 from elman.kernels.cuda.driver import Launch
 from elman.kernels.cuda.equations import body
+from elman.kernels.cuda.lanes import lanes
 from elman.kernels.cuda.plan import Plan
+from elman.kernels.cuda.stacks import At, Schedule
 
 
 class Kept(NamedTuple):
@@ -37,21 +41,35 @@ class Kept(NamedTuple):
 
     hs: Tensor  # ((T+1) · B, hidden)
     cs: Tensor | None
-    gates: Tensor | None
+    gates: Tensor | None  # (T · B, kept · hidden)
 
 
 class Ready(NamedTuple):
-    """One direction of one layer, ready to be launched."""
+    """One direction of a stack, ready to be launched."""
 
     plan: Plan
     launch: Launch
+    schedule: Schedule | None  # of layers beside each other; None: one after the other
+
+
+class Given(NamedTuple):
+    """What the steps of one layer read: W_hh, biases, and a described cell's own numbers."""
+
+    W_hh: int  # its address
+    bias: Tensor | None
+    bias_apart: Tensor | None
+    own: Sequence[Tensor | None]
+
+
+NOWHERE = [0, 0]
+"""Addresses of two states that are not wanted."""
 
 
 @final
 class Prepared:
     """Calls of one stack with inputs of one shape. Never changes, so that threads may share it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, captured: bool = False) -> None:
         xs, h = job.inputs[0], job.states[0][0]
         self.cell: Cell = job.cell
         self.steps, self.rows, self.hidden = len(xs), len(h), h.shape[1]
@@ -60,18 +78,27 @@ class Prepared:
         self.states = len(self.widths)
         self.shapes = [(w.shape, w.dtype) for w in _flat(job.layers)]
         self.biased = job.layers[0].b_ih is not None
+        self.captured = captured  # so that the host's time does not count
         self.wide = torch.promote_types(h.dtype, torch.float32)
         with torch.cuda.device(self.device):
             own = isinstance(self.cell, Described)
             self.forward_launch = self._ready(job.layers[0], "forward", 16 if own else 14)
             self.backward_launch = self._ready(job.layers[0], "backward", 20 if own else 17)
+        item, kept = self.rows * self.dtype.itemsize, body(self.cell).kept
+        blocks = self.cell.gates + len(self.cell.apart)
+        widths = (self.hidden, self.widths[-1], kept * self.hidden, blocks * self.hidden)
+        self.step_bytes = [width * item for width in widths]
+        """Of one step of h, c, what is kept, and da."""
+        self.pull_bytes = [self.rows * width * self.wide.itemsize for width in self.widths]
         self.summed = self._summed() if self.biased and self.cell.apart else None
 
     def _ready(self, w: Weights, direction: str, arguments: int) -> Ready:
-        plan = _plan(self.cell, direction, w, self.rows)
+        sizes = self.rows, self.layers, self.steps
+        beside = schedule_for(self.cell, direction, w, *sizes, self.captured)
+        plan = beside.plan if beside else _plan(self.cell, direction, w, self.rows)
         assert plan is not None, "the kernel refuses jobs without a plan"
-        code = arithmetic(self.dtype)
-        return Ready(plan, prepared(plan, code, self.rows, self.device.index, arguments))
+        launch = prepared(plan, arithmetic(self.dtype), self.rows, self.device.index, arguments)
+        return Ready(plan, launch, beside)
 
     def _summed(self) -> Tensor:
         """1 for the gates whose two biases are added up, 0 for the rest."""
@@ -107,59 +134,130 @@ class Prepared:
         sizes = [rows * width * self.dtype.itemsize for width in self.widths]
         befores = [s.data_ptr() for s in first] or [0] * self.states
         afters = [s.data_ptr() for s in last]
-        each, traces = len(weights) // self.layers, []
-        xs = xs.reshape(steps * rows, -1)
+        each = len(weights) // self.layers
+        own = [weights[i : i + each] for i in range(0, len(weights), each)]
+        before = [_layer_of(befores, sizes, layer) for layer in range(self.layers)]
+        after = [_layer_of(afters, sizes, layer) for layer in range(self.layers)]
+        run = self._one_by_one if self.forward_launch.schedule is None else self._beside
         with large_products(self.dtype):
-            for layer in range(self.layers):
-                own = weights[layer * each : (layer + 1) * each]
-                before = [
-                    at + layer * size if at else 0 for at, size in zip(befores, sizes, strict=True)
-                ]
-                after = [at + layer * size for at, size in zip(afters, sizes, strict=True)]
-                trace = self._layer(xs, before, after, own, keep)
-                traces.append(trace)
-                xs = trace.hs[rows:]
-        return xs.view(steps, rows, hidden), tuple(last), traces
+            traces = run(xs.reshape(steps * rows, -1), before, after, own, keep)
+        ys = traces[-1].hs[rows:]
+        return ys.view(steps, rows, hidden), tuple(last), traces
 
-    def _layer(
+    def _one_by_one(
         self,
         xs: Tensor,
+        before: list[list[int]],
+        after: list[list[int]],
+        weights: list[Sequence[Tensor]],
+        keep: bool,
+    ) -> list[Kept]:
+        """Layer by layer; `before` and `after` are addresses of their first and last states."""
+        traces = list[Kept]()
+        for w, first, last in zip(weights, before, after, strict=True):
+            given = self._given(w)
+            shares = linear(xs, w[0], given.bias)
+            kept = self._room(shares, keep)
+            words = self._words(given, shares, self._places(kept), first, last, self.steps)
+            self.forward_launch.launch(self._stream(), words)
+            traces.append(kept)
+            xs = kept.hs[self.rows :]
+        return traces
+
+    def _beside(
+        self,
+        xs: Tensor,
+        before: list[list[int]],
+        after: list[list[int]],
+        weights: list[Sequence[Tensor]],
+        keep: bool,
+    ) -> list[Kept]:
+        """The same, layers beside each other where they need nothing of each other."""
+        _, launch, schedule = self.forward_launch
+        assert schedule is not None
+        rows, side, stream = self.rows, lanes(self.device.index), self._stream()
+        part = schedule.steps * rows
+        given = [self._given(w) for w in weights]
+        whole = linear(xs, weights[0][0], given[0].bias)
+        traces = [self._room(whole, keep) for _ in weights]
+        shares_of_first = whole.split(part)
+        below = [kept.hs[rows:].split(part) for kept in traces]
+        begins = [self._places(kept) for kept in traces]
+
+        def shares_at(layer: int, piece: int) -> Tensor:
+            if layer == 0:
+                return shares_of_first[piece]
+            return linear(below[layer - 1][piece], weights[layer][0], given[layer].bias)
+
+        ahead = dict[At, Tensor]()
+        for slot, meanwhile in schedule.slots():
+            shares = [ahead[at] if at in ahead else shares_at(*at) for at in slot]
+            jobs = list[Sequence[int]]()
+            for (layer, piece), share in zip(slot, shares, strict=True):
+                start, end = schedule.span(piece, self.steps)
+                places = self._after(begins[layer], start)
+                first = places if start else before[layer]
+                last = after[layer] if end == self.steps else NOWHERE
+                jobs.append(self._words(given[layer], share, places, first, last, end - start))
+            side.begin(stream, launch, jobs, apart=bool(meanwhile))
+            ahead = {at: shares_at(*at) for at in meanwhile}
+            side.end(stream)
+            del shares  # which other streams have read: only now
+        return traces
+
+    def _stream(self) -> int:
+        return torch._C._cuda_getCurrentRawStream(self.device.index)
+
+    def _room(self, like: Tensor, keep: bool) -> Kept:
+        """Memory for the tracks of one layer."""
+        steps, rows, hidden = self.steps, self.rows, self.hidden
+        hs = awaited(self.forward_launch.plan, like.new_empty(((steps + 1) * rows, hidden)))
+        cs = hs.new_empty((len(hs), self.widths[1])) if self.states > 1 else None
+        kept = body(self.cell).kept if keep else 0
+        gates = hs.new_empty((steps * rows, kept * hidden)) if kept else None
+        return Kept(hs, cs, gates)
+
+    def _places(self, kept: Kept) -> list[int]:
+        """The addresses of a layer's tracks."""
+        return [_address(track) for track in kept]
+
+    def _after(self, places: list[int], steps: int) -> list[int]:
+        """Those of its tracks after so many steps; also of those of da, which comes fourth."""
+        return [
+            at + steps * size if at else 0
+            for at, size in zip(places, self.step_bytes, strict=False)
+        ]
+
+    def _given(self, weights: Sequence[Tensor]) -> Given:
+        bias, apart = self._biases(weights)
+        return Given(weights[1].data_ptr(), bias, apart, self._own(weights))
+
+    def _words(
+        self,
+        given: Given,
+        shares: Tensor,
+        tracks: list[int],
         before: list[int],
         after: list[int],
-        weights: Sequence[Tensor],
-        keep: bool,
-    ) -> Kept:
-        """One layer; `before` and `after` are addresses of its first and last states."""
-        steps, rows, hidden, two = self.steps, self.rows, self.hidden, self.states > 1
-        bias, bias_apart = self._biases(weights)
-        own = self._own(weights)
-        shares = torch.nn.functional.linear(xs, weights[0], bias)
-        plan, launch = self.forward_launch
-        hs = awaited(plan, shares.new_empty(((steps + 1) * rows, hidden)))
-        cs = hs.new_empty((len(hs), self.widths[1])) if two else None
-        kept = body(self.cell).kept if keep else 0
-        gates = shares.new_empty((steps, rows, kept * hidden)) if kept else None
-        launch(
-            torch._C._cuda_getCurrentRawStream(self.device.index),
-            (
-                weights[1].data_ptr(),
-                shares.data_ptr(),
-                0,  # no ids
-                0 if bias_apart is None else bias_apart.data_ptr(),
-                0,  # no lengths
-                before[0],
-                before[1] if two else 0,
-                hs.data_ptr(),
-                0 if cs is None else cs.data_ptr(),
-                0 if gates is None else gates.data_ptr(),
-                after[0],
-                after[1] if two else 0,
-                *(0 if t is None else t.data_ptr() for t in own),
-                steps,
-                rows,
-            ),
+        steps: int,
+    ) -> Sequence[int]:
+        """What the kernel is told: one layer, from the addresses of its tracks on, so far."""
+        two = self.states > 1
+        return (
+            given.W_hh,
+            shares.data_ptr(),
+            0,  # no ids
+            _address(given.bias_apart),
+            0,  # no lengths
+            before[0],
+            before[1] if two else 0,
+            *tracks,
+            after[0],
+            after[1] if two else 0,
+            *(_address(t) for t in given.own),
+            steps,
+            self.rows,
         )
-        return Kept(hs, cs, gates)
 
     def _biases(self, weights: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """What is added to the input's share, and what a gru's n adds to W h."""
@@ -205,59 +303,149 @@ class Prepared:
             torch.empty((self.layers, rows, width), dtype=self.wide, device=self.device)
             for width in self.widths * needs_dstate
         ]
-        sizes, dws = [rows * width * self.wide.itemsize for width in self.widths] * 2, []
+        own = [weights[i : i + each] for i in range(0, len(weights), each)]
+        ends = [self._of(at, [*map(_address, last)]) for at in range(self.layers)]
+        firsts = [*map(_address, dstate)] or NOWHERE[: self.states]
+        begins = [self._of(at, firsts) for at in range(self.layers)]
+        befores = [xs, *(k.hs[rows:] for k in kept)]
+        dys = None if dys is None else dense(dys).view(steps * rows, -1)
+        run = self._back_one_by_one if self.backward_launch.schedule is None else self._back_beside
+        dws = list[Tensor]()
         with large_products(self.dtype):
-            for layer in reversed(range(self.layers)):
-                before = xs if layer == 0 else kept[layer - 1].hs[rows:]
-                own = weights[layer * each : (layer + 1) * each]
-                at = [
-                    0 if d is None else d.data_ptr() + layer * size
-                    for d, size in zip((*last, *dstate), sizes, strict=False)
-                ]
-                das, down = self._layer_back(own, kept[layer], dys, at)
-                dws[:0] = self._weight_pulls(own, before, kept[layer].hs, das, down)
-                if layer > 0 or needs_dxs:
-                    das_ih = das[:, : self.cell.gates * self.hidden] if self.cell.apart else das
-                    dys = das_ih @ own[0]
-        dxs = dys.view(steps, rows, -1) if needs_dxs and dys is not None else None
+            for layer, (das, down) in run(own, kept, dys, ends, begins):
+                dws[:0] = self._weight_pulls(own[layer], befores[layer], kept[layer].hs, das, down)
+                dys = self._down(own[0], das) if layer == 0 and needs_dxs else None
+        dxs = None if dys is None else dys.view(steps, rows, -1)
         return dxs, dstate, dws
 
-    def _layer_back(
-        self, weights: Sequence[Tensor], kept: Kept, dys: Tensor | None, at: list[int]
-    ) -> tuple[Tensor, Tensor | None]:
-        """da of all gates, (T · B, blocks · hidden), and each row's pull on the cell's numbers."""
-        steps, rows, two = self.steps, self.rows, self.states > 1
+    def _down(self, weights: Sequence[Tensor], das: Tensor) -> Tensor:
+        """The pull of these da on what the layer reads."""
+        return mm(self._read(das), weights[0])
+
+    def _read(self, das: Tensor) -> Tensor:
+        """da as W_ih meets it."""
+        return das[:, : self.cell.gates * self.hidden] if self.cell.apart else das
+
+    def _of(self, layer: int, places: Sequence[int]) -> list[int]:
+        """Addresses of one layer's pulls on its states, where those of all begin at `places`."""
+        return _layer_of(places, self.pull_bytes, layer)
+
+    def _back_one_by_one(
+        self,
+        weights: list[Sequence[Tensor]],
+        kept: Sequence[Kept],
+        dys: Tensor | None,
+        ends: list[list[int]],
+        begins: list[list[int]],
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor | None]]]:
+        """da of all gates, (T · B, blocks · hidden), and each row's pull on the cell's numbers.
+
+        From the last layer to the first; `ends` and `begins` are addresses of the pulls on their
+        last states and on their first.
+        """
+        plan, launch, _ = self.backward_launch
+        for layer in reversed(range(self.layers)):
+            w, trace = weights[layer], kept[layer]
+            das = awaited(plan, self._room_back(trace))
+            own, down = self._own(w), None
+            if self.cell.parameters:
+                down = das.new_empty((self.rows, *w[-1].shape), dtype=torch.float32)
+            meeting = shares_of(plan, self.rows, das)
+            more = [*map(_address, [*own, down] if own else ()), _address(meeting)]
+            tracks, at = [*self._places(trace), das.data_ptr()], w[1].data_ptr()
+            states = ends[layer], begins[layer]
+            launch(self._stream(), self._words_back(at, tracks, dys, *states, more, self.steps))
+            dys = self._down(w, das) if layer > 0 else None
+            yield layer, (das, down)
+
+    def _back_beside(
+        self,
+        weights: list[Sequence[Tensor]],
+        kept: Sequence[Kept],
+        dys: Tensor | None,
+        ends: list[list[int]],
+        begins: list[list[int]],
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor | None]]]:
+        """The same, layers beside each other where they need nothing of each other.
+
+        A layer that is done is handed out while the others run on, so that the products with its da
+        run beside them too.
+        """
+        _, launch, schedule = self.backward_launch
+        assert schedule is not None
+        rows, side, stream = self.rows, lanes(self.device.index), self._stream()
+        part, top, last_piece = schedule.steps * rows, self.layers - 1, schedule.pieces - 1
+        all_das = [self._room_back(trace) for trace in kept]
+        das_ih = [self._read(das).split(part) for das in all_das]
+        given = None if dys is None else dys.split(part)
+        turns = [self._carried(all_das[0]) for _ in range(2)]  # from a piece to the one before it
+        carried = [[*map(_address, turn)] for turn in turns]
+        places = [[*self._places(k), das.data_ptr()] for k, das in zip(kept, all_das, strict=True)]
+
+        def pull_at(below_top: int, before_last: int) -> Tensor | None:
+            layer, piece = top - below_top, last_piece - before_last
+            if layer < top:
+                return mm(das_ih[layer + 1][piece], weights[layer + 1][0])
+            return None if given is None else given[piece]
+
+        ahead, done = dict[At, Tensor | None](), list[int]()
+        for slot, meanwhile in schedule.slots():
+            pulls = [ahead[at] if at in ahead else pull_at(*at) for at in slot]
+            jobs = list[Sequence[int]]()
+            for (below_top, before_last), pull in zip(slot, pulls, strict=True):
+                layer, piece = top - below_top, last_piece - before_last
+                start, end = schedule.span(piece, self.steps)
+                at, tracks = weights[layer][1].data_ptr(), self._after(places[layer], start)
+                last = ends[layer] if end == self.steps else self._of(layer, carried[piece % 2])
+                first = self._of(layer, carried[(piece + 1) % 2]) if start else begins[layer]
+                words = self._words_back(at, tracks, pull, last, first, (0,), end - start)
+                jobs.append(words)
+            side.begin(stream, launch, jobs, apart=bool(done or meanwhile))
+            ahead = {at: pull_at(*at) for at in meanwhile}
+            yield from ((layer, (all_das[layer], None)) for layer in done)
+            side.end(stream)
+            del pulls  # as on the way there
+            done = [top - below_top for below_top, n in slot if n == last_piece]
+        yield from ((layer, (all_das[layer], None)) for layer in done)
+
+    def _carried(self, like: Tensor) -> list[Tensor]:
+        """Memory for the pulls on all layers' states at one moment."""
+        sizes = [(self.layers, self.rows, width) for width in self.widths]
+        return [like.new_empty(size, dtype=self.wide) for size in sizes]
+
+    def _room_back(self, kept: Kept) -> Tensor:
+        """Memory for da of all gates."""
         blocks = self.cell.gates + len(self.cell.apart)
-        dys = None if dys is None else dense(dys)
-        plan, launch = self.backward_launch
-        das = awaited(plan, kept.hs.new_empty((steps * rows, blocks * self.hidden)))
-        own, down = self._own(weights), None
-        if self.cell.parameters:
-            down = das.new_empty((rows, *weights[-1].shape), dtype=torch.float32)
-        meeting = shares_of(plan, rows, das)
-        last, first = at[: self.states], at[self.states :]
-        launch(
-            torch._C._cuda_getCurrentRawStream(self.device.index),
-            (
-                weights[1].data_ptr(),
-                kept.hs.data_ptr(),
-                0 if kept.cs is None else kept.cs.data_ptr(),
-                0 if kept.gates is None else kept.gates.data_ptr(),
-                0 if dys is None else dys.data_ptr(),
-                last[0],
-                last[1] if two else 0,
-                *(0, 0, 0),  # nothing is cut: no ξ, nor its strides
-                0,  # no lengths
-                das.data_ptr(),
-                first[0] if first else 0,
-                first[1] if first and two else 0,
-                *(0 if t is None else t.data_ptr() for t in ([*own, down] if own else ())),
-                0 if meeting is None else meeting.data_ptr(),
-                steps,
-                rows,
-            ),
+        return kept.hs.new_empty((self.steps * self.rows, blocks * self.hidden))
+
+    def _words_back(
+        self,
+        W_hh: int,
+        tracks: list[int],
+        dys: Tensor | None,
+        after: list[int],
+        before: list[int],
+        more: Sequence[int],
+        steps: int,
+    ) -> Sequence[int]:
+        """What the kernel is told to carry a gradient back, so many steps."""
+        *kept, das = tracks
+        two = self.states > 1
+        return (
+            W_hh,
+            *kept,
+            _address(dys),
+            after[0],
+            after[1] if two else 0,
+            *(0, 0, 0),  # nothing is cut: no ξ, nor its strides
+            0,  # no lengths
+            das,
+            before[0],
+            before[1] if two else 0,
+            *more,
+            steps,
+            self.rows,
         )
-        return das, down
 
     def _weight_pulls(
         self,
@@ -273,6 +461,16 @@ class Prepared:
         pulls = products.weight_pulls(w, xs, hs[: len(das)], das_ih, das_hh)
         pulls = pulls._replace(own=None if down is None else down.sum(0))
         return [d for d in pulls if d is not None]
+
+
+def _address(t: Tensor | None) -> int:
+    """0 where there is none."""
+    return 0 if t is None else t.data_ptr()
+
+
+def _layer_of(places: Sequence[int], sizes: Sequence[int], layer: int) -> list[int]:
+    """Addresses of one layer's states, where those of all begin at `places`."""
+    return [at + layer * size if at else 0 for at, size in zip(places, sizes, strict=True)]
 
 
 def _flat(layers: Sequence[Weights]) -> list[Tensor]:
