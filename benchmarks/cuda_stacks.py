@@ -29,7 +29,6 @@ from elman.kernels import cuda
 from elman.kernels.cuda import calls, stacks
 from elman.kernels.cuda.plan import cheapest
 from elman.kernels.cuda.stacks import Schedule
-from elman.recurrence import prepared
 from elman.recurrence.prepared import Call
 
 MODULES = {"tanh": "RNN", "gru": "GRU", "lstm": "LSTM"}
@@ -53,10 +52,7 @@ class Job:
 
     def schedule(self, direction: str) -> Schedule | None:
         """As priced."""
-        m = self.module
-        x = m._inputs(*m._time_first(self.x, None))
-        captured = prepared.is_captured(m._whole(x), x)
-        return stacks.schedule(self.stack, direction, captured)
+        return stacks.schedule(self.stack, direction)
 
     def every(self, direction: str) -> list[Schedule]:
         return [s for s in self.stack.schedules(direction) if s.pieces in (4, 8, 16)]

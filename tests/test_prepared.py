@@ -90,7 +90,7 @@ def test_other_weights_and_copies_are_not_read_by_their_addresses():
 def test_what_is_not_plain_takes_the_long_way():
     rnn = nn.GRU(4, 6, bidirectional=True)
     x = rnn._inputs(*rnn._time_first(torch.randn(5, 3, 4), None))
-    assert prepared.prepare(rnn._recipe(), x, False, rnn._whole(x)) is None
+    assert prepared.prepare(rnn._recipe(), x, False) is None
 
 
 def test_a_table_is_the_same_with_and_without_autograd():

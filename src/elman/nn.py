@@ -284,7 +284,7 @@ class _Module(torch.nn.RNNBase):
         x = self._inputs(xs, first)
         stack = self._whole(x)
         if not runs_whole(stack, xs.device, lambda: self._job(x)):
-            how = prepared.prepare(self._recipe(), x, self.batch_first, stack) or LONG_WAY
+            how = prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
             return Settled(how, self._repeated(x, stack, how))
         plain = stack.pieces == 1 and not stack.drops and not stack.ids
         together = plain and cudnn.lie_together(stack.network, x.weights)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from elman.cells import named
 from elman.cells.base import diagonal_blocks
-from elman.kernels import select, uncaptured
+from elman.kernels import select
 from elman.kernels.cuda import KERNEL, calls
 from elman.kernels.cuda.calls import Kept, Prepared
 from elman.kernels.cudnn import Whole
@@ -25,11 +25,9 @@ from elman.recurrence.operator import Inputs, Recipe, backward
 class Call:
     """A module's recurrence for inputs of one shape, as the caller lays them out."""
 
-    def __init__(
-        self, recipe: Recipe, x: Inputs, batch_first: bool, captured: bool = False
-    ) -> None:
+    def __init__(self, recipe: Recipe, x: Inputs, batch_first: bool) -> None:
         self.recipe, self.batch_first = recipe, batch_first
-        self.prepared = Prepared(recipe.job(x), captured)
+        self.prepared = Prepared(recipe.job(x))
         heads, W_hh = named(recipe.cell).heads, x.weights[1]
         self.blocks = None if heads == 1 else diagonal_blocks(W_hh.detach(), heads)
 
@@ -113,11 +111,11 @@ class _Node(torch.autograd.Function):
         return None, None, dxs, *(dstate or [None] * n), *dws
 
 
-def prepare(recipe: Recipe, x: Inputs, batch_first: bool, whole: Whole) -> Call | None:
+def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
     """How calls like this one are run from now on; None where they take the long way."""
     if not is_plain(recipe, x) or select(recipe.job(x)) is not KERNEL:
         return None
-    call = Call(recipe, x, batch_first, is_captured(whole, x))
+    call = Call(recipe, x, batch_first)
     return call if call.prepared.suits(x.weights) else None
 
 
@@ -128,21 +126,12 @@ def is_plain(recipe: Recipe, x: Inputs) -> bool:
     return plain and recipe.memory.keeps_all and alike
 
 
-def is_captured(whole: Whole, x: Inputs) -> bool:
-    """Whether calls like this one are worth capturing, with a backward pass and without.
-
-    Not whether they are: with and without gradients, and captured or not, the bits are the same.
-    """
-    both = (whole._replace(keeps=keeps) for keeps in (False, True))
-    return all(uncaptured(KERNEL.name, one, x.xs.device) is None for one in both)
-
-
 def beside(recipe: Recipe, x: Inputs, whole: Whole) -> str:
     """How layers run beside each other by our kernel, for `explain`; empty where they do not."""
     if not is_plain(recipe, x):
         return ""
     job, found = recipe.job(x), list[str]()
-    sizes = whole.rows, len(job.layers), whole.steps, is_captured(whole, x)
+    sizes = whole.rows, len(job.layers), whole.steps
     for direction in ("forward", "backward")[: 1 + whole.keeps]:
         s = calls.schedule_for(job.cell, direction, job.layers[0], *sizes)
         found += [f"{direction} {s.lanes} at once in {s.pieces} pieces of time"] if s else []

@@ -159,12 +159,12 @@ def plan_for(
 
 
 def schedule_for(
-    cell: Cell, direction: str, w: Weights, batch: int, layers: int, steps: int, captured: bool
+    cell: Cell, direction: str, w: Weights, batch: int, layers: int, steps: int
 ) -> Schedule | None:
     """How the layers of a stack run beside each other; None where one runs after the other."""
     W_hh, held = w.W_hh, machine(max(w.W_hh.get_device(), 0))
     size, element = W_hh.shape[1], W_hh.element_size()
-    return schedule(Stack(cell, size, element, batch, layers, steps, held), direction, captured)
+    return schedule(Stack(cell, size, element, batch, layers, steps, held), direction)
 
 
 def compiled(plan: Plan, dtype: int) -> bytes:

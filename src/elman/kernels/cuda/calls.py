@@ -69,7 +69,7 @@ NOWHERE = [0, 0]
 class Prepared:
     """Calls of one stack with inputs of one shape. Never changes, so that threads may share it."""
 
-    def __init__(self, job: Job, captured: bool = False) -> None:
+    def __init__(self, job: Job) -> None:
         xs, h = job.inputs[0], job.states[0][0]
         self.cell: Cell = job.cell
         self.steps, self.rows, self.hidden = len(xs), len(h), h.shape[1]
@@ -78,7 +78,6 @@ class Prepared:
         self.states = len(self.widths)
         self.shapes = [(w.shape, w.dtype) for w in _flat(job.layers)]
         self.biased = job.layers[0].b_ih is not None
-        self.captured = captured  # so that the host's time does not count
         self.wide = torch.promote_types(h.dtype, torch.float32)
         with torch.cuda.device(self.device):
             own = isinstance(self.cell, Described)
@@ -94,7 +93,7 @@ class Prepared:
 
     def _ready(self, w: Weights, direction: str, arguments: int) -> Ready:
         sizes = self.rows, self.layers, self.steps
-        beside = schedule_for(self.cell, direction, w, *sizes, self.captured)
+        beside = schedule_for(self.cell, direction, w, *sizes)
         plan = beside.plan if beside else _plan(self.cell, direction, w, self.rows)
         assert plan is not None, "the kernel refuses jobs without a plan"
         launch = prepared(plan, arithmetic(self.dtype), self.rows, self.device.index, arguments)

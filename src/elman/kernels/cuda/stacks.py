@@ -35,8 +35,8 @@ AFTERWARDS = 3
 """What the gradients of a layer's weights take, by the product that hands outputs on."""
 HOST = {"forward": (105.0, 50.0, 42.0), "backward": (800.0, 300.0, 40.0)}
 """Microseconds of Python: of a call, for each further layer, and for each further piece of one."""
-SURELY, LITTLE = 0.9, 0.2
-"""How much cheaper it must be than one layer after the other; what more Python is a little."""
+SURELY = 0.9
+"""How much cheaper it must be than one layer after the other."""
 
 
 At = tuple[int, int]
@@ -154,11 +154,11 @@ class Stack:
 
 
 @functools.lru_cache(maxsize=4096)
-def schedule(stack: Stack, direction: str, captured: bool = False) -> Schedule | None:
+def schedule(stack: Stack, direction: str) -> Schedule | None:
     """How the layers of a stack run beside each other; None where that does not pay.
 
-    The GPU must be slower than Python, there and back, also with what Python has to do besides. In
-    a call that will be `captured` a little more of that does not count: its first calls pay it.
+    The GPU must be slower than Python, there and back, also with what Python has to do besides:
+    calls that will be captured do not pay that, but nobody promises that a shape comes again.
     """
     both = [stack.alone(d) for d in HOST]
     if None in both or stack.layers < 2 or body(stack.cell).code == OWN:
@@ -168,11 +168,8 @@ def schedule(stack: Stack, direction: str, captured: bool = False) -> Schedule |
     def price(s: Schedule) -> float:
         python = stack.python(direction, s.pieces)
         more = python - stack.python(direction, 1)
-        if captured and more < LITTLE * host:
-            return stack.beside(s)
         return math.inf if host + 2 * more > SURELY * gpu else max(stack.beside(s), python)
 
     best = min(stack.schedules(direction), key=price, default=None)
-    now = stack.alone(direction) or 0.0
-    now = now if captured else max(now, stack.python(direction, 1))
+    now = max(stack.alone(direction) or 0.0, stack.python(direction, 1))
     return best if best is not None and price(best) < SURELY * now else None
