@@ -45,6 +45,14 @@ template <class F> bool spin(F &&found) {
     }
 }
 
+/* Whether somebody else had this thread's core for a while. */
+struct Watch {
+    static constexpr int64_t LATE = 500000;
+    int64_t begun = now(), before = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+    int64_t ran() const { return nanoseconds(CLOCK_THREAD_CPUTIME_ID) - before; }
+    bool late() const { return now() - begun - ran() > LATE; }
+};
+
 /* A thread that nobody waits for, with all signals blocked: they are for the program's own threads. Whether it began. */
 bool start_thread(void *(*begin)(void *), void *data) {
     sigset_t all, before;
@@ -111,6 +119,7 @@ struct Crew {
     std::atomic_flag taken = ATOMIC_FLAG_INIT;
     Cores cores;
     int started = 0;
+    std::atomic<bool> helped{false}; /* whether anyone came to this region */
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t more = PTHREAD_COND_INITIALIZER, finished = PTHREAD_COND_INITIALIZER;
 
@@ -137,6 +146,7 @@ struct Crew {
         for (;;) {
             if (spin([&] { return wanted(i); })) {
                 cores.arrive(i + 1);
+                helped = true;
                 work();
                 continue;
             }
@@ -156,7 +166,8 @@ struct Crew {
         caller_sleeps = false;
         pthread_mutex_unlock(&lock);
     }
-    void run(int64_t threads, int64_t all, Task what, void *with);
+    /* Whether somebody came to help in time. */
+    bool run(int64_t threads, int64_t all, Task what, void *with);
     void start(int64_t wanted);
 };
 
@@ -174,10 +185,12 @@ void Crew::start(int64_t wanted) {
         if (!start_thread(Helper::begin, reinterpret_cast<void *>(intptr_t(started)))) break;
 }
 
-void Crew::run(int64_t threads, int64_t all, Task what, void *with) {
+bool Crew::run(int64_t threads, int64_t all, Task what, void *with) {
     if (started < threads - 1) start(threads - 1);
     cores.arrive(0);
     task = what, data = with, tasks = all, done = 0, helpers = int(threads - 1);
+    helped = false;
+    int64_t begun = now();
     ticket = ((ticket.load() >> 32) + 1) << 32 | uint64_t(all);
     if (sleeping.load()) {
         pthread_mutex_lock(&lock);
@@ -185,7 +198,9 @@ void Crew::run(int64_t threads, int64_t all, Task what, void *with) {
         pthread_mutex_unlock(&lock);
     }
     work();
+    bool in_time = helped.load() || now() - begun < Watch::LATE;
     wait(all);
+    return in_time;
 }
 
 /* Torch's own threads, through the entry point that compilers emit calls to for `#pragma omp parallel`.
@@ -231,25 +246,25 @@ struct Crowd {
 Crowd crowd;
 
 struct Team {
-    static constexpr int64_t LATE = 500000;                          /* a thread did not run for so long */
     static constexpr int64_t SHORT = 1000000000, LONG = 64 * SHORT;  /* we do without it, before it is tried again */
     static constexpr int ONE = 64, MANY = 2 * ONE, NONE = ONE / 8;   /* late regions, each forgotten by eighths */
-    std::atomic<int64_t> back{0}, away{SHORT};
+    static constexpr int64_t NEVER = INT64_MAX;
+    std::atomic<int64_t> back{0}, away{SHORT}, calm{0}, looked{0};
     std::atomic<int> lately{0};
 
     struct Region {
         Task task;
         void *data;
-        int64_t tasks, begun = now();
+        int64_t tasks;
+        Watch watch{}; /* its beginning */
         std::atomic<int64_t> next{0};
         std::atomic<bool> late{false};
     };
     static void work(void *p) {
         Region &region = *static_cast<Region *>(p);
-        int64_t ran = -nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+        Watch mine;
         for (int64_t i; (i = region.next.fetch_add(1)) < region.tasks;) region.task(region.data, i);
-        ran += nanoseconds(CLOCK_THREAD_CPUTIME_ID);
-        if (now() - region.begun - ran > LATE) region.late = true;
+        if (now() - region.watch.begun - mine.ran() > Watch::LATE) region.late = true; /* or came late */
     }
     /* Whether it ran the tasks. */
     bool run(int64_t threads, int64_t tasks, Task task, void *data) {
@@ -260,7 +275,7 @@ struct Team {
         int before = lately.load(), seen = before - before / 8 + (region.late ? ONE : 0);
         bool many = seen >= MANY;
         lately = many ? ONE : seen; /* threads that meet here may lose a count */
-        if (many) leave(region.begun);
+        if (many) leave(region.watch.begun);
         if (many || seen < NONE) crowd.want(many, parallel);
         return true;
     }
@@ -268,6 +283,21 @@ struct Team {
         bool again = begun < back.load() + away.load(); /* hardly tried, and late already */
         away = !again ? SHORT : away.load() < LONG ? 2 * away.load() : LONG;
         back = now() + away.load();
+        calm = 0;
+    }
+    bool is_away() const { return back.load() && now() < back.load(); }
+    /* Whether this region is to be watched while we do without it: to look costs half a microsecond. */
+    bool looks() {
+        if (!is_away()) return false;
+        int64_t time = now(), last = looked.load();
+        return time - last > 1000000 && looked.compare_exchange_strong(last, time);
+    }
+    /* While we do without it: a caller has run its tasks. If nobody is kept from running any more, it is tried again,
+     * the later the more often that was too early; others' slices of time last some milliseconds. */
+    void note(bool late, int64_t ran) {
+        if (back.load() == NEVER) return;
+        if (late) calm = 0;
+        else if (calm.fetch_add(ran) + ran > away.load() / 20) back = now(), crowd.want(false, nullptr);
     }
 };
 
@@ -277,22 +307,34 @@ Team team;
 void after_fork() {
     new (&crew) Crew;
     new (&crowd) Crowd;
-    team.back = INT64_MAX;
+    team.back = Team::NEVER;
 }
 __attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, after_fork); }
 
 } // namespace
 
-bool is_busy() { return now() < team.back.load(); }
+bool is_busy() { return team.is_away(); }
+
+/* Without OpenMP; whether nobody was missing. */
+static bool run_tasks(int64_t threads, int64_t tasks, Task task, void *data) {
+    /* Too little for two, or the tasks of another call are running: alone. */
+    if (threads <= 1 || uint64_t(tasks) > Crew::LEFT || crew.taken.test_and_set()) {
+        for (int64_t i = 0; i < tasks; i++) task(data, i);
+        return true;
+    }
+    bool in_time = crew.run(threads, tasks, task, data);
+    crew.taken.clear();
+    return in_time;
+}
 
 void parallel(int64_t threads, int64_t tasks, Task task, void *data) {
     if (threads > tasks) threads = tasks;
     if (threads > 1 && team.run(threads, tasks, task, data)) return;
-    /* Too little for two, or the tasks of another call are running: alone. */
-    if (threads <= 1 || uint64_t(tasks) > Crew::LEFT || crew.taken.test_and_set()) {
-        for (int64_t i = 0; i < tasks; i++) task(data, i);
+    if (!team.looks()) {
+        run_tasks(threads, tasks, task, data);
         return;
     }
-    crew.run(threads, tasks, task, data);
-    crew.taken.clear();
+    Watch watch;
+    bool in_time = run_tasks(threads, tasks, task, data);
+    team.note(!in_time || watch.late(), watch.ran());
 }
