@@ -464,6 +464,11 @@ WIDE = [  # layers beyond a cluster
     Case("lstm", torch.float16, 6, 16, 768, 28, lengths=True, xi=1),
     Case("gru", torch.float32, 4, 64, 1024, 28, xi=1),
     Case("lstm", torch.bfloat16, 3, 30, 1536, 28),
+    Case("gru", torch.float16, 4, 64, 1536, 28, lengths=True, xi=2),
+    Case("lstm", torch.bfloat16, 3, 64, 1536, 28, xi=1),
+    Case("lstm", torch.float16, 3, 64, 2048, 28, lengths=True),
+    Case("gru", torch.bfloat16, 3, 50, 2048, 28, xi=2),
+    Case("tanh", torch.bfloat16, 3, 256, 2048, 28),
 ]
 
 

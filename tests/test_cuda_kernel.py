@@ -120,6 +120,62 @@ def test_teams_are_whole_clusters_that_are_all_there_at_once(cell, size, data):
         assert p.share_words(batch) >= 2 * teams * size * batch
 
 
+HOPPER = plan.Machine({1: 132, 2: 66, 3: 39, 4: 30, 8: 15}, 232448, True)
+
+
+@given(cell=st.sampled_from(["gru", "lstm", "tanh"]), size=st.integers(17, 260), data=st.data())
+def test_pairs_read_the_whole_vector_and_are_all_there_at_once(cell, size, data):
+    size, batch = 8 * size, data.draw(st.integers(1, 200))
+    direction = "forward" if cell != "tanh" else data.draw(st.sampled_from(["forward", "backward"]))
+    every = plan.pair_plans(named(cell), direction, size, 2, batch, HOPPER)
+    for p in itertools.islice(every, 20):
+        assert p.paired
+        assert not p.spread
+        assert p.neighbours == 2
+        assert p.groups(batch) * p.cluster <= 2 * HOPPER.clusters[2]
+        assert p.groups(batch) * p.rows >= batch
+        assert p.hidden >= size > p.hidden - 2 * p.units  # no pair without units
+        assert 2 * p.k_tiles * 16 >= size  # the halves are all of it
+        assert 64 * p.warpgroups * p.m_tiles >= 2 * p.m  # and so are the rows of both
+        assert 0 < p.held <= p.k_tiles // 4
+        assert p.stages <= p.k_tiles // 4 <= 32
+        assert p.shared_bytes <= HOPPER.shared_bytes
+
+
+@given(cell=st.sampled_from(["gru", "lstm", "tanh"]), size=st.integers(17, 260), data=st.data())
+def test_teams_by_wgmma_are_whole_clusters_too(cell, size, data):
+    size, batch = 8 * size, data.draw(st.integers(1, 200))
+    for p in itertools.islice(plan.team_plans(named(cell), size, 2, batch, HOPPER), 20):
+        teams, rest = divmod(p.cluster, p.partners)
+        assert rest == 0
+        assert p.spread
+        assert p.hopper
+        assert p.groups(batch) * teams <= HOPPER.clusters[p.partners]
+        assert p.hidden >= size > (teams - 1) * p.partners * p.units
+        assert p.partners * p.m >= size
+        assert p.warpgroups * p.m_tiles * 64 >= p.m
+        assert p.units % 4 == 0
+        assert p.cell.gates * p.units % 8 == 0
+        assert p.register_tiles + p.shared_tiles == p.m_tiles * p.k_tiles
+        assert p.shared_bytes <= HOPPER.shared_bytes
+        assert p.share_words(batch) >= 2 * teams * size * batch
+
+
+def test_only_a_hopper_gpu_has_pairs_and_only_in_half_precision():
+    for machine, element in ((paper_gpu.MACHINE, 2), (HOPPER, 4)):
+        assert list(plan.pair_plans(named("lstm"), "forward", 1024, element, 64, machine)) == []
+        assert list(plan.team_plans(named("lstm"), 1024, element, 64, machine)) == []
+    assert list(plan.pair_plans(named("lstm"), "backward", 1024, 2, 64, HOPPER)) == []
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "tanh"])
+@pytest.mark.parametrize("size", [1536, 2048])
+def test_wide_layers_of_a_hopper_gpu_run_in_pairs_forward(cell, size):
+    chosen = plan.cheapest(named(cell), "forward", size, 2, 64, HOPPER)
+    assert chosen is not None
+    assert chosen.paired
+
+
 def test_without_clusters_a_team_is_one_block():
     old = plan.Machine({1: 108}, 166912)
     found = list(plan.spread_plans(named("lstm"), 1024, 2, 16, old))
@@ -292,16 +348,19 @@ def test_on_a_gpu_wide_layers_are_right():
     assert {job: wrong for job in check.WIDE if (wrong := check.faults(job))} == {}
 
 
-def far_plan(monkeypatch, rows: int, partners: int) -> None:
+def far_plan(monkeypatch, rows: int, partners: int, hopper: bool = False) -> None:
     """Have layers that would fit a cluster run by far groups, in teams of `partners` backward."""
 
     def chosen(cell, direction, size, element, batch, device):
         here, heads = cuda.machine(max(device, 0)), max(cell.heads, 1)
         if partners and direction == "backward":
-            every = plan.spread_plans(cell, size, element, batch, here, heads)
+            kind = plan.team_plans if hopper else plan.spread_plans
+            every = kind(cell, size, element, batch, here, heads)
+        elif hopper:
+            every = plan.pair_plans(cell, direction, size, element, batch, here)
         else:
             every = plan.far_plans(cell, direction, size, element, batch, here, heads)
-        found = [p for p in every if p.partners == partners * p.spread]
+        found = [p for p in every if p.partners == partners or not p.spread]
         return min(found, key=lambda p: abs(p.rows - rows))  # not every number of rows fits
 
     monkeypatch.setattr(cuda, "plan_for", chosen)
@@ -323,6 +382,64 @@ def test_on_a_gpu_every_kind_of_far_group_is_right(partners, rows, monkeypatch):
         check.Case("noisy lstm", torch.float32, 5, 12, 384, 16, lengths=True),
     ]
     assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+
+
+def on_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.mark.parametrize(("rows", "partners"), [(8, 8), (16, 1), (32, 2), (64, 3)])
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_pairs_and_teams_are_right(partners, rows, monkeypatch):
+    far_plan(monkeypatch, rows, partners, hopper=True)
+    todo = [
+        check.Case("lstm", torch.bfloat16, 7, 37, 384, 16, lengths=True, xi=2),
+        check.Case("gru", torch.float16, 6, 9, 400, 16, xi=1),
+        check.Case("gru", torch.bfloat16, 5, 70, 384, 16, ids=True, lengths=True),
+        check.Case("relu", torch.float16, 5, 3, 1152, 5, ids=True),
+        check.Case("mgu", torch.bfloat16, 6, 40, 512, 16, lengths=True, xi=2),
+        check.Case("peephole", torch.bfloat16, 5, 8, 392, 16, xi=2),
+        check.Case("noisy lstm", torch.float16, 5, 12, 384, 16, lengths=True),
+    ]
+    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_a_one_gate_layer_goes_back_in_pairs(rows, monkeypatch):
+    far_plan(monkeypatch, rows, 0, hopper=True)
+    todo = [
+        check.Case("tanh", torch.bfloat16, 7, 70, 1152, 16, lengths=True, xi=2),
+        check.Case("relu", torch.float16, 5, 3, 1152, 5, ids=True),
+        check.Case("linear", torch.bfloat16, 4, 9, 1000, 16, xi=1),
+    ]
+    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+
+
+@pytest.mark.parametrize("bits", [0x7FC0, 0xFFFF])  # 0xFFFF twice is what means "not stored yet"
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_a_users_nan_stays_in_its_row_and_hangs_nothing(bits, monkeypatch):
+    far_plan(monkeypatch, 32, 2, hopper=True)
+    torch.manual_seed(0)
+    rnn = nn.LSTM(16, 512, device="cuda", dtype=torch.bfloat16)
+    xs = torch.randn(6, 33, 16, device="cuda").to(torch.bfloat16)
+    h = torch.zeros(1, 33, 512, device="cuda", dtype=torch.bfloat16)
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    clean, _ = rnn(xs, (h, h.clone()))
+    nan = h.clone()
+    nan[0, 5] = torch.tensor(bits - (1 << 16 if bits > 0x7FFF else 0), dtype=torch.int16).view(
+        torch.bfloat16
+    )
+    xs2 = xs.clone()
+    xs2[2, 7] = torch.inf
+    ys, _ = rnn(xs2, (nan, h.clone()))
+    assert ys[:, 5].isnan().all()
+    others = [row for row in range(33) if row not in (5, 7)]
+    assert torch.equal(ys[:, others], clean[:, others])
+    assert torch.equal(ys[:2, 7], clean[:2, 7])
 
 
 @pytest.mark.parametrize("partners", [0, 1, 2])

@@ -137,7 +137,8 @@ def machine(device: int) -> Machine:
             driver.compiled("probe.cu", {}, _architecture()), "probe", shared_bytes
         )
         held = {c: probe.active_clusters(c, 32 * WARPS) for c in CLUSTERS if c > 1}
-    return Machine({1: properties.multi_processor_count, **held}, shared_bytes)
+    hopper = (properties.major, properties.minor) == (9, 0)
+    return Machine({1: properties.multi_processor_count, **held}, shared_bytes, hopper)
 
 
 def _architecture() -> str:
@@ -170,7 +171,10 @@ def schedule_for(
 def compiled(plan: Plan, dtype: int) -> bytes:
     """The machine code of a plan for the current device."""
     more = {"own.cuh": text} if (text := body(plan.cell).header) else {}
-    return driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), _architecture(), more)
+    architecture = (
+        _architecture() + "a" * plan.hopper
+    )  # what hopper.cuh is made of is Hopper's alone
+    return driver.compiled(f"{plan.direction}.cu", plan.defines(dtype), architecture, more)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -178,6 +182,9 @@ def prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) ->
     function = driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
     blocks, cluster = plan.groups(batch) * plan.cluster, plan.neighbours
     config = driver.configuration(blocks, cluster, plan.threads, plan.shared_bytes, plan.far)
+    if plan.paired:  # h of steps 0 to T, or da of steps 1 to T
+        track, more = (7, 1) if plan.forward else (11, 0)
+        return driver.MappedLaunch(function, config, arguments, track, plan.size, more, plan.rows)
     return driver.Launch(function, config, arguments)
 
 

@@ -14,7 +14,11 @@
 // A row that has ended hands its gradient on untouched. Cells with one gate broadcast da, cells with
 // more scatter shares of dh, whichever is less; beyond a cluster either goes by way of device memory.
 #define TRANSPOSED 1
-#if FAR && PARTNERS
+#if PAIRED
+#include "pairs.cuh"
+#elif HOPPER
+#include "teams.cuh"
+#elif FAR && PARTNERS
 #include "spread.cuh"
 #elif FAR
 #include "far.cuh"
@@ -89,7 +93,7 @@ DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-backward(const void* W, const void* hs, const void* cs, const void* gates, const void* dhs, const float* dh_last, const float* dc_last,
+backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const void* gates, const void* dhs, const float* dh_last, const float* dc_last,
          const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, float* dh_first, float* dc_first,
 #if CELL == OWN
          const float* numbers, const void* drawn, float* down_rows,
@@ -156,7 +160,7 @@ backward(const void* W, const void* hs, const void* cs, const void* gates, const
         const int t = steps - 1 - done;
         constexpr int WIDTH = STORED_DA * COLUMNS * BYTES;  // of one row of das
         const Exchange exchange = {shares + place.team * SHARES, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH + place.head * (SIZE * BYTES), WIDTH,
-                                   batch - group * ROWS};
+                                   batch - group * ROWS, TRACK, group * ROWS, t + 1, rank};
         if (done > 0) collect(A, done, exchange, [&] { fetch(done + AHEAD); });
         else fetch(AHEAD);
         copied<AHEAD>();

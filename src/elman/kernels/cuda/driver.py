@@ -25,6 +25,7 @@ from elman.errors import UserError, WorkFailed
 SOURCES = Path(__file__).parent
 MAX_DYNAMIC_SHARED_SIZE, NON_PORTABLE_CLUSTER_SIZE = 8, 14  # CUfunction_attribute
 COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
+MAP_OF_16_BITS, MAP_SWIZZLES_128 = 1, 3  # CUtensorMapDataType, CUtensorMapSwizzle
 NO_CONTEXT = (3, 201)  # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT
 
 
@@ -114,6 +115,57 @@ class Launch:
         own.values[:] = arguments
         own.config.stream = stream
         call("cuLaunchKernelEx", own.by_reference, self.function.handle, own.addresses, None)
+
+
+@functools.lru_cache(maxsize=256)
+def tensor_map(address: int, columns: int, rows: int, steps: int, box_rows: int) -> tuple[int, ...]:
+    """An array (steps, rows, columns) of 2-byte elements, for the copy engine of a Hopper GPU.
+
+    Boxes of it are 128 bytes by `box_rows` rows of one step, laid out as `wgmma` reads them.
+    """
+    memory = ctypes.create_string_buffer(128 + 64)
+    begin = -(-ctypes.addressof(memory) // 64) * 64
+    call(
+        "cuTensorMapEncodeTiled",
+        ctypes.c_void_p(begin),
+        ctypes.c_int(MAP_OF_16_BITS),
+        ctypes.c_uint(3),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 3)(columns, rows, steps),
+        (ctypes.c_uint64 * 2)(2 * columns, 2 * columns * rows),
+        (ctypes.c_uint * 3)(64, box_rows, 1),
+        (ctypes.c_uint * 3)(1, 1, 1),
+        ctypes.c_int(0),
+        ctypes.c_int(MAP_SWIZZLES_128),
+        ctypes.c_int(0),
+        ctypes.c_int(0),  # zeros beyond the array
+    )
+    return tuple((ctypes.c_uint64 * 16).from_address(begin))
+
+
+class MappedLaunch(Launch):
+    """A kernel whose first argument is the tensor map of one of the others, `track`.
+
+    The last two arguments are steps and rows; the array has `more` steps than that.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        config: LaunchConfig,
+        arguments: int,
+        track: int,
+        columns: int,
+        more: int,
+        box_rows: int,
+    ) -> None:
+        super().__init__(function, config, arguments + 1, 16)
+        self.track, self.columns, self.more, self.box_rows = track, columns, more, box_rows
+
+    def __call__(self, stream: int, arguments: Sequence[int]) -> None:
+        steps, rows = arguments[-2] + self.more, arguments[-1]
+        words = tensor_map(arguments[self.track], self.columns, rows, steps, self.box_rows)
+        super().__call__(stream, (*words, *arguments))
 
 
 def call(name: str, *arguments: object) -> None:

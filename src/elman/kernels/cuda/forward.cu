@@ -7,7 +7,9 @@
 // where x is the input's share, W_ih x_t + b, computed beforehand for all t in one matrix product, or
 // a table whose row ids[t, b] is looked up here. A described cell's equations are in own.cuh.
 #define TRANSPOSED 0
-#if FAR
+#if PAIRED
+#include "pairs.cuh"
+#elif FAR
 #include "far.cuh"
 #else
 #include "gather.cuh"
@@ -73,7 +75,7 @@ DEVICE void load_first_vector(const void* h_first, const Place& place, int batch
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, const void* h_first, const void* c_first, void* hs, void* cs, void* gates,
+forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, const void* h_first, const void* c_first, void* hs, void* cs, void* gates,
         void* h_last, void* c_last,
 #if CELL == OWN
         const float* numbers, const void* drawn,
@@ -112,7 +114,7 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
         const Item it = item(q, place, batch);
         const Stored first = load<WIDE>(h_first, it.in(it.batch_row), h_first ? it.real : 0);
         unpack(first, h[q]);
-        store(hs, it.in(it.batch_row), first, it.real);
+        store(hs, it.in(it.batch_row), told_from_empty(first), it.real);
 #pragma unroll
         for (int i = 0; i < EXTRA; i++) {
             const Stored before = load<WIDE>(c_first, it.in(it.batch_row, EXTRA, i), c_first ? it.real : 0);
@@ -134,9 +136,9 @@ forward(const void* W, const void* xs, const i64* ids, const float* b_hn, const 
     __syncthreads();
 
     for (int t = 0; t < steps; t++) {
-        const char* vectors = t ? (const char*)hs + (i64)t * batch * (COLUMNS * BYTES) : (const char*)h_first;
+        const char* vectors = t || PAIRED ? (const char*)hs + (i64)t * batch * (COLUMNS * BYTES) : (const char*)h_first;
         const Exchange exchange = {nullptr, vectors + (i64)group * ROWS * (COLUMNS * BYTES) + place.head * (SIZE * BYTES), COLUMNS * BYTES,
-                                   vectors ? batch - group * ROWS : 0};
+                                   vectors ? batch - group * ROWS : 0, TRACK, group * ROWS, t, rank};
         collect(A, t, exchange, [&] { fetch(t + AHEAD); });
         copied<AHEAD>();
 #pragma unroll

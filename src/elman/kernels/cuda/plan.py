@@ -3,8 +3,8 @@
 The hidden units are cut into `cluster` slices, one per SM, and each SM's share of the recurrent
 matrix into tiles of 16 rows by 32 bytes over its warps; the batch is cut into groups of `rows`.
 A group is a cluster of SMs that write into each other's memory, or, for larger layers, any number
-of SMs that meet in device memory (far.cuh, spread.cuh). Every way that fits is priced with a small
-model of the machine, and the cheapest taken.
+of SMs that meet in device memory (far.cuh, spread.cuh; on Hopper GPUs also pairs.cuh, teams.cuh).
+Every way that fits is priced with a small model of the machine, and the cheapest taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ FAR_PRICES = (0.776, 0.004, 0.0148, 0.0689, 0.0023, 0.0422, 0.0271, 0.0191)
 # Of a far group of teams, over 265 plans (7% rms): always; per tile of one warp; per reading of one
 # from shared memory; per share that a thread adds up; per KB of da that a team has; per KB of
 # shares that an SM stores and reads on average.
-SPREAD_PRICES = (1.094, 0.0022, 0.0261, 0.0301, 0.0741, 0.0277)
+SPREAD_PRICES = (1.094, 0.0022, 0.0261, 0.0301, 0.0741, 0.0174)
+# Of a far group of pairs, over 40 plans (7% rms): always; per product of 64 rows by 32 bytes, 32
+# rows; per KB of the matrix that is read from shared memory; per value a thread reads from device
+# memory; per KB of sums that partners swap; per KB of the vector that an SM reads on average.
+PAIR_PRICES = (1.928, 0.0174, 0.0021, 0.021, 0.0249, 0.0072)
+# Of teams by teams.cuh, over 152 plans (8% rms): the first three as of pairs; the rest as of teams.
+TEAM_PRICES = (2.056, 0.01, 0.0032, 0.0212, 0.0247, 0.0226)
 DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 SMS = 132  # of the GPU on which prices were measured
 
@@ -57,6 +63,8 @@ class Plan:
     stages: int = 0  # chunks in shared memory
     heads: int = 1  # blocks along W_hh's diagonal, each run by groups of its own
     partners: int = 0  # SMs of a far group that share their da; 0: each reads the whole vector
+    warpgroups: int = 0  # of an SM by pairs.cuh or teams.cuh; 0: another kind of group
+    held: int = 0  # chunks (pairs) or tiles (teams) of the matrix that a warpgroup has in registers
 
     @property
     def hidden(self) -> int:
@@ -69,13 +77,23 @@ class Plan:
 
     @property
     def far(self) -> bool:
-        """The SMs of a group meet in device memory (far.cuh, spread.cuh)."""
-        return self.chunk > 0 or self.spread
+        """The SMs of a group meet in device memory (far.cuh, spread.cuh, pairs.cuh)."""
+        return self.chunk > 0 or self.partners > 0
 
     @property
     def spread(self) -> bool:
-        """spread.cuh: teams of SMs share their da, and store shares of dh."""
-        return self.partners > 0
+        """Teams of SMs share their da, and store shares of dh (spread.cuh, teams.cuh)."""
+        return self.partners > 0 and not self.paired
+
+    @property
+    def paired(self) -> bool:
+        """pairs.cuh: pairs of SMs read half of the vector each."""
+        return self.hopper and self.stages > 0
+
+    @property
+    def hopper(self) -> bool:
+        """Made of what only a Hopper GPU has (hopper.cuh): pairs.cuh or teams.cuh."""
+        return self.warpgroups > 0
 
     @property
     def neighbours(self) -> int:
@@ -84,30 +102,41 @@ class Plan:
 
     @property
     def gathers(self) -> bool:
-        """Every SM has the whole vector (gather.cuh, far.cuh). Else it has all the sums."""
+        """Every SM, or pair, has the whole vector (gather, far, pairs). Else, all the sums."""
         return not self.spread and (self.far or self.forward or self.cell.gates == 1)
 
     @property
+    def warps(self) -> int:
+        return 4 * self.warpgroups or WARPS
+
+    @property
     def threads(self) -> int:
-        return 32 * WARPS
+        return 32 * self.warps
 
     @property
     def m(self) -> int:
         """Rows of the SM's slice of the matrix."""
         if self.spread:
-            return 16 * -(-self.size // (16 * self.partners))
+            tile = 64 if self.hopper else 16
+            return tile * -(-self.size // (tile * self.partners))
         if not self.gathers:
             return self.hidden
         return self.units * (self.cell.gates if self.forward else 1)
 
     @property
     def m_tiles(self) -> int:
-        """Tiles of one warp down the slice."""
+        """Tiles of one warp down the slice; on Hopper GPUs tiles of 64 rows, of one warpgroup."""
+        if self.hopper:
+            return -(-(2 if self.paired else 1) * self.m // (64 * self.warpgroups))
         return -(-self.m * self.warps_k // (16 * WARPS))
 
     @property
     def k_tiles(self) -> int:
         """Tiles of one warp along the sum: whole chunks, or an even number."""
+        if self.spread and self.hopper:
+            return -(-self.summed // 16)
+        if self.paired:
+            return 4 * -(-self.size * self.element // 256)  # of the half, in chunks of 128 bytes
         if self.chunk:
             return -(-self.summed * self.element // (32 * self.warps_k * self.chunk)) * self.chunk
         return -(-self.summed * self.element // (64 * self.warps_k)) * 2
@@ -121,6 +150,10 @@ class Plan:
 
     @property
     def register_tiles(self) -> int:
+        if self.paired:
+            return self.m_tiles * 4 * self.held
+        if self.hopper:
+            return self.held
         if not self.far:
             return min(self.m_tiles * self.k_tiles, REGISTER_TILES)
         crowd = 2 * min(self.rows, 32) if self.spread else self.m_tiles * self.rows
@@ -135,7 +168,13 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """As laid out in gather.cuh, scatter.cuh, far.cuh, spread.cuh; the kernels assert it."""
+        """As laid out in gather, scatter, far, spread, pairs, teams.cuh; the kernels assert it."""
+        if self.hopper:
+            tiles = 2048 * self.warpgroups * self.shared_tiles
+            rest = tiles + self._ring_bytes + 4 * self._numbers * self.units
+            if self.spread:
+                return 128 + 2 * self.k_tiles * self.rows * 16 + rest
+            return 1024 + 128 * self.rows * self.stages + 16 * self.rows * (self.m + 4) + rest
         summed = self.warps_k * self.k_tiles * 32
         if self.chunk:
             chunks = self.stages * self.rows * (self.warps_k * self.chunk * 32 + 16)
@@ -197,6 +236,8 @@ class Plan:
         """Of one step of a far group; all groups read at once and share what L2 can give."""
         if self.spread:
             return self._spread_microseconds(batch)
+        if self.paired:
+            return self._paired_microseconds(batch)
         row_tiles = self.rows // 8
         _, items, wide = self._items
         vector = self.rows * self.summed * self.element / 1024
@@ -216,6 +257,8 @@ class Plan:
     def _spread_microseconds(self, batch: int) -> float:
         row_tiles, teams = self.rows // 8, self.cluster // self.partners
         _, items, wide = self._items
+        if self.hopper:
+            return self._team_microseconds(batch)
         shares = min(self.rows, batch) * (self.m + teams * self.units) * 4 / 1024
         work = (
             1,
@@ -227,10 +270,38 @@ class Plan:
         )
         return sum(amount * price for amount, price in zip(work, SPREAD_PRICES, strict=True))
 
+    def _paired_microseconds(self, batch: int) -> float:
+        _, items, wide = self._items
+        half = self.rows * self.k_tiles * 32 / 1024
+        products = self.warpgroups * self.m_tiles * self.k_tiles
+        work = (
+            1,
+            products * max(self.rows, 16) / 32,
+            self.warpgroups * self.shared_tiles * 2,
+            items * wide * self._fields,
+            self.rows * self.m * 4 / 1024,
+            half * self.groups(batch) * self.cluster / SMS,
+        )
+        return sum(amount * price for amount, price in zip(work, PAIR_PRICES, strict=True))
+
+    def _team_microseconds(self, batch: int) -> float:
+        teams = self.cluster // self.partners
+        _, items, wide = self._items
+        shares = min(self.rows, batch) * (self.m + teams * self.units) * 4 / 1024
+        work = (
+            1,
+            self.warpgroups * self.m_tiles * self.k_tiles * max(self.rows, 16) / 32,
+            self.warpgroups * self.shared_tiles * 2,
+            items * wide * teams,
+            self.rows * self.summed * self.element / 1024 if self.partners > 1 else 0,
+            shares * self.groups(batch) * self.cluster / SMS,
+        )
+        return sum(amount * price for amount, price in zip(work, TEAM_PRICES, strict=True))
+
     def share_words(self, batch: int) -> int:
         """Floats of the shares of dh that the groups of spread.cuh keep in device memory."""
         teams = self.cluster // self.partners
-        return self.groups(batch) * 2 * teams * self.rows * self.partners * self.m
+        return self.groups(batch) * 2 * teams * self.cluster * self.rows * self.units
 
     def groups(self, batch: int) -> int:
         return -(-batch // self.rows) * self.heads
@@ -246,7 +317,7 @@ class Plan:
             "HIDDEN": self.hidden,
             "CLUSTER": self.cluster,
             "ROWS": self.rows,
-            "WARPS": WARPS,
+            "WARPS": self.warps,
             "WARPS_K": self.warps_k,
             "REGISTER_TILES": self.register_tiles,
             "SHARED_BYTES": self.shared_bytes,
@@ -254,6 +325,9 @@ class Plan:
             "CHUNK_TILES": self.chunk,
             "STAGES": self.stages,
             "PARTNERS": self.partners,
+            "HOPPER": int(self.hopper),
+            "PAIRED": int(self.paired),
+            "REGISTER_CHUNKS": self.held if self.paired else 0,
             "PATIENCE": 1 << 35,  # cycles: some 17 seconds
         }
 
@@ -264,9 +338,10 @@ class Machine:
 
     clusters: Mapping[int, int]
     shared_bytes: int
+    hopper: bool = False  # has what hopper.cuh is made of
 
     def __hash__(self) -> int:
-        return hash((tuple(self.clusters.items()), self.shared_bytes))
+        return hash((tuple(self.clusters.items()), self.shared_bytes, self.hopper))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -289,6 +364,9 @@ def cheapest(
             yield from far_plans(cell, direction, size, element, batch, machine, heads)
             if direction == "backward":
                 yield from spread_plans(cell, size, element, batch, machine, heads)
+            if direction == "backward":
+                yield from team_plans(cell, size, element, batch, machine, heads)
+        yield from pair_plans(cell, direction, size, element, batch, machine)
 
     return min(plans(), key=price, default=None)
 
@@ -375,3 +453,60 @@ def spread_plans(
             whole = cell.gates * units * element % 16 == 0  # da is copied 16 bytes at a time
             if CLUSTERS[-1] < blocks and teams <= most and fits and whole:
                 yield plan
+
+
+REGISTERS = {2: 192, 3: 112, 4: 72}
+"""For tiles and sums of a thread of pairs.cuh, by warpgroups of its SM: the rest is addresses."""
+
+
+def pair_plans(
+    cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
+) -> Iterator[Plan]:
+    """Every plan of far groups of pairs; all on the machine at once."""
+    one_value = direction == "forward" or cell.gates == 1
+    if not (machine.hopper and element == 2 and one_value and size % 8 == 0 and size <= 4096):
+        return
+    for rows, units in itertools.product(FAR_ROWS, range(8, size, 8)):
+        pairs = -(-size // (2 * units))
+        if pairs <= CLUSTERS[-1] // 2 or pairs * -(-batch // rows) > machine.clusters.get(2, 0):
+            continue
+        for warpgroups in REGISTERS:
+            plan = Plan(cell, direction, size, element, 2 * pairs, rows, units, 1)
+            plan = replace(plan, partners=2, warpgroups=warpgroups, stages=1)
+            tiles, chunks = plan.m_tiles, plan.k_tiles // 4
+            free = REGISTERS[warpgroups] - tiles * rows // 2  # without the sums
+            held = min(chunks, free // (16 * tiles), 10 // tiles)
+            spare = warpgroups * tiles * 64 - 2 * plan.m  # rows of tiles that are nobody's
+            if tiles * rows > 128 or held < 1 or spare >= 64:
+                continue
+            plan = replace(plan, held=held)
+            stages = (machine.shared_bytes - plan.shared_bytes) // (128 * rows) + 1
+            if stages >= min(chunks, 3):
+                yield replace(plan, stages=min(stages, chunks))
+
+
+def team_plans(
+    cell: Cell, size: int, element: int, batch: int, machine: Machine, heads: int = 1
+) -> Iterator[Plan]:
+    """As spread_plans, of teams.cuh."""
+    size //= heads
+    if not (machine.hopper and element == 2 and size % 8 == 0):
+        return
+    for rows, partners in itertools.product(FAR_ROWS, PARTNERS):
+        most = machine.clusters.get(partners, 0) // (-(-batch // rows) * heads)
+        for units in range(8, size, 4):
+            teams = -(-size // (units * partners))
+            blocks = teams * partners
+            if not (CLUSTERS[-1] < blocks and teams <= most and cell.gates * units % 8 == 0):
+                continue
+            for warpgroups in REGISTERS:
+                plan = Plan(
+                    cell, "backward", size, element, blocks, rows, units, 1, 0, 0, heads, partners
+                )
+                plan = replace(plan, warpgroups=warpgroups)
+                free = REGISTERS[warpgroups] - 32  # without sums, and shares on their way
+                held = min(plan.m_tiles * plan.k_tiles, free // 4)
+                spare = warpgroups * plan.m_tiles * 64 - plan.m
+                plan = replace(plan, held=held)
+                if held > 0 and spare <= 64 and plan.shared_bytes <= machine.shared_bytes:
+                    yield plan

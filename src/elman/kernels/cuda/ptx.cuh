@@ -288,6 +288,7 @@ DEVICE bool any_empty(const u32 (&w)[WORDS]) {
 // Words that another SM may be writing, or will read: from L2 and to L2.
 template <int WORDS>
 DEVICE void load_words_past_l1(u32 (&w)[WORDS], const void* address) {
+    if constexpr (WORDS == 1) asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(w[0]) : "l"(address) : "memory");
     if constexpr (WORDS == 2) asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(address) : "memory");
     if constexpr (WORDS == 4)
         asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(address) : "memory");

@@ -47,7 +47,7 @@ constexpr int ROW_TILES = ROWS / 8;
 
 static_assert(HIDDEN % CLUSTER == 0 && HIDDEN >= SIZE, "units divide over the blocks");
 
-extern __shared__ __align__(16) char shared[];
+extern __shared__ __align__(1024) char shared[];
 
 // ---- the recurrent matrix -------------------------------------------------------------------------
 
@@ -205,20 +205,36 @@ DEVICE void load_numbers(int at, const float* from, const Place& place) {
 
 // ---- between blocks -------------------------------------------------------------------------------
 
+// An array (time, batch, columns), as the driver describes it to the copy engine.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+#if PAIRED
+#define TRACK_PARAMETER const __grid_constant__ TensorMap track,
+#define TRACK &track
+#else
+#define TRACK_PARAMETER
+#define TRACK nullptr
+#endif
+
 // Where blocks meet in device memory (FAR); else unused.
 struct Exchange {
-    float* shares;        // of dh, of the group (spread.cuh)
-    const char* vectors;  // of the group's first row (far.cuh)
-    i64 pitch;            // bytes from row to row
-    int rows;             // of the batch, from there on
+    float* shares;         // of dh, of the group (shares.cuh)
+    const char* vectors;   // of the group's first row (far.cuh, pairs.cuh)
+    i64 pitch;             // bytes from row to row
+    int rows;              // of the batch, from there on
+    const TensorMap* map;  // the array they lie in, as the copy engine sees it (pairs.cuh)
+    int first_row, time;   // of the group there; of the step
+    int rank;
 };
 
 // Blocks that write into each other's shared memory: a group, or of a far group those that share their da.
 constexpr int NEIGHBOURS = !FAR ? CLUSTER : PARTNERS > 0 ? PARTNERS : 1;
 
-// Of spread.cuh: shares of a unit; tiles of units in one block's share; units of a row; floats of a group.
-constexpr int TEAMS = CLUSTER / NEIGHBOURS, TILES_EACH = (SIZE + 16 * NEIGHBOURS - 1) / (16 * NEIGHBOURS), SHARE_WIDTH = 16 * NEIGHBOURS * TILES_EACH;
-constexpr i64 SHARES = (i64)2 * TEAMS * ROWS * SHARE_WIDTH;
+// Of shares.cuh: shares of a unit; tiles of units in one block's part of them, and its units; floats of a group.
+constexpr int TEAMS = CLUSTER / NEIGHBOURS, TILE = HOPPER ? 64 : 16, TILES_EACH = (SIZE + TILE * NEIGHBOURS - 1) / (TILE * NEIGHBOURS), PART = TILE * TILES_EACH;
+constexpr i64 SHARES = (i64)2 * TEAMS * CLUSTER * ROWS * UNITS;
 
 // Two mailboxes at the start of shared memory, one for each buffer.
 DEVICE u32 mailbox(int buffer) { return shared_address(shared) + 8 * buffer; }
@@ -257,8 +273,14 @@ DEVICE void leave() {
 // One tile of shares of dh. mma leaves a thread two rows of each of two units; by two swaps with its neighbours
 // it comes to have four units of one row, 16 bytes.
 struct FourUnits {
+    struct Place {
+        int row, unit;  // inside the tile
+        __device__ __forceinline__ Place() {
+            const int lane = threadIdx.x % 32;
+            row = lane % 4 * 2 + lane / 4 % 2, unit = lane / 8 % 2 * 8 + lane / 16 * 4;
+        }
+    } place;
     u32 word[4];
-    int row, unit;  // inside the tile
 
     __device__ __forceinline__ explicit FourUnits(const float (&d)[4]) {
         const int lane = threadIdx.x % 32, odd = lane / 4 % 2, upper = lane / 8 % 2;
@@ -274,7 +296,6 @@ struct FourUnits {
             const float swapped = __shfl_xor_sync(~0u, upper ? pair[0][i] : pair[1][i], 8);
             word[i] = __float_as_uint(upper ? swapped : pair[0][i]), word[2 + i] = __float_as_uint(upper ? pair[1][i] : swapped);
         }
-        row = lane % 4 * 2 + odd, unit = 8 * upper + lane / 16 * 4;
     }
 };
 

@@ -54,8 +54,8 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
 // Sends one tile of shares, each row of it as one delivery of 16 bytes.
 DEVICE void scatter(const float (&d)[4], int tile, int row_tile, int buffer, int rank) {
     const FourUnits four(d);
-    const int unit = tile % (UNITS / 16) * 16 + four.unit;
-    send(share(buffer, rank, row_tile * 8 + four.row) + unit, four.word, buffer, tile / (UNITS / 16));
+    const int unit = tile % (UNITS / 16) * 16 + four.place.unit;
+    send(share(buffer, rank, row_tile * 8 + four.place.row) + unit, four.word, buffer, tile / (UNITS / 16));
 }
 
 DEVICE void multiply_and_scatter(const Matrix& A, int use, int rank) {

@@ -6,12 +6,9 @@
 //                 all teams, in one order
 //
 // So a block holds a square-ish piece of the matrix and reads little: of da what its team has made, of dh TEAMS
-// shares of its own units. Shares have two places, in turn, and the last bit of each says in which turn it was
-// stored, so that nothing else has to be waited for. Nor is one overwritten too early: a share of step u + 2 is made
-// of its team's dh of step u + 1, to which every block has given a share, and for that it had read all its own of
-// step u. All blocks must be on the GPU at once: the launch is cooperative, or refused.
+// shares of its own units. All blocks must be on the GPU at once: the launch is cooperative, or refused.
 #pragma once
-#include "recurrence.cuh"
+#include "shares.cuh"
 
 constexpr int M_TILES = (TILES_EACH + WARPS - 1) / WARPS;            // of units, of one warp
 constexpr int TEAM_UNITS = PARTNERS * UNITS;                         // whose da a block has
@@ -35,24 +32,6 @@ constexpr int RING_AT = WEIGHTS_AT + WARPS * SHARED_TILES * 512;
 DEVICE char* vector(int buffer, int row) { return shared + VECTORS_AT + (buffer * ROWS + row) * PITCH; }
 DEVICE uint4* shared_tiles() { return (uint4*)(shared + WEIGHTS_AT) + threadIdx.x / 32 * SHARED_TILES * 32 + threadIdx.x % 32; }
 
-// The share of step `use` that team `team` has in a row of dh, from unit `unit` on.
-DEVICE float* share(const Exchange& at, int use, int team, int row, int unit) {
-    return at.shares + ((use % 2 * TEAMS + team) * ROWS + row) * SHARE_WIDTH + unit;
-}
-
-// The last bit of a share: whether the place, at first 0, has been written an odd number of times.
-DEVICE u32 turn_of(int use) { return (use + 1) / 2 % 2; }
-DEVICE u32 with_turn(u32 word, u32 turn) { return word & ~1u | turn; }
-DEVICE float without_turn(u32 word) { return __uint_as_float(word & ~1u); }  // an infinity is one again
-
-template <int WORDS>
-DEVICE bool all_of_turn(const u32 (&w)[WORDS], u32 turn) {
-    bool all = true;
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) all &= (w[i] & 1) == turn;
-    return all;
-}
-
 // Row j of W' is unit j; columns k (and k + 1) are the gates of the first partner's units, gate by gate, then the next's.
 DEVICE u32 weight_word(const char* W, int rank, int j, int k) {
     auto element = [&](int k) {
@@ -69,15 +48,6 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
         const int tile = i / K_TILES * WARPS + warp, j = (rank % PARTNERS * TILES_EACH + tile) * 16;
         load_tile(a, lane, [&](int row, int column) { return weight_word((const char*)W, rank, tile < TILES_EACH ? j + row : SIZE, i % K_TILES * 32 / BYTES + column); });
     });
-}
-
-// Stores one tile of shares.
-DEVICE void meet(const float (&d)[4], int tile, int row_tile, int use, int rank, const Exchange& at) {
-    FourUnits four(d);
-#pragma unroll
-    for (int i = 0; i < 4; i++) four.word[i] = with_turn(four.word[i], turn_of(use));
-    const int row = row_tile * 8 + four.row, unit = (rank % PARTNERS * TILES_EACH + tile) * 16 + four.unit;
-    if (row < at.rows && unit < SIZE) store_words_past_l1(share(at, use, rank / PARTNERS, row, unit), four.word);
 }
 
 DEVICE void multiply_and_meet(const Matrix& A, int use, int rank, const Exchange& at) {
@@ -107,13 +77,14 @@ DEVICE void multiply_and_meet(const Matrix& A, int use, int rank, const Exchange
             for (int h = 0; h < 2 && m + h < M_TILES; h++) {
                 const int tile = (m + h) * WARPS + warp;
                 if (TILES_EACH % WARPS && tile >= TILES_EACH) continue;
+                const Meeting meeting(tile * 16, use, rank, at);
 #pragma unroll
                 for (int r = 0; r < TOGETHER; r++) {
 #pragma unroll
                     for (int c = 1; c < CHAINS; c++)
 #pragma unroll
                         for (int i = 0; i < 4; i++) d[h][0][r][i] += d[h][c][r][i];
-                    meet(d[h][0][r], tile, first + r, use, rank, at);
+                    meeting.store(d[h][0][r], first + r, at);
                 }
             }
         }
@@ -131,35 +102,6 @@ template <class Fetch>
 DEVICE void collect(const Matrix& A, int use, const Exchange&, Fetch fetch) {
     fetch();
     __syncthreads();
-}
-
-// W' times all gates' da, for one item: waits for the shares of all teams.
-DEVICE void sum(Values& dh, const Item& it, int gate, int use, const Exchange& at) {
-    constexpr int AT_ONCE = TEAMS * WIDE <= 32 ? TEAMS : 32 / WIDE;  // loads in flight
-    if (it.real == 0) return;
-    const long long start = clock64();
-    u32 w[AT_ONCE][WIDE];
-#pragma unroll
-    for (int first = 0; first < TEAMS; first += AT_ONCE) {
-#pragma unroll
-        for (int s = 0; s < AT_ONCE; s++)
-            if (first + s < TEAMS) load_words_past_l1(w[s], share(at, use, first + s, it.row, it.layer_unit));
-        for (bool missing = true; missing;) {
-            missing = false;
-#pragma unroll
-            for (int s = 0; s < AT_ONCE; s++)
-                if (first + s < TEAMS && !all_of_turn(w[s], turn_of(use))) {
-                    load_words_past_l1(w[s], share(at, use, first + s, it.row, it.layer_unit));
-                    missing = true;
-                }
-            if (missing) lose_patience(start);
-        }
-#pragma unroll
-        for (int s = 0; s < AT_ONCE; s++)
-#pragma unroll
-            for (int v = 0; v < WIDE; v++)
-                if (first + s < TEAMS) dh[v] = first + s ? dh[v] + without_turn(w[s][v]) : without_turn(w[s][v]);
-    }
 }
 
 DEVICE char* own_da(int buffer, int row, int rank) { return vector(buffer, row) + rank % PARTNERS * OWN_BYTES; }

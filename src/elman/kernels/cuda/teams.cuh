@@ -1,0 +1,122 @@
+// As spread.cuh, by what a Hopper GPU has for it: da goes to the partners in one copy each, in the layout that wgmma
+// reads, and wgmma multiplies it with 64 units at a time.
+//
+// There is one place for da. Partners say when they have done with it, and nothing is sent before all have.
+// All blocks must be on the GPU at once: the launch is cooperative, or refused.
+#pragma once
+#include "shares.cuh"
+#include "hopper.cuh"
+
+constexpr int WARPGROUPS = WARPS / 4;
+constexpr int M_TILES = (TILES_EACH + WARPGROUPS - 1) / WARPGROUPS;  // of units, of one warpgroup
+constexpr int TEAM_UNITS = PARTNERS * UNITS;                         // whose da a block has
+constexpr int OWN_K = GATES * UNITS;
+constexpr int K_TILES = (PARTNERS * OWN_K + 15) / 16;
+constexpr int SHARED_TILES = M_TILES * K_TILES - REGISTER_TILES;
+constexpr int COLUMN_BYTES = ROWS * 16;  // 8 elements of every row: blocks of 8 rows by 16 bytes
+constexpr u32 OWN_BYTES = OWN_K / 8 * COLUMN_BYTES, EXPECTED = (PARTNERS - 1) * OWN_BYTES;
+
+static_assert(TRANSPOSED && BYTES == 2 && CLUSTER % PARTNERS == 0, "whole teams, half precision");
+static_assert(SIZE % WIDE == 0 && UNITS % WIDE == 0 && OWN_K % 8 == 0, "whole items, whole columns of blocks");
+
+// ---- the shared memory of a block: mailboxes, da of the team's gates, tiles of W, then the ring ------------------------
+
+constexpr int DONE_AT = 16;
+constexpr int VECTOR_AT = 128;
+constexpr int WEIGHTS_AT = VECTOR_AT + 2 * K_TILES * COLUMN_BYTES;
+constexpr int RING_AT = WEIGHTS_AT + WARPGROUPS * SHARED_TILES * 2048;
+
+DEVICE u32 done() { return shared_address(shared) + DONE_AT; }
+// Element k of a row of da: the gates of the first partner's units, gate by gate, then the next's.
+DEVICE char* da_at(int row, int k) { return shared + VECTOR_AT + k / 8 * COLUMN_BYTES + row * 16 + k % 8 * BYTES; }
+// 64 units by 16 columns, blocks of 8 by 16 bytes, those of one column together.
+DEVICE char* shared_tile(int group, int i) { return shared + WEIGHTS_AT + (group * SHARED_TILES + i - REGISTER_TILES) * 2048; }
+
+// Row j of W' is unit j; columns k and k + 1 as da's.
+DEVICE u32 weight_word(const char* W, int rank, int j, int k) {
+    auto element = [&](int k) {
+        const int partner = k / OWN_K, gate = k / UNITS % GATES, i = rank / PARTNERS * TEAM_UNITS + partner * UNITS + k % UNITS;
+        return partner < PARTNERS && i < SIZE && j < SIZE ? weight(W, gate, i, j) : 0;
+    };
+    return element(k) | element(k + 1) << 16;
+}
+
+// The first unit, in the block's part, of tile m of a warpgroup; beyond the part where there is none left.
+DEVICE int first_unit(int group, int m) { return (m * WARPGROUPS + group) * 64; }
+
+DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    auto word = [&](int group, int i, int row, int column) {
+        const int j = first_unit(group, i / K_TILES) + row;
+        return weight_word((const char*)W, rank, j < PART ? rank % PARTNERS * PART + j : SIZE, i % K_TILES * 16 + column);
+    };
+#pragma unroll
+    for (int i = 0; i < REGISTER_TILES; i++) load_tile(A.tile[i], lane, [&](int row, int column) { return word(warp / 4, i, warp % 4 * 16 + row, column); });
+    for (int n = threadIdx.x; n < WARPGROUPS * SHARED_TILES * 128; n += THREADS) {  // 16 bytes each
+        const int tile = n / 128, half = n / 64 % 2, row = n % 64, group = tile / (SHARED_TILES > 0 ? SHARED_TILES : 1), i = REGISTER_TILES + tile - group * SHARED_TILES;
+        u32 w[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) w[c] = word(group, i, row, half * 8 + c * 2);
+        store_words(shared_tile(group, i) + half * 1024 + row * 16, w);
+    }
+    order_before_engines();
+}
+
+DEVICE void multiply_and_meet(const Matrix& A, int use, int rank, const Exchange& at) {
+    const int warp = threadIdx.x / 32, group = warp / 4;
+    const Operand da = Operand::in_blocks(shared + VECTOR_AT, COLUMN_BYTES), tiles = Operand::in_blocks(shared_tile(group, REGISTER_TILES), 1024);
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+        float d[ROW_TILES][4] = {};
+        settle(d);
+        sums_begin();
+#pragma unroll
+        for (int k = 0; k < K_TILES; k++) {
+            const int i = m * K_TILES + k;
+            const u64 b = da.at(k * 2 * COLUMN_BYTES);
+            if (i < REGISTER_TILES) multiply_64(d, A.tile[i < REGISTER_TILES ? i : 0], b);
+            else multiply_64(d, tiles.at((i - REGISTER_TILES) * 2048), b);
+        }
+        sums_commit();
+        sums_wait<0>();  // another warpgroup multiplies while this one stores
+        settle(d);
+        const Meeting meeting(first_unit(group, m) + warp % 4 * 16, use, rank, at);
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) meeting.store(d[r], r, at);
+    }
+}
+
+// ---- a step, in the words of backward.cu ----------------------------------------------------------------
+
+DEVICE void open_exchange() {
+    clear(shared + VECTOR_AT, 2 * K_TILES * COLUMN_BYTES);
+    if (PARTNERS > 1 && threadIdx.x == 0) mailbox_open(done(), PARTNERS - 1);
+    open_mailboxes(EXPECTED);
+}
+
+// No da of step `use` is stored, nor sent, before all warps of all partners have done with that of the step before.
+template <class Fetch>
+DEVICE void collect(const Matrix& A, int use, const Exchange& at, Fetch fetch) {
+    fetch();
+    __syncthreads();
+    if (threadIdx.x < PARTNERS - 1) mailbox_arrive_at(in_block(done(), (at.rank + 1 + threadIdx.x) % PARTNERS));
+}
+
+// Puts one gate's da of an item where the multiplication finds it.
+DEVICE void hand_on(Stored da, const Item& it, int gate, int use, int rank) { store_words(da_at(it.row, rank % PARTNERS * OWN_K + gate * UNITS + it.unit), da.word); }
+
+// After the items of all threads.
+DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange& at) {
+    order_before_engines();
+    __syncthreads();
+    if constexpr (PARTNERS > 1) {
+        if (threadIdx.x < PARTNERS - 1) {
+            const u32 to = (rank + 1 + threadIdx.x) % PARTNERS, own = shared_address(da_at(0, rank % PARTNERS * OWN_K));
+            if (use > 1) mailbox_wait(done(), use % 2);  // phase 0 ends after step 1
+            send_block(in_block(own, to), own, OWN_BYTES, in_block(mailbox(use % 2), to));
+        }
+        receive(use, EXPECTED);
+    }
+    multiply_and_meet(A, use, rank, at);
+    if (PARTNERS > 1 && threadIdx.x < PARTNERS - 1) blocks_sent();  // before it is written over
+}
