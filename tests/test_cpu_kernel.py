@@ -431,12 +431,9 @@ try:
         assert all(map(torch.equal, bits(m, x), alone))
     if not KERNEL.is_machine_busy():
         sys.exit("quiet")
-    held = 0
-    while not held and time.monotonic() < stop:
+    for _ in range(20):
         assert all(map(torch.equal, bits(m, x), alone))
-        tasks = [int(task) for task in os.listdir("/proc/self/task")]
-        held = sum(len(os.sched_getaffinity(task)) == 1 for task in tasks)
-    print(len(tasks), held)
+    print(len(os.listdir("/proc/self/task")))
 finally:
     for other in others:
         other.kill()
@@ -447,7 +444,7 @@ finally:
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
     reason="there is no second core to share with others",
 )
-def test_beside_other_programs_threads_keep_apart_and_change_no_bit():
+def test_beside_other_programs_our_threads_take_over_and_change_no_bit():
     """With two programs on either core torch's threads are late, and ours take over."""
     command = [sys.executable, "-c", BESIDE_OTHERS]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
@@ -455,9 +452,7 @@ def test_beside_other_programs_threads_keep_apart_and_change_no_bit():
     if done.stderr.strip() == "quiet":
         pytest.skip("two programs on either core kept nobody from running")
     assert done.returncode == 0, done.stderr
-    threads, held = map(int, done.stdout.split())
-    assert threads >= 5  # torch's two, ours, and two that make torch's patient
-    assert held == 1  # ours, which Linux put beside the caller
+    assert int(done.stdout) >= 5  # torch's two, ours, and two that make torch's patient
 
 
 def leaks(calls):

@@ -45,13 +45,33 @@ template <class F> bool spin(F &&found) {
     }
 }
 
-/* Whether somebody else had this thread's core for a while. */
+int64_t processor_time() { return nanoseconds(CLOCK_THREAD_CPUTIME_ID); }
+
+/* A thread that does not run for so long was kept from it by others. */
+constexpr int64_t LATE = 500000;
+
+/* Whether others had this thread's core for a while since it was made. To ask for processor time costs microseconds,
+ * so a little time before may count, and nobody asks about what was over soon. */
 struct Watch {
-    static constexpr int64_t LATE = 500000;
-    int64_t begun = now(), before = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
-    int64_t ran() const { return nanoseconds(CLOCK_THREAD_CPUTIME_ID) - before; }
-    bool late() const { return now() - begun - ran() > LATE; }
+    struct Look {
+        int64_t time, ran;
+    };
+    static thread_local Look last;
+    static constexpr int64_t RECENT = LATE / 2;
+    const int64_t begun = now();
+
+    Watch() {
+        if (begun - last.time > RECENT) last = {begun, processor_time()};
+    }
+    int64_t taken() const { return now() - begun; }
+    bool late() const {
+        if (taken() < LATE) return false;
+        Look before = last;
+        last = {now(), processor_time()};
+        return last.time - before.time - (last.ran - before.ran) > LATE;
+    }
 };
+thread_local Watch::Look Watch::last{0, 0};
 
 /* A thread that nobody waits for, with all signals blocked: they are for the program's own threads. Whether it began. */
 bool start_thread(void *(*begin)(void *), void *data) {
@@ -74,36 +94,6 @@ int available_cores() {
 int available_cores() { return 1; }
 #endif
 
-/* On which core each thread of a crew was last seen. Linux likes to wake a thread beside the one that wakes it, and
- * where every core has other work it leaves them there, taking turns on one core. So whoever finds a thread before
- * it on the same core moves to one that has none. */
-struct Cores {
-    static constexpr int MOST = 256;
-    std::atomic<int> of[MOST]{};
-
-    void arrive(int i) {
-#if defined(__linux__)
-        int here = sched_getcpu();
-        of[i].store(here, std::memory_order_relaxed);
-        for (int j = 0; j < i; j++)
-            if (of[j].load(std::memory_order_relaxed) == here) return leave(i);
-#endif
-    }
-#if defined(__linux__)
-    void leave(int i) {
-        static thread_local const cpu_set_t allowed = [] {
-            cpu_set_t set;
-            if (sched_getaffinity(0, sizeof set, &set)) CPU_ZERO(&set);
-            return set;
-        }();
-        cpu_set_t free = allowed;
-        for (int j = 0; j < i; j++)
-            if (int core = of[j].load(std::memory_order_relaxed); core >= 0 && core < CPU_SETSIZE) CPU_CLR(core, &free);
-        if (CPU_COUNT(&free) && !sched_setaffinity(0, sizeof free, &free)) of[i].store(sched_getcpu(), std::memory_order_relaxed);
-    }
-#endif
-};
-
 /* Threads of our own. The caller claims tasks like everybody else and waits only for tasks that somebody
  * has begun: a thread that is not running holds nothing. Who finds nothing to do soon sleeps. */
 struct Crew {
@@ -117,7 +107,6 @@ struct Crew {
     std::atomic<int> helpers{0}, sleeping{0};
     std::atomic<bool> caller_sleeps{false};
     std::atomic_flag taken = ATOMIC_FLAG_INIT;
-    Cores cores;
     int started = 0;
     std::atomic<bool> helped{false}; /* whether anyone came to this region */
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -145,7 +134,6 @@ struct Crew {
     void help(int i) {
         for (;;) {
             if (spin([&] { return wanted(i); })) {
-                cores.arrive(i + 1);
                 helped = true;
                 work();
                 continue;
@@ -187,7 +175,6 @@ void Crew::start(int64_t wanted) {
 
 bool Crew::run(int64_t threads, int64_t all, Task what, void *with) {
     if (started < threads - 1) start(threads - 1);
-    cores.arrive(0);
     task = what, data = with, tasks = all, done = 0, helpers = int(threads - 1);
     helped = false;
     int64_t begun = now();
@@ -198,7 +185,7 @@ bool Crew::run(int64_t threads, int64_t all, Task what, void *with) {
         pthread_mutex_unlock(&lock);
     }
     work();
-    bool in_time = helped.load() || now() - begun < Watch::LATE;
+    bool in_time = helped.load() || now() - begun < LATE;
     wait(all);
     return in_time;
 }
@@ -249,22 +236,22 @@ struct Team {
     static constexpr int64_t SHORT = 1000000000, LONG = 64 * SHORT;  /* we do without it, before it is tried again */
     static constexpr int ONE = 64, MANY = 2 * ONE, NONE = ONE / 8;   /* late regions, each forgotten by eighths */
     static constexpr int64_t NEVER = INT64_MAX;
-    std::atomic<int64_t> back{0}, away{SHORT}, calm{0}, looked{0};
+    std::atomic<int64_t> back{0}, away{SHORT}, calm{0};
     std::atomic<int> lately{0};
 
     struct Region {
         Task task;
         void *data;
-        int64_t tasks;
-        Watch watch{}; /* its beginning */
+        int64_t tasks, begun = now();
         std::atomic<int64_t> next{0};
         std::atomic<bool> late{false};
     };
     static void work(void *p) {
         Region &region = *static_cast<Region *>(p);
-        Watch mine;
+        int64_t ran = -processor_time();
         for (int64_t i; (i = region.next.fetch_add(1)) < region.tasks;) region.task(region.data, i);
-        if (now() - region.watch.begun - mine.ran() > Watch::LATE) region.late = true; /* or came late */
+        ran += processor_time();
+        if (now() - region.begun - ran > LATE) region.late = true;
     }
     /* Whether it ran the tasks. */
     bool run(int64_t threads, int64_t tasks, Task task, void *data) {
@@ -275,7 +262,7 @@ struct Team {
         int before = lately.load(), seen = before - before / 8 + (region.late ? ONE : 0);
         bool many = seen >= MANY;
         lately = many ? ONE : seen; /* threads that meet here may lose a count */
-        if (many) leave(region.watch.begun);
+        if (many) leave(region.begun);
         if (many || seen < NONE) crowd.want(many, parallel);
         return true;
     }
@@ -286,18 +273,12 @@ struct Team {
         calm = 0;
     }
     bool is_away() const { return back.load() && now() < back.load(); }
-    /* Whether this region is to be watched while we do without it: to look costs half a microsecond. */
-    bool looks() {
-        if (!is_away()) return false;
-        int64_t time = now(), last = looked.load();
-        return time - last > 1000000 && looked.compare_exchange_strong(last, time);
-    }
     /* While we do without it: a caller has run its tasks. If nobody is kept from running any more, it is tried again,
      * the later the more often that was too early; others' slices of time last some milliseconds. */
-    void note(bool late, int64_t ran) {
+    void note(bool late, int64_t taken) {
         if (back.load() == NEVER) return;
         if (late) calm = 0;
-        else if (calm.fetch_add(ran) + ran > away.load() / 20) back = now(), crowd.want(false, nullptr);
+        else if (calm.fetch_add(taken) + taken > away.load() / 20) back = now(), crowd.want(false, nullptr);
     }
 };
 
@@ -330,11 +311,11 @@ static bool run_tasks(int64_t threads, int64_t tasks, Task task, void *data) {
 void parallel(int64_t threads, int64_t tasks, Task task, void *data) {
     if (threads > tasks) threads = tasks;
     if (threads > 1 && team.run(threads, tasks, task, data)) return;
-    if (!team.looks()) {
+    if (!is_busy()) {
         run_tasks(threads, tasks, task, data);
         return;
     }
     Watch watch;
     bool in_time = run_tasks(threads, tasks, task, data);
-    team.note(!in_time || watch.late(), watch.ran());
+    team.note(!in_time || watch.late(), watch.taken());
 }
