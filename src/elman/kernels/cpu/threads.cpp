@@ -222,7 +222,8 @@ struct Crowd {
     void want(bool now, Parallel through) {
         if (wanted.load() == now) return;
         pthread_mutex_lock(&lock);
-        wanted = now, parallel = through;
+        wanted = now;
+        if (now) parallel = through;
         int cores = available_cores();
         if (now && !here && cores > 1 && cores <= MOST && start_thread(stay, this)) here = true;
         pthread_cond_signal(&changed);
