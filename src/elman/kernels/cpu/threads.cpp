@@ -190,42 +190,47 @@ bool Crew::run(int64_t threads, int64_t all, Task what, void *with) {
     return in_time;
 }
 
-/* Torch's own threads, through the entry point that compilers emit calls to for `#pragma omp parallel`.
- *
- * On a quiet machine nothing is faster: they look for work for milliseconds after every operation of
- * torch, and threads of ours would have to fight them for the processor. Beside other programs nothing is
- * slower: everyone waits, looking, for the one who is not running. So each region is watched. One that is
- * late says little, since a virtual machine hesitates every few hundred regions with nothing else to do;
- * beside other programs every other region is late. */
-/* OpenMP's threads wait for one another looking, for milliseconds; as soon as there are more of them than cores, which
- * its manual promises, for a moment only. So beside other programs a thread of ours keeps a team of idle ones, and
- * everything that torch itself does in parallel becomes patient. */
+/* OpenMP's threads wait for one another looking, for milliseconds, but as soon as there are more of them than cores (so its
+ * manual says) for a moment only. So beside other programs a thread of ours keeps a team of idle ones, and everything
+ * that torch itself does in parallel becomes patient. It ends when the machine is quiet, or when nothing of ours has run for
+ * some seconds. */
 using Parallel = void (*)(void (*)(void *), void *, unsigned, unsigned);
 
 struct Crowd {
     static constexpr int MOST = 64; /* cores */
+    static constexpr int64_t IDLE = 3000000000;
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
     std::atomic<bool> wanted{false};
+    std::atomic<int64_t> used{0}; /* when */
     bool here = false;
     Parallel parallel = nullptr;
 
     static void *stay(void *p) {
         Crowd &crowd = *static_cast<Crowd *>(p);
-        crowd.parallel([](void *) {}, nullptr, unsigned(available_cores()), 0);
         pthread_mutex_lock(&crowd.lock);
-        while (crowd.wanted.load()) pthread_cond_wait(&crowd.changed, &crowd.lock);
-        crowd.here = false;
+        Parallel parallel = crowd.parallel;
+        pthread_mutex_unlock(&crowd.lock);
+        parallel([](void *) {}, nullptr, unsigned(available_cores()), 0);
+        pthread_mutex_lock(&crowd.lock);
+        while (crowd.wanted.load() && now() - crowd.used.load() < IDLE) {
+            timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_sec++;
+            pthread_cond_timedwait(&crowd.changed, &crowd.lock, &until);
+        }
+        crowd.wanted = crowd.here = false;
         pthread_mutex_unlock(&crowd.lock);
         return nullptr;
     }
-    void want(bool now, Parallel through) {
-        if (wanted.load() == now) return;
+    void want(bool more, Parallel through) {
+        used = now();
+        if (wanted.load() == more) return;
         pthread_mutex_lock(&lock);
-        wanted = now;
-        if (now) parallel = through;
+        wanted = more;
+        if (more) parallel = through;
         int cores = available_cores();
-        if (now && !here && cores > 1 && cores <= MOST && start_thread(stay, this)) here = true;
+        if (more && !here && cores > 1 && cores <= MOST && start_thread(stay, this)) here = true;
         pthread_cond_signal(&changed);
         pthread_mutex_unlock(&lock);
     }
@@ -233,6 +238,13 @@ struct Crowd {
 
 Crowd crowd;
 
+/* Torch's own threads, through the entry point that compilers emit calls to for `#pragma omp parallel`.
+ *
+ * On a quiet machine nothing is faster: they look for work for milliseconds after every operation of
+ * torch, and threads of ours would have to fight them for the processor. Beside other programs nothing is
+ * slower: everyone waits, looking, for the one who is not running. So each region is watched. One that is
+ * late says little, since a virtual machine hesitates every few hundred regions with nothing else to do;
+ * beside other programs every other region is late. */
 struct Team {
     static constexpr int64_t SHORT = 1000000000, LONG = 64 * SHORT;  /* we do without it, before it is tried again */
     static constexpr int ONE = 64, MANY = 2 * ONE, NONE = ONE / 8;   /* late regions, each forgotten by eighths */
@@ -278,6 +290,7 @@ struct Team {
      * the later the more often that was too early; others' slices of time last some milliseconds. */
     void note(bool late, int64_t taken) {
         if (back.load() == NEVER) return;
+        crowd.used = now();
         if (late) calm = 0;
         else if (calm.fetch_add(taken) + taken > away.load() / 20) back = now(), crowd.want(false, nullptr);
     }
