@@ -263,7 +263,7 @@ struct ScatterTasks {
 
 /* dxs = da W_ih, S rows; `panels` is W_ih for y ↦ y W_ih. */
 void pack_inputs_back(const Job *job, int64_t threads, operand *panels) {
-    each_little(threads, Layout{1, job->I}.panels(), [&](int64_t p) {
+    each(threads, Layout{1, job->I}.panels(), [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_ih), gates_of(job->cell) * job->H, job->I, panels);
     });
 }
@@ -382,7 +382,7 @@ int backward(const Job *job) {
     Buffer<real> da(all * M), da_hh(apart ? most * M : 0), down(most * own);
     if (!panels.ok() || !ys.ok() || !inputs.ok() || !da.ok() || !da_hh.ok() || !down.ok()) return NO_MEMORY;
 
-    each_little(threads, at.panels(), [&](int64_t p) {
+    each(threads, at.panels(), [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
     });
     if (job->dxs) pack_inputs_back(job, threads, inputs.data);

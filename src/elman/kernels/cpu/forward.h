@@ -267,7 +267,7 @@ void look_up(const Job *job, int64_t threads, const int64_t *ids, int64_t rows, 
     int64_t M = gates_of(job->cell) * job->H, I = job->I;
     const real *W_ih = static_cast<const real *>(job->W_ih);
     int64_t tasks = at_most(threads, rows);
-    each_little(threads, tasks, [&](int64_t task) {
+    each(threads, tasks, [&](int64_t task) {
         for (int64_t i = rows * task / tasks; i < rows * (task + 1) / tasks; i++)
             for (int64_t m = 0, id = ids ? ids[i] : i; m < M; m++) out[i * M + m] = W_ih[m * I + id] + bias[m];
     });
@@ -275,7 +275,7 @@ void look_up(const Job *job, int64_t threads, const int64_t *ids, int64_t rows, 
 
 /* `turned` holds LANES · padded(K) operands for each thread. */
 void pack_all(Layout at, int64_t threads, const real *W, int64_t K, operand *panels, operand *turned) {
-    each_little(threads, threads, [&](int64_t i) {
+    each(threads, threads, [&](int64_t i) {
         for (int64_t p = at.panels() * i / threads; p < at.panels() * (i + 1) / threads; p++)
             pack_transposed(at, p, W, K, panels + p * at.panel_size(K), turned + i * LANES * padded(K));
     });
@@ -284,7 +284,7 @@ void pack_all(Layout at, int64_t threads, const real *W, int64_t K, operand *pan
 #ifndef HALF
 void line_up_all(Layout at, int64_t threads, const real *W, int64_t K, real *out) {
     int64_t vectors = at.panels() * at.vectors(), tasks = at_most(threads, vectors);
-    each_little(threads, tasks, [&](int64_t i) {
+    each(threads, tasks, [&](int64_t i) {
         for (int64_t v = vectors * i / tasks; v < vectors * (i + 1) / tasks; v++) {
             int c = int(v % at.vectors());
             int64_t unit = at.unit(v / at.vectors(), c);

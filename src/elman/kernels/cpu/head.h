@@ -79,7 +79,7 @@ int head(const Head *head) {
     int64_t tasks = ceil_div(S, ROWS_OF_TASK), size = rows.logits.scratch() + rows.states.scratch();
     Buffer<operand> scratch(tasks * size);
     if (!turned.ok() || !W_there.ok() || !W_back.ok() || !o.ok() || !nats.ok() || !scratch.ok()) return NO_MEMORY;
-    each_little(threads, threads, [&](int64_t i) {
+    each(threads, threads, [&](int64_t i) {
         for (int64_t p = all * i / threads; p < all * (i + 1) / threads; p++)
             if (p < panels)
                 pack_transposed(there, p, W, H, W_there.data + p * there.panel_size(H), turned.data + i * LANES * padded(H));

@@ -130,6 +130,3 @@ inline bool worth_two(int64_t work) { return work >= (is_busy() ? 1 << 24 : 3 <<
 template <class F> void each(int64_t threads, int64_t tasks, F &&body) {
     parallel(threads, tasks, [](void *data, int64_t i) { (*static_cast<F *>(data))(i); }, &body);
 }
-
-/* The same for little work: beside other programs to meet would take longer than to do it alone. */
-template <class F> void each_little(int64_t threads, int64_t tasks, F &&body) { each(is_busy() ? 1 : threads, tasks, static_cast<F &&>(body)); }

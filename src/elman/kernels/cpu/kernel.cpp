@@ -141,7 +141,7 @@ PUBLIC double elman_clip(void *const *arrays, const int64_t *sizes, int64_t coun
     double *squares = static_cast<double *>(borrow((pieces + 1) * int64_t(sizeof(double))));
     if (!squares) return -1;
     auto visit = [&](auto &&body) { /* the pieces, each as its number, where it starts and how long it is */
-        each_little(pieces < 4 ? 1 : threads, pieces, [&](int64_t p) {
+        each(pieces < 4 ? 1 : threads, pieces, [&](int64_t p) {
             int64_t i = 0, first = p;
             for (int64_t n; first >= (n = (sizes[i] + PIECE - 1) / PIECE); i++) first -= n;
             int64_t left = sizes[i] - first * PIECE;
