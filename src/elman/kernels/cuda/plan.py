@@ -438,21 +438,26 @@ def spread_plans(
     cell: Cell, size: int, element: int, batch: int, machine: Machine, heads: int = 1
 ) -> Iterator[Plan]:
     """Every plan of far groups made of teams, for a backward pass; all on the machine at once."""
-    size //= heads
+    for plan in teams(cell, size // heads, element, batch, machine, heads):
+        if plan.m_tiles * plan.k_tiles <= 160 and plan.shared_bytes <= machine.shared_bytes:
+            yield plan
+
+
+def teams(
+    cell: Cell, size: int, element: int, batch: int, machine: Machine, heads: int
+) -> Iterator[Plan]:
+    """Far groups of teams for which there are SMs, whatever else they need; `size` of one head."""
     if size * element % 16:  # an item is there or is not
         return
     for rows, partners in itertools.product(FAR_ROWS, PARTNERS):
         most = machine.clusters.get(partners, 0) // (-(-batch // rows) * heads)
         for units in range(8, size, 4):
-            teams = -(-size // (units * partners))
-            blocks = teams * partners
-            plan = Plan(
-                cell, "backward", size, element, blocks, rows, units, 1, 0, 0, heads, partners
-            )
-            fits = plan.m_tiles * plan.k_tiles <= 160 and plan.shared_bytes <= machine.shared_bytes
+            count = -(-size // (units * partners))
+            blocks = count * partners
             whole = cell.gates * units * element % 16 == 0  # da is copied 16 bytes at a time
-            if CLUSTERS[-1] < blocks and teams <= most and fits and whole:
-                yield plan
+            if CLUSTERS[-1] < blocks and count <= most and whole:
+                sizes = blocks, rows, units, 1, 0, 0, heads, partners
+                yield Plan(cell, "backward", size, element, *sizes)
 
 
 REGISTERS = {2: 192, 3: 112, 4: 72}
@@ -489,24 +494,14 @@ def team_plans(
     cell: Cell, size: int, element: int, batch: int, machine: Machine, heads: int = 1
 ) -> Iterator[Plan]:
     """As spread_plans, of teams.cuh."""
-    size //= heads
-    if not (machine.hopper and element == 2 and size % 8 == 0):
+    if not (machine.hopper and element == 2):
         return
-    for rows, partners in itertools.product(FAR_ROWS, PARTNERS):
-        most = machine.clusters.get(partners, 0) // (-(-batch // rows) * heads)
-        for units in range(8, size, 4):
-            teams = -(-size // (units * partners))
-            blocks = teams * partners
-            if not (CLUSTERS[-1] < blocks and teams <= most and cell.gates * units % 8 == 0):
-                continue
-            for warpgroups in REGISTERS:
-                plan = Plan(
-                    cell, "backward", size, element, blocks, rows, units, 1, 0, 0, heads, partners
-                )
-                plan = replace(plan, warpgroups=warpgroups)
-                free = REGISTERS[warpgroups] - 32  # without sums, and shares on their way
-                held = min(plan.m_tiles * plan.k_tiles, free // 4)
-                spare = warpgroups * plan.m_tiles * 64 - plan.m
-                plan = replace(plan, held=held)
-                if held > 0 and spare <= 64 and plan.shared_bytes <= machine.shared_bytes:
-                    yield plan
+    every = teams(cell, size // heads, element, batch, machine, heads)
+    for plan, warpgroups in itertools.product(every, REGISTERS):
+        plan = replace(plan, warpgroups=warpgroups)
+        free = REGISTERS[warpgroups] - 32  # without sums, and shares on their way
+        held = min(plan.m_tiles * plan.k_tiles, free // 4)
+        spare = warpgroups * plan.m_tiles * 64 - plan.m
+        plan = replace(plan, held=held)
+        if held > 0 and spare <= 64 and plan.shared_bytes <= machine.shared_bytes:
+            yield plan
