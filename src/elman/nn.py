@@ -17,6 +17,7 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
@@ -34,7 +35,7 @@ from elman.gradients.carry import Carry, Full
 from elman.gradients.chunks import Chunked, Stepped, Time
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, cudnn, runs_whole, select, settings
-from elman.kernels.cpu import calls
+from elman.kernels.cpu import calls, masks
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.recurrence import (
     captured,
@@ -228,36 +229,74 @@ class _Module(torch.nn.RNNBase):
 
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """The same for a batch on a CPU, nothing cut or drawn; None: another kind of call."""
-        if type(input) is not Tensor or not input.is_cpu or self._cuts(input) or self.is_noisy:
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
+        """The same in native code on a CPU, nothing cut; None: another kind of call."""
+        given = input.data if isinstance(input, PackedSequence) else input
+        if type(given) is not Tensor or not given.is_cpu or self.is_noisy or self._cuts(input):
             return None
         if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
-        if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
+        if self.proj_size or torch.is_autocast_enabled("cpu"):
             return None
         recipe = self._recipe() if torch.is_grad_enabled() else None
         if recipe is not None and not native.takes(recipe):
             return None
         own, names = self._parameters, self._flat_weights_names
         weights = [w for name in names if (w := own.get(name)) is not None]
-        if len(weights) < len(names) or not self._is_batched(input):  # a parametrized weight
+        if len(weights) < len(names):  # a parametrized weight
             return None
-        xs = input.transpose(0, 1).contiguous() if self.batch_first else input
+        drops = self.dropout if self.training and self.num_layers > 1 else 0.0
+        if drops and not masks.drops_as_torch(weights[0].dtype):
+            return None
+        time_first = self._rows_of(input)
+        if time_first is None:
+            return None
+        xs, pack = time_first
         call = self._prepared
-        if call is None or not call.suits(xs, state, weights):
-            directions = 2 if self.bidirectional else 1
-            call = calls.prepare(xs, weights, directions, lambda: self.job(input, state))
-            self._prepared = call
-            if call is None or not call.suits(xs, state, weights):
+        if call is None or not call.suits(xs, state, weights, pack):
+            self._prepared = call = self._prepare(input, xs, pack, state, weights)
+            if call is None or not call.suits(xs, state, weights, pack):
                 return None
+        use = native.use_of(pack, drops)
         if recipe is None:
-            result = call(xs, state)
+            result = call(xs, state, use)
         else:
-            result = native.recurrence(call, recipe, xs, state, weights)
-        if result is None or not self.batch_first:
+            result = native.recurrence(call, recipe, xs, state, weights, use)
+        if result is None or (pack is None and not self.batch_first):
             return result
-        return result[0].transpose(0, 1), result[1]
+        ys, last = result
+        if isinstance(input, PackedSequence):
+            return input._replace(data=ys), last
+        return ys.transpose(0, 1), last
+
+    def _rows_of(self, input: Tensor | PackedSequence) -> tuple[Tensor, calls.Pack | None] | None:
+        """Inputs as native code reads them, and how they are packed; None: neither way."""
+        if isinstance(input, PackedSequence):
+            pack = calls.packed(*input)
+            return pack and (input.data, pack)
+        if not self._is_batched(input):
+            return None
+        return input.transpose(0, 1).contiguous() if self.batch_first else input, None
+
+    def _prepare(
+        self,
+        input: Tensor | PackedSequence,
+        xs: Tensor,
+        pack: calls.Pack | None,
+        state: Sequence[Tensor] | None,
+        weights: list[Any],
+    ) -> calls.Prepared | None:
+        """What native code needs to know, from the last call where only lengths have changed."""
+        call = self._prepared and self._prepared.resized(xs, pack)
+        if call is not None and call.suits(xs, state, weights, pack):
+            return call
+        job = functools.partial(self._asked, input, state)
+        return calls.prepare(xs, weights, 2 if self.bidirectional else 1, pack, job)
+
+    def _asked(self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None) -> Job:
+        if not isinstance(input, PackedSequence):
+            return self.job(input, state)
+        return self._padded_job(input.data, input.batch_sizes, self._checked_pack(input, state))
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides whether a call may go to torch.nn's own function as it is.
@@ -341,16 +380,22 @@ class _Module(torch.nn.RNNBase):
         self, input: PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        self._check_input(input.data[None], batched=True, time=1)
-        rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
-        rows = rows if torch.jit.is_tracing() else int(rows)
-        first = self._checked_state(rows, input.data.device, state)
+        first = self._checked_pack(input, state)
         if input.sorted_indices is not None:
             first = [s.index_select(1, input.sorted_indices) for s in first]
         ys, last = self._recur_packed(input.data, input.batch_sizes, first)
         if input.unsorted_indices is not None:
             last = tuple(s.index_select(1, input.unsorted_indices) for s in last)
         return input._replace(data=ys), last
+
+    def _checked_pack(
+        self, input: PackedSequence, state: Sequence[Tensor] | None
+    ) -> Sequence[Tensor]:
+        """The first states, as the caller has them."""
+        self._check_input(input.data[None], batched=True, time=1)
+        rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
+        rows = rows if torch.jit.is_tracing() else int(rows)
+        return self._checked_state(rows, input.data.device, state)
 
     def _recur_packed(
         self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]
@@ -365,6 +410,8 @@ class _Module(torch.nn.RNNBase):
             stack = self._described(x, steps, rows, packed=True)
             if runs_whole(stack, data.device, lambda: self._padded_job(data, batch_sizes, first)):
                 return whole.recurrence(stack, x.drawn(), self.dropout, batch_sizes.tolist())
+        if data.is_cpu and not torch.compiler.is_compiling():
+            _check_pack(len(data), batch_sizes.tolist())
         xs, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         ys, last = self._recur(xs, first, lengths)
         return pack_padded_sequence(ys, lengths).data, last
@@ -496,8 +543,10 @@ class _Module(torch.nn.RNNBase):
         chunks = self._chunks if steps >= SHORT else None
         return Recipe(*self._plain(), self.carry, self.memory, chunks)
 
-    def _cuts(self, input: Tensor) -> bool:
+    def _cuts(self, input: Tensor | PackedSequence) -> bool:
         """Whether the time of this input may be cut into chunks."""
+        if isinstance(input, PackedSequence):
+            return self._chunks is not None
         time = 1 if self.batch_first and self._is_batched(input) else 0
         return self._chunks is not None and input.shape[time] >= SHORT
 
@@ -696,6 +745,16 @@ class _Module(torch.nn.RNNBase):
         arguments += f", zoneout={self.zoneout:g}" if self.zoneout else ""
         return arguments + (
             f", update_dropout={self.update_dropout:g}" if self.update_dropout else ""
+        )
+
+
+def _check_pack(rows: int, sizes: list[int]) -> None:
+    """Refuse what torch would unpack beyond its memory."""
+    if sizes != sorted(sizes, reverse=True) or sizes[-1] < 1 or sum(sizes) != rows:
+        raise UserError(
+            f"a PackedSequence of {rows} rows has batch_sizes {sizes}: they must not grow, be at "
+            f"least 1 and add up to {rows}",
+            hint="torch.nn.utils.rnn.pack_padded_sequence makes them from lengths",
         )
 
 

@@ -81,6 +81,15 @@ struct Stack {
     int64_t kind, level;
 };
 
+/* What else a call of a stack may be: packed, or with dropout. Mirrored by `UseArguments` in library.py. */
+struct Use {
+    const int64_t *sizes;        /* (T): rows still running, of inputs that are packed, the longest row first; null: all */
+    const int64_t *order, *back; /* (B): which of the caller's states row b has; which row has state b; null: as they come */
+    int64_t seed;                /* of the masks between layers */
+    int64_t below;               /* numbers of 2⁻²⁴ that drop what they are drawn for; 0: nothing is dropped */
+    double scale;                /* of what is not */
+};
+
 /* Losses that go back through one layer, from each step to those before it: see travel.h. */
 struct Travel {
     int64_t T, H, states, gates, first, lags, threads; /* losses of the steps from `first` ≥ `lags` on */
@@ -92,7 +101,7 @@ struct Travel {
 };
 
 /* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 4;
+constexpr int64_t INTERFACE = 5;
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 
@@ -109,6 +118,7 @@ struct Variant {
     void (*tanh)(const void *x, void *y, int64_t n);
     void (*sigmoid)(const void *x, void *y, int64_t n);
     void (*keep)(void *generator, void *mask, int64_t n, double p, double value);
+    void (*drop)(uint32_t seed, const void *from, void *to, int64_t n, uint32_t below, double scale);
 };
 
 /* Memory that the next call of the same size is likely to find again: fresh pages cost more than the

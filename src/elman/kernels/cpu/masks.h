@@ -1,5 +1,6 @@
-/* Masks of dropout from torch's generator of a CPU, the Mersenne Twister (Matsumoto and Nishimura, 1998), with
- * the bits of `tensor.bernoulli_(p)`: two words to a number, u = their low 53 bits · 2⁻⁵³, kept where u < p. */
+/* Masks of dropout from torch's generator of a CPU, the Mersenne Twister (Matsumoto and Nishimura, 1998): `keep` with
+ * the bits of `tensor.bernoulli_(p)`, two words to a number, u = their low 53 bits · 2⁻⁵³, kept where u < p; `drop` with
+ * those of `torch.rand(…) >= p` in float32, a word to a number, u = its low 24 bits · 2⁻²⁴. */
 #pragma once
 #include "vector.h"
 #include <cmath>
@@ -34,6 +35,27 @@ void temper(const uint32_t *word, int64_t n, uint32_t *out) {
         y ^= (y << 7) & 0x9d2c5680u;
         y ^= (y << 15) & 0xefc60000u;
         out[i] = y ^ (y >> 18);
+    }
+}
+
+/* What torch.Generator.manual_seed(seed) leaves, all of it drawn. */
+void begin(uint32_t seed, uint32_t *word) {
+    word[0] = seed;
+    for (uint32_t i = 1; i < Twister::WORDS; i++) word[i] = 1812433253u * (word[i - 1] ^ (word[i - 1] >> 30)) + i;
+}
+
+/* to = from · scale, or · 0 where the number drawn for it is below `below` · 2⁻²⁴, by a generator of this seed. */
+void drop(uint32_t seed, const void *from, void *to, int64_t n, uint32_t below, double scale) {
+    const real *in = static_cast<const real *>(from);
+    real *out = static_cast<real *>(to), kept = real(scale);
+    uint32_t word[Twister::WORDS], drawn[Twister::WORDS];
+    begin(seed, word);
+    for (int64_t first = 0; first < n; first += Twister::WORDS) {
+        int64_t numbers = n - first < Twister::WORDS ? n - first : Twister::WORDS;
+        renew(word);
+        temper(word, numbers, drawn);
+        for (int64_t i = 0; i < numbers; i++)
+            out[first + i] = in[first + i] * ((drawn[i] & 0xffffffu) < below ? real(0) : kept);
     }
 }
 

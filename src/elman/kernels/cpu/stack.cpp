@@ -1,6 +1,7 @@
 /* Layers that read one another, both directions of each, over a piece of time: one call forward, one back.
  *
- * The bits are those of the layers one by one: each is handed to `Variant::forward` and `backward` as it is. */
+ * Between layers there is dropout, where it is asked for; rows may be packed, as torch packs them. The bits are those of
+ * the layers one by one: each is handed to `Variant::forward` and `backward` as it is. */
 #include "dispatch.h"
 #include <atomic>
 #include <cstring>
@@ -56,10 +57,74 @@ struct Places {
     int64_t widest() const { return inputs(0) > inputs(stack.count - 1) ? inputs(0) : inputs(stack.count - 1); }
 };
 
-/* Rows of `bytes` for every step, the last step first. */
-void reverse(const char *from, int64_t steps, int64_t bytes, char *to) {
-    for (int64_t t = 0; t < steps; t++) memcpy(to + t * bytes, from + (steps - 1 - t) * bytes, size_t(bytes));
-}
+/* The rows of a call: the same at every step or, packed, ever fewer of them. */
+struct Rows {
+    const int64_t T, B;
+    const int64_t *const sizes; /* null: not packed, or all of one length, which is the same */
+    Scratch memory;
+    int64_t *const lengths = reinterpret_cast<int64_t *>(memory.data), *const starts = sizes ? lengths + B : nullptr;
+
+    Rows(const Job &first, const Use *use)
+        : T(first.T), B(first.B), sizes(use && use->sizes && use->sizes[T - 1] < B ? use->sizes : nullptr),
+          memory(sizes ? (B + T) * int64_t(sizeof(int64_t)) : 0) {
+        if (!lengths) return;
+        for (int64_t t = 0, b = B, start = 0; t < T; start += sizes[t++]) {
+            while (b > sizes[t]) lengths[--b] = t;
+            starts[t] = start;
+        }
+        for (int64_t b = 0; b < sizes[T - 1]; b++) lengths[b] = T;
+    }
+    /* The step of row b that is a direction's t-th. */
+    int64_t met(int64_t d, int64_t t, int64_t b) const {
+        int64_t length = sizes ? lengths[b] : T;
+        return d && t < length ? length - 1 - t : t;
+    }
+    /* Packed rows of `bytes` with zeros where there are none. */
+    void pad(const char *from, int64_t bytes, char *to) const {
+        for (int64_t t = 0; t < T; t++, to += B * bytes) {
+            memcpy(to, from + starts[t] * bytes, size_t(sizes[t] * bytes));
+            memset(to + sizes[t] * bytes, 0, size_t((B - sizes[t]) * bytes));
+        }
+    }
+    void pack(const char *from, int64_t bytes, char *to) const {
+        for (int64_t t = 0; t < T; t++, from += B * bytes) memcpy(to + starts[t] * bytes, from, size_t(sizes[t] * bytes));
+    }
+    /* Every row's last step first. */
+    void reverse(const char *from, int64_t bytes, char *to) const {
+        int64_t step = B * bytes;
+        for (int64_t t = 0; t < T; t++, to += step) {
+            if (!sizes) memcpy(to, from + (T - 1 - t) * step, size_t(step));
+            for (int64_t b = 0; sizes && b < B; b++)
+                memcpy(to + b * bytes, from + met(1, t, b) * step + b * bytes, size_t(bytes));
+        }
+    }
+};
+
+/* The caller's states in the order of a pack's rows, and back: in room of our own, where there is such an order. */
+struct Order {
+    const Places &at;
+    const int64_t *const order, *const back;
+    const int64_t all = at.stack.count * at.state;
+    Scratch room;
+
+    Order(const Places &at, const Use *use)
+        : at(at), order(use ? use->order : nullptr), back(use ? use->back : nullptr), room(order ? 4 * all : 0) {}
+    void pick(const int64_t *index, const char *from, char *to) const {
+        for (int64_t i = 0; i < at.stack.count; i++, from += at.state)
+            for (int64_t b = 0; b < at.first.B; b++, to += at.row) memcpy(to, from + index[b] * at.row, size_t(at.row));
+    }
+    /* What is read, */
+    const void *in(const void *states, int64_t place) const {
+        if (!order || !states) return states;
+        pick(order, static_cast<const char *>(states), room.data + place * all);
+        return room.data + place * all;
+    }
+    /* where to write, and to whom that is then handed. */
+    void *out(void *states, int64_t place) const { return order && states ? room.data + place * all : states; }
+    void hand(void *states, int64_t place) const {
+        if (order && states) pick(back, room.data + place * all, static_cast<char *>(states));
+    }
+};
 
 /* Runs the directions of a layer: side by side where there are two threads, each then with one to itself. */
 template <class F> int each_direction(const Places &at, F &&body) {
@@ -77,37 +142,60 @@ template <class F> int each_direction(const Places &at, F &&body) {
 }
 
 struct Call {
-    const Places at;
+    const Places &at;
+    const Rows &rows;
+    const Use *use;
     const char *x;
     char *memory;    /* as `Places` says */
     char *y;         /* of a call that does not copy: the last layer's states */
     char *backwards; /* inputs read from the end, of a layer in both directions */
+    char *dropped;   /* what a layer reads of the one below, null: all of it */
     const Variant *v = variant(int(at.stack.kind), int(at.stack.level));
 
     char *hs(int64_t i) const { return at.top(i) && at.whole ? y : memory + at.hs(i); }
 
+    /* What the layer wrote, both directions side by side. */
+    const char *outputs(int64_t layer) const { return at.D > 1 ? memory + at.ys(layer) : hs(layer) + at.state; }
+
+    /* Masks between `layer` and the next: `Dropout` of recurrence/strand.py says how they are drawn. */
+    void drop(int64_t layer, const char *from, char *to) const {
+        constexpr int64_t GRAIN = 16;
+        int64_t step = at.first.B * at.D * at.first.H, T = at.first.T, grains = (T + GRAIN - 1) / GRAIN;
+        each(worth_two(32 * T * step) ? at.first.threads : 1, grains, [&](int64_t grain) {
+            int64_t start = grain * GRAIN, steps = T - start < GRAIN ? T - start : GRAIN;
+            uint32_t seed = uint32_t(use->seed) + uint32_t(layer) * 0x9E3779B1u + uint32_t(grain) * 0x85EBCA6Bu;
+            int64_t first = start * step * at.real;
+            v->drop(seed, from + first, to + first, steps * step, uint32_t(use->below), use->scale);
+        });
+    }
+    /* Before the jobs of a layer. */
+    void begin(int64_t layer) const {
+        if (dropped && layer) drop(layer - 1, outputs(layer - 1), dropped);
+    }
     /* Layer i with its weights and inputs. */
     Job job(int64_t i, int64_t threads) const {
         int64_t layer = i / at.D;
         Job job = at.stack.layers[i];
-        const char *in = !layer ? x : at.D > 1 ? memory + at.ys(layer - 1) : hs(i - 1) + at.state;
+        const char *in = !layer ? x : dropped ? dropped : outputs(layer - 1);
         if (i % at.D) {
-            reverse(in, job.T, job.B * at.inputs(i), backwards);
+            rows.reverse(in, at.inputs(i), backwards);
             in = backwards;
         }
         bool ids = !layer && at.stack.reads_ids;
         job.xs = ids ? nullptr : in, job.ids = ids ? reinterpret_cast<const int64_t *>(in) : nullptr;
         job.hs = hs(i), job.cs = at.lstm ? memory + at.cs(i) : nullptr;
         job.gates = at.gates_size ? memory + at.gates(i) : nullptr;
-        job.threads = threads;
+        job.lengths = rows.lengths, job.threads = threads;
         return job;
     }
-    /* h_1 … h_T of one direction beside the other's, time running forwards again. */
-    void lay_out(int64_t d, const char *hs, char *to) const {
-        int64_t T = at.first.T, B = at.first.B;
+    /* h_1 … h_T of one direction beside the other's, time running forwards again; the last layer's packed, if x was. */
+    void lay_out(int64_t i, const char *hs, char *to) const {
+        int64_t d = i % at.D, T = rows.T, B = rows.B;
+        bool packs = rows.sizes && at.top(i);
+        if (packs && at.D == 1) return rows.pack(hs + at.state, at.row, to);
         for (int64_t t = 0; t < T; t++)
-            for (int64_t b = 0; b < B; b++) {
-                int64_t s = (d ? T - 1 - t : t) * B + b;
+            for (int64_t b = 0; b < B && !(packs && b >= rows.sizes[t]); b++) {
+                int64_t step = rows.met(d, t, b), s = packs ? rows.starts[step] + b : step * B + b;
                 memcpy(to + (s * at.D + d) * at.row, hs + ((t + 1) * B + b) * at.row, size_t(at.row));
             }
     }
@@ -119,28 +207,26 @@ struct Call {
         memcpy(h, static_cast<char *>(one.hs) + last, size_t(at.state));
         if (c) memcpy(c, static_cast<char *>(one.cs) + last, size_t(at.state));
         if (at.top(i) ? !at.whole : at.D > 1)
-            lay_out(i % at.D, static_cast<char *>(one.hs), at.top(i) ? y : memory + at.ys(i / at.D));
+            lay_out(i, static_cast<char *>(one.hs), at.top(i) ? y : memory + at.ys(i / at.D));
         return OK;
     }
 };
 
 /* The pulls on a layer's outputs of one direction, as that direction meets them. */
-void take_half(const Places &at, int64_t d, const char *dy, char *to) {
-    int64_t T = at.first.T, B = at.first.B;
-    for (int64_t t = 0; t < T; t++)
-        for (int64_t b = 0; b < B; b++) {
-            int64_t s = (d ? T - 1 - t : t) * B + b;
-            memcpy(to + (t * B + b) * at.row, dy + (s * at.D + d) * at.row, size_t(at.row));
-        }
+void take_half(const Places &at, const Rows &rows, int64_t d, const char *dy, char *to) {
+    for (int64_t t = 0; t < rows.T; t++)
+        for (int64_t b = 0; b < rows.B; b++, to += at.row)
+            memcpy(to, dy + ((rows.met(d, t, b) * rows.B + b) * at.D + d) * at.row, size_t(at.row));
 }
 
-/* a += b, whose steps come the last first. */
-template <class real> void add_reversed(char *a, const char *b, int64_t steps, int64_t n) {
-    for (int64_t t = 0; t < steps; t++) {
-        real *to = reinterpret_cast<real *>(a) + t * n;
-        const real *from = reinterpret_cast<const real *>(b) + (steps - 1 - t) * n;
-        for (int64_t i = 0; i < n; i++) to[i] += from[i];
-    }
+/* a += b, rows of n numbers, every row's last step first in b. */
+template <class real> void add_reversed(const Rows &rows, char *a, const char *b, int64_t n) {
+    real *to = reinterpret_cast<real *>(a);
+    for (int64_t t = 0; t < rows.T; t++)
+        for (int64_t row = 0; row < rows.B; row++, to += n) {
+            const real *from = reinterpret_cast<const real *>(b) + (rows.met(1, t, row) * rows.B + row) * n;
+            for (int64_t i = 0; i < n; i++) to[i] += from[i];
+        }
 }
 
 const char *place(const void *states, int64_t i, const Places &at, const char *zeros) {
@@ -155,43 +241,78 @@ char *place(void *states, int64_t i, const Places &at) {
 /* How many bytes `elman_call` wants to keep for `elman_call_back`. */
 PUBLIC int64_t elman_kept(const Stack *stack) { return Places{*stack, true}.size(); }
 
+/* How many rows there are in a pack of N inputs, `sizes` of them at each of T steps, in an `order` of `count` rows
+ * (null: as they come) that `back` undoes; 0 where this is no pack. */
+PUBLIC int64_t elman_packed_rows(const int64_t *sizes, int64_t T, int64_t N, const int64_t *order, const int64_t *back,
+                                 int64_t count) {
+    int64_t B = T ? sizes[0] : 0, sum = 0;
+    for (int64_t t = 0; t < T; sum += sizes[t++])
+        if (sizes[t] < 1 || sizes[t] > N - sum || (t && sizes[t] > sizes[t - 1])) return 0;
+    if (sum != N || (order && count != B)) return 0;
+    for (int64_t b = 0; order && b < B; b++)
+        if (order[b] < 0 || order[b] >= B || back[order[b]] != b) return 0;
+    return B;
+}
+
 /* y, the outputs of the last layer, and the last h (and c) of every layer and direction, stacked, from x and
  * the first h (and c), stacked (null: zeros). `kept`, if there is to be a gradient, takes what it needs. */
-PUBLIC int elman_call(const Stack *stack, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c,
-                      void *kept) {
+PUBLIC int elman_call(const Stack *stack, const Use *use, const void *x, const void *h_0, const void *c_0, void *y, void *h,
+                      void *c, void *kept) {
     Places at{*stack, kept != nullptr};
+    Rows rows(at.first, use);
+    Order order(at, use);
+    bool drops = use && use->below && at.layers > 1;
     Scratch own(kept ? 0 : at.size()), zeros(h_0 ? 0 : at.state), backwards(at.D > 1 ? at.S * at.widest() : 0);
-    if (!own.ok() || !zeros.ok() || !backwards.ok()) return NO_MEMORY;
+    Scratch padded(rows.sizes ? at.S * at.inputs(0) : 0), dropped(drops ? at.between : 0);
+    for (Scratch *s : {&rows.memory, &order.room, &own, &zeros, &backwards, &padded, &dropped})
+        if (!s->ok()) return NO_MEMORY;
     if (zeros.data) memset(zeros.data, 0, size_t(at.state));
+    const char *inputs = static_cast<const char *>(x);
+    if (rows.sizes) rows.pad(inputs, at.inputs(0), padded.data), inputs = padded.data;
     char *memory = static_cast<char *>(kept ? kept : own.data);
-    Call call{at, static_cast<const char *>(x), memory, static_cast<char *>(y), backwards.data};
+    Call call{at, rows, use, inputs, memory, static_cast<char *>(y), backwards.data, dropped.data};
+    const void *first_h = order.in(h_0, 0), *first_c = order.in(c_0, 1);
+    void *last_h = order.out(h, 2), *last_c = order.out(c, 3);
     for (int64_t layer = 0; layer < at.layers; layer++) {
+        call.begin(layer);
         int status = each_direction(at, [&](int64_t d, int64_t threads) {
             int64_t i = layer * at.D + d;
-            return call.forward(i, threads, place(h_0, i, at, zeros.data), place(c_0, i, at, zeros.data), place(h, i, at),
-                                place(c, i, at));
+            return call.forward(i, threads, place(first_h, i, at, zeros.data), place(first_c, i, at, zeros.data),
+                                place(last_h, i, at), place(last_c, i, at));
         });
         if (status) return status;
     }
+    order.hand(h, 2), order.hand(c, 3);
     return OK;
 }
 
 /* The pulls on x (null: not wanted), on the first h (and c) and, in `dw`, on W_ih, W_hh, b_ih and b_hh of every
  * layer and direction (null where it has none), from those on y and on the last h and c (null: none). */
-PUBLIC int elman_call_back(const Stack *stack, const void *x, const void *kept, const void *y, const void *dy,
+PUBLIC int elman_call_back(const Stack *stack, const Use *use, const void *x, const void *kept, const void *y, const void *dy,
                            const void *dh, const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw) {
     Places at{*stack, true};
+    Rows rows(at.first, use);
+    Order order(at, use);
+    bool drops = use && use->below && at.layers > 1, packed = rows.sizes;
     int64_t half = at.D > 1 ? rounded(at.S * at.row) : 0, read = at.S * at.widest();
     Scratch zeros(at.state), backwards(at.D > 1 ? read : 0), halves(at.D * half);
-    Scratch below(at.layers > 1 ? 2 * at.between : 0), other(at.D > 1 ? read : 0);
-    for (Scratch *s : {&zeros, &backwards, &halves, &below, &other})
+    Scratch below(at.layers > 1 ? 2 * at.between : 0), other(at.D > 1 ? read : 0), dropped(drops ? at.between : 0);
+    Scratch padded(packed ? at.S * at.inputs(0) : 0), pulls(packed && dy ? at.S * at.D * at.row : 0);
+    Scratch found(packed && dx ? at.S * at.inputs(0) : 0);
+    for (Scratch *s : {&rows.memory, &order.room, &zeros, &backwards, &halves, &below, &other, &dropped, &padded, &pulls,
+                             &found})
         if (!s->ok()) return NO_MEMORY;
     memset(zeros.data, 0, size_t(at.state));
+    const char *inputs = static_cast<const char *>(x), *pull = static_cast<const char *>(dy);
+    if (packed) rows.pad(inputs, at.inputs(0), padded.data), inputs = padded.data;
+    if (packed && dy) rows.pad(pull, at.D * at.row, pulls.data), pull = pulls.data;
     char *memory = static_cast<char *>(const_cast<void *>(kept)), *track = static_cast<char *>(const_cast<void *>(y));
-    Call call{at, static_cast<const char *>(x), memory, track, backwards.data};
-    const char *pull = static_cast<const char *>(dy);
+    Call call{at, rows, use, inputs, memory, track, backwards.data, dropped.data};
+    const void *last_h = order.in(dh, 0), *last_c = order.in(dc, 1);
+    void *first_h = order.out(dh_0, 2), *first_c = order.out(dc_0, 3);
     for (int64_t layer = at.layers - 1; layer >= 0; layer--) {
-        char *to = layer ? below.data + layer % 2 * at.between : static_cast<char *>(dx);
+        char *to = layer ? below.data + layer % 2 * at.between : found.data ? found.data : static_cast<char *>(dx);
+        call.begin(layer);
         int status = each_direction(at, [&](int64_t d, int64_t threads) {
             int64_t i = layer * at.D + d;
             Job job = call.job(i, threads);
@@ -199,20 +320,22 @@ PUBLIC int elman_call_back(const Stack *stack, const void *x, const void *kept, 
                 for (int64_t s = 0; s < at.S; s++)
                     if (job.ids[s] < 0 || job.ids[s] >= job.I) return int(BAD_ID);
             char *part = halves.data + d * half;
-            if (pull && at.D > 1) take_half(at, d, pull, part);
+            if (pull && at.D > 1) take_half(at, rows, d, pull, part);
             job.dhs = pull && at.D > 1 ? part : pull;
-            job.dh_T = place(dh, i, at, zeros.data), job.dc_T = at.lstm ? place(dc, i, at, zeros.data) : nullptr;
-            job.dh_0 = place(dh_0, i, at), job.dc_0 = at.lstm ? place(dc_0, i, at) : nullptr;
+            job.dh_T = place(last_h, i, at, zeros.data), job.dc_T = at.lstm ? place(last_c, i, at, zeros.data) : nullptr;
+            job.dh_0 = place(first_h, i, at), job.dc_0 = at.lstm ? place(first_c, i, at) : nullptr;
             job.dxs = to && d ? other.data : to;
             job.dW_ih = dw[4 * i], job.dW_hh = dw[4 * i + 1], job.db_ih = dw[4 * i + 2], job.db_hh = dw[4 * i + 3];
             job.fresh = 1;
             return call.v->backward(&job);
         });
         if (status) return status;
-        int64_t width = at.first.B * stack->layers[layer * at.D].I;
         if (to && at.D > 1)
-            (at.real == 8 ? add_reversed<double> : add_reversed<float>)(to, other.data, at.first.T, width);
+            (at.real == 8 ? add_reversed<double> : add_reversed<float>)(rows, to, other.data, stack->layers[layer * at.D].I);
+        if (drops && layer) call.drop(layer - 1, to, to);
         pull = to;
     }
+    if (found.data) rows.pack(found.data, at.inputs(0), static_cast<char *>(dx));
+    order.hand(dh_0, 2), order.hand(dc_0, 3);
     return OK;
 }
