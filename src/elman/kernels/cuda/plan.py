@@ -20,7 +20,7 @@ from elman.kernels.cuda.equations import OWN, body
 
 WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
-STRAIGHT_TILES = 54  # by straight.cuh: with the sums and the vector, as if those were tiles too
+STRAIGHT_TILES = 52  # by straight.cuh: with the sums and the vector, as if those were tiles too
 CLUSTERS = range(1, 17)
 FAR_ROWS = (8, 16, 32, 64)
 PARTNERS = range(1, 9)

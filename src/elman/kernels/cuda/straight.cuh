@@ -71,20 +71,21 @@ struct Words {
         }
     }
 
-    // Reads from n on what is missing, until number n is there.
-    __device__ __forceinline__ void complete(int n, const Exchange& from) {
+    // Reads again whatever is missing, all of it at once, until nothing is.
+    __device__ __forceinline__ void complete(const Exchange& from) {
         auto missing = [&] {
             bool any = false;
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; r++) any |= any_empty(word[n][r]);
+            for (int n = 0; n < READS; n++)
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; r++) any |= any_empty(word[n][r]);
             return __any_sync(~0u, any);
         };
         if (!missing()) return;
         const long long start = clock64();
         do {
 #pragma unroll
-            for (int i = 0; i < READS; i++)
-                if (i >= n) read<true>(i, from);
+            for (int n = 0; n < READS; n++) read<true>(n, from);
             lose_patience(start);
         } while (missing());
     }
@@ -108,10 +109,10 @@ DEVICE void collect(const Matrix& A, int use, const Exchange& from, Fetch fetch)
 #pragma unroll
     for (int n = 0; n < READS; n++) b.read<false>(n, from);
     fetch();
+    if (use > 0) b.complete(from);
     float d[CHAINS][ROW_TILES][M_TILES][4] = {};
 #pragma unroll
-    for (int tile = 0; tile < 2 * READS; tile++) {
-        if (use > 0 && tile % 2 == 0) b.complete(tile / 2, from);
+    for (int tile = 0; tile < 2 * READS; tile++)
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
             u32 a[4];
@@ -122,7 +123,6 @@ DEVICE void collect(const Matrix& A, int use, const Exchange& from, Fetch fetch)
                 multiply_add(d[tile % CHAINS][r][m], a, operand(w[tile % 2 * 2]), operand(w[tile % 2 * 2 + 1]));
             }
         }
-    }
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
