@@ -1,14 +1,17 @@
 """`elman.nn` against `torch.nn` over a grid of shapes that nobody tuned for.
 
     python benchmarks/grid.py [--device cpu|cuda] [--quick] [--busy] [--random N] [--seed S]
-                              [--only WORD] [--seconds S] [--json FILE] [--figure FILE]
+                              [--wild] [--dtype NAME] [--only WORD] [--seconds S]
+                              [--json FILE] [--figure FILE]
 
 A case is a cell, a hidden size, a batch, a number of steps, layers, directions, a dtype, and a
 job: `forward` (no gradient wanted), `both` (forward and backward), `step` (one step of B rows, no
 gradient). Both modules have the same weights and take turns in one process, a few calls each, for
 several rounds; a case's number is the median over the rounds of torch's time by elman's: above 1
 elman is faster. Every case below 1 is listed, with the kernel that ran. `--random N` draws N
-shapes at random instead of walking the grid, because cliffs lie between the shapes one thinks of.
+shapes at random instead of walking the grid, because cliffs lie between the shapes one thinks of;
+with `--wild` it also draws how wide the inputs are and how the module is used (batch first, packed,
+dropout, no bias, projected, under autocast). `--dtype` measures every case in another dtype.
 On a GPU both run as torch runs them by default, and a call is timed until the GPU is done. `--busy`
 is for a machine with other work: one thread, and processor time instead of the clock on the wall.
 """
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import elman.nn
 from elman import kernels
@@ -49,16 +53,28 @@ class Case(NamedTuple):
     directions: int
     dtype: str
     job: str
+    inputs: int = 0  # 0: as wide as the state
+    how: str = ""
 
     def __str__(self) -> str:
         more = f" layers={self.layers}" if self.layers > 1 else ""
         more += " both ways" if self.directions > 1 else ""
+        more += f" I={self.inputs}" if self.inputs else ""
+        more += f" {self.how}" if self.how else ""
         return f"{self.cell} H={self.H} B={self.B} T={self.T}{more} {self.dtype} {self.job}"
 
     def multiply_adds(self) -> float:
         """Of one call, with inputs as wide as the state."""
         gates = {"elman": 1, "gru": 3, "lstm": 4}[self.cell]
-        once = gates * 2 * self.H**2 * self.T * self.B * self.layers * self.directions
+        once = (
+            gates
+            * (self.H + (self.inputs or self.H))
+            * self.H
+            * self.T
+            * self.B
+            * self.layers
+            * self.directions
+        )
         return once * (3 if self.job == "both" else 1)
 
 
@@ -79,7 +95,10 @@ def walk(device: str, quick: bool) -> Iterator[Case]:
                 yield Case(cell, H, B, T, layers, directions, dtype, job)
 
 
-def drawn(device: str, count: int, seed: int) -> Iterator[Case]:
+WAYS = ("", "batch first", "packed", "dropout", "no bias", "projected", "autocast")
+
+
+def drawn(device: str, count: int, seed: int, wild: bool = False) -> Iterator[Case]:
     """Shapes between the shapes: sizes and lengths uniform in their logarithm."""
     draw = random.Random(seed)
     wide = device == "cuda"
@@ -95,7 +114,17 @@ def drawn(device: str, count: int, seed: int) -> Iterator[Case]:
         )
         T = 1 if job == "step" else between(2, 1024 if wide else 256)
         stack = draw.choice(((1, 1), (1, 1), (2, 1), (1, 2), (3, 1)))
-        yield Case(draw.choice([*MODULES]), H, B, T, *stack, dtype, job)
+        case = Case(draw.choice([*MODULES]), H, B, T, *stack, dtype, job)
+        if wild:
+            how = draw.choice(WAYS)
+            case = case._replace(inputs=between(1, 512), how=how)
+            if how == "projected":
+                case = case._replace(cell="lstm")
+            if how == "dropout":
+                case = case._replace(layers=2, directions=1)
+            if how == "autocast":
+                case = case._replace(dtype="float32")
+        yield case
 
 
 def contestants(
@@ -105,14 +134,17 @@ def contestants(
     torch.manual_seed(0)
     like: dict[str, Any] = {"device": device, "dtype": DTYPES[case.dtype]}
     name = MODULES[case.cell]
-    shape = (case.H, case.H, case.layers)
-    options = {"bidirectional": case.directions > 1, **like}
+    inputs = case.inputs or case.H
+    shape = (inputs, case.H, case.layers)
+    options = {"bidirectional": case.directions > 1, **like, **_options(case)}
     peer = getattr(torch.nn, name)(*shape, **options)
     mine = getattr(elman.nn, name)(*shape, **options)
     mine.load_state_dict(peer.state_dict())
-    x = torch.randn(case.T, case.B, case.H, **like)
-    state = torch.zeros(case.layers * case.directions, case.B, case.H, **like)
-    state = (state, state.clone()) if case.cell == "lstm" else state
+    size = (case.B, case.T) if case.how == "batch first" else (case.T, case.B)
+    x = torch.randn(*size, inputs, **like)
+    depth = case.layers * case.directions, case.B
+    state = torch.zeros(*depth, options.get("proj_size") or case.H, **like)
+    state = (state, torch.zeros(*depth, case.H, **like)) if case.cell == "lstm" else state
 
     def ran() -> kernels.Explanation:
         with torch.set_grad_enabled(case.job == "both"):
@@ -121,21 +153,35 @@ def contestants(
     return [_job(case, module, x, state) for module in (peer, mine)], ran
 
 
+def _options(case: Case) -> dict[str, Any]:
+    """Of both modules, for the way they are used."""
+    if case.how == "projected":
+        return {"proj_size": max(1, case.H // 3)}
+    ways = {"batch first": {"batch_first": True}, "dropout": {"dropout": 0.2}}
+    return ways.get(case.how, {"bias": False} if case.how == "no bias" else {})
+
+
 def _job(case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any) -> Callable[[], object]:
-    if case.job == "both":
-        x = x.clone().requires_grad_()
-        dys = torch.randn(case.T, case.B, case.H * case.directions, device=x.device, dtype=x.dtype)
+    lengths = torch.randint(1, case.T + 1, (case.B,), generator=torch.Generator().manual_seed(1))
+    precision = torch.autocast(x.device.type, torch.bfloat16, enabled=case.how == "autocast")
+    x = x.requires_grad_(case.job == "both")
 
-        def both() -> None:
-            module(x, state)[0].backward(dys)
+    def call() -> torch.Tensor:
+        if case.how == "packed":
+            return module(pack_padded_sequence(x, lengths, enforce_sorted=False), state)[0].data
+        with precision:
+            return module(x, state)[0]
 
-        return both
+    dys = torch.randn_like(call().detach())
+
+    def both() -> None:
+        call().backward(dys)
 
     def forward() -> None:
         with torch.no_grad():
-            module(x, state)
+            call()
 
-    return forward
+    return both if case.job == "both" else forward
 
 
 clock = time.perf_counter
@@ -235,6 +281,8 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="one thread, processor time")
     parser.add_argument("--random", type=int, metavar="N", help="N shapes drawn at random instead")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wild", action="store_true", help="draw inputs and uses, too")
+    parser.add_argument("--dtype", choices=DTYPES, help="of all cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument(
         "--most", type=float, default=2e10, help="multiply-adds of the largest case"
@@ -255,9 +303,11 @@ def main() -> None:
         clock = time.process_time
         torch.set_num_threads(1)
     if options.random:
-        cases = list(drawn(device, options.random, options.seed))
+        cases = list(drawn(device, options.random, options.seed, options.wild))
     else:
         cases = list(walk(device, options.quick))
+    if options.dtype:
+        cases = [c._replace(dtype=options.dtype) for c in cases]
     most = options.most * (100 if device == "cuda" else 1)
     cases = [c for c in cases if options.only in str(c) and c.multiply_adds() <= most]
     rounds, slot = (5, 0.02) if options.quick else (9, 0.05)

@@ -25,7 +25,7 @@ INLINE bool splits_units(const Job *job) {
     return wide && job->threads > 1 && !job->lengths;
 }
 
-constexpr int64_t READ_ONCE = 96; /* rows up to which W_ih is packed panel by panel as it is read */
+constexpr int64_t READ_ONCE = 768; /* rows up to which W_ih is packed panel by panel as it is read */
 constexpr int64_t MANY_STEPS = 12; /* for which a matrix is worth copying, line by line */
 
 struct Forward {

@@ -3,7 +3,6 @@
  * Results never depend on who runs a task, nor on how many do. */
 #include "job.h"
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <dlfcn.h>
 #include <ctime>
@@ -244,27 +243,28 @@ Crowd crowd;
  * torch, and threads of ours would have to fight them for the processor. Beside other programs nothing is
  * slower: everyone waits, looking, for the one who is not running. So each region is watched. One that is
  * late says little, since a virtual machine hesitates every few hundred regions with nothing else to do;
- * beside other programs every other region is late. */
+ * beside other programs much of the time is lost so, in every other region or, of short ones, in every tenth. */
 struct Team {
     static constexpr int64_t SHORT = 1000000000, LONG = 64 * SHORT;  /* we do without it, before it is tried again */
-    static constexpr int ONE = 64, MANY = 2 * ONE, NONE = ONE / 8;   /* late regions, each forgotten by eighths */
+    static constexpr int64_t MEMORY = 30000000;                      /* of time in regions */
+    static constexpr double MUCH = 0.2, NONE = 0.01;                 /* of it, lost */
     static constexpr int64_t NEVER = INT64_MAX;
     std::atomic<int64_t> back{0}, away{SHORT}, calm{0};
-    std::atomic<int> lately{0};
+    std::atomic<double> lost{0}; /* lately */
 
     struct Region {
         Task task;
         void *data;
         int64_t tasks, begun = now();
-        std::atomic<int64_t> next{0};
-        std::atomic<bool> late{false};
+        std::atomic<int64_t> next{0}, late{0}; /* the time that the latest of all was kept from running */
     };
     static void work(void *p) {
         Region &region = *static_cast<Region *>(p);
         int64_t ran = -processor_time();
         for (int64_t i; (i = region.next.fetch_add(1)) < region.tasks;) region.task(region.data, i);
         ran += processor_time();
-        if (now() - region.begun - ran > LATE) region.late = true;
+        int64_t late = now() - region.begun - ran, most = region.late;
+        while (late > LATE && late > most && !region.late.compare_exchange_weak(most, late)) {}
     }
     /* Whether it ran the tasks. */
     bool run(int64_t threads, int64_t tasks, Task task, void *data) {
@@ -272,18 +272,23 @@ struct Team {
         if (!parallel || now() < back.load()) return false;
         Region region{task, data, tasks};
         parallel(work, &region, unsigned(threads), 0);
-        int before = lately.load(), seen = before - before / 8 + (region.late ? ONE : 0);
-        bool many = seen >= MANY;
-        lately = many ? ONE : seen; /* threads that meet here may lose a count */
-        if (many) leave(region.begun);
-        if (many || seen < NONE) crowd.want(many, parallel);
+        bool much = judge(now() - region.begun, region.late) >= MUCH;
+        if (much) leave(region.begun);
+        if (much || lost.load() < NONE) crowd.want(much, parallel);
         return true;
+    }
+    /* The share of time lost lately, with one more region. Threads that meet here may overlook one. */
+    double judge(int64_t taken, int64_t late) {
+        double before = lost.load(), share = before + (double(late) - before * double(taken)) / double(taken + MEMORY);
+        lost = share;
+        return share;
     }
     void leave(int64_t begun) {
         bool again = begun < back.load() + away.load(); /* hardly tried, and late already */
         away = !again ? SHORT : away.load() < LONG ? 2 * away.load() : LONG;
         back = now() + away.load();
         calm = 0;
+        lost = MUCH / 2; /* to begin with, when it is tried again */
     }
     bool is_away() const { return back.load() && now() < back.load(); }
     /* While we do without it: a caller has run its tasks. If nobody is kept from running any more, it is tried again,
