@@ -5,9 +5,10 @@
 
 Every cell, arithmetic, hidden size and batch of a grid, forward alone and with the backward pass,
 as a CUDA graph (so without Python), at two lengths: what a call costs before its first step, and
-what each step costs. `elman.kernels.prices` reads the result. `--sizes` measures some hidden sizes
-alone and leaves the others as they are, `--engine` one engine. Stacks and both directions are timed
-at some of the sizes, for its rule about them.
+what each step costs. `elman.kernels.prices` reads the result. `--engine`, `--arithmetics`,
+`--sizes` and `--batches` measure some of them alone and leave the others as they are; a batch that
+is new to the table and was not measured is priced between its neighbours. Stacks and both
+directions are timed at some of the sizes, for the rule about them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +40,7 @@ ARITHMETICS = {
     "fp32": (torch.float32, "ieee"),
 }
 SIZES = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-BATCHES = (1, 8, 32, 64, 256)
+BATCHES = (1, 8, 16, 32, 64, 256)
 STEPS = (32, 160)
 STACKS = ((1, 1), (2, 1), (4, 1), (1, 2))  # layers, directions
 STACK_SIZES, STACK_BATCHES = (64, 256, 512, 1024), (1, 64)
@@ -56,10 +58,10 @@ class Case(NamedTuple):
     directions: int
 
 
-def cases(sizes: Sequence[int]) -> Iterator[Case]:
-    for layers, directions in STACKS if sizes == SIZES else STACKS[:1]:
+def cases(sizes: Sequence[int], batches: Sequence[int]) -> Iterator[Case]:
+    for layers, directions in STACKS if (sizes, batches) == (SIZES, BATCHES) else STACKS[:1]:
         one = (layers, directions) == (1, 1)
-        grid = (sizes, BATCHES) if one else (STACK_SIZES, STACK_BATCHES)
+        grid = (sizes, batches) if one else (STACK_SIZES, STACK_BATCHES)
         kinds = ARITHMETICS if one else ("bf16", "tf32")
         for cell, kind, hidden, batch in itertools.product(CELLS, kinds, *grid):
             for engine in ("cuda", "cudnn"):
@@ -80,10 +82,10 @@ def switch(kind: str) -> None:
     torch.backends.cudnn.rnn.fp32_precision = ARITHMETICS[kind][1]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def compile_all(sizes: Sequence[int]) -> None:
+def compile_all(kinds: Iterable[str], sizes: Sequence[int], batches: Sequence[int]) -> None:
     """Every kernel of the grid, on all cores."""
     needed = set()
-    for cell, kind, hidden, batch in itertools.product(CELLS, ARITHMETICS, sizes, BATCHES):
+    for cell, kind, hidden, batch in itertools.product(CELLS, kinds, sizes, batches):
         switch(kind)
         if fits(cell, kind, hidden, batch):
             code = arithmetic(ARITHMETICS[kind][0])
@@ -149,9 +151,9 @@ def measured(case: Case) -> dict[str, list[float]]:
     return found
 
 
-def packed(rows: list[dict], sizes: Sequence[int]) -> dict:
+def packed(rows: list[dict], sizes: Sequence[int], batches: Sequence[int]) -> dict:
     """[start, step] by engine, cell, arithmetic, size and batch, for `elman.kernels.prices`."""
-    table: dict = {"sizes": list(sizes), "batches": list(BATCHES)}
+    table: dict = {"sizes": list(sizes), "batches": list(batches)}
     for row in rows:
         if (row["layers"], row["directions"]) != (1, 1):
             continue
@@ -160,31 +162,42 @@ def packed(rows: list[dict], sizes: Sequence[int]) -> dict:
             step = max((late - early) / (last - first), 0.01)
             grid = table.setdefault(row["engine"], {}).setdefault(row["cell"], {})
             grid = grid.setdefault(row["arithmetic"], {})
-            grid = grid.setdefault(what, [[None] * len(BATCHES) for _ in sizes])
-            place = sizes.index(row["hidden"]), BATCHES.index(row["batch"])
+            grid = grid.setdefault(what, [[None] * len(batches) for _ in sizes])
+            place = sizes.index(row["hidden"]), batches.index(row["batch"])
             grid[place[0]][place[1]] = [round(max(early - first * step, 1), 1), round(step, 3)]
     return table
 
 
 def joined(before: dict, more: dict) -> dict:
-    """The table with the sizes of both; where both have one, that of `more`.
+    """The table with the sizes and batches of both; where both have a place, that of `more`."""
+    sizes, batches = (sorted({*before[axis], *more[axis]}) for axis in ("sizes", "batches"))
 
-    An engine that was not measured again stays as it is, so its sizes must be there already.
-    """
-    sizes = sorted({*before["sizes"], *more["sizes"]})
+    def places(table: dict, grid: list[list] | None) -> dict[tuple[int, int], list | None]:
+        every = itertools.product(table["sizes"], table["batches"])
+        return dict(zip(every, itertools.chain(*grid), strict=True)) if grid else {}
 
-    def rows(one: Any, other: Any) -> Any:
+    def merged(one: Any, other: Any) -> Any:
         if isinstance(one, dict):
-            return {key: rows(one[key], other[key]) for key in one}
-        by_size = dict(zip(before["sizes"], one, strict=True))
-        by_size |= dict(zip(more["sizes"], other, strict=True))
-        return [by_size[size] for size in sizes]
+            return {key: merged(one[key], (other or {}).get(key)) for key in one}
+        lines = places(before, one)
+        lines |= {place: line for place, line in places(more, other).items() if line}
+        return [[_between(lines, size, batch) for batch in batches] for size in sizes]
 
-    engines = {
-        name: rows(before[name], more[name]) if name in more else before[name]
-        for name in ("cudnn", "cuda")
-    }
-    return {"sizes": sizes, "batches": before["batches"], **engines}
+    engines = {name: merged(before[name], more.get(name)) for name in ("cudnn", "cuda")}
+    return {"sizes": sizes, "batches": batches, **engines}
+
+
+def _between(lines: dict[tuple[int, int], list | None], size: int, batch: int) -> list | None:
+    """The line there; of a batch without one, that of its neighbours, straight in logarithms."""
+    if (size, batch) in lines:
+        return lines[size, batch]
+    known = [b for s, b in lines if s == size]
+    low, high = max(b for b in known if b < batch), min(b for b in known if b > batch)
+    one, other = lines[size, low], lines[size, high]
+    if one is None or other is None:
+        return None
+    far = math.log(batch / low) / math.log(high / low)
+    return [round(a ** (1 - far) * b**far, 3) for a, b in zip(one, other, strict=True)]
 
 
 def main() -> None:
@@ -192,16 +205,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="where the prices go")
     parser.add_argument("--rows", type=Path, help="where every measurement goes")
     parser.add_argument("--engine", choices=("cuda", "cudnn"), help="this one alone")
+    parser.add_argument("--arithmetics", nargs="+", choices=ARITHMETICS, default=ARITHMETICS)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="these sizes alone")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="these alone")
     parser.add_argument("--seconds", type=float, default=300, help="stop after so long")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "RNN module weights")  # torch never flattens bf16
     os.environ["ELMAN_KERNELS"] = "cuda"
     began = time.monotonic()
-    compile_all(options.sizes)
+    if options.engine != "cudnn":
+        compile_all(options.arithmetics, options.sizes, options.batches)
     rows = []
-    for case in cases(options.sizes):
-        if options.engine not in (None, case.engine):
+    for case in cases(options.sizes, options.batches):
+        if options.engine not in (None, case.engine) or case.arithmetic not in options.arithmetics:
             continue
         if time.monotonic() - began > options.seconds:
             print(f"stopped before {case}")
@@ -212,8 +228,8 @@ def main() -> None:
         except RuntimeError as failure:
             print(case, str(failure).splitlines()[0], flush=True)
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    table = packed(rows, options.sizes)
-    if options.sizes != SIZES:
+    table = packed(rows, options.sizes, options.batches)
+    if (options.sizes, options.batches, options.arithmetics) != (SIZES, BATCHES, ARITHMETICS):
         table = joined(json.loads(options.json.read_text(encoding="utf-8")), table)
     options.json.write_text(json.dumps({**about, **table}) + "\n", encoding="utf-8")
     if options.rows:

@@ -39,6 +39,9 @@ jobs = st.builds(
 own_jobs = st.builds(replace, jobs, cell=own_cells)
 
 
+HOPPER = plan.Machine({1: 132, 2: 66, 3: 39, 4: 30, 8: 15}, 232448, True)
+
+
 @given(job=jobs | own_jobs)
 def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
     m = check.material(job)
@@ -81,9 +84,11 @@ def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, b
         chosen = plan.cheapest(check.cell_of(cell), direction, size, 2, batch, paper_gpu.MACHINE)
         assert chosen is not None
         assert chosen.hidden >= size
-        assert chosen.m % 16 == 0
+        assert chosen.m % 16 == 0 or chosen.straight
         assert chosen.m_tiles * plan.WARPS * 16 >= chosen.m * chosen.warps_k
-        if chosen.gathers:  # else a tile of units has one owner
+        if chosen.straight:
+            assert chosen.warps_k == plan.WARPS
+        elif chosen.gathers:  # else a tile of units has one owner
             assert chosen.m_tiles * plan.WARPS * 16 == chosen.m * chosen.warps_k
         elif not chosen.spread:
             assert chosen.units % 16 == 0
@@ -101,8 +106,50 @@ def test_a_matrix_too_large_for_a_cluster_is_spread_over_blocks_that_are_all_the
             assert chosen.spread == (direction == "backward")  # which reads a quarter of the bytes
             assert chosen.hidden >= 1024
             assert chosen.groups(batch) * chosen.cluster <= paper_gpu.MACHINE.clusters[1]
-            assert chosen.m * chosen.warps_k % (16 * plan.WARPS) == 0
+            assert chosen.straight or chosen.m * chosen.warps_k % (16 * plan.WARPS) == 0
             assert chosen.shared_bytes <= paper_gpu.MACHINE.shared_bytes
+
+
+@given(
+    cell=st.sampled_from(["gru", "lstm", "tanh", "slstm"]),
+    size=st.integers(17, 260),
+    data=st.data(),
+)
+def test_groups_that_read_straight_are_all_there_at_once_and_read_the_whole_vector(
+    cell, size, data
+):
+    element, batch = data.draw(st.sampled_from([2, 4])), data.draw(st.integers(1, 200))
+    directions = ["forward", "backward"] if cell == "tanh" else ["forward"]
+    direction, heads = data.draw(st.sampled_from(directions)), 4 if cell == "slstm" else 1
+    machine, size = paper_gpu.MACHINE, 8 * heads * size
+    every = plan.straight_plans(named(cell), direction, size, element, batch, machine, heads)
+    for p in itertools.islice(every, 20):
+        assert p.straight
+        assert p.far
+        assert not p.spread
+        assert p.neighbours == 1
+        assert p.groups(batch) * p.cluster <= machine.clusters[1]
+        assert p.groups(batch) * p.rows >= batch * heads
+        assert p.hidden >= size // heads > p.hidden - p.units  # no SM without units
+        assert plan.WARPS * p.k_tiles * 32 >= size // heads * element  # 64 bytes to a read
+        assert p.k_tiles % 2 == 0
+        assert 16 * p.m_tiles >= p.m
+        assert 0 < p.register_tiles <= p.m_tiles * p.k_tiles
+        assert p.shared_bytes <= machine.shared_bytes
+
+
+def test_backward_a_gated_cell_reads_nothing_straight():
+    """da of all gates would be four vectors; teams share it."""
+    found = plan.straight_plans(named("lstm"), "backward", 1024, 2, 16, paper_gpu.MACHINE)
+    assert list(found) == []
+
+
+@pytest.mark.parametrize(("cell", "size"), [("lstm", 768), ("lstm", 1024), ("gru", 1024)])
+def test_wide_layers_of_few_rows_are_read_straight(cell, size):
+    chosen = plan.cheapest(named(cell), "forward", size, 2, 16, HOPPER)
+    assert chosen is not None
+    assert chosen.straight
+    assert chosen.rows == 8  # half the vector to an SM, whose SMs are half as many
 
 
 @given(cell=st.sampled_from(["gru", "lstm", "tanh"]), size=st.integers(17, 260), data=st.data())
@@ -118,9 +165,6 @@ def test_teams_are_whole_clusters_that_are_all_there_at_once(cell, size, data):
         assert p.cell.gates * p.units * element % 16 == 0
         assert p.shared_bytes <= machine.shared_bytes
         assert p.share_words(batch) >= 2 * teams * size * batch
-
-
-HOPPER = plan.Machine({1: 132, 2: 66, 3: 39, 4: 30, 8: 15}, 232448, True)
 
 
 @given(cell=st.sampled_from(["gru", "lstm", "tanh"]), size=st.integers(17, 260), data=st.data())
@@ -168,8 +212,10 @@ def test_only_a_hopper_gpu_has_pairs_and_only_in_half_precision():
     assert list(plan.pair_plans(named("lstm"), "backward", 1024, 2, 64, HOPPER)) == []
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "tanh"])
-@pytest.mark.parametrize("size", [1536, 2048])
+@pytest.mark.parametrize(
+    ("cell", "size"),
+    [("lstm", 1536), ("lstm", 2048), ("gru", 1536), ("gru", 2048), ("tanh", 2048)],
+)
 def test_wide_layers_of_a_hopper_gpu_run_in_pairs_forward(cell, size):
     chosen = plan.cheapest(named(cell), "forward", size, 2, 64, HOPPER)
     assert chosen is not None
@@ -348,7 +394,9 @@ def test_on_a_gpu_wide_layers_are_right():
     assert {job: wrong for job in check.WIDE if (wrong := check.faults(job))} == {}
 
 
-def far_plan(monkeypatch, rows: int, partners: int, hopper: bool = False) -> None:
+def far_plan(
+    monkeypatch, rows: int, partners: int, hopper: bool = False, straight: bool = False
+) -> None:
     """Have layers that would fit a cluster run by far groups, in teams of `partners` backward."""
 
     def chosen(cell, direction, size, element, batch, device):
@@ -358,6 +406,8 @@ def far_plan(monkeypatch, rows: int, partners: int, hopper: bool = False) -> Non
             every = kind(cell, size, element, batch, here, heads)
         elif hopper:
             every = plan.pair_plans(cell, direction, size, element, batch, here)
+        elif straight and (direction == "forward" or cell.gates == 1):
+            every = plan.straight_plans(cell, direction, size, element, batch, here, heads)
         else:
             every = plan.far_plans(cell, direction, size, element, batch, here, heads)
         found = [p for p in every if p.partners == partners or not p.spread]
@@ -379,6 +429,24 @@ def test_on_a_gpu_every_kind_of_far_group_is_right(partners, rows, monkeypatch):
         check.Case("relu", torch.float32, 5, 3, 512, 5, ids=True, tf32=False),
         check.Case("mgu", torch.bfloat16, 6, 40, 384, 16, lengths=True, xi=2),
         check.Case("peephole", torch.bfloat16, 5, 8, 384, 16, xi=2),
+        check.Case("noisy lstm", torch.float32, 5, 12, 384, 16, lengths=True),
+    ]
+    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_groups_that_read_straight_are_right(rows, monkeypatch):
+    far_plan(monkeypatch, rows, 0, straight=True)
+    todo = [
+        check.Case("lstm", torch.bfloat16, 7, 37, 384, 16, lengths=True, xi=2),
+        check.Case("gru", torch.float16, 6, 9, 400, 16, xi=1),
+        check.Case("gru", torch.float32, 5, 11, 384, 16, lengths=True),
+        check.Case("relu", torch.float32, 5, 3, 512, 5, ids=True, tf32=False),
+        check.Case("tanh", torch.bfloat16, 7, 12, 1152, 16, lengths=True, xi=2),
+        check.Case("mgu", torch.bfloat16, 6, 40, 384, 16, lengths=True, xi=2),
+        check.Case("slstm", torch.float16, 5, 3, 1024, 16, xi=2),
         check.Case("noisy lstm", torch.float32, 5, 12, 384, 16, lengths=True),
     ]
     assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
@@ -456,12 +524,12 @@ def test_on_a_gpu_groups_that_are_not_all_there_at_once_are_refused(partners, mo
         launch(torch.cuda.current_stream().cuda_stream, [0] * 17)
 
 
-@pytest.mark.parametrize("partners", [0, 2])
+@pytest.mark.parametrize(("partners", "straight"), [(0, False), (2, False), (0, True)])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
-def test_on_a_gpu_far_groups_wait_for_no_number_that_is_there(partners, monkeypatch):
+def test_on_a_gpu_far_groups_wait_for_no_number_that_is_there(partners, straight, monkeypatch):
     """Blocks wait for values; one that looks as if it had not been stored would be waited for."""
-    far_plan(monkeypatch, 8, partners)
+    far_plan(monkeypatch, 8, partners, straight=straight)
     job = check.Case("lstm", torch.float32, 4, 5, 384, 16)
     m = check.material(job).to(torch.float32, "cuda")
     m.state[0].view(torch.int32)[0] = cuda.EMPTY  # of a row that no step changes

@@ -33,6 +33,10 @@ ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of 
 AT_ONCE = {"tanh": 256, "gru": 128, "lstm": 128}
 """Up to so many units of float32 cuDNN is fast, there and back; one more unit, and it is not."""
 
+WHOLE = 8
+"""Beyond those, cuDNN's fast kernels of float16 take batches that are a multiple of this alone;
+others it runs step by step, as it does bfloat16."""
+
 
 class Line(NamedTuple):
     """Microseconds of a call of one layer: `start` + steps · `step`."""
@@ -107,6 +111,8 @@ def _line(
     engine: str, cell: str, arithmetic: str, what: str, hidden: int, rows: int
 ) -> Line | None:
     tables = _tables()
+    if (engine, arithmetic) == ("cudnn", "fp16") and hidden > AT_ONCE[cell]:
+        arithmetic = "bf16" if rows > 1 and rows % WHOLE else "fp16"
     grid = tables[engine][cell][arithmetic][what]
     i, u = _between(tables["sizes"], hidden, 1.0)
     if (engine, what) == ("cudnn", "both") and arithmetic in ("tf32", "fp32"):

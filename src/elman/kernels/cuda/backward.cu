@@ -20,6 +20,8 @@
 #include "teams.cuh"
 #elif FAR && PARTNERS
 #include "spread.cuh"
+#elif STRAIGHT
+#include "straight.cuh"
 #elif FAR
 #include "far.cuh"
 #elif CELL == 2 || CELL == 3 || CELL == 5 && OWN_GATES > 1

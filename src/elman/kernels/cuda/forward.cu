@@ -9,6 +9,8 @@
 #define TRANSPOSED 0
 #if PAIRED
 #include "pairs.cuh"
+#elif STRAIGHT
+#include "straight.cuh"
 #elif FAR
 #include "far.cuh"
 #else

@@ -3,7 +3,8 @@
 The hidden units are cut into `cluster` slices, one per SM, and each SM's share of the recurrent
 matrix into tiles of 16 rows by 32 bytes over its warps; the batch is cut into groups of `rows`.
 A group is a cluster of SMs that write into each other's memory, or, for larger layers, any number
-of SMs that meet in device memory (far.cuh, spread.cuh; on Hopper GPUs also pairs.cuh, teams.cuh).
+of SMs that meet in device memory (far.cuh, straight.cuh, spread.cuh; on Hopper GPUs also pairs.cuh,
+teams.cuh).
 Every way that fits is priced with a small model of the machine, and the cheapest taken.
 """
 
@@ -19,6 +20,7 @@ from elman.kernels.cuda.equations import OWN, body
 
 WARPS = 8
 REGISTER_TILES = 40  # per warp: 160 of a thread's 255 registers
+STRAIGHT_TILES = 52  # by straight.cuh: with the sums and the vector, as if those were tiles too
 CLUSTERS = range(1, 17)
 FAR_ROWS = (8, 16, 32, 64)
 PARTNERS = range(1, 9)
@@ -33,6 +35,10 @@ SCATTER_PRICES = (0.79, 0.0057, 0.0129, 0.0071, 0.0064, 0.0, 0.0303)
 # shared memory; per value a thread reads from device memory; per partial sum; per wait for chunks
 # that were not asked for at once; per KB of the vector; per KB that an SM reads on average.
 FAR_PRICES = (0.776, 0.004, 0.0148, 0.0689, 0.0023, 0.0422, 0.0271, 0.0191)
+# Of one by straight.cuh, over 226 plans (8% rms): always; per tile of one warp; per reading of one
+# from shared memory; per sum of the warps' sums; per 16 bytes of the vector that a lane reads; per
+# KB that an SM reads on average; more per KB of which two SMs write 32 bytes between them.
+STRAIGHT_PRICES = (0.72, 0.0102, 0.0051, 0.0429, 0.0366, 0.0201, 0.0037)
 # Of a far group of teams, over 265 plans (7% rms): always; per tile of one warp; per reading of one
 # from shared memory; per share that a thread adds up; per KB of da that a team has; per KB of
 # shares that an SM stores and reads on average.
@@ -60,7 +66,7 @@ class Plan:
     units: int  # hidden units of one SM, rounded up
     warps_k: int  # warps that share one sum
     chunk: int = 0  # tiles of one warp that a far group reads at a time; 0: a cluster
-    stages: int = 0  # chunks in shared memory
+    stages: int = 0  # chunks in shared memory; 0 of a chunk: it goes straight to registers
     heads: int = 1  # blocks along W_hh's diagonal, each run by groups of its own
     partners: int = 0  # SMs of a far group that share their da; 0: each reads the whole vector
     warpgroups: int = 0  # of an SM by pairs.cuh or teams.cuh; 0: another kind of group
@@ -77,7 +83,7 @@ class Plan:
 
     @property
     def far(self) -> bool:
-        """The SMs of a group meet in device memory (far.cuh, spread.cuh, pairs.cuh)."""
+        """The SMs of a group meet in device memory (far, straight, spread, pairs, teams.cuh)."""
         return self.chunk > 0 or self.partners > 0
 
     @property
@@ -89,6 +95,11 @@ class Plan:
     def paired(self) -> bool:
         """pairs.cuh: pairs of SMs read half of the vector each."""
         return self.hopper and self.stages > 0
+
+    @property
+    def straight(self) -> bool:
+        """straight.cuh: each warp reads its part of the vector into registers."""
+        return self.chunk > 0 and self.stages == 0
 
     @property
     def hopper(self) -> bool:
@@ -156,6 +167,10 @@ class Plan:
             return self.held
         if not self.far:
             return min(self.m_tiles * self.k_tiles, REGISTER_TILES)
+        if self.straight:
+            row_tiles = self.rows // 8
+            taken = max(self.m_tiles * row_tiles, 4) + self.k_tiles // 2 * row_tiles + 2 * row_tiles
+            return min(self.m_tiles * self.k_tiles, STRAIGHT_TILES - taken)
         crowd = 2 * min(self.rows, 32) if self.spread else self.m_tiles * self.rows
         taken = 10 if crowd >= 64 else 6 if crowd >= 32 else 4  # by sums, addresses
         taken += 4 * self.spread
@@ -176,7 +191,10 @@ class Plan:
                 return 128 + 2 * self.k_tiles * self.rows * 16 + rest
             return 1024 + 128 * self.rows * self.stages + 16 * self.rows * (self.m + 4) + rest
         summed = self.warps_k * self.k_tiles * 32
-        if self.chunk:
+        if self.straight:
+            pitch = 16 * (self.m_tiles + 1 - self.m_tiles % 2) + 4
+            vectors, sums = 0, 4 * WARPS * self.rows * pitch
+        elif self.chunk:
             chunks = self.stages * self.rows * (self.warps_k * self.chunk * 32 + 16)
             vectors = max(chunks, 4 * self.warps_k * self.rows * (self.m + 4))
             sums = 0  # they take the chunks' place
@@ -238,6 +256,8 @@ class Plan:
             return self._spread_microseconds(batch)
         if self.paired:
             return self._paired_microseconds(batch)
+        if self.straight:
+            return self._straight_microseconds(batch)
         row_tiles = self.rows // 8
         _, items, wide = self._items
         vector = self.rows * self.summed * self.element / 1024
@@ -253,6 +273,22 @@ class Plan:
             vector * self.groups(batch) * self.cluster / SMS,
         )
         return sum(amount * price for amount, price in zip(work, FAR_PRICES, strict=True))
+
+    def _straight_microseconds(self, batch: int) -> float:
+        row_tiles = self.rows // 8
+        _, items, wide = self._items
+        vector = min(self.rows, batch) * self.summed * self.element / 1024
+        average = vector * self.groups(batch) * self.cluster / SMS
+        work = (
+            1,
+            self.m_tiles * self.k_tiles * row_tiles,
+            self.shared_tiles,
+            items * wide * self.m // self.units,
+            self.k_tiles // 2 * row_tiles,
+            average,
+            average if self.units * self.element % 32 else 0,
+        )
+        return sum(amount * price for amount, price in zip(work, STRAIGHT_PRICES, strict=True))
 
     def _spread_microseconds(self, batch: int) -> float:
         row_tiles, teams = self.rows // 8, self.cluster // self.partners
@@ -324,6 +360,7 @@ class Plan:
             "FAR": int(self.far),
             "CHUNK_TILES": self.chunk,
             "STAGES": self.stages,
+            "STRAIGHT": int(self.straight),
             "PARTNERS": self.partners,
             "HOPPER": int(self.hopper),
             "PAIRED": int(self.paired),
@@ -362,6 +399,7 @@ def cheapest(
         for heads in cuts_along_the_diagonal(cell.heads, size):
             yield from fitting(cell, direction, size, element, machine, heads)
             yield from far_plans(cell, direction, size, element, batch, machine, heads)
+            yield from straight_plans(cell, direction, size, element, batch, machine, heads)
             if direction == "backward":
                 yield from spread_plans(cell, size, element, batch, machine, heads)
             if direction == "backward":
@@ -432,6 +470,29 @@ def far_plans(
                     crowded = plan.m_tiles * rows > 96 or plan.m_tiles * plan.k_tiles > 160
                     if not crowded and plan.shared_bytes <= machine.shared_bytes:
                         yield plan
+
+
+def straight_plans(
+    cell: Cell,
+    direction: str,
+    size: int,
+    element: int,
+    batch: int,
+    machine: Machine,
+    heads: int = 1,
+) -> Iterator[Plan]:
+    """As far_plans, of straight.cuh, which has registers for few rows."""
+    size //= heads
+    if size * element % 16 or (direction == "backward" and cell.gates > 1):
+        return
+    for rows, units in itertools.product((8, 16), range(8, size, 8)):
+        blocks = -(-size // units)
+        if not CLUSTERS[-1] < blocks <= machine.clusters[1] // (-(-batch // rows) * heads):
+            continue
+        plan = Plan(cell, direction, size, element, blocks, rows, units, WARPS, 2, 0, heads)
+        crowded = plan.m_tiles * rows > 128 or plan.m_tiles * plan.k_tiles > 160
+        if not crowded and plan.register_tiles > 0 and plan.shared_bytes <= machine.shared_bytes:
+            yield plan
 
 
 def spread_plans(
