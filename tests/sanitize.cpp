@@ -18,7 +18,7 @@ int elman_call(const Stack *, const Use *, const void *x, const void *h_0, const
 int elman_call_back(const Stack *, const Use *, const void *x, const void *kept, const void *y, const void *dy, const void *dh,
                     const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw);
 int64_t elman_packed_rows(const int64_t *sizes, int64_t T, int64_t N, const int64_t *order, const int64_t *back, int64_t count);
-int64_t elman_kept(const Stack *);
+int64_t elman_kept(const Stack *, int64_t S);
 double elman_clip(void *const *, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind, int level);
 int elman_travel(const Travel *, int kind, int level);
 void elman_keep(void *generator, void *mask, int64_t n, double p, double value, int kind, int level);
@@ -200,7 +200,7 @@ template <class real> struct Run {
         bool lstm = c.cell == LSTM;
         N = N ? N : S;
         size_t states = size_t(2 * c.B * c.H), outputs = size_t((stack.copies ? N : N + c.B) * stack.directions * c.H);
-        std::vector<real> kept(size_t(elman_kept(&stack)) / sizeof(real)), y(outputs), h(states), m(lstm ? states : 0);
+        std::vector<real> kept(size_t(elman_kept(&stack, N)) / sizeof(real)), y(outputs), h(states), m(lstm ? states : 0);
         std::vector<int64_t> read(ids.begin(), ids.begin() + N);
         void *memories = lstm ? m.data() : nullptr;
         if (elman_call(&stack, use, read.data(), nullptr, nullptr, y.data(), h.data(), memories, kept.data()) != OK) abort();

@@ -356,6 +356,25 @@ def test_packed_rows_have_the_bits_of_the_long_way(
     assert same(list(last) if isinstance(last, tuple) else [last], found[1 : 1 + len(state)])
 
 
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("rows", [9, 70, 140])  # in one block of rows, or several
+def test_many_rows_that_end_early(kind, bidirectional, rows, long_way):
+    """Inputs projected some steps ahead, the backward pass in several pieces, threads or none."""
+    module, T = kind(50, 40, 2, bidirectional=bidirectional, dropout=0.2), 40
+    lengths = [T, *(1 + 7 * i % T // (1 + i % 5) for i in range(rows - 1))]
+    before = torch.get_num_threads()
+    for x in (torch.randn(T, rows, 50), torch.randint(50, (T, rows))):
+        with long_way():
+            expected = everything(module, x, lengths=lengths)
+        try:
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                assert same(everything(module, x, lengths=lengths), expected)
+        finally:
+            torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_packed_rows_are_torchs(kind, bidirectional):

@@ -128,7 +128,11 @@ class Prepared:
             layer.T, layer.B = steps, rows
         self.stack.copies = copies
         self.argument = ctypes.byref(self.stack)
-        self.kept = self.native.elman_kept(self.argument) // self.dtype.itemsize
+        self.kept = self._kept(steps * rows)
+
+    def _kept(self, rows: int) -> int:
+        """How many numbers the backward pass wants of so many rows of time and batch."""
+        return self.native.elman_kept(self.argument, rows) // self.dtype.itemsize
 
     def resized(self, xs: Tensor, pack: Pack | None) -> Prepared | None:
         """The same for other numbers of steps and rows, which choose no other kernel.
@@ -193,10 +197,12 @@ class Prepared:
         self, xs: Tensor, state: Sequence[Tensor] | None, keep: bool, use: Use | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None] | None:
         """`outputs_of` what comes first, the last states, and what `backward` reads besides."""
-        size = (len(xs), self.width) if self.is_packed else self.outputs
+        size, room = self.outputs, self.kept
+        if self.is_packed:
+            size, room = (len(xs), self.width), self._kept(len(xs)) if keep else 0
         ys = torch.empty(size, dtype=self.dtype)
         last = tuple([torch.empty(self.stacked, dtype=self.dtype) for _ in range(self.states)])
-        kept = torch.empty(self.kept, dtype=self.dtype) if keep else None
+        kept = torch.empty(room, dtype=self.dtype) if keep else None
         first = (None, None) if state is None else [pointer(s) for s in state]
         two = self.states > 1
         status = self.native.elman_call(

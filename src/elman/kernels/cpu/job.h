@@ -30,7 +30,9 @@ struct Job {
     const void *W_ih;        /* (M, I) */
     const void *W_hh;        /* (M, H) */
     const void *b_ih, *b_hh; /* (M) */
-    const int64_t *lengths;  /* (B) */
+    const int64_t *lengths;  /* (B): rows that have ended hold their state; or, the longest row first: */
+    const int64_t *sizes;    /* (T): rows still running, and B before them; no others are there, S is their sum, */
+    const int64_t *starts;   /* (T+1): and here each step's begin */
     /* forward writes, backward reads */
     const void *h_0, *c_0; /* (B, H), forward only */
     void *hs;              /* (T+1, B, H) */
@@ -58,6 +60,11 @@ struct Job {
     const void *noise; /* (S, N, H): drawn for every step; `OwnArguments` in library.py */
 #endif
 };
+
+/* Rows of a step, the first of them among all rows, and where the states before it lie among B + S rows of states. */
+inline int64_t rows_at(const Job *job, int64_t t) { return job->sizes ? job->sizes[t] : job->B; }
+inline int64_t start_of(const Job *job, int64_t t) { return job->sizes ? job->starts[t] : t * job->B; }
+inline int64_t before(const Job *job, int64_t t) { return start_of(job, t) + (job->sizes ? job->B - job->sizes[t - 1] : 0); }
 
 /* How many ids there are. */
 inline int64_t names_of(const Job *job) { return job->E ? job->V : job->I; }
@@ -118,7 +125,8 @@ struct Variant {
     void (*tanh)(const void *x, void *y, int64_t n);
     void (*sigmoid)(const void *x, void *y, int64_t n);
     void (*keep)(void *generator, void *mask, int64_t n, double p, double value);
-    void (*drop)(uint32_t seed, const void *from, void *to, int64_t n, uint32_t below, double scale);
+    void (*drop)(uint32_t seed, const void *from, void *to, int64_t steps, int64_t step, const int64_t *rows, int64_t row,
+                 uint32_t below, double scale);
 };
 
 /* Memory that the next call of the same size is likely to find again: fresh pages cost more than the

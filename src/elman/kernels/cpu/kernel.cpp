@@ -175,7 +175,7 @@ PUBLIC void elman_keep(void *generator, void *mask, int64_t n, double p, double 
 
 /* `from` times a mask of `scale`, or of 0 with probability `below` · 2⁻²⁴, from a torch.Generator of this seed. */
 PUBLIC void elman_drop(int64_t seed, const void *from, void *to, int64_t n, int64_t below, double scale, int kind, int level) {
-    variant(kind, level)->drop(uint32_t(seed), from, to, n, uint32_t(below), scale);
+    variant(kind, level)->drop(uint32_t(seed), from, to, 1, n, nullptr, 0, uint32_t(below), scale);
 }
 
 PUBLIC void elman_tanh(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->tanh(x, y, n); }

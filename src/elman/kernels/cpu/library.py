@@ -18,7 +18,7 @@ FLOAT, DOUBLE, HALF = 0, 1, 2
 PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
 OK, NO_MEMORY, BAD_ID = 0, 1, 2
 
-_GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths h_0 c_0 hs cs gates dhs dh_T dc_T xi"
+_GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths sizes starts h_0 c_0 hs cs gates dhs dh_T dc_T xi"
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
 _HEAD = "hs W b targets nats dhs dW db"
 _TRAVEL_SIZES = "T H states gates first lags threads"
@@ -108,7 +108,7 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_call": (INT, [_STACK, _USE, *[POINTER] * 7]),
     "elman_call_back": (INT, [_STACK, _USE, *[POINTER] * 10]),
     "elman_packed_rows": (INT64, [POINTER, INT64, INT64, POINTER, POINTER, INT64]),
-    "elman_kept": (INT64, [_STACK]),
+    "elman_kept": (INT64, [_STACK, INT64]),
     "elman_keep": (None, [POINTER, POINTER, INT64, REAL, REAL, INT, INT]),
     "elman_drop": (None, [INT64, POINTER, POINTER, INT64, INT64, REAL, INT, INT]),
     "elman_tanh": (None, [POINTER, POINTER, INT64, INT, INT]),

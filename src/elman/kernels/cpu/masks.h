@@ -44,19 +44,25 @@ void begin(uint32_t seed, uint32_t *word) {
     for (uint32_t i = 1; i < Twister::WORDS; i++) word[i] = 1812433253u * (word[i - 1] ^ (word[i - 1] >> 30)) + i;
 }
 
-/* to = from · scale, or · 0 where the number drawn for it is below `below` · 2⁻²⁴, by a generator of this seed. */
-void drop(uint32_t seed, const void *from, void *to, int64_t n, uint32_t below, double scale) {
+/* to = from · scale, or · 0 where the number drawn for it is below `below` · 2⁻²⁴, by a generator of this seed. Numbers are
+ * drawn for every `step` of a step, though only `rows` of `row` numbers of it may be there (null: all). */
+void drop(uint32_t seed, const void *from, void *to, int64_t steps, int64_t step, const int64_t *rows, int64_t row,
+          uint32_t below, double scale) {
     const real *in = static_cast<const real *>(from);
     real *out = static_cast<real *>(to), kept = real(scale);
     uint32_t word[Twister::WORDS], drawn[Twister::WORDS];
     begin(seed, word);
-    for (int64_t first = 0; first < n; first += Twister::WORDS) {
-        int64_t numbers = n - first < Twister::WORDS ? n - first : Twister::WORDS;
-        renew(word);
-        temper(word, numbers, drawn);
-        for (int64_t i = 0; i < numbers; i++)
-            out[first + i] = in[first + i] * ((drawn[i] & 0xffffffu) < below ? real(0) : kept);
-    }
+    for (int64_t t = 0, end = 0; t < steps; t++)
+        for (int64_t i = t * step, stop = i + (rows ? rows[t] * row : step); i < stop;) {
+            if (i >= end) {
+                for (; i >= end; end += Twister::WORDS) renew(word);
+                temper(word, Twister::WORDS, drawn);
+            }
+            const uint32_t *numbers = drawn + i - (end - Twister::WORDS);
+            int64_t n = (stop < end ? stop : end) - i;
+            for (int64_t j = 0; j < n; j++) out[j] = in[j] * ((numbers[j] & 0xffffffu) < below ? real(0) : kept);
+            i += n, in += n, out += n;
+        }
 }
 
 /* `value` with probability p, else 0; `generator` moves on. */

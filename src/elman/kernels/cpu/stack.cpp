@@ -30,8 +30,9 @@ int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 struct Places {
     const Stack &stack;
     bool keeps;
+    int64_t S; /* rows of time and batch */
     const Job &first = stack.layers[0];
-    const int64_t D = stack.directions, layers = stack.count / D, S = first.T * first.B;
+    const int64_t D = stack.directions, layers = stack.count / D;
     const int64_t real = stack.kind == DOUBLE ? 8 : 4, row = first.H * real, state = first.B * row;
     const bool lstm = first.cell == LSTM, gated = lstm || first.cell == GRU;
     const bool whole = !stack.copies; /* the last layer's states are what the caller asked for */
@@ -60,42 +61,35 @@ struct Places {
 /* The rows of a call: the same at every step or, packed, ever fewer of them. */
 struct Rows {
     const int64_t T, B;
-    const int64_t *const sizes; /* null: not packed, or all of one length, which is the same */
+    const bool packed; /* not of one length all, which is the same as not packed */
     Scratch memory;
-    int64_t *const lengths = reinterpret_cast<int64_t *>(memory.data), *const starts = sizes ? lengths + B : nullptr;
+    int64_t *const sizes = packed ? reinterpret_cast<int64_t *>(memory.data) + 1 : nullptr; /* as in `Job`, */
+    int64_t *const starts = packed ? sizes + T : nullptr, *const lengths = packed ? starts + T + 1 : nullptr;
 
     Rows(const Job &first, const Use *use)
-        : T(first.T), B(first.B), sizes(use && use->sizes && use->sizes[T - 1] < B ? use->sizes : nullptr),
-          memory(sizes ? (B + T) * int64_t(sizeof(int64_t)) : 0) {
-        if (!lengths) return;
-        for (int64_t t = 0, b = B, start = 0; t < T; start += sizes[t++]) {
+        : T(first.T), B(first.B), packed(use && use->sizes && use->sizes[T - 1] < B),
+          memory(packed ? (1 + T + T + 1 + B) * int64_t(sizeof(int64_t)) : 0) {
+        if (!memory.data) return;
+        int64_t b = B;
+        sizes[-1] = B, starts[0] = 0;
+        for (int64_t t = 0; t < T; t++) {
+            sizes[t] = use->sizes[t], starts[t + 1] = starts[t] + sizes[t];
             while (b > sizes[t]) lengths[--b] = t;
-            starts[t] = start;
         }
-        for (int64_t b = 0; b < sizes[T - 1]; b++) lengths[b] = T;
+        while (b > 0) lengths[--b] = T;
     }
-    /* The step of row b that is a direction's t-th. */
-    int64_t met(int64_t d, int64_t t, int64_t b) const {
-        int64_t length = sizes ? lengths[b] : T;
-        return d && t < length ? length - 1 - t : t;
-    }
-    /* Packed rows of `bytes` with zeros where there are none. */
-    void pad(const char *from, int64_t bytes, char *to) const {
-        for (int64_t t = 0; t < T; t++, to += B * bytes) {
-            memcpy(to, from + starts[t] * bytes, size_t(sizes[t] * bytes));
-            memset(to + sizes[t] * bytes, 0, size_t((B - sizes[t]) * bytes));
-        }
-    }
-    void pack(const char *from, int64_t bytes, char *to) const {
-        for (int64_t t = 0; t < T; t++, from += B * bytes) memcpy(to + starts[t] * bytes, from, size_t(sizes[t] * bytes));
-    }
+    int64_t at(int64_t t) const { return packed ? sizes[t] : B; }
+    int64_t start(int64_t t) const { return packed ? starts[t] : t * B; }
+    int64_t length(int64_t b) const { return packed ? lengths[b] : T; }
+    /* Which row a direction meets as its t-th of row b. */
+    int64_t met(int64_t d, int64_t t, int64_t b) const { return start(d ? length(b) - 1 - t : t) + b; }
+
     /* Every row's last step first. */
     void reverse(const char *from, int64_t bytes, char *to) const {
-        int64_t step = B * bytes;
-        for (int64_t t = 0; t < T; t++, to += step) {
-            if (!sizes) memcpy(to, from + (T - 1 - t) * step, size_t(step));
-            for (int64_t b = 0; sizes && b < B; b++)
-                memcpy(to + b * bytes, from + met(1, t, b) * step + b * bytes, size_t(bytes));
+        for (int64_t t = 0; t < T; t++) {
+            if (!packed) memcpy(to + t * B * bytes, from + (T - 1 - t) * B * bytes, size_t(B * bytes));
+            for (int64_t b = 0; packed && b < sizes[t]; b++)
+                memcpy(to + (starts[t] + b) * bytes, from + met(1, t, b) * bytes, size_t(bytes));
         }
     }
 };
@@ -160,12 +154,13 @@ struct Call {
     /* Masks between `layer` and the next: `Dropout` of recurrence/strand.py says how they are drawn. */
     void drop(int64_t layer, const char *from, char *to) const {
         constexpr int64_t GRAIN = 16;
-        int64_t step = at.first.B * at.D * at.first.H, T = at.first.T, grains = (T + GRAIN - 1) / GRAIN;
+        int64_t T = rows.T, width = at.D * at.first.H, step = rows.B * width, grains = (T + GRAIN - 1) / GRAIN;
         each(worth_two(32 * T * step) ? at.first.threads : 1, grains, [&](int64_t grain) {
             int64_t start = grain * GRAIN, steps = T - start < GRAIN ? T - start : GRAIN;
             uint32_t seed = uint32_t(use->seed) + uint32_t(layer) * 0x9E3779B1u + uint32_t(grain) * 0x85EBCA6Bu;
-            int64_t first = start * step * at.real;
-            v->drop(seed, from + first, to + first, steps * step, uint32_t(use->below), use->scale);
+            int64_t first = rows.start(start) * width * at.real;
+            v->drop(seed, from + first, to + first, steps, step, rows.packed ? rows.sizes + start : nullptr, width,
+                    uint32_t(use->below), use->scale);
         });
     }
     /* Before the jobs of a layer. */
@@ -185,29 +180,32 @@ struct Call {
         job.xs = ids ? nullptr : in, job.ids = ids ? reinterpret_cast<const int64_t *>(in) : nullptr;
         job.hs = hs(i), job.cs = at.lstm ? memory + at.cs(i) : nullptr;
         job.gates = at.gates_size ? memory + at.gates(i) : nullptr;
-        job.lengths = rows.lengths, job.threads = threads;
+        job.sizes = rows.sizes, job.starts = rows.starts, job.threads = threads;
         return job;
     }
-    /* h_1 … h_T of one direction beside the other's, time running forwards again; the last layer's packed, if x was. */
-    void lay_out(int64_t i, const char *hs, char *to) const {
-        int64_t d = i % at.D, T = rows.T, B = rows.B;
-        bool packs = rows.sizes && at.top(i);
-        if (packs && at.D == 1) return rows.pack(hs + at.state, at.row, to);
-        for (int64_t t = 0; t < T; t++)
-            for (int64_t b = 0; b < B && !(packs && b >= rows.sizes[t]); b++) {
-                int64_t step = rows.met(d, t, b), s = packs ? rows.starts[step] + b : step * B + b;
-                memcpy(to + (s * at.D + d) * at.row, hs + ((t + 1) * B + b) * at.row, size_t(at.row));
-            }
+    /* h_1 … h_T of one direction beside the other's, time running forwards again. */
+    void lay_out(int64_t d, const char *hs, char *to) const {
+        if (at.D == 1) return void(memcpy(to, hs + at.state, size_t(at.S * at.row)));
+        const char *from = hs + at.state;
+        for (int64_t t = 0; t < rows.T; t++)
+            for (int64_t b = 0; b < rows.at(t); b++, from += at.row)
+                memcpy(to + (rows.met(d, t, b) * at.D + d) * at.row, from, size_t(at.row));
+    }
+    /* Every row's last state. */
+    void end(const void *states, char *to) const {
+        const char *from = static_cast<const char *>(states);
+        if (!rows.packed) memcpy(to, from + at.S * at.row, size_t(at.state));
+        for (int64_t b = 0; rows.packed && b < rows.B; b++)
+            memcpy(to + b * at.row, from + (rows.B + rows.met(0, rows.lengths[b] - 1, b)) * at.row, size_t(at.row));
     }
     int forward(int64_t i, int64_t threads, const char *h_0, const char *c_0, char *h, char *c) const {
         Job one = job(i, threads);
         one.h_0 = h_0, one.c_0 = c ? c_0 : nullptr;
         if (int status = v->forward(&one)) return status;
-        int64_t last = at.S * at.row;
-        memcpy(h, static_cast<char *>(one.hs) + last, size_t(at.state));
-        if (c) memcpy(c, static_cast<char *>(one.cs) + last, size_t(at.state));
+        end(one.hs, h);
+        if (c) end(one.cs, c);
         if (at.top(i) ? !at.whole : at.D > 1)
-            lay_out(i, static_cast<char *>(one.hs), at.top(i) ? y : memory + at.ys(i / at.D));
+            lay_out(i % at.D, static_cast<char *>(one.hs), at.top(i) ? y : memory + at.ys(i / at.D));
         return OK;
     }
 };
@@ -215,16 +213,16 @@ struct Call {
 /* The pulls on a layer's outputs of one direction, as that direction meets them. */
 void take_half(const Places &at, const Rows &rows, int64_t d, const char *dy, char *to) {
     for (int64_t t = 0; t < rows.T; t++)
-        for (int64_t b = 0; b < rows.B; b++, to += at.row)
-            memcpy(to, dy + ((rows.met(d, t, b) * rows.B + b) * at.D + d) * at.row, size_t(at.row));
+        for (int64_t b = 0; b < rows.at(t); b++, to += at.row)
+            memcpy(to, dy + (rows.met(d, t, b) * at.D + d) * at.row, size_t(at.row));
 }
 
 /* a += b, rows of n numbers, every row's last step first in b. */
 template <class real> void add_reversed(const Rows &rows, char *a, const char *b, int64_t n) {
     real *to = reinterpret_cast<real *>(a);
     for (int64_t t = 0; t < rows.T; t++)
-        for (int64_t row = 0; row < rows.B; row++, to += n) {
-            const real *from = reinterpret_cast<const real *>(b) + (rows.met(1, t, row) * rows.B + row) * n;
+        for (int64_t row = 0; row < rows.at(t); row++, to += n) {
+            const real *from = reinterpret_cast<const real *>(b) + rows.met(1, t, row) * n;
             for (int64_t i = 0; i < n; i++) to[i] += from[i];
         }
 }
@@ -238,8 +236,8 @@ char *place(void *states, int64_t i, const Places &at) {
 
 } // namespace
 
-/* How many bytes `elman_call` wants to keep for `elman_call_back`. */
-PUBLIC int64_t elman_kept(const Stack *stack) { return Places{*stack, true}.size(); }
+/* How many bytes `elman_call` wants to keep for `elman_call_back`, of S rows of time and batch. */
+PUBLIC int64_t elman_kept(const Stack *stack, int64_t S) { return Places{*stack, true, S}.size(); }
 
 /* How many rows there are in a pack of N inputs, `sizes` of them at each of T steps, in an `order` of `count` rows
  * (null: as they come) that `back` undoes; 0 where this is no pack. */
@@ -258,19 +256,18 @@ PUBLIC int64_t elman_packed_rows(const int64_t *sizes, int64_t T, int64_t N, con
  * the first h (and c), stacked (null: zeros). `kept`, if there is to be a gradient, takes what it needs. */
 PUBLIC int elman_call(const Stack *stack, const Use *use, const void *x, const void *h_0, const void *c_0, void *y, void *h,
                       void *c, void *kept) {
-    Places at{*stack, kept != nullptr};
-    Rows rows(at.first, use);
+    Rows rows(stack->layers[0], use);
+    if (!rows.memory.ok()) return NO_MEMORY;
+    Places at{*stack, kept != nullptr, rows.start(rows.T)};
     Order order(at, use);
     bool drops = use && use->below && at.layers > 1;
     Scratch own(kept ? 0 : at.size()), zeros(h_0 ? 0 : at.state), backwards(at.D > 1 ? at.S * at.widest() : 0);
-    Scratch padded(rows.sizes ? at.S * at.inputs(0) : 0), dropped(drops ? at.between : 0);
-    for (Scratch *s : {&rows.memory, &order.room, &own, &zeros, &backwards, &padded, &dropped})
+    Scratch dropped(drops ? at.between : 0);
+    for (Scratch *s : {&order.room, &own, &zeros, &backwards, &dropped})
         if (!s->ok()) return NO_MEMORY;
     if (zeros.data) memset(zeros.data, 0, size_t(at.state));
-    const char *inputs = static_cast<const char *>(x);
-    if (rows.sizes) rows.pad(inputs, at.inputs(0), padded.data), inputs = padded.data;
     char *memory = static_cast<char *>(kept ? kept : own.data);
-    Call call{at, rows, use, inputs, memory, static_cast<char *>(y), backwards.data, dropped.data};
+    Call call{at, rows, use, static_cast<const char *>(x), memory, static_cast<char *>(y), backwards.data, dropped.data};
     const void *first_h = order.in(h_0, 0), *first_c = order.in(c_0, 1);
     void *last_h = order.out(h, 2), *last_c = order.out(c, 3);
     for (int64_t layer = 0; layer < at.layers; layer++) {
@@ -290,28 +287,24 @@ PUBLIC int elman_call(const Stack *stack, const Use *use, const void *x, const v
  * layer and direction (null where it has none), from those on y and on the last h and c (null: none). */
 PUBLIC int elman_call_back(const Stack *stack, const Use *use, const void *x, const void *kept, const void *y, const void *dy,
                            const void *dh, const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw) {
-    Places at{*stack, true};
-    Rows rows(at.first, use);
+    Rows rows(stack->layers[0], use);
+    if (!rows.memory.ok()) return NO_MEMORY;
+    Places at{*stack, true, rows.start(rows.T)};
     Order order(at, use);
-    bool drops = use && use->below && at.layers > 1, packed = rows.sizes;
+    bool drops = use && use->below && at.layers > 1;
     int64_t half = at.D > 1 ? rounded(at.S * at.row) : 0, read = at.S * at.widest();
     Scratch zeros(at.state), backwards(at.D > 1 ? read : 0), halves(at.D * half);
     Scratch below(at.layers > 1 ? 2 * at.between : 0), other(at.D > 1 ? read : 0), dropped(drops ? at.between : 0);
-    Scratch padded(packed ? at.S * at.inputs(0) : 0), pulls(packed && dy ? at.S * at.D * at.row : 0);
-    Scratch found(packed && dx ? at.S * at.inputs(0) : 0);
-    for (Scratch *s : {&rows.memory, &order.room, &zeros, &backwards, &halves, &below, &other, &dropped, &padded, &pulls,
-                             &found})
+    for (Scratch *s : {&order.room, &zeros, &backwards, &halves, &below, &other, &dropped})
         if (!s->ok()) return NO_MEMORY;
     memset(zeros.data, 0, size_t(at.state));
-    const char *inputs = static_cast<const char *>(x), *pull = static_cast<const char *>(dy);
-    if (packed) rows.pad(inputs, at.inputs(0), padded.data), inputs = padded.data;
-    if (packed && dy) rows.pad(pull, at.D * at.row, pulls.data), pull = pulls.data;
+    const char *pull = static_cast<const char *>(dy);
     char *memory = static_cast<char *>(const_cast<void *>(kept)), *track = static_cast<char *>(const_cast<void *>(y));
-    Call call{at, rows, use, inputs, memory, track, backwards.data, dropped.data};
+    Call call{at, rows, use, static_cast<const char *>(x), memory, track, backwards.data, dropped.data};
     const void *last_h = order.in(dh, 0), *last_c = order.in(dc, 1);
     void *first_h = order.out(dh_0, 2), *first_c = order.out(dc_0, 3);
     for (int64_t layer = at.layers - 1; layer >= 0; layer--) {
-        char *to = layer ? below.data + layer % 2 * at.between : found.data ? found.data : static_cast<char *>(dx);
+        char *to = layer ? below.data + layer % 2 * at.between : static_cast<char *>(dx);
         call.begin(layer);
         int status = each_direction(at, [&](int64_t d, int64_t threads) {
             int64_t i = layer * at.D + d;
@@ -335,7 +328,6 @@ PUBLIC int elman_call_back(const Stack *stack, const Use *use, const void *x, co
         if (drops && layer) call.drop(layer - 1, to, to);
         pull = to;
     }
-    if (found.data) rows.pack(found.data, at.inputs(0), static_cast<char *>(dx));
     order.hand(dh_0, 2), order.hand(dc_0, 3);
     return OK;
 }
