@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.kernels.cudnn import Network, Whole, as_torch
+from elman.kernels.cudnn import TORCHS, Network, Whole, as_torch
 
 
 @final
@@ -55,10 +55,21 @@ KERNEL = Aten()
 
 
 def run(
-    whole: Whole, xs: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]
+    whole: Whole,
+    xs: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    batch_sizes: Sequence[int] = (),
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """ys and the last states, stacked as PyTorch does, time first."""
-    return as_torch(prepared(whole), False, xs, first, list(weights))
+    """ys and the last states, stacked as PyTorch does, time first; packed with `batch_sizes`."""
+    net = prepared(whole)
+    if not batch_sizes:
+        return as_torch(net, False, xs, first, list(weights))
+    assert net.mode is not None
+    hx = tuple(first) if len(first) > 1 else first[0]
+    how = net.bias, net.layers, 0.0, torch.is_grad_enabled(), net.directions == 2
+    ys, *last = TORCHS[net.mode](xs, torch.tensor(batch_sizes), hx, list(weights), *how)
+    return ys, tuple(last)
 
 
 def prepared(whole: Whole) -> Network:

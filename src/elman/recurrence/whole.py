@@ -51,7 +51,9 @@ def recurrence(
         )
 
 
-def recurrence_on_a_cpu(whole: Whole, x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+def recurrence_on_a_cpu(
+    whole: Whole, x: Inputs, batch_sizes: Sequence[int] = ()
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The same by ATen."""
     with Careful(x.xs, whole.network.inputs):
-        return aten.run(whole, x.xs, x.stacked, x.weights)
+        return aten.run(whole, x.xs, x.stacked, x.weights, batch_sizes)
