@@ -36,7 +36,7 @@ import elman.nn
 from elman import kernels
 
 MODULES = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 JOBS = ("forward", "both", "step")
 WARM = 8  # calls before the clock starts: on a GPU ours are captured by then
 RESULTS = Path(__file__).parent / "results"
@@ -147,7 +147,7 @@ def contestants(
     state = (state, torch.zeros(*depth, case.H, **like)) if case.cell == "lstm" else state
 
     def ran() -> kernels.Explanation:
-        with torch.set_grad_enabled(case.job == "both"):
+        with torch.set_grad_enabled(case.job == "both"), _precision(case, device):
             return kernels.explain(mine, x)
 
     return [_job(case, module, x, state) for module in (peer, mine)], ran
@@ -161,9 +161,13 @@ def _options(case: Case) -> dict[str, Any]:
     return ways.get(case.how, {"bias": False} if case.how == "no bias" else {})
 
 
+def _precision(case: Case, device: str) -> torch.autocast:
+    return torch.autocast(device, torch.bfloat16, enabled=case.how == "autocast")
+
+
 def _job(case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any) -> Callable[[], object]:
     lengths = torch.randint(1, case.T + 1, (case.B,), generator=torch.Generator().manual_seed(1))
-    precision = torch.autocast(x.device.type, torch.bfloat16, enabled=case.how == "autocast")
+    precision = _precision(case, x.device.type)
     x = x.requires_grad_(case.job == "both")
 
     def call() -> torch.Tensor:

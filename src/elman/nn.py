@@ -34,9 +34,10 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry, Full
 from elman.gradients.chunks import Chunked, Stepped, Time
 from elman.gradients.memory import Memory, Stored
-from elman.kernels import Job, Kernel, cudnn, runs_whole, select, settings
-from elman.kernels.cpu import calls, masks
+from elman.kernels import Job, Kernel, aten, cudnn, is_sooner, runs_whole, select, settings
+from elman.kernels.cpu import KERNEL, calls, masks
 from elman.kernels.cudnn import Cudnn, Network, Whole
+from elman.kernels.products import HALF
 from elman.recurrence import (
     captured,
     compiled,
@@ -57,7 +58,7 @@ from elman.recurrence.strand import is_cast
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
-LONG_WAY = "the long way"
+LONG_WAY, IN_FLOAT32 = "the long way", "in float32"
 
 
 class Settled(NamedTuple):
@@ -206,7 +207,7 @@ class _Module(torch.nn.RNNBase):
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
-        if (type(input) is Tensor and input.is_cuda) or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (type(input) is Tensor and self._is_torchs(input)):
             return self._run_any(input, state)
         return self._plain_call(input, state) or self._run_any(input, state)
 
@@ -215,47 +216,57 @@ class _Module(torch.nn.RNNBase):
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
+        cast = input.is_cuda and torch.is_autocast_enabled("cuda")
+        if cast and (done := self._autocast_call(input, state)):
+            return done
         key = self._key(input, state)
         how = None if key is None else self._settled.get(key)
         if how is not None and (done := self._settled_call(how, input, state)):
             return done
         xs, first = self._time_first(input, state)
         if key is not None and how is None:  # from now on; and now, since bits may differ
-            how = self._settled[key] = self._settle(xs, first)
+            how = self._settle(xs, first)
+            self._remember(key, how)
             if done := self._settled_call(how, input, state):
                 return done
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
 
+    def _is_torchs(self, input: Tensor) -> bool:
+        """Whether no native call is worth trying: under autocast it is, also for narrow inputs."""
+        cast = torch.is_autocast_enabled("cpu")
+        return self._asks_torch(input) and (input.is_cuda or not cast)
+
+    def _asks_torch(self, input: Tensor) -> bool:
+        """Whether torch's own layers, which take whole stacks, may be the fastest for this."""
+        if input.is_cuda or not input.is_cpu or self.repeatable:
+            return input.is_cuda
+        return self.proj_size > 0 or input.dtype in HALF or KERNEL.library is None
+
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
         """The same in native code on a CPU, nothing cut; None: another kind of call."""
-        given = input.data if isinstance(input, PackedSequence) else input
-        if type(given) is not Tensor or not given.is_cpu or self.is_noisy or self._cuts(input):
-            return None
-        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
-            return None
-        if self.proj_size or torch.is_autocast_enabled("cpu"):
+        if not self._is_plain(input):
             return None
         recipe = self._recipe() if torch.is_grad_enabled() else None
         if recipe is not None and not native.takes(recipe):
             return None
         own, names = self._parameters, self._flat_weights_names
         weights = [w for name in names if (w := own.get(name)) is not None]
-        if len(weights) < len(names):  # a parametrized weight
+        if len(weights) < len(names):  # a parametrized one is elsewhere
             return None
-        drops = self.dropout if self.training and self.num_layers > 1 else 0.0
+        drops = self._drops()
         if drops and not masks.drops_as_torch(weights[0].dtype):
             return None
-        time_first = self._rows_of(input)
-        if time_first is None:
+        xs, pack = self._rows_of(input)
+        if pack is None and isinstance(input, PackedSequence):
             return None
-        xs, pack = time_first
-        call = self._prepared
-        if call is None or not call.suits(xs, state, weights, pack):
-            self._prepared = call = self._prepare(input, xs, pack, state, weights)
-            if call is None or not call.suits(xs, state, weights, pack):
+        call, cast = self._prepared, self._autocast(weights[0])
+        if call is None or not call.suits(xs, state, weights, pack, cast):
+            job = functools.partial(self._asked, input, state)
+            self._prepared = call = self._prepare(xs, pack, state, weights, cast, job)
+            if call is None or not call.suits(xs, state, weights, pack, cast):
                 return None
         use = native.use_of(pack, drops)
         if recipe is None:
@@ -269,34 +280,103 @@ class _Module(torch.nn.RNNBase):
             return input._replace(data=ys), last
         return ys.transpose(0, 1), last
 
-    def _rows_of(self, input: Tensor | PackedSequence) -> tuple[Tensor, calls.Pack | None] | None:
-        """Inputs as native code reads them, and how they are packed; None: neither way."""
+    def _rows_of(self, input: Tensor | PackedSequence) -> tuple[Tensor, calls.Pack | None]:
+        """Inputs as native code reads them, and how they are packed."""
         if isinstance(input, PackedSequence):
-            pack = calls.packed(*input)
-            return pack and (input.data, pack)
-        if not self._is_batched(input):
-            return None
+            return input.data, calls.packed(*input)
         return input.transpose(0, 1).contiguous() if self.batch_first else input, None
 
     def _prepare(
         self,
-        input: Tensor | PackedSequence,
         xs: Tensor,
         pack: calls.Pack | None,
         state: Sequence[Tensor] | None,
         weights: list[Any],
+        cast: torch.dtype | None,
+        job: Callable[[], Job],
     ) -> calls.Prepared | None:
         """What native code needs to know, from the last call where only lengths have changed."""
         call = self._prepared and self._prepared.resized(xs, pack)
-        if call is not None and call.suits(xs, state, weights, pack):
+        if call is not None and call.suits(xs, state, weights, pack, cast):
             return call
-        job = functools.partial(self._asked, input, state)
-        return calls.prepare(xs, weights, 2 if self.bidirectional else 1, pack, job)
+        return calls.prepare(xs, weights, 2 if self.bidirectional else 1, job, pack, cast)
 
     def _asked(self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None) -> Job:
         if not isinstance(input, PackedSequence):
             return self.job(input, state)
         return self._padded_job(input.data, input.batch_sizes, self._checked_pack(input, state))
+
+    def _is_plain(self, input: Tensor | PackedSequence) -> bool:
+        """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
+        packed = isinstance(input, PackedSequence)
+        given = input.data if packed else input
+        if type(given) is not Tensor or not given.is_cpu or self._cuts(input) or self.is_noisy:
+            return False
+        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
+            return False
+        if self.proj_size or ((packed or self._drops()) and torch.is_autocast_enabled("cpu")):
+            return False
+        return packed or self._is_batched(given)
+
+    def _drops(self) -> float:
+        """With which probability a call now drops what goes from layer to layer."""
+        return self.dropout if self.training and self.num_layers > 1 else 0.0
+
+    def _autocast(self, weight: Tensor) -> torch.dtype | None:
+        """What autocast makes of float32 on a CPU; None where it is off, or finds another dtype."""
+        if not torch.is_autocast_enabled("cpu") or weight.dtype != torch.float32:
+            return None
+        return torch.get_autocast_dtype("cpu")
+
+    def _casts_inside(self, input: Tensor) -> bool:
+        """Whether the kernel does autocast's work, and is handed everything in float32."""
+        weights = [self._parameters.get(name) for name in self._flat_weights_names]
+        if not self._is_plain(input) or any(w is None or not self._autocast(w) for w in weights):
+            return False
+        return not torch.is_grad_enabled() or native.takes(self._recipe())
+
+    def _autocast_call(
+        self, input: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """Under autocast on a GPU: in float32, what comes out being cast; None where not so."""
+        if not self._stays_in_float32(input, state):
+            return None
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind)
+        torch.set_autocast_enabled(kind, False)  # the context manager takes 3 µs
+        try:
+            given = None if state is None else [s.float() for s in state]
+            ys, last = self._run_any(input.float(), given)
+        finally:
+            torch.set_autocast_enabled(kind, True)
+        assert isinstance(ys, Tensor)
+        return ys.to(dtype), tuple([s.to(dtype) for s in last])
+
+    def _stays_in_float32(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
+        """Whether that is sooner than to cast all weights: settled once for each shape."""
+        if torch.compiler.is_compiling() or traced.listening() or self.repeatable:
+            return False
+        if self._chunks is not None or not (state is None or _are_tensors(state)):
+            return False
+        if not input.is_floating_point() or self._parameter_dtype() != torch.float32:
+            return False
+        dtype = torch.get_autocast_dtype(input.device.type)
+        mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
+        key = dtype, input.shape, input.device, mode, settings(torch.float32)
+        settled = self._settled.get(key)
+        if settled is None:
+            narrow = self._job(self._inputs(*self._time_first(input, state)))
+            sooner = is_sooner(self._float32_job(input, state), narrow)
+            settled = Settled(IN_FLOAT32 if sooner else LONG_WAY, None)
+            self._remember(key, settled)
+        return settled.how == IN_FLOAT32
+
+    def _float32_job(self, x: Tensor, state: Sequence[Tensor] | None) -> Job:
+        """What the kernels are asked to run under autocast where only what comes out is cast."""
+        x = x.float() if x.is_floating_point() else x
+        state = [s.float() for s in state or ()] if _are_tensors(state) else state
+        with torch.autocast(x.device.type, enabled=False):
+            return self._job(self._inputs(*self._time_first(x, state)))
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides whether a call may go to torch.nn's own function as it is.
@@ -304,25 +384,39 @@ class _Module(torch.nn.RNNBase):
         None where it never may. A small call takes torch less time than our checks would: shapes
         that have passed them once, and that cuDNN then ran, are not looked at again.
         """
-        if not input.is_cuda or input.dim() != 3 or self._cuts(input):
+        if not self._asks_torch(input) or input.dim() != 3 or self._cuts(input):
             return None
-        if torch.compiler.is_compiling() or traced.listening():
+        if torch.compiler.is_compiling() or traced.listening() or forward_ad._current_level >= 0:
             return None
-        if torch.is_autocast_enabled("cuda") or not (state is None or _are_tensors(state)):
+        if not (state is None or _are_tensors(state)):
+            return None
+        cast = torch.get_autocast_dtype(input.device.type) if is_cast(input.device) else None
+        if cast is not None and not self._torch_casts(input):
             return None
         dtype = input.dtype
         states = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
         mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
-        return input.shape, dtype, input.device, states, mode, settings(dtype)
+        return input.shape, dtype, input.device, states, mode, cast, settings(dtype)
+
+    def _torch_casts(self, input: Tensor) -> bool:
+        """Whether autocast is left to torch's own function: on a CPU, from float32 weights."""
+        kind = self._parameter_dtype()
+        return input.is_cpu and kind == torch.float32 and input.dtype != torch.float64
+
+    def _remember(self, key: Hashable, settled: Settled) -> None:
+        if len(self._settled) > 1000:  # sequences of every length
+            self._settled.clear()
+        self._settled[key] = settled
 
     def _settle(self, xs: Tensor, first: Sequence[Tensor]) -> Settled:
         """How calls like this one are to be run: by cuDNN in one go, by our kernel in one, or by
         the long way."""
-        if len(self._settled) > 1000:  # sequences of every length
-            self._settled.clear()
         x = self._inputs(xs, first)
         stack = self._whole(x)
-        if not runs_whole(stack, xs.device, lambda: self._job(x)):
+        theirs = runs_whole(stack, xs.device, lambda: self._job(x))
+        if xs.is_cpu:
+            return Settled(aten.prepared(stack) if theirs else LONG_WAY, None)
+        if not theirs:
             how = prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
             return Settled(how, self._repeated(x, stack, how))
         plain = stack.pieces == 1 and not stack.drops and not stack.ids
@@ -365,10 +459,15 @@ class _Module(torch.nn.RNNBase):
         if isinstance(how, prepared.Call):
             return how(input, state or (), weights) if how.prepared.suits(weights) else None
         assert isinstance(how, Network)
+        cast = self._autocast(weights[0]) if input.is_cpu else None
         if state is None:
             rows = input.shape[0 if self.batch_first else 1]
             state = self._zeros(rows, input.dtype, input.device)
-        return cudnn.as_torch(how, self.batch_first, input, state, weights)
+        if cast is None:
+            return cudnn.as_torch(how, self.batch_first, input, state, weights)
+        first = [s.float() for s in state]  # torch's products are cast, but not all that comes out
+        ys, last = cudnn.as_torch(how, self.batch_first, input, first, weights)
+        return ys.to(cast), tuple([s.to(cast) for s in last])
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The initial state where the caller passed none."""
@@ -404,14 +503,15 @@ class _Module(torch.nn.RNNBase):
         if traced.listening():
             x = self._inputs(data, first).drawn()
             return traced.recurrence(self._recipe(), x, self.training, batch_sizes)
-        if data.is_cuda and self._chunks is None and not torch.compiler.is_compiling():
+        if data.is_cpu and not torch.compiler.is_compiling():
+            _check_pack(len(data), batch_sizes.tolist())
+        asks = data.is_cuda or (self.proj_size > 0 and forward_ad._current_level < 0)
+        if asks and self._chunks is None and not torch.compiler.is_compiling():
             x = self._inputs(data, first)
             steps, rows = len(batch_sizes), int(batch_sizes[0])
             stack = self._described(x, steps, rows, packed=True)
             if runs_whole(stack, data.device, lambda: self._padded_job(data, batch_sizes, first)):
-                return whole.recurrence(stack, x.drawn(), self.dropout, batch_sizes.tolist())
-        if data.is_cpu and not torch.compiler.is_compiling():
-            _check_pack(len(data), batch_sizes.tolist())
+                return self._by_torch(stack, x.drawn(), batch_sizes.tolist())
         xs, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         ys, last = self._recur(xs, first, lengths)
         return pack_padded_sequence(ys, lengths).data, last
@@ -431,14 +531,23 @@ class _Module(torch.nn.RNNBase):
             out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
             return out[0], tuple(out[1 : 1 + len(state)])
         recipe = self._recipe(len(xs))
-        if x.xs.is_cuda and lengths is None and recipe.chunks is None:
+        asks = self._asks_torch(x.xs) and (x.xs.is_cuda or forward_ad._current_level < 0)
+        if asks and lengths is None and recipe.chunks is None:
             stack = self._whole(x)
             if runs_whole(stack, xs.device, lambda: self._job(x)):
-                return whole.recurrence(stack, x, self.dropout)
+                return self._by_torch(stack, x)
         return recurrence(recipe, x)
 
+    def _by_torch(
+        self, stack: Whole, x: Inputs, batch_sizes: Sequence[int] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The recurrence by torch's own layers."""
+        if x.xs.is_cpu:
+            return whole.recurrence_on_a_cpu(stack, x, batch_sizes)
+        return whole.recurrence(stack, x, self.dropout, batch_sizes)
+
     def _whole(self, x: Inputs) -> Whole:
-        """The stack as cuDNN would be handed it."""
+        """The stack as torch's own layers would be handed it."""
         steps, rows = x.xs.shape[:2]
         return self._described(x, steps, rows)
 
@@ -641,6 +750,9 @@ class _Module(torch.nn.RNNBase):
     def job(self, x: Tensor, state: Tensor | Sequence[Tensor] | None = None) -> Job:
         """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
         state = (state,) if isinstance(state, Tensor) else state
+        on_gpu = x.is_cuda and torch.is_autocast_enabled("cuda")
+        if self._stays_in_float32(x, state) if on_gpu else self._casts_inside(x):
+            return self._float32_job(x, state)
         return self._job(self._inputs(*self._time_first(x, state)))
 
     def _job(self, x: Inputs) -> Job:

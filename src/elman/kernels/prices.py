@@ -25,7 +25,9 @@ HOST = {  # microseconds of Python and launches: of a call, and more for each fu
     ("cudnn", "forward"): (85, 30),
     ("cudnn", "both"): (930, 360),
 }
+CASTS = {"forward": 10.0, "both": 35.0}  # of the host, for every tensor cast (as launches cost)
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
+LAUNCHES_IN_HALVES = 34.0  # the same of a gru or lstm in half precision, both
 LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured call
 ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of one kernel per layer
 
@@ -89,8 +91,21 @@ def host_microseconds(engine: str, shape: Shape) -> float:
     host = first + more * (strands - 1)
     if engine == "cuda":
         return host
-    launches = 0 if is_alone(shape) else strands * shape.steps * LAUNCHES[what]
-    return shape.pieces * host + launches
+    in_halves = shape.backward and shape.cell != "tanh" and shape.arithmetic in ("fp16", "bf16")
+    launch = LAUNCHES_IN_HALVES if in_halves else LAUNCHES[what]
+    return shape.pieces * host + (0 if is_alone(shape) else strands * shape.steps * launch)
+
+
+def cast_microseconds(engine: str, shape: Shape, tensors: int) -> float | None:
+    """The price of the same call where so many tensors are cast first: by the long way."""
+    gpu, what = gpu_microseconds(engine, shape), "both" if shape.backward else "forward"
+    if gpu is None:
+        return None
+    host = host_microseconds(engine, shape)
+    if engine == "cuda":
+        first, more = HOST["long way", what]
+        host = first + more * (shape.layers * shape.directions - 1)
+    return max(host + tensors * CASTS[what], gpu)
 
 
 def is_alone(shape: Shape) -> bool:

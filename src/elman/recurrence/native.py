@@ -19,6 +19,7 @@ from elman.errors import UserError
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.calls import Pack, Prepared, Use, packed
 from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
+from elman.recurrence.strand import uncast
 
 
 def takes(recipe: Recipe) -> bool:
@@ -89,10 +90,9 @@ class _Node(torch.autograd.Function):
         needs_dxs = ctx.needs_input_grad[4]
         use = ctx.use and ctx.use._replace(pack=_same(ctx.use.pack, xs, sizes, order, back))
         if torch.is_grad_enabled():
-            stacked = state or [torch.zeros(ctx.call.stacked, dtype=ctx.call.dtype) for _ in dlast]
-            seed = torch.tensor(use.seed) if use and use.dropout else None
-            x = Inputs(xs, stacked, weights, None, seed)
-            found = _by_autograd(ctx.recipe, x, use and use.pack, dys, dlast, needs_dxs)
+            x, dys, *dlast = _as_multiplied(ctx.call, xs, state, weights, use, grads)
+            with uncast(xs):
+                found = _by_autograd(ctx.recipe, x, use and use.pack, dys, dlast, needs_dxs)
         else:
             found = ctx.call.backward(xs, weights, track, kept, dys, dlast, needs_dxs, use)
         dxs, dstate, dws = found
@@ -107,6 +107,22 @@ def _same(pack: Pack | None, xs: Tensor, *places: Tensor | None) -> Pack | None:
     if now is None or now.rows != pack.rows:
         raise UserError("the batch sizes of a packed call were changed before its backward pass")
     return now
+
+
+def _as_multiplied(
+    call: Prepared,
+    xs: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    use: Use | None,
+    grads: Sequence[Tensor | None],
+) -> tuple[Any, ...]:
+    """Inputs and pulls in the dtype of the products: autocast may have found narrower ones."""
+    real = call.dtype
+    stacked = state or [torch.zeros(call.stacked, dtype=real) for _ in grads[1:]]
+    seed = torch.tensor(use.seed) if use and use.dropout else None
+    x = Inputs(xs.to(call.input_dtype), [s.to(real) for s in stacked], weights, None, seed)
+    return x, *[None if d is None else d.to(real) for d in grads]
 
 
 def _by_autograd(

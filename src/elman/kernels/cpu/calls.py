@@ -19,6 +19,7 @@ from elman.kernels.contract import Job, Piece
 from elman.kernels.cpu import library, masks
 from elman.kernels.cpu.library import (
     CELLS,
+    HALF,
     KINDS,
     LayerArguments,
     StackArguments,
@@ -30,6 +31,11 @@ from elman.kernels.cpu.library import (
 from elman.kernels.cpu.recurrence import KERNEL
 
 DTYPES = (torch.float32, torch.float64, torch.int64)
+NARROW = (torch.bfloat16, torch.float16)
+"""What autocast makes of float32, and what it may find in the input already."""
+FEW = 4
+"""Rows of all steps together whose weights are read where they lie: in float32, also for autocast,
+since to round them takes longer than to multiply them."""
 
 
 class Pack(NamedTuple):
@@ -72,11 +78,15 @@ def prepare(
     xs: Tensor,
     weights: Sequence[Tensor],
     directions: int,
-    pack: Pack | None,
     job: Callable[[], Job],
+    pack: Pack | None = None,
+    cast: torch.dtype | None = None,
 ) -> Prepared | None:
-    """What calls with inputs and weights like these need; None where this kernel runs none."""
-    if KERNEL.library is None or xs.dtype not in DTYPES:
+    """What calls with inputs and weights like these need; None where this kernel runs none.
+
+    `cast` is autocast's dtype where that is to be what comes out; the job is in float32 then.
+    """
+    if KERNEL.library is None or xs.dtype not in (*DTYPES, *(NARROW if cast else ())):
         return None
     kind = weights[0].dtype  # a weight of another would be cast, and the copy gone after the call
     if kind not in DTYPES or not all(is_plain(w, kind) for w in weights):
@@ -86,7 +96,14 @@ def prepare(
         return None
     for piece in asked.pieces():
         piece.check()
-    return Prepared(asked, weights, directions, pack is not None)
+    return Prepared(asked, weights, directions, pack is not None, cast)
+
+
+def kind_of(real: torch.dtype, rows: int, cast: torch.dtype | None) -> int:
+    """What is multiplied: pairs of bfloat16 for autocast, where they are to be had and faster."""
+    if cast is not torch.bfloat16 or rows <= FEW or KERNEL.variant(HALF) is None:
+        return KINDS[real]
+    return HALF
 
 
 @final
@@ -94,12 +111,17 @@ class Prepared:
     """Calls of one module with inputs of one shape. Never changes, so that threads may share it."""
 
     def __init__(
-        self, job: Job, weights: Sequence[Tensor], directions: int, is_packed: bool
+        self,
+        job: Job,
+        weights: Sequence[Tensor],
+        directions: int,
+        is_packed: bool,
+        cast: torch.dtype | None,
     ) -> None:
         assert KERNEL.library is not None
         xs, h = job.inputs[0], job.states[0][0]
         self.threads, self.native = torch.get_num_threads(), KERNEL.library
-        self.dtype, self.input_dtype = h.dtype, xs.dtype
+        self.dtype, self.input_dtype, self.cast = h.dtype, xs.dtype, cast
         self.states, self.hidden = len(job.cell.states), h.shape[1]
         self.weights = [(w, w.data_ptr(), w.shape) for w in weights]
         self.weight_shapes = [w.shape for w in weights]
@@ -110,7 +132,6 @@ class Prepared:
             count=len(job.layers),
             directions=directions,
             reads_ids=not xs.is_floating_point(),
-            kind=KINDS[h.dtype],
             level=KERNEL.level,
         )
         self._fit(xs.shape, is_packed)
@@ -126,7 +147,7 @@ class Prepared:
         self.stacked = torch.Size((len(self.layers), rows, self.hidden))
         for layer in self.layers:
             layer.T, layer.B = steps, rows
-        self.stack.copies = copies
+        self.stack.copies, self.stack.kind = copies, kind_of(self.dtype, steps * rows, self.cast)
         self.argument = ctypes.byref(self.stack)
         self.kept = self._kept(steps * rows)
 
@@ -159,9 +180,12 @@ class Prepared:
         state: Sequence[Tensor] | None,
         weights: Sequence[Tensor],
         pack: Pack | None = None,
+        cast: torch.dtype | None = None,
     ) -> bool:
         """Whether this call is like the one prepared for, its weights being where they were."""
-        if not self._suits_inputs(xs, pack) or not is_plain(xs, self.input_dtype):
+        if not self._suits_inputs(xs, pack) or not self._reads(xs, self.input_dtype):
+            return False
+        if cast is not self.cast:
             return False
         for (w, where, shape), now in zip(self.weights, weights, strict=True):
             if w is not now or now.data_ptr() != where or now.shape != shape:
@@ -169,11 +193,18 @@ class Prepared:
             if now.dtype is not self.dtype or not now.is_contiguous() or now.is_neg():
                 return False  # `w.data = …` may leave it where it was, and yet not what it was
         for s in state or ():
-            if s.shape != self.stacked or not is_plain(s, self.dtype):
+            if s.shape != self.stacked or not self._reads(s, self.dtype):
                 return False
         if state is not None and len(state) != self.states:
             return False
         return torch.get_num_threads() == self.threads and choice.allows(KERNEL.name)
+
+    def _reads(self, t: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a tensor is of this dtype, or autocast's to widen."""
+        if is_plain(t, dtype):
+            return True
+        narrow = self.cast is not None and dtype is self.dtype and t.dtype in NARROW
+        return narrow and is_plain(t, t.dtype)
 
     def _suits_inputs(self, xs: Tensor, pack: Pack | None) -> bool:
         return _padded_shape(xs, pack) == self.shape and self.is_packed == (pack is not None)
@@ -187,7 +218,10 @@ class Prepared:
 
     def outputs_of(self, ys: Tensor) -> Tensor:
         """The outputs in what `forward` wrote: all of it, or all but the first state."""
-        return ys if self.stack.copies else ys[1:]
+        return self._narrowed(ys if self.stack.copies else ys[1:])
+
+    def _narrowed(self, t: Tensor) -> Tensor:
+        return t if self.cast is None else t.to(self.cast)
 
     def track_of(self, ys: Tensor) -> Tensor | None:
         """What `forward` wrote, where that is the last layer's states and not a copy of them."""
@@ -203,6 +237,9 @@ class Prepared:
         ys = torch.empty(size, dtype=self.dtype)
         last = tuple([torch.empty(self.stacked, dtype=self.dtype) for _ in range(self.states)])
         kept = torch.empty(room, dtype=self.dtype) if keep else None
+        if self.cast is not None:
+            xs = plain(xs, self.input_dtype)
+            state = None if state is None else [plain(s, self.dtype) for s in state]
         first = (None, None) if state is None else [pointer(s) for s in state]
         two = self.states > 1
         status = self.native.elman_call(
@@ -219,7 +256,7 @@ class Prepared:
         if status == library.BAD_ID:
             return None
         library.check_memory(status)
-        return ys, last, kept
+        return ys, last if self.cast is None else tuple([s.to(self.cast) for s in last]), kept
 
     def backward(
         self,
