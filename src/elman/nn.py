@@ -53,7 +53,7 @@ from elman.recurrence.chunked import SHORT, InChunks
 from elman.recurrence.operator import UNDRAWN, Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
 from elman.recurrence.seams import Chunks, Seams
-from elman.recurrence.strand import is_cast
+from elman.recurrence.strand import is_cast, uncast
 
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
@@ -304,7 +304,12 @@ class _Module(torch.nn.RNNBase):
     def _asked(self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None) -> Job:
         if not isinstance(input, PackedSequence):
             return self.job(input, state)
-        return self._padded_job(input.data, input.batch_sizes, self._checked_pack(input, state))
+        data = input.data
+        if self._autocast(getattr(self, self._flat_weights_names[0])):
+            data, state = _widened(data, state)
+        with uncast(data):
+            first = self._checked_pack(input._replace(data=data), state)
+            return self._padded_job(data, input.batch_sizes, first)
 
     def _is_plain(self, input: Tensor | PackedSequence) -> bool:
         """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
@@ -314,7 +319,7 @@ class _Module(torch.nn.RNNBase):
             return False
         if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return False
-        if self.proj_size or ((packed or self._drops()) and torch.is_autocast_enabled("cpu")):
+        if self.proj_size:
             return False
         return packed or self._is_batched(given)
 
@@ -373,9 +378,8 @@ class _Module(torch.nn.RNNBase):
 
     def _float32_job(self, x: Tensor, state: Sequence[Tensor] | None) -> Job:
         """What the kernels are asked to run under autocast where only what comes out is cast."""
-        x = x.float() if x.is_floating_point() else x
-        state = [s.float() for s in state or ()] if _are_tensors(state) else state
-        with torch.autocast(x.device.type, enabled=False):
+        x, state = _widened(x, state)
+        with uncast(x):
             return self._job(self._inputs(*self._time_first(x, state)))
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
@@ -868,6 +872,12 @@ def _check_pack(rows: int, sizes: list[int]) -> None:
             f"least 1 and add up to {rows}",
             hint="torch.nn.utils.rnn.pack_padded_sequence makes them from lengths",
         )
+
+
+def _widened(x: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, Sequence[Tensor] | None]:
+    """Input and state in float32, where they are numbers."""
+    x = x.float() if x.is_floating_point() else x
+    return x, [s.float() for s in state or ()] if _are_tensors(state) else state
 
 
 def _are_tensors(state: Any) -> bool:
