@@ -290,7 +290,7 @@ def test_dropout_differs_from_call_to_call_and_is_off_in_evaluation(nodes):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_gradients_through_dropout_are_autograds(bidirectional):
     module = nn.GRU(3, 4, 2, dropout=0.4, bidirectional=bidirectional, dtype=torch.float64)
-    x, (h,) = torch.randn(18, 2, 3, dtype=torch.float64), state_of(module, 2, torch.float64)
+    x, h = torch.randn(18, 2, 3, dtype=torch.float64), state_of(module, 2, torch.float64)[0]
 
     def run(x, h):
         torch.manual_seed(5)
