@@ -120,7 +120,12 @@ class Inputs(NamedTuple):
 
     def drawn(self) -> Inputs:
         """With a seed from torch's generator where masks need one."""
-        return self if self.seed is None else self._replace(seed=torch.randint(2**62, ()))
+        return self if self.seed is None else self._replace(seed=draw_seed())
+
+
+def draw_seed() -> Tensor:
+    """A number from torch's generator, for masks."""
+    return torch.randint(2**62, ())
 
 
 def unstack(stacked: Sequence[Tensor]) -> States:
