@@ -36,7 +36,7 @@ import elman.nn
 from elman import kernels
 
 MODULES = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 JOBS = ("forward", "both", "step")
 WARM = 8  # calls before the clock starts: on a GPU ours are captured by then
 RESULTS = Path(__file__).parent / "results"

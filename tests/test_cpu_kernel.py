@@ -490,13 +490,13 @@ def test_it_says_why_it_refuses(monkeypatch):
     x = torch.zeros(3, 2, 8)
     assert kernels.explain(nn.GRU(8, 8), x).runs == "cpu"
     projected = kernels.explain(nn.LSTM(8, 8, proj_size=4), x)
-    assert projected.runs == "reference"
+    assert projected.runs == "aten"
     assert "proj_size" in projected.reasons["cpu"]
     half = kernels.explain(nn.GRU(8, 8, dtype=torch.float16), x.half())
     assert "float16" in half.reasons["cpu"]
     monkeypatch.setattr(KERNEL, "library", None)
     absent = kernels.explain(nn.GRU(8, 8), x)
-    assert absent.runs == "reference"
+    assert absent.runs == "aten"
     assert "compiler" in absent.reasons["cpu"]
     monkeypatch.setenv("ELMAN_KERNELS", "cpu")
     with pytest.raises(UserError, match="compiler"):

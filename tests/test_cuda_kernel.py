@@ -164,7 +164,7 @@ def test_teams_are_whole_clusters_that_are_all_there_at_once(cell, size, data):
         assert p.partners * p.m >= size  # every unit is in one partner's share
         assert p.cell.gates * p.units * element % 16 == 0
         assert p.shared_bytes <= machine.shared_bytes
-        assert p.share_words(batch) >= 2 * teams * size * batch
+        assert 4 * p.share_words(batch) >= 2 * teams * size * batch * element
 
 
 @given(cell=st.sampled_from(["gru", "lstm", "tanh"]), size=st.integers(17, 260), data=st.data())
@@ -202,7 +202,7 @@ def test_teams_by_wgmma_are_whole_clusters_too(cell, size, data):
         assert p.cell.gates * p.units % 8 == 0
         assert p.register_tiles + p.shared_tiles == p.m_tiles * p.k_tiles
         assert p.shared_bytes <= HOPPER.shared_bytes
-        assert p.share_words(batch) >= 2 * teams * size * batch
+        assert 4 * p.share_words(batch) >= 2 * teams * size * batch * 2
 
 
 def test_only_a_hopper_gpu_has_pairs_and_only_in_half_precision():
@@ -540,6 +540,61 @@ def test_on_a_gpu_far_groups_wait_for_no_number_that_is_there(partners, straight
     assert found["hs"][:, 1:].isfinite().all()
     assert not found["dstate0"][1].isfinite().any()
     assert found["dstate0"][2:].isfinite().all()
+
+
+def carried_back(dtype, change) -> torch.Tensor:
+    """dL/dh_0 of a wide lstm after two steps, weights and pulls as `change` leaves them."""
+    m = check.material(check.Case("lstm", dtype, 2, 9, 384, 16)).to(dtype, "cuda")
+    m = replace(m, dstate=tuple(map(torch.zeros_like, m.dstate)))
+    trace = cuda.KERNEL.forward(m.piece(named("lstm")))
+    m = change(m)
+    return cuda.KERNEL.backward(m.piece(named("lstm")), trace, m.pull())[2][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_shares_in_half_precision_keep_nan_and_infinity(hopper, dtype, monkeypatch):
+    """One bit of four shares is not theirs: whichever of them is no number, it stays none."""
+    far_plan(monkeypatch, 8, 2, hopper)
+    whole = carried_back(dtype, lambda m: m)
+    assert whole.isfinite().all()
+    for unit, value in itertools.product((0, 1, 2, 3, 383), (torch.nan, torch.inf, -torch.inf)):
+
+        def column(m, unit=unit, value=value):
+            W_hh = m.w.W_hh.clone()
+            W_hh[5, unit] = value  # which h_0 alone meets: xi = 0 cuts step 2 off
+            xi = torch.tensor([1.0, 0.0], device="cuda")
+            return replace(m, w=m.w._replace(W_hh=W_hh), xi=xi)
+
+        found = carried_back(dtype, column)
+        assert not found[:, unit].isfinite().any()
+        assert value == value or found[:, unit].isnan().all()
+        others = [u for u in range(384) if u != unit]
+        assert found[:, others].isfinite().all()
+
+    def row(m):
+        dhs = m.dhs.clone()
+        dhs[1, 3] = torch.inf
+        return replace(m, dhs=dhs)
+
+    found, others = carried_back(dtype, row), [0, 1, 2, 4, 5, 6, 7, 8]
+    assert not found[3].isfinite().any()
+    assert torch.equal(found[others], whole[others])
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_shares_follow_gradients_of_any_size(hopper, monkeypatch):
+    """bfloat16 reaches as far as float32: scaled by a power of two, the same bits; of 0, 0."""
+    far_plan(monkeypatch, 8, 2, hopper)
+    whole = carried_back(torch.bfloat16, lambda m: m)
+    for power in (-90, 60):
+        scaled = carried_back(torch.bfloat16, lambda m, p=power: replace(m, dhs=m.dhs * 2.0**p))
+        assert torch.equal(scaled * 2.0**-power, whole)
+    assert not carried_back(torch.bfloat16, lambda m: replace(m, dhs=m.dhs * 0)).any()
 
 
 @pytest.mark.gpu

@@ -221,6 +221,13 @@ def test_a_counter_beside_numbers_is_not_forecast():
     assert any("look like an index: n" in note for note in found.notes)
 
 
+def test_columns_without_numbers_are_named_as_left_out():
+    rows = "day,shop,sold,empty\n" + "".join(f"{k},a,{k * k % 7},\n" for k in range(9))
+    [found] = series.from_table(tables.read_csv(rows.encode(), "t", "t"), series.Reading())
+    assert found.columns == ("sold",)
+    assert "not forecast, as they hold no numbers: shop, empty" in found.notes
+
+
 @pytest.mark.parametrize(
     ("cells", "date_format", "after"),
     [

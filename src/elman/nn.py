@@ -33,9 +33,10 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry, Full
 from elman.gradients.chunks import Chunked, Stepped, Time
 from elman.gradients.memory import Memory, Stored
-from elman.kernels import Job, Kernel, cudnn, runs_whole, select, settings
-from elman.kernels.cpu import calls
+from elman.kernels import Job, Kernel, aten, cudnn, runs_whole, select, settings
+from elman.kernels.cpu import KERNEL, calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
+from elman.kernels.products import HALF
 from elman.recurrence import (
     captured,
     compiled,
@@ -207,7 +208,7 @@ class _Module(torch.nn.RNNBase):
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
-        if (type(input) is Tensor and input.is_cuda) or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (type(input) is Tensor and self._asks_torch(input)):
             return self._run_any(input, state)
         return self._plain_call(input, state) or self._run_any(input, state)
 
@@ -227,6 +228,12 @@ class _Module(torch.nn.RNNBase):
                 return done
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _asks_torch(self, input: Tensor) -> bool:
+        """Whether torch's own layers, which take whole stacks, may be the fastest for this."""
+        if input.is_cuda or not input.is_cpu or self.repeatable:
+            return input.is_cuda
+        return self.proj_size > 0 or input.dtype in HALF or KERNEL.library is None
 
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -267,7 +274,7 @@ class _Module(torch.nn.RNNBase):
         None where it never may. A small call takes torch less time than our checks would: shapes
         that have passed them once, and that cuDNN then ran, are not looked at again.
         """
-        if not input.is_cuda or input.dim() != 3 or self._cuts(input):
+        if not self._asks_torch(input) or input.dim() != 3 or self._cuts(input):
             return None
         kind = self._kind(input, state)
         return None if kind is None else (input.shape, kind)
@@ -282,9 +289,11 @@ class _Module(torch.nn.RNNBase):
 
     def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """The part of a key that is not the input's shape."""
-        if torch.compiler.is_compiling() or traced.listening():
+        if torch.compiler.is_compiling() or traced.listening() or forward_ad._current_level >= 0:
             return None
-        if torch.is_autocast_enabled("cuda") or not (state is None or _are_tensors(state)):
+        if not (state is None or _are_tensors(state)):
+            return None
+        if torch.is_autocast_enabled(input.device.type):
             return None
         if self.dropout and self.training and whole.recomputes():
             return None
@@ -299,7 +308,10 @@ class _Module(torch.nn.RNNBase):
         self._forget_many()
         x = self._inputs(xs, first)
         stack = self._whole(x)
-        if not runs_whole(stack, xs.device, lambda: self._job(x)):
+        theirs = runs_whole(stack, xs.device, lambda: self._job(x))
+        if xs.is_cpu:
+            return Settled(aten.prepared(stack) if theirs else LONG_WAY, None)
+        if not theirs:
             how = prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
             return Settled(how, self._repeated(x, stack, how))
         how = self._as_torch(x, stack)
@@ -454,9 +466,12 @@ class _Module(torch.nn.RNNBase):
             out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
             return out[0], tuple(out[1 : 1 + len(state)])
         recipe = self._recipe(len(xs))
-        if x.xs.is_cuda and lengths is None and recipe.chunks is None:
+        asks = self._asks_torch(x.xs) and (x.xs.is_cuda or forward_ad._current_level < 0)
+        if asks and lengths is None and recipe.chunks is None:
             stack = self._whole(x)
             if runs_whole(stack, xs.device, lambda: self._job(x)):
+                if x.xs.is_cpu:
+                    return whole.recurrence_on_a_cpu(stack, x)
                 return whole.recurrence(stack, x)  # which draws by itself
         return recurrence(recipe, x.drawn())
 

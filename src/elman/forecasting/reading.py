@@ -180,6 +180,9 @@ def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> t
         )
     if named or counting:
         notes.append(f"not forecast, as they look like an index: {', '.join(named + counting)}")
+    others = [c for c in table.columns if c not in taken and c not in numeric]
+    if others:
+        notes.append(f"not forecast, as they hold no numbers: {', '.join(others)}")
     return tuple(targets)
 
 

@@ -21,13 +21,16 @@ from torch.nn.utils.rnn import PackedSequence
 from elman.cells import State
 from elman.errors import UserError
 from elman.kernels import prices
+from elman.kernels.aten import Aten
 from elman.kernels.contract import Job, Kernel
 from elman.kernels.cudnn import Cudnn, Whole, precision
 
 SURELY = 0.95
 """Our CUDA kernel is preferred where it is cheaper than cuDNN by more than prices are off."""
 
-FASTEST_FIRST = ("cuda", "cudnn", "cpu", "described", "fused", "reference")
+FASTEST_FIRST = ("cuda", "cudnn", "cpu", "described", "aten", "fused", "reference")
+WHOLE = (Cudnn.name, Aten.name)
+"""Those that take whole stacks: torch's own."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Explanation:
 def select(job: Job) -> Kernel:
     """The fastest kernel that takes the job, or the one ELMAN_KERNELS names."""
     kernel, _ = _choose(job)
-    return cast(Kernel, kernel)  # cuDNN refuses jobs that are not handed over whole
+    return cast(Kernel, kernel)  # torch's own refuse jobs that are not handed over whole
 
 
 _CHOSEN: dict[Hashable, str] = {}
@@ -66,8 +69,8 @@ def select_once(key: Hashable, job: Callable[[], Job]) -> Kernel:
 
 
 def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bool:
-    """Whether cuDNN runs this stack; `job` is asked for where this has not been settled before."""
-    return _once((whole, device, settings(whole.dtype)), job) == Cudnn.name
+    """Whether torch's own layers run this stack; `job` is asked for where that is not settled."""
+    return _once((whole, device, settings(whole.dtype)), job) in WHOLE
 
 
 def settings(dtype: torch.dtype) -> Hashable:
@@ -178,7 +181,7 @@ def allows(name: str) -> bool:
     return requested() in ("auto", name)
 
 
-def _choose(job: Job) -> tuple[Kernel | Cudnn, dict[str, str]]:
+def _choose(job: Job) -> tuple[Kernel | Cudnn | Aten, dict[str, str]]:
     """The kernel that runs, and the reason of every one asked before it."""
     reasons: dict[str, str] = {}
     named = requested()
@@ -187,6 +190,8 @@ def _choose(job: Job) -> tuple[Kernel | Cudnn, dict[str, str]]:
         reason = "it is not part of this installation" if kernel is None else _refusal(kernel, job)
         if name == "cuda" and named == "auto" and reason is None:
             reason = _dearer(job)
+        if name == "cpu" and named == "auto" and reason is None:
+            reason = _dearer_on_a_cpu(job)
         if kernel is not None and reason is None:
             return kernel, reasons
         reasons[name] = str(reason)
@@ -196,8 +201,8 @@ def _choose(job: Job) -> tuple[Kernel | Cudnn, dict[str, str]]:
     )
 
 
-def _refusal(kernel: Kernel | Cudnn, job: Job) -> str | None:
-    if isinstance(kernel, Cudnn):
+def _refusal(kernel: Kernel | Cudnn | Aten, job: Job) -> str | None:
+    if isinstance(kernel, Cudnn | Aten):
         if job.whole is None:
             return "it runs whole stacks only, and here single layers or pieces are asked for"
         return kernel.refuses(job.whole, job.inputs[0].device)
@@ -224,6 +229,14 @@ def _dearer(job: Job) -> str | None:
     if ours is None:
         return "no layer like this one was ever timed, so cuDNN is preferred"
     return f"cuDNN is faster at this size ({theirs:,.0f} µs against {ours:,.0f} on an H200)"
+
+
+def _dearer_on_a_cpu(job: Job) -> str | None:
+    """Why torch's own layers are to run what our native kernel could; None where ours is faster."""
+    aten = cast(Aten, _load(Aten.name))
+    if job.whole is None or _refusal(aten, job) or not aten.is_faster(job.whole):
+        return None
+    return f"torch's own layers are faster at this size in {job.whole.dtype}"
 
 
 def _decides(
@@ -315,7 +328,7 @@ def _cudnn() -> Cudnn:
 
 
 @functools.cache
-def _load(name: str) -> Kernel | Cudnn | None:
+def _load(name: str) -> Kernel | Cudnn | Aten | None:
     """The kernel in `elman.kernels.NAME`; None where that part was not built."""
     home = f"elman.kernels.{name}"
     try:

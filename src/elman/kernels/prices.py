@@ -29,6 +29,7 @@ MASK = {"forward": 110.0, "both": 250.0}  # dropout by our kernel: of a layer's 
 MASKED = 12.0  # to draw 16 steps of it
 PADDING = {"forward": 320.0, "both": 600.0}  # packed rows by our kernel: padded, and packed again
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
+LAUNCHES_IN_HALVES = 34.0  # the same of a gru or lstm in half precision, both
 LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured call
 ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of one kernel per layer
 
@@ -95,8 +96,9 @@ def host_microseconds(engine: str, shape: Shape) -> float:
     host = first + more * (strands - 1)
     if engine == "cuda":
         return host + _masks(shape, what) + (PADDING[what] if shape.packed else 0)
-    launches = 0 if is_alone(shape) else strands * shape.steps * LAUNCHES[what]
-    return shape.pieces * host + launches
+    in_halves = shape.backward and shape.cell != "tanh" and shape.arithmetic in ("fp16", "bf16")
+    launch = LAUNCHES_IN_HALVES if in_halves else LAUNCHES[what]
+    return shape.pieces * host + (0 if is_alone(shape) else strands * shape.steps * launch)
 
 
 def takes_the_long_way(shape: Shape) -> bool:

@@ -1,4 +1,4 @@
-"""A stack handed to cuDNN whole: when its carry and memory allow it, and how.
+"""A stack handed to torch's own layers whole: when its carry and memory allow it, and how.
 
 With nothing cut and everything stored, cuDNN's own backward pass is the recurrence's. A carry that
 cuts at moments known beforehand is run in the pieces of time between them.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 
-from elman.kernels import cudnn
+from elman.kernels import aten, cudnn
 from elman.kernels.cudnn import Network, Whole
 from elman.recurrence.operator import Careful, Inputs, Recipe
 
@@ -18,7 +18,7 @@ from elman.recurrence.operator import Careful, Inputs, Recipe
 def described(
     recipe: Recipe, network: Network, x: Inputs, steps: int, rows: int, packed: bool = False
 ) -> Whole:
-    """The stack as cuDNN would be handed it, or why it cannot be."""
+    """The stack as torch's own would be handed it, or why it cannot be."""
     window, apart = None, None
     exact = steps if recipe.carry.exact else recipe.carry.exact_window()
     dropout = 0.0 if x.seed is None else recipe.dropout
@@ -54,3 +54,9 @@ def recurrence(
     """ys and the last states, as `operator.recurrence`; packed where there are `batch_sizes`."""
     with Careful(x.xs, whole.network.inputs):
         return cudnn.run(whole, x.xs, x.stacked, x.weights, batch_sizes)
+
+
+def recurrence_on_a_cpu(whole: Whole, x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The same by ATen."""
+    with Careful(x.xs, whole.network.inputs):
+        return aten.run(whole, x.xs, x.stacked, x.weights)

@@ -139,7 +139,7 @@ class Cpu(Native):
         if not xs.is_cpu:
             return f"the input is on {xs.device}"
         if w.W_hr is not None:
-            return "an lstm with proj_size is left to the reference"
+            return "it has no proj_size"
         if w.W_hh.dtype not in KINDS:
             return f"the weights are {w.W_hh.dtype}; it runs float32, float64 and bfloat16"
         if w.W_hh.dtype == torch.bfloat16 and self.variant(HALF) is None:

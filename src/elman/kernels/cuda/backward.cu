@@ -100,7 +100,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #if CELL == OWN
          const float* numbers, const void* drawn, float* down_rows,
 #endif
-         float* shares, int steps, int batch) {
+         u32* shares, int steps, int batch) {
     const Place place = place_of(blockIdx.x);
     const int rank = place.rank, group = place.group;
 
@@ -116,8 +116,9 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
         const int t = steps - 1 - done;
         if (t >= 0)
 #pragma unroll
-            for (int q = 0; q < ITEMS; q++) {
-                const Item it = item(q, place, batch);
+            for (int q = 0; q < PIECES; q++) {
+                const Item it = item<PIECE>(q, place, batch);
+                if (!it.owned) continue;
                 const i64 now = (i64)t * batch + it.batch_row;
                 Past::fetch(done, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
 #if CELL == OWN
@@ -138,7 +139,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
         mark_copies();
     };
 
-    for (int done = 0; done < AHEAD; done++) fetch(done);
+    for (int done = 0; done < max(AHEAD, 1); done++) fetch(done);
 #pragma unroll
     for (int q = 0; q < ITEMS; q++) {
         const Item it = item(q, place, batch);
@@ -156,6 +157,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #if CELL == OWN
     load_numbers(NUMBERS_AT, numbers, place);
 #endif
+    if (AHEAD == 0) copied<0>();
     __syncthreads();
 
     for (int done = 0; done <= steps; done++) {
@@ -164,8 +166,8 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
         const Exchange exchange = {shares + place.team * SHARES, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH + place.head * (SIZE * BYTES), WIDTH,
                                    batch - group * ROWS, TRACK, group * ROWS, t + 1, rank};
         if (done > 0) collect(A, done, exchange, [&] { fetch(done + AHEAD); });
-        else fetch(AHEAD);
-        copied<AHEAD>();
+        else if (AHEAD > 0) fetch(AHEAD);
+        if (AHEAD > 0) copied<AHEAD>();
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
             const Item it = item(q, place, batch);
@@ -212,7 +214,11 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
             for (int g = 0; g < STORED_DA; g++) store(das, it.in((i64)t * batch + it.batch_row, STORED_DA, g), stored[g], it.real);
         }
         if (done == steps) break;
+#if HOPPER && !PAIRED
+        conclude(A, done + 1, rank, exchange, [&] { fetch(done + 1); });
+#else
         conclude(A, done + 1, rank, exchange);
+#endif
     }
     leave();
 }

@@ -77,11 +77,14 @@ DEVICE void multiply_64(float (&d)[ROWS / 8][4], u64 a, u64 b) { asm volatile(FR
 // What this thread has written to shared memory, before wgmma or the engine reads it; what it has read elsewhere, before
 // the engine does.
 DEVICE void order_before_engines() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// The first of these alone: nobody waits until what the thread has stored in device memory is there.
+DEVICE void order_shared_before_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 DEVICE void mailbox_open(u32 mailbox, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mailbox), "r"(arrivals) : "memory"); }
 DEVICE void mailbox_arrive(u32 mailbox) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mailbox) : "memory"); }
-// The same at another block's, by its cluster address: what this thread has read there is read.
-DEVICE void mailbox_arrive_at(u32 mailbox) { asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mailbox) : "memory"); }
+// The same at another block's, by its cluster address. (Released to the cluster, it would wait for all that was stored in
+// device memory; what was read is read.)
+DEVICE void mailbox_arrive_at(u32 mailbox) { asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(mailbox) : "memory"); }
 
 // As mailbox_wait, for what arrives from this block's own threads and from the copy engine.
 DEVICE void mailbox_wait_here(u32 mailbox, u32 parity) {

@@ -47,8 +47,10 @@ SPREAD_PRICES = (1.094, 0.0022, 0.0261, 0.0301, 0.0741, 0.0174)
 # rows; per KB of the matrix that is read from shared memory; per value a thread reads from device
 # memory; per KB of sums that partners swap; per KB of the vector that an SM reads on average.
 PAIR_PRICES = (1.928, 0.0174, 0.0021, 0.021, 0.0249, 0.0072)
-# Of teams by teams.cuh, over 152 plans (8% rms): the first three as of pairs; the rest as of teams.
-TEAM_PRICES = (2.056, 0.01, 0.0032, 0.0212, 0.0247, 0.0226)
+# Of teams by teams.cuh, over 111 plans (9% rms): the first four as of pairs (but 32 rows at least);
+# per share that a thread adds up; per KB of da that a team has; per KB of shares as of teams; per
+# time that shares fill what shared memory leaves of L1.
+TEAM_PRICES = (1.279, 0.0029, 0.0013, 0.0153, 0.0095, 0.0282, 0.0203, 0.7195)
 DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 SMS = 132  # of the GPU on which prices were measured
 
@@ -227,8 +229,10 @@ class Plan:
 
     @property
     def _ring_bytes(self) -> int:
-        """Room for those of four steps, or of two (a far group's steps are longer)."""
+        """Room for those of four steps, or of two (a far group's steps are longer), or of one."""
         item_bytes, items, _ = self._items
+        if self.spread and self.hopper:
+            return self._fields * self.rows * self.units * self.element
         return (2 if self.far else 4) * self._fields * items * self.threads * item_bytes
 
     @property
@@ -295,7 +299,7 @@ class Plan:
         _, items, wide = self._items
         if self.hopper:
             return self._team_microseconds(batch)
-        shares = min(self.rows, batch) * (self.m + teams * self.units) * 4 / 1024
+        shares = min(self.rows, batch) * (self.m + teams * self.units) * self.element / 1024
         work = (
             1,
             self.m_tiles * self.k_tiles * row_tiles,
@@ -323,21 +327,34 @@ class Plan:
     def _team_microseconds(self, batch: int) -> float:
         teams = self.cluster // self.partners
         _, items, wide = self._items
-        shares = min(self.rows, batch) * (self.m + teams * self.units) * 4 / 1024
+        shares = min(self.rows, batch) * (self.m + teams * self.units) * self.element / 1024
+        lines = 1 if self.units % 16 == 0 else 2.5  # of L1, half empty where rows lie apart
+        read = lines * self.rows * teams * self.units * self.element / 1024
         work = (
             1,
-            self.warpgroups * self.m_tiles * self.k_tiles * max(self.rows, 16) / 32,
+            self.warpgroups * self.m_tiles * self.k_tiles * max(self.rows, 32) / 32,
             self.warpgroups * self.shared_tiles * 2,
+            items * wide * self._fields,
             items * wide * teams,
             self.rows * self.summed * self.element / 1024 if self.partners > 1 else 0,
             shares * self.groups(batch) * self.cluster / SMS,
+            read / (256 - self.shared_bytes / 1024),
         )
         return sum(amount * price for amount, price in zip(work, TEAM_PRICES, strict=True))
 
     def share_words(self, batch: int) -> int:
-        """Floats of the shares of dh that the groups of spread.cuh keep in device memory."""
+        """Words of the shares of dh that the groups of shares.cuh keep in device memory."""
         teams = self.cluster // self.partners
-        return self.groups(batch) * 2 * teams * self.cluster * self.rows * self.units
+        return (
+            self.groups(batch)
+            * 2
+            * teams
+            * self.cluster
+            * self.rows
+            * self.units
+            * self.element
+            // 4
+        )
 
     def groups(self, batch: int) -> int:
         return -(-batch // self.rows) * self.heads

@@ -295,17 +295,21 @@ DEVICE bool any_empty(const u32 (&w)[WORDS]) {
     return any;
 }
 
-// Words that another SM may be writing, or will read: from L2 and to L2.
+// Words that another SM may be writing, or will read: from L2 and to L2. Two are there both or neither.
 template <int WORDS>
 DEVICE void load_words_past_l1(u32 (&w)[WORDS], const void* address) {
     if constexpr (WORDS == 1) asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(w[0]) : "l"(address) : "memory");
-    if constexpr (WORDS == 2) asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(address) : "memory");
+    if constexpr (WORDS == 2) {
+        u64 both;
+        asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(both) : "l"(address) : "memory");
+        w[0] = (u32)both, w[1] = (u32)(both >> 32);
+    }
     if constexpr (WORDS == 4)
         asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(address) : "memory");
 }
 template <int WORDS>
 DEVICE void store_words_past_l1(void* address, const u32 (&w)[WORDS]) {
-    if constexpr (WORDS == 2) asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(w[0]), "r"(w[1]) : "memory");
+    if constexpr (WORDS == 2) asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(address), "l"((u64)w[1] << 32 | w[0]) : "memory");
     if constexpr (WORDS == 4)
         asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }

@@ -127,16 +127,19 @@ DEVICE Place place_of(u32 block) {
 // The block of W_hh along its diagonal that is the head's.
 DEVICE const void* matrix_of(const void* W, const Place& place) { return (const char*)W + (i64)place.head * SIZE * (COLUMNS + 1) * BYTES; }
 
+// The thread's q-th, of N units.
+template <int N = WIDE>
 DEVICE Item item(int q, const Place& place, int batch) {
+    constexpr int IN_ALL = ROWS * UNITS / N;
     const int i = q * THREADS + threadIdx.x;
     Item it;
-    it.owned = ITEMS_IN_ALL % THREADS == 0 || i < ITEMS_IN_ALL;
-    it.row = i / (UNITS / WIDE);
-    it.unit = i % (UNITS / WIDE) * WIDE;
+    it.owned = IN_ALL % THREADS == 0 || i < IN_ALL;
+    it.row = i / (UNITS / N);
+    it.unit = i % (UNITS / N) * N;
     it.batch_row = place.group * ROWS + it.row;
     it.layer_unit = place.rank * UNITS + it.unit;
     it.column = place.head * SIZE + it.layer_unit;
-    it.real = !it.owned || it.batch_row >= batch ? 0 : SIZE == HIDDEN ? WIDE : max(0, min(WIDE, SIZE - it.layer_unit));
+    it.real = !it.owned || it.batch_row >= batch ? 0 : SIZE == HIDDEN ? N : max(0, min(N, SIZE - it.layer_unit));
     return it;
 }
 
@@ -160,18 +163,28 @@ DEVICE void gather(Values& sum, const float* from, int count, int stride) {
 
 // ---- what a thread reads from global memory, fetched ahead into a ring ---------------------------------
 
-constexpr int AHEAD = FAR ? 1 : 3;  // steps: latency of device memory, some 0.7 us, over that of a fast step
+// Steps: latency of device memory, some 0.7 us, over that of a fast step. 0: a step's own, once the one before has read its.
+constexpr int AHEAD = HOPPER && !PAIRED ? 0 : FAR ? 1 : 3;
+// Units fetched at a time: an item; of teams.cuh, where all threads wait for each other in between, 16 bytes, which pass by
+// L1: it has little room beside so much shared memory, and would keep a line for each row.
+constexpr int PIECE = AHEAD == 0 && UNITS % 8 == 0 ? 8 : WIDE;
+constexpr int PIECES = (ROWS * UNITS / PIECE + THREADS - 1) / THREADS;  // of a thread
+constexpr int SLOTS = AHEAD > 0 ? ITEMS * THREADS : ITEMS_IN_ALL;       // of one value of every item
 
 template <int FIELDS, int AT>
 struct Ring {
-    static constexpr int SIZE_IN_BYTES = (AHEAD + 1) * FIELDS * ITEMS * THREADS * WIDE * BYTES;
+    static constexpr int SIZE_IN_BYTES = (AHEAD + 1) * FIELDS * SLOTS * WIDE * BYTES;
 
+    template <int N = WIDE>
     static __device__ __forceinline__ char* place(int step, int field, int q) {
-        return shared + AT + (((step % (AHEAD + 1) * FIELDS + field) * ITEMS + q) * THREADS + threadIdx.x) * (WIDE * BYTES);
+        return shared + AT + ((step % (AHEAD + 1) * FIELDS + field) * (SLOTS * WIDE) + (q * THREADS + threadIdx.x) * N) * BYTES;
     }
     static __device__ __forceinline__ void fetch(int step, int field, int q, const void* base, i64 element, int real) {
-        if constexpr (WHOLE<WIDE>) start_copy<WIDE * BYTES>(place(step, field, q), (const char*)base + (real ? element * BYTES : 0), real > 0);
-        else store_words(place(step, field, q), load<WIDE>(base, element, real).word);
+        char* to = place<PIECE>(step, field, q);
+        const char* from = (const char*)base + (real ? element * BYTES : 0);
+        if constexpr (PIECE > WIDE) start_copy_past_l1(to, from, real > 0);
+        else if constexpr (WHOLE<WIDE>) start_copy<WIDE * BYTES>(to, from, real > 0);
+        else store_words(to, load<WIDE>(base, element, real).word);
     }
     static __device__ __forceinline__ void take(Values& x, int step, int field, int q) {
         Stored p;
@@ -220,7 +233,7 @@ struct alignas(64) TensorMap {
 
 // Where blocks meet in device memory (FAR); else unused.
 struct Exchange {
-    float* shares;         // of dh, of the group (shares.cuh)
+    u32* shares;           // of dh, of the group (shares.cuh)
     const char* vectors;   // of the group's first row (far.cuh, pairs.cuh)
     i64 pitch;             // bytes from row to row
     int rows;              // of the batch, from there on
@@ -232,9 +245,9 @@ struct Exchange {
 // Blocks that write into each other's shared memory: a group, or of a far group those that share their da.
 constexpr int NEIGHBOURS = !FAR ? CLUSTER : PARTNERS > 0 ? PARTNERS : 1;
 
-// Of shares.cuh: shares of a unit; tiles of units in one block's part of them, and its units; floats of a group.
+// Of shares.cuh: shares of a unit; tiles of units in one block's part of them, and its units; words of a group.
 constexpr int TEAMS = CLUSTER / NEIGHBOURS, TILE = HOPPER ? 64 : 16, TILES_EACH = (SIZE + TILE * NEIGHBOURS - 1) / (TILE * NEIGHBOURS), PART = TILE * TILES_EACH;
-constexpr i64 SHARES = (i64)2 * TEAMS * CLUSTER * ROWS * UNITS;
+constexpr i64 SHARES = (i64)2 * TEAMS * CLUSTER * ROWS * UNITS * BYTES / 4;
 
 // Two mailboxes at the start of shared memory, one for each buffer.
 DEVICE u32 mailbox(int buffer) { return shared_address(shared) + 8 * buffer; }

@@ -46,7 +46,7 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     A.fill(M_TILES * K_TILES, shared_tiles(), [&](u32(&a)[4], int i) {
         const int tile = i / K_TILES * WARPS + warp, j = (rank % PARTNERS * TILES_EACH + tile) * 16;
-        load_tile(a, lane, [&](int row, int column) { return weight_word((const char*)W, rank, tile < TILES_EACH ? j + row : SIZE, i % K_TILES * 32 / BYTES + column); });
+        load_tile(a, lane, [&](int row, int column) { return weight_word((const char*)W, rank, tile < TILES_EACH ? j + unit_of_row(row) : SIZE, i % K_TILES * 32 / BYTES + column); });
     });
 }
 

@@ -1,7 +1,9 @@
 // As spread.cuh, by what a Hopper GPU has for it: da goes to the partners in one copy each, in the layout that wgmma
 // reads, and wgmma multiplies it with 64 units at a time.
 //
-// There is one place for da. Partners say when they have done with it, and nothing is sent before all have.
+// There is one place for da, in the order in which it comes: first the block's own, then that of the partner before it,
+// of the one before that... Each is multiplied while the next is on its way. Partners say when they have done with all of
+// it, and nothing is sent before all have.
 // All blocks must be on the GPU at once: the launch is cooperative, or refused.
 #pragma once
 #include "shares.cuh"
@@ -9,25 +11,25 @@
 
 constexpr int WARPGROUPS = WARPS / 4;
 constexpr int M_TILES = (TILES_EACH + WARPGROUPS - 1) / WARPGROUPS;  // of units, of one warpgroup
-constexpr int TEAM_UNITS = PARTNERS * UNITS;                         // whose da a block has
 constexpr int OWN_K = GATES * UNITS;
 constexpr int K_TILES = (PARTNERS * OWN_K + 15) / 16;
 constexpr int SHARED_TILES = M_TILES * K_TILES - REGISTER_TILES;
 constexpr int COLUMN_BYTES = ROWS * 16;  // 8 elements of every row: blocks of 8 rows by 16 bytes
-constexpr u32 OWN_BYTES = OWN_K / 8 * COLUMN_BYTES, EXPECTED = (PARTNERS - 1) * OWN_BYTES;
+constexpr u32 OWN_BYTES = OWN_K / 8 * COLUMN_BYTES;
 
-static_assert(TRANSPOSED && BYTES == 2 && CLUSTER % PARTNERS == 0, "whole teams, half precision");
+static_assert(TRANSPOSED && BYTES == 2 && CLUSTER % PARTNERS == 0 && PARTNERS <= WARPS, "whole teams, half precision; a warp for each partner");
 static_assert(SIZE % WIDE == 0 && UNITS % WIDE == 0 && OWN_K % 8 == 0, "whole items, whole columns of blocks");
 
 // ---- the shared memory of a block: mailboxes, da of the team's gates, tiles of W, then the ring ------------------------
 
-constexpr int DONE_AT = 16;
+constexpr int DONE_AT = 16, ARRIVED_AT = 24;
 constexpr int VECTOR_AT = 128;
 constexpr int WEIGHTS_AT = VECTOR_AT + 2 * K_TILES * COLUMN_BYTES;
 constexpr int RING_AT = WEIGHTS_AT + WARPGROUPS * SHARED_TILES * 2048;
 
 DEVICE u32 done() { return shared_address(shared) + DONE_AT; }
-// Element k of a row of da: the gates of the first partner's units, gate by gate, then the next's.
+DEVICE u32 arrived(int from) { return shared_address(shared) + ARRIVED_AT + 8 * (from - 1); }  // da of the partner so many before
+// Element k of a row of da: the gates of the block's own units, gate by gate, then those of the partner before it...
 DEVICE char* da_at(int row, int k) { return shared + VECTOR_AT + k / 8 * COLUMN_BYTES + row * 16 + k % 8 * BYTES; }
 // 64 units by 16 columns, blocks of 8 by 16 bytes, those of one column together.
 DEVICE char* shared_tile(int group, int i) { return shared + WEIGHTS_AT + (group * SHARED_TILES + i - REGISTER_TILES) * 2048; }
@@ -35,8 +37,9 @@ DEVICE char* shared_tile(int group, int i) { return shared + WEIGHTS_AT + (group
 // Row j of W' is unit j; columns k and k + 1 as da's.
 DEVICE u32 weight_word(const char* W, int rank, int j, int k) {
     auto element = [&](int k) {
-        const int partner = k / OWN_K, gate = k / UNITS % GATES, i = rank / PARTNERS * TEAM_UNITS + partner * UNITS + k % UNITS;
-        return partner < PARTNERS && i < SIZE && j < SIZE ? weight(W, gate, i, j) : 0;
+        const int from = k / OWN_K, partner = (rank + PARTNERS - from) % PARTNERS, gate = k / UNITS % GATES;
+        const int i = (rank / PARTNERS * PARTNERS + partner) * UNITS + k % UNITS;
+        return from < PARTNERS && i < SIZE && j < SIZE ? weight(W, gate, i, j) : 0;
     };
     return element(k) | element(k + 1) << 16;
 }
@@ -47,7 +50,7 @@ DEVICE int first_unit(int group, int m) { return (m * WARPGROUPS + group) * 64; 
 DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     auto word = [&](int group, int i, int row, int column) {
-        const int j = first_unit(group, i / K_TILES) + row;
+        const int j = first_unit(group, i / K_TILES) + unit_of_row(row);
         return weight_word((const char*)W, rank, j < PART ? rank % PARTNERS * PART + j : SIZE, i % K_TILES * 16 + column);
     };
 #pragma unroll
@@ -62,27 +65,60 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
     order_before_engines();
 }
 
-DEVICE void multiply_and_meet(const Matrix& A, int use, int rank, const Exchange& at) {
-    const int warp = threadIdx.x / 32, group = warp / 4;
+// Of how many partners da is needed for so many tiles along the sum.
+DEVICE constexpr int partners_in(int tiles) { return tiles * 16 >= PARTNERS * OWN_K ? PARTNERS : (tiles * 16 + OWN_K - 1) / OWN_K; }
+
+// Waits for da of the partner so many before, of step `use`.
+DEVICE void receive_from(int from, int use) {
+    mailbox_wait_here(arrived(from), (use - 1) % 2);
+    if (threadIdx.x == 0) mailbox_expect(arrived(from), OWN_BYTES);
+}
+
+// Starts d = (tile m of the warpgroup's units) x da; the first as da comes.
+DEVICE void start_tile(float (&d)[ROW_TILES][4], const Matrix& A, int m, int use) {
+    const int group = threadIdx.x / 128;
     const Operand da = Operand::in_blocks(shared + VECTOR_AT, COLUMN_BYTES), tiles = Operand::in_blocks(shared_tile(group, REGISTER_TILES), 1024);
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-        float d[ROW_TILES][4] = {};
-        settle(d);
-        sums_begin();
+    for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
-        for (int k = 0; k < K_TILES; k++) {
-            const int i = m * K_TILES + k;
-            const u64 b = da.at(k * 2 * COLUMN_BYTES);
-            if (i < REGISTER_TILES) multiply_64(d, A.tile[i < REGISTER_TILES ? i : 0], b);
-            else multiply_64(d, tiles.at((i - REGISTER_TILES) * 2048), b);
+        for (int i = 0; i < 4; i++) d[r][i] = 0.0f;
+    settle(d);
+    sums_begin();
+#pragma unroll
+    for (int k = 0; k < K_TILES; k++) {
+        const int i = m * K_TILES + k;
+        const int here = max(1, partners_in(k));
+        if (m == 0 && here < partners_in(k + 1)) {
+            sums_commit();
+#pragma unroll
+            for (int from = here; from < partners_in(k + 1); from++) receive_from(from, use);
+            sums_begin();
         }
-        sums_commit();
-        sums_wait<0>();  // another warpgroup multiplies while this one stores
-        settle(d);
-        const Meeting meeting(first_unit(group, m) + warp % 4 * 16, use, rank, at);
+        const u64 b = da.at(k * 2 * COLUMN_BYTES);
+        if (i < REGISTER_TILES) multiply_64(d, A.tile[i < REGISTER_TILES ? i : 0], b);
+        else multiply_64(d, tiles.at((i - REGISTER_TILES) * 2048), b);
+    }
+    sums_commit();
+}
+
+// One tile is multiplied while the one before is stored, where there are registers for both; else another warpgroup's is.
+// (Of 8 rows, or all tiles in registers, the compiler would let one product wait for the other: ptxas says C7517, C7520.)
+constexpr int SUMS = M_TILES > 1 && (ROWS == 16 || ROWS == 32) && SHARED_TILES > 0 ? 2 : 1;
+
+DEVICE void multiply_and_meet(const Matrix& A, int use, int rank, const Exchange& at) {
+    const int warp = threadIdx.x / 32;
+    float d[SUMS][ROW_TILES][4];
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; r++) meeting.store(d[r], r, at);
+    for (int m = 0; m < M_TILES; m++) {
+        if (SUMS == 1 || m == 0) start_tile(d[m % SUMS], A, m, use);
+        if (SUMS == 2 && m + 1 < M_TILES) {
+            start_tile(d[(m + 1) % SUMS], A, m + 1, use);
+            sums_wait<1>();
+        } else sums_wait<0>();
+        settle(d[m % SUMS]);
+        const Meeting meeting(first_unit(warp / 4, m) + warp % 4 * 16, use, rank, at);
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) meeting.store(d[m % SUMS][r], r, at);
     }
 }
 
@@ -90,33 +126,41 @@ DEVICE void multiply_and_meet(const Matrix& A, int use, int rank, const Exchange
 
 DEVICE void open_exchange() {
     clear(shared + VECTOR_AT, 2 * K_TILES * COLUMN_BYTES);
-    if (PARTNERS > 1 && threadIdx.x == 0) mailbox_open(done(), PARTNERS - 1);
-    open_mailboxes(EXPECTED);
+    if constexpr (PARTNERS > 1) {
+        if (threadIdx.x == 0) {
+            mailbox_open(done(), PARTNERS - 1);
+            for (int from = 1; from < PARTNERS; from++) mailbox_open(arrived(from));
+            mailboxes_visible();
+            for (int from = 1; from < PARTNERS; from++) mailbox_expect(arrived(from), OWN_BYTES);
+        }
+        cluster_barrier();
+    }
 }
 
-// No da of step `use` is stored, nor sent, before all warps of all partners have done with that of the step before.
+// No da of step `use` is stored, nor sent, before all warps of all partners have done with that of the step before. And
+// what the step reads is there.
 template <class Fetch>
-DEVICE void collect(const Matrix& A, int use, const Exchange& at, Fetch fetch) {
-    fetch();
+DEVICE void collect(const Matrix& A, int use, const Exchange& at, Fetch) {
+    copied<0>();
     __syncthreads();
-    if (threadIdx.x < PARTNERS - 1) mailbox_arrive_at(in_block(done(), (at.rank + 1 + threadIdx.x) % PARTNERS));
+    if (PARTNERS > 1 && threadIdx.x < PARTNERS - 1) mailbox_arrive_at(in_block(done(), (at.rank + 1 + threadIdx.x) % PARTNERS));
 }
 
 // Puts one gate's da of an item where the multiplication finds it.
-DEVICE void hand_on(Stored da, const Item& it, int gate, int use, int rank) { store_words(da_at(it.row, rank % PARTNERS * OWN_K + gate * UNITS + it.unit), da.word); }
+DEVICE void hand_on(Stored da, const Item& it, int gate, int use, int rank) { store_words(da_at(it.row, gate * UNITS + it.unit), da.word); }
 
-// After the items of all threads.
-DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange& at) {
-    order_before_engines();
+// After the items of all threads. What the next step reads is fetched while da is on its way.
+template <class Fetch>
+DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange& at, Fetch fetch) {
+    order_shared_before_engines();
     __syncthreads();
-    if constexpr (PARTNERS > 1) {
-        if (threadIdx.x < PARTNERS - 1) {
-            const u32 to = (rank + 1 + threadIdx.x) % PARTNERS, own = shared_address(da_at(0, rank % PARTNERS * OWN_K));
-            if (use > 1) mailbox_wait(done(), use % 2);  // phase 0 ends after step 1
-            send_block(in_block(own, to), own, OWN_BYTES, in_block(mailbox(use % 2), to));
-        }
-        receive(use, EXPECTED);
+    const int after = threadIdx.x % 32 == 0 ? 1 + threadIdx.x / 32 : PARTNERS;  // the partner that this thread sends to
+    if (after < PARTNERS) {
+        const u32 to = (rank + after) % PARTNERS, own = shared_address(da_at(0, 0));
+        if (use > 1) mailbox_wait_here(done(), use % 2);  // phase 0 ends after step 1
+        send_block(in_block(own + after * OWN_BYTES, to), own, OWN_BYTES, in_block(arrived(after), to));
     }
+    fetch();
     multiply_and_meet(A, use, rank, at);
-    if (PARTNERS > 1 && threadIdx.x < PARTNERS - 1) blocks_sent();  // before it is written over
+    if (after < PARTNERS) blocks_sent();  // before it is written over
 }

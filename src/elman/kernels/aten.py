@@ -1,0 +1,80 @@
+"""ATen: torch.nn's own recurrent layers on a CPU, where none of ours is faster.
+
+As cuDNN on a GPU (`cudnn`) it takes a whole stack at once, so it is no `Kernel`. Our native kernel
+has no float16 and no projections, and in bfloat16 it rounds all weights at every call, which is too
+much for a few steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from elman.kernels.cudnn import Network, Whole, as_torch
+
+
+@final
+class Aten:
+    """torch's own layers on a CPU, asked for by `Whole`."""
+
+    name = "aten"
+
+    def refuses(self, whole: Whole, device: torch.device) -> str | None:
+        """Why torch's own layers cannot run this stack; None if they can."""
+        if device.type != "cpu":
+            return f"the tensors are on {device.type}, not in main memory"
+        if whole.network.mode is None:
+            return "torch has no such cell"
+        if whole.ids:
+            return "it reads no ids"
+        if whole.packed:
+            return "rows of different lengths are padded, which it is not told"
+        if whole.dropout:
+            return "dropout is drawn by elman, between single layers"
+        if whole.pieces > 1:
+            return "a carry that cuts changes the gradient inside its backward pass"
+        return whole.apart
+
+    def is_faster(self, whole: Whole) -> bool:
+        """Than our native kernel, which could run the stack, too: measured on an AMD EPYC.
+
+        In bfloat16 alone: few steps; and oneDNN's lstm, which is best at widths of whole tiles.
+        """
+        if whole.dtype is not torch.bfloat16:
+            return False
+        if whole.network.mode != "LSTM":
+            return whole.steps < (4 if whole.keeps else 8)
+        wide = whole.network.hidden
+        return wide < 160 if whole.keeps else wide < 256 or wide % 16 == 0
+
+
+KERNEL = Aten()
+
+
+def run(
+    whole: Whole, xs: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """ys and the last states, stacked as PyTorch does, time first."""
+    return as_torch(prepared(whole).network, False, xs, first, list(weights))
+
+
+def prepared(whole: Whole) -> Whole:
+    """The stack, as `cudnn.as_torch` is called with it."""
+    if whole.network.projection:
+        _warn_unheard()
+    return whole
+
+
+@functools.cache
+def _warn_unheard() -> None:
+    """Have torch say, which it does once in a process, that oneDNN has no projections."""
+    weights = [torch.zeros(8, 1), torch.zeros(8, 1), torch.zeros(1, 2)]
+    first = [torch.zeros(1, 1, 1), torch.zeros(1, 1, 2)]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        as_torch(Network("LSTM", False, 1, 2, 1, 1, 1), False, torch.zeros(1, 1, 1), first, weights)
