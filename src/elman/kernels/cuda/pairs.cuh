@@ -195,7 +195,7 @@ DEVICE void keep_sums(const float (&d)[M_TILES][ROW_TILES][4], int rank) {
             if (partner < 2) store_words(partials(partner == rank % 2 ? OWN_SUMS : SENT_SUMS, r * 8 + four.place.row) + place % OWN_M, four.word);
         }
     }
-    order_before_engines();
+    order_shared_before_engines();
 }
 
 // ---- a step, in the words of forward.cu and backward.cu -------------------------------------------------
