@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 from elman import kernels, nn
 from elman.errors import UserError
@@ -501,7 +502,7 @@ def test_on_a_gpu_a_checkpointed_call_draws_its_masks_again(kind):
         ys = run(xs)[0]
         return [ys, *torch.autograd.grad(ys.square().sum(), [xs, *rnn.parameters()])]
 
-    found = pulls(partial(torch.utils.checkpoint.checkpoint, rnn, use_reentrant=False))
+    found = pulls(partial(checkpoint, rnn, use_reentrant=False))
     rnn.repeatable = True  # elman's own masks
     for a, b in zip(found, pulls(rnn), strict=True):
         assert torch.equal(a, b)
