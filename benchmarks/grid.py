@@ -147,7 +147,7 @@ def contestants(
     state = (state, torch.zeros(*depth, case.H, **like)) if case.cell == "lstm" else state
 
     def ran() -> kernels.Explanation:
-        with torch.set_grad_enabled(case.job == "both"):
+        with torch.set_grad_enabled(case.job == "both"), _precision(case, device):
             return kernels.explain(mine, _packed(case, x) if case.how == "packed" else x)
 
     return [_job(case, module, x, state) for module in (peer, mine)], ran
@@ -166,8 +166,12 @@ def _packed(case: Case, x: torch.Tensor) -> PackedSequence:
     return pack_padded_sequence(x, lengths, enforce_sorted=False)
 
 
+def _precision(case: Case, device: str) -> torch.autocast:
+    return torch.autocast(device, torch.bfloat16, enabled=case.how == "autocast")
+
+
 def _job(case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any) -> Callable[[], object]:
-    precision = torch.autocast(x.device.type, torch.bfloat16, enabled=case.how == "autocast")
+    precision = _precision(case, x.device.type)
     x = x.requires_grad_(case.job == "both")
 
     def call() -> torch.Tensor:

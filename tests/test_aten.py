@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from elman import LanguageModel, kernels, nn
 from elman.gradients.carry import Truncated
-from elman.kernels import aten
+from elman.kernels import aten, cudnn
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cudnn import Network, Whole
 
@@ -160,3 +161,40 @@ def test_in_bfloat16_it_is_preferred_for_few_steps_and_onednns_lstm():
     assert not faster(stack("LSTM", 500, 35, False))
     assert not faster(stack("LSTM", 512, 35, True))
     assert not faster(stack("LSTM", 64, 35, False, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("given", [False, True])
+def test_autocast_is_torchs_but_for_the_dtype_of_what_comes_out(dtype, given):
+    module, x = nn.LSTM(4, 7, 2, proj_size=3), torch.randn(5, 6, 4).to(dtype)
+    zeros = tuple(torch.zeros(2, 6, n) for n in (3, 7))
+    first = tuple(torch.randn(2, 6, n).bfloat16() for n in (3, 7)) if given else None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kernels.explain(module, x).runs == "aten"
+        ys, last = module(x, first)
+        wide = zeros if first is None else tuple(s.float() for s in first)
+        expected, ends = module.to_torch()(x.float(), wide)
+    for a, b in zip((ys, *last), (expected, *ends), strict=True):
+        assert a.dtype == torch.bfloat16
+        assert torch.equal(a, b.bfloat16())
+    ys.float().sum().backward()
+    assert {p.grad.dtype for p in module.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_packed_rows_that_are_projected_are_torchs_too(bidirectional, given, monkeypatch):
+    calls, lstm = [], cudnn.TORCHS["LSTM"]
+    monkeypatch.setitem(cudnn.TORCHS, "LSTM", lambda *args: calls.append(1) or lstm(*args))
+    options = {"proj_size": 3, "num_layers": 2, "bidirectional": bidirectional}
+    mine, theirs = made("LSTM", torch.float32, options)
+    x = pack_padded_sequence(torch.randn(5, 3, 4), [2, 5, 4], enforce_sorted=False)
+    state = states(mine, torch.float32) if given else None
+    found = []
+    for module in (mine, theirs):
+        ys, last = module(x, state)
+        loss = ys.data.square().sum() + last[0].sum() + last[1].square().sum()
+        leaves = [*module.parameters(), *(state or ())]
+        found.append([ys.data, *last, *torch.autograd.grad(loss, leaves)])
+    assert len(calls) == 1  # and torch.nn's own
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

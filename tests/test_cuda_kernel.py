@@ -408,6 +408,8 @@ def far_plan(
             every = plan.pair_plans(cell, direction, size, element, batch, here)
         elif straight and (direction == "forward" or cell.gates == 1):
             every = plan.straight_plans(cell, direction, size, element, batch, here, heads)
+        elif straight:  # what a gated cell goes back by is not the point
+            return plan.cheapest(cell, direction, size, element, batch, here)
         else:
             every = plan.far_plans(cell, direction, size, element, batch, here, heads)
         found = [p for p in every if p.partners == partners or not p.spread]

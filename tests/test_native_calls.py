@@ -226,8 +226,6 @@ def test_other_kinds_of_calls_take_the_long_way(nodes):
         nn.GRU(5, 19, **options)(x)[0].sum().backward()
     nn.LSTM(5, 19, proj_size=4)(x)[0].sum().backward()
     nn.GRU(5, 19, 2, dropout=0.5)(x)[0].sum().backward()
-    with torch.autocast("cpu", torch.bfloat16):
-        nn.GRU(5, 19)(x)[0].sum().backward()
     assert not nodes
     nn.GRU(5, 19, 2, dropout=0.5).eval()(x)[0].sum().backward()
     assert len(nodes) == 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any, NamedTuple, Self, final, overload
+from typing import Any, NamedTuple, Self, TypeGuard, final, overload
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry, Full
 from elman.gradients.chunks import Chunked, Stepped, Time
 from elman.gradients.memory import Memory, Stored
-from elman.kernels import Job, Kernel, aten, cudnn, runs_whole, select, settings
+from elman.kernels import Job, Kernel, aten, cudnn, is_sooner, runs_whole, select, settings
 from elman.kernels.cpu import KERNEL, calls
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.kernels.products import HALF
@@ -58,7 +58,7 @@ from elman.recurrence.strand import is_cast
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
-LONG_WAY = "the long way"
+LONG_WAY, IN_FLOAT32 = "the long way", "in float32"
 
 
 class Settled(NamedTuple):
@@ -208,7 +208,7 @@ class _Module(torch.nn.RNNBase):
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
-        if torch.compiler.is_compiling() or (type(input) is Tensor and self._asks_torch(input)):
+        if torch.compiler.is_compiling() or (type(input) is Tensor and self._is_torchs(input)):
             return self._run_any(input, state)
         return self._plain_call(input, state) or self._run_any(input, state)
 
@@ -217,17 +217,26 @@ class _Module(torch.nn.RNNBase):
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state)
+        cast = input.is_cuda and torch.is_autocast_enabled("cuda")
+        if cast and (done := self._autocast_call(input, state)):
+            return done
         key = self._key(input, state)
         how = None if key is None else self._settled.get(key)
         if how is not None and (done := self._settled_call(how, input, state)):
             return done
         xs, first = self._time_first(input, state)
         if key is not None and how is None:  # from now on; and now, since bits may differ
-            how = self._settled[key] = self._settle(xs, first)
+            how = self._settle(xs, first)
+            self._remember(key, how)
             if done := self._settled_call(how, input, state):
                 return done
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _is_torchs(self, input: Tensor) -> bool:
+        """Whether no native call is worth trying: under autocast it is, also for narrow inputs."""
+        cast = torch.is_autocast_enabled("cpu")
+        return self._asks_torch(input) and (input.is_cuda or not cast)
 
     def _asks_torch(self, input: Tensor) -> bool:
         """Whether torch's own layers, which take whole stacks, may be the fastest for this."""
@@ -239,26 +248,22 @@ class _Module(torch.nn.RNNBase):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """The same for a batch on a CPU, nothing cut or drawn; None: another kind of call."""
-        if type(input) is not Tensor or not input.is_cpu or self._cuts(input) or self.is_noisy:
-            return None
-        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
-            return None
-        if (self.dropout and self.training) or self.proj_size or torch.is_autocast_enabled("cpu"):
+        if not self._is_plain(input):
             return None
         recipe = self._recipe() if torch.is_grad_enabled() else None
         if recipe is not None and not native.takes(recipe):
             return None
         own, names = self._parameters, self._flat_weights_names
         weights = [w for name in names if (w := own.get(name)) is not None]
-        if len(weights) < len(names) or not self._is_batched(input):  # a parametrized weight
+        if len(weights) < len(names):  # a parametrized one is elsewhere
             return None
         xs = input.transpose(0, 1).contiguous() if self.batch_first else input
-        call = self._prepared
-        if call is None or not call.suits(xs, state, weights):
+        call, cast = self._prepared, self._autocast(weights[0])
+        if call is None or not call.suits(xs, state, weights, cast):
             directions = 2 if self.bidirectional else 1
-            call = calls.prepare(xs, weights, directions, lambda: self.job(input, state))
+            call = calls.prepare(xs, weights, directions, lambda: self.job(input, state), cast)
             self._prepared = call
-            if call is None or not call.suits(xs, state, weights):
+            if call is None or not call.suits(xs, state, weights, cast):
                 return None
         if recipe is None:
             result = call(xs, state)
@@ -267,6 +272,72 @@ class _Module(torch.nn.RNNBase):
         if result is None or not self.batch_first:
             return result
         return result[0].transpose(0, 1), result[1]
+
+    def _is_plain(self, input: Tensor | PackedSequence) -> TypeGuard[Tensor]:
+        """Whether this is a batch on a CPU, nothing being cut or drawn."""
+        if type(input) is not Tensor or not input.is_cpu or self._cuts(input) or self.is_noisy:
+            return False
+        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
+            return False
+        if (self.dropout and self.training) or self.proj_size:
+            return False
+        return self._is_batched(input)
+
+    def _autocast(self, weight: Tensor) -> torch.dtype | None:
+        """What autocast makes of float32 on a CPU; None where it is off, or finds another dtype."""
+        if not torch.is_autocast_enabled("cpu") or weight.dtype != torch.float32:
+            return None
+        return torch.get_autocast_dtype("cpu")
+
+    def _casts_inside(self, input: Tensor) -> bool:
+        """Whether the kernel does autocast's work, and is handed everything in float32."""
+        weights = [self._parameters.get(name) for name in self._flat_weights_names]
+        if not self._is_plain(input) or any(w is None or not self._autocast(w) for w in weights):
+            return False
+        return not torch.is_grad_enabled() or native.takes(self._recipe())
+
+    def _autocast_call(
+        self, input: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """Under autocast on a GPU: in float32, what comes out being cast; None where not so."""
+        if not self._stays_in_float32(input, state):
+            return None
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind)
+        torch.set_autocast_enabled(kind, False)  # the context manager takes 3 µs
+        try:
+            given = None if state is None else [s.float() for s in state]
+            ys, last = self._run_any(input.float(), given)
+        finally:
+            torch.set_autocast_enabled(kind, True)
+        assert isinstance(ys, Tensor)
+        return ys.to(dtype), tuple([s.to(dtype) for s in last])
+
+    def _stays_in_float32(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
+        """Whether that is sooner than to cast all weights: settled once for each shape."""
+        if torch.compiler.is_compiling() or traced.listening() or self.repeatable:
+            return False
+        if self._chunks is not None or not (state is None or _are_tensors(state)):
+            return False
+        if not input.is_floating_point() or self._parameter_dtype() != torch.float32:
+            return False
+        dtype = torch.get_autocast_dtype(input.device.type)
+        mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
+        key = dtype, input.shape, input.device, mode, settings(torch.float32)
+        settled = self._settled.get(key)
+        if settled is None:
+            narrow = self._job(self._inputs(*self._time_first(input, state)))
+            sooner = is_sooner(self._float32_job(input, state), narrow)
+            settled = Settled(IN_FLOAT32 if sooner else LONG_WAY, None)
+            self._remember(key, settled)
+        return settled.how == IN_FLOAT32
+
+    def _float32_job(self, x: Tensor, state: Sequence[Tensor] | None) -> Job:
+        """What the kernels are asked to run under autocast where only what comes out is cast."""
+        x = x.float() if x.is_floating_point() else x
+        state = [s.float() for s in state or ()] if _are_tensors(state) else state
+        with torch.autocast(x.device.type, enabled=False):
+            return self._job(self._inputs(*self._time_first(x, state)))
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides whether a call may go to torch.nn's own function as it is.
@@ -293,19 +364,29 @@ class _Module(torch.nn.RNNBase):
             return None
         if not (state is None or _are_tensors(state)):
             return None
-        if torch.is_autocast_enabled(input.device.type):
+        cast = torch.get_autocast_dtype(input.device.type) if is_cast(input.device) else None
+        if cast is not None and not self._torch_casts(input):
             return None
         if self.dropout and self.training and whole.recomputes():
             return None
         dtype = input.dtype
         states = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
         mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
-        return dtype, input.device, states, mode, settings(dtype)
+        return dtype, input.device, states, mode, cast, settings(dtype)
+
+    def _torch_casts(self, input: Tensor) -> bool:
+        """Whether autocast is left to torch's own function: on a CPU, from float32 weights."""
+        kind = self._parameter_dtype()
+        return input.is_cpu and kind == torch.float32 and input.dtype != torch.float64
+
+    def _remember(self, key: Hashable, settled: Settled) -> None:
+        if len(self._settled) > 1000:  # sequences of every length
+            self._settled.clear()
+        self._settled[key] = settled
 
     def _settle(self, xs: Tensor, first: Sequence[Tensor]) -> Settled:
         """How calls like this one are to be run: by cuDNN in one go, by our kernel in one, or by
         the long way."""
-        self._forget_many()
         x = self._inputs(xs, first)
         stack = self._whole(x)
         theirs = runs_whole(stack, xs.device, lambda: self._job(x))
@@ -321,10 +402,6 @@ class _Module(torch.nn.RNNBase):
         """What is handed straight to torch.nn's own function, or the long way there."""
         plain = stack.pieces == 1 and not stack.ids
         return stack if plain and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
-
-    def _forget_many(self) -> None:
-        if len(self._settled) > 1000:  # sequences of every length
-            self._settled.clear()
 
     def _repeated(
         self, x: Inputs, stack: Whole, how: str | prepared.Call | Whole, kernel: str = ""
@@ -359,9 +436,13 @@ class _Module(torch.nn.RNNBase):
         if isinstance(how, prepared.Call):
             return how(input, state or (), weights) if how.prepared.suits(weights) else None
         assert isinstance(how, Whole)
+        cast = self._autocast(weights[0]) if input.is_cpu else None
         if state is None:
             state = self._zeros(how.rows, input.dtype, input.device)
-        return cudnn.as_torch(how.network, self.batch_first, input, state, weights, how.dropout)
+        if cast is not None:  # torch's products are cast, but not all that comes out
+            state = [s.float() for s in state]
+        ys, last = cudnn.as_torch(how.network, self.batch_first, input, state, weights, how.dropout)
+        return (ys, last) if cast is None else (ys.to(cast), tuple([s.to(cast) for s in last]))
 
     def _weights(self) -> list[Any]:
         own, names = self._parameters, self._flat_weights_names
@@ -388,7 +469,8 @@ class _Module(torch.nn.RNNBase):
         if input.sorted_indices is not None:
             state = [s.index_select(1, input.sorted_indices) for s in state]
         if key is not None and settled is None:
-            settled = self._settled[key] = self._settle_packed(input, state)
+            settled = self._settle_packed(input, state)
+            self._remember(key, settled)
         done = None if settled is None else self._settled_packed(settled, input, state)
         ys, last = done or self._recur_packed(input.data, input.batch_sizes, state)
         if input.unsorted_indices is not None:
@@ -419,10 +501,12 @@ class _Module(torch.nn.RNNBase):
         if traced.listening():
             x = self._inputs(data, first).drawn()
             return traced.recurrence(self._recipe(), x, self.training, batch_sizes)
-        if data.is_cuda and self._chunks is None and not torch.compiler.is_compiling():
+        asks = data.is_cuda or (self.proj_size > 0 and forward_ad._current_level < 0)
+        if asks and self._chunks is None and not torch.compiler.is_compiling():
             x = self._inputs(data, first)
             if (stack := self._packed_whole(x, batch_sizes)) is not None:
-                return whole.recurrence(stack, x, batch_sizes)
+                return self._by_torch(stack, x, batch_sizes)
+        if data.is_cuda and self._chunks is None and not torch.compiler.is_compiling():
             places = packed.places(batch_sizes, len(data), data.device)
             ys, last = self._recur(places.padded(data), first, places.lengths)
             return places.packed(ys), last
@@ -433,7 +517,6 @@ class _Module(torch.nn.RNNBase):
     def _settle_packed(self, input: PackedSequence, first: Sequence[Tensor]) -> Settled:
         """How packed calls like this one are to be run: by cuDNN in one go, by our kernel in one,
         or by the long way."""
-        self._forget_many()
         x = self._inputs(input.data, first)
         stack = self._packed_whole(x, input.batch_sizes)
         if stack is not None:
@@ -470,13 +553,19 @@ class _Module(torch.nn.RNNBase):
         if asks and lengths is None and recipe.chunks is None:
             stack = self._whole(x)
             if runs_whole(stack, xs.device, lambda: self._job(x)):
-                if x.xs.is_cpu:
-                    return whole.recurrence_on_a_cpu(stack, x)
-                return whole.recurrence(stack, x)  # which draws by itself
+                return self._by_torch(stack, x)  # which draws by itself
         return recurrence(recipe, x.drawn())
 
+    def _by_torch(
+        self, stack: Whole, x: Inputs, batch_sizes: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The recurrence by torch's own layers."""
+        if x.xs.is_cpu:
+            return whole.recurrence_on_a_cpu(stack, x, batch_sizes)
+        return whole.recurrence(stack, x, batch_sizes)
+
     def _whole(self, x: Inputs) -> Whole:
-        """The stack as cuDNN would be handed it."""
+        """The stack as torch's own layers would be handed it."""
         steps, rows = x.xs.shape[:2]
         return self._described(x, steps, rows)
 
@@ -681,11 +770,14 @@ class _Module(torch.nn.RNNBase):
     ) -> Job:
         """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
         state = (state,) if isinstance(state, Tensor) else state
-        if isinstance(x, Tensor):
-            return self._job(self._inputs(*self._time_first(x, state)))
-        self._check_input(x.data[None], batched=True, time=1)
-        first = self._checked_state(int(x.batch_sizes[0]), x.data.device, state)
-        return self._packed_job(self._inputs(x.data, first), x.batch_sizes)
+        if isinstance(x, PackedSequence):
+            self._check_input(x.data[None], batched=True, time=1)
+            first = self._checked_state(int(x.batch_sizes[0]), x.data.device, state)
+            return self._packed_job(self._inputs(x.data, first), x.batch_sizes)
+        on_gpu = x.is_cuda and torch.is_autocast_enabled("cuda")
+        if self._stays_in_float32(x, state) if on_gpu else self._casts_inside(x):
+            return self._float32_job(x, state)
+        return self._job(self._inputs(*self._time_first(x, state)))
 
     def _job(self, x: Inputs) -> Job:
         stack = self._whole(x)

@@ -32,8 +32,6 @@ class Aten:
             return "torch has no such cell"
         if whole.ids:
             return "it reads no ids"
-        if whole.packed:
-            return "rows of different lengths are padded, which it is not told"
         if whole.dropout:
             return "dropout is drawn by elman, between single layers"
         if whole.pieces > 1:
@@ -57,10 +55,15 @@ KERNEL = Aten()
 
 
 def run(
-    whole: Whole, xs: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]
+    whole: Whole,
+    xs: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    batch_sizes: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """ys and the last states, stacked as PyTorch does, time first."""
-    return as_torch(prepared(whole).network, False, xs, first, list(weights))
+    """ys and the last states, stacked as PyTorch does, time first; packed with `batch_sizes`."""
+    net = prepared(whole).network
+    return as_torch(net, False, xs, first, list(weights), batch_sizes=batch_sizes)
 
 
 def prepared(whole: Whole) -> Whole:

@@ -263,6 +263,27 @@ def _repeated_price(engine: str, whole: Whole, device: torch.device) -> float | 
     return max(prices.LAUNCHED["both" if whole.keeps else "forward"], gpu)
 
 
+def is_sooner(wide: Job, narrow: Job) -> bool:
+    """Whether float32 runs sooner than autocast's dtype, for which all weights are cast anew.
+
+    Weights that stay where they are can be captured, so that small jobs are a launch; large ones
+    gain more by narrower products.
+    """
+    full, cast = wide.whole, narrow.whole
+    if full is None or cast is None or cast.network.mode is None or cast.apart or cast.pieces > 1:
+        return False  # calls that are not captured
+    engines = [_choose(job)[0].name for job in (wide, narrow)]
+    if not {*engines} <= {"cuda", Cudnn.name}:
+        return False
+    states, what = len(narrow.cell.states), "both" if cast.keeps else "forward"
+    tensors = 1 + states + len(narrow.layers) * len([w for w in narrow.layers[0] if w is not None])
+    as_is = _repeated_price(engines[0], full, wide.inputs[0].device)
+    when_cast = prices.cast_microseconds(engines[1], _shape(cast), tensors)
+    if as_is is None or when_cast is None:
+        return False
+    return as_is + (1 + states) * prices.CASTS[what] <= when_cast
+
+
 def uncaptured(kernel: str, whole: Whole, device: torch.device) -> str | None:
     """Why nothing is gained by capturing a call on this kernel; None where something is."""
     net = whole.network

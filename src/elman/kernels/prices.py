@@ -28,6 +28,7 @@ HOST = {  # microseconds of Python and launches: of a call, and more for each fu
 MASK = {"forward": 110.0, "both": 250.0}  # dropout by our kernel: of a layer's mask
 MASKED = 12.0  # to draw 16 steps of it
 PADDING = {"forward": 320.0, "both": 600.0}  # packed rows by our kernel: padded, and packed again
+CASTS = {"forward": 10.0, "both": 35.0}  # of the host, for every tensor cast (as launches cost)
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
 LAUNCHES_IN_HALVES = 34.0  # the same of a gru or lstm in half precision, both
 LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured call
@@ -131,6 +132,18 @@ def cudnns_kernels(shape: Shape) -> str:
         return "fp16" if whole else "tf32"
     one = shape.layers == shape.directions == 1 and not any(width % WIDE for width in widths)
     return "fp16" if whole and one else "bf16"
+
+
+def cast_microseconds(engine: str, shape: Shape, tensors: int) -> float | None:
+    """The price of the same call where so many tensors are cast first: by the long way."""
+    gpu, what = gpu_microseconds(engine, shape), "both" if shape.backward else "forward"
+    if gpu is None:
+        return None
+    host = host_microseconds(engine, shape)
+    if engine == "cuda":
+        first, more = HOST["long way", what]
+        host = first + more * (shape.layers * shape.directions - 1)
+    return max(host + tensors * CASTS[what], gpu)
 
 
 def is_alone(shape: Shape) -> bool:

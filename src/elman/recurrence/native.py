@@ -16,6 +16,7 @@ from torch import Tensor
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.calls import Prepared
 from elman.recurrence.operator import Inputs, Recipe, backward
+from elman.recurrence.strand import uncast
 
 
 def takes(recipe: Recipe) -> bool:
@@ -83,6 +84,10 @@ def _by_autograd(
     needs_dxs: bool,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
     """The same pulls, leaving a graph behind to differentiate them again."""
-    stacked = state or [torch.zeros(ctx.call.stacked, dtype=ctx.call.dtype) for _ in dlast]
-    x = Inputs(xs, stacked, weights, None, None)
-    return backward(ctx.recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
+    real = ctx.call.dtype
+    stacked = state or [torch.zeros(ctx.call.stacked, dtype=real) for _ in dlast]
+    xs = xs.to(ctx.call.input_dtype)  # which autocast may have found narrower, as all of these
+    x = Inputs(xs, [s.to(real) for s in stacked], weights, None, None)
+    dys, *dlast = [None if d is None else d.to(real) for d in (dys, *dlast)]
+    with uncast(xs):
+        return backward(ctx.recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)

@@ -56,7 +56,9 @@ def recurrence(
         return cudnn.run(whole, x.xs, x.stacked, x.weights, batch_sizes)
 
 
-def recurrence_on_a_cpu(whole: Whole, x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+def recurrence_on_a_cpu(
+    whole: Whole, x: Inputs, batch_sizes: Tensor | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The same by ATen."""
     with Careful(x.xs, whole.network.inputs):
-        return aten.run(whole, x.xs, x.stacked, x.weights)
+        return aten.run(whole, x.xs, x.stacked, x.weights, batch_sizes)

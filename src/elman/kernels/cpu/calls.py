@@ -19,6 +19,7 @@ from elman.kernels.contract import Job, Piece
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import (
     CELLS,
+    HALF,
     KINDS,
     LayerArguments,
     StackArguments,
@@ -29,13 +30,25 @@ from elman.kernels.cpu.library import (
 from elman.kernels.cpu.recurrence import KERNEL
 
 DTYPES = (torch.float32, torch.float64, torch.int64)
+NARROW = (torch.bfloat16, torch.float16)
+"""What autocast makes of float32, and what it may find in the input already."""
+FEW = 4
+"""Rows of all steps together whose weights are read where they lie: in float32, also for autocast,
+since to round them takes longer than to multiply them."""
 
 
 def prepare(
-    xs: Tensor, weights: Sequence[Tensor], directions: int, job: Callable[[], Job]
+    xs: Tensor,
+    weights: Sequence[Tensor],
+    directions: int,
+    job: Callable[[], Job],
+    cast: torch.dtype | None = None,
 ) -> Prepared | None:
-    """What calls with inputs and weights like these need; None where this kernel runs none."""
-    if KERNEL.library is None or xs.dtype not in DTYPES:
+    """What calls with inputs and weights like these need; None where this kernel runs none.
+
+    `cast` is autocast's dtype where that is to be what comes out; the job is in float32 then.
+    """
+    if KERNEL.library is None or xs.dtype not in (*DTYPES, *(NARROW if cast else ())):
         return None
     kind = weights[0].dtype  # a weight of another would be cast, and the copy gone after the call
     if kind not in DTYPES or not all(is_plain(w, kind) for w in weights):
@@ -45,18 +58,31 @@ def prepare(
         return None
     for piece in asked.pieces():
         piece.check()
-    return Prepared(asked, weights, directions)
+    return Prepared(asked, weights, directions, cast)
+
+
+def kind_of(real: torch.dtype, rows: int, cast: torch.dtype | None) -> int:
+    """What is multiplied: pairs of bfloat16 for autocast, where they are to be had and faster."""
+    if cast is not torch.bfloat16 or rows <= FEW or KERNEL.variant(HALF) is None:
+        return KINDS[real]
+    return HALF
 
 
 @final
 class Prepared:
     """Calls of one module with inputs of one shape. Never changes, so that threads may share it."""
 
-    def __init__(self, job: Job, weights: Sequence[Tensor], directions: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        weights: Sequence[Tensor],
+        directions: int,
+        cast: torch.dtype | None = None,
+    ) -> None:
         assert KERNEL.library is not None
         xs, h = job.inputs[0], job.states[0][0]
         self.shape, self.threads = xs.shape, torch.get_num_threads()
-        self.dtype, self.input_dtype = h.dtype, xs.dtype
+        self.dtype, self.input_dtype, self.cast = h.dtype, xs.dtype, cast
         self.states = len(job.cell.states)
         # one step, or one beside another, is copied sooner than Python cuts it out of its track
         copies = len(xs) == 1 or directions > 1
@@ -72,7 +98,7 @@ class Prepared:
             directions=directions,
             copies=copies,
             reads_ids=not xs.is_floating_point(),
-            kind=KINDS[h.dtype],
+            kind=kind_of(h.dtype, xs.shape[0] * xs.shape[1], cast),
             level=KERNEL.level,
         )
         self.argument, self.native = ctypes.byref(self.stack), KERNEL.library
@@ -81,9 +107,15 @@ class Prepared:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()  # a copied module has weights elsewhere, and prepares its own
 
-    def suits(self, xs: Tensor, state: Sequence[Tensor] | None, weights: Sequence[Tensor]) -> bool:
+    def suits(
+        self,
+        xs: Tensor,
+        state: Sequence[Tensor] | None,
+        weights: Sequence[Tensor],
+        cast: torch.dtype | None = None,
+    ) -> bool:
         """Whether this call is like the one prepared for, its weights being where they were."""
-        if xs.shape != self.shape or not is_plain(xs, self.input_dtype):
+        if xs.shape != self.shape or cast is not self.cast or not self._reads(xs, self.input_dtype):
             return False
         for (w, where, shape), now in zip(self.weights, weights, strict=True):
             if w is not now or now.data_ptr() != where or now.shape != shape:
@@ -91,11 +123,18 @@ class Prepared:
             if now.dtype is not self.dtype or not now.is_contiguous() or now.is_neg():
                 return False  # `w.data = …` may leave it where it was, and yet not what it was
         for s in state or ():
-            if s.shape != self.stacked or not is_plain(s, self.dtype):
+            if s.shape != self.stacked or not self._reads(s, self.dtype):
                 return False
         if state is not None and len(state) != self.states:
             return False
         return torch.get_num_threads() == self.threads and choice.allows(KERNEL.name)
+
+    def _reads(self, t: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a tensor is of this dtype, or autocast's to widen."""
+        if is_plain(t, dtype):
+            return True
+        narrow = self.cast is not None and dtype is self.dtype and t.dtype in NARROW
+        return narrow and is_plain(t, t.dtype)
 
     def __call__(
         self, xs: Tensor, state: Sequence[Tensor] | None
@@ -106,7 +145,10 @@ class Prepared:
 
     def outputs_of(self, ys: Tensor) -> Tensor:
         """The outputs in what `forward` wrote: all of it, or all but the first state."""
-        return ys if self.stack.copies else ys[1:]
+        return self._narrowed(ys if self.stack.copies else ys[1:])
+
+    def _narrowed(self, t: Tensor) -> Tensor:
+        return t if self.cast is None else t.to(self.cast)
 
     def track_of(self, ys: Tensor) -> Tensor | None:
         """What `forward` wrote, where that is the last layer's states and not a copy of them."""
@@ -119,6 +161,9 @@ class Prepared:
         ys = torch.empty(self.outputs, dtype=self.dtype)
         last = tuple([torch.empty(self.stacked, dtype=self.dtype) for _ in range(self.states)])
         kept = torch.empty(self.kept, dtype=self.dtype) if keep else None
+        if self.cast is not None:
+            xs = plain(xs, self.input_dtype)
+            state = None if state is None else [plain(s, self.dtype) for s in state]
         first = (None, None) if state is None else [pointer(s) for s in state]
         two = self.states > 1
         status = self.native.elman_call(
@@ -134,7 +179,7 @@ class Prepared:
         if status == library.BAD_ID:
             return None
         library.check_memory(status)
-        return ys, last, kept
+        return ys, last if self.cast is None else tuple([s.to(self.cast) for s in last]), kept
 
     def backward(
         self,
