@@ -1,6 +1,6 @@
 /* Runs the CPU kernel under the compiler's sanitizers (`make sanitize`): every cell, many shapes,
  * every instruction set this processor has, tensors in memory of exactly their own size; then the output
- * layer with its loss, the clipping of all gradients found, and a step of two layers.
+ * layer with its loss, the clipping of all gradients found, a step of two layers, and calls of stacks, packed and dropped.
  * The variants must also agree with one another. */
 #include "../src/elman/kernels/cpu/job.h"
 #include <cmath>
@@ -14,10 +14,11 @@ int elman_forward(const Job *, int kind, int level);
 int elman_backward(const Job *, int kind, int level);
 int elman_head(const Head *, int kind, int level);
 int elman_step(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level);
-int elman_call(const Stack *, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c, void *kept);
-int elman_call_back(const Stack *, const void *x, const void *kept, const void *y, const void *dy, const void *dh, const void *dc,
-                    void *dx, void *dh_0, void *dc_0, void *const *dw);
-int64_t elman_kept(const Stack *);
+int elman_call(const Stack *, const Use *, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c, void *kept);
+int elman_call_back(const Stack *, const Use *, const void *x, const void *kept, const void *y, const void *dy, const void *dh,
+                    const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw);
+int64_t elman_packed_rows(const int64_t *sizes, int64_t T, int64_t N, const int64_t *order, const int64_t *back, int64_t count);
+int64_t elman_kept(const Stack *, int64_t S);
 double elman_clip(void *const *, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind, int level);
 int elman_travel(const Travel *, int kind, int level);
 void elman_keep(void *generator, void *mask, int64_t n, double p, double value, int kind, int level);
@@ -161,37 +162,57 @@ template <class real> struct Run {
         std::vector<real> y(size_t(S * c.H)), h(states), m(lstm ? states : 0), from = normal_like(int64_t(states));
         for (bool zeros : {false, true}) {
             const void *h_0 = zeros ? nullptr : from.data(), *c_0 = lstm ? h_0 : nullptr;
-            if (elman_call(&stack, ids.data(), h_0, c_0, y.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
+            if (elman_call(&stack, nullptr, ids.data(), h_0, c_0, y.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
             for (auto *v : {&y, &h, &m}) all.insert(all.end(), v->begin(), v->end());
         }
         stack.copies = 0;
         std::vector<real> track(size_t((c.T + 1) * c.B * c.H));
-        if (elman_call(&stack, ids.data(), nullptr, nullptr, track.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
+        if (elman_call(&stack, nullptr, ids.data(), nullptr, nullptr, track.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
         all.insert(all.end(), track.begin(), track.end());
         /* The first layer in both directions. */
         Job both[] = {layers[0], layers[0]};
         Stack two_ways = {both, 2, 2, 1, 1, kind, level};
         std::vector<real> ys(size_t(2 * S * c.H));
-        if (elman_call(&two_ways, ids.data(), from.data(), lstm ? from.data() : nullptr, ys.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
+        if (elman_call(&two_ways, nullptr, ids.data(), from.data(), lstm ? from.data() : nullptr, ys.data(), h.data(), lstm ? m.data() : nullptr, nullptr) != OK) abort();
         for (auto *v : {&ys, &h, &m}) all.insert(all.end(), v->begin(), v->end());
-        gradient(stack, all);
-        gradient(two_ways, all);
+        gradient(stack, nullptr, all);
+        gradient(two_ways, nullptr, all);
+        Use drops = {nullptr, nullptr, nullptr, 7, 1 << 22, 4.0 / 3};
+        gradient(stack, &drops, all);
+        packed(stack, all);
+        packed(two_ways, all);
     }
-    /* The same stacks once more, keeping what the way back needs, and the way back. */
-    void gradient(const Stack &stack, std::vector<double> &all) const {
+    /* Rows of every length, the longest first, whose states come the last row first; and dropout. */
+    void packed(Stack stack, std::vector<double> &all) const {
+        std::vector<int64_t> sizes, order;
+        for (int64_t t = 0; t < c.T; t++) sizes.push_back(t ? (sizes.back() + 1) / 2 : c.B);
+        for (int64_t b = 0; b < c.B; b++) order.push_back(c.B - 1 - b);
+        int64_t N = 0;
+        for (int64_t n : sizes) N += n;
+        if (elman_packed_rows(sizes.data(), c.T, N, order.data(), order.data(), c.B) != c.B) abort();
+        if (elman_packed_rows(sizes.data(), c.T, N + 1, nullptr, nullptr, 0)) abort();
+        stack.copies = 1;
+        Use use = {sizes.data(), order.data(), order.data(), 7, 1 << 22, 4.0 / 3};
+        gradient(stack, &use, all, N);
+    }
+    /* The same stacks once more, keeping what the way back needs, and the way back; of N rows, if packed. */
+    void gradient(const Stack &stack, const Use *use, std::vector<double> &all, int64_t N = 0) const {
         bool lstm = c.cell == LSTM;
-        size_t states = size_t(2 * c.B * c.H), outputs = size_t((stack.copies ? S : S + c.B) * stack.directions * c.H);
-        std::vector<real> kept(size_t(elman_kept(&stack)) / sizeof(real)), y(outputs), h(states), m(lstm ? states : 0);
+        N = N ? N : S;
+        size_t states = size_t(2 * c.B * c.H), outputs = size_t((stack.copies ? N : N + c.B) * stack.directions * c.H);
+        std::vector<real> kept(size_t(elman_kept(&stack, N)) / sizeof(real)), y(outputs), h(states), m(lstm ? states : 0);
+        std::vector<int64_t> read(ids.begin(), ids.begin() + N);
         void *memories = lstm ? m.data() : nullptr;
-        if (elman_call(&stack, ids.data(), nullptr, nullptr, y.data(), h.data(), memories, kept.data()) != OK) abort();
-        std::vector<real> dy = normal_like(S * stack.directions * c.H), dW[8];
+        if (elman_call(&stack, use, read.data(), nullptr, nullptr, y.data(), h.data(), memories, kept.data()) != OK) abort();
+        for (auto *v : {&y, &h, &m}) all.insert(all.end(), v->begin(), v->end());
+        std::vector<real> dy = normal_like(N * stack.directions * c.H), dh = normal_like(int64_t(states)), dW[8];
         void *dw[8];
         for (int i = 0; i < 8; i++) {
             dW[i].resize(size_t(i % 4 > 1 ? M : M * (i % 4 ? c.H : stack.layers[i / 4].I)));
             dw[i] = i % 4 > 1 && !c.bias ? nullptr : dW[i].data();
         }
         const void *track = stack.copies ? nullptr : y.data();
-        if (elman_call_back(&stack, ids.data(), kept.data(), track, dy.data(), nullptr, nullptr, nullptr, h.data(), memories, dw) != OK)
+        if (elman_call_back(&stack, use, read.data(), kept.data(), track, dy.data(), dh.data(), nullptr, nullptr, h.data(), memories, dw) != OK)
             abort();
         for (int i = 0; i < 8; i++)
             if (dw[i]) all.insert(all.end(), dW[i].begin(), dW[i].end());

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from elman import kernels, nn
 from elman.cells import named
@@ -98,6 +99,37 @@ def test_few_rows_are_multiplied_in_float32(kind, steps, rows):
     module, x = kind(5, 19, 2), torch.randn(steps, rows, 5)
     exact = outputs(module, x, dtype=None)
     assert same(outputs(module, x), [t.bfloat16() for t in exact])
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_packed_rows_are_multiplied_in_bfloat16_too(kind, bidirectional, monkeypatch, nodes):
+    module, state = rounded(kind(5, 19, 2, bidirectional=bidirectional)), None
+    for dtype in (torch.float32, BFLOAT16):
+        x = torch.randn(6, 4, 5).bfloat16().to(dtype)
+        pack = pack_padded_sequence(x, [2, 6, 1, 4], enforce_sorted=False)
+        for first in (state, state_of(module, 4, BFLOAT16)):
+            ys, *last = outputs(module, pack, first)
+            assert {t.dtype for t in (ys.data, *last)} == {BFLOAT16}
+            with monkeypatch.context() as patch, kernels.using("cpu"):
+                patch.setattr(type(module), "_plain_call", lambda *_: None)
+                expected, *ends = outputs(module, pack, first)
+            assert same([ys.data, *last], [expected.data, *ends])
+            ys.data.float().square().sum().backward()
+    assert {p.grad.dtype for p in module.parameters()} == {torch.float32}
+    assert len(nodes) == 4
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_dropout_is_what_it_is_without_autocast(kind, nodes):
+    module, x = kind(5, 19, 2, dropout=0.5), torch.randn(2, 2, 5)
+    found = []
+    for dtype in (BFLOAT16, None):
+        torch.manual_seed(3)
+        found.append([t.bfloat16() for t in outputs(module, x, dtype=dtype)])
+    assert same(*found)
+    assert len(nodes) == 2
 
 
 @pytest.mark.parametrize("kind", MODULES)

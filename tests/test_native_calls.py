@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from elman import nn
 from elman.errors import UserError
@@ -27,7 +28,7 @@ def long_way(monkeypatch):
     @contextlib.contextmanager
     def inside():
         with monkeypatch.context() as patch:
-            patch.setattr(native, "takes", lambda recipe: False)
+            patch.setattr(nn._Module, "_plain_call", lambda *_: None)
             yield
 
     return inside
@@ -47,13 +48,15 @@ def state_of(module, rows, dtype=torch.float32):
     return (h, c) if isinstance(module, nn.LSTM) else (h,)
 
 
-def everything(module, x, state=None, *, pulls=(True, True)):
+def everything(module, x, state=None, *, pulls=(True, True), lengths=None):
     """Outputs, last states and every gradient, the loss pulling on outputs and last states."""
     module.zero_grad()
+    torch.manual_seed(3)
     x = x.clone().requires_grad_() if x.is_floating_point() else x
     state = None if state is None else tuple(s.clone().requires_grad_() for s in state)
     given = state[0] if state and len(state) == 1 else state
-    ys, last = module(x) if given is None else module(x, given)
+    ys, last = module(x if lengths is None else packed(x, lengths), given)
+    ys = ys if lengths is None else ys.data
     last = last if isinstance(last, tuple) else (last,)
     generator = torch.Generator().manual_seed(1)
     loss = torch.zeros((), dtype=ys.dtype)
@@ -64,6 +67,10 @@ def everything(module, x, state=None, *, pulls=(True, True)):
     loss.backward()
     grads = [x.grad, *(s.grad for s in state or ()), *(p.grad for p in module.parameters())]
     return [ys.detach(), *(s.detach() for s in last), *(g for g in grads if g is not None)]
+
+
+def packed(x, lengths):
+    return pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
 
 
 def same(a, b):
@@ -225,7 +232,265 @@ def test_other_kinds_of_calls_take_the_long_way(nodes):
     for options in ({"carry": Truncated(2)}, {"memory": Checkpointed(2)}, {"zoneout": 0.1}):
         nn.GRU(5, 19, **options)(x)[0].sum().backward()
     nn.LSTM(5, 19, proj_size=4)(x)[0].sum().backward()
-    nn.GRU(5, 19, 2, dropout=0.5)(x)[0].sum().backward()
     assert not nodes
-    nn.GRU(5, 19, 2, dropout=0.5).eval()(x)[0].sum().backward()
+
+
+# Dropout between layers: the masks of the long way, drawn in native code.
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("T", "B"), [(1, 1), (3, 2), (16, 9), (37, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dropout_has_the_bits_of_the_long_way(kind, bidirectional, T, B, dtype, long_way, nodes):
+    module = kind(5, 19, 3, dropout=0.3, bidirectional=bidirectional, dtype=dtype)
+    x, state = torch.randn(T, B, 5, dtype=dtype), state_of(module, B, dtype)
+    found = everything(module, x, state)
+    after = torch.get_rng_state()
+    with long_way():
+        assert same(found, everything(module, x, state))
+    assert torch.equal(after, torch.get_rng_state())
+    with torch.no_grad():
+        torch.manual_seed(3)
+        ys, _ = module(x, state if len(state) > 1 else state[0])
+    assert torch.equal(ys, found[0])
     assert len(nodes) == 1
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.1, 0.5, 1 / 3, 0.9, 1 - 1e-9, 1.0])
+def test_any_probability(p, long_way):
+    module, x = nn.GRU(5, 19, 2, dropout=p), torch.randn(18, 3, 5)
+    found = everything(module, x)
+    with long_way():
+        assert same(found, everything(module, x))
+
+
+def test_dropout_keeps_what_torch_keeps_on_average():
+    module = nn.RNN(8, 64, 2, nonlinearity="linear", bias=False, dropout=0.25)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.zero_() if "hh" in name else p.copy_(torch.eye(*p.shape))
+        ys, _ = module(torch.ones(50, 40, 8))
+    units = ys[..., :8]
+    assert set(units.unique().tolist()) == {0.0, torch.tensor(1.0).div(0.75).item()}
+    kept = (units > 0).double().mean().item()
+    assert abs(kept - 0.75) < 4 * (0.75 * 0.25 / units.numel()) ** 0.5
+
+
+def test_dropout_differs_from_call_to_call_and_is_off_in_evaluation(nodes):
+    module, x = nn.LSTM(5, 19, 2, dropout=0.5), torch.randn(6, 3, 5)
+    assert not torch.equal(module(x)[0], module(x)[0])
+    module.eval()
+    assert torch.equal(module(x)[0], module(x)[0])
+    module.dropout = 0.0
+    assert torch.equal(module(x)[0], module.train()(x)[0])
+    assert len(nodes) == 6
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_gradients_through_dropout_are_autograds(bidirectional):
+    module = nn.GRU(3, 4, 2, dropout=0.4, bidirectional=bidirectional, dtype=torch.float64)
+    x, (h,) = torch.randn(18, 2, 3, dtype=torch.float64), state_of(module, 2, torch.float64)
+
+    def run(x, h):
+        torch.manual_seed(5)
+        return module(x, h)
+
+    inputs = [x.requires_grad_(), h.requires_grad_()]
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, [x[:2].detach().requires_grad_(), h])
+
+
+def test_masks_of_another_default_dtype_take_the_long_way(nodes, long_way):
+    module, x = nn.GRU(5, 19, 2, dropout=0.5), torch.randn(6, 3, 5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = everything(module, x)
+        with long_way():
+            assert same(found, everything(module, x))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not nodes
+
+
+def test_threads_draw_the_same_masks():
+    module, x = nn.LSTM(20, 150, 2, dropout=0.5), torch.randn(70, 20, 20)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(everything(module, x))
+    finally:
+        torch.set_num_threads(before)
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+
+
+# Packed sequences.
+
+LENGTHS = [[3], [4, 4, 4], [1, 1], [2, 7, 1, 7, 3], [9, 8, 2], [20, *range(1, 20)]]
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_packed_rows_have_the_bits_of_the_long_way(
+    kind, bidirectional, lengths, dropout, long_way, nodes
+):
+    module = kind(5, 19, 2, dropout=dropout, bidirectional=bidirectional)
+    T, B = max(lengths), len(lengths)
+    for x in (torch.randn(T, B, 5), torch.randint(5, (T, B))):
+        for state in (None, state_of(module, B)):
+            found = everything(module, x, state, lengths=lengths)
+            with long_way():
+                assert same(found, everything(module, x, state, lengths=lengths))
+    assert len(nodes) == 4
+    with torch.no_grad():
+        torch.manual_seed(3)
+        given = state if len(state) > 1 else state[0]
+        ys, last = module(packed(x, lengths), given)
+    assert torch.equal(ys.data, found[0])
+    assert same(list(last) if isinstance(last, tuple) else [last], found[1 : 1 + len(state)])
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("rows", [9, 70, 140])  # in one block of rows, or several
+def test_many_rows_that_end_early(kind, bidirectional, rows, long_way):
+    """Inputs projected some steps ahead, the backward pass in several pieces, threads or none."""
+    module, T = kind(50, 40, 2, bidirectional=bidirectional, dropout=0.2), 40
+    lengths = [T, *(1 + 7 * i % T // (1 + i % 5) for i in range(rows - 1))]
+    before = torch.get_num_threads()
+    for x in (torch.randn(T, rows, 50), torch.randint(50, (T, rows))):
+        with long_way():
+            expected = everything(module, x, lengths=lengths)
+        try:
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                assert same(everything(module, x, lengths=lengths), expected)
+        finally:
+            torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_packed_rows_are_torchs(kind, bidirectional):
+    options = {"bidirectional": bidirectional, "dtype": torch.float64}
+    peer, mine = getattr(torch.nn, kind)(5, 9, 2, **options), getattr(nn, kind)(5, 9, 2, **options)
+    mine.load_state_dict(peer.state_dict())
+    lengths, x = [2, 7, 1, 7, 3], torch.randn(7, 5, 5, dtype=torch.float64)
+    state = state_of(mine, 5, torch.float64)
+    for a, b in zip(
+        everything(mine, x, state, lengths=lengths),
+        everything(peer, x, state, lengths=lengths),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_gradients_of_packed_rows_are_autograds(kind, bidirectional):
+    module = kind(3, 4, 2, bidirectional=bidirectional, dtype=torch.float64)
+    x, state = torch.randn(4, 3, 3, dtype=torch.float64), state_of(module, 3, torch.float64)
+
+    def run(x, *state):
+        ys, last = module(packed(x, [2, 4, 3]), state if len(state) > 1 else next(iter(state)))
+        return ys.data, *(last if isinstance(last, tuple) else (last,))
+
+    inputs = [t.requires_grad_() for t in (x, *state)]
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)
+
+
+@pytest.mark.parametrize("pulls", [(True, False), (False, True)])
+def test_a_loss_of_packed_outputs_or_last_states_alone(pulls, long_way):
+    module, x = nn.LSTM(5, 19, 2, bidirectional=True), torch.randn(6, 3, 5)
+    found = everything(module, x, pulls=pulls, lengths=[2, 6, 4])
+    with long_way():
+        assert same(found, everything(module, x, pulls=pulls, lengths=[2, 6, 4]))
+
+
+def test_frozen_weights_of_packed_and_dropped_calls(long_way):
+    module, x = nn.GRU(5, 19, 2, dropout=0.4), torch.randn(6, 3, 5)
+    module.weight_hh_l0.requires_grad_(False)
+    module.bias_ih_l1.requires_grad_(False)
+    found = everything(module, x, lengths=[2, 6, 4])
+    with long_way():
+        assert same(found, everything(module, x, lengths=[2, 6, 4]))
+    for p in module.parameters():
+        p.requires_grad_(False)
+    assert not module(packed(x, [2, 6, 4]))[0].data.requires_grad
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_other_lengths_choose_no_kernel_again(kind, monkeypatch, long_way):
+    module, asked = kind(5, 19, 2), []
+    job = nn._Module._asked
+    monkeypatch.setattr(nn._Module, "_asked", lambda *args: asked.append(1) or job(*args))
+    x = torch.randn(9, 4, 5)
+    shapes = [(9, 4), (1, 4), (3, 2), (9, 1), (1, 1), (3, 2)]
+    found = [everything(module, x[:T, :B]) for T, B in shapes]
+    found += [everything(module, x, lengths=lengths) for lengths in ([9, 1, 4, 4], [9, 9, 9, 9])]
+    assert len(asked) == 1
+    with long_way():
+        for (T, B), f in zip(shapes, found[: len(shapes)], strict=True):
+            assert same(everything(module, x[:T, :B]), f)
+        for lengths, f in zip(([9, 1, 4, 4], [9, 9, 9, 9]), found[len(shapes) :], strict=True):
+            assert same(everything(module, x, lengths=lengths), f)
+    with pytest.raises(UserError, match="no time steps"):
+        module(x[:0])
+    assert module(x[:, :0])[0].shape == (9, 0, 19)
+
+
+def test_a_call_of_other_lengths_leaves_earlier_ones_as_they_were(long_way):
+    module, x = nn.LSTM(5, 19), torch.randn(9, 4, 5)
+    with long_way():
+        expected = torch.autograd.grad(module(x)[0].square().sum(), module.weight_hh_l0)
+    loss = module(x)[0].square().sum()
+    module(x[:2, :1])
+    assert same(torch.autograd.grad(loss, module.weight_hh_l0), expected)
+
+
+def test_packs_of_one_shape_share_what_was_prepared():
+    module, x = nn.GRU(5, 19), torch.randn(6, 3, 5)
+    module(packed(x, [2, 6, 4]))
+    call = module._prepared
+    module(packed(x, [6, 1, 1]))
+    assert module._prepared is call
+
+
+def test_what_is_no_pack_is_refused_in_words(nodes):
+    """torch itself would read and write beyond its memory."""
+    module, data = nn.GRU(5, 19), torch.randn(5, 5)
+    assert module(PackedSequence(data, torch.tensor([2, 2, 1])))[0].data.shape == (5, 19)
+    for sizes in ([2, 2, 2], [1, 2, 2], [5, 0], [6, -1], [2, 2]):
+        with pytest.raises(UserError, match="has batch_sizes"):
+            module(PackedSequence(data, torch.tensor(sizes)))
+    assert len(nodes) == 1
+
+
+def test_orders_that_are_none_take_the_long_way(nodes):
+    module, data, sizes = nn.GRU(5, 19), torch.randn(5, 5), torch.tensor([2, 2, 1])
+    for order in ([0, 2], [0, -1], [0, 1, 2]):
+        bad = PackedSequence(data, sizes, torch.tensor(order), torch.tensor(order))
+        with pytest.raises((RuntimeError, IndexError, UserError)):
+            module(bad)
+    twice = torch.tensor([1, 1])  # no order, but what `index_select` takes
+    h = module(PackedSequence(data, sizes, twice, twice))[1]
+    assert torch.equal(h[0, 0], h[0, 1])
+    assert not nodes
+
+
+def test_orders_changed_before_the_backward_pass_are_refused():
+    module, pack = nn.GRU(5, 19), packed(torch.randn(6, 3, 5), [2, 6, 4])
+    ys = module(pack)[0].data
+    pack.sorted_indices.data[0] = 7  # autograd's count does not see it
+    with pytest.raises(UserError, match="changed before its backward pass"):
+        ys.sum().backward()
+    pack = packed(torch.randn(6, 3, 5), [2, 6, 4])
+    ys = module(pack)[0].data
+    pack.batch_sizes[0] = 2
+    with pytest.raises(RuntimeError, match="inplace"):
+        ys.sum().backward()

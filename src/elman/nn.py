@@ -17,10 +17,11 @@ Constructor, call, outputs, initialisation, parameter names and state dict are t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any, NamedTuple, Self, TypeGuard, final, overload
+from typing import Any, NamedTuple, Self, final, overload
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from elman.gradients.carry import Carry, Full
 from elman.gradients.chunks import Chunked, Stepped, Time
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, aten, cudnn, is_sooner, runs_whole, select, settings
-from elman.kernels.cpu import KERNEL, calls
+from elman.kernels.cpu import KERNEL, calls, masks
 from elman.kernels.cudnn import Cudnn, Network, Whole
 from elman.kernels.products import HALF
 from elman.recurrence import (
@@ -53,7 +54,7 @@ from elman.recurrence.chunked import SHORT, InChunks
 from elman.recurrence.operator import UNDRAWN, Inputs, Recipe, recurrence
 from elman.recurrence.piecewise import Loss
 from elman.recurrence.seams import Chunks, Seams
-from elman.recurrence.strand import is_cast
+from elman.recurrence.strand import is_cast, uncast
 
 __all__ = ["GRU", "LSTM", "RNN", "Layers", "Recurrent", "of"]
 
@@ -246,8 +247,8 @@ class _Module(torch.nn.RNNBase):
 
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """The same for a batch on a CPU, nothing cut or drawn; None: another kind of call."""
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
+        """The same in native code on a CPU, nothing cut; None: another kind of call."""
         if not self._is_plain(input):
             return None
         recipe = self._recipe() if torch.is_grad_enabled() else None
@@ -257,31 +258,76 @@ class _Module(torch.nn.RNNBase):
         weights = [w for name in names if (w := own.get(name)) is not None]
         if len(weights) < len(names):  # a parametrized one is elsewhere
             return None
-        xs = input.transpose(0, 1).contiguous() if self.batch_first else input
+        drops = self._drops()
+        if drops and not masks.drops_as_torch(weights[0].dtype):
+            return None
+        xs, pack = self._rows_of(input)
+        if pack is None and isinstance(input, PackedSequence):
+            return None
         call, cast = self._prepared, self._autocast(weights[0])
-        if call is None or not call.suits(xs, state, weights, cast):
-            directions = 2 if self.bidirectional else 1
-            call = calls.prepare(xs, weights, directions, lambda: self.job(input, state), cast)
-            self._prepared = call
-            if call is None or not call.suits(xs, state, weights, cast):
+        if call is None or not call.suits(xs, state, weights, pack, cast):
+            job = functools.partial(self._asked, input, state)
+            self._prepared = call = self._prepare(xs, pack, state, weights, cast, job)
+            if call is None or not call.suits(xs, state, weights, pack, cast):
                 return None
+        use = native.use_of(pack, drops)
         if recipe is None:
-            result = call(xs, state)
+            result = call(xs, state, use)
         else:
-            result = native.recurrence(call, recipe, xs, state, weights)
-        if result is None or not self.batch_first:
+            result = native.recurrence(call, recipe, xs, state, weights, use)
+        if result is None or (pack is None and not self.batch_first):
             return result
-        return result[0].transpose(0, 1), result[1]
+        ys, last = result
+        if isinstance(input, PackedSequence):
+            return input._replace(data=ys), last
+        return ys.transpose(0, 1), last
 
-    def _is_plain(self, input: Tensor | PackedSequence) -> TypeGuard[Tensor]:
-        """Whether this is a batch on a CPU, nothing being cut or drawn."""
-        if type(input) is not Tensor or not input.is_cpu or self._cuts(input) or self.is_noisy:
+    def _rows_of(self, input: Tensor | PackedSequence) -> tuple[Tensor, calls.Pack | None]:
+        """Inputs as native code reads them, and how they are packed."""
+        if isinstance(input, PackedSequence):
+            return input.data, calls.packed(*input)
+        return input.transpose(0, 1).contiguous() if self.batch_first else input, None
+
+    def _prepare(
+        self,
+        xs: Tensor,
+        pack: calls.Pack | None,
+        state: Sequence[Tensor] | None,
+        weights: list[Any],
+        cast: torch.dtype | None,
+        job: Callable[[], Job],
+    ) -> calls.Prepared | None:
+        """What native code needs to know, from the last call where only lengths have changed."""
+        call = self._prepared and self._prepared.resized(xs, pack)
+        if call is not None and call.suits(xs, state, weights, pack, cast):
+            return call
+        return calls.prepare(xs, weights, 2 if self.bidirectional else 1, job, pack, cast)
+
+    def _asked(self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None) -> Job:
+        if not isinstance(input, PackedSequence):
+            return self.job(input, state)
+        data = input.data
+        if self._autocast(getattr(self, self._flat_weights_names[0])):
+            data, state = _widened(data, state)
+        with uncast(data):
+            first = self._checked_pack(input._replace(data=data), state)
+            return self._packed_job(self._inputs(data, first), input.batch_sizes)
+
+    def _is_plain(self, input: Tensor | PackedSequence) -> bool:
+        """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
+        packed = isinstance(input, PackedSequence)
+        given = input.data if packed else input
+        if type(given) is not Tensor or not given.is_cpu or self._cuts(input) or self.is_noisy:
             return False
         if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return False
-        if (self.dropout and self.training) or self.proj_size:
+        if self.proj_size:
             return False
-        return self._is_batched(input)
+        return packed or self._is_batched(given)
+
+    def _drops(self) -> float:
+        """With which probability a call now drops what goes from layer to layer."""
+        return self.dropout if self.training and self.num_layers > 1 else 0.0
 
     def _autocast(self, weight: Tensor) -> torch.dtype | None:
         """What autocast makes of float32 on a CPU; None where it is off, or finds another dtype."""
@@ -334,9 +380,8 @@ class _Module(torch.nn.RNNBase):
 
     def _float32_job(self, x: Tensor, state: Sequence[Tensor] | None) -> Job:
         """What the kernels are asked to run under autocast where only what comes out is cast."""
-        x = x.float() if x.is_floating_point() else x
-        state = [s.float() for s in state or ()] if _are_tensors(state) else state
-        with torch.autocast(x.device.type, enabled=False):
+        x, state = _widened(x, state)
+        with uncast(x):
             return self._job(self._inputs(*self._time_first(x, state)))
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
@@ -461,11 +506,9 @@ class _Module(torch.nn.RNNBase):
         key = self._packed_key(input, state)
         settled = None if key is None else self._settled.get(key)
         if settled is None:
-            self._check_input(input.data[None], batched=True, time=1)
-        if settled is None or state is None:
-            rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
-            rows = rows if torch.jit.is_tracing() else int(rows)
-            state = self._checked_state(rows, input.data.device, state)
+            state = self._checked_pack(input, state)
+        elif state is None:
+            state = self._zeros(int(input.batch_sizes[0]), input.data.dtype, input.data.device)
         if input.sorted_indices is not None:
             state = [s.index_select(1, input.sorted_indices) for s in state]
         if key is not None and settled is None:
@@ -494,6 +537,15 @@ class _Module(torch.nn.RNNBase):
         ys, last = how(places.padded(data), first, weights, places.lengths)
         return places.packed(ys), last
 
+    def _checked_pack(
+        self, input: PackedSequence, state: Sequence[Tensor] | None
+    ) -> Sequence[Tensor]:
+        """The first states, as the caller has them."""
+        self._check_input(input.data[None], batched=True, time=1)
+        rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
+        rows = rows if torch.jit.is_tracing() else int(rows)
+        return self._checked_state(rows, input.data.device, state)
+
     def _recur_packed(
         self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -501,6 +553,8 @@ class _Module(torch.nn.RNNBase):
         if traced.listening():
             x = self._inputs(data, first).drawn()
             return traced.recurrence(self._recipe(), x, self.training, batch_sizes)
+        if data.is_cpu and not torch.compiler.is_compiling():
+            _check_pack(len(data), batch_sizes.tolist())
         asks = data.is_cuda or (self.proj_size > 0 and forward_ad._current_level < 0)
         if asks and self._chunks is None and not torch.compiler.is_compiling():
             x = self._inputs(data, first)
@@ -670,8 +724,10 @@ class _Module(torch.nn.RNNBase):
         chunks = self._chunks if steps >= SHORT else None
         return Recipe(*self._plain(), self.carry, self.memory, chunks)
 
-    def _cuts(self, input: Tensor) -> bool:
+    def _cuts(self, input: Tensor | PackedSequence) -> bool:
         """Whether the time of this input may be cut into chunks."""
+        if isinstance(input, PackedSequence):
+            return self._chunks is not None
         time = 1 if self.batch_first and self._is_batched(input) else 0
         return self._chunks is not None and input.shape[time] >= SHORT
 
@@ -882,6 +938,22 @@ class _Module(torch.nn.RNNBase):
         return arguments + (
             f", update_dropout={self.update_dropout:g}" if self.update_dropout else ""
         )
+
+
+def _check_pack(rows: int, sizes: list[int]) -> None:
+    """Refuse what torch would unpack beyond its memory."""
+    if sizes != sorted(sizes, reverse=True) or sizes[-1] < 1 or sum(sizes) != rows:
+        raise UserError(
+            f"a PackedSequence of {rows} rows has batch_sizes {sizes}: they must not grow, be at "
+            f"least 1 and add up to {rows}",
+            hint="torch.nn.utils.rnn.pack_padded_sequence makes them from lengths",
+        )
+
+
+def _widened(x: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, Sequence[Tensor] | None]:
+    """Input and state in float32, where they are numbers."""
+    x = x.float() if x.is_floating_point() else x
+    return x, [s.float() for s in state or ()] if _are_tensors(state) else state
 
 
 def _are_tensors(state: Any) -> bool:

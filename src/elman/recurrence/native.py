@@ -1,8 +1,9 @@
 """Calls on our CPU kernel that have been met before: one node of autograd, and little Python.
 
 `operator.recurrence` takes any stack; this takes the commonest call again once everything about its
-shapes is known (`kernels.cpu.calls`): nothing cut, everything stored, nothing drawn. A small layer
-takes the processor less time than Python takes to find out what is to be run.
+shapes is known (`kernels.cpu.calls`): nothing cut, everything stored, nothing drawn but dropout
+between layers; rows may be packed. A small layer takes the processor less time than Python takes to
+find out what is to be run.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from elman.errors import UserError
 from elman.kernels.cpu import KERNEL
-from elman.kernels.cpu.calls import Prepared
-from elman.recurrence.operator import Inputs, Recipe, backward
+from elman.kernels.cpu.calls import Pack, Prepared, Use, packed
+from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
 from elman.recurrence.strand import uncast
 
 
@@ -25,13 +28,25 @@ def takes(recipe: Recipe) -> bool:
     return plain and recipe.chunks is None and not recipe.projected
 
 
+def use_of(pack: Pack | None, dropout: float) -> Use | None:
+    """What else this call is: packed, or with masks whose seed is drawn here; None: neither."""
+    if dropout:
+        return Use(pack, dropout, int(draw_seed()))
+    return pack and Use(pack)
+
+
 def recurrence(
-    call: Prepared, recipe: Recipe, xs: Tensor, state: Sequence[Tensor] | None, weights: list[Any]
+    call: Prepared,
+    recipe: Recipe,
+    xs: Tensor,
+    state: Sequence[Tensor] | None,
+    weights: list[Any],
+    use: Use | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
     """ys and the last states, as `operator.recurrence`; None where ids are out of range."""
     state = state or ()
     try:
-        ys, *last = _Node.apply(call, recipe, len(state), xs, *state, *weights)
+        ys, *last = _Node.apply(call, recipe, use, len(state), xs, *state, *weights)
     except _OutOfRange:
         return None
     return ys, tuple(last)
@@ -47,47 +62,90 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Prepared, recipe: Recipe, n: int, xs: Tensor, *tensors: Tensor
+        ctx: Any,
+        call: Prepared,
+        recipe: Recipe,
+        use: Use | None,
+        n: int,
+        xs: Tensor,
+        *tensors: Tensor,
     ) -> Any:
         keep = any(ctx.needs_input_grad)
-        result = call.forward(xs, tensors[:n] or None, keep)
+        result = call.forward(xs, tensors[:n] or None, keep, use)
         if result is None:
             raise _OutOfRange
         ys, last, kept = result
         if keep:
-            ctx.save_for_backward(xs, call.track_of(ys), kept, *tensors)
-            ctx.call, ctx.recipe, ctx.n = call, recipe, n
+            pack = use.pack[:3] if use and use.pack else (None, None, None)
+            ctx.save_for_backward(xs, call.track_of(ys), kept, *pack, *tensors)
+            ctx.call, ctx.recipe, ctx.use, ctx.n = call, recipe, use, n
             ctx.set_materialize_grads(False)
         return call.outputs_of(ys), *last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         dys, *dlast = grads
-        xs, track, kept, *tensors = ctx.saved_tensors
+        xs, track, kept, sizes, order, back, *tensors = ctx.saved_tensors
         state, weights = tensors[: ctx.n], tensors[ctx.n :]
-        needs_dxs = ctx.needs_input_grad[3]
+        needs_dxs = ctx.needs_input_grad[4]
+        use = ctx.use and ctx.use._replace(pack=_same(ctx.use.pack, xs, sizes, order, back))
         if torch.is_grad_enabled():
-            dxs, dstate, dws = _by_autograd(ctx, xs, state, weights, dys, dlast, needs_dxs)
+            x, dys, *dlast = _as_multiplied(ctx.call, xs, state, weights, use, grads)
+            with uncast(xs):
+                found = _by_autograd(ctx.recipe, x, use and use.pack, dys, dlast, needs_dxs)
         else:
-            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, needs_dxs)
-            dxs, dstate, dws = found
-        return None, None, None, dxs, *dstate[: ctx.n], *dws
+            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, needs_dxs, use)
+        dxs, dstate, dws = found
+        return None, None, None, None, dxs, *dstate[: ctx.n], *dws
 
 
-def _by_autograd(
-    ctx: Any,
+def _same(pack: Pack | None, xs: Tensor, *places: Tensor | None) -> Pack | None:
+    """The pack of the forward pass as autograd has kept it."""
+    if pack is None:
+        return None
+    now = packed(xs, *places)
+    if now is None or now.rows != pack.rows:
+        raise UserError("the batch sizes of a packed call were changed before its backward pass")
+    return now
+
+
+def _as_multiplied(
+    call: Prepared,
     xs: Tensor,
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
+    use: Use | None,
+    grads: Sequence[Tensor | None],
+) -> tuple[Any, ...]:
+    """Inputs and pulls in the dtype of the products: autocast may have found narrower ones."""
+    real = call.dtype
+    stacked = state or [torch.zeros(call.stacked, dtype=real) for _ in grads[1:]]
+    seed = torch.tensor(use.seed) if use and use.dropout else None
+    x = Inputs(xs.to(call.input_dtype), [s.to(real) for s in stacked], weights, None, seed)
+    return x, *[None if d is None else d.to(real) for d in grads]
+
+
+def _by_autograd(
+    recipe: Recipe,
+    x: Inputs,
+    pack: Pack | None,
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
     needs_dxs: bool,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
     """The same pulls, leaving a graph behind to differentiate them again."""
-    real = ctx.call.dtype
-    stacked = state or [torch.zeros(ctx.call.stacked, dtype=real) for _ in dlast]
-    xs = xs.to(ctx.call.input_dtype)  # which autocast may have found narrower, as all of these
-    x = Inputs(xs, [s.to(real) for s in stacked], weights, None, None)
-    dys, *dlast = [None if d is None else d.to(real) for d in (dys, *dlast)]
-    with uncast(xs):
-        return backward(ctx.recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
+    if pack is None:
+        return backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
+    sizes, order, back, _ = pack
+    xs, lengths = pad_packed_sequence(PackedSequence(x.xs, sizes))
+    x = x._replace(xs=xs, stacked=_picked(x.stacked, order), lengths=lengths)
+    dys = None if dys is None else pad_packed_sequence(PackedSequence(dys, sizes))[0]
+    dlast = [None if d is None else _picked([d], order)[0] for d in dlast]
+    dxs, dstate, dws = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
+    dxs = None if dxs is None else pack_padded_sequence(dxs, lengths).data
+    return dxs, _picked(dstate, back), dws
+
+
+def _picked(states: Sequence[Tensor], order: Tensor | None) -> Sequence[Tensor]:
+    """States with their rows in this order."""
+    return states if order is None else [s.index_select(1, order) for s in states]

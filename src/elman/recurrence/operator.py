@@ -124,7 +124,7 @@ class Inputs(NamedTuple):
 
 
 def draw_seed() -> Tensor:
-    """A number from torch's generator, for masks."""
+    """The seed of a call's masks, from torch's generator."""
     return torch.randint(2**62, ())
 
 

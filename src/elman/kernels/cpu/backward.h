@@ -24,16 +24,17 @@ struct Backward {
     real carry(int64_t t, int64_t b) const { return !xi ? real(1) : job->xi_per_row ? xi[t * B + b] : xi[t]; }
 
     /* One row, its units [from, to): from dh + dhs (and dc) to da; leaves in dh what goes back without passing W_hh. */
-    template <int CELL> void row(int64_t s, real keep, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
+    template <int CELL>
+    void row(int64_t s, int64_t last, real keep, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
         for (int64_t u = from; u < to; u += LANES) {
             int64_t n = H - u;
             vec d = load(dh + u, n);
             if (dhs) d += load(dhs + s * H + u, n);
             if constexpr (CELL == GRU || CELL == LSTM)
-                gated<CELL>(s, u, n, keep, d, dh, dc, y);
+                gated<CELL>(s, last, u, n, keep, d, dh, dc, y);
 #ifdef OWN_CELL
             else if constexpr (CELL == OWN)
-                own(s, u, n, keep, d, dh, dc, y);
+                own(s, last, u, n, keep, d, dh, dc, y);
 #endif
             else {
                 vec h = load(hs + (s + B) * H + u, n);
@@ -45,11 +46,11 @@ struct Backward {
         }
     }
     template <int CELL>
-    INLINE void gated(int64_t s, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
+    INLINE void gated(int64_t s, int64_t last, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
         vec g[4], a[4];
         FLATTEN for (int i = 0; i < 4; i++) g[i] = load(gates + (s * 4 + i) * H + u, n);
         if constexpr (CELL == GRU) { /* g = r z n a_hn */
-            vec h = load(hs + s * H + u, n);
+            vec h = load(hs + last * H + u, n);
             a[2] = d * (real(1) - g[1]) * (real(1) - g[2] * g[2]);
             a[1] = d * (h - g[2]) * (g[1] * (real(1) - g[1]));
             a[0] = a[2] * g[3] * (g[0] * (real(1) - g[0]));
@@ -62,7 +63,7 @@ struct Backward {
                 store_operand(y + i * H + u, hidden_side, n);
             }
         } else { /* g = i f g o */
-            vec tanh_c = vtanh(load(cs + (s + B) * H + u, n)), c = load(cs + s * H + u, n);
+            vec tanh_c = vtanh(load(cs + (s + B) * H + u, n)), c = load(cs + last * H + u, n);
             vec e = load(dc + u, n) + d * g[3] * (real(1) - tanh_c * tanh_c);
             a[0] = e * g[2] * (g[0] * (real(1) - g[0]));
             a[1] = e * c * (g[1] * (real(1) - g[1]));
@@ -77,14 +78,14 @@ struct Backward {
         }
     }
 #ifdef OWN_CELL
-    INLINE void own(int64_t s, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
+    INLINE void own(int64_t s, int64_t last, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
         const real *from = gates + s * kept_of(OWN) * H + u, *p = static_cast<const real *>(job->own);
         vec kept[OWN_GATES + OWN_APART], before[OWN_STATES], own[OWN_PARAMETERS + 1], dafter[OWN_STATES];
         vec da_x[OWN_GATES], da_h[OWN_GATES], dbefore[OWN_STATES], downs[OWN_PARAMETERS + 1];
         FLATTEN for (int i = 0; i < OWN_GATES + OWN_APART; i++) kept[i] = load(from + i * H, n);
-        before[0] = load(hs + s * H + u, n), dafter[0] = d;
+        before[0] = load(hs + last * H + u, n), dafter[0] = d;
         FLATTEN for (int i = 1; i < OWN_STATES; i++) {
-            before[i] = load(cs + s * C + (i - 1) * H + u, n);
+            before[i] = load(cs + last * C + (i - 1) * H + u, n);
             dafter[i] = load(dc + (i - 1) * H + u, n);
         }
         FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) own[i] = load(p + i * H + u, n);
@@ -103,16 +104,18 @@ struct Backward {
         }
     }
 #endif
-    void row_of_cell(int64_t s, real keep, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
+    void row_of_cell(int64_t t, int64_t b, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
+        int64_t s = start_of(job, t) + b, last = before(job, t) + b;
+        real keep = carry(t, b);
 #ifdef OWN_CELL
-        return row<OWN>(s, keep, dh, dc, y, from, to);
+        return row<OWN>(s, last, keep, dh, dc, y, from, to);
 #endif
         switch (job->cell) {
-        case TANH: return row<TANH>(s, keep, dh, dc, y, from, to);
-        case RELU: return row<RELU>(s, keep, dh, dc, y, from, to);
-        case LINEAR: return row<LINEAR>(s, keep, dh, dc, y, from, to);
-        case GRU: return row<GRU>(s, keep, dh, dc, y, from, to);
-        default: return row<LSTM>(s, keep, dh, dc, y, from, to);
+        case TANH: return row<TANH>(s, last, keep, dh, dc, y, from, to);
+        case RELU: return row<RELU>(s, last, keep, dh, dc, y, from, to);
+        case LINEAR: return row<LINEAR>(s, last, keep, dh, dc, y, from, to);
+        case GRU: return row<GRU>(s, last, keep, dh, dc, y, from, to);
+        default: return row<LSTM>(s, last, keep, dh, dc, y, from, to);
         }
     }
     /* A held step: its pull passes by it, its weights get nothing. */
@@ -148,21 +151,20 @@ struct Backward {
     }
     /* Rows [b0, b1) back through steps [t0, t1); dh and dc hold their pulls, y one step of da. */
     void run(int64_t t0, int64_t t1, int64_t b0, int64_t b1, real *dh, real *dc, operand *y) const {
-        int64_t rows = b1 - b0, y_row = padded(M);
+        int64_t y_row = padded(M);
         for (int64_t t = t1 - 1; t >= t0; t--) {
-            int64_t active = 0;
+            int64_t active = 0, rows = at_most(rows_at(job, t), b1) - b0;
             for (int64_t r = 0; r < rows; r++) {
-                int64_t s = t * B + b0 + r;
                 if (held(t, b0 + r)) {
-                    pass(s, dh + r * H, y + r * y_row);
+                    pass(t * B + b0 + r, dh + r * H, y + r * y_row);
                 } else {
-                    row_of_cell(s, carry(t, b0 + r), dh + r * H, dc ? dc + r * C : nullptr, y + r * y_row, 0, H);
+                    row_of_cell(t, b0 + r, dh + r * H, dc ? dc + r * C : nullptr, y + r * y_row, 0, H);
                     active = r + 1;
                 }
             }
-            if (active == rows && all_cut(t, b0, rows))
+            if (active > 0 && active == rows && all_cut(t, b0, rows))
                 memset(dh, 0, size_t(rows * H) * sizeof(real));
-            else
+            else if (active > 0)
                 hand_back(t, b0, active, y, dh, 0, H);
         }
     }
@@ -176,7 +178,7 @@ struct Backward {
                 int64_t from = pairs * i / threads * 2 * LANES, to = at_most(pairs * (i + 1) / threads * 2 * LANES, H);
                 if (t < t1 - 1) back_to(t + 1, y + (t + 1) % 2 * B * y_row, dh, from, to);
                 for (int64_t b = 0; t >= t0 && b < B; b++)
-                    row_of_cell(t * B + b, carry(t, b), dh + b * H, dc ? dc + b * C : nullptr,
+                    row_of_cell(t, b, dh + b * H, dc ? dc + b * C : nullptr,
                                 y + (t % 2 * B + b) * y_row, from, to);
             });
     }
@@ -190,14 +192,14 @@ constexpr int64_t STRIP = 8 * LANES;
 
 /* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. The sums are
  * also added to `twin`, where there is one. */
-void add_rows(int64_t T, int64_t B, int64_t M, const real *da, int64_t m, bool fresh, real *db, real *twin = nullptr) {
+void add_rows(const Job *job, int64_t M, const real *da, int64_t m, bool fresh, real *db, real *twin = nullptr) {
     int64_t n = at_most(M - m, STRIP);
     if (fresh) memset(db + m, 0, size_t(n) * sizeof(real));
     if (fresh && twin) memset(twin + m, 0, size_t(n) * sizeof(real));
-    for (int64_t t = T - 1; t >= 0; t--) {
+    for (int64_t t = job->T - 1; t >= 0; t--) {
         vec sums[STRIP / LANES] = {};
-        const real *row = da + t * B * M + m;
-        for (int64_t b = 0; b < B; b++, row += M)
+        const real *row = da + (start_of(job, t) - start_of(job, 0)) * M + m;
+        for (int64_t b = 0; b < rows_at(job, t); b++, row += M)
             FLATTEN for (int i = 0; i < STRIP / LANES; i++)
                 if (i * LANES < n) sums[i] += load(row + i * LANES, n - i * LANES);
         for (real *to : {db, twin})
@@ -216,9 +218,9 @@ void scatter(const Job *job, const real *da, int64_t m, int64_t width, real *col
     for (int64_t v = 0; !job->fresh && v < I; v++)
         for (int64_t i = 0; i < width; i++) columns[v * width + i] = dW[i * I + v];
     for (int64_t t = job->T - 1; t >= 0; t--)
-        for (int64_t b = 0; b < job->B; b++) {
+        for (int64_t b = 0; b < rows_at(job, t); b++) {
             if (job->lengths && t >= job->lengths[b]) continue;
-            int64_t s = t * job->B + b;
+            int64_t s = start_of(job, t) + b;
             const real *d = da + s * M + m;
             real *column = columns + job->ids[s] * width;
             for (int64_t i = 0; i < width; i += LANES)
@@ -287,9 +289,9 @@ bool gradients_of_piece(const Job *job, int64_t threads, const real *da, const r
     real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
     bool fresh = job->fresh, same = da == da_hh;
     OuterTasks hidden{{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H, job->H,
-                       static_cast<real *>(job->dW_hh), fresh}, threads};
+                       static_cast<real *>(job->dW_hh), fresh, job->sizes, job->starts, true}, threads};
     OuterTasks input{{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
-                      static_cast<real *>(job->dW_ih), fresh}, threads};
+                      static_cast<real *>(job->dW_ih), fresh, job->sizes, job->starts}, threads};
     int64_t inputs = job->ids ? 0 : input.tasks, strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
     std::atomic<bool> ok{true};
     each(threads, hidden.tasks + inputs + below.tasks + strips, [&](int64_t i) {
@@ -301,8 +303,8 @@ bool gradients_of_piece(const Job *job, int64_t threads, const real *da, const r
             below.run(i);
         } else {
             int64_t m = (i - below.tasks) * STRIP;
-            add_rows(job->T, job->B, M, da, m, fresh, db_ih, same ? db_hh : nullptr);
-            if (!same) add_rows(job->T, job->B, M, da_hh, m, fresh, db_hh);
+            add_rows(job, M, da, m, fresh, db_ih, same ? db_hh : nullptr);
+            if (!same) add_rows(job, M, da_hh, m, fresh, db_hh);
         }
     });
     return ok;
@@ -361,7 +363,8 @@ INLINE int64_t steps_back(const Job *job, int64_t bytes) {
 /* Steps [t0, t1) alone. */
 Job piece_of(const Job *job, int64_t t0, int64_t t1) {
     Job piece = *job;
-    int64_t s = t0 * job->B, real_bytes = int64_t(sizeof(real));
+    int64_t s = start_of(job, t0), real_bytes = int64_t(sizeof(real));
+    if (job->sizes) piece.sizes += t0, piece.starts += t0;
     piece.T = t1 - t0, piece.fresh = job->fresh && t1 == job->T;
     piece.hs = static_cast<char *>(job->hs) + s * job->H * real_bytes;
     if (job->xs) piece.xs = static_cast<const char *>(job->xs) + s * job->I * real_bytes;
@@ -393,8 +396,8 @@ int backward(const Job *job) {
 
     for (int64_t i = pieces - 1; i >= 0; i--) {
         int64_t t0 = job->T * i / pieces, t1 = job->T * (i + 1) / pieces;
-        real *pulls = da.data + (job->ids ? t0 * B * M : 0), *hidden_side = apart ? da_hh.data : pulls;
-        Backward run{job, panels.data, pulls, hidden_side, own ? down.data : nullptr, t0 * B};
+        real *pulls = da.data + (job->ids ? start_of(job, t0) * M : 0), *hidden_side = apart ? da_hh.data : pulls;
+        Backward run{job, panels.data, pulls, hidden_side, own ? down.data : nullptr, start_of(job, t0)};
         if (together)
             run.run_together(job->threads, t0, t1, dh, dc, ys.data);
         else
@@ -404,8 +407,8 @@ int backward(const Job *job) {
             });
         Job piece = piece_of(job, t0, t1);
         for (int64_t m = 0; m < own; m += STRIP)
-            add_rows(piece.T, B, own, down.data, m, piece.fresh, static_cast<real *>(job->down));
-        InputTasks below{job, inputs.data, pulls, piece.T * B, piece.dxs, threads};
+            add_rows(&piece, own, down.data, m, piece.fresh, static_cast<real *>(job->down));
+        InputTasks below{job, inputs.data, pulls, start_of(job, t1) - start_of(job, t0), piece.dxs, threads};
         if (!below.scratch.ok() || !gradients_of_piece(&piece, threads, pulls, hidden_side, below)) return NO_MEMORY;
     }
     if (job->E) return embedding_gradients(job, threads, da.data) ? OK : NO_MEMORY;

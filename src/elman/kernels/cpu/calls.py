@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,13 +16,14 @@ from torch import Tensor
 from elman.errors import UserError
 from elman.kernels import choice
 from elman.kernels.contract import Job, Piece
-from elman.kernels.cpu import library
+from elman.kernels.cpu import library, masks
 from elman.kernels.cpu.library import (
     CELLS,
     HALF,
     KINDS,
     LayerArguments,
     StackArguments,
+    UseArguments,
     is_plain,
     plain,
     pointer,
@@ -37,11 +38,48 @@ FEW = 4
 since to round them takes longer than to multiply them."""
 
 
+class Pack(NamedTuple):
+    """The rows of a `PackedSequence`."""
+
+    sizes: Tensor  # (T,): how many rows are still running, the longest row first
+    order: Tensor | None  # (B,): which of the caller's states each row has; None: as they come
+    back: Tensor | None  # (B,): which row has each of the caller's states
+    rows: int
+
+
+class Use(NamedTuple):
+    """What else a call may be: packed, or with dropout between its layers."""
+
+    pack: Pack | None
+    dropout: float = 0.0
+    seed: int = 0
+
+
+def packed(
+    xs: Tensor, sizes: Tensor | None, order: Tensor | None, back: Tensor | None
+) -> Pack | None:
+    """The rows of these inputs; None where they are no proper pack: others say why."""
+    if KERNEL.library is None or sizes is None or (order is None) != (back is None):
+        return None
+    if not all(
+        t is None or (t.dim() == 1 and is_plain(t, torch.int64)) for t in (sizes, order, back)
+    ):
+        return None
+    count = 0 if order is None or back is None else len(order)
+    if back is not None and len(back) != count:
+        return None
+    rows = KERNEL.library.elman_packed_rows(
+        pointer(sizes), len(sizes), len(xs), pointer(order), pointer(back), count
+    )
+    return Pack(sizes, order, back, rows) if rows else None
+
+
 def prepare(
     xs: Tensor,
     weights: Sequence[Tensor],
     directions: int,
     job: Callable[[], Job],
+    pack: Pack | None = None,
     cast: torch.dtype | None = None,
 ) -> Prepared | None:
     """What calls with inputs and weights like these need; None where this kernel runs none.
@@ -58,7 +96,7 @@ def prepare(
         return None
     for piece in asked.pieces():
         piece.check()
-    return Prepared(asked, weights, directions, cast)
+    return Prepared(asked, weights, directions, pack is not None, cast)
 
 
 def kind_of(real: torch.dtype, rows: int, cast: torch.dtype | None) -> int:
@@ -77,17 +115,14 @@ class Prepared:
         job: Job,
         weights: Sequence[Tensor],
         directions: int,
-        cast: torch.dtype | None = None,
+        is_packed: bool,
+        cast: torch.dtype | None,
     ) -> None:
         assert KERNEL.library is not None
         xs, h = job.inputs[0], job.states[0][0]
-        self.shape, self.threads = xs.shape, torch.get_num_threads()
+        self.threads, self.native = torch.get_num_threads(), KERNEL.library
         self.dtype, self.input_dtype, self.cast = h.dtype, xs.dtype, cast
-        self.states = len(job.cell.states)
-        # one step, or one beside another, is copied sooner than Python cuts it out of its track
-        copies = len(xs) == 1 or directions > 1
-        self.outputs = torch.Size((len(xs) + (not copies), len(h), directions * h.shape[1]))
-        self.stacked = torch.Size((len(job.layers), *h.shape))
+        self.states, self.hidden = len(job.cell.states), h.shape[1]
         self.weights = [(w, w.data_ptr(), w.shape) for w in weights]
         self.weight_shapes = [w.shape for w in weights]
         self.places = _in_fours(weights, len(job.layers))
@@ -96,13 +131,45 @@ class Prepared:
             layers=self.layers,
             count=len(job.layers),
             directions=directions,
-            copies=copies,
             reads_ids=not xs.is_floating_point(),
-            kind=kind_of(h.dtype, xs.shape[0] * xs.shape[1], cast),
             level=KERNEL.level,
         )
-        self.argument, self.native = ctypes.byref(self.stack), KERNEL.library
-        self.kept = self.native.elman_kept(self.argument) // self.dtype.itemsize
+        self._fit(xs.shape, is_packed)
+
+    def _fit(self, shape: Sequence[int], is_packed: bool) -> None:
+        """Say all that depends on how many steps and rows there are."""
+        steps, rows = shape[:2]
+        self.shape, self.is_packed = torch.Size(shape), is_packed
+        # one step, or one beside another, is copied sooner than Python cuts it out of its track
+        copies = steps == 1 or self.stack.directions > 1 or is_packed
+        self.width = self.stack.directions * self.hidden
+        self.outputs = torch.Size((steps + (not copies), rows, self.width))
+        self.stacked = torch.Size((len(self.layers), rows, self.hidden))
+        for layer in self.layers:
+            layer.T, layer.B = steps, rows
+        self.stack.copies, self.stack.kind = copies, kind_of(self.dtype, steps * rows, self.cast)
+        self.argument = ctypes.byref(self.stack)
+        self.kept = self._kept(steps * rows)
+
+    def _kept(self, rows: int) -> int:
+        """How many numbers the backward pass wants of so many rows of time and batch."""
+        return self.native.elman_kept(self.argument, rows) // self.dtype.itemsize
+
+    def resized(self, xs: Tensor, pack: Pack | None) -> Prepared | None:
+        """The same for other numbers of steps and rows, which choose no other kernel.
+
+        Sequences of every length come along, and asking again would take longer than running them.
+        """
+        shape = _padded_shape(xs, pack)
+        if shape[2:] != self.shape[2:] or len(shape) != len(self.shape) or 0 in shape:
+            return None
+        other = object.__new__(Prepared)
+        other.__dict__.update(self.__dict__)
+        other.layers = type(self.layers)(*self.layers)
+        other.stack = StackArguments.from_buffer_copy(self.stack)
+        other.stack.layers = other.layers
+        other._fit(shape, pack is not None)
+        return other
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()  # a copied module has weights elsewhere, and prepares its own
@@ -112,10 +179,13 @@ class Prepared:
         xs: Tensor,
         state: Sequence[Tensor] | None,
         weights: Sequence[Tensor],
+        pack: Pack | None = None,
         cast: torch.dtype | None = None,
     ) -> bool:
         """Whether this call is like the one prepared for, its weights being where they were."""
-        if xs.shape != self.shape or cast is not self.cast or not self._reads(xs, self.input_dtype):
+        if not self._suits_inputs(xs, pack) or not self._reads(xs, self.input_dtype):
+            return False
+        if cast is not self.cast:
             return False
         for (w, where, shape), now in zip(self.weights, weights, strict=True):
             if w is not now or now.data_ptr() != where or now.shape != shape:
@@ -136,11 +206,14 @@ class Prepared:
         narrow = self.cast is not None and dtype is self.dtype and t.dtype in NARROW
         return narrow and is_plain(t, t.dtype)
 
+    def _suits_inputs(self, xs: Tensor, pack: Pack | None) -> bool:
+        return _padded_shape(xs, pack) == self.shape and self.is_packed == (pack is not None)
+
     def __call__(
-        self, xs: Tensor, state: Sequence[Tensor] | None
+        self, xs: Tensor, state: Sequence[Tensor] | None, use: Use | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """Outputs and last states, stacked as PyTorch does; None where ids are out of range."""
-        result = self.forward(xs, state, keep=False)
+        result = self.forward(xs, state, False, use)
         return result and (self.outputs_of(result[0]), result[1])
 
     def outputs_of(self, ys: Tensor) -> Tensor:
@@ -155,12 +228,15 @@ class Prepared:
         return None if self.stack.copies else ys
 
     def forward(
-        self, xs: Tensor, state: Sequence[Tensor] | None, keep: bool
+        self, xs: Tensor, state: Sequence[Tensor] | None, keep: bool, use: Use | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None] | None:
         """`outputs_of` what comes first, the last states, and what `backward` reads besides."""
-        ys = torch.empty(self.outputs, dtype=self.dtype)
+        size, room = self.outputs, self.kept
+        if self.is_packed:
+            size, room = (len(xs), self.width), self._kept(len(xs)) if keep else 0
+        ys = torch.empty(size, dtype=self.dtype)
         last = tuple([torch.empty(self.stacked, dtype=self.dtype) for _ in range(self.states)])
-        kept = torch.empty(self.kept, dtype=self.dtype) if keep else None
+        kept = torch.empty(room, dtype=self.dtype) if keep else None
         if self.cast is not None:
             xs = plain(xs, self.input_dtype)
             state = None if state is None else [plain(s, self.dtype) for s in state]
@@ -168,6 +244,7 @@ class Prepared:
         two = self.states > 1
         status = self.native.elman_call(
             self.argument,
+            use and self._used(use),
             pointer(xs),
             first[0],
             first[1] if two else None,
@@ -190,21 +267,27 @@ class Prepared:
         dys: Tensor | None,
         dlast: Sequence[Tensor | None],
         needs_dxs: bool,
+        use: Use | None = None,
     ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         """The pulls on xs, on the first states (stacked) and on the weights."""
         real, xs = self.dtype, plain(xs, self.input_dtype)
-        for t, shape in ((xs, self.shape), *zip(weights, self.weight_shapes, strict=True)):
+        if not self._suits_inputs(xs, use and use.pack):
+            raise UserError(
+                f"inputs of shape {tuple(self.shape)} were changed before the backward pass"
+            )
+        for t, shape in zip(weights, self.weight_shapes, strict=True):
             if t.shape != shape:  # `w.data = …` since the forward pass
                 raise UserError(f"a tensor of shape {tuple(t.shape)} was of shape {tuple(shape)}")
         weights = [plain(w, real) for w in weights]
         track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
         pulls = [plain(d, real) for d in dlast]
-        dxs = torch.empty(self.shape, dtype=real) if needs_dxs else None
+        dxs = torch.empty(xs.shape, dtype=real) if needs_dxs else None
         first = [torch.empty(self.stacked, dtype=real) for _ in pulls]
         dws = [torch.empty(shape, dtype=real) for shape in self.weight_shapes]
         two = self.states > 1
         status = self.native.elman_call_back(
             self._reading(weights),
+            use and self._used(use),
             *map(pointer, (xs, kept, track, dys)),
             pointer(pulls[0]),
             pointer(pulls[1]) if two else None,
@@ -217,6 +300,12 @@ class Prepared:
             raise IndexError("the ids of this call were changed before its backward pass")
         library.check_memory(status)
         return dxs, first, dws
+
+    def _used(self, use: Use) -> UseArguments:
+        below, scale = masks.dropping(use.dropout, self.dtype) if use.dropout else (0, 1.0)
+        sizes, order, back, _ = use.pack or (None, None, None, 0)
+        places = pointer(sizes), pointer(order), pointer(back)
+        return UseArguments(*places, use.seed, below, scale)
 
     def _reading(self, weights: Sequence[Tensor]) -> StackArguments:
         """The layers with weights that autograd may have brought back from elsewhere."""
@@ -237,6 +326,11 @@ def _in_fours(flat: Sequence[Tensor], layers: int) -> list[int | None]:
     if each == 4:
         return places
     return [p for i in range(0, len(flat), each) for p in (*places[i : i + each], None, None)]
+
+
+def _padded_shape(xs: Tensor, pack: Pack | None) -> tuple[int, ...]:
+    """(T, B, …) of inputs that may be packed."""
+    return xs.shape if pack is None else (len(pack.sizes), pack.rows, *xs.shape[1:])
 
 
 def _nothing() -> None:

@@ -22,7 +22,7 @@ INLINE int64_t useful_threads(const Job *job) { return worth_two(work_of(job)) ?
 INLINE bool splits_units(const Job *job) {
     int64_t entries = gates_of(job->cell) * job->H * job->H;
     bool wide = job->B == 1 ? entries >= 1 << 17 : job->B <= 16 * job->threads && entries >= 1 << 19;
-    return wide && job->threads > 1 && !job->lengths;
+    return wide && job->threads > 1 && !job->lengths && !job->sizes;
 }
 
 constexpr int64_t READ_ONCE = 768; /* rows up to which W_ih is packed panel by panel as it is read */
@@ -56,13 +56,13 @@ struct Forward {
     template <int CELL> void finish(int64_t p, Rows rows, const real *sums, operand *next) const {
         int vectors = at.vectors();
         for (int64_t r = 0; r < rows.count; r++, sums += vectors * LANES, next += padded(H)) {
-            int64_t s = rows.t * B + rows.b + r;
+            int64_t s = start_of(job, rows.t) + rows.b + r, last = before(job, rows.t) + rows.b + r;
             const real *x = table ? table + job->ids[s] * in_stride : rows.in + r * in_stride;
             if constexpr (CELL == GRU || CELL == LSTM)
-                gated<CELL>(at.unit(p, 0), s, x, sums, next);
+                gated<CELL>(at.unit(p, 0), s, last, x, sums, next);
 #ifdef OWN_CELL
             else if constexpr (CELL == OWN)
-                for (int c = 0; c < at.blocks(); c++) own(at.unit(p, c), s, x, sums + c * LANES, next);
+                for (int c = 0; c < at.blocks(); c++) own(at.unit(p, c), s, last, x, sums + c * LANES, next);
 #endif
             else
                 for (int c = 0; c < 2; c++) plain<CELL>(at.unit(p, c), s, x, sums + c * LANES, next);
@@ -76,7 +76,8 @@ struct Forward {
         store(hs + (s + B) * H + u, h, n);
         store_operand(next + u, h, LANES);
     }
-    template <int CELL> INLINE void gated(int64_t u, int64_t s, const real *x, const real *sums, operand *next) const {
+    template <int CELL>
+    INLINE void gated(int64_t u, int64_t s, int64_t last, const real *x, const real *sums, operand *next) const {
         int64_t n = H - u;
         vec a[4], h;
         FLATTEN for (int g = 0; g < (CELL == GRU ? 2 : 4); g++) a[g] = load(x + g * H + u, n) + load(sums + g * LANES);
@@ -86,13 +87,13 @@ struct Forward {
             a[0] = vsigmoid(a[0]);
             a[1] = vsigmoid(a[1]);
             a[2] = vtanh(load(x + 2 * H + u, n) + a[0] * a[3]);
-            h = a[2] + a[1] * (load(hs + s * H + u, n) - a[2]);
+            h = a[2] + a[1] * (load(hs + last * H + u, n) - a[2]);
         } else {
             a[0] = vsigmoid(a[0]);
             a[1] = vsigmoid(a[1]);
             a[2] = vtanh(a[2]);
             a[3] = vsigmoid(a[3]);
-            vec c = a[1] * load(cs + s * H + u, n) + a[0] * a[2];
+            vec c = a[1] * load(cs + last * H + u, n) + a[0] * a[2];
             store(cs + (s + B) * H + u, c, n);
             h = a[3] * vtanh(c);
         }
@@ -101,7 +102,7 @@ struct Forward {
         store_operand(next + u, h, LANES);
     }
 #ifdef OWN_CELL
-    INLINE void own(int64_t u, int64_t s, const real *x, const real *sums, operand *next) const {
+    INLINE void own(int64_t u, int64_t s, int64_t last, const real *x, const real *sums, operand *next) const {
         int64_t n = H - u;
         if (n <= 0) return;
         const real *b_hh = static_cast<const real *>(job->b_hh), *p = static_cast<const real *>(job->own);
@@ -113,8 +114,8 @@ struct Forward {
             else if (b_hh)
                 a_h[g] += load(b_hh + g * H + u, n);
         }
-        before[0] = load(hs + s * H + u, n);
-        FLATTEN for (int i = 1; i < OWN_STATES; i++) before[i] = load(cs + s * C + (i - 1) * H + u, n);
+        before[0] = load(hs + last * H + u, n);
+        FLATTEN for (int i = 1; i < OWN_STATES; i++) before[i] = load(cs + last * C + (i - 1) * H + u, n);
         FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) own[i] = load(p + i * H + u, n);
         vec drawn[OWN_NOISE + 1];
         const real *noise = static_cast<const real *>(job->noise) + s * OWN_NOISE * H + u;
@@ -159,7 +160,7 @@ struct Forward {
     }
     /* What `finish` will read and write far from here, fetched while the product is found. */
     INLINE void expect(int64_t u, Rows rows) const {
-        int64_t s = rows.t * B + rows.b, kept = gates ? kept_of(job->cell) : 0;
+        int64_t s = start_of(job, rows.t) + rows.b, kept = gates ? kept_of(job->cell) : 0;
         for (int64_t r = 0; r < rows.count; r++, s++) {
             __builtin_prefetch(hs + (s + B) * H + u, 1);
             if (cs) __builtin_prefetch(cs + s * C + u), __builtin_prefetch(cs + (s + B) * C + u, 1);
@@ -183,28 +184,35 @@ struct Forward {
         }
     }
 #endif
+    /* How many of rows [b0, b1) there are at a step. */
+    int64_t here(int64_t t, int64_t b0, int64_t b1) const {
+        int64_t all = at_most(rows_at(job, t), b1);
+        return all > b0 ? all - b0 : 0;
+    }
     /* h_0 of rows [b0, b1) as operands. */
     void start(int64_t b0, int64_t b1, operand *h) const {
         for (int64_t b = b0; b < b1; b++) pack_row(hs + b * H, H, h + (b - b0) * padded(H));
     }
-    /* Rows [b0, b1) through steps [t0, t1); `in` are their inputs, those of the next step `further` on. `h` and `next`
-     * hold them as operands, and change places at each step. */
-    void run(int64_t t0, int64_t t1, int64_t b0, int64_t b1, const real *in, int64_t further, operand *&h,
-             operand *&next) const {
+    /* Rows [b0, b1) through steps [t0, t1); `in` are their inputs, or those of all rows from b0 on. `h` and `next` hold
+     * them as operands, and change places at each step. */
+    void run(int64_t t0, int64_t t1, int64_t b0, int64_t b1, const real *in, bool of_all, operand *&h, operand *&next) const {
         int64_t ld = padded(H), rows = b1 - b0;
-        for (int64_t t = t0; t < t1; t++, in += further) {
+        for (int64_t t = t0; t < t1; t++) {
+            int64_t there = here(t, b0, b1);
+            if (rows > there) rows = there;
             while (rows > 0 && held(t, b0 + rows - 1)) rows--; /* the last rows have all ended */
             if (rows > 0) advance({t, b0, rows, in}, h, next, 0, at.panels());
             if (job->lengths)
                 for (int64_t b = b0; b < b1; b++)
                     if (held(t, b)) hold(t, b, h + (b - b0) * ld, next + (b - b0) * ld);
             swap(h, next);
+            in += (of_all ? rows_at(job, t) : there) * in_stride;
         }
     }
     /* Rows [b0, b1) through all of time, every input in `in`. */
     void run_all(int64_t b0, int64_t b1, const real *in, operand *h, operand *next) const {
         start(b0, b1, h);
-        run(0, T, b0, b1, in + b0 * in_stride, B * in_stride, h, next);
+        run(0, T, b0, b1, in + b0 * in_stride, true, h, next);
     }
     static void swap(operand *&a, operand *&b) {
         operand *other = a;
@@ -372,8 +380,8 @@ INLINE int64_t steps_ahead(const Job *job, int64_t rows) {
 /* Rows [b0, b1) through all of time, their inputs projected some steps ahead; `W_ih` is packed. */
 bool run_ahead(const Forward &run, const real *bias, const operand *W_ih, int64_t b0, int64_t b1, operand *h, operand *next) {
     const Job *job = run.job;
-    int64_t rows = b1 - b0, B = job->B, I = job->I, M = gates_of(job->cell) * job->H, ahead = steps_ahead(job, rows);
-    bool apart = rows < B; /* they do not lie side by side */
+    int64_t rows = b1 - b0, I = job->I, M = gates_of(job->cell) * job->H, ahead = steps_ahead(job, rows);
+    bool apart = rows < job->B; /* they do not lie side by side */
     Buffer<real> in(ahead * rows * M), gathered(apart ? ahead * rows * padded(I) : 0);
     Product product{gathered.data, padded(I), I, W_ih, bias, in.data, M, M};
     Buffer<operand> scratch(product.scratch());
@@ -381,18 +389,20 @@ bool run_ahead(const Forward &run, const real *bias, const operand *W_ih, int64_
     run.start(b0, b1, h);
     for (int64_t t0 = 0; t0 < job->T; t0 += ahead) {
         int64_t t1 = at_most(job->T, t0 + ahead);
-        const real *xs = static_cast<const real *>(job->xs) + (t0 * B + b0) * I;
-        if (!apart) product.X = xs, product.x_stride = I;
-        for (int64_t s = 0; apart && s < (t1 - t0) * rows; s++)
-            memcpy(gathered.data + s * padded(I), xs + (s / rows * B + s % rows) * I, size_t(I) * sizeof(real));
-        product.run(0, (t1 - t0) * rows, scratch.data);
-        run.run(t0, t1, b0, b1, in.data, rows * M, h, next);
+        const real *xs = static_cast<const real *>(job->xs) + b0 * I;
+        if (!apart) product.X = xs + start_of(job, t0) * I, product.x_stride = I;
+        int64_t count = apart ? 0 : start_of(job, t1) - start_of(job, t0);
+        for (int64_t t = t0; apart && t < t1; t++)
+            for (int64_t b = 0, here = run.here(t, b0, b1); b < here; b++)
+                memcpy(gathered.data + count++ * padded(I), xs + (start_of(job, t) + b) * I, size_t(I) * sizeof(real));
+        product.run(0, count, scratch.data);
+        run.run(t0, t1, b0, b1, in.data, false, h, next);
     }
     return true;
 }
 
 int forward(const Job *job) {
-    int64_t S = job->T * job->B, H = job->H, threads = useful_threads(job);
+    int64_t S = start_of(job, job->T), H = job->H, threads = useful_threads(job);
     Layout at{gates_of(job->cell), H};
     int64_t M = at.gates * H;
     int64_t kept = kept_of(job->cell);
@@ -402,7 +412,7 @@ int forward(const Job *job) {
             if (job->ids[s] < 0 || job->ids[s] >= names_of(job)) return BAD_ID;
 
     int64_t many = few && job->T >= MANY_STEPS ? at.panels() * at.vectors() * LANES * ceil_div(H, LANES) * LANES : 0;
-    bool once = !few && job->T == 1 && !job->lengths, together = once || splits_units(job);
+    bool once = !few && job->T == 1 && !job->lengths && !job->sizes, together = once || splits_units(job);
     bool ahead = !job->ids && !few && !together && S > READ_ONCE;
     Buffer<real> lined(many);
     Buffer<operand> panels(few || once ? 0 : at.size(H)), turned(few || once ? 0 : threads * LANES * padded(H));

@@ -51,10 +51,12 @@ bool head_weights(const Head *head, int64_t threads, const real *d) {
     real *db = static_cast<real *>(head->db);
     OuterTasks outer{{head->T, head->B, d, V, static_cast<const real *>(head->hs), H, H, static_cast<real *>(head->dW), true},
                      threads};
+    Job rows = {};
+    rows.T = head->T, rows.B = head->B;
     std::atomic<bool> ok{true};
     each(threads, outer.tasks + (db ? ceil_div(V, STRIP) : 0), [&](int64_t i) {
         if (i >= outer.tasks)
-            add_rows(head->T, head->B, V, d, (i - outer.tasks) * STRIP, true, db);
+            add_rows(&rows, V, d, (i - outer.tasks) * STRIP, true, db);
         else if (!outer.run(i))
             ok = false;
     });

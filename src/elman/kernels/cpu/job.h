@@ -30,7 +30,9 @@ struct Job {
     const void *W_ih;        /* (M, I) */
     const void *W_hh;        /* (M, H) */
     const void *b_ih, *b_hh; /* (M) */
-    const int64_t *lengths;  /* (B) */
+    const int64_t *lengths;  /* (B): rows that have ended hold their state; or, the longest row first: */
+    const int64_t *sizes;    /* (T): rows still running, and B before them; no others are there, S is their sum, */
+    const int64_t *starts;   /* (T+1): and here each step's begin */
     /* forward writes, backward reads */
     const void *h_0, *c_0; /* (B, H), forward only */
     void *hs;              /* (T+1, B, H) */
@@ -59,6 +61,11 @@ struct Job {
 #endif
 };
 
+/* Rows of a step, the first of them among all rows, and where the states before it lie among B + S rows of states. */
+inline int64_t rows_at(const Job *job, int64_t t) { return job->sizes ? job->sizes[t] : job->B; }
+inline int64_t start_of(const Job *job, int64_t t) { return job->sizes ? job->starts[t] : t * job->B; }
+inline int64_t before(const Job *job, int64_t t) { return start_of(job, t) + (job->sizes ? job->B - job->sizes[t - 1] : 0); }
+
 /* How many ids there are. */
 inline int64_t names_of(const Job *job) { return job->E ? job->V : job->I; }
 
@@ -81,6 +88,15 @@ struct Stack {
     int64_t kind, level;
 };
 
+/* What else a call of a stack may be: packed, or with dropout. Mirrored by `UseArguments` in library.py. */
+struct Use {
+    const int64_t *sizes;        /* (T): rows still running, of inputs that are packed, the longest row first; null: all */
+    const int64_t *order, *back; /* (B): which of the caller's states row b has; which row has state b; null: as they come */
+    int64_t seed;                /* of the masks between layers */
+    int64_t below;               /* numbers of 2⁻²⁴ that drop what they are drawn for; 0: nothing is dropped */
+    double scale;                /* of what is not */
+};
+
 /* Losses that go back through one layer, from each step to those before it: see travel.h. */
 struct Travel {
     int64_t T, H, states, gates, first, lags, threads; /* losses of the steps from `first` ≥ `lags` on */
@@ -92,7 +108,7 @@ struct Travel {
 };
 
 /* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 4;
+constexpr int64_t INTERFACE = 5;
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 
@@ -109,6 +125,8 @@ struct Variant {
     void (*tanh)(const void *x, void *y, int64_t n);
     void (*sigmoid)(const void *x, void *y, int64_t n);
     void (*keep)(void *generator, void *mask, int64_t n, double p, double value);
+    void (*drop)(uint32_t seed, const void *from, void *to, int64_t steps, int64_t step, const int64_t *rows, int64_t row,
+                 uint32_t below, double scale);
 };
 
 /* Memory that the next call of the same size is likely to find again: fresh pages cost more than the

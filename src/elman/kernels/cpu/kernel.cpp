@@ -114,8 +114,8 @@ __attribute__((constructor)) static void free_a_large_block() {
 
 /* What Python checks when it loads this: the number of the interface, then the sizes of its structs. */
 PUBLIC int64_t elman_interface(int which) {
-    const int64_t parts[] = {INTERFACE, sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel)};
-    return which >= 0 && which < 5 ? parts[which] : -1;
+    const int64_t parts[] = {INTERFACE, sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use)};
+    return which >= 0 && which < 6 ? parts[which] : -1;
 }
 
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }
@@ -171,6 +171,11 @@ PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const voi
 /* A mask of `value` with probability p, else 0, from the state of a torch.Generator, which moves on. */
 PUBLIC void elman_keep(void *generator, void *mask, int64_t n, double p, double value, int kind, int level) {
     variant(kind, level)->keep(generator, mask, n, p, value);
+}
+
+/* `from` times a mask of `scale`, or of 0 with probability `below` · 2⁻²⁴, from a torch.Generator of this seed. */
+PUBLIC void elman_drop(int64_t seed, const void *from, void *to, int64_t n, int64_t below, double scale, int kind, int level) {
+    variant(kind, level)->drop(uint32_t(seed), from, to, 1, n, nullptr, 0, uint32_t(below), scale);
 }
 
 PUBLIC void elman_tanh(const void *x, void *y, int64_t n, int kind, int level) { variant(kind, level)->tanh(x, y, n); }

@@ -18,7 +18,7 @@ FLOAT, DOUBLE, HALF = 0, 1, 2
 PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
 OK, NO_MEMORY, BAD_ID = 0, 1, 2
 
-_GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths h_0 c_0 hs cs gates dhs dh_T dc_T xi"
+_GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths sizes starts h_0 c_0 hs cs gates dhs dh_T dc_T xi"
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
 _HEAD = "hs W b targets nats dhs dW db"
 _TRAVEL_SIZES = "T H states gates first lags threads"
@@ -77,6 +77,16 @@ class StackArguments(ctypes.Structure):
     ]
 
 
+class UseArguments(ctypes.Structure):
+    """`struct Use` of job.h: what else a call of a stack may be."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("sizes", "order", "back")),
+        *((name, ctypes.c_int64) for name in ("seed", "below")),
+        ("scale", ctypes.c_double),
+    ]
+
+
 def path() -> Path | None:
     """Where the build put the kernel; None where it built none."""
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
@@ -86,7 +96,7 @@ def path() -> Path | None:
 
 INT, INT64, REAL, POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 _LAYER, _HEAD_POINTER = ctypes.POINTER(LayerArguments), ctypes.POINTER(HeadArguments)
-_STACK = ctypes.POINTER(StackArguments)
+_STACK, _USE = ctypes.POINTER(StackArguments), ctypes.POINTER(UseArguments)
 ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_interface": (INT64, [INT]),
     "elman_forward": (INT, [_LAYER, INT, INT]),
@@ -95,10 +105,12 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_travel": (INT, [ctypes.POINTER(TravelArguments), INT, INT]),
     "elman_clip": (REAL, [POINTER, POINTER, INT64, REAL, INT64, INT, INT]),
     "elman_step": (INT, [POINTER, INT64, POINTER, POINTER, POINTER, INT64, INT, INT]),
-    "elman_call": (INT, [_STACK, *[POINTER] * 7]),
-    "elman_call_back": (INT, [_STACK, *[POINTER] * 10]),
-    "elman_kept": (INT64, [_STACK]),
+    "elman_call": (INT, [_STACK, _USE, *[POINTER] * 7]),
+    "elman_call_back": (INT, [_STACK, _USE, *[POINTER] * 10]),
+    "elman_packed_rows": (INT64, [POINTER, INT64, INT64, POINTER, POINTER, INT64]),
+    "elman_kept": (INT64, [_STACK, INT64]),
     "elman_keep": (None, [POINTER, POINTER, INT64, REAL, REAL, INT, INT]),
+    "elman_drop": (None, [INT64, POINTER, POINTER, INT64, INT64, REAL, INT, INT]),
     "elman_tanh": (None, [POINTER, POINTER, INT64, INT, INT]),
     "elman_sigmoid": (None, [POINTER, POINTER, INT64, INT, INT]),
     "elman_is_busy": (INT, []),
@@ -106,7 +118,7 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
 }
 """Every function of kernel.cpp and stack.cpp: what it returns and what it takes."""
 
-INTERFACE = 4
+INTERFACE = 5
 """Counted up here and in job.h whenever what an entry means changes."""
 NOT_BUILT = "it was not built: the installation found no working C++ compiler"
 REBUILD = "build it again: in elman's checkout, python setup.py build_ext --inplace --force"
@@ -120,7 +132,7 @@ def load(file: Path) -> ctypes.CDLL:
         if entry is None:
             raise OSError(f"it has no {name}")
         entry.restype, entry.argtypes = result, arguments
-    structs = (LayerArguments, HeadArguments, StackArguments, TravelArguments)
+    structs = (LayerArguments, HeadArguments, StackArguments, TravelArguments, UseArguments)
     expected = [INTERFACE, *map(ctypes.sizeof, structs)]
     interface = [library.elman_interface(which) for which in range(len(expected))]
     if interface != expected:

@@ -1,5 +1,6 @@
-/* Masks of dropout from torch's generator of a CPU, the Mersenne Twister (Matsumoto and Nishimura, 1998), with
- * the bits of `tensor.bernoulli_(p)`: two words to a number, u = their low 53 bits · 2⁻⁵³, kept where u < p. */
+/* Masks of dropout from torch's generator of a CPU, the Mersenne Twister (Matsumoto and Nishimura, 1998): `keep` with
+ * the bits of `tensor.bernoulli_(p)`, two words to a number, u = their low 53 bits · 2⁻⁵³, kept where u < p; `drop` with
+ * those of `torch.rand(…) >= p` in float32, a word to a number, u = its low 24 bits · 2⁻²⁴. */
 #pragma once
 #include "vector.h"
 #include <cmath>
@@ -35,6 +36,33 @@ void temper(const uint32_t *word, int64_t n, uint32_t *out) {
         y ^= (y << 15) & 0xefc60000u;
         out[i] = y ^ (y >> 18);
     }
+}
+
+/* What torch.Generator.manual_seed(seed) leaves, all of it drawn. */
+void begin(uint32_t seed, uint32_t *word) {
+    word[0] = seed;
+    for (uint32_t i = 1; i < Twister::WORDS; i++) word[i] = 1812433253u * (word[i - 1] ^ (word[i - 1] >> 30)) + i;
+}
+
+/* to = from · scale, or · 0 where the number drawn for it is below `below` · 2⁻²⁴, by a generator of this seed. Numbers are
+ * drawn for every `step` of a step, though only `rows` of `row` numbers of it may be there (null: all). */
+void drop(uint32_t seed, const void *from, void *to, int64_t steps, int64_t step, const int64_t *rows, int64_t row,
+          uint32_t below, double scale) {
+    const real *in = static_cast<const real *>(from);
+    real *out = static_cast<real *>(to), kept = real(scale);
+    uint32_t word[Twister::WORDS], drawn[Twister::WORDS];
+    begin(seed, word);
+    for (int64_t t = 0, end = 0; t < steps; t++)
+        for (int64_t i = t * step, stop = i + (rows ? rows[t] * row : step); i < stop;) {
+            if (i >= end) {
+                for (; i >= end; end += Twister::WORDS) renew(word);
+                temper(word, Twister::WORDS, drawn);
+            }
+            const uint32_t *numbers = drawn + i - (end - Twister::WORDS);
+            int64_t n = (stop < end ? stop : end) - i;
+            for (int64_t j = 0; j < n; j++) out[j] = in[j] * ((numbers[j] & 0xffffffu) < below ? real(0) : kept);
+            i += n, in += n, out += n;
+        }
 }
 
 /* `value` with probability p, else 0; `generator` moves on. */

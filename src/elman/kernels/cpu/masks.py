@@ -1,8 +1,12 @@
-"""Masks of dropout: as `tensor.bernoulli_` draws them, to the last bit, several times as fast."""
+"""Masks of dropout: as torch draws them, to the last bit, several times as fast.
+
+`keep` is `tensor.bernoulli_`; `dropping` is for masks between layers, `torch.rand(…) >= p`.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -55,3 +59,29 @@ def _agrees(kernel: Cpu, dtype: torch.dtype) -> bool:
         if not torch.equal(found, torch.empty_like(found).bernoulli_(0.3, generator=theirs)):
             return False
     return torch.equal(mine.get_state(), theirs.get_state())
+
+
+def drops_as_torch(dtype: torch.dtype) -> bool:
+    """Whether native code draws masks between layers of this dtype as torch draws them."""
+    return torch.get_default_dtype() is torch.float32 and _drops_alike(KERNEL, dtype)
+
+
+@functools.cache
+def dropping(p: float, dtype: torch.dtype) -> tuple[int, float]:
+    """Below which number of 2⁻²⁴ a unit is dropped, and what the others are multiplied by."""
+    below = math.ceil(torch.tensor(p, dtype=torch.float32, device="cpu").item() * 2**24)
+    one = torch.ones((), dtype=dtype, device="cpu")
+    return below, (one / (1 - p) if p < 1 else one).item()
+
+
+@functools.cache
+def _drops_alike(kernel: Cpu, dtype: torch.dtype) -> bool:
+    if kernel.library is None or dtype not in (torch.float32, torch.float64):
+        return False
+    p, seed, size = 0.3, 2**62 - 7, 1500  # across blocks of words, of a seed of more than one
+    random = torch.Generator().manual_seed(seed)
+    u = torch.rand(size, generator=random, dtype=torch.float32, device="cpu")
+    found, ones = (torch.ones(size, dtype=dtype, device="cpu") for _ in range(2))
+    places, how = (ones.data_ptr(), found.data_ptr()), (KINDS[dtype], kernel.level)
+    kernel.library.elman_drop(seed, *places, size, *dropping(p, dtype), *how)
+    return torch.equal(found, (u >= p).to(dtype) / (1 - p))

@@ -406,13 +406,30 @@ struct Outer {
     int64_t N, ld; /* columns taken, and columns there are */
     real *dW;
     bool fresh; /* dW holds nothing yet */
+    const int64_t *sizes = nullptr, *starts = nullptr; /* as in `Job` */
+    bool states = false;                               /* X are those before each step */
+
+    int64_t rows_at(int64_t t) const { return sizes ? sizes[t] : B; }
+    int64_t a_start(int64_t t) const { return sizes ? starts[t] - starts[0] : t * B; }
+    int64_t x_start(int64_t t) const { return a_start(t) + (sizes && states ? B - sizes[t - 1] : 0); }
+    int64_t pairs_at(int64_t t) const { return ceil_div(rows_at(t), PAIR); }
+    int64_t pairs_in(int64_t t0, int64_t steps) const {
+        if (!sizes) return steps * pairs();
+        int64_t sum = 0;
+        for (int64_t t = t0; t < t0 + steps; t++) sum += pairs_at(t);
+        return sum;
+    }
 
     static constexpr int R = SUMS / 4, C = 2; /* half the registers hold the running totals */
     static constexpr int GROUP = 8;           /* tiles packed at a time, so that whole cache lines are read */
     static constexpr int64_t AHEAD = 8;       /* rows of A, pages apart, fetched before they are packed */
     int64_t pairs() const { return ceil_div(B, PAIR); }
     int64_t width() const { return ceil_div(N, C * LANES) * C * LANES; }
-    Outer columns(int64_t from, int64_t to) const { return {T, B, A, M, X + from, to - from, ld, dW + from, fresh}; }
+    Outer columns(int64_t from, int64_t to) const {
+        Outer part = *this;
+        part.X += from, part.N = to - from, part.dW += from;
+        return part;
+    }
     int64_t chunk() const { /* steps of time whose packed X stays in the second-level cache */
         int64_t bytes = pairs() * width() * PAIR * int64_t(sizeof(operand));
         int64_t steps = (384 << 10) / bytes;
@@ -423,10 +440,10 @@ struct Outer {
 
     /* X of steps [t0, t0 + steps), latest first, as panels [column block][step][pair][vector]. */
     void pack_x(int64_t t0, int64_t steps, operand *out) const {
-        int64_t step = C * PANEL, panel = steps * pairs() * step;
-        for (int64_t s = 0; s < steps; s++)
-            for (int64_t b = 0; b < B; b += PAIR, out += step) {
-                const real *x = X + ((t0 + steps - 1 - s) * B + b) * ld;
+        int64_t step = C * PANEL, panel = pairs_in(t0, steps) * step;
+        for (int64_t t = t0 + steps - 1; t >= t0; t--)
+            for (int64_t b = 0, B = rows_at(t); b < B; b += PAIR, out += step) {
+                const real *x = X + (x_start(t) + b) * ld;
                 for (int64_t n = 0; n < width(); n += LANES) {
                     vec rows[PAIR];
                     FLATTEN for (int i = 0; i < PAIR; i++)
@@ -437,11 +454,11 @@ struct Outer {
     }
     /* Columns [m, m + rows) of A, as [tile][step][pair][column]; rows < GROUP·R only at the end. */
     void pack_a(int64_t t0, int64_t steps, int64_t m, int64_t rows, operand *out) const {
-        int64_t tile = steps * pairs() * R * PAIR, tiles = ceil_div(rows, R);
+        int64_t tile = pairs_in(t0, steps) * R * PAIR, tiles = ceil_div(rows, R);
         alignas(64) operand line[(GROUP * R + LANES) * PAIR] = {};
-        for (int64_t s = 0; s < steps; s++)
-            for (int64_t b = 0; b < B; b += PAIR, out += R * PAIR) {
-                const real *a = A + ((t0 + steps - 1 - s) * B + b) * M + m;
+        for (int64_t t = t0 + steps - 1; t >= t0; t--)
+            for (int64_t b = 0, B = rows_at(t); b < B; b += PAIR, out += R * PAIR) {
+                const real *a = A + (a_start(t) + b) * M + m;
                 const real *soon = a + (b + AHEAD < B ? AHEAD : AHEAD - 2 * B) * M; /* in the next step, if not in this */
                 for (int64_t r = 0; r < rows; r += LANES) __builtin_prefetch(soon + r);
                 const operand *from = pairs_of(a, rows, b + 1 < B, line);
@@ -461,11 +478,12 @@ struct Outer {
         return line;
     }
     /* dW[r][·] += Σ_s Σ_b a[s][b][r] x[s][b][·], each step summed by itself; `row` steps dW by r. */
-    static void add(int64_t steps, int64_t pairs, const operand *a, const operand *x, bool fresh, real *dW, int64_t row) {
+    void add(int64_t t0, int64_t steps, const operand *a, const operand *x, bool fresh, real *dW, int64_t row) const {
         vec totals[R][C];
         FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
             totals[r][j] = fresh ? vec{} : load(dW + r * row + j * LANES);
-        for (int64_t s = 0; s < steps; s++) {
+        for (int64_t t = t0 + steps - 1, pairs = pairs_at(t); t >= t0; t--) {
+            if (sizes) pairs = pairs_at(t);
             vec sums[R][C];
             FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++) sums[r][j] = vec{};
             for (int64_t b = 0; b < pairs; b++, a += R * PAIR, x += C * PANEL) {
@@ -482,24 +500,25 @@ struct Outer {
             store(dW + r * row + j * LANES, totals[r][j]);
     }
     /* The same for the part of a tile that lies inside dW, from column n of row c. */
-    void add_part(int64_t steps, const operand *a, const operand *x, bool empty, int64_t rows, int64_t n, real *c) const {
-        if (rows == R && n + C * LANES <= N) return add(steps, pairs(), a, x, empty, c, ld);
+    void add_part(int64_t t0, int64_t steps, const operand *a, const operand *x, bool empty, int64_t rows, int64_t n,
+                  real *c) const {
+        if (rows == R && n + C * LANES <= N) return add(t0, steps, a, x, empty, c, ld);
         alignas(64) real whole[R * C * LANES] = {};
         size_t bytes = size_t(at_most(N - n, C * LANES)) * sizeof(real);
         for (int64_t r = 0; !empty && r < rows; r++) memcpy(whole + r * C * LANES, c + r * ld, bytes);
-        add(steps, pairs(), a, x, false, whole, C * LANES);
+        add(t0, steps, a, x, false, whole, C * LANES);
         for (int64_t r = 0; r < rows; r++) memcpy(c + r * ld, whole + r * C * LANES, bytes);
     }
     void run(int64_t first, int64_t last, operand *a, operand *x) const {
         for (int64_t stop = T; stop > 0; stop -= chunk()) {
-            int64_t steps = at_most(chunk(), stop), t0 = stop - steps;
+            int64_t steps = at_most(chunk(), stop), t0 = stop - steps, pairs = pairs_in(t0, steps);
             pack_x(t0, steps, x);
             for (int64_t m = first; m < last; m += R) {
                 int64_t tile = (m - first) / R % GROUP;
                 if (tile == 0) pack_a(t0, steps, m, at_most(GROUP * R, last - m), a);
-                const operand *rows = a + tile * steps * pairs() * R * PAIR;
+                const operand *rows = a + tile * pairs * R * PAIR;
                 for (int64_t n = 0; n < N; n += C * LANES)
-                    add_part(steps, rows, x + n / LANES * steps * pairs() * PANEL, fresh && stop == T,
+                    add_part(t0, steps, rows, x + n / LANES * pairs * PANEL, fresh && stop == T,
                              at_most(R, last - m), n, dW + m * ld + n);
             }
         }

@@ -34,4 +34,4 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 
 extern const Variant VARIANT;
 const Variant VARIANT = {NAME,           forward, backward,     head,          travel, few_linear,
-                         sum_of_squares, scale,   squash<true>, squash<false>, keep};
+                         sum_of_squares, scale,   squash<true>, squash<false>, keep,   drop};
