@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import elman.nn
 from elman import kernels
@@ -148,7 +148,7 @@ def contestants(
 
     def ran() -> kernels.Explanation:
         with torch.set_grad_enabled(case.job == "both"), _precision(case, device):
-            return kernels.explain(mine, x)
+            return kernels.explain(mine, _packed(case, x) if case.how == "packed" else x)
 
     return [_job(case, module, x, state) for module in (peer, mine)], ran
 
@@ -161,18 +161,22 @@ def _options(case: Case) -> dict[str, Any]:
     return ways.get(case.how, {"bias": False} if case.how == "no bias" else {})
 
 
+def _packed(case: Case, x: torch.Tensor) -> PackedSequence:
+    lengths = torch.randint(1, case.T + 1, (case.B,), generator=torch.Generator().manual_seed(1))
+    return pack_padded_sequence(x, lengths, enforce_sorted=False)
+
+
 def _precision(case: Case, device: str) -> torch.autocast:
     return torch.autocast(device, torch.bfloat16, enabled=case.how == "autocast")
 
 
 def _job(case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any) -> Callable[[], object]:
-    lengths = torch.randint(1, case.T + 1, (case.B,), generator=torch.Generator().manual_seed(1))
     precision = _precision(case, x.device.type)
     x = x.requires_grad_(case.job == "both")
 
     def call() -> torch.Tensor:
         if case.how == "packed":
-            return module(pack_padded_sequence(x, lengths, enforce_sorted=False), state)[0].data
+            return module(_packed(case, x), state)[0].data
         with precision:
             return module(x, state)[0]
 

@@ -83,6 +83,12 @@ class Launch:
         memory = (ctypes.c_char * (count * self.dtype.itemsize)).from_address(address)
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
+    def integers(self, address: int, count: int) -> Any:
+        if not address:
+            return None
+        memory = (ctypes.c_char * (count * 8)).from_address(address)
+        return torch.frombuffer(memory, dtype=torch.int64)
+
     def __call__(self, stream: int, words: Any) -> None:
         *rest, T, B = words
         H, G = self.plan.size * self.plan.heads, self.cell.gates
@@ -95,19 +101,20 @@ class Launch:
             return
         if self.plan.forward:
             W, xs, ids, b_n, lengths, h, c, hs, cs, gates, h_last, c_last = rest
-            assert ids == lengths == 0
+            assert ids == 0
+            lengths = self.integers(lengths, B)
             states = [t(s, B, H) for s in (h, c)]
             states = [torch.zeros(B, H, dtype=self.dtype) if s is None else s for s in states]
             tracks = t(hs, T + 1, B, H), t(cs, T + 1, B, H)
             kept = t(gates, T, B, (body(self.cell).kept or 1) * H)
             W, xs, b_n = t(W, G * H, H), t(xs, T, B, G * H), t(b_n, H)
-            _forward(self.cell, W, xs, None, b_n, None, *states, *tracks, kept, 0, 0, T, B)
+            _forward(self.cell, W, xs, None, b_n, lengths, *states, *tracks, kept, 0, 0, T, B)
             for track, last in zip(tracks, (h_last, c_last), strict=True):
                 if track is not None and last:
                     t(last, B, H).copy_(track[-1])
             return
-        W, hs, cs, gates, dhs, dh, dc, *none, das, dh_first, dc_first = rest
-        assert none == [0, 0, 0, 0]
+        W, hs, cs, gates, dhs, dh, dc, *none, lengths, das, dh_first, dc_first = rest
+        assert none == [0, 0, 0]
         none = torch.zeros(B, H, dtype=self.dtype)
         dh, dc = (none if s is None else s for s in (t(dh, B, H), t(dc, B, H)))
         firsts = [none.clone() if s is None else s for s in (t(dh_first, B, H), t(dc_first, B, H))]
@@ -121,7 +128,7 @@ class Launch:
             t(dhs, T, B, H),
             dh,
             dc if two else None,
-            *(None, 0, 0, None),
+            *(None, 0, 0, self.integers(lengths, B)),
             t(das, T, B, width),
             firsts[0],
             firsts[1] if two else None,
@@ -142,7 +149,8 @@ class Launch:
 
         if self.plan.forward:
             W, xs, ids, b_n, lengths, h, c, hs, cs, gates, h_last, c_last, own, drawn = words
-            assert ids == b_n == lengths == drawn == 0
+            assert ids == b_n == drawn == 0
+            lengths = self.integers(lengths, B)
             firsts = [rows(h, H), rows(c, C)]
             firsts = [
                 torch.zeros(B, width, dtype=self.dtype) if s is None and width else s
@@ -152,15 +160,16 @@ class Launch:
             kept = None if not gates else rows(gates, kept, T)
             shares, none = rows(xs, G * H, T), None
             _own_forward(
-                *(cell, t(W, G * H, H), shares, none, none, none, *firsts, *tracks, kept),
+                *(cell, t(W, G * H, H), shares, none, none, lengths, *firsts, *tracks, kept),
                 *(none, none, t(own, *numbers), none, T, B),
             )
             rows(h_last, H).copy_(tracks[0][-1])
             if C:
                 rows(c_last, C).copy_(tracks[1][-1])
             return
-        W, hs, cs, gates, dhs, dh, dc, *none, das, dh_first, dc_first, own, drawn, down = words
-        assert none == [0, 0, 0, 0]
+        W, hs, cs, gates, dhs, dh, dc, *rest = words
+        *none, lengths, das, dh_first, dc_first, own, drawn, down = rest
+        assert none == [0, 0, 0]
         assert drawn == 0
         zeros = [torch.zeros(B, width, dtype=self.dtype) for width in (H, C)]
         pulls = [
@@ -171,7 +180,7 @@ class Launch:
         _own_backward(
             *(cell, t(W, G * H, H), rows(hs, H, T + 1), rows(cs, C, T + 1)),
             *(rows(gates, kept, T) if gates else None, rows(dhs, H, T)),
-            *(pulls[0], pulls[1] if C else None, None, 0, 0, None),
+            *(pulls[0], pulls[1] if C else None, None, 0, 0, self.integers(lengths, B)),
             *(rows(das, (G + len(cell.apart)) * H, T), firsts[0], firsts[1] if C else None),
             *(t(own, *numbers), None, t(down, B, len(cell.parameters), H), None, T, B),
         )

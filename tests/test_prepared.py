@@ -7,12 +7,15 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import paper_gpu
 from elman import nn
 from elman.cells import named
 from elman.kernels import products
-from elman.recurrence import prepared
+from elman.recurrence import operator, packed, prepared
 from elman.recurrence.prepared import Call
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
@@ -64,11 +67,171 @@ def test_a_prepared_call_is_the_reference(kind, layers, batch_first, bias, given
     torch.testing.assert_close(again, twice(lambda x: plain(x, state)[0], x))
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "mgu"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_prepared_call_has_the_masks_of_the_long_way(kind, batch_first, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.manual_seed(0)
+    make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
+    rnn = make(4, 8, 3, batch_first=batch_first, dropout=0.4)
+    x = torch.randn(*((3, 21) if batch_first else (21, 3)), 4)
+    state = [torch.randn(3, 3, n) for n in named(rnn.cell).state_sizes(8)]
+    weights = [rnn.get_parameter(name) for name in rnn._flat_weights_names]
+
+    def plain(x, state):
+        torch.manual_seed(1)
+        ys, last = rnn(x, tuple(state) if len(state) > 1 else state[0])
+        return ys, last if isinstance(last, tuple) else (last,)
+
+    with paper_gpu.launches_prepared():
+        inputs = rnn._inputs(*rnn._time_first(x, None))
+        assert prepared.is_plain(rnn._recipe(), inputs)
+        call = Call(rnn._recipe(), inputs, batch_first)
+
+        def run(x, state):
+            torch.manual_seed(1)
+            return call(x, state, weights)
+
+        exact = answers(plain, rnn, x, state, True)
+        for a, b in zip(answers(run, rnn, x, state, True), exact, strict=True):
+            torch.testing.assert_close(a, b)
+        with torch.no_grad():
+            ys, last = run(x, state)
+            torch.testing.assert_close([ys, *last], exact[: 1 + len(last)])
+            assert not torch.equal(ys, call(x, state, weights)[0])  # drawn anew
+        again = twice(lambda x: run(x, state)[0], x)
+    torch.testing.assert_close(again, twice(lambda x: plain(x, state)[0], x))
+    rnn.eval()
+    with paper_gpu.launches_prepared():
+        assert not Call(rnn._recipe(), rnn._inputs(*rnn._time_first(x, None)), False).drops
+
+
 def twice(run, x):
     """The gradient of a gradient."""
     x = x.clone().requires_grad_()
     (dx,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
     return torch.autograd.grad(dx.square().sum(), x)[0]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "mgu"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("stated", [False, True])
+def test_packed_rows_are_prepared_too(kind, dropout, stated, monkeypatch):
+    """On a GPU; here the CPU is taken for one."""
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.manual_seed(0)
+    make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
+    plain = make(4, 8, 3, dropout=dropout)
+    rnn = copy.deepcopy(plain)
+    monkeypatch.setattr(rnn, "_packed_key", lambda *_: "packed")
+    monkeypatch.setattr(rnn, "_packed_whole", lambda *_: None)
+    monkeypatch.setattr(prepared, "select", lambda _: prepared.KERNEL)
+    state = [torch.randn(3, 4, n) for n in named(rnn.cell).state_sizes(8)] * stated
+
+    def run(module, lengths):
+        def ran(x, state):
+            torch.manual_seed(1)
+            rows = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+            first = (tuple(state) if len(state) > 1 else state[0]) if stated else None
+            ys, last = module(rows, first)
+            return ys.data, last if isinstance(last, tuple) else (last,)
+
+        return ran
+
+    for lengths in ([3, 9, 1, 9], [9, 2, 2, 7], [9, 9, 9, 9]):  # one settled call for all
+        x = torch.randn(9, 4, 4)
+        exact = answers(run(plain, lengths), plain, x, state, True)
+        with paper_gpu.launches_prepared():
+            found = answers(run(rnn, lengths), rnn, x, state, True)
+            again = twice(lambda x, at=lengths: every(run(rnn, at)(x, state)), x)
+        for a, b in zip(found, exact, strict=True):
+            torch.testing.assert_close(a, b)
+        twofold = twice(lambda x, at=lengths: every(run(plain, at)(x, state)), x)
+        torch.testing.assert_close(again, twofold)
+    (settled,) = rnn._settled.values()
+    assert isinstance(settled.how, Call)
+
+
+def every(outputs):
+    """All numbers of outputs and last states."""
+    ys, last = outputs
+    return torch.cat([t.flatten() for t in (ys, *last)])
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=7), st.booleans())
+def test_packed_rows_are_padded_as_torch_pads_them(lengths, ids):
+    x = torch.randn(max(lengths), len(lengths), 3, dtype=torch.float64)
+    x = x[:, :, 0].long() if ids else x
+    rows = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+    where = packed.places(rows.batch_sizes, len(rows.data), x.device)
+    wanted, ends = pad_packed_sequence(rows._replace(sorted_indices=None, unsorted_indices=None))
+    assert torch.equal(where.padded(rows.data), wanted)
+    assert torch.equal(where.lengths, ends)
+    assert torch.equal(where.packed(where.padded(rows.data)), rows.data)
+    if not ids:
+        data = rows.data.clone().requires_grad_()
+        assert torch.autograd.gradcheck(where.padded, data)
+        assert torch.autograd.gradgradcheck(where.padded, data)
+        assert torch.autograd.gradcheck(where.packed, wanted.clone().requires_grad_())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_dropout_is_the_long_ways_to_the_bit(kind, dtype, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    torch.manual_seed(0)
+    rnn = kind(24, 40, 3, dropout=0.3, device="cuda", dtype=dtype)
+    x = torch.randn(37, 5, 24, device="cuda", dtype=dtype)
+    state = rnn._zeros(5, dtype, x.device)
+
+    def short(x, state):
+        torch.manual_seed(1)
+        ys, last = rnn(x, tuple(state) if len(state) > 1 else state[0])
+        return ys, last if isinstance(last, tuple) else (last,)
+
+    def long(x, state):
+        torch.manual_seed(1)
+        return operator.recurrence(rnn._recipe(), rnn._inputs(x, state).drawn())
+
+    check_bits(rnn, short, long, x, state)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_packed_rows_are_the_long_ways_to_the_bit(kind, dtype, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    torch.manual_seed(0)
+    rnn = kind(24, 40, 3, dropout=0.3, device="cuda", dtype=dtype)
+    x = torch.randn(37, 5, 24, device="cuda", dtype=dtype)
+    state = rnn._zeros(5, dtype, x.device)
+
+    def short(x, state):
+        torch.manual_seed(1)
+        rows = pack_padded_sequence(x, torch.tensor([37, 30, 30, 2, 1]))
+        ys, last = rnn(rows, tuple(state) if len(state) > 1 else state[0])
+        return pad_packed_sequence(ys)[0], last if isinstance(last, tuple) else (last,)
+
+    def long(x, state):
+        torch.manual_seed(1)
+        lengths = torch.tensor([37, 30, 30, 2, 1], device="cuda")
+        inside = (torch.arange(37, device="cuda")[:, None] < lengths)[..., None]
+        given = rnn._inputs(x * inside, state, lengths).drawn()
+        ys, last = operator.recurrence(rnn._recipe(), given)
+        return ys * inside, last
+
+    check_bits(rnn, short, long, x, state)
+
+
+def check_bits(rnn, short, long, x, state):
+    found = answers(short, rnn, x, state, True)
+    (settled,) = rnn._settled.values()
+    assert isinstance(settled.how, Call)
+    for a, b in zip(found, answers(long, rnn, x, state, True), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_other_weights_and_copies_are_not_read_by_their_addresses():
@@ -91,6 +254,9 @@ def test_what_is_not_plain_takes_the_long_way():
     rnn = nn.GRU(4, 6, bidirectional=True)
     x = rnn._inputs(*rnn._time_first(torch.randn(5, 3, 4), None))
     assert prepared.prepare(rnn._recipe(), x, False) is None
+    noisy = nn.GRU(4, 6, zoneout=0.1)
+    x = noisy._inputs(*noisy._time_first(torch.randn(5, 3, 4), None))
+    assert not prepared.is_plain(noisy._recipe(), x)
 
 
 def test_a_table_is_the_same_with_and_without_autograd():

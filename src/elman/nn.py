@@ -43,6 +43,7 @@ from elman.recurrence import (
     compiled,
     custom,
     native,
+    packed,
     piecewise,
     prepared,
     traced,
@@ -64,7 +65,7 @@ LONG_WAY, IN_FLOAT32 = "the long way", "in float32"
 class Settled(NamedTuple):
     """How calls of one shape are run."""
 
-    how: str | prepared.Call | Network
+    how: str | prepared.Call | Whole
     """The long way, a call of our kernel that is ready, or the stack for torch.nn's own call."""
     again: captured.Repeated | None
     """The same, captured where it is repeated."""
@@ -78,7 +79,8 @@ class _Module(torch.nn.RNNBase):
     memory: Memory
     time: Time
     repeatable: bool = False
-    """Whether a call must give the same bits in a CUDA graph as outside of one: not cuDNN's."""
+    """Whether a call must give the same bits in a CUDA graph as outside of one, and the same masks
+    from the same state of torch's generators: not cuDNN's."""
     _settled: dict[Hashable, Settled]
     _prepared: calls.Prepared | None = None
     _equations: str = ""
@@ -309,7 +311,7 @@ class _Module(torch.nn.RNNBase):
             data, state = _widened(data, state)
         with uncast(data):
             first = self._checked_pack(input._replace(data=data), state)
-            return self._padded_job(data, input.batch_sizes, first)
+            return self._packed_job(self._inputs(data, first), input.batch_sizes)
 
     def _is_plain(self, input: Tensor | PackedSequence) -> bool:
         """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
@@ -390,6 +392,19 @@ class _Module(torch.nn.RNNBase):
         """
         if not self._asks_torch(input) or input.dim() != 3 or self._cuts(input):
             return None
+        kind = self._kind(input, state)
+        return None if kind is None else (input.shape, kind)
+
+    def _packed_key(self, input: PackedSequence, state: Sequence[Tensor] | None) -> Hashable:
+        """The same for rows of different lengths: how many, how long, but not which."""
+        data, sizes = input.data, input.batch_sizes
+        if not data.is_cuda or data.dim() != 2 or self._chunks is not None:
+            return None
+        kind = self._kind(data, state)
+        return None if kind is None else (sizes.shape[0], int(sizes[0]), data.shape[1], kind)
+
+    def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
+        """The part of a key that is not the input's shape."""
         if torch.compiler.is_compiling() or traced.listening() or forward_ad._current_level >= 0:
             return None
         if not (state is None or _are_tensors(state)):
@@ -397,10 +412,12 @@ class _Module(torch.nn.RNNBase):
         cast = torch.get_autocast_dtype(input.device.type) if is_cast(input.device) else None
         if cast is not None and not self._torch_casts(input):
             return None
+        if self.dropout and self.training and whole.recomputes():
+            return None
         dtype = input.dtype
         states = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
         mode = (torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad)
-        return input.shape, dtype, input.device, states, mode, cast, settings(dtype)
+        return dtype, input.device, states, mode, cast, settings(dtype)
 
     def _torch_casts(self, input: Tensor) -> bool:
         """Whether autocast is left to torch's own function: on a CPU, from float32 weights."""
@@ -423,13 +440,16 @@ class _Module(torch.nn.RNNBase):
         if not theirs:
             how = prepared.prepare(self._recipe(), x, self.batch_first) or LONG_WAY
             return Settled(how, self._repeated(x, stack, how))
-        plain = stack.pieces == 1 and not stack.drops and not stack.ids
-        together = plain and cudnn.lie_together(stack.network, x.weights)
-        how = stack.network if together else LONG_WAY
+        how = self._as_torch(x, stack)
         return Settled(how, self._repeated(x, stack, how, Cudnn.name))
 
+    def _as_torch(self, x: Inputs, stack: Whole) -> str | Whole:
+        """What is handed straight to torch.nn's own function, or the long way there."""
+        plain = stack.pieces == 1 and not stack.ids
+        return stack if plain and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
+
     def _repeated(
-        self, x: Inputs, stack: Whole, how: str | prepared.Call | Network, kernel: str = ""
+        self, x: Inputs, stack: Whole, how: str | prepared.Call | Whole, kernel: str = ""
     ) -> captured.Repeated | None:
         """What captures these calls where they are repeated; None where nothing does."""
         recipe = self._recipe(len(x.xs))
@@ -453,25 +473,25 @@ class _Module(torch.nn.RNNBase):
         again = None if again is None or again.given_up else again
         if how == LONG_WAY and again is None:
             return None
-        own = self._parameters  # a parametrized weight is elsewhere
-        names = self._flat_weights_names
-        weights: list[Any] = [own[n] if n in own else getattr(self, n) for n in names]
+        weights = self._weights()
         if again is not None and (done := again(input, state or (), weights)):
             return done
         if how == LONG_WAY:
             return None
         if isinstance(how, prepared.Call):
             return how(input, state or (), weights) if how.prepared.suits(weights) else None
-        assert isinstance(how, Network)
+        assert isinstance(how, Whole)
         cast = self._autocast(weights[0]) if input.is_cpu else None
         if state is None:
-            rows = input.shape[0 if self.batch_first else 1]
-            state = self._zeros(rows, input.dtype, input.device)
-        if cast is None:
-            return cudnn.as_torch(how, self.batch_first, input, state, weights)
-        first = [s.float() for s in state]  # torch's products are cast, but not all that comes out
-        ys, last = cudnn.as_torch(how, self.batch_first, input, first, weights)
-        return ys.to(cast), tuple([s.to(cast) for s in last])
+            state = self._zeros(how.rows, input.dtype, input.device)
+        if cast is not None:  # torch's products are cast, but not all that comes out
+            state = [s.float() for s in state]
+        ys, last = cudnn.as_torch(how.network, self.batch_first, input, state, weights, how.dropout)
+        return (ys, last) if cast is None else (ys.to(cast), tuple([s.to(cast) for s in last]))
+
+    def _weights(self) -> list[Any]:
+        own, names = self._parameters, self._flat_weights_names
+        return [own[n] if n in own else getattr(self, n) for n in names]  # parametrized: elsewhere
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The initial state where the caller passed none."""
@@ -483,13 +503,39 @@ class _Module(torch.nn.RNNBase):
         self, input: PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        first = self._checked_pack(input, state)
+        key = self._packed_key(input, state)
+        settled = None if key is None else self._settled.get(key)
+        if settled is None:
+            state = self._checked_pack(input, state)
+        elif state is None:
+            state = self._zeros(int(input.batch_sizes[0]), input.data.dtype, input.data.device)
         if input.sorted_indices is not None:
-            first = [s.index_select(1, input.sorted_indices) for s in first]
-        ys, last = self._recur_packed(input.data, input.batch_sizes, first)
+            state = [s.index_select(1, input.sorted_indices) for s in state]
+        if key is not None and settled is None:
+            settled = self._settle_packed(input, state)
+            self._remember(key, settled)
+        done = None if settled is None else self._settled_packed(settled, input, state)
+        ys, last = done or self._recur_packed(input.data, input.batch_sizes, state)
         if input.unsorted_indices is not None:
-            last = tuple(s.index_select(1, input.unsorted_indices) for s in last)
+            last = tuple([s.index_select(1, input.unsorted_indices) for s in last])
         return input._replace(data=ys), last
+
+    def _settled_packed(
+        self, settled: Settled, input: PackedSequence, first: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """The call as it was settled; None where it takes the long way."""
+        how, (data, sizes) = settled.how, input[:2]
+        if how == LONG_WAY:
+            return None
+        weights = self._weights()
+        if isinstance(how, Whole):
+            return cudnn.as_torch(how.network, False, data, first, weights, how.dropout, sizes)
+        assert isinstance(how, prepared.Call)
+        if not how.prepared.suits(weights):
+            return None
+        places = packed.places(sizes, len(data), data.device)
+        ys, last = how(places.padded(data), first, weights, places.lengths)
+        return places.packed(ys), last
 
     def _checked_pack(
         self, input: PackedSequence, state: Sequence[Tensor] | None
@@ -512,26 +558,48 @@ class _Module(torch.nn.RNNBase):
         asks = data.is_cuda or (self.proj_size > 0 and forward_ad._current_level < 0)
         if asks and self._chunks is None and not torch.compiler.is_compiling():
             x = self._inputs(data, first)
-            steps, rows = len(batch_sizes), int(batch_sizes[0])
-            stack = self._described(x, steps, rows, packed=True)
-            if runs_whole(stack, data.device, lambda: self._padded_job(data, batch_sizes, first)):
-                return self._by_torch(stack, x.drawn(), batch_sizes.tolist())
+            if (stack := self._packed_whole(x, batch_sizes)) is not None:
+                return self._by_torch(stack, x, batch_sizes)
+        if data.is_cuda and self._chunks is None and not torch.compiler.is_compiling():
+            places = packed.places(batch_sizes, len(data), data.device)
+            ys, last = self._recur(places.padded(data), first, places.lengths)
+            return places.packed(ys), last
         xs, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         ys, last = self._recur(xs, first, lengths)
         return pack_padded_sequence(ys, lengths).data, last
 
-    def _padded_job(self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]) -> Job:
-        xs, _ = pad_packed_sequence(PackedSequence(data, batch_sizes))
-        return self._job(self._inputs(xs, first))
+    def _settle_packed(self, input: PackedSequence, first: Sequence[Tensor]) -> Settled:
+        """How packed calls like this one are to be run: by cuDNN in one go, by our kernel in one,
+        or by the long way."""
+        x = self._inputs(input.data, first)
+        stack = self._packed_whole(x, input.batch_sizes)
+        if stack is not None:
+            return Settled(self._as_torch(x, stack), None)
+        places = packed.places(input.batch_sizes, len(x.xs), x.xs.device)
+        x = x._replace(xs=places.padded(x.xs), lengths=places.lengths)
+        return Settled(prepared.prepare(self._recipe(), x, False) or LONG_WAY, None)
+
+    def _packed_whole(self, x: Inputs, batch_sizes: Tensor) -> Whole | None:
+        """The packed stack, where cuDNN runs it."""
+        stack = self._described(x, len(batch_sizes), int(batch_sizes[0]), packed=True)
+        runs = runs_whole(stack, x.xs.device, lambda: self._packed_job(x, batch_sizes))
+        return stack if runs else None
+
+    def _packed_job(self, x: Inputs, batch_sizes: Tensor) -> Job:
+        stack = self._described(x, len(batch_sizes), int(batch_sizes[0]), packed=True)
+        places = packed.places(batch_sizes, len(x.xs), x.xs.device)
+        padded = x._replace(xs=places.padded(x.xs), lengths=places.lengths)
+        return replace(self._job(padded), whole=stack)
 
     def _recur(
         self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The recurrence itself, everything time first."""
-        x = self._inputs(xs, state, lengths).drawn()
+        x = self._inputs(xs, state, lengths)
         if traced.listening():
-            return traced.recurrence(self._recipe(), x, self.training)
+            return traced.recurrence(self._recipe(), x.drawn(), self.training)
         if torch.compiler.is_compiling():
+            x = x.drawn()
             out = compiled.recurrence(*x, *self._plain(), self._how, torch.is_grad_enabled())
             return out[0], tuple(out[1 : 1 + len(state)])
         recipe = self._recipe(len(xs))
@@ -539,16 +607,16 @@ class _Module(torch.nn.RNNBase):
         if asks and lengths is None and recipe.chunks is None:
             stack = self._whole(x)
             if runs_whole(stack, xs.device, lambda: self._job(x)):
-                return self._by_torch(stack, x)
-        return recurrence(recipe, x)
+                return self._by_torch(stack, x)  # which draws by itself
+        return recurrence(recipe, x.drawn())
 
     def _by_torch(
-        self, stack: Whole, x: Inputs, batch_sizes: Sequence[int] = ()
+        self, stack: Whole, x: Inputs, batch_sizes: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The recurrence by torch's own layers."""
         if x.xs.is_cpu:
             return whole.recurrence_on_a_cpu(stack, x, batch_sizes)
-        return whole.recurrence(stack, x, self.dropout, batch_sizes)
+        return whole.recurrence(stack, x, batch_sizes)
 
     def _whole(self, x: Inputs) -> Whole:
         """The stack as torch's own layers would be handed it."""
@@ -713,6 +781,8 @@ class _Module(torch.nn.RNNBase):
         super().__setattr__(name, value)
         if name == "time":
             self._begin_chunks(value)
+        if name == "repeatable":
+            super().__setattr__("_settled", {})
         if name == "training" and self.is_noisy:
             self._run_by(self.zoneout, self.update_dropout)
         if name in ("carry", "memory", "time") and hasattr(self, "carry") and hasattr(self, "time"):
@@ -751,9 +821,15 @@ class _Module(torch.nn.RNNBase):
         self.memory = self.memory
         self._run_by(self.zoneout, self.update_dropout)
 
-    def job(self, x: Tensor, state: Tensor | Sequence[Tensor] | None = None) -> Job:
+    def job(
+        self, x: Tensor | PackedSequence, state: Tensor | Sequence[Tensor] | None = None
+    ) -> Job:
         """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
         state = (state,) if isinstance(state, Tensor) else state
+        if isinstance(x, PackedSequence):
+            self._check_input(x.data[None], batched=True, time=1)
+            first = self._checked_state(int(x.batch_sizes[0]), x.data.device, state)
+            return self._packed_job(self._inputs(x.data, first), x.batch_sizes)
         on_gpu = x.is_cuda and torch.is_autocast_enabled("cuda")
         if self._stays_in_float32(x, state) if on_gpu else self._casts_inside(x):
             return self._float32_job(x, state)

@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.kernels.cudnn import TORCHS, Network, Whole, as_torch
+from elman.kernels.cudnn import Network, Whole, as_torch
 
 
 @final
@@ -32,7 +32,7 @@ class Aten:
             return "torch has no such cell"
         if whole.ids:
             return "it reads no ids"
-        if whole.drops:
+        if whole.dropout:
             return "dropout is drawn by elman, between single layers"
         if whole.pieces > 1:
             return "a carry that cuts changes the gradient inside its backward pass"
@@ -59,24 +59,18 @@ def run(
     xs: Tensor,
     first: Sequence[Tensor],
     weights: Sequence[Tensor],
-    batch_sizes: Sequence[int] = (),
+    batch_sizes: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """ys and the last states, stacked as PyTorch does, time first; packed with `batch_sizes`."""
-    net = prepared(whole)
-    if not batch_sizes:
-        return as_torch(net, False, xs, first, list(weights))
-    assert net.mode is not None
-    hx = tuple(first) if len(first) > 1 else first[0]
-    how = net.bias, net.layers, 0.0, torch.is_grad_enabled(), net.directions == 2
-    ys, *last = TORCHS[net.mode](xs, torch.tensor(batch_sizes), hx, list(weights), *how)
-    return ys, tuple(last)
+    net = prepared(whole).network
+    return as_torch(net, False, xs, first, list(weights), batch_sizes=batch_sizes)
 
 
-def prepared(whole: Whole) -> Network:
+def prepared(whole: Whole) -> Whole:
     """The stack, as `cudnn.as_torch` is called with it."""
     if whole.network.projection:
         _warn_unheard()
-    return whole.network
+    return whole
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from elman.cells import State
 from elman.errors import UserError
@@ -94,7 +95,9 @@ def _once(key: Hashable, job: Callable[[], Job]) -> str:
 
 
 def explain(
-    runner: Any, x: Tensor | None = None, state: Tensor | State | None = None
+    runner: Any,
+    x: Tensor | PackedSequence | None = None,
+    state: Tensor | State | None = None,
 ) -> Explanation:
     """Which kernel runs `module(x)`, and why not the faster ones.
 
@@ -254,7 +257,7 @@ def _repeated_price(engine: str, whole: Whole, device: torch.device) -> float | 
     """Of a call that has been captured, where calls are; whether they may be now is not asked."""
     shape = _shape(whole)
     gpu = prices.gpu_microseconds(engine, shape)
-    never = shape.captured or whole.drops or whole.pieces > 1
+    never = shape.captured or shape.dropout or shape.packed or whole.pieces > 1
     if gpu is None or never or uncaptured(engine, whole, device) is not None:
         return prices.microseconds(engine, shape)
     return max(prices.LAUNCHED["both" if whole.keeps else "forward"], gpu)
@@ -334,7 +337,10 @@ def _shape(whole: Whole) -> prices.Shape:
         net.directions,
         whole.keeps,
         whole.pieces,
-        whole.ids,  # a language model's update is one CUDA graph
+        whole.ids and not (whole.packed or whole.dropout),  # a language model's update is a graph
+        whole.packed,
+        whole.dropout > 0,
+        net.inputs,
     )
 
 

@@ -9,8 +9,8 @@ the job that it would hand to a kernel. `prices` says when it is the faster of t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, final
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -52,7 +52,8 @@ class Whole(NamedTuple):
     ids: bool = False
     keeps: bool = True  # a backward pass may follow
     window: int | None = None  # the gradient is cut every so many steps
-    drops: bool = False  # with dropout between its layers
+    dropout: float = 0.0  # between its layers, in this call
+    packed: bool = False  # rows of different lengths
     apart: str | None = None  # why this stack cannot be handed over whole
 
     @property
@@ -86,7 +87,7 @@ class Cudnn:
             return None
         if whole.network.directions == 2:
             return "a carry that cuts is run in pieces of time, and both directions need all of it"
-        if whole.drops:
+        if whole.dropout:
             return "a carry that cuts is run in pieces of time, and dropout is drawn for all of it"
         if whole.dtype != torch.float32:
             return "gradients of pieces of time would be summed in half precision"
@@ -105,22 +106,29 @@ def precision() -> str:
 
 
 def as_torch(
-    net: Network, batch_first: bool, x: Tensor, first: Sequence[Tensor], weights: list[Tensor]
+    net: Network,
+    batch_first: bool,
+    x: Tensor,
+    first: Sequence[Tensor],
+    weights: list[Tensor],
+    dropout: float = 0.0,
+    batch_sizes: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """ys and the last states, in the caller's layout, by the very call that `torch.nn` makes."""
+    """ys and the last states, in the caller's layout, by the very call that `torch.nn` makes.
+
+    With `batch_sizes`, x and ys are those of a packed sequence. Dropout between layers is cuDNN's
+    own: its masks come from a state that torch keeps on the GPU and seeds after `manual_seed`.
+    """
     assert net.mode is not None
-    ys, *last = TORCHS[net.mode](
-        x,
-        first if len(first) > 1 else first[0],
-        weights,
-        net.bias,
-        net.layers,
-        0.0,
-        torch.is_grad_enabled(),
-        net.directions == 2,
-        batch_first,
-    )
-    return ys, tuple(last)
+    run, both = TORCHS[net.mode], net.directions == 2
+    train = dropout > 0 or torch.is_grad_enabled()
+    h: Any = [s.contiguous() for s in first]
+    h = h if len(h) > 1 else h[0]
+    if batch_sizes is None:
+        outputs = run(x, h, weights, net.bias, net.layers, dropout, train, both, batch_first)
+    else:
+        outputs = run(x, batch_sizes, h, weights, net.bias, net.layers, dropout, train, both)
+    return outputs[0], outputs[1:]
 
 
 TORCHS = {
@@ -130,17 +138,13 @@ TORCHS = {
     "LSTM": torch._VF.lstm,
 }
 
-Between = Callable[[Tensor, int], Tensor]
-"""What the layer above reads of a layer's output: dropout."""
-
 
 def run(
     whole: Whole,
     xs: Tensor,
     first: Sequence[Tensor],
     weights: Sequence[Tensor],
-    between: Between | None = None,
-    batch_sizes: Sequence[int] = (),
+    batch_sizes: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """ys and the last states (stacked as PyTorch does), differentiable once.
 
@@ -150,8 +154,8 @@ def run(
     """
     if whole.ids:
         xs = torch.nn.functional.one_hot(xs, whole.network.inputs).to(whole.dtype)
-    if between is not None:
-        return _level_by_level(whole, xs, first, weights, between, batch_sizes)
+    if whole.dropout:
+        return _with_dropout(whole, xs, first, weights, batch_sizes)
     if whole.pieces == 1:
         return _piece(whole, xs, first, weights, batch_sizes)
     ys: list[Tensor] = []
@@ -162,24 +166,31 @@ def run(
     return torch.cat(ys), tuple(first)
 
 
-def _level_by_level(
+def _with_dropout(
     whole: Whole,
     xs: Tensor,
     first: Sequence[Tensor],
     weights: Sequence[Tensor],
-    between: Between,
-    batch_sizes: Sequence[int],
+    batch_sizes: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Layers one after the other, with `between` between them."""
-    net, last = whole.network, []
-    wide, each = net.directions, net.directions * net.each
-    for level in range(net.layers):
-        xs = xs if level == 0 else between(xs, level - 1)
-        one = whole._replace(network=net._replace(inputs=xs.shape[-1], layers=1))
-        state = [s[level * wide : (level + 1) * wide] for s in first]
-        xs, after = _piece(one, xs, state, weights[level * each : (level + 1) * each], batch_sizes)
-        last.append(after)
-    return xs, tuple(torch.cat(states) for states in zip(*last, strict=True))
+    """By torch's function, since none but torch can reach the state of its masks."""
+    net = whole.network
+    if not lie_together(net, weights):  # or torch would warn
+        places = _places(net, weights[0].dtype, weights[0].device)
+        weights = _Together.apply(places, *weights)
+    return as_torch(net, False, xs, first, [*weights], whole.dropout, batch_sizes)
+
+
+class _Together(torch.autograd.Function):
+    """Copies of the weights in one block of memory, as cuDNN wants them."""
+
+    @staticmethod
+    def forward(ctx: Any, places: tuple[int, ...], *weights: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_rooms(_copied(weights, places), weights, places))
+
+    @staticmethod
+    def backward(ctx: Any, *dws: Tensor) -> Any:
+        return None, *dws
 
 
 def _piece(
@@ -187,7 +198,7 @@ def _piece(
     xs: Tensor,
     first: Sequence[Tensor],
     weights: Sequence[Tensor],
-    batch_sizes: Sequence[int] = (),
+    batch_sizes: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     net = whole.network
     outputs = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
@@ -202,7 +213,7 @@ def _piece(
         0.0,  # no dropout
         whole.keeps,
         net.directions == 2,
-        batch_sizes,
+        [] if batch_sizes is None else batch_sizes.tolist(),
         None,
     )
     return outputs[0], outputs[1 : 1 + len(first)]
@@ -238,10 +249,14 @@ def _lie_at(weights: Sequence[Tensor], places: tuple[int, ...]) -> bool:
 @torch.no_grad()
 def _copied(weights: Sequence[Tensor], places: tuple[int, ...]) -> Tensor:
     block = weights[0].new_zeros(places[-1])
-    pairs = zip(weights, places, strict=False)
-    rooms = [block.narrow(0, place, w.numel()).view(w.shape) for w, place in pairs]
-    torch._foreach_copy_(rooms, list(weights))
+    torch._foreach_copy_(_rooms(block, weights, places), list(weights))
     return block
+
+
+def _rooms(block: Tensor, weights: Sequence[Tensor], places: tuple[int, ...]) -> list[Tensor]:
+    """Where in the block the weights are."""
+    pairs = zip(weights, places, strict=False)
+    return [block.narrow(0, place, w.numel()).view(w.shape) for w, place in pairs]
 
 
 def flatten_bfloat16(net: Network, weights: Sequence[Tensor]) -> None:

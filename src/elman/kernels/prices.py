@@ -20,11 +20,14 @@ from typing import NamedTuple
 HOST = {  # microseconds of Python and launches: of a call, and more for each further directed layer
     ("cuda", "forward"): (105, 50),
     ("cuda", "both"): (1050, 460),
-    ("long way", "forward"): (300, 200),  # cuda, where no call is prepared: both directions, pieces
+    ("long way", "forward"): (300, 200),  # cuda, where no call is prepared: `takes_the_long_way`
     ("long way", "both"): (1500, 1200),
     ("cudnn", "forward"): (85, 30),
     ("cudnn", "both"): (930, 360),
 }
+MASK = {"forward": 110.0, "both": 250.0}  # dropout by our kernel: of a layer's mask
+MASKED = 12.0  # to draw 16 steps of it
+PADDING = {"forward": 320.0, "both": 600.0}  # packed rows by our kernel: padded, and packed again
 CASTS = {"forward": 10.0, "both": 35.0}  # of the host, for every tensor cast (as launches cost)
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
 LAUNCHES_IN_HALVES = 34.0  # the same of a gru or lstm in half precision, both
@@ -35,9 +38,8 @@ ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of 
 AT_ONCE = {"tanh": 256, "gru": 128, "lstm": 128}
 """Up to so many units of float32 cuDNN is fast, there and back; one more unit, and it is not."""
 
-WHOLE = 8
-"""Beyond those, cuDNN's fast kernels of float16 take batches that are a multiple of this alone;
-others it runs step by step, as it does bfloat16."""
+WHOLE, WIDE = 8, 128
+"""Of what cuDNN's kernels of float16 want multiples: of all sizes, of widths beyond those units."""
 
 
 class Line(NamedTuple):
@@ -60,6 +62,9 @@ class Shape(NamedTuple):
     backward: bool
     pieces: int = 1
     captured: bool = False  # the host's time does not count
+    packed: bool = False
+    dropout: bool = False  # between layers
+    inputs: int = 0
 
 
 def microseconds(engine: str, shape: Shape) -> float | None:
@@ -73,7 +78,8 @@ def microseconds(engine: str, shape: Shape) -> float | None:
 def gpu_microseconds(engine: str, shape: Shape) -> float | None:
     """What the GPU takes of it."""
     what = "both" if shape.backward else "forward"
-    line = _line(engine, shape.cell, shape.arithmetic, what, shape.hidden, shape.rows)
+    arithmetic = cudnns_kernels(shape) if engine == "cudnn" else shape.arithmetic
+    line = _line(engine, shape.cell, arithmetic, what, shape.hidden, shape.rows)
     if line is None:
         return None
     strands = shape.layers * shape.directions
@@ -86,14 +92,46 @@ def gpu_microseconds(engine: str, shape: Shape) -> float | None:
 def host_microseconds(engine: str, shape: Shape) -> float:
     """What Python and the launches take, while the GPU may work already."""
     what, strands = "both" if shape.backward else "forward", shape.layers * shape.directions
-    long = engine == "cuda" and (shape.directions > 1 or shape.pieces > 1)
+    long = engine == "cuda" and takes_the_long_way(shape)
     first, more = HOST["long way" if long else engine, what]
     host = first + more * (strands - 1)
     if engine == "cuda":
-        return host
+        return host + _masks(shape, what) + (PADDING[what] if shape.packed else 0)
     in_halves = shape.backward and shape.cell != "tanh" and shape.arithmetic in ("fp16", "bf16")
     launch = LAUNCHES_IN_HALVES if in_halves else LAUNCHES[what]
     return shape.pieces * host + (0 if is_alone(shape) else strands * shape.steps * launch)
+
+
+def takes_the_long_way(shape: Shape) -> bool:
+    """Whether our kernel's calls of this shape are not prepared."""
+    return shape.directions > 1 or shape.pieces > 1
+
+
+def _masks(shape: Shape, what: str) -> float:
+    """What our kernel's masks take; cuDNN's are its own."""
+    if not shape.dropout:
+        return 0
+    times = 3 if shape.backward and takes_the_long_way(shape) else 1  # not kept, but drawn again
+    return (shape.layers - 1) * (MASK[what] + times * MASKED * -(-shape.steps // 16))
+
+
+def cudnns_kernels(shape: Shape) -> str:
+    """The arithmetic whose prices are those of the kernels by which cuDNN runs this shape.
+
+    Packed rows it runs step by step, as it does bfloat16. Its kernels of float16 take sizes in
+    whole eights alone; others it runs as it does float32, up to `AT_ONCE` units. Beyond them one
+    layer in one direction has a kernel for all steps, if it is wide in whole 128s.
+    """
+    small, widths = shape.hidden <= AT_ONCE[shape.cell], (shape.hidden, shape.inputs)
+    if shape.packed and (small or shape.arithmetic == "fp16"):
+        return "bf16"
+    if shape.arithmetic != "fp16":
+        return shape.arithmetic
+    whole = not any(size % WHOLE for size in (*widths, shape.rows))
+    if small:
+        return "fp16" if whole else "tf32"
+    one = shape.layers == shape.directions == 1 and not any(width % WIDE for width in widths)
+    return "fp16" if whole and one else "bf16"
 
 
 def cast_microseconds(engine: str, shape: Shape, tensors: int) -> float | None:
@@ -110,10 +148,11 @@ def cast_microseconds(engine: str, shape: Shape, tensors: int) -> float | None:
 
 def is_alone(shape: Shape) -> bool:
     """Whether cuDNN runs one layer after the other, all of its steps in one kernel."""
-    line = _line("cudnn", shape.cell, shape.arithmetic, "both", shape.hidden, shape.rows)
+    kernels = cudnns_kernels(shape)
+    line = _line("cudnn", shape.cell, kernels, "both", shape.hidden, shape.rows)
     most = AT_ONCE[shape.cell] if shape.backward or shape.cell == "tanh" else 192
-    small = shape.arithmetic == "fp16" or shape.hidden <= most  # as seen of float32
-    return small and line is not None and line.step < ALONE
+    small = kernels == "fp16" or shape.hidden <= most  # as seen of float32
+    return not shape.packed and small and line is not None and line.step < ALONE
 
 
 def step(engine: str, cell: str, arithmetic: str, hidden: int, rows: int) -> float | None:
@@ -126,8 +165,6 @@ def _line(
     engine: str, cell: str, arithmetic: str, what: str, hidden: int, rows: int
 ) -> Line | None:
     tables = _tables()
-    if (engine, arithmetic) == ("cudnn", "fp16") and hidden > AT_ONCE[cell]:
-        arithmetic = "bf16" if rows > 1 and rows % WHOLE else "fp16"
     grid = tables[engine][cell][arithmetic][what]
     i, u = _between(tables["sizes"], hidden, 1.0)
     if (engine, what) == ("cudnn", "both") and arithmetic in ("tf32", "fp32"):

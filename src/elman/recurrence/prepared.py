@@ -2,6 +2,7 @@
 
 `operator.recurrence` takes any stack; this takes the commonest call again once everything about its
 shapes is known (`kernels.cuda.calls`): vectors in, one direction, nothing cut, everything stored.
+Dropout between layers multiplies by masks that the long way would draw from the same seed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from elman.kernels import select
 from elman.kernels.cuda import KERNEL, calls
 from elman.kernels.cuda.calls import Kept, Prepared
 from elman.kernels.cudnn import Whole
-from elman.recurrence.operator import Inputs, Recipe, backward
+from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
+from elman.recurrence.strand import Dropout
 
 
 @final
@@ -27,7 +29,8 @@ class Call:
 
     def __init__(self, recipe: Recipe, x: Inputs, batch_first: bool) -> None:
         self.recipe, self.batch_first = recipe, batch_first
-        self.prepared = Prepared(recipe.job(x))
+        self.drops = recipe.dropout > 0 and x.seed is not None
+        self.prepared = Prepared(recipe.job(x), self.drops or x.lengths is not None)
         heads, W_hh = named(recipe.cell).heads, x.weights[1]
         self.blocks = None if heads == 1 else diagonal_blocks(W_hh.detach(), heads)
 
@@ -35,15 +38,28 @@ class Call:
         return type(None), ()  # a copied module prepares its own
 
     def __call__(
-        self, input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
+        self,
+        input: Tensor,
+        state: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs and last states; an empty `state` is zeros."""
-        weights = self.in_heads(weights)
+        weights, seed = self.in_heads(weights), draw_seed() if self.drops else None
         if torch.is_grad_enabled():
-            ys, *last = _Node.apply(self, len(state), input, *state, *weights)
+            ys, *last = _Node.apply(self, seed, lengths, len(state), input, *state, *weights)
             return ys, tuple(last)
-        ys, last, _ = self.prepared.forward(self.time_first(input), state, weights, keep=False)
+        xs, masks = self.time_first(input), self.masks(seed)
+        ys, last, _ = self.prepared.forward(xs, state, weights, False, masks, lengths)
         return self.time_first(ys), last
+
+    def masks(self, seed: Tensor | None) -> list[Tensor]:
+        """Of dropout, for all layers but the last; rows are (time, batch)."""
+        if seed is None:
+            return []
+        p, dropout = self.prepared, Dropout(self.recipe.dropout, int(seed))
+        like = torch.empty((), dtype=p.dtype, device=p.device).expand(p.steps, p.rows, p.hidden)
+        return [dropout.mask(like, layer, 0).flatten(0, 1) for layer in range(p.layers - 1)]
 
     def in_heads(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         """The weights, W_hh of a cell with heads being 0 outside of them; or the pulls on these."""
@@ -64,6 +80,8 @@ class Call:
         dys: Tensor | None,
         dlast: Sequence[Tensor | None],
         needs_dxs: bool,
+        lengths: Tensor | None,
+        seed: Tensor | None,
     ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
         """The same pulls, leaving a graph behind to differentiate them again."""
         p = self.prepared
@@ -71,7 +89,7 @@ class Call:
             torch.zeros((p.layers, p.rows, width), dtype=p.dtype, device=p.device)
             for width in p.widths
         ]
-        x = Inputs(self.time_first(input), stacked, weights, None, None)
+        x = Inputs(self.time_first(input), stacked, weights, lengths, seed)
         stack = self.recipe.stack(x, KERNEL)
         dys = None if dys is None else self.time_first(dys)
         dxs, dstate, dws = backward(stack, x, [], dys, dlast, needs_dxs)
@@ -82,13 +100,23 @@ class _Node(torch.autograd.Function):
     """The call as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, n: int, input: Tensor, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        call: Call,
+        seed: Tensor | None,
+        lengths: Tensor | None,
+        n: int,
+        input: Tensor,
+        *tensors: Tensor,
+    ) -> Any:
         keep = any(ctx.needs_input_grad)
-        xs = call.time_first(input).contiguous()
-        ys, last, kept = call.prepared.forward(xs, tensors[:n], tensors[n:], keep)
+        xs, masks = call.time_first(input).contiguous(), call.masks(seed)
+        ys, last, kept = call.prepared.forward(xs, tensors[:n], tensors[n:], keep, masks, lengths)
         if keep:
-            ctx.save_for_backward(input, xs, *tensors, *[t for trace in kept for t in trace])
-            ctx.call, ctx.n, ctx.m = call, n, len(tensors)
+            traces = [t for trace in kept for t in trace]
+            ctx.save_for_backward(input, xs, *tensors, *traces, *masks)
+            ctx.call, ctx.n, ctx.m, ctx.masks = call, n, len(tensors), len(masks)
+            ctx.seed, ctx.lengths = seed, lengths
             ctx.set_materialize_grads(False)
         return call.time_first(ys), *last
 
@@ -96,19 +124,21 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         dys, *dlast = grads
         input, xs, *rest = ctx.saved_tensors
-        call, n, m = ctx.call, ctx.n, ctx.m
-        state, weights = rest[:n], rest[n:m]
-        needs_dxs, needs = ctx.needs_input_grad[2], ctx.needs_input_grad
+        call, n, m, end = ctx.call, ctx.n, ctx.m, len(rest) - ctx.masks
+        state, weights, masks = rest[:n], rest[n:m], rest[end:]
+        needs_dxs, *needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
-            found = call.backward_by_autograd(input, state, weights, dys, dlast, needs_dxs)
+            drawn = ctx.lengths, ctx.seed
+            found = call.backward_by_autograd(input, state, weights, dys, dlast, needs_dxs, *drawn)
         else:
-            kept = [Kept(*rest[i : i + 3]) for i in range(m, len(rest), 3)]
+            kept = [Kept(*rest[i : i + 3]) for i in range(m, end, 3)]
             dys = None if dys is None else call.time_first(dys)
-            wanted = any(needs[3 : 3 + n])
-            found = call.prepared.backward(xs, weights, kept, dys, dlast, needs_dxs, wanted)
+            wanted = needs_dxs, any(needs[:n])
+            more = masks, ctx.lengths
+            found = call.prepared.backward(xs, weights, kept, dys, dlast, *wanted, *more)
         dxs, dstate, dws = found
         dxs = None if dxs is None else call.time_first(dxs)
-        return None, None, dxs, *(dstate or [None] * n), *dws
+        return None, None, None, None, dxs, *(dstate or [None] * n), *dws
 
 
 def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
@@ -120,15 +150,15 @@ def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
 
 
 def is_plain(recipe: Recipe, x: Inputs) -> bool:
-    """Vectors in, one direction, nothing cut, everything stored."""
+    """Vectors in, one direction, nothing cut or drawn within a layer, everything stored."""
     plain = recipe.directions == 1 and not recipe.projected and recipe.carry.exact
-    alike = x.lengths is None and x.seed is None and x.xs.is_floating_point()
-    return plain and recipe.memory.keeps_all and alike
+    noisy = x.seed is not None and named(recipe.cell).noise
+    return plain and recipe.memory.keeps_all and not noisy and x.xs.is_floating_point()
 
 
 def beside(recipe: Recipe, x: Inputs, whole: Whole) -> str:
     """How layers run beside each other by our kernel, for `explain`; empty where they do not."""
-    if not is_plain(recipe, x):
+    if not is_plain(recipe, x) or x.seed is not None or x.lengths is not None:
         return ""
     job, found = recipe.job(x), list[str]()
     sizes = whole.rows, len(job.layers), whole.steps

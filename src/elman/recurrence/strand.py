@@ -51,14 +51,13 @@ class Dropout:
         start += self.origin
         first, last = start // self.grain, (start + len(hs) - 1) // self.grain
         random = torch.Generator(hs.device)
-        grains = []
-        for grain in range(first, last + 1):
+        drawn = torch.empty((last + 1 - first) * self.grain, *hs.shape[1:], device=hs.device)
+        for grain, part in enumerate(drawn.split(self.grain), first):
             random.manual_seed((self.seed + layer * 0x9E3779B1 + grain * 0x85EBCA6B) % 2**63)
-            size = (self.grain, *hs.shape[1:])
-            grains.append(torch.rand(size, generator=random, device=hs.device) >= self.p)
+            part.uniform_(generator=random)
         offset = start - first * self.grain
-        kept = torch.cat(grains)[offset : offset + len(hs)].to(hs.dtype)
-        return kept / (1 - self.p) if self.p < 1 else kept
+        kept = drawn[offset : offset + len(hs)].ge_(self.p).to(hs.dtype)
+        return kept.div_(1 - self.p) if self.p < 1 else kept
 
 
 @final

@@ -1,7 +1,7 @@
 """A stack called again and again with inputs of one shape: what depends on shapes is found once.
 
 The same launches and products as `KERNEL`'s, layer by layer, for the commonest call: vectors in,
-one direction, nothing cut, no lengths. A small layer keeps a GPU busy for less time than Python
+one direction, nothing cut. A small layer keeps a GPU busy for less time than Python
 takes to find out what is to be run; so here Python does nothing that it did before.
 """
 
@@ -69,7 +69,8 @@ NOWHERE = [0, 0]
 class Prepared:
     """Calls of one stack with inputs of one shape. Never changes, so that threads may share it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, one_by_one: bool = False) -> None:
+        """With masks or lengths, `one_by_one`: no layer runs beside another."""
         xs, h = job.inputs[0], job.states[0][0]
         self.cell: Cell = job.cell
         self.steps, self.rows, self.hidden = len(xs), len(h), h.shape[1]
@@ -81,8 +82,10 @@ class Prepared:
         self.wide = torch.promote_types(h.dtype, torch.float32)
         with torch.cuda.device(self.device):
             own = isinstance(self.cell, Described)
-            self.forward_launch = self._ready(job.layers[0], "forward", 16 if own else 14)
-            self.backward_launch = self._ready(job.layers[0], "backward", 20 if own else 17)
+            beside = 1 if one_by_one else self.layers
+            w = job.layers[0]
+            self.forward_launch = self._ready(w, "forward", 16 if own else 14, beside)
+            self.backward_launch = self._ready(w, "backward", 20 if own else 17, beside)
         item, kept = self.rows * self.dtype.itemsize, body(self.cell).kept
         blocks = self.cell.gates + len(self.cell.apart)
         widths = (self.hidden, self.widths[-1], kept * self.hidden, blocks * self.hidden)
@@ -91,8 +94,8 @@ class Prepared:
         self.pull_bytes = [self.rows * width * self.wide.itemsize for width in self.widths]
         self.summed = self._summed() if self.biased and self.cell.apart else None
 
-    def _ready(self, w: Weights, direction: str, arguments: int) -> Ready:
-        sizes = self.rows, self.layers, self.steps
+    def _ready(self, w: Weights, direction: str, arguments: int, layers: int) -> Ready:
+        sizes = self.rows, layers, self.steps
         beside = schedule_for(self.cell, direction, w, *sizes)
         plan = beside.plan if beside else _plan(self.cell, direction, w, self.rows)
         assert plan is not None, "the kernel refuses jobs without a plan"
@@ -118,12 +121,22 @@ class Prepared:
     # ------------------------------------------------------------------ forward
 
     def forward(
-        self, xs: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
+        self,
+        xs: Tensor,
+        first: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        keep: bool,
+        masks: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], list[Kept]]:
-        """ys, the last states (stacked) and what is kept; without `first`, from zeros."""
+        """ys, the last states (stacked) and what is kept; without `first`, from zeros.
+
+        `masks` are those of all layers but the last, (T · B, hidden): what a layer writes is
+        multiplied by its mask before the next one reads it.
+        """
         if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self.forward(xs, first, weights, keep)
+                return self.forward(xs, first, weights, keep, masks, lengths)
         steps, rows, hidden = self.steps, self.rows, self.hidden
         first = [dense(s) for s in first]
         last = [
@@ -137,9 +150,12 @@ class Prepared:
         own = [weights[i : i + each] for i in range(0, len(weights), each)]
         before = [_layer_of(befores, sizes, layer) for layer in range(self.layers)]
         after = [_layer_of(afters, sizes, layer) for layer in range(self.layers)]
-        run = self._one_by_one if self.forward_launch.schedule is None else self._beside
+        xs = xs.reshape(steps * rows, -1)
         with large_products(self.dtype):
-            traces = run(xs.reshape(steps * rows, -1), before, after, own, keep)
+            if self.forward_launch.schedule is not None:
+                traces = self._beside(xs, before, after, own, keep)
+            else:
+                traces = self._one_by_one(xs, before, after, own, keep, masks, lengths)
         ys = traces[-1].hs[rows:]
         return ys.view(steps, rows, hidden), tuple(last), traces
 
@@ -150,6 +166,8 @@ class Prepared:
         after: list[list[int]],
         weights: list[Sequence[Tensor]],
         keep: bool,
+        masks: Sequence[Tensor],
+        lengths: Tensor | None,
     ) -> list[Kept]:
         """Layer by layer; `before` and `after` are addresses of their first and last states."""
         traces = list[Kept]()
@@ -157,11 +175,18 @@ class Prepared:
             given = self._given(w)
             shares = linear(xs, w[0], given.bias)
             kept = self._room(shares, keep)
-            words = self._words(given, shares, self._places(kept), first, last, self.steps)
+            tracks, until = self._places(kept), _address(lengths)
+            words = self._words(given, shares, tracks, first, last, self.steps, until)
             self.forward_launch.launch(self._stream(), words)
             traces.append(kept)
-            xs = kept.hs[self.rows :]
+            if len(traces) < self.layers:
+                xs = self._above(kept, masks, len(traces) - 1)
         return traces
+
+    def _above(self, kept: Kept, masks: Sequence[Tensor], layer: int) -> Tensor:
+        """What the layer above this one reads."""
+        ys = kept.hs[self.rows :]
+        return ys * masks[layer] if masks else ys
 
     def _beside(
         self,
@@ -239,6 +264,7 @@ class Prepared:
         before: list[int],
         after: list[int],
         steps: int,
+        lengths: int = 0,
     ) -> Sequence[int]:
         """What the kernel is told: one layer, from the addresses of its tracks on, so far."""
         two = self.states > 1
@@ -247,7 +273,7 @@ class Prepared:
             shares.data_ptr(),
             0,  # no ids
             _address(given.bias_apart),
-            0,  # no lengths
+            lengths,
             before[0],
             before[1] if two else 0,
             *tracks,
@@ -291,11 +317,14 @@ class Prepared:
         dlast: Sequence[Tensor | None],
         needs_dxs: bool,
         needs_dstate: bool,
+        masks: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         """The pulls on xs, on the first states and on the weights; half precision's in float32."""
         if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self.backward(xs, weights, kept, dys, dlast, needs_dxs, needs_dstate)
+                wanted = needs_dxs, needs_dstate
+                return self.backward(xs, weights, kept, dys, dlast, *wanted, masks, lengths)
         each, steps, rows = len(weights) // self.layers, self.steps, self.rows
         last = [None if d is None else dense(d.to(self.wide)) for d in dlast]
         dstate = [
@@ -306,13 +335,16 @@ class Prepared:
         ends = [self._of(at, [*map(_address, last)]) for at in range(self.layers)]
         firsts = [*map(_address, dstate)] or NOWHERE[: self.states]
         begins = [self._of(at, firsts) for at in range(self.layers)]
-        befores = [xs, *(k.hs[rows:] for k in kept)]
         dys = None if dys is None else dense(dys).view(steps * rows, -1)
-        run = self._back_one_by_one if self.backward_launch.schedule is None else self._back_beside
+        if self.backward_launch.schedule is not None:
+            backs = self._back_beside(own, kept, dys, ends, begins)
+        else:
+            backs = self._back_one_by_one(own, kept, dys, ends, begins, masks, lengths)
         dws = list[Tensor]()
         with large_products(self.dtype):
-            for layer, (das, down) in run(own, kept, dys, ends, begins):
-                dws[:0] = self._weight_pulls(own[layer], befores[layer], kept[layer].hs, das, down)
+            for layer, (das, down) in backs:
+                read = xs if layer == 0 else self._above(kept[layer - 1], masks, layer - 1)
+                dws[:0] = self._weight_pulls(own[layer], read, kept[layer].hs, das, down)
                 dys = self._down(own[0], das) if layer == 0 and needs_dxs else None
         dxs = None if dys is None else dys.view(steps, rows, -1)
         return dxs, dstate, dws
@@ -336,6 +368,8 @@ class Prepared:
         dys: Tensor | None,
         ends: list[list[int]],
         begins: list[list[int]],
+        masks: Sequence[Tensor],
+        lengths: Tensor | None,
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor | None]]]:
         """da of all gates, (T · B, blocks · hidden), and each row's pull on the cell's numbers.
 
@@ -353,8 +387,11 @@ class Prepared:
             more = [*map(_address, [*own, down] if own else ()), _address(meeting)]
             tracks, at = [*self._places(trace), das.data_ptr()], w[1].data_ptr()
             states = ends[layer], begins[layer]
-            launch(self._stream(), self._words_back(at, tracks, dys, *states, more, self.steps))
+            sizes = self.steps, _address(lengths)
+            launch(self._stream(), self._words_back(at, tracks, dys, *states, more, *sizes))
             dys = self._down(w, das) if layer > 0 else None
+            if dys is not None and masks:
+                dys *= masks[layer - 1]
             yield layer, (das, down)
 
     def _back_beside(
@@ -426,6 +463,7 @@ class Prepared:
         before: list[int],
         more: Sequence[int],
         steps: int,
+        lengths: int = 0,
     ) -> Sequence[int]:
         """What the kernel is told to carry a gradient back, so many steps."""
         *kept, das = tracks
@@ -437,7 +475,7 @@ class Prepared:
             after[0],
             after[1] if two else 0,
             *(0, 0, 0),  # nothing is cut: no ξ, nor its strides
-            0,  # no lengths
+            lengths,
             das,
             before[0],
             before[1] if two else 0,
