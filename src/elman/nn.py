@@ -209,7 +209,8 @@ class _Module(torch.nn.RNNBase):
         if torch.jit.is_tracing():
             with traced.quietly():
                 return self._run_any(input, state)
-        if torch.compiler.is_compiling() or (type(input) is Tensor and self._is_torchs(input)):
+        plain = type(input) is Tensor
+        if torch.compiler.is_compiling() or (plain and (input.is_cuda or self._is_torchs(input))):
             return self._run_any(input, state)
         return self._plain_call(input, state) or self._run_any(input, state)
 
@@ -236,8 +237,7 @@ class _Module(torch.nn.RNNBase):
 
     def _is_torchs(self, input: Tensor) -> bool:
         """Whether no native call is worth trying: under autocast it is, also for narrow inputs."""
-        cast = torch.is_autocast_enabled("cpu")
-        return self._asks_torch(input) and (input.is_cuda or not cast)
+        return self._asks_torch(input) and not torch.is_autocast_enabled("cpu")
 
     def _asks_torch(self, input: Tensor) -> bool:
         """Whether torch's own layers, which take whole stacks, may be the fastest for this."""
