@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from elman.cli import demo, run
-from elman.errors import MissingSource, WorkFailed
+from elman.errors import MissingSource, UserError, WorkFailed
+from elman.runs.folder import check_room
 
 SMALL = """--model gru --hidden-size 16 --batch-size 8 --window 20 --epochs 1 --max-tokens 20000
     --average ema --average-decay 0.9"""
@@ -46,6 +47,18 @@ def test_the_demo_shows_every_act(small, capsys):
     assert said.rstrip().endswith("--prompt 'The ' --length 400 --temperature 0.7")
     assert (small / "report.html").exists()
     assert (small / "pictures" / "lags.svg").exists()
+    check_room(small, force=True)  # so that the next demo can take its place
+
+
+def test_a_run_with_pictures_is_a_run_that_can_be_replaced(tiny_run, tmp_path):
+    """Where the demo draws, and where `elman gradients` says that it could."""
+    trained = shutil.copytree(tiny_run(), tmp_path / "run")
+    assert run(["gradients", str(trained), "--figure", str(trained / "pictures")]) == 0
+    assert (trained / "pictures" / "lags.svg").exists()
+    check_room(trained, force=True)
+    (trained / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds thesis.txt"):
+        check_room(trained, force=True)
 
 
 @pytest.mark.parametrize("recipe", [*demo.RECIPES.values(), demo.KILLED])

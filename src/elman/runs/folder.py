@@ -7,6 +7,7 @@
     state-….safetensors large tensors of it, in pieces
     metrics.jsonl       one record per line: updates, validations, samples, the result
     README.md           the model card;  report.html: the same with figures
+    pictures            where `elman gradients` is told to draw, by its own hint and by the demo
     source              the text itself, where it came through a pipe
     .replaced           the run that was here before, until this one has something to show
 
@@ -55,6 +56,7 @@ FILES = (
     "metrics.jsonl",
     "README.md",
     "report.html",
+    "pictures",
     "source",
     "tensorboard",
     LOCK,
