@@ -555,7 +555,7 @@ class _Module(torch.nn.RNNBase):
             return traced.recurrence(self._recipe(), x, self.training, batch_sizes)
         if data.is_cpu and not torch.compiler.is_compiling():
             _check_pack(len(data), batch_sizes.tolist())
-        asks = data.is_cuda or (self.proj_size > 0 and forward_ad._current_level < 0)
+        asks = self._asks_torch(data) and (data.is_cuda or forward_ad._current_level < 0)
         if asks and self._chunks is None and not torch.compiler.is_compiling():
             x = self._inputs(data, first)
             if (stack := self._packed_whole(x, batch_sizes)) is not None:

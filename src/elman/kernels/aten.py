@@ -43,7 +43,7 @@ class Aten:
 
         In bfloat16 alone: few steps; and oneDNN's lstm, which is best at widths of whole tiles.
         """
-        if whole.dtype is not torch.bfloat16:
+        if whole.dtype is not torch.bfloat16 or whole.packed:  # of packed rows it runs step by step
             return False
         if whole.network.mode != "LSTM":
             return whole.steps < (4 if whole.keeps else 8)
