@@ -73,6 +73,7 @@ class Plan:
     partners: int = 0  # SMs of a far group that share their da; 0: each reads the whole vector
     warpgroups: int = 0  # of an SM by pairs.cuh or teams.cuh; 0: another kind of group
     held: int = 0  # chunks (pairs) or tiles (teams) of the matrix that a warpgroup has in registers
+    turns: int = 1  # times `rows` that a group has: one is on its way while another is multiplied
 
     @property
     def hidden(self) -> int:
@@ -357,7 +358,7 @@ class Plan:
         )
 
     def groups(self, batch: int) -> int:
-        return -(-batch // self.rows) * self.heads
+        return -(-batch // (self.rows * self.turns)) * self.heads
 
     def defines(self, dtype: int) -> dict[str, int]:
         """The macros of the source."""
@@ -370,6 +371,7 @@ class Plan:
             "HIDDEN": self.hidden,
             "CLUSTER": self.cluster,
             "ROWS": self.rows,
+            "TURNS": self.turns,
             "WARPS": self.warps,
             "WARPS_K": self.warps_k,
             "REGISTER_TILES": self.register_tiles,
