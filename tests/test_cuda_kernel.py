@@ -222,6 +222,38 @@ def test_wide_layers_of_a_hopper_gpu_run_in_pairs_forward(cell, size):
     assert chosen.paired
 
 
+@given(
+    cell=st.sampled_from(["gru", "lstm", "tanh"]),
+    size=st.integers(97, 256),
+    batch=st.integers(1, 1100),
+    direction=st.sampled_from(["forward", "backward"]),
+)
+def test_groups_that_find_no_room_beside_the_others_are_launched_after_them(
+    cell, size, batch, direction
+):
+    chosen = plan.cheapest(named(cell), direction, 8 * size, 2, batch, HOPPER)
+    if chosen is None or not chosen.far:
+        return
+    launches = chosen.launches(batch)
+    assert [block for blocks in launches for block in blocks] == [
+        *range(chosen.groups(batch) * chosen.cluster)
+    ]
+    for blocks in launches:
+        assert len(blocks) % chosen.cluster == 0
+        assert len(blocks) // chosen.neighbours <= HOPPER.clusters[chosen.neighbours]
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("size", [1024, 1536, 2048])
+def test_a_wide_layer_of_many_rows_has_a_plan(cell, size):
+    for direction in ("forward", "backward"):
+        chosen = plan.cheapest(named(cell), direction, size, 2, 256, HOPPER)
+        assert chosen is not None
+        few = plan.cheapest(named(cell), direction, size, 2, 64, HOPPER)
+        assert few is not None
+        assert chosen.batch_microseconds(256, HOPPER) <= 4.01 * few.batch_microseconds(64, HOPPER)
+
+
 def test_without_clusters_a_team_is_one_block():
     old = plan.Machine({1: 108}, 166912)
     found = list(plan.spread_plans(named("lstm"), 1024, 2, 16, old))
@@ -524,6 +556,28 @@ def test_on_a_gpu_groups_that_are_not_all_there_at_once_are_refused(partners, mo
     launch = cuda.prepared(chosen, cuda.BF16, chosen.rows * groups, 0, 17)
     with pytest.raises(WorkFailed, match="cooperative"):
         launch(torch.cuda.current_stream().cuda_stream, [0] * 17)
+
+
+@pytest.mark.parametrize(
+    ("partners", "hopper", "straight"),
+    [(0, False, False), (2, False, False), (0, False, True), (2, True, False)],
+)
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_gpu_groups_after_each_other_compute_what_they_do_beside_each_other(
+    partners, hopper, straight, monkeypatch
+):
+    far_plan(monkeypatch, 8, partners, hopper, straight)
+    job = check.Case("lstm", torch.bfloat16, 5, 37, 384, 16)
+    m = check.material(job).to(torch.bfloat16, "cuda")
+    beside = check.answers(cuda.KERNEL, job, m)
+    every = cuda.plan_for
+    monkeypatch.setattr(cuda, "plan_for", lambda *job: replace(every(*job), at_once=1))
+    assert len(cuda.plan_for(named("lstm"), "forward", 384, 2, 37, 0).launches(37)) > 2
+    after = check.answers(cuda.KERNEL, job, m)
+    assert beside.keys() == after.keys()
+    for name, x in beside.items():
+        assert torch.equal(x, after[name]), name
 
 
 @pytest.mark.parametrize(("partners", "straight"), [(0, False), (2, False), (0, True)])

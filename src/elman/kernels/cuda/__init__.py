@@ -178,14 +178,19 @@ def compiled(plan: Plan, dtype: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) -> driver.Launch:
+def prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) -> driver.Launches:
     function = driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
-    blocks, cluster = plan.groups(batch) * plan.cluster, plan.neighbours
-    config = driver.configuration(blocks, cluster, plan.threads, plan.shared_bytes, plan.far)
-    if plan.paired:  # h of steps 0 to T, or da of steps 1 to T
-        track, more = (7, 1) if plan.forward else (11, 0)
-        return driver.MappedLaunch(function, config, arguments, track, plan.size, more, plan.rows)
-    return driver.Launch(function, config, arguments)
+
+    def part(blocks: int) -> driver.Launch:
+        shape = blocks, plan.neighbours, plan.threads, plan.shared_bytes
+        config = driver.configuration(*shape, cooperative=plan.far)
+        if not plan.paired:
+            return driver.Launch(function, config, arguments + 1)
+        track, more = (7, 1) if plan.forward else (11, 0)  # h of steps 0 to T, or da of 1 to T
+        sizes = track, plan.size, more, plan.rows
+        return driver.MappedLaunch(function, config, arguments + 1, *sizes)
+
+    return driver.Launches([(blocks[0], part(len(blocks))) for blocks in plan.launches(batch)])
 
 
 def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: Tensor | int | None) -> None:

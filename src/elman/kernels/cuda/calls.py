@@ -29,7 +29,7 @@ from elman.kernels.cuda import (
     schedule_for,
     shares_of,
 )
-from elman.kernels.cuda.driver import Launch
+from elman.kernels.cuda.driver import Launches
 from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.lanes import lanes
 from elman.kernels.cuda.plan import Plan
@@ -48,7 +48,7 @@ class Ready(NamedTuple):
     """One direction of a stack, ready to be launched."""
 
     plan: Plan
-    launch: Launch
+    launch: Launches
     schedule: Schedule | None  # of layers beside each other; None: one after the other
 
 
