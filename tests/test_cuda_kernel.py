@@ -3,6 +3,7 @@
 import functools
 import itertools
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from elman.cells import named
 from elman.errors import WorkFailed
 from elman.gradients import Checkpointed, Full, Stored, Truncated
 from elman.kernels import Piece, cuda, fused, reference
-from elman.kernels.cuda import driver, plan
+from elman.kernels.cuda import driver, plan, widths
 
 cells = st.sampled_from(sorted(check.BUILT_IN))
 own_cells = st.sampled_from([*check.SHIPPED, *check.TWIN, *check.NOISY])
@@ -51,6 +52,46 @@ def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
     assert found.keys() == exact.keys()
     for name, x in exact.items():
         torch.testing.assert_close(found[name].double(), x, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@given(job=jobs.filter(lambda job: job.cell in widths.STAY_ZERO), more=st.integers(1, 7))
+def test_a_layer_run_as_a_wider_one_is_the_reference(job, more):
+    """Units are added where the rows of a wide layer are no whole 16 bytes."""
+    m = check.material(job)
+    wider = mock.patch.object(cuda, "width_for", lambda cell, size, *_: size + more)
+    with paper_gpu.present(), wider:
+        found = check.answers(cuda.KERNEL, job, m)
+    exact = check.answers(reference.KERNEL, job, m)
+    assert found.keys() == exact.keys()
+    for name, x in exact.items():
+        assert found[name].shape == x.shape
+        assert found[name].is_contiguous() or name not in ("hs", "cs")
+        torch.testing.assert_close(found[name].double(), x, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("cell", widths.STAY_ZERO)
+def test_units_that_are_not_the_layers_own_read_nothing_of_an_infinite_input(cell):
+    """0 times infinity would be a NaN, which W_hh would hand to all others."""
+    m, launch = check.material(check.Case(cell, torch.float64, 3, 2, 3, 2)), mock.Mock()
+    m.xs[1, 0, 1] = torch.inf
+    wider = mock.patch.object(cuda, "width_for", lambda cell, size, *_: size + 5)
+    with paper_gpu.present(), wider, mock.patch.object(cuda, "_launch", launch):
+        cuda.KERNEL.forward(m.piece(named(cell)))
+    shares = launch.call_args.args[3].unflatten(-1, (-1, 8))
+    assert shares[1, 0, :, :3].isinf().all()
+    assert not shares[..., 3:].any()
+
+
+@pytest.mark.parametrize(("cell", "size"), [("lstm", 1135), ("gru", 1501), ("tanh", 1999)])
+@pytest.mark.parametrize("element", [2, 4])
+def test_only_a_wide_layer_of_broken_rows_is_run_wider(cell, size, element):
+    with paper_gpu.present():
+        wide, apart = (cuda.width_for(named(c), size, element, 16, 0) for c in (cell, "relu"))
+        assert wide * element % 16 == 0
+        assert size < wide < size + 16 // element
+        assert cuda.width_for(named(cell), 8 * (size // 8), element, 16, 0) == 8 * (size // 8)
+        assert cuda.width_for(named(cell), 117, element, 16, 0) == 117
+        assert apart == size
 
 
 @given(job=jobs | own_jobs)

@@ -145,6 +145,8 @@ def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
     """How calls like this one are run from now on; None where they take the long way."""
     if not is_plain(recipe, x) or select(recipe.job(x)) is not KERNEL:
         return None
+    if any(KERNEL.widens(piece) for piece in recipe.job(x).pieces()):
+        return None
     call = Call(recipe, x, batch_first)
     return call if call.prepared.suits(x.weights) else None
 
