@@ -38,9 +38,6 @@ ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of 
 AT_ONCE = {"tanh": 256, "gru": 128, "lstm": 128}
 """Up to so many units of float32 cuDNN is fast, there and back; one more unit, and it is not."""
 
-CLUSTERED = {"tanh": 3072, "gru": 1536, "lstm": 1536}
-"""Bytes of the widest layer that our kernel runs in clusters, on an H200."""
-
 WHOLE, WIDE = 8, 128
 """Of what cuDNN's kernels of float16 want multiples: of all sizes, of widths beyond those units."""
 
@@ -107,13 +104,7 @@ def host_microseconds(engine: str, shape: Shape) -> float:
 
 def takes_the_long_way(shape: Shape) -> bool:
     """Whether our kernel's calls of this shape are not prepared."""
-    return shape.directions > 1 or shape.pieces > 1 or is_widened(shape)
-
-
-def is_widened(shape: Shape) -> bool:
-    """Whether our kernel adds units to a layer that no cluster holds (`kernels.cuda.widths`)."""
-    element = 2 if shape.arithmetic in ("fp16", "bf16") else 4
-    return shape.hidden * element > CLUSTERED[shape.cell] and shape.hidden * element % 16 > 0
+    return shape.directions > 1 or shape.pieces > 1
 
 
 def _masks(shape: Shape, what: str) -> float:

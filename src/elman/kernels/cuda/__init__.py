@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import final
 
 import torch
@@ -42,19 +43,25 @@ class Cuda:
     def refuses(self, piece: Piece) -> str | None:
         return _refusal_of_piece(piece) or _refusal_of_device(piece)
 
+    def width(self, piece: Piece) -> int:
+        """Units that the piece is run with: its own, or a few more (widths.py)."""
+        W_hh = piece.w.W_hh
+        shape = W_hh.shape[1], W_hh.element_size(), piece.xs.shape[1], W_hh.get_device()
+        return width_for(piece.cell, *shape)
+
     def widens(self, piece: Piece) -> bool:
         """Whether the piece is run with more units than it has."""
-        return _width(piece) > piece.w.hidden_size
+        return self.width(piece) > piece.w.hidden_size
 
     def empty_gates(self, piece: Piece) -> Tensor | None:
-        return _room_for_gates(piece, _width(piece))
+        return _room_for_gates(piece, self.width(piece))
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
-        own, size = piece.w.hidden_size, _width(piece)
+        own, size = piece.w.hidden_size, self.width(piece)
         if size == own:
             return self._forward(piece, needs_gates, size)
-        trace = self._forward(widths.widened(piece, size), needs_gates, own)
+        trace = self._forward(widths.widened_piece(piece, size), needs_gates, own)
         return widths.narrowed_trace(trace, own)
 
     def _forward(self, piece: Piece, needs_gates: bool, own: int) -> Trace:
@@ -93,13 +100,13 @@ class Cuda:
         self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
         piece.check()
-        own, size = piece.w.hidden_size, _width(piece)
+        own, size = piece.w.hidden_size, self.width(piece)
         pull.check(piece, trace, body(piece.cell).kept * size)
         if size == own:
             dxs, gradients, dstate = self._backward(piece, trace, pull)
         else:
             wide = widths.widened_trace(trace, size), widths.widened_pull(pull, size)
-            dxs, gradients, dstate = self._backward(widths.widened(piece, size), *wide)
+            dxs, gradients, dstate = self._backward(widths.widened_piece(piece, size), *wide)
             gradients = widths.narrowed(piece.cell, gradients, own)
             dstate = tuple(d[:, :own] for d in dstate)
         return dxs, products.add(pull.into, gradients), dstate
@@ -151,29 +158,31 @@ def _refusal_of_device(piece: Piece) -> str | None:
         machine(xs.device.index or 0)
     except UserError as missing:
         return missing.message
-    if not _fits(cell, _width(piece), w.W_hh.element_size(), xs.shape[1], xs.get_device()):
+    shape = KERNEL.width(piece), w.W_hh.element_size(), xs.shape[1], xs.get_device()
+    if _microseconds(cell, *shape) == math.inf:
         return f"{w.hidden_size} hidden units of {w.W_hh.dtype} do not fit the GPU's SMs"
     return None
 
 
-def _width(piece: Piece) -> int:
-    """Units that the piece is run with: its own, or more where only so they fit (widths.py)."""
-    W_hh = piece.w.W_hh
-    shape = W_hh.shape[1], W_hh.element_size(), piece.xs.shape[1], W_hh.get_device()
-    return width_for(piece.cell, *shape)
-
-
+@functools.lru_cache(maxsize=4096)
 def width_for(cell: Cell, size: int, element: int, batch: int, device: int) -> int:
-    """The same, of a layer of `size` units."""
+    """Units that such a layer is run with: more than its own where only so it fits, or sooner."""
     wider = widths.rounded(cell, size, element)
-    wide = wider > size and not _fits(cell, size, element, batch, device)
-    return wider if wide and _fits(cell, wider, element, batch, device) else size
+    if wider == size:
+        return size
+    own, wide = (_microseconds(cell, n, element, batch, device) for n in (size, wider))
+    return wider if wide < WORTH * own else size
 
 
-def _fits(cell: Cell, size: int, element: int, batch: int, device: int) -> bool:
-    """Whether both directions of such a layer have a plan."""
-    ways = ("forward", "backward")
-    return all(plan_for(cell, way, size, element, batch, device) is not None for way in ways)
+WORTH = 0.8
+"""How much sooner a wider layer must be, for the copies that it takes."""
+
+
+def _microseconds(cell: Cell, size: int, element: int, batch: int, device: int) -> float:
+    """Of a step there and back; infinite where one of the two does not fit."""
+    plans = [plan_for(cell, way, size, element, batch, device) for way in ("forward", "backward")]
+    held = machine(max(device, 0))
+    return sum(math.inf if p is None else p.batch_microseconds(batch, held) for p in plans)
 
 
 @functools.cache

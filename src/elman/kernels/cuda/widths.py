@@ -1,8 +1,9 @@
 """A layer whose rows are no whole 16 bytes, run as one that is a few units wider.
 
 Groups of SMs that meet in device memory copy 16 bytes at a time. So 1135 units of half precision,
-which no cluster holds, run as 1136. A unit that is not the layer's own has no weights, is read
-nothing, and stays 0; what is wider for it is cut off again, for a copy of h and c each way.
+which no cluster holds, run as 1136, and so do layers that run sooner so. A unit that is not the
+layer's own has no weights, reads nothing, and stays 0; what is wider for it is cut off again, for a
+copy of h and c each way.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ def rounded(cell: Cell, size: int, element: int) -> int:
     return -(-size // per_row) * per_row if cell.name in STAY_ZERO else size
 
 
-def widened(piece: Piece, size: int) -> Piece:
+def widened(cell: Cell, w: Weights, size: int) -> Weights:
+    """The weights of a layer of `size` units; W_ih reads what it did."""
+    more = size - w.hidden_size
+    w = _of_rows(cell, w, lambda gates: pad(gates, (0, 0, 0, more)))
+    return w._replace(W_hh=pad(w.W_hh, (0, more)))
+
+
+def widened_piece(piece: Piece, size: int) -> Piece:
     """The piece with `size` units."""
-    more = size - piece.w.hidden_size
-    w = _of_rows(piece.cell, piece.w, lambda gates: pad(gates, (0, 0, 0, more)))
-    return piece._replace(w=w._replace(W_hh=pad(w.W_hh, (0, more))), state=_wide(piece.state, size))
+    return piece._replace(w=widened(piece.cell, piece.w, size), state=_wide(piece.state, size))
 
 
 def widened_trace(trace: Trace, size: int) -> Trace:
