@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import cuda_check as check
 import paper_gpu
-from elman import nn
+from elman import kernels, nn
 from elman.cells import named
 from elman.errors import WorkFailed
 from elman.gradients import Checkpointed, Full, Stored, Truncated
@@ -746,6 +746,31 @@ def test_on_a_gpu_gradients_may_begin_at_any_address(carry, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("hidden", [701, 1135])
+def test_on_a_gpu_stacks_of_wider_layers_are_cudnns(hidden, kind, dtype):
+    """Two layers: the second reads the first's units and none that were added."""
+    torch.manual_seed(0)
+    rnn = kind(12, hidden, 2, device="cuda", dtype=dtype)
+    xs = torch.randn(7, 33, 12, device="cuda", dtype=dtype, requires_grad=True)
+    found = []
+    for kernel in ("cuda", "cudnn"):
+        rnn.zero_grad()
+        xs.grad = None
+        with kernels.using(kernel):
+            ys, last = rnn(xs)
+        ends = [ys, *(last if isinstance(last, tuple) else (last,))]
+        torch.manual_seed(1)
+        torch.autograd.backward(ends, [torch.randn_like(t) for t in ends])
+        assert all(t.is_contiguous() for t in ends)
+        found.append([*ends, xs.grad, *(p.grad for p in rnn.parameters())])
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= 16 * check.ROUNDOFF[dtype] * b.norm()
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layers", [1, 3])
@@ -754,7 +779,7 @@ def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype
     monkeypatch.setenv("ELMAN_KERNELS", "cuda")
     make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
     found = []
-    for hidden, long_way in itertools.product((36, 256, 1024, 701, 1135), (False, True)):
+    for hidden, long_way in itertools.product((36, 256, 1024), (False, True)):
         torch.manual_seed(0)
         rnn = make(12, hidden, layers, device="cuda", dtype=dtype)
         xs = torch.randn(7, 5, 12, device="cuda", dtype=dtype, requires_grad=True)
