@@ -24,6 +24,7 @@ STEPS = 1024
 GATED = [(cell, size) for size in (1024, 1536, 2048) for cell in ("lstm", "gru")]
 SHAPES = [(c, batch, size) for batch in (64, 16, 256) for c, size in [*GATED, ("tanh", 2048)]]
 SHAPES += [("lstm", 16, 768)]
+SHAPES += [("lstm", 64, 1135), ("gru", 64, 701), ("lstm", 7, 1155), ("tanh", 32, 1999)]  # odd
 ENGINES = {"cudnn": (torch.nn, ("fp16", "bf16")), "elman": (elman.nn, ("bf16",))}
 
 

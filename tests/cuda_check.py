@@ -469,6 +469,10 @@ WIDE = [  # layers beyond a cluster
     Case("lstm", torch.float16, 3, 64, 2048, 28, lengths=True),
     Case("gru", torch.bfloat16, 3, 50, 2048, 28, xi=2),
     Case("tanh", torch.bfloat16, 3, 256, 2048, 28),
+    Case("lstm", torch.bfloat16, 4, 33, 1135, 28, lengths=True, xi=2),  # rows of no whole 16 bytes
+    Case("gru", torch.float16, 4, 70, 1501, 28, xi=1),
+    Case("tanh", torch.float32, 4, 17, 1999, 28, ids=True),
+    Case("gru", torch.bfloat16, 3, 200, 1536, 28, lengths=True),  # in several launches
 ]
 
 

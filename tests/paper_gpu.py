@@ -229,6 +229,7 @@ def _backward(cell, W_hh, hs, cs, gates, dhs, dh, dc, xi, xi_step, xi_row, lengt
     das, dh_first, dc_first, _, steps, batch = out
     bare = (_identity(cell, W_hh, None), hs.new_zeros(steps, batch, len(W_hh)), hs)
     w, shares, kept = bare if gates is None else _KEPT[gates.data_ptr()]
+    w = w._replace(W_hh=W_hh)  # the forward pass's own may be gone
     if xi is not None:
         xi = torch.as_strided(xi, (steps, batch), (xi_step, xi_row))
     dxs = torch.empty_like(shares)

@@ -3,6 +3,7 @@
 import functools
 import itertools
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -11,12 +12,12 @@ from hypothesis import strategies as st
 
 import cuda_check as check
 import paper_gpu
-from elman import nn
+from elman import kernels, nn
 from elman.cells import named
 from elman.errors import WorkFailed
 from elman.gradients import Checkpointed, Full, Stored, Truncated
 from elman.kernels import Piece, cuda, fused, reference
-from elman.kernels.cuda import driver, plan
+from elman.kernels.cuda import driver, plan, widths
 
 cells = st.sampled_from(sorted(check.BUILT_IN))
 own_cells = st.sampled_from([*check.SHIPPED, *check.TWIN, *check.NOISY])
@@ -51,6 +52,46 @@ def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
     assert found.keys() == exact.keys()
     for name, x in exact.items():
         torch.testing.assert_close(found[name].double(), x, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@given(job=jobs.filter(lambda job: job.cell in widths.STAY_ZERO), more=st.integers(1, 7))
+def test_a_layer_run_as_a_wider_one_is_the_reference(job, more):
+    """Units are added where the rows of a wide layer are no whole 16 bytes."""
+    m = check.material(job)
+    wider = mock.patch.object(cuda, "width_for", lambda cell, size, *_: size + more)
+    with paper_gpu.present(), wider:
+        found = check.answers(cuda.KERNEL, job, m)
+    exact = check.answers(reference.KERNEL, job, m)
+    assert found.keys() == exact.keys()
+    for name, x in exact.items():
+        assert found[name].shape == x.shape
+        assert found[name].is_contiguous() or name not in ("hs", "cs")
+        torch.testing.assert_close(found[name].double(), x, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("cell", widths.STAY_ZERO)
+def test_units_that_are_not_the_layers_own_read_nothing_of_an_infinite_input(cell):
+    """0 times infinity would be a NaN, which W_hh would hand to all others."""
+    m, launch = check.material(check.Case(cell, torch.float64, 3, 2, 3, 2)), mock.Mock()
+    m.xs[1, 0, 1] = torch.inf
+    wider = mock.patch.object(cuda, "width_for", lambda cell, size, *_: size + 5)
+    with paper_gpu.present(), wider, mock.patch.object(cuda, "_launch", launch):
+        cuda.KERNEL.forward(m.piece(named(cell)))
+    shares = launch.call_args.args[3].unflatten(-1, (-1, 8))
+    assert shares[1, 0, :, :3].isinf().all()
+    assert not shares[..., 3:].any()
+
+
+@pytest.mark.parametrize(("cell", "size"), [("lstm", 1135), ("gru", 1501), ("tanh", 1999)])
+@pytest.mark.parametrize("element", [2, 4])
+def test_only_a_wide_layer_of_broken_rows_is_run_wider(cell, size, element):
+    with paper_gpu.present():
+        wide, apart = (cuda.width_for(named(c), size, element, 16, 0) for c in (cell, "relu"))
+        assert wide * element % 16 == 0
+        assert size < wide < size + 16 // element
+        assert cuda.width_for(named(cell), 8 * (size // 8), element, 16, 0) == 8 * (size // 8)
+        assert cuda.width_for(named(cell), 117, element, 16, 0) == 117
+        assert apart == size
 
 
 @given(job=jobs | own_jobs)
@@ -220,6 +261,38 @@ def test_wide_layers_of_a_hopper_gpu_run_in_pairs_forward(cell, size):
     chosen = plan.cheapest(named(cell), "forward", size, 2, 64, HOPPER)
     assert chosen is not None
     assert chosen.paired
+
+
+@given(
+    cell=st.sampled_from(["gru", "lstm", "tanh"]),
+    size=st.integers(97, 256),
+    batch=st.integers(1, 1100),
+    direction=st.sampled_from(["forward", "backward"]),
+)
+def test_groups_that_find_no_room_beside_the_others_are_launched_after_them(
+    cell, size, batch, direction
+):
+    chosen = plan.cheapest(named(cell), direction, 8 * size, 2, batch, HOPPER)
+    if chosen is None or not chosen.far:
+        return
+    launches = chosen.launches(batch)
+    assert [block for blocks in launches for block in blocks] == [
+        *range(chosen.groups(batch) * chosen.cluster)
+    ]
+    for blocks in launches:
+        assert len(blocks) % chosen.cluster == 0
+        assert len(blocks) // chosen.neighbours <= HOPPER.clusters[chosen.neighbours]
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("size", [1024, 1536, 2048])
+def test_a_wide_layer_of_many_rows_has_a_plan(cell, size):
+    for direction in ("forward", "backward"):
+        chosen = plan.cheapest(named(cell), direction, size, 2, 256, HOPPER)
+        assert chosen is not None
+        few = plan.cheapest(named(cell), direction, size, 2, 64, HOPPER)
+        assert few is not None
+        assert chosen.batch_microseconds(256, HOPPER) <= 4.01 * few.batch_microseconds(64, HOPPER)
 
 
 def test_without_clusters_a_team_is_one_block():
@@ -526,6 +599,28 @@ def test_on_a_gpu_groups_that_are_not_all_there_at_once_are_refused(partners, mo
         launch(torch.cuda.current_stream().cuda_stream, [0] * 17)
 
 
+@pytest.mark.parametrize(
+    ("partners", "hopper", "straight"),
+    [(0, False, False), (2, False, False), (0, False, True), (2, True, False)],
+)
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_gpu_groups_after_each_other_compute_what_they_do_beside_each_other(
+    partners, hopper, straight, monkeypatch
+):
+    far_plan(monkeypatch, 8, partners, hopper, straight)
+    job = check.Case("lstm", torch.bfloat16, 5, 37, 384, 16)
+    m = check.material(job).to(torch.bfloat16, "cuda")
+    beside = check.answers(cuda.KERNEL, job, m)
+    every = cuda.plan_for
+    monkeypatch.setattr(cuda, "plan_for", lambda *job: replace(every(*job), at_once=1))
+    assert len(cuda.plan_for(named("lstm"), "forward", 384, 2, 37, 0).launches(37)) > 2
+    after = check.answers(cuda.KERNEL, job, m)
+    assert beside.keys() == after.keys()
+    for name, x in beside.items():
+        assert torch.equal(x, after[name]), name
+
+
 @pytest.mark.parametrize(("partners", "straight"), [(0, False), (2, False), (0, True)])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -651,6 +746,31 @@ def test_on_a_gpu_gradients_may_begin_at_any_address(carry, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("hidden", [701, 1135])
+def test_on_a_gpu_stacks_of_wider_layers_are_cudnns(hidden, kind, dtype):
+    """Two layers: the second reads the first's units and none that were added."""
+    torch.manual_seed(0)
+    rnn = kind(12, hidden, 2, device="cuda", dtype=dtype)
+    xs = torch.randn(7, 33, 12, device="cuda", dtype=dtype, requires_grad=True)
+    found = []
+    for kernel in ("cuda", "cudnn"):
+        rnn.zero_grad()
+        xs.grad = None
+        with kernels.using(kernel):
+            ys, last = rnn(xs)
+        ends = [ys, *(last if isinstance(last, tuple) else (last,))]
+        torch.manual_seed(1)
+        torch.autograd.backward(ends, [torch.randn_like(t) for t in ends])
+        assert all(t.is_contiguous() for t in ends)
+        found.append([*ends, xs.grad, *(p.grad for p in rnn.parameters())])
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= 16 * check.ROUNDOFF[dtype] * b.norm()
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layers", [1, 3])
@@ -671,6 +791,6 @@ def test_on_a_gpu_prepared_calls_are_the_long_way_to_the_bit(kind, layers, dtype
         torch.autograd.backward(ends, [torch.randn_like(t) for t in ends])
         assert long_way == (not rnn._settled)
         found.append([*ends, xs.grad, *(p.grad for p in rnn.parameters())])
-    for i in (0, 2, 4):
+    for i in range(0, len(found), 2):
         for a, b in zip(found[i], found[i + 1], strict=True):
             assert torch.equal(a, b)

@@ -14,13 +14,24 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import paper_gpu
 from elman import nn
 from elman.cells import named
-from elman.kernels import products
+from elman.kernels import cuda, products
+from elman.kernels.cuda import widths
 from elman.recurrence import operator, packed, prepared
 from elman.recurrence.prepared import Call
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
 DESCRIBED = ["mgu", "peephole", "slstm", "indrnn"]
 CASES = list(itertools.product((1, 3), (False, True), (False, True), (False, True)))
+
+
+@pytest.fixture(params=[0, 3])
+def more(request, monkeypatch):
+    """Units that are added to a layer, as if its rows were no whole 16 bytes."""
+
+    def width(cell, size, *_):
+        return size + (request.param if cell.name in widths.STAY_ZERO else 0)
+
+    monkeypatch.setattr(cuda, "width_for", width)
 
 
 def answers(run, module, x, state, with_last):
@@ -36,6 +47,7 @@ def answers(run, module, x, state, with_last):
     return [ys, *last, *(t.grad for t in leaves)]
 
 
+@pytest.mark.usefixtures("more")
 @pytest.mark.parametrize("kind", [*KINDS, *DESCRIBED])
 @pytest.mark.parametrize(("layers", "batch_first", "bias", "given"), CASES)
 def test_a_prepared_call_is_the_reference(kind, layers, batch_first, bias, given, monkeypatch):
@@ -67,6 +79,7 @@ def test_a_prepared_call_is_the_reference(kind, layers, batch_first, bias, given
     torch.testing.assert_close(again, twice(lambda x: plain(x, state)[0], x))
 
 
+@pytest.mark.usefixtures("more")
 @pytest.mark.parametrize("kind", [*KINDS, "mgu"])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_prepared_call_has_the_masks_of_the_long_way(kind, batch_first, monkeypatch):
@@ -113,6 +126,7 @@ def twice(run, x):
     return torch.autograd.grad(dx.square().sum(), x)[0]
 
 
+@pytest.mark.usefixtures("more")
 @pytest.mark.parametrize("kind", [*KINDS, "mgu"])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("stated", [False, True])

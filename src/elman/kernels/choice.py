@@ -267,7 +267,8 @@ def is_sooner(wide: Job, narrow: Job) -> bool:
     """Whether float32 runs sooner than autocast's dtype, for which all weights are cast anew.
 
     Weights that stay where they are can be captured, so that small jobs are a launch; large ones
-    gain more by narrower products.
+    gain more by narrower products. Where both would wait for the launches of single steps, by
+    prices, the GPU's own part decides: it may be longer than at the sizes that were measured.
     """
     full, cast = wide.whole, narrow.whole
     if full is None or cast is None or cast.network.mode is None or cast.apart or cast.pieces > 1:
@@ -277,11 +278,19 @@ def is_sooner(wide: Job, narrow: Job) -> bool:
         return False
     states, what = len(narrow.cell.states), "both" if cast.keeps else "forward"
     tensors = 1 + states + len(narrow.layers) * len([w for w in narrow.layers[0] if w is not None])
-    as_is = _repeated_price(engines[0], full, wide.inputs[0].device)
+    device = wide.inputs[0].device
+    as_is = _repeated_price(engines[0], full, device)
     when_cast = prices.cast_microseconds(engines[1], _shape(cast), tensors)
     if as_is is None or when_cast is None:
         return False
-    return as_is + (1 + states) * prices.CASTS[what] <= when_cast
+    if as_is + (1 + states) * prices.CASTS[what] > when_cast:
+        return False
+    shape = _shape(full)
+    alone = engines[0] == Cudnn.name and prices.is_alone(shape)
+    if alone or uncaptured(engines[0], full, device) is None:
+        return True
+    gpu = prices.gpu_microseconds(engines[0], shape) or 0.0
+    return gpu < (prices.gpu_microseconds(engines[1], _shape(cast)) or 0.0)
 
 
 def uncaptured(kernel: str, whole: Whole, device: torch.device) -> str | None:

@@ -16,8 +16,8 @@ from torch import Tensor
 from elman.cells import named
 from elman.cells.base import diagonal_blocks
 from elman.kernels import select
-from elman.kernels.cuda import KERNEL, calls
-from elman.kernels.cuda.calls import Kept, Prepared
+from elman.kernels.cuda import KERNEL, calls, wider
+from elman.kernels.cuda.calls import Kept
 from elman.kernels.cudnn import Whole
 from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
 from elman.recurrence.strand import Dropout
@@ -30,7 +30,7 @@ class Call:
     def __init__(self, recipe: Recipe, x: Inputs, batch_first: bool) -> None:
         self.recipe, self.batch_first = recipe, batch_first
         self.drops = recipe.dropout > 0 and x.seed is not None
-        self.prepared = Prepared(recipe.job(x), self.drops or x.lengths is not None)
+        self.prepared = wider.prepared(recipe.job(x), self.drops or x.lengths is not None)
         heads, W_hh = named(recipe.cell).heads, x.weights[1]
         self.blocks = None if heads == 1 else diagonal_blocks(W_hh.detach(), heads)
 

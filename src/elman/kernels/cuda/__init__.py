@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import final
 
 import torch
@@ -19,7 +20,7 @@ from elman.cells.described import Described
 from elman.errors import UserError
 from elman.kernels import products
 from elman.kernels.contract import Piece, Pull, Trace
-from elman.kernels.cuda import driver, small
+from elman.kernels.cuda import driver, small, widths
 from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.plan import CLUSTERS, WARPS, Machine, Plan, cheapest
 from elman.kernels.cuda.stacks import Schedule, Stack, schedule
@@ -42,19 +43,38 @@ class Cuda:
     def refuses(self, piece: Piece) -> str | None:
         return _refusal_of_piece(piece) or _refusal_of_device(piece)
 
+    def width(self, piece: Piece) -> int:
+        """Units that the piece is run with: its own, or a few more (widths.py)."""
+        W_hh = piece.w.W_hh
+        shape = W_hh.shape[1], W_hh.element_size(), piece.xs.shape[1], W_hh.get_device()
+        return width_for(piece.cell, *shape)
+
+    def widens(self, piece: Piece) -> bool:
+        """Whether the piece is run with more units than it has."""
+        return self.width(piece) > piece.w.hidden_size
+
     def empty_gates(self, piece: Piece) -> Tensor | None:
-        width = body(piece.cell).kept * piece.w.hidden_size
-        return piece.state[0].new_empty(*piece.xs.shape[:2], width) if width else None
+        return _room_for_gates(piece, self.width(piece))
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
+        own, size = piece.w.hidden_size, self.width(piece)
+        if size == own:
+            return self._forward(piece, needs_gates, size)
+        trace = self._forward(widths.widened_piece(piece, size), needs_gates, own)
+        return widths.narrowed_trace(trace, own)
+
+    def _forward(self, piece: Piece, needs_gates: bool, own: int) -> Trace:
+        """The first `own` units are the layer's."""
         cell, w, xs, state, lengths, noise = piece
         steps, batch = xs.shape[:2]
         plan = _plan(cell, "forward", w, batch)
         hs, *cs = [s.new_empty(steps + 1, *s.shape) for s in state]
-        gates = self.empty_gates(piece) if needs_gates else None
+        gates = _room_for_gates(piece, w.hidden_size) if needs_gates else None
         with torch.cuda.device(xs.device), large_products(w.W_hh.dtype):
             inputs, ids = products.input_share(cell, w, xs)
+            if own < w.hidden_size:  # where an infinite input has met a weight of 0
+                inputs.unflatten(-1, (cell.gates, -1))[..., own:] = 0
             _launch(
                 plan,
                 batch,
@@ -79,9 +99,23 @@ class Cuda:
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
     ) -> tuple[Tensor | None, Gradients, State]:
-        w, xs = piece.w, piece.xs
         piece.check()
-        pull.check(piece, trace, body(piece.cell).kept * w.hidden_size)
+        own, size = piece.w.hidden_size, self.width(piece)
+        pull.check(piece, trace, body(piece.cell).kept * size)
+        if size == own:
+            dxs, gradients, dstate = self._backward(piece, trace, pull)
+        else:
+            wide = widths.widened_trace(trace, size), widths.widened_pull(pull, size)
+            dxs, gradients, dstate = self._backward(widths.widened_piece(piece, size), *wide)
+            gradients = widths.narrowed(piece.cell, gradients, own)
+            dstate = tuple(d[:, :own] for d in dstate)
+        return dxs, products.add(pull.into, gradients), dstate
+
+    def _backward(
+        self, piece: Piece, trace: Trace, pull: Pull
+    ) -> tuple[Tensor | None, Gradients, State]:
+        """The same, nothing added to `into`."""
+        w, xs = piece.w, piece.xs
         with torch.cuda.device(xs.device), large_products(w.W_hh.dtype):
             das, dstate, down = _carry_back(piece, trace, pull)
             das_ih, das_hh = products.shares(piece.cell, das)
@@ -89,7 +123,12 @@ class Cuda:
             gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh, read)
             gradients = gradients._replace(own=None if down is None else down.sum(0))
             dxs = das_ih @ w.W_ih if pull.needs_dxs and xs.is_floating_point() else None
-        return dxs, products.add(pull.into, gradients), dstate
+        return dxs, gradients, dstate
+
+
+def _room_for_gates(piece: Piece, units: int) -> Tensor | None:
+    width = body(piece.cell).kept * units
+    return piece.state[0].new_empty(*piece.xs.shape[:2], width) if width else None
 
 
 def _refusal_of_piece(piece: Piece) -> str | None:
@@ -119,10 +158,31 @@ def _refusal_of_device(piece: Piece) -> str | None:
         machine(xs.device.index or 0)
     except UserError as missing:
         return missing.message
-    for direction in ("forward", "backward"):
-        if _plan(cell, direction, w, xs.shape[1]) is None:
-            return f"{w.hidden_size} hidden units of {w.W_hh.dtype} do not fit the GPU's SMs"
+    shape = KERNEL.width(piece), w.W_hh.element_size(), xs.shape[1], xs.get_device()
+    if _microseconds(cell, *shape) == math.inf:
+        return f"{w.hidden_size} hidden units of {w.W_hh.dtype} do not fit the GPU's SMs"
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def width_for(cell: Cell, size: int, element: int, batch: int, device: int) -> int:
+    """Units that such a layer is run with: more than its own where only so it fits, or sooner."""
+    wider = widths.rounded(cell, size, element)
+    if wider == size:
+        return size
+    own, wide = (_microseconds(cell, n, element, batch, device) for n in (size, wider))
+    return wider if wide < WORTH * own else size
+
+
+WORTH = 0.8
+"""How much sooner a wider layer must be, for the copies that it takes."""
+
+
+def _microseconds(cell: Cell, size: int, element: int, batch: int, device: int) -> float:
+    """Of a step there and back; infinite where one of the two does not fit."""
+    plans = [plan_for(cell, way, size, element, batch, device) for way in ("forward", "backward")]
+    held = machine(max(device, 0))
+    return sum(math.inf if p is None else p.batch_microseconds(batch, held) for p in plans)
 
 
 @functools.cache
@@ -178,14 +238,19 @@ def compiled(plan: Plan, dtype: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) -> driver.Launch:
+def prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) -> driver.Launches:
     function = driver.Function(compiled(plan, dtype), plan.direction, plan.shared_bytes)
-    blocks, cluster = plan.groups(batch) * plan.cluster, plan.neighbours
-    config = driver.configuration(blocks, cluster, plan.threads, plan.shared_bytes, plan.far)
-    if plan.paired:  # h of steps 0 to T, or da of steps 1 to T
-        track, more = (7, 1) if plan.forward else (11, 0)
-        return driver.MappedLaunch(function, config, arguments, track, plan.size, more, plan.rows)
-    return driver.Launch(function, config, arguments)
+
+    def part(blocks: int) -> driver.Launch:
+        shape = blocks, plan.neighbours, plan.threads, plan.shared_bytes
+        config = driver.configuration(*shape, cooperative=plan.far)
+        if not plan.paired:
+            return driver.Launch(function, config, arguments + 1)
+        track, more = (7, 1) if plan.forward else (11, 0)  # h of steps 0 to T, or da of 1 to T
+        sizes = track, plan.size, more, plan.rows
+        return driver.MappedLaunch(function, config, arguments + 1, *sizes)
+
+    return driver.Launches([(blocks[0], part(len(blocks))) for blocks in plan.launches(batch)])
 
 
 def _launch(plan: Plan | None, batch: int, W_hh: Tensor, *arguments: Tensor | int | None) -> None:

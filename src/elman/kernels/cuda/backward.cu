@@ -100,8 +100,8 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #if CELL == OWN
          const float* numbers, const void* drawn, float* down_rows,
 #endif
-         u32* shares, int steps, int batch) {
-    const Place place = place_of(blockIdx.x);
+         u32* shares, int steps, int batch, int first_block) {
+    const Place place = place_of(first_block + blockIdx.x);
     const int rank = place.rank, group = place.group;
 
     Values pass[ITEMS], dc[ITEMS][C_STATES], c[ITEMS];

@@ -29,7 +29,7 @@ from elman.kernels.cuda import (
     schedule_for,
     shares_of,
 )
-from elman.kernels.cuda.driver import Launch
+from elman.kernels.cuda.driver import Launches
 from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.lanes import lanes
 from elman.kernels.cuda.plan import Plan
@@ -48,7 +48,7 @@ class Ready(NamedTuple):
     """One direction of a stack, ready to be launched."""
 
     plan: Plan
-    launch: Launch
+    launch: Launches
     schedule: Schedule | None  # of layers beside each other; None: one after the other
 
 
@@ -69,23 +69,27 @@ NOWHERE = [0, 0]
 class Prepared:
     """Calls of one stack with inputs of one shape. Never changes, so that threads may share it."""
 
-    def __init__(self, job: Job, one_by_one: bool = False) -> None:
-        """With masks or lengths, `one_by_one`: no layer runs beside another."""
+    def __init__(self, job: Job, one_by_one: bool = False, own: int | None = None) -> None:
+        """With masks or lengths, `one_by_one`: no layer runs beside another.
+
+        Only the first `own` units read anything, where not all do (widths.py).
+        """
         xs, h = job.inputs[0], job.states[0][0]
         self.cell: Cell = job.cell
         self.steps, self.rows, self.hidden = len(xs), len(h), h.shape[1]
         self.dtype, self.device = h.dtype, h.device
+        self.own = self.hidden if own is None else own
         self.widths, self.layers = job.cell.state_sizes(self.hidden), len(job.layers)
         self.states = len(self.widths)
         self.shapes = [(w.shape, w.dtype) for w in _flat(job.layers)]
         self.biased = job.layers[0].b_ih is not None
         self.wide = torch.promote_types(h.dtype, torch.float32)
         with torch.cuda.device(self.device):
-            own = isinstance(self.cell, Described)
+            described = isinstance(self.cell, Described)
             beside = 1 if one_by_one else self.layers
             w = job.layers[0]
-            self.forward_launch = self._ready(w, "forward", 16 if own else 14, beside)
-            self.backward_launch = self._ready(w, "backward", 20 if own else 17, beside)
+            self.forward_launch = self._ready(w, "forward", 16 if described else 14, beside)
+            self.backward_launch = self._ready(w, "backward", 20 if described else 17, beside)
         item, kept = self.rows * self.dtype.itemsize, body(self.cell).kept
         blocks = self.cell.gates + len(self.cell.apart)
         widths = (self.hidden, self.widths[-1], kept * self.hidden, blocks * self.hidden)
@@ -111,12 +115,7 @@ class Prepared:
 
     def suits(self, weights: Sequence[Tensor]) -> bool:
         """Whether these weights can be read as those that this was prepared for."""
-        if len(weights) != len(self.shapes):
-            return False
-        for w, (shape, dtype) in zip(weights, self.shapes, strict=True):
-            if w.shape != shape or w.dtype != dtype or not w.is_contiguous():
-                return False
-        return weights[0].device == self.device
+        return are_like(weights, self.shapes) and weights[0].device == self.device
 
     # ------------------------------------------------------------------ forward
 
@@ -173,7 +172,7 @@ class Prepared:
         traces = list[Kept]()
         for w, first, last in zip(weights, before, after, strict=True):
             given = self._given(w)
-            shares = linear(xs, w[0], given.bias)
+            shares = self._shares(xs, w, given) if not traces else linear(xs, w[0], given.bias)
             kept = self._room(shares, keep)
             tracks, until = self._places(kept), _address(lengths)
             words = self._words(given, shares, tracks, first, last, self.steps, until)
@@ -182,6 +181,13 @@ class Prepared:
             if len(traces) < self.layers:
                 xs = self._above(kept, masks, len(traces) - 1)
         return traces
+
+    def _shares(self, xs: Tensor, weights: Sequence[Tensor], given: Given) -> Tensor:
+        """The input's share of the first layer's gates."""
+        shares = linear(xs, weights[0], given.bias)
+        if self.own < self.hidden:  # where an infinite input has met a weight of 0
+            shares.unflatten(-1, (self.cell.gates, -1))[..., self.own :] = 0
+        return shares
 
     def _above(self, kept: Kept, masks: Sequence[Tensor], layer: int) -> Tensor:
         """What the layer above this one reads."""
@@ -202,7 +208,7 @@ class Prepared:
         rows, side, stream = self.rows, lanes(self.device.index), self._stream()
         part = schedule.steps * rows
         given = [self._given(w) for w in weights]
-        whole = linear(xs, weights[0][0], given[0].bias)
+        whole = self._shares(xs, weights[0], given[0])
         traces = [self._room(whole, keep) for _ in weights]
         shares_of_first = whole.split(part)
         below = [kept.hs[rows:].split(part) for kept in traces]
@@ -498,6 +504,16 @@ class Prepared:
         pulls = products.weight_pulls(w, xs, hs[: len(das)], das_ih, das_hh)
         pulls = pulls._replace(own=None if down is None else down.sum(0))
         return [d for d in pulls if d is not None]
+
+
+def are_like(weights: Sequence[Tensor], shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> bool:
+    """Whether they have these shapes and types, and lie without gaps."""
+    if len(weights) != len(shapes):
+        return False
+    for w, (shape, dtype) in zip(weights, shapes, strict=True):
+        if w.shape != shape or w.dtype != dtype or not w.is_contiguous():
+            return False
+    return True
 
 
 def _address(t: Tensor | None) -> int:

@@ -146,7 +146,7 @@ def tensor_map(address: int, columns: int, rows: int, steps: int, box_rows: int)
 class MappedLaunch(Launch):
     """A kernel whose first argument is the tensor map of one of the others, `track`.
 
-    The last two arguments are steps and rows; the array has `more` steps than that.
+    The last arguments are steps, rows and the first block; the array has `more` steps than that.
     """
 
     def __init__(
@@ -163,9 +163,21 @@ class MappedLaunch(Launch):
         self.track, self.columns, self.more, self.box_rows = track, columns, more, box_rows
 
     def __call__(self, stream: int, arguments: Sequence[int]) -> None:
-        steps, rows = arguments[-2] + self.more, arguments[-1]
+        steps, rows = arguments[-3] + self.more, arguments[-2]
         words = tensor_map(arguments[self.track], self.columns, rows, steps, self.box_rows)
         super().__call__(stream, (*words, *arguments))
+
+
+class Launches:
+    """A grid whose parts are launched one after the other; each is told where it begins."""
+
+    def __init__(self, parts: Sequence[tuple[int, Launch]]) -> None:
+        self.parts = parts
+
+    def __call__(self, stream: int, arguments: Sequence[int]) -> None:
+        """Queue them. The kernel's last argument is the first block of its part."""
+        for first_block, launch in self.parts:
+            launch(stream, (*arguments, first_block))
 
 
 def call(name: str, *arguments: object) -> None:

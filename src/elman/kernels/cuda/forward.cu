@@ -82,8 +82,8 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
 #if CELL == OWN
         const float* numbers, const void* drawn,
 #endif
-        int steps, int batch) {
-    const Place place = place_of(blockIdx.x);
+        int steps, int batch, int first_block) {
+    const Place place = place_of(first_block + blockIdx.x);
     const int rank = place.rank, group = place.group;
 
     Values h[ITEMS], c[ITEMS][C_STATES], b_n[ITEMS];

@@ -42,7 +42,7 @@ class Lanes:
         self.busy: list[Lane] = []
 
     def begin(
-        self, stream: int, launch: driver.Launch, jobs: Sequence[Sequence[int]], apart: bool
+        self, stream: int, launch: driver.Launches, jobs: Sequence[Sequence[int]], apart: bool
     ) -> None:
         """Launch each of `jobs`, a kernel's arguments, at once, after what `stream` did before.
 

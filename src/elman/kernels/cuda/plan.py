@@ -53,6 +53,8 @@ PAIR_PRICES = (1.928, 0.0174, 0.0021, 0.021, 0.0249, 0.0072)
 TEAM_PRICES = (1.279, 0.0029, 0.0013, 0.0153, 0.0095, 0.0282, 0.0203, 0.7195)
 DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 SMS = 132  # of the GPU on which prices were measured
+LAUNCHES, FEWEST_ROWS = (1, 2, 3, 4, 6, 8, 12, 16), 32
+"""Of far groups: in how many launches a batch may be cut, and the rows of one that are worth it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Plan:
     warpgroups: int = 0  # of an SM by pairs.cuh or teams.cuh; 0: another kind of group
     held: int = 0  # chunks (pairs) or tiles (teams) of the matrix that a warpgroup has in registers
     turns: int = 1  # times `rows` that a group has: one is on its way while another is multiplied
+    at_once: int = 0  # groups of a launch, where there are several in turn; 0: one launch of all
 
     @property
     def hidden(self) -> int:
@@ -255,6 +258,13 @@ class Plan:
         prices = GATHER_PRICES if self.gathers else SCATTER_PRICES
         return sum(amount * price for amount, price in zip(work, prices, strict=True))
 
+    def batch_microseconds(self, batch: int, machine: Machine) -> float:
+        """Of one step of all groups, those that find no room after the others."""
+        if not self.far:
+            return -(-self.groups(batch) // machine.clusters[self.cluster]) * self.microseconds
+        launches = len(self.launches(batch))
+        return launches * self.far_microseconds(-(-batch // launches))
+
     def far_microseconds(self, batch: int) -> float:
         """Of one step of a far group; all groups read at once and share what L2 can give."""
         if self.spread:
@@ -360,6 +370,12 @@ class Plan:
     def groups(self, batch: int) -> int:
         return -(-batch // (self.rows * self.turns)) * self.heads
 
+    def launches(self, batch: int) -> list[range]:
+        """The blocks of each launch, one after the other."""
+        blocks, most = self.groups(batch) * self.cluster, self.at_once * self.cluster
+        each = min(blocks, most) or blocks
+        return [range(i, min(i + each, blocks)) for i in range(0, blocks, each)]
+
     def defines(self, dtype: int) -> dict[str, int]:
         """The macros of the source."""
         code = body(self.cell).code
@@ -409,23 +425,35 @@ def cheapest(
     `size` is the whole layer's. W_hh of a cell with heads must be 0 outside of them.
     """
 
-    def price(p: Plan) -> float:
-        if p.far:
-            return DOUBT * p.far_microseconds(batch)
-        return -(-p.groups(batch) // machine.clusters[p.cluster]) * p.microseconds
-
     def plans() -> Iterator[Plan]:
         for heads in cuts_along_the_diagonal(cell.heads, size):
             yield from fitting(cell, direction, size, element, machine, heads)
-            yield from far_plans(cell, direction, size, element, batch, machine, heads)
-            yield from straight_plans(cell, direction, size, element, batch, machine, heads)
-            if direction == "backward":
-                yield from spread_plans(cell, size, element, batch, machine, heads)
-            if direction == "backward":
-                yield from team_plans(cell, size, element, batch, machine, heads)
-        yield from pair_plans(cell, direction, size, element, batch, machine)
+        for launches in LAUNCHES:
+            part = -(-batch // launches)
+            if launches > 1 and part < FEWEST_ROWS:
+                return
+            every = _beyond_clusters(cell, direction, size, element, part, machine)
+            best = min(every, key=lambda p: p.far_microseconds(part), default=None)
+            if best is not None:
+                yield best if launches == 1 else replace(best, at_once=best.groups(part))
+
+    def price(p: Plan) -> float:
+        return (DOUBT if p.far else 1) * p.batch_microseconds(batch, machine)
 
     return min(plans(), key=price, default=None)
+
+
+def _beyond_clusters(
+    cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
+) -> Iterator[Plan]:
+    """Every plan of far groups, all on the machine at once."""
+    for heads in cuts_along_the_diagonal(cell.heads, size):
+        yield from far_plans(cell, direction, size, element, batch, machine, heads)
+        yield from straight_plans(cell, direction, size, element, batch, machine, heads)
+        if direction == "backward":
+            yield from spread_plans(cell, size, element, batch, machine, heads)
+            yield from team_plans(cell, size, element, batch, machine, heads)
+    yield from pair_plans(cell, direction, size, element, batch, machine)
 
 
 def cuts_along_the_diagonal(heads: int, size: int) -> list[int]:

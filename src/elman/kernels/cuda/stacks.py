@@ -123,8 +123,7 @@ class Stack:
         plan = cheapest(*one, self.machine)
         if plan is None:
             return None
-        waves = -(-plan.groups(self.batch) // self.machine.clusters.get(plan.cluster, 1))
-        step = plan.far_microseconds(self.batch) if plan.far else waves * plan.microseconds
+        step = plan.batch_microseconds(self.batch, self.machine)
         each = START + self.steps * step + self.product(self.steps)
         return self.layers * each + self.afterwards(direction)
 
