@@ -24,6 +24,7 @@ from elman.kernels import choice, cudnn, reference
 from elman.kernels.cuda import graphs
 from elman.recurrence import captured
 from elman.recurrence.captured import FEW, Repeated
+from elman.recurrence.settled import LONG_WAY, Settled
 from elman.recurrence.ways import ByCudnn, ByStack
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
@@ -426,7 +427,7 @@ def test_threads_do_not_read_each_others_inputs(paper):
 def test_a_copied_module_records_its_own(paper):
     twin = Twin()
     assert copy.deepcopy(twin.calls) is None
-    twin.rnn._settled["any"] = nn.Settled(nn.LONG_WAY, twin.calls)
+    twin.rnn._settled["any"] = Settled(LONG_WAY, twin.calls)
     torch.save(twin.rnn, io.BytesIO())
     assert copy.deepcopy(twin.rnn)._settled == {}
 

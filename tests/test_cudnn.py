@@ -16,6 +16,8 @@ from elman.errors import UserError
 from elman.gradients import Checkpointed, Full, Randomized, Stored, Truncated
 from elman.kernels import choice, cudnn, prices
 from elman.language_model.stepper import FEW, Stepper
+from elman.nn import arguments
+from elman.nn.module import Module
 from elman.recurrence import whole
 
 on_gpu = [
@@ -296,11 +298,12 @@ def test_packed_rows_met_before_go_straight_to_torch(paper, monkeypatch):
     """On a GPU; here the CPU is taken for one."""
     torch.manual_seed(0)
     rnn = nn.LSTM(4, 5, num_layers=2, dropout=0.5)
-    monkeypatch.setattr(nn._Module, "_plain_call", lambda *_: None)
-    monkeypatch.setattr(nn._Module, "_packed_key", lambda *_: "packed")
+    monkeypatch.setattr(Module, "_plain_call", lambda *_: None)
+    monkeypatch.setattr(Module, "_packed_key", lambda *_: "packed")
     whole = mock.Mock(side_effect=lambda x, sizes: rnn._described(x, len(sizes), 3, packed=True))
     monkeypatch.setattr(rnn, "_packed_whole", whole)
-    monkeypatch.setattr(rnn, "_check_input", check := mock.Mock(wraps=rnn._check_input))
+    check = mock.Mock(wraps=arguments.check_input)
+    monkeypatch.setattr(arguments, "check_input", check)
     xs, peer = torch.randn(6, 3, 4), rnn.to_torch()
     for lengths, state in (((3, 6, 2), None), ((6, 1, 1), None), ((1, 6, 4), rnn._zeros(3, *LIKE))):
         packed = pack_padded_sequence(xs, torch.tensor(lengths), enforce_sorted=False)

@@ -178,7 +178,7 @@ def requested() -> str:
 
 def allows(name: str) -> bool:
     """Whether this kernel may run: also asked by what is not a recurrence (output, clipping)."""
-    return requested() in ("auto", name)
+    return _ENVIRONMENT.get(_NAMED) is None or requested() in ("auto", name)
 
 
 def _choose(job: Job) -> tuple[Kernel | Cudnn | Aten, dict[str, str]]:

@@ -36,6 +36,12 @@ class Network(NamedTuple):
         """Tensors of one layer in one direction."""
         return 2 + 2 * self.bias + (self.projection > 0)
 
+    def zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """The first states of so many rows where the caller passes none."""
+        widths = [self.projection or self.hidden, self.hidden][: 2 if self.mode == "LSTM" else 1]
+        places = self.layers * self.directions
+        return [torch.zeros(places, rows, n, dtype=dtype, device=device) for n in widths]
+
     def sizes(self) -> tuple[int, int, int, int]:
         """What all of cuDNN's operations ask for in this order."""
         assert self.mode is not None

@@ -68,11 +68,7 @@ class ByCudnn:
         self.together = together  # whether the weights lie as cuDNN wants them
 
     def first(self, x: Tensor) -> list[Tensor]:
-        net, rows = self.network, x.shape[0 if self.batch_first else 1]
-        h = x.new_zeros(net.layers * net.directions, rows, net.projection or net.hidden)
-        if net.mode != "LSTM":
-            return [h]
-        return [h, x.new_zeros(net.layers * net.directions, rows, net.hidden)]
+        return self.network.zeros(x.shape[0 if self.batch_first else 1], x.dtype, x.device)
 
     def forward(
         self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
