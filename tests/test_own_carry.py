@@ -14,7 +14,7 @@ from elman.diagnostics.carries import CarryScore
 from elman.errors import UserError
 from elman.gradients import Carry, Checkpointed, Given, Memory, Stored, carry
 from elman.gradients.memory import Plan
-from elman.training import Optimisation, Reading, Settings, Training
+from elman.training import Optimisation, Reading, Settings, Training, piecewise
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -66,7 +66,7 @@ def test_a_training_cuts_the_text_where_it_cuts_and_weighs_what_is_between():
     reads = train._pass()
     assert [reads[i].scored for i in range(len(reads))][:-1] == [9] * (len(reads) - 1)
     for index in range(len(reads)):
-        train._read(reads[index], *train._prepared(reads[index]), 1.0, train.carried)
+        piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)
     found = gradients(model)
     model.zero_grad()
     state = None

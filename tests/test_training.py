@@ -23,6 +23,7 @@ from elman.training import (
     Training,
     Update,
     Validation,
+    piecewise,
     segments,
 )
 from elman.training.optimisation import Average, clip_gradients, gradient_norm, learning_rate
@@ -106,7 +107,7 @@ def pass_gradient(model, reading):
     reads = train._pass()
     model.zero_grad()
     for index in range(len(reads)):
-        train._read(reads[index], *train._prepared(reads[index]), 1.0, train.carried)
+        piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)
     return gradients(model)
 
 
@@ -180,7 +181,7 @@ def test_the_expected_randomised_gradient_is_the_full_one(cell, carry, monkeypat
         model.zero_grad()
         reads = train._pass()
         for index in range(len(reads)):
-            train._read(reads[index], *train._prepared(reads[index]), 1.0, train.carried)
+            piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)
         found = gradients(model)
         total = total or {n: torch.zeros_like(g) for n, g in found.items()}
         total = {n: t + probability * found[n] for n, t in total.items()}
