@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from elman import kernels, nn
 from elman.errors import UserError
 from elman.gradients import Checkpointed, Full, Randomized, Stored, Truncated
-from elman.kernels import choice, cudnn, prices
+from elman.kernels import choice, cudnn, prices, torchs
 from elman.language_model.stepper import FEW, Stepper
 from elman.nn import arguments
 from elman.nn.module import Module
@@ -144,7 +144,7 @@ def test_masks_of_our_own_cost_time_for_every_sixteen_steps():
 
 
 def test_where_both_cost_the_same_cudnn_runs(monkeypatch):
-    whole = cudnn.Whole(nn.LSTM(4, 5)._network(), 6, 3, torch.float32)
+    whole = torchs.Whole(nn.LSTM(4, 5)._network(), 6, 3, torch.float32)
     job = mock.Mock(whole=whole, inputs=[torch.zeros(6, 3, 4)])
     monkeypatch.setattr(choice, "_refusal", lambda *_: None)
     for ours, preferred in ((100.0, False), (96.0, False), (94.0, True)):
@@ -158,7 +158,7 @@ def test_captured_calls_choose_unless_they_cost_the_same(monkeypatch):
     monkeypatch.setattr(choice, "_refusal", lambda *_: None)
 
     def preferred(module, steps, rows, dtype, **more):
-        stack = cudnn.Whole(module._network(), steps, rows, dtype, **more)
+        stack = torchs.Whole(module._network(), steps, rows, dtype, **more)
         return choice._dearer(mock.Mock(whole=stack, inputs=[torch.zeros(1)])) is None
 
     # as fast as they can be launched: what the GPU does must not be rounded up to a tie

@@ -21,8 +21,8 @@ from elman.cells.base import diagonal_blocks
 from elman.errors import UserError
 from elman.kernels import Job, Kernel, runs_whole
 from elman.kernels.cpu import KERNEL
-from elman.kernels.cudnn import Whole
 from elman.kernels.products import HALF
+from elman.kernels.torchs import Whole
 from elman.nn import arguments
 from elman.nn.parameters import Parameters
 from elman.recurrence import compiled, packed, piecewise, prepared, traced, whole

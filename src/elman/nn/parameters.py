@@ -17,7 +17,8 @@ from elman.gradients.carry import Carry, Full
 from elman.gradients.chunks import Chunked, Stepped, Time
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import cudnn
-from elman.kernels.cudnn import Cudnn, Network
+from elman.kernels.cudnn import Cudnn
+from elman.kernels.torchs import Network
 from elman.recurrence import compiled, custom
 from elman.recurrence.chunked import SHORT
 from elman.recurrence.operator import Recipe

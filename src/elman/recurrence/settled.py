@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from elman.cells import named
 from elman.kernels import aten, cudnn, select
-from elman.kernels.cudnn import Cudnn, Whole
+from elman.kernels.cudnn import Cudnn
+from elman.kernels.torchs import Whole, as_torch
 from elman.recurrence import captured, packed
 from elman.recurrence.operator import Inputs, Recipe
 from elman.recurrence.prepared import Call, prepare
@@ -64,7 +65,7 @@ class Settled(NamedTuple):
         """The same of packed rows, whose first states are sorted as the rows are."""
         how, (data, sizes) = self.how, input[:2]
         if isinstance(how, Whole):
-            return cudnn.as_torch(how.network, False, data, first, weights, how.dropout, sizes)
+            return as_torch(how.network, False, data, first, weights, how.dropout, sizes)
         if not isinstance(how, Call) or not how.prepared.suits(weights):
             return None
         places = packed.places(sizes, len(data), data.device)
@@ -85,7 +86,7 @@ def _by_torch(
         state = net.zeros(stack.rows, input.dtype, input.device)
     if cast is not None:  # torch's products are cast, but not all that comes out
         state = [s.float() for s in state]
-    ys, last = cudnn.as_torch(net, batch_first, input, state, weights, stack.dropout)
+    ys, last = as_torch(net, batch_first, input, state, weights, stack.dropout)
     return (ys, last) if cast is None else (ys.to(cast), tuple([s.to(cast) for s in last]))
 
 

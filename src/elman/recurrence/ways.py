@@ -14,7 +14,7 @@ from torch import Tensor
 
 from elman.kernels import Kernel, cudnn
 from elman.kernels.cuda.calls import Kept
-from elman.kernels.cudnn import Network
+from elman.kernels.torchs import Network, as_torch
 from elman.recurrence import operator
 from elman.recurrence.operator import Inputs, Recipe
 from elman.recurrence.prepared import Call
@@ -123,7 +123,7 @@ class ByCudnn:
     ) -> Outputs:
         first = first or self.first(x)
         if self.together:
-            return cudnn.as_torch(self.network, self.batch_first, x, first, [*weights])
+            return as_torch(self.network, self.batch_first, x, first, [*weights])
         ys, last, _ = self.forward(x, first, weights, True)
         return ys, tuple(last)
 
