@@ -63,7 +63,7 @@ def test_a_training_cuts_the_text_where_it_cuts_and_weighs_what_is_between():
     model = LanguageModel(7, hidden_size=5, cell="gru").double()
     reading = Reading(batch_size=1, window=8, carry=Fading(9))
     train = Training(model, ids, None, Settings(reading=reading))
-    reads = train._pass()
+    reads = train.reads()
     assert [reads[i].scored for i in range(len(reads))][:-1] == [9] * (len(reads) - 1)
     for index in range(len(reads)):
         piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)

@@ -104,7 +104,7 @@ def test_a_truncated_training_is_the_loop_of_the_notes(cell, sampling):
 def pass_gradient(model, reading):
     """The summed gradient of one pass, weights held still."""
     train = training(model, reading)
-    reads = train._pass()
+    reads = train.reads()
     model.zero_grad()
     for index in range(len(reads)):
         piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)
@@ -179,7 +179,7 @@ def test_the_expected_randomised_gradient_is_the_full_one(cell, carry, monkeypat
         )
         train = Training(model, ids[: 2 * steps + 1], None, Settings(reading=reading))
         model.zero_grad()
-        reads = train._pass()
+        reads = train.reads()
         for index in range(len(reads)):
             piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)
         found = gradients(model)

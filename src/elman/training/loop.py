@@ -218,7 +218,7 @@ class Training:
         """The part of all passes that has been read, 0 to 1."""
         if self.epoch >= self.settings.epochs:
             return 1.0
-        return (self.epoch + self.index / len(self._pass())) / self.settings.epochs
+        return (self.epoch + self.index / len(self.reads())) / self.settings.epochs
 
     def _validation_is_due(self) -> bool:
         if self.validation_ids is None or self.validated_at == self.step or self.step == 0:
@@ -236,7 +236,7 @@ class Training:
         if self.index == 0:
             self.tally = Tally()
         before = (self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
-        reads, epoch = self._pass(), self.epoch
+        reads, epoch = self.reads(), self.epoch
         indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
         segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
@@ -391,7 +391,8 @@ class Training:
         reading, seed = self.settings.reading, self.settings.seed
         return one_pass(self.train_ids, reading, seed=seed, epoch=epoch, rows=self.groups.rows)
 
-    def _pass(self, epoch: int | None = None) -> Pass:
+    def reads(self, epoch: int | None = None) -> Pass:
+        """The segments of a pass over the text; None: of the one that is being made."""
         epoch = self.epoch if epoch is None else epoch
         if epoch not in self._passes:
             self._passes = {e: p for e, p in self._passes.items() if e == self.epoch}
@@ -410,9 +411,9 @@ class Training:
 
     def _look_ahead(self, read: int) -> None:
         """Cut out what the next update reads first, while the GPU is busy with this one."""
-        reads, index = self._pass(), self.index + read
+        reads, index = self.reads(), self.index + read
         if index == len(reads):
-            reads, index = self._pass(self.epoch + 1), 0
+            reads, index = self.reads(self.epoch + 1), 0
         self._ahead = ((reads, index), reads[index])
 
     def prepare(self, segment: Segment) -> tuple[Tensor, Tensor, Masks]:

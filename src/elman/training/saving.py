@@ -162,7 +162,7 @@ def _saved_pass(training: "Training", cut_by: Any) -> Pass:
     """The pass as it was cut when the training was saved; runs of elman 0.2 do not say how."""
     settings = training.settings
     if cut_by in (None, settings.reading.cut_by):
-        return training._pass()
+        return training.reads()
     reading = replace(settings.reading, **cut_by)
     return one_pass(training.train_ids, reading, seed=settings.seed, epoch=training.epoch)
 
@@ -174,7 +174,7 @@ def _cut_anew(training: "Training", cut_by: Any) -> None:
     """
     if training.index == 0 or cut_by in (None, training.settings.reading.cut_by):
         return
-    reads = training._pass()
+    reads = training.reads()
     training.index = reads.after(_saved_pass(training, cut_by).share(training.index))
     if training.index == len(reads):
         training.epoch, training.index = training.epoch + 1, 0
