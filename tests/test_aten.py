@@ -8,9 +8,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from elman import LanguageModel, kernels, nn
 from elman.gradients.carry import Truncated
-from elman.kernels import aten, cudnn
+from elman.kernels import aten, torchs
 from elman.kernels.cpu import KERNEL
-from elman.kernels.cudnn import Network, Whole
+from elman.kernels.torchs import Network, Whole
 
 WAYS = {
     "projected": ("LSTM", torch.float32, {"proj_size": 3}),
@@ -185,8 +185,8 @@ def test_autocast_is_torchs_but_for_the_dtype_of_what_comes_out(dtype, given):
 @pytest.mark.parametrize("given", [False, True])
 def test_packed_rows_that_are_projected_are_torchs_too(bidirectional, given, monkeypatch):
     aten._warn_unheard()  # a call of its own, once in a process
-    calls, lstm = [], cudnn.TORCHS["LSTM"]
-    monkeypatch.setitem(cudnn.TORCHS, "LSTM", lambda *args: calls.append(1) or lstm(*args))
+    calls, lstm = [], torchs.TORCHS["LSTM"]
+    monkeypatch.setitem(torchs.TORCHS, "LSTM", lambda *args: calls.append(1) or lstm(*args))
     options = {"proj_size": 3, "num_layers": 2, "bidirectional": bidirectional}
     mine, theirs = made("LSTM", torch.float32, options)
     x = pack_padded_sequence(torch.randn(5, 3, 4), [2, 5, 4], enforce_sorted=False)

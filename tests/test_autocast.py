@@ -13,7 +13,7 @@ from elman import kernels, nn
 from elman.cells import named
 from elman.errors import UserError
 from elman.gradients.carry import Truncated
-from elman.kernels import choice, cudnn
+from elman.kernels import choice, torchs
 from elman.kernels.cpu import KERNEL, calls, library
 from elman.recurrence import native
 
@@ -275,7 +275,7 @@ def on_paper(module, steps, rows, dtype=BFLOAT16, *, keeps=True, **more):
     each = len(module._flat_weights) // module.num_layers
     jobs = []
     for kind in (torch.float32, dtype):
-        whole = cudnn.Whole(module._network(), steps, rows, kind, keeps=keeps, **more)
+        whole = torchs.Whole(module._network(), steps, rows, kind, keeps=keeps, **more)
         layers = [[torch.zeros(1)] * each] * module.num_layers
         jobs.append(mock.Mock(whole=whole, inputs=[torch.zeros(1)], layers=layers, cell=cell))
     return kernels.is_sooner(*jobs)

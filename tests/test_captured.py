@@ -20,10 +20,11 @@ from elman import kernels, nn
 from elman.cells import named
 from elman.errors import UserError
 from elman.gradients import Checkpointed, Randomized, Truncated
-from elman.kernels import choice, cudnn, reference
+from elman.kernels import choice, cudnn, reference, torchs
 from elman.kernels.cuda import graphs
 from elman.recurrence import captured
 from elman.recurrence.captured import FEW, Repeated
+from elman.recurrence.settled import LONG_WAY, Settled
 from elman.recurrence.ways import ByCudnn, ByStack
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
@@ -91,7 +92,7 @@ class Twin:
         self.rnn: Any = kind(4, 5, batch_first=batch_first, bidirectional=bidirectional)
         sizes = named(self.rnn.cell).state_sizes(5)
         way = ByStack(self.rnn._recipe(), reference.KERNEL, batch_first, sizes)
-        self.calls = Repeated(way, cudnn.Whole(self.rnn._network(), 6, 3, torch.float32), 0)
+        self.calls = Repeated(way, torchs.Whole(self.rnn._network(), 6, 3, torch.float32), 0)
 
     def __call__(self, x, state=()):
         done = self.calls(x, state, list(self.rnn.parameters()))
@@ -426,7 +427,7 @@ def test_threads_do_not_read_each_others_inputs(paper):
 def test_a_copied_module_records_its_own(paper):
     twin = Twin()
     assert copy.deepcopy(twin.calls) is None
-    twin.rnn._settled["any"] = nn.Settled(nn.LONG_WAY, twin.calls)
+    twin.rnn._settled["any"] = Settled(LONG_WAY, twin.calls)
     torch.save(twin.rnn, io.BytesIO())
     assert copy.deepcopy(twin.rnn)._settled == {}
 

@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from elman import kernels, nn
 from elman.errors import UserError
 from elman.gradients import Checkpointed, Full, Randomized, Stored, Truncated
-from elman.kernels import choice, cudnn, prices
+from elman.kernels import choice, cudnn, prices, torchs
 from elman.language_model.stepper import FEW, Stepper
+from elman.nn import arguments
+from elman.nn.module import Module
 from elman.recurrence import whole
 
 on_gpu = [
@@ -142,7 +144,7 @@ def test_masks_of_our_own_cost_time_for_every_sixteen_steps():
 
 
 def test_where_both_cost_the_same_cudnn_runs(monkeypatch):
-    whole = cudnn.Whole(nn.LSTM(4, 5)._network(), 6, 3, torch.float32)
+    whole = torchs.Whole(nn.LSTM(4, 5)._network(), 6, 3, torch.float32)
     job = mock.Mock(whole=whole, inputs=[torch.zeros(6, 3, 4)])
     monkeypatch.setattr(choice, "_refusal", lambda *_: None)
     for ours, preferred in ((100.0, False), (96.0, False), (94.0, True)):
@@ -156,7 +158,7 @@ def test_captured_calls_choose_unless_they_cost_the_same(monkeypatch):
     monkeypatch.setattr(choice, "_refusal", lambda *_: None)
 
     def preferred(module, steps, rows, dtype, **more):
-        stack = cudnn.Whole(module._network(), steps, rows, dtype, **more)
+        stack = torchs.Whole(module._network(), steps, rows, dtype, **more)
         return choice._dearer(mock.Mock(whole=stack, inputs=[torch.zeros(1)])) is None
 
     # as fast as they can be launched: what the GPU does must not be rounded up to a tie
@@ -296,11 +298,12 @@ def test_packed_rows_met_before_go_straight_to_torch(paper, monkeypatch):
     """On a GPU; here the CPU is taken for one."""
     torch.manual_seed(0)
     rnn = nn.LSTM(4, 5, num_layers=2, dropout=0.5)
-    monkeypatch.setattr(nn._Module, "_plain_call", lambda *_: None)
-    monkeypatch.setattr(nn._Module, "_packed_key", lambda *_: "packed")
+    monkeypatch.setattr(Module, "_plain_call", lambda *_: None)
+    monkeypatch.setattr(Module, "_packed_key", lambda *_: "packed")
     whole = mock.Mock(side_effect=lambda x, sizes: rnn._described(x, len(sizes), 3, packed=True))
     monkeypatch.setattr(rnn, "_packed_whole", whole)
-    monkeypatch.setattr(rnn, "_check_input", check := mock.Mock(wraps=rnn._check_input))
+    check = mock.Mock(wraps=arguments.check_input)
+    monkeypatch.setattr(arguments, "check_input", check)
     xs, peer = torch.randn(6, 3, 4), rnn.to_torch()
     for lengths, state in (((3, 6, 2), None), ((6, 1, 1), None), ((1, 6, 4), rnn._zeros(3, *LIKE))):
         packed = pack_padded_sequence(xs, torch.tensor(lengths), enforce_sorted=False)

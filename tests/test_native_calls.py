@@ -13,6 +13,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Truncated
 from elman.gradients.memory import Checkpointed
 from elman.kernels.cpu import KERNEL
+from elman.nn.module import Module
 from elman.recurrence import native
 
 pytestmark = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
@@ -28,7 +29,7 @@ def long_way(monkeypatch):
     @contextlib.contextmanager
     def inside():
         with monkeypatch.context() as patch:
-            patch.setattr(nn._Module, "_plain_call", lambda *_: None)
+            patch.setattr(Module, "_plain_call", lambda *_: None)
             yield
 
     return inside
@@ -427,8 +428,8 @@ def test_frozen_weights_of_packed_and_dropped_calls(long_way):
 @pytest.mark.parametrize("kind", MODULES)
 def test_other_lengths_choose_no_kernel_again(kind, monkeypatch, long_way):
     module, asked = kind(5, 19, 2), []
-    job = nn._Module._asked
-    monkeypatch.setattr(nn._Module, "_asked", lambda *args: asked.append(1) or job(*args))
+    job = Module._asked
+    monkeypatch.setattr(Module, "_asked", lambda *args: asked.append(1) or job(*args))
     x = torch.randn(9, 4, 5)
     shapes = [(9, 4), (1, 4), (3, 2), (9, 1), (1, 1), (3, 2)]
     found = [everything(module, x[:T, :B]) for T, B in shapes]

@@ -14,7 +14,7 @@ from elman.diagnostics.carries import CarryScore
 from elman.errors import UserError
 from elman.gradients import Carry, Checkpointed, Given, Memory, Stored, carry
 from elman.gradients.memory import Plan
-from elman.training import Optimisation, Reading, Settings, Training
+from elman.training import Optimisation, Reading, Settings, Training, piecewise
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -63,10 +63,10 @@ def test_a_training_cuts_the_text_where_it_cuts_and_weighs_what_is_between():
     model = LanguageModel(7, hidden_size=5, cell="gru").double()
     reading = Reading(batch_size=1, window=8, carry=Fading(9))
     train = Training(model, ids, None, Settings(reading=reading))
-    reads = train._pass()
+    reads = train.reads()
     assert [reads[i].scored for i in range(len(reads))][:-1] == [9] * (len(reads) - 1)
     for index in range(len(reads)):
-        train._read(reads[index], *train._prepared(reads[index]), 1.0, train.carried)
+        piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)
     found = gradients(model)
     model.zero_grad()
     state = None

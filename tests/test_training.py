@@ -23,6 +23,7 @@ from elman.training import (
     Training,
     Update,
     Validation,
+    piecewise,
     segments,
 )
 from elman.training.optimisation import Average, clip_gradients, gradient_norm, learning_rate
@@ -103,10 +104,10 @@ def test_a_truncated_training_is_the_loop_of_the_notes(cell, sampling):
 def pass_gradient(model, reading):
     """The summed gradient of one pass, weights held still."""
     train = training(model, reading)
-    reads = train._pass()
+    reads = train.reads()
     model.zero_grad()
     for index in range(len(reads)):
-        train._read(reads[index], *train._prepared(reads[index]), 1.0, train.carried)
+        piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)
     return gradients(model)
 
 
@@ -178,9 +179,9 @@ def test_the_expected_randomised_gradient_is_the_full_one(cell, carry, monkeypat
         )
         train = Training(model, ids[: 2 * steps + 1], None, Settings(reading=reading))
         model.zero_grad()
-        reads = train._pass()
+        reads = train.reads()
         for index in range(len(reads)):
-            train._read(reads[index], *train._prepared(reads[index]), 1.0, train.carried)
+            piecewise.read(train, reads[index], *train.prepare(reads[index]), 1.0, train.carried)
         found = gradients(model)
         total = total or {n: torch.zeros_like(g) for n, g in found.items()}
         total = {n: t + probability * found[n] for n, t in total.items()}

@@ -80,19 +80,11 @@ def ngram(
 
     Every token of the held-out part is predicted from the tokens before it.
     """
-    from elman.counting.ngram import NgramModel
     from elman.text.prepared import prepare
     from elman.text.prepared import prompt as prompt_of
 
     orders = _orders(order)
-    for target in (arpa, out):
-        if target is not None:
-            check_target(target)
-    if len(orders) > 1 and (arpa or out or generate):
-        raise UserError(
-            f"--order {order} fits {len(orders)} models, and only one can be written",
-            hint=f"--order {orders[-1]}",
-        )
+    _check_written(order, orders, arpa, out, generate)
     data = data_of(
         "char",
         source=source,
@@ -108,22 +100,13 @@ def ngram(
     )
     weights = _epsilon(epsilon, orders[-1])
     splits = prepare(data, read(data))
-
-    def fit(k: int) -> NgramModel:
-        eps = weights and weights[:k]
-        return NgramModel.fit(splits.train, k, smoothing, eps, chain=chain, vocab=splits.vocab)
-
-    rows = [_score(fit(k), splits) for k in orders[:-1]]
-    model = fit(orders[-1])
-    rows.append(_score(model, splits))
+    rows, model = _fitted(splits, orders, smoothing, weights, chain)
     record = {"source": source, "level": data.level, "smoothing": smoothing, "models": rows}
     record |= {"train_tokens": len(splits.train), "vocabulary": len(splits.vocab)}
     if generate:
-        start = splits.vocab.encode(prompt_of(data, prompt))
-        ids = splits.vocab[
-            model.generate(generate, prompt=start, temperature=temperature, seed=seed)
-        ]
-        record["text"] = splits.vocab.decode([*start, *ids])
+        record["text"] = _text(
+            model, splits, prompt_of(data, prompt), generate, temperature=temperature, seed=seed
+        )
     if json:
         emit(record | {"models": [_finite(row) for row in rows]})
     else:
@@ -145,6 +128,20 @@ def _orders(order: str) -> list[int]:
     return list(range(first, last + 1))
 
 
+def _check_written(
+    order: str, orders: list[int], arpa: Path | None, out: Path | None, generate: int
+) -> None:
+    """Refuse, before anything is read, what could not be written."""
+    for target in (arpa, out):
+        if target is not None:
+            check_target(target)
+    if len(orders) > 1 and (arpa or out or generate):
+        raise UserError(
+            f"--order {order} fits {len(orders)} models, and only one can be written",
+            hint=f"--order {orders[-1]}",
+        )
+
+
 def _epsilon(epsilon: str | None, order: int) -> list[float] | None:
     """One number for each of so many orders, or one for all of them."""
     if epsilon is None:
@@ -161,6 +158,28 @@ def _epsilon(epsilon: str | None, order: int) -> list[float] | None:
             hint="--epsilon 1",
         )
     return values * order if len(values) == 1 else values
+
+
+def _fitted(
+    splits: "Splits", orders: list[int], smoothing: str, epsilon: list[float] | None, chain: bool
+) -> tuple[list[dict[str, Any]], "NgramModel"]:
+    """What a model of each order scores, and the last of them: no two are kept at once."""
+    from elman.counting.ngram import NgramModel
+
+    def fit(k: int) -> NgramModel:
+        eps = epsilon and epsilon[:k]
+        return NgramModel.fit(splits.train, k, smoothing, eps, chain=chain, vocab=splits.vocab)
+
+    rows = [_score(fit(k), splits) for k in orders[:-1]]
+    model = fit(orders[-1])
+    return [*rows, _score(model, splits)], model
+
+
+def _text(model: "NgramModel", splits: "Splits", prompt: Any, length: int, **options: Any) -> str:
+    """The prompt, and what the model goes on to write."""
+    start = splits.vocab.encode(prompt)
+    ids = splits.vocab[model.generate(length, prompt=start, **options)]
+    return splits.vocab.decode([*start, *ids])
 
 
 def _score(model: "NgramModel", splits: "Splits") -> dict[str, Any]:

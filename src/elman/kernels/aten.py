@@ -1,8 +1,7 @@
 """ATen: torch.nn's own recurrent layers on a CPU, where none of ours is faster.
 
-As cuDNN on a GPU (`cudnn`) it takes a whole stack at once, so it is no `Kernel`. Our native kernel
-has no float16 and no projections, and in bfloat16 it rounds all weights at every call, which is too
-much for a few steps.
+Our native kernel has no float16 and no projections, and in bfloat16 it rounds all weights at every
+call, which is too much for a few steps.
 """
 
 from __future__ import annotations
@@ -15,21 +14,17 @@ from typing import final
 import torch
 from torch import Tensor
 
-from elman.kernels.cudnn import Network, Whole, as_torch
+from elman.kernels.torchs import Network, Torchs, Whole, as_torch
 
 
 @final
-class Aten:
-    """torch's own layers on a CPU, asked for by `Whole`."""
+class Aten(Torchs):
+    """torch's own layers on a CPU."""
 
-    name = "aten"
+    name, device, where = "aten", "cpu", "in main memory"
 
-    def refuses(self, whole: Whole, device: torch.device) -> str | None:
-        """Why torch's own layers cannot run this stack; None if they can."""
-        if device.type != "cpu":
-            return f"the tensors are on {device.type}, not in main memory"
-        if whole.network.mode is None:
-            return "torch has no such cell"
+    def refuses_here(self, whole: Whole) -> str | None:
+        """What torch leaves to others."""
         if whole.ids:
             return "it reads no ids"
         if whole.dropout:
@@ -67,7 +62,7 @@ def run(
 
 
 def prepared(whole: Whole) -> Whole:
-    """The stack, as `cudnn.as_torch` is called with it."""
+    """The stack, as `as_torch` is called with it."""
     if whole.network.projection:
         _warn_unheard()
     return whole

@@ -23,7 +23,8 @@ from elman.errors import UserError
 from elman.kernels import prices
 from elman.kernels.aten import Aten
 from elman.kernels.contract import Job, Kernel
-from elman.kernels.cudnn import Cudnn, Whole, precision
+from elman.kernels.cudnn import Cudnn, precision
+from elman.kernels.torchs import Torchs, Whole
 
 SURELY = 0.95
 """Our CUDA kernel is preferred where it is cheaper than cuDNN by more than prices are off."""
@@ -178,10 +179,10 @@ def requested() -> str:
 
 def allows(name: str) -> bool:
     """Whether this kernel may run: also asked by what is not a recurrence (output, clipping)."""
-    return requested() in ("auto", name)
+    return _ENVIRONMENT.get(_NAMED) is None or requested() in ("auto", name)
 
 
-def _choose(job: Job) -> tuple[Kernel | Cudnn | Aten, dict[str, str]]:
+def _choose(job: Job) -> tuple[Kernel | Torchs, dict[str, str]]:
     """The kernel that runs, and the reason of every one asked before it."""
     reasons: dict[str, str] = {}
     named = requested()
@@ -201,8 +202,8 @@ def _choose(job: Job) -> tuple[Kernel | Cudnn | Aten, dict[str, str]]:
     )
 
 
-def _refusal(kernel: Kernel | Cudnn | Aten, job: Job) -> str | None:
-    if isinstance(kernel, Cudnn | Aten):
+def _refusal(kernel: Kernel | Torchs, job: Job) -> str | None:
+    if isinstance(kernel, Torchs):
         if job.whole is None:
             return "it runs whole stacks only, and here single layers or pieces are asked for"
         return kernel.refuses(job.whole, job.inputs[0].device)
@@ -358,7 +359,7 @@ def _cudnn() -> Cudnn:
 
 
 @functools.cache
-def _load(name: str) -> Kernel | Cudnn | Aten | None:
+def _load(name: str) -> Kernel | Torchs | None:
     """The kernel in `elman.kernels.NAME`; None where that part was not built."""
     home = f"elman.kernels.{name}"
     try:

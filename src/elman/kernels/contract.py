@@ -16,7 +16,7 @@ from torch import Tensor
 from elman.cells import Cell, Gradients, State, Weights
 from elman.errors import UserError
 from elman.gradients.through_time import Trace
-from elman.kernels.cudnn import Whole
+from elman.kernels.torchs import Whole
 
 Expected = tuple[str, Tensor | None, tuple[int, ...]]
 """A tensor, its name and the shape it must have."""

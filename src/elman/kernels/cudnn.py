@@ -1,81 +1,34 @@
-"""cuDNN: torch.nn's own recurrent layers, where none of ours is faster.
+"""cuDNN: torch.nn's own recurrent layers on a GPU, where none of ours is faster.
 
-It takes a whole stack at once (layers and both directions, from one state to another) and keeps
-what its backward pass wants in a block of bytes that only it can read. So it is no `Kernel`, which
-runs one layer in one direction and knows every state: a module asks for it with a `Whole`, beside
-the job that it would hand to a kernel. `prices` says when it is the faster of the two.
+It keeps what its backward pass wants in a block of bytes that only it can read, and wants all
+weights in another. `prices` says when it is the faster of the two.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-MODES = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")  # as cuDNN counts them
+from elman.kernels.torchs import Network, Torchs, Whole, as_torch
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_VOCABULARY = 4096  # ids become one-hot rows, which are multiplied
 
 
-class Network(NamedTuple):
-    """A stack of layers, as cuDNN is told about it."""
-
-    mode: str | None  # torch.nn's name of the cell; None: cuDNN has no such cell
-    bias: bool
-    inputs: int
-    hidden: int
-    projection: int
-    layers: int
-    directions: int
-
-    @property
-    def each(self) -> int:
-        """Tensors of one layer in one direction."""
-        return 2 + 2 * self.bias + (self.projection > 0)
-
-    def sizes(self) -> tuple[int, int, int, int]:
-        """What all of cuDNN's operations ask for in this order."""
-        assert self.mode is not None
-        return MODES.index(self.mode), self.hidden, self.projection, self.layers
-
-
-class Whole(NamedTuple):
-    """A stack over all of its time: everything about it but its tensors."""
-
-    network: Network
-    steps: int
-    rows: int
-    dtype: torch.dtype
-    ids: bool = False
-    keeps: bool = True  # a backward pass may follow
-    window: int | None = None  # the gradient is cut every so many steps
-    dropout: float = 0.0  # between its layers, in this call
-    packed: bool = False  # rows of different lengths
-    apart: str | None = None  # why this stack cannot be handed over whole
-
-    @property
-    def pieces(self) -> int:
-        """Pieces of time between cuts."""
-        return 1 if self.window is None else -(-self.steps // self.window)
-
-
 @final
-class Cudnn:
-    """torch's cuDNN layers, asked for by `Whole`."""
+class Cudnn(Torchs):
+    """torch's cuDNN layers."""
 
-    name = "cudnn"
+    name, device, where = "cudnn", "cuda", "on a CUDA GPU"
 
-    def refuses(self, whole: Whole, device: torch.device) -> str | None:
-        """Why cuDNN cannot run this stack; None if it can."""
-        if device.type != "cuda":
-            return f"the tensors are on {device.type}, not on a CUDA GPU"
+    def refuses_here(self, whole: Whole) -> str | None:
+        """What cuDNN cannot run, or is not to."""
         if not (torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
             return "torch has no cuDNN here, or torch.backends.cudnn.enabled is off"
-        if whole.network.mode is None:
-            return "it has no such cell"
         if whole.dtype not in DTYPES:
             return f"{whole.dtype} is left to kernels that also give gradients of gradients"
         if whole.ids and whole.network.inputs > LARGEST_VOCABULARY:
@@ -103,40 +56,6 @@ def precision() -> str:
     That is `torch.backends.cudnn.rnn.fp32_precision`, which takes Python longer to find.
     """
     return torch._C._get_fp32_precision_getter("cuda", "rnn")
-
-
-def as_torch(
-    net: Network,
-    batch_first: bool,
-    x: Tensor,
-    first: Sequence[Tensor],
-    weights: list[Tensor],
-    dropout: float = 0.0,
-    batch_sizes: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """ys and the last states, in the caller's layout, by the very call that `torch.nn` makes.
-
-    With `batch_sizes`, x and ys are those of a packed sequence. Dropout between layers is cuDNN's
-    own: its masks come from a state that torch keeps on the GPU and seeds after `manual_seed`.
-    """
-    assert net.mode is not None
-    run, both = TORCHS[net.mode], net.directions == 2
-    train = dropout > 0 or torch.is_grad_enabled()
-    h: Any = [s.contiguous() for s in first]
-    h = h if len(h) > 1 else h[0]
-    if batch_sizes is None:
-        outputs = run(x, h, weights, net.bias, net.layers, dropout, train, both, batch_first)
-    else:
-        outputs = run(x, batch_sizes, h, weights, net.bias, net.layers, dropout, train, both)
-    return outputs[0], outputs[1:]
-
-
-TORCHS = {
-    "RNN_TANH": torch._VF.rnn_tanh,
-    "RNN_RELU": torch._VF.rnn_relu,
-    "GRU": torch._VF.gru,
-    "LSTM": torch._VF.lstm,
-}
 
 
 def run(

@@ -28,7 +28,8 @@ from elman.cells import named
 from elman.errors import WorkFailed
 from elman.kernels import captures, largest, uncaptured
 from elman.kernels.cuda import Cuda, graphs
-from elman.kernels.cudnn import Cudnn, Whole
+from elman.kernels.cudnn import Cudnn
+from elman.kernels.torchs import Whole
 from elman.recurrence.operator import Inputs, Recipe
 from elman.recurrence.ways import Outputs, Pulls, Way
 

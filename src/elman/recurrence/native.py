@@ -8,7 +8,7 @@ find out what is to be run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from elman.errors import UserError
+from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
-from elman.kernels.cpu.calls import Pack, Prepared, Use, packed
+from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, prepare
 from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
 from elman.recurrence.strand import uncast
 
@@ -26,6 +27,24 @@ def takes(recipe: Recipe) -> bool:
     """Whether this is such a stack."""
     plain = recipe.carry.exact and not recipe.carry.in_blocks and recipe.memory.keeps_all
     return plain and recipe.chunks is None and not recipe.projected
+
+
+def prepared(
+    last: Prepared | None,
+    xs: Tensor,
+    state: Sequence[Tensor] | None,
+    weights: list[Any],
+    directions: int,
+    job: Callable[[], Job],
+    pack: Pack | None,
+    cast: torch.dtype | None,
+) -> Prepared | None:
+    """What native code needs to know, from the last call where only lengths have changed."""
+    call = last and last.resized(xs, pack)
+    if call is not None and call.suits(xs, state, weights, pack, cast):
+        return call
+    call = prepare(xs, weights, directions, job, pack, cast)
+    return call if call is not None and call.suits(xs, state, weights, pack, cast) else None
 
 
 def use_of(pack: Pack | None, dropout: float) -> Use | None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import Job, Kernel, Piece, Pull, Trace
 from elman.kernels.bare import Bare
+from elman.recurrence import packed
 from elman.recurrence.chunked import InChunks
 from elman.recurrence.seams import Chunks
 from elman.recurrence.sliding import slide
@@ -30,9 +30,7 @@ from elman.recurrence.stack import Pulls, Stack, draw
 from elman.recurrence.strand import Dropout, Noise, States, uncast
 
 
-@final
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """All about a stack that is not a tensor."""
 
     cell: str
@@ -117,6 +115,11 @@ class Inputs(NamedTuple):
     def flat(self) -> list[Tensor]:
         """All that may want a gradient."""
         return [self.xs, *self.stacked, *self.weights]
+
+    def padded(self, batch_sizes: Tensor) -> Inputs:
+        """Packed rows side by side."""
+        places = packed.places(batch_sizes, len(self.xs), self.xs.device)
+        return self._replace(xs=places.padded(self.xs), lengths=places.lengths)
 
     def drawn(self) -> Inputs:
         """With a seed from torch's generator where masks need one."""

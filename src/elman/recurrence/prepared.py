@@ -18,7 +18,7 @@ from elman.cells.base import diagonal_blocks
 from elman.kernels import select
 from elman.kernels.cuda import KERNEL, calls, wider
 from elman.kernels.cuda.calls import Kept
-from elman.kernels.cudnn import Whole
+from elman.kernels.torchs import Whole
 from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
 from elman.recurrence.strand import Dropout
 

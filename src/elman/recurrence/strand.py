@@ -291,6 +291,13 @@ def is_cast(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
+def autocast_on_a_cpu(weight: Tensor) -> torch.dtype | None:
+    """What autocast makes of float32 there; None where it is off, or finds another dtype."""
+    if not torch.is_autocast_enabled("cpu") or weight.dtype != torch.float32:
+        return None
+    return torch.get_autocast_dtype("cpu")
+
+
 def uncast(xs: Tensor) -> AbstractContextManager[object]:
     """Autocast off: whoever calls has cast already."""
     if is_cast(xs.device):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from elman.kernels import Kernel, cudnn
 from elman.kernels.cuda.calls import Kept
-from elman.kernels.cudnn import Network
+from elman.kernels.torchs import Network, as_torch
 from elman.recurrence import operator
 from elman.recurrence.operator import Inputs, Recipe
 from elman.recurrence.prepared import Call
@@ -68,11 +68,7 @@ class ByCudnn:
         self.together = together  # whether the weights lie as cuDNN wants them
 
     def first(self, x: Tensor) -> list[Tensor]:
-        net, rows = self.network, x.shape[0 if self.batch_first else 1]
-        h = x.new_zeros(net.layers * net.directions, rows, net.projection or net.hidden)
-        if net.mode != "LSTM":
-            return [h]
-        return [h, x.new_zeros(net.layers * net.directions, rows, net.hidden)]
+        return self.network.zeros(x.shape[0 if self.batch_first else 1], x.dtype, x.device)
 
     def forward(
         self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
@@ -127,7 +123,7 @@ class ByCudnn:
     ) -> Outputs:
         first = first or self.first(x)
         if self.together:
-            return cudnn.as_torch(self.network, self.batch_first, x, first, [*weights])
+            return as_torch(self.network, self.batch_first, x, first, [*weights])
         ys, last, _ = self.forward(x, first, weights, True)
         return ys, tuple(last)
 

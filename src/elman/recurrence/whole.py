@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 
 from elman.kernels import aten, cudnn
-from elman.kernels.cudnn import Network, Whole
+from elman.kernels.torchs import Network, Whole
 from elman.recurrence.operator import Careful, Inputs, Recipe
 
 

@@ -14,9 +14,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,24 +26,23 @@ from elman.errors import UserError, WorkFailed
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
 from elman.language_model import Masks, State, reader_of
-from elman.language_model.nests import joined, over, rows_of
-from elman.options import check, option
+from elman.language_model.masks import NO_MASKS
 from elman.recurrence.operator import known_ids
 from elman.scoring import metrics
 from elman.text import batches
+from elman.training import piecewise, saving
 from elman.training.divergence import first_broken_tensor
 from elman.training.optimisation import (
-    PANEL,
     Average,
     Optimisation,
     build_optimizer,
-    clip_gradients,
     learning_rate,
-    take_step,
 )
-from elman.training.processes import ALONE, GradientSum, LaneGroups, Processes
-from elman.training.records import Epoch, Progress, Update, Validation
+from elman.training.piecewise import Latest
+from elman.training.processes import ALONE, LaneGroups, Processes
+from elman.training.records import Epoch, Progress, Tally, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
+from elman.training.settings import Settings
 from elman.training.state import CarriedState
 from elman.training.update import Outcome, Read, WholeUpdate, choose
 
@@ -57,76 +56,8 @@ __all__ = [
     "Validation",
 ]
 
-PRECISIONS = ("float32", "bfloat16")
 VALIDATION_LANES = 16
 TOKENS_ON_GPU = 2**27  # 1 GiB of int64
-NO_MASKS = Masks(None, None, {})
-
-Prepared = tuple[Segment, Tensor, Tensor, Masks]
-"""A segment with its ids and targets, of this process's lanes, as they are read."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A whole training: how to read, how to update, for how long."""
-
-    epochs: int = option(10, "Passes over the text", panel=PANEL, at_least=1, later=True)
-    accumulate: int = option(1, "Segments per update", panel=PANEL, at_least=1)
-    validate_every: int = option(
-        0, "Updates; 0: twenty times, or a tenth of the time", panel=PANEL, at_least=0
-    )
-    patience: int = option(
-        0,
-        "Stop after so many validations without a better one; 0: never",
-        panel=PANEL,
-        at_least=0,
-        later=True,
-    )
-    precision: str = option(
-        "float32", "Of the products, by autocast", panel=PANEL, choices=PRECISIONS
-    )
-    lane_groups: int = option(
-        0,
-        "Groups of lanes, summed in a fixed order: as many processes as you like, up to so many, "
-        "end in the same weights; 0: in the fastest order",
-        panel=PANEL,
-        at_least=0,
-    )
-    seed: int = option(0, "Same seed, same model", panel="Run", at_least=0)
-    reading: Reading = field(default_factory=Reading)
-    optimisation: Optimisation = field(default_factory=Optimisation)
-
-    def __post_init__(self) -> None:
-        check(self)
-        for name, kind in (("reading", Reading), ("optimisation", Optimisation)):
-            if not isinstance(getattr(self, name), kind):
-                raise UserError(
-                    f"{name}={getattr(self, name)!r} must be of the type {kind.__name__}",
-                    hint=f"elman.training.{kind.__name__}(…)",
-                )
-
-
-@dataclass
-class Tally:
-    """A pass over the text so far."""
-
-    nats: float = 0.0
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-
-class Latest(NamedTuple):
-    """What an update has read."""
-
-    x: Tensor
-    state: State
-    masks: Masks
-    y: Tensor
-
-    @property
-    def read(self) -> Read:
-        """As a `WholeUpdate` takes it."""
-        return Read(self.x, self.y, self.masks)
 
 
 @dataclass(eq=False)
@@ -216,7 +147,7 @@ class Training:
     def _check_memory(self, reading: Reading) -> None:
         """Refuse a budget that has no room for one step of every lane."""
         ids = torch.zeros(1, reading.batch_size, dtype=torch.int64, device=self.device)
-        with self._cast(), self._lent():
+        with self.cast(), self.lent():
             self.reader.recurrence(self.model.inputs(ids, NO_MASKS))
 
     def _known_ids(self, ids: Any) -> Any:
@@ -253,8 +184,8 @@ class Training:
         if self.reader.recurrence is None:
             return "no kernel of elman's"
         ids = torch.zeros(1, self.settings.reading.batch_size, dtype=torch.int64)
-        with torch.no_grad(), self._cast():
-            xs = self.model.inputs(ids.to(self.device), Masks(None, None, {}))
+        with torch.no_grad(), self.cast():
+            xs = self.model.inputs(ids.to(self.device), NO_MASKS)
             return f"{explain(self.reader.recurrence, xs).runs} kernel"
 
     # ------------------------------------------------------------------ the loop
@@ -287,7 +218,7 @@ class Training:
         """The part of all passes that has been read, 0 to 1."""
         if self.epoch >= self.settings.epochs:
             return 1.0
-        return (self.epoch + self.index / len(self._pass())) / self.settings.epochs
+        return (self.epoch + self.index / len(self.reads())) / self.settings.epochs
 
     def _validation_is_due(self) -> bool:
         if self.validation_ids is None or self.validated_at == self.step or self.step == 0:
@@ -305,7 +236,7 @@ class Training:
         if self.index == 0:
             self.tally = Tally()
         before = (self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
-        reads, epoch = self._pass(), self.epoch
+        reads, epoch = self.reads(), self.epoch
         indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
         segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
@@ -313,20 +244,42 @@ class Training:
         if self._choice.update is not None:
             outcome = self._update_whole(self._choice.update, segments, rate)
         else:
-            outcome = self._update_piecewise(segments, rate)
-        pending = Pending(outcome, tokens, before, self.tally, self._latest)
+            prepared = [(s, *self.prepare(s)) for s in segments]
+            outcome = piecewise.update(self, prepared, rate)
+        pending = Pending(outcome, tokens, before, self.tally, self.latest)
         self._advance(indices.stop, len(reads))
         self._await(pending)
         self.average.update(self.progress)
         seconds = self._lap()
         self.tally.tokens += tokens
         self.tally.seconds += seconds
+        return self._told(pending, epoch, rate, seconds)
+
+    def _update_whole(self, whole: WholeUpdate, segments: list[Segment], rate: float) -> Outcome:
+        """An update in one go."""
+        share, first = 1 / len(segments), segments[0]
+        reads = [Read(*self.prepare(s), s.fresh, share * s.scored / s.divisor) for s in segments]
+        whole.start_from(None if first.fresh else self.carried.value)
+        self.latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y)
+        outcome = whole(reads, rate)
+        tokens = sum(self.groups.batch * segment.scored for segment in segments)
+        self.carried.value = whole.state
+        self._look_ahead(len(segments))
+
+        def summed() -> tuple[float, float]:
+            nats, norm = outcome()
+            return nats * tokens, norm
+
+        return summed
+
+    def _told(self, pending: Pending, epoch: int, rate: float, seconds: float) -> Update:
+        """The record of an update; what is not known yet is waited for when it is looked at."""
         known: dict[str, Any] = {
             "step": self.step,
             "epoch": epoch,
             "learning_rate": rate,
-            "tokens": tokens,
-            "tokens_per_second": tokens / seconds,
+            "tokens": pending.tokens,
+            "tokens_per_second": pending.tokens / seconds,
             "progress": self.progress,
         }
         if pending.numbers is None:
@@ -372,7 +325,7 @@ class Training:
         """Go back to before this update: neither it nor those after it have moved anything."""
         self.step, self.epoch, self.index, tokens, seconds = pending.before
         assert pending.latest is not None, "what was heard of is no longer pending"
-        self.tally, self._latest = pending.tally, pending.latest
+        self.tally, self.latest = pending.tally, pending.latest
         self.tally.tokens, self.tally.seconds = tokens, seconds
         whole, later = self._choice.update, list(self._pending)[1:]
         if whole is not None:
@@ -384,57 +337,6 @@ class Training:
             waiting.failure = failure
         self._pending.clear()
         return failure
-
-    def _update_piecewise(self, segments: list[Segment], rate: float) -> Outcome:
-        """Segment after segment, then clip and step; gives the sum of the losses, and ‖g‖."""
-        prepared = [(segment, *self._prepared(segment)) for segment in segments]
-        if self.groups.divided:
-            nats = self._gradient_of_groups(prepared)
-        else:
-            nats = self._gradient(prepared, self.carried)
-        norm = clip_gradients(self.parameters, self.settings.optimisation.clip)
-        if math.isfinite(nats) and math.isfinite(norm):
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            take_step(self.optimizer)
-        return lambda: (nats, norm)
-
-    def _gradient(self, prepared: list[Prepared], carried: CarriedState, group: int = -1) -> float:
-        """The gradient of the segments in `.grad`, and the sum of their losses."""
-        self.optimizer.zero_grad()
-        with self.chance_of(group):
-            return sum(self._read(*each, 1 / len(prepared), carried) for each in prepared)
-
-    def _gradient_of_groups(self, prepared: list[Prepared]) -> float:
-        """The same, one group of lanes after the other, summed with those of other processes."""
-        total, dim, states = GradientSum(self.groups, self.parameters), self.reader.lane_dim, []
-        for lanes in self.groups.own:
-            rows = lanes.rows
-            carried = CarriedState(rows_of(self.carried.value, dim, rows))
-            part = [
-                (segment, x[rows], y[rows], masks.of(rows)) for segment, x, y, masks in prepared
-            ]
-            total.add(lanes, self._gradient(part, carried, lanes.group))
-            states.append(carried.value)
-        self.carried.value = joined(states, dim)
-        return float(total.finish())
-
-    def _update_whole(self, whole: WholeUpdate, segments: list[Segment], rate: float) -> Outcome:
-        """The same in one go."""
-        share, first = 1 / len(segments), segments[0]
-        reads = [Read(*self._prepared(s), s.fresh, share * s.scored / s.divisor) for s in segments]
-        whole.start_from(None if first.fresh else self.carried.value)
-        self._latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y)
-        outcome = whole(reads, rate)
-        tokens = sum(self.groups.batch * segment.scored for segment in segments)
-        self.carried.value = whole.state
-        self._look_ahead(len(segments))
-
-        def summed() -> tuple[float, float]:
-            nats, norm = outcome()
-            return nats * tokens, norm
-
-        return summed
 
     def _end_epoch(self) -> Epoch:
         tally, self.tally = self.tally, Tally()
@@ -489,7 +391,8 @@ class Training:
         reading, seed = self.settings.reading, self.settings.seed
         return one_pass(self.train_ids, reading, seed=seed, epoch=epoch, rows=self.groups.rows)
 
-    def _pass(self, epoch: int | None = None) -> Pass:
+    def reads(self, epoch: int | None = None) -> Pass:
+        """The segments of a pass over the text; None: of the one that is being made."""
         epoch = self.epoch if epoch is None else epoch
         if epoch not in self._passes:
             self._passes = {e: p for e, p in self._passes.items() if e == self.epoch}
@@ -508,12 +411,12 @@ class Training:
 
     def _look_ahead(self, read: int) -> None:
         """Cut out what the next update reads first, while the GPU is busy with this one."""
-        reads, index = self._pass(), self.index + read
+        reads, index = self.reads(), self.index + read
         if index == len(reads):
-            reads, index = self._pass(self.epoch + 1), 0
+            reads, index = self.reads(self.epoch + 1), 0
         self._ahead = ((reads, index), reads[index])
 
-    def _prepared(self, segment: Segment) -> tuple[Tensor, Tensor, Masks]:
+    def prepare(self, segment: Segment) -> tuple[Tensor, Tensor, Masks]:
         """Ids on the device, some of them hidden, and the masks of this window."""
         if not self.model.training:
             self.model.train()
@@ -523,47 +426,13 @@ class Training:
         hidden = self.reader.hide_tokens(x, lanes, mine.start)
         return hidden, y, masks.of(mine) if self.groups.divided else masks
 
-    def _read(
-        self,
-        segment: Segment,
-        x: Tensor,
-        y: Tensor,
-        masks: Masks,
-        share: float,
-        carried: CarriedState,
-    ) -> float:
-        """Forward and backward through one segment; returns the sum of its losses in nats."""
-        state = None if segment.fresh else carried.value
-        self._latest = Latest(x, state, masks, y)
-        if self.settings.reading.carry_used.exact:
-            return self._read_lane(x, y, masks, share / (len(x) * segment.divisor))
-        with self._cast(), self._lent(segment.xi):
-            hs, after = self._run(x, state, masks, segment)
-            y = y[:, -segment.scored :]
-            loss = self.reader.mean_nats(hs[len(hs) - segment.scored :], y.T, masks)
-        carried.carry(after)
-        weight = share * segment.scored / segment.divisor
-        (loss if weight == 1 else loss * weight).backward()
-        return loss.item() * y.numel()
-
     def read_window(self, x: Tensor, y: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
         """The mean nats of a plain window, and the state after it."""
-        with self._cast(), known_ids():
+        with self.cast(), known_ids():
             hs, after = self.reader.states(x, state, masks)
             return self.reader.mean_nats(hs, y.T, masks), after
 
-    def _read_lane(self, x: Tensor, y: Tensor, masks: Masks, scale: float) -> float:
-        """Forward and backward through whole lanes, the losses taken piece by piece."""
-
-        def loss(hs: Tensor, start: int) -> Tensor:
-            piece = y[:, start : start + len(hs)]
-            return self.reader.mean_nats(hs, piece.T, masks) * (piece.numel() * scale)
-
-        with self._cast(), self._lent():
-            total, _ = self.reader.read_back(x, masks, loss)
-        return total.item() / scale
-
-    def _cast(self) -> torch.autocast:
+    def cast(self) -> torch.autocast:
         """bfloat16 inside this block, where it was asked for."""
         return torch.autocast(self.device.type, torch.bfloat16, self.half)
 
@@ -572,17 +441,7 @@ class Training:
         """Whether products are taken in bfloat16."""
         return self.settings.precision == "bfloat16"
 
-    def _run(self, x: Tensor, state: State, masks: Masks, segment: Segment) -> tuple[Tensor, State]:
-        """h_t of the segment, time first, and the state where the next segment starts."""
-        if segment.advance == x.shape[1]:
-            return self.reader.states(x, state, masks)
-        if segment.advance == 0:  # a sliding window that still reaches back to the text's start
-            return self.reader.states(x, state, masks)[0], state
-        early, middle = self.reader.states(x[:, : segment.advance], state, masks)
-        late, _ = self.reader.states(x[:, segment.advance :], middle, masks)
-        return torch.cat([early, late]), middle
-
-    def _lent(self, xi: Tensor | None = None) -> AbstractContextManager[None]:
+    def lent(self, xi: Tensor | None = None) -> AbstractContextManager[None]:
         """Inside this block the model carries by ξ (None: all) and keeps what the reading says."""
         return self.reader.lent(xi, self.settings.reading.memory_used)
 
@@ -622,8 +481,8 @@ class Training:
             tries.append("clipping to norm 1")
         if self.half:
             tries.append("float32 instead of bfloat16")
-        with self._cast():
-            origin = first_broken_tensor(self.model, self.reader, *self._latest[:3])
+        with self.cast():
+            origin = first_broken_tensor(self.model, self.reader, *self.latest[:3])
         return WorkFailed(
             f"{what} at step {self.step + 1}; it began in {origin}",
             hint="try " + " or ".join(tries),
@@ -631,119 +490,16 @@ class Training:
 
     # ------------------------------------------------------------------ saving
 
-    NUMBERS = (
-        "step",
-        "epoch",
-        "index",
-        "validated_at",
-        "best",
-        "best_step",
-        "worse",
-        "plateau",
-        "plateau_worse",
-    )
-
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that the rest of the training depends on: tensors by name, and plain numbers."""
         self._hear_all()
-        tensors = {f"weights/{n}": p.detach() for n, p in self.model.named_parameters()}
-        names = {id(p): n for n, p in self.model.named_parameters()}
-        tensors |= {f"buffers/{n}": b for n, b in self.model.named_buffers()}
-        for parameter, values in self.optimizer.state.items():
-            for key, value in values.items():
-                tensors[f"optimizer/{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
-        for w, a in zip(self.average.weights, self.average.averages, strict=False):
-            tensors[f"average/{names[id(w)]}"] = a
-        tensors |= {f"carried/{n}": t for n, t in self._all_lanes().state_dict().items()}
-        tensors |= {f"noise/{n}": t for n, t in self.reader.noise.state_dict().items()}
-        tensors |= {f"chance/{n}": t for n, t in self.chance.items()}
-        numbers = {name: getattr(self, name) for name in self.NUMBERS}
-        numbers |= {f"epoch_{name}": value for name, value in asdict(self.tally).items()}
-        numbers |= {"averaged": self.average.count, "noise": self.reader.noise.seed}
-        return tensors, numbers | {"cut_by": self.settings.reading.cut_by}
-
-    def _all_lanes(self) -> CarriedState:
-        """The state of every lane of the batch, from all processes."""
-        groups, dim = self.groups, self.reader.lane_dim if self.groups.divided else 0
-
-        def whole(tensor: Tensor) -> Tensor:
-            return self.processes.gathered(tensor.cpu().contiguous(), dim, groups.sizes)
-
-        if self.processes.size == 1:
-            return self.carried
-        return CarriedState(over(whole, self.carried.value))
+        return saving.saved(self)
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, on this training's device."""
-        parts = _by_first_name(tensors)
-        parameters = dict(self.model.named_parameters())
-        _check_fit("weights", parts, parameters)
-        _check_fit("buffers", parts, dict(self.model.named_buffers()))
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(parts["weights"][name])
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(parts["buffers"][name])
-            for w, a in zip(self.average.weights, self.average.averages, strict=False):
-                name = next(n for n, p in parameters.items() if p is w)
-                a.copy_(parts["average"][name])
-        self._load_optimizer(parts.get("optimizer", {}), parameters)
-        self.carried.load_state_dict(parts.get("carried", {}))
-        if self.processes.size > 1:
-            dim, rows = self.reader.lane_dim, self.groups.rows
-            self.carried.value = rows_of(self.carried.value, dim, rows)
-        self.carried.to(self.device)
-        self._load_numbers(numbers)
-        self._cut_anew(numbers.get("cut_by"))
-        names = [f.name for f in fields(Tally)]  # runs of elman 0.1.0 have none
-        self.tally = Tally(**{name: numbers.get(f"epoch_{name}", 0.0) for name in names})
+        saving.load(self, tensors, numbers)
         self._pending.clear()
-        self.average.count = numbers["averaged"]
-        self.reader.noise.seed = numbers["noise"]
-        self.reader.noise.load_state_dict(parts.get("noise", {}))
-        self.chance |= parts.get("chance", {})
         self._choice = choose(self)  # a captured graph holds the optimizer's old state
-
-    def _load_numbers(self, numbers: dict[str, Any]) -> None:
-        """Where it is; numbers that no training can have reached are refused."""
-        never_validated = {"best": math.inf} if numbers["best"] is None else {}
-        for name in self.NUMBERS:
-            value, kind = (numbers | never_validated)[name], type(getattr(self, name))
-            if not isinstance(value, (int, kind)) or isinstance(value, bool):
-                raise ValueError(f"its {name} is {value!r}")
-            setattr(self, name, value)
-        counts = self.epoch, self.best_step, self.validated_at + 1, self.worse, self.plateau_worse
-        possible = min(*counts, self.index) >= 0 and max(counts) <= self.step + 1
-        if not possible or self.index >= len(self._saved_pass(numbers.get("cut_by"))):
-            raise ValueError(
-                f"it claims to be in pass {self.epoch}, at segment {self.index}, after {self.step} "
-                "updates"
-            )
-
-    def _saved_pass(self, cut_by: Any) -> Pass:
-        """The pass as it was cut when the training was saved; runs of elman 0.2 do not say how."""
-        if cut_by in (None, self.settings.reading.cut_by):
-            return self._pass()
-        reading = replace(self.settings.reading, **cut_by)
-        return one_pass(self.train_ids, reading, seed=self.settings.seed, epoch=self.epoch)
-
-    def _cut_anew(self, cut_by: Any) -> None:
-        """Find the place in a pass that is cut otherwise than the one it was saved in.
-
-        The state goes on as it is: a few tokens off its place, as it would be after any cut.
-        """
-        if self.index == 0 or cut_by in (None, self.settings.reading.cut_by):
-            return
-        self.index = self._pass().after(self._saved_pass(cut_by).share(self.index))
-        if self.index == len(self._pass()):
-            self.epoch, self.index = self.epoch + 1, 0
-
-    def _load_optimizer(self, saved: dict[str, Tensor], parameters: dict[str, Any]) -> None:
-        self.optimizer.state.clear()
-        for name, value in saved.items():
-            owner, key = name.rsplit("/", 1)
-            parameter = parameters[owner]
-            self.optimizer.state[parameter][key] = value.to(self.device).clone()
 
 
 def _as_array(ids: Any) -> Any:
@@ -756,25 +512,3 @@ def _global_generators(device: torch.device, seed: int) -> dict[str, Tensor]:
     if device.type == "cuda":
         states["cuda"] = torch.Generator(device).manual_seed(seed).get_state()
     return states
-
-
-def _check_fit(part: str, saved: dict[str, dict[str, Tensor]], model: dict[str, Any]) -> None:
-    """Refuse a saved training of another model, before anything of this one is touched."""
-    theirs = {name: tuple(tensor.shape) for name, tensor in saved.get(part, {}).items()}
-    ours = {name: tuple(tensor.shape) for name, tensor in model.items()}
-    odd = sorted({name for name, _ in theirs.items() ^ ours.items()})
-    if odd:
-        there, here = (shapes.get(odd[0], "absent") for shapes in (theirs, ours))
-        raise UserError(
-            f"the saved training does not fit this model: {odd[0]} is {there} there, {here} here",
-            hint="load it into a training of the model that it was saved from",
-        )
-
-
-def _by_first_name(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """`{"a/b/c": t}` → `{"a": {"b/c": t}}`."""
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        first, rest = name.split("/", 1)
-        parts.setdefault(first, {})[rest] = tensor
-    return parts

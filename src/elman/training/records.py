@@ -76,6 +76,15 @@ class Validation(Record):
     improved: bool
 
 
+@dataclass
+class Tally:
+    """A pass over the text so far: what its `Epoch` will tell."""
+
+    nats: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Epoch(Record):
     """One pass over the text, as the notes print it: its perplexity while it was learnt from."""

@@ -6,7 +6,7 @@
     g   ← min(1, θ/‖g‖) g                            clipping
     w   ← optimizer(w, g)                            unless L or ‖g‖ is not finite
 
-    piecewise   any model, any segment: autograd, part by part (`Training._update_piecewise`)
+    piecewise   any model, any segment: autograd, part by part (`piecewise.py`)
     native      on a CPU: native calls over memory and jobs made once, no autograd
     captured    on a GPU: one CUDA graph, captured once and replayed (`graphed.py`)
 

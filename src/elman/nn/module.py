@@ -1,0 +1,296 @@
+"""What RNN, GRU, LSTM and Layers have in common: which way a call goes.
+
+A small call takes less time than Python takes to find out what is to run it, and most calls are
+like one that came before. So there are short ways: one native call on a CPU (`recurrence.native`);
+on a GPU, or where torch's own layers run, what was settled about calls of this shape
+(`recurrence.settled`). All others go the long way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
+
+from elman.cells import named
+from elman.errors import UserError
+from elman.kernels import Job, is_sooner, runs_whole, settings
+from elman.kernels.cpu import calls, masks
+from elman.nn.arguments import are_tensors
+from elman.nn.long_way import LongWay
+from elman.recurrence import native, settled, traced, whole
+from elman.recurrence.settled import IN_FLOAT32, LONG_WAY, Settled
+from elman.recurrence.strand import autocast_on_a_cpu, is_cast, uncast
+from elman.recurrence.ways import Outputs
+
+
+class Module(LongWay):
+    """A module as its own calls find it: by a short way where there is one."""
+
+    _prepared: calls.Prepared | None = None
+
+    def _run(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        """Output and last state, in the caller's layout."""
+        if torch.compiler.is_compiling():
+            return self._run_any(input, state)
+        if named(self.cell).fingerprint != self._equations:
+            raise UserError(
+                f"{self.cell} was declared again, with other equations, after this module was made",
+                hint="make the module again, or give the other cell a name of its own",
+            )
+        if torch.jit.is_tracing():
+            with traced.quietly():
+                return self._run_any(input, state)
+        return self._plain_call(input, state) or self._run_any(input, state)
+
+    def _run_any(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        """The same by what is settled about such calls, or by the long way."""
+        if isinstance(input, PackedSequence):
+            return self._run_packed(input, state)
+        cast = input.is_cuda and torch.is_autocast_enabled("cuda")
+        if cast and (done := self._autocast_call(input, state)):
+            return done
+        key = self._key(input, state)
+        how = None if key is None else self._settled.get(key)
+        if how is not None and (done := self._settled_call(how, input, state)):
+            return done
+        xs, first = self._time_first(input, state)
+        if key is not None and how is None:  # from now on; and now, since bits may differ
+            how = self._settled.settle(key, self._settle(xs, first))
+            if done := self._settled_call(how, input, state):
+                return done
+        ys, last = self._recur(xs, first)
+        return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _run_packed(
+        self, input: PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
+        """Rows of different lengths: a row that has ended holds its state."""
+        key = self._packed_key(input, state)
+        how = None if key is None else self._settled.get(key)
+        if how is None:
+            state = self._checked_pack(input, state)
+        elif state is None:
+            state = self._zeros(int(input.batch_sizes[0]), input.data.dtype, input.data.device)
+        if input.sorted_indices is not None:
+            state = [s.index_select(1, input.sorted_indices) for s in state]
+        if key is not None and how is None:
+            how = self._settled.settle(key, self._settle_packed(input, state))
+        done = None
+        if how is not None and how.is_short:
+            done = how.run_packed(input, state, self._weights())
+        ys, last = done or self._recur_packed(input.data, input.batch_sizes, state)
+        if input.unsorted_indices is not None:
+            last = tuple([s.index_select(1, input.unsorted_indices) for s in last])
+        return input._replace(data=ys), last
+
+    def job(
+        self, x: Tensor | PackedSequence, state: Tensor | Sequence[Tensor] | None = None
+    ) -> Job:
+        """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
+        state = (state,) if isinstance(state, Tensor) else state
+        if isinstance(x, PackedSequence):
+            return self._packed_job(
+                self._inputs(x.data, self._checked_pack(x, state)), x.batch_sizes
+            )
+        on_gpu = x.is_cuda and torch.is_autocast_enabled("cuda")
+        if self._stays_in_float32(x, state) if on_gpu else self._casts_inside(x):
+            return self._float32_job(x, state)
+        return self._job(self._inputs(*self._time_first(x, state)))
+
+    # ------------------------------------------------------------------ one native call on a CPU
+
+    def _plain_call(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
+        """The same in native code on a CPU, nothing cut; None: another kind of call."""
+        if not self._is_plain(input):
+            return None
+        recipe = self._recipe() if torch.is_grad_enabled() else None
+        if recipe is not None and not native.takes(recipe):
+            return None
+        own, names = self._parameters, self._flat_weights_names
+        weights = [w for name in names if (w := own.get(name)) is not None]
+        if len(weights) < len(names):  # a parametrized one is elsewhere
+            return None
+        drops = self.dropout if self.training and self.num_layers > 1 else 0.0
+        if drops and not masks.drops_as_torch(weights[0].dtype):
+            return None
+        xs, pack = self._rows_of(input)
+        if pack is None and isinstance(input, PackedSequence):
+            return None
+        call, cast = self._prepared, autocast_on_a_cpu(weights[0])
+        if call is None or not call.suits(xs, state, weights, pack, cast):
+            job = functools.partial(self._asked, input, state)
+            directions = 2 if self.bidirectional else 1
+            call = native.prepared(call, xs, state, weights, directions, job, pack, cast)
+            self._prepared = call
+            if call is None:
+                return None
+        use = native.use_of(pack, drops)
+        if recipe is None:
+            result = call(xs, state, use)
+        else:
+            result = native.recurrence(call, recipe, xs, state, weights, use)
+        if result is None or (pack is None and not self.batch_first):
+            return result
+        ys, last = result
+        if isinstance(input, PackedSequence):
+            return input._replace(data=ys), last
+        return ys.transpose(0, 1), last
+
+    def _is_plain(self, input: Tensor | PackedSequence) -> bool:
+        """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
+        is_packed = isinstance(input, PackedSequence)
+        given = input.data if is_packed else input
+        if type(given) is not Tensor or not given.is_cpu or self._is_torchs(given):
+            return False
+        if self.proj_size or self.is_noisy or self._cuts(input):
+            return False
+        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
+            return False
+        return is_packed or self._is_batched(given)
+
+    def _is_torchs(self, input: Tensor) -> bool:
+        """Whether no native call is worth trying: under autocast it is, also for narrow inputs."""
+        return self._asks_torch(input) and not torch.is_autocast_enabled("cpu")
+
+    def _rows_of(self, input: Tensor | PackedSequence) -> tuple[Tensor, calls.Pack | None]:
+        """Inputs as native code reads them, and how they are packed."""
+        if isinstance(input, PackedSequence):
+            return input.data, calls.packed(*input)
+        return input.transpose(0, 1).contiguous() if self.batch_first else input, None
+
+    def _asked(self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None) -> Job:
+        """What native code would run: under autocast, everything in float32."""
+        if not isinstance(input, PackedSequence):
+            return self.job(input, state)
+        data = input.data
+        if autocast_on_a_cpu(self._first_weight()):
+            data, state = _widened(data, state)
+        with uncast(data):
+            first = self._checked_pack(input._replace(data=data), state)
+            return self._packed_job(self._inputs(data, first), input.batch_sizes)
+
+    def _casts_inside(self, input: Tensor) -> bool:
+        """Whether the kernel does autocast's work, and is handed everything in float32."""
+        weights = [self._parameters.get(name) for name in self._flat_weights_names]
+        if any(w is None or not autocast_on_a_cpu(w) for w in weights):
+            return False
+        if not self._is_plain(input):
+            return False
+        return not torch.is_grad_enabled() or native.takes(self._recipe())
+
+    # ------------------------------------------------------------------ what is settled of a shape
+
+    def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
+        """All that decides what runs a call; None where it is asked anew at every one."""
+        if not self._asks_torch(input) or input.dim() != 3 or self._cuts(input):
+            return None
+        kind = self._kind(input, state)
+        return None if kind is None else (input.shape, kind)
+
+    def _packed_key(self, input: PackedSequence, state: Sequence[Tensor] | None) -> Hashable:
+        """The same for rows of different lengths: how many, how long, but not which."""
+        data, sizes = input.data, input.batch_sizes
+        if not data.is_cuda or data.dim() != 2 or self._chunks is not None:
+            return None
+        kind = self._kind(data, state)
+        return None if kind is None else (sizes.shape[0], int(sizes[0]), data.shape[1], kind)
+
+    def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
+        """The part of a key that is not the input's shape."""
+        if torch.compiler.is_compiling() or traced.listening() or forward_ad._current_level >= 0:
+            return None
+        if not (state is None or are_tensors(state)):
+            return None
+        cast = torch.get_autocast_dtype(input.device.type) if is_cast(input.device) else None
+        if cast is not None and not self._torch_casts(input):
+            return None
+        if self.dropout and self.training and whole.recomputes():
+            return None
+        dtype = input.dtype
+        states = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
+        return dtype, input.device, states, self._mode(input), cast, settings(dtype)
+
+    def _mode(self, input: Tensor) -> Hashable:
+        return torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad
+
+    def _torch_casts(self, input: Tensor) -> bool:
+        """Whether autocast is left to torch's own function: on a CPU, from float32 weights."""
+        kind = self._first_weight().dtype
+        return input.is_cpu and kind == torch.float32 and input.dtype != torch.float64
+
+    def _settle(self, xs: Tensor, first: Sequence[Tensor]) -> Settled:
+        """How calls like this one are to be run."""
+        x = self._inputs(xs, first)
+        stack = self._whole(x)
+        theirs = runs_whole(stack, xs.device, lambda: self._job(x))
+        return settled.settle(self._recipe(len(xs)), x, stack, theirs, self.batch_first)
+
+    def _settle_packed(self, input: PackedSequence, first: Sequence[Tensor]) -> Settled:
+        """The same of packed rows."""
+        x, sizes = self._inputs(input.data, first), input.batch_sizes
+        return settled.settle_packed(self._recipe(), x, sizes, self._packed_whole(x, sizes))
+
+    def _settled_call(
+        self, how: Settled, input: Tensor, state: Sequence[Tensor] | None
+    ) -> Outputs | None:
+        """The call as it was settled; None where it takes the long way."""
+        if not how.is_short:
+            return None
+        return how.run(input, state, self._weights(), self.batch_first)
+
+    # ------------------------------------------------------------------ under autocast on a GPU
+
+    def _autocast_call(self, input: Tensor, state: Sequence[Tensor] | None) -> Outputs | None:
+        """In float32, what comes out being cast; None where that is not sooner."""
+        if not self._stays_in_float32(input, state):
+            return None
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind)
+        torch.set_autocast_enabled(kind, False)  # the context manager takes 3 µs
+        try:
+            given = None if state is None else [s.float() for s in state]
+            ys, last = self._run_any(input.float(), given)
+        finally:
+            torch.set_autocast_enabled(kind, True)
+        assert isinstance(ys, Tensor)
+        return ys.to(dtype), tuple([s.to(dtype) for s in last])
+
+    def _stays_in_float32(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
+        """Whether that is sooner than to cast all weights: settled once for each shape."""
+        if torch.compiler.is_compiling() or traced.listening() or self.repeatable:
+            return False
+        if self._chunks is not None or not (state is None or are_tensors(state)):
+            return False
+        if not input.is_floating_point() or self._first_weight().dtype != torch.float32:
+            return False
+        dtype = torch.get_autocast_dtype(input.device.type)
+        key = dtype, input.shape, input.device, self._mode(input), settings(torch.float32)
+        how = self._settled.get(key)
+        if how is None:
+            narrow = self._job(self._inputs(*self._time_first(input, state)))
+            sooner = is_sooner(self._float32_job(input, state), narrow)
+            how = self._settled.settle(key, Settled(IN_FLOAT32 if sooner else LONG_WAY))
+        return how.how == IN_FLOAT32
+
+    def _float32_job(self, x: Tensor, state: Sequence[Tensor] | None) -> Job:
+        """What the kernels are asked to run under autocast where only what comes out is cast."""
+        x, state = _widened(x, state)
+        with uncast(x):
+            return self._job(self._inputs(*self._time_first(x, state)))
+
+
+def _widened(x: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, Sequence[Tensor] | None]:
+    """Input and state in float32, where they are numbers."""
+    x = x.float() if x.is_floating_point() else x
+    return x, [s.float() for s in state or ()] if are_tensors(state) else state
