@@ -71,7 +71,7 @@ class Job:
             kept[:] = p.forward(self.x, (), weights, True)[2]
 
         def backward() -> None:
-            p.backward(self.x, weights, kept, self.dys, [None] * p.states, True, False)
+            p.backward(self.x, weights, kept, self.dys, [None] * len(p.widths), True, False)
 
         for direction, work in zip(DIRECTIONS, (forward, backward), strict=True):
             work()

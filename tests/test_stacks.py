@@ -125,6 +125,7 @@ def test_layers_beside_each_other_are_the_reference(
     forced(monkeypatch, pieces, lanes)
     with paper_gpu.launches_prepared():
         call = Call(rnn._recipe(), rnn._inputs(*rnn._time_first(x, None)), True)
+        assert isinstance(call.prepared, calls.Prepared)
         assert call.prepared.forward_launch.schedule is not None
         weights = [rnn.get_parameter(name) for name in rnn._flat_weights_names]
         for with_last in (False, True):
