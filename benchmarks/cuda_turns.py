@@ -21,7 +21,7 @@ from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.plan import Plan, pair_plans
 
 SIZES, BATCHES = (1024, 1536, 2048), (64, 128, 256)
-SHAPES = [
+SHAPES: list[tuple[str, int, int]] = [
     *itertools.product(("lstm", "gru"), SIZES, BATCHES),
     *(("tanh", 2048, b) for b in BATCHES),
 ]
