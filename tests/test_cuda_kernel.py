@@ -213,12 +213,19 @@ def test_pairs_read_the_whole_vector_and_are_all_there_at_once(cell, size, data)
     size, batch = 8 * size, data.draw(st.integers(1, 200))
     direction = "forward" if cell != "tanh" else data.draw(st.sampled_from(["forward", "backward"]))
     every = plan.pair_plans(named(cell), direction, size, 2, batch, HOPPER)
-    for p in itertools.islice(every, 20):
+    turns = data.draw(st.sampled_from([1, 2, 4]))
+    for p in itertools.islice((p for p in every if p.turns == turns), 20):
         assert p.paired
         assert not p.spread
         assert p.neighbours == 2
         assert p.groups(batch) * p.cluster <= 2 * HOPPER.clusters[2]
-        assert p.groups(batch) * p.rows >= batch
+        assert p.groups(batch) * p.rows * p.turns >= batch
+        assert p.threads == 128 * (p.warpgroups + 2 * (turns > 1))
+        if turns > 1:
+            assert p.direction == "forward"
+            assert p.stages == p.k_tiles // 4 or (p.stages >= 5 and p.k_tiles // 4 % p.stages == 0)
+            assert p.warps == 4
+            assert p.warpgroups <= 2
         assert p.hidden >= size > p.hidden - 2 * p.units  # no pair without units
         assert 2 * p.k_tiles * 16 >= size  # the halves are all of it
         assert 64 * p.warpgroups * p.m_tiles >= 2 * p.m  # and so are the rows of both
@@ -293,6 +300,19 @@ def test_a_wide_layer_of_many_rows_has_a_plan(cell, size):
         few = plan.cheapest(named(cell), direction, size, 2, 64, HOPPER)
         assert few is not None
         assert chosen.batch_microseconds(256, HOPPER) <= 4.01 * few.batch_microseconds(64, HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("cell", "size", "batch", "turns"),
+    [("lstm", 1024, 64, 1), ("lstm", 2048, 64, 2), ("gru", 2048, 96, 4), ("lstm", 1024, 256, 4)],
+)
+def test_where_multiplying_takes_longest_a_group_takes_turns(cell, size, batch, turns):
+    chosen = plan.cheapest(named(cell), "forward", size, 2, batch, HOPPER)
+    assert chosen is not None
+    assert chosen.paired
+    assert chosen.turns == turns
+    assert chosen.groups(batch) * chosen.rows * turns >= batch
+    assert chosen.groups(batch) * chosen.cluster <= 2 * HOPPER.clusters[2]
 
 
 def test_without_clusters_a_team_is_one_block():
@@ -468,9 +488,17 @@ def test_on_a_gpu_wide_layers_are_right():
 
 
 def far_plan(
-    monkeypatch, rows: int, partners: int, hopper: bool = False, straight: bool = False
+    monkeypatch,
+    rows: int,
+    partners: int,
+    hopper: bool = False,
+    straight: bool = False,
+    turns: int = 1,
 ) -> None:
-    """Have layers that would fit a cluster run by far groups, in teams of `partners` backward."""
+    """Have layers that would fit a cluster run by far groups, in teams of `partners` backward.
+
+    As many rows, and turns of a group, as that; or the nearest that fit and are wanted.
+    """
 
     def chosen(cell, direction, size, element, batch, device):
         here, heads = cuda.machine(max(device, 0)), max(cell.heads, 1)
@@ -486,7 +514,7 @@ def far_plan(
         else:
             every = plan.far_plans(cell, direction, size, element, batch, here, heads)
         found = [p for p in every if p.partners == partners or not p.spread]
-        return min(found, key=lambda p: abs(p.rows - rows))  # not every number of rows fits
+        return min(found, key=lambda p: (abs(p.turns - turns), abs(p.rows - rows)))
 
     monkeypatch.setattr(cuda, "plan_for", chosen)
 
@@ -531,11 +559,14 @@ def on_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
-@pytest.mark.parametrize(("rows", "partners"), [(8, 8), (16, 1), (32, 2), (64, 3)])
+@pytest.mark.parametrize(
+    ("rows", "partners", "turns"),
+    [(8, 8, 1), (16, 1, 1), (32, 2, 1), (64, 3, 1), (32, 2, 2), (64, 2, 2), (32, 2, 4)],
+)
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
-def test_on_a_hopper_gpu_pairs_and_teams_are_right(partners, rows, monkeypatch):
-    far_plan(monkeypatch, rows, partners, hopper=True)
+def test_on_a_hopper_gpu_pairs_and_teams_are_right(partners, rows, turns, monkeypatch):
+    far_plan(monkeypatch, rows, partners, hopper=True, turns=turns)
     todo = [
         check.Case("lstm", torch.bfloat16, 7, 37, 384, 16, lengths=True, xi=2),
         check.Case("gru", torch.float16, 6, 9, 400, 16, xi=1),
@@ -561,11 +592,12 @@ def test_on_a_hopper_gpu_a_one_gate_layer_goes_back_in_pairs(rows, monkeypatch):
     assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
 
 
+@pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("bits", [0x7FC0, 0xFFFF])  # 0xFFFF twice is what means "not stored yet"
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
-def test_on_a_hopper_gpu_a_users_nan_stays_in_its_row_and_hangs_nothing(bits, monkeypatch):
-    far_plan(monkeypatch, 32, 2, hopper=True)
+def test_on_a_hopper_gpu_a_users_nan_stays_in_its_row_and_hangs_nothing(bits, turns, monkeypatch):
+    far_plan(monkeypatch, 32, 2, hopper=True, turns=turns)
     torch.manual_seed(0)
     rnn = nn.LSTM(16, 512, device="cuda", dtype=torch.bfloat16)
     xs = torch.randn(6, 33, 16, device="cuda").to(torch.bfloat16)

@@ -76,7 +76,7 @@ DEVICE void load_first_vector(const void* h_first, const Place& place, int batch
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(LAUNCHED, 1)
 forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const float* b_hn, const i64* lengths, const void* h_first, const void* c_first, void* hs, void* cs, void* gates,
         void* h_last, void* c_last,
 #if CELL == OWN
@@ -86,48 +86,81 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
     const Place place = place_of(first_block + blockIdx.x);
     const int rank = place.rank, group = place.group;
 
-    Values h[ITEMS], c[ITEMS][C_STATES], b_n[ITEMS];
-    int length[ITEMS], row[ITEMS];  // row: of `xs`, with the next input to fetch
+    // Where a turn's rows are, and the vectors that step t multiplies there.
+    auto of_turn = [&](int turn) {
+        Place its = place;
+        its.group = group * TURNS + turn;
+        return its;
+    };
+    auto exchange_at = [&](int t, int turn) {
+        const int group = of_turn(turn).group;
+        const char* vectors = t || PAIRED ? (const char*)hs + (i64)t * batch * (COLUMNS * BYTES) : (const char*)h_first;
+        return Exchange{nullptr, vectors + (i64)group * ROWS * (COLUMNS * BYTES) + place.head * (SIZE * BYTES), COLUMNS * BYTES,
+                        vectors ? batch - group * ROWS : 0, TRACK, group * ROWS, t, rank};
+    };
+#if TURNS > 1
+    const int turns = live_turns(group, batch);
+    open_exchange();
+#if CELL == OWN
+    load_numbers(NUMBERS_AT, numbers, place);
+#endif
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        serve(matrix_of(W, place), rank, steps, turns, exchange_at);
+        leave();
+        return;
+    }
+    have_registers<UNITS_REGISTERS, REGISTERS>();
+#endif
+
+    Values h[TURNS][ITEMS], c[TURNS][ITEMS][C_STATES], b_n[ITEMS];
+    int length[TURNS][ITEMS], row[TURNS][ITEMS];  // row: of `xs`, with the next input to fetch
 
     // x_t lies in row ids[t, b] of the table, or in row (t, b) of the array.
     auto input_row = [&](const Item& it, int t) {
         const int place = t * batch + it.batch_row;
         return ids && it.real > 0 && t < steps ? (int)ids[place] : place;
     };
-    auto fetch = [&](int t) {
+    auto fetch = [&](int t, int turn) {
+        const int use = t * TURNS + turn;
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, place, batch);
+            const Item it = item(q, of_turn(turn), batch);
             if (t < steps)
 #pragma unroll
-                for (int g = 0; g < GATES; g++) Inputs::fetch(t, g, q, xs, it.in(row[q], GATES, g), it.real);
+                for (int g = 0; g < GATES; g++) Inputs::fetch(use, g, q, xs, it.in(row[turn][q], GATES, g), it.real);
 #if CELL == OWN
             if (t < steps)
 #pragma unroll
-                for (int n = 0; n < DRAWN; n++) Inputs::fetch(t, GATES + n, q, drawn, it.in((i64)t * batch + it.batch_row, DRAWN, n), it.real);
+                for (int n = 0; n < DRAWN; n++) Inputs::fetch(use, GATES + n, q, drawn, it.in((i64)t * batch + it.batch_row, DRAWN, n), it.real);
 #endif
-            row[q] = input_row(it, t + 1);
+            row[turn][q] = input_row(it, t + 1);
         }
         mark_copies();
     };
 
 #pragma unroll
-    for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, place, batch);
-        const Stored first = load<WIDE>(h_first, it.in(it.batch_row), h_first ? it.real : 0);
-        unpack(first, h[q]);
-        store(hs, it.in(it.batch_row), told_from_empty(first), it.real);
+    for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
-        for (int i = 0; i < EXTRA; i++) {
-            const Stored before = load<WIDE>(c_first, it.in(it.batch_row, EXTRA, i), c_first ? it.real : 0);
-            unpack(before, c[q][i]);
-            store(cs, it.in(it.batch_row, EXTRA, i), before, it.real);
+        for (int q = 0; q < ITEMS; q++) {
+            const Item it = item(q, of_turn(turn), batch);
+            const Stored first = load<WIDE>(h_first, it.in(it.batch_row), h_first ? it.real : 0);
+            unpack(first, h[turn][q]);
+            store(hs, it.in(it.batch_row), told_from_empty(first), it.real);
+#pragma unroll
+            for (int i = 0; i < EXTRA; i++) {
+                const Stored before = load<WIDE>(c_first, it.in(it.batch_row, EXTRA, i), c_first ? it.real : 0);
+                unpack(before, c[turn][q][i]);
+                store(cs, it.in(it.batch_row, EXTRA, i), before, it.real);
+            }
+            if (turn == 0 && CELL == GRU) load_floats(b_n[q], b_hn, it.layer_unit, b_hn ? it.real : 0);
+            length[turn][q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
+            row[turn][q] = input_row(it, 0);
         }
-        if constexpr (CELL == GRU) load_floats(b_n[q], b_hn, it.layer_unit, b_hn ? it.real : 0);
-        length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
-        row[q] = input_row(it, 0);
-    }
-    for (int t = 0; t < AHEAD; t++) fetch(t);
+    for (int t = 0; t < AHEAD / TURNS; t++)
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) fetch(t, turn);
+#if TURNS == 1
     Matrix A;
     load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
@@ -136,60 +169,77 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
     load_numbers(NUMBERS_AT, numbers, place);
 #endif
     __syncthreads();
+#endif
 
-    for (int t = 0; t < steps; t++) {
-        const char* vectors = t || PAIRED ? (const char*)hs + (i64)t * batch * (COLUMNS * BYTES) : (const char*)h_first;
-        const Exchange exchange = {nullptr, vectors + (i64)group * ROWS * (COLUMNS * BYTES) + place.head * (SIZE * BYTES), COLUMNS * BYTES,
-                                   vectors ? batch - group * ROWS : 0, TRACK, group * ROWS, t, rank};
-        collect(A, t, exchange, [&] { fetch(t + AHEAD); });
-        copied<AHEAD>();
+    for (int t = 0; t < steps; t++)
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            const Exchange exchange = exchange_at(t, turn);
+#if TURNS > 1
+            if (turn >= turns) {  // no row of the batch is left for it
+                mark_copies();
+                continue;
+            }
+            const int use = t * turns + turn;
+            collect(use, [&] { fetch(t + 1, turn); });
+#else
+            const int use = t;
+            collect(A, t, exchange, [&] { fetch(t + AHEAD, 0); });
+#endif
+            copied<AHEAD>();
+#pragma unroll
+            for (int q = 0; q < ITEMS; q++) {
+                const Item it = item(q, of_turn(turn), batch);
+                if (!it.owned) continue;
+                Values a[GATES], x[INPUTS], h_new, c_new[C_STATES];
+                Kept kept = {};
+#pragma unroll
+                for (int g = 0; g < GATES; g++) {
+                    sum(a[g], it, g, use, exchange);
+                    Inputs::take(x[g], t * TURNS + turn, g, q);
+                }
+#pragma unroll
+                for (int n = GATES; n < INPUTS; n++) Inputs::take(x[n], t * TURNS + turn, n, q);
+#pragma unroll
+                for (int v = 0; v < WIDE; v++) {
+                    h_new[v] = h[turn][q][v];
+#pragma unroll
+                    for (int i = 0; i < C_STATES; i++) c_new[i][v] = c[turn][q][i][v];
+                }
+#if CELL == OWN
+                if (t < length[turn][q]) act(it, a, x, h_new, c_new, kept);
+#else
+                if (t < length[turn][q]) act(a, x, b_n[q], h_new, c_new[0], kept);
+#endif
+                const Stored stored = told_from_empty(pack(h_new));
+                if (t + 1 < steps) hand_on(stored, it, 0, t + 1, rank);
+                unpack(stored, h[turn][q]);  // what was stored; c alone stays in fp32 from step to step
+#pragma unroll
+                for (int v = 0; v < WIDE; v++)
+#pragma unroll
+                    for (int i = 0; i < C_STATES; i++) c[turn][q][i][v] = c_new[i][v];
+                const i64 now = (i64)t * batch + it.batch_row;
+                store(hs, it.in(now + batch), stored, it.real);
+#pragma unroll
+                for (int i = 0; i < EXTRA; i++) store(cs, it.in(now + batch, EXTRA, i), pack(c[turn][q][i]), it.real);
+#pragma unroll
+                for (int g = 0; g < KEPT; g++)
+                    if (gates) store(gates, it.in(now, KEPT, g), pack(kept[g]), it.real);
+            }
+#if TURNS > 1
+            conclude(use, rank);
+#else
+            conclude(A, t + 1, rank, exchange);
+#endif
+        }
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, place, batch);
-            if (!it.owned) continue;
-            Values a[GATES], x[INPUTS], h_new, c_new[C_STATES];
-            Kept kept = {};
+            const Item it = item(q, of_turn(turn), batch);
+            store(h_last, it.in(it.batch_row), pack(h[turn][q]), h_last ? it.real : 0);
 #pragma unroll
-            for (int g = 0; g < GATES; g++) {
-                sum(a[g], it, g, t, exchange);
-                Inputs::take(x[g], t, g, q);
-            }
-#pragma unroll
-            for (int n = GATES; n < INPUTS; n++) Inputs::take(x[n], t, n, q);
-#pragma unroll
-            for (int v = 0; v < WIDE; v++) {
-                h_new[v] = h[q][v];
-#pragma unroll
-                for (int i = 0; i < C_STATES; i++) c_new[i][v] = c[q][i][v];
-            }
-#if CELL == OWN
-            if (t < length[q]) act(it, a, x, h_new, c_new, kept);
-#else
-            if (t < length[q]) act(a, x, b_n[q], h_new, c_new[0], kept);
-#endif
-            const Stored stored = told_from_empty(pack(h_new));
-            if (t + 1 < steps) hand_on(stored, it, 0, t + 1, rank);
-            unpack(stored, h[q]);  // what was stored; c alone stays in fp32 from step to step
-#pragma unroll
-            for (int v = 0; v < WIDE; v++)
-#pragma unroll
-                for (int i = 0; i < C_STATES; i++) c[q][i][v] = c_new[i][v];
-            const i64 now = (i64)t * batch + it.batch_row;
-            store(hs, it.in(now + batch), stored, it.real);
-#pragma unroll
-            for (int i = 0; i < EXTRA; i++) store(cs, it.in(now + batch, EXTRA, i), pack(c[q][i]), it.real);
-#pragma unroll
-            for (int g = 0; g < KEPT; g++)
-                if (gates) store(gates, it.in(now, KEPT, g), pack(kept[g]), it.real);
+            for (int i = 0; i < EXTRA; i++) store(c_last, it.in(it.batch_row, EXTRA, i), pack(c[turn][q][i]), c_last ? it.real : 0);
         }
-        conclude(A, t + 1, rank, exchange);
-    }
-#pragma unroll
-    for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, place, batch);
-        store(h_last, it.in(it.batch_row), pack(h[q]), h_last ? it.real : 0);
-#pragma unroll
-        for (int i = 0; i < EXTRA; i++) store(c_last, it.in(it.batch_row, EXTRA, i), pack(c[q][i]), c_last ? it.real : 0);
-    }
     leave();
 }

@@ -86,18 +86,18 @@ DEVICE void mailbox_arrive(u32 mailbox) { asm volatile("mbarrier.arrive.shared::
 // device memory; what was read is read.)
 DEVICE void mailbox_arrive_at(u32 mailbox) { asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(mailbox) : "memory"); }
 
-// As mailbox_wait, for what arrives from this block's own threads and from the copy engine.
+// As mailbox_full and mailbox_wait, for what arrives from this block's own threads and from the copy engine.
+DEVICE bool mailbox_full_here(u32 mailbox, u32 parity) {
+    u32 full;
+    asm volatile("{.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;}" : "=r"(full) : "r"(mailbox), "r"(parity) : "memory");
+    return full;
+}
 DEVICE void mailbox_wait_here(u32 mailbox, u32 parity) {
-    auto is_full = [&] {
-        u32 full;
-        asm volatile("{.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;}" : "=r"(full) : "r"(mailbox), "r"(parity) : "memory");
-        return full;
-    };
-    if (is_full()) return;
+    if (mailbox_full_here(mailbox, parity)) return;
     const long long start = clock64();
-    while (!is_full()) lose_patience(start);
+    while (!mailbox_full_here(mailbox, parity)) lose_patience(start);
 }
 
 // Starts copying the map's box at (column, row, step) to shared memory and reports its bytes; zeros beyond the array.
@@ -113,3 +113,22 @@ DEVICE void send_block(u32 to, u32 from, u32 bytes, u32 mailbox) {
 }
 // Waits until what this thread has sent is read.
 DEVICE void blocks_sent() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// ---- warps with tasks of their own ----------------------------------------------------------------
+
+// `threads` threads, whole warps, wait for each other at barrier `number`: whether any of them says so.
+DEVICE bool any_of(int number, int threads, bool one) {
+    u32 any;
+    asm volatile("{.reg .pred p, q;\n"
+                 "setp.ne.u32 p, %1, 0;\n"
+                 "barrier.cta.red.or.pred.aligned q, %2, %3, p;\n"
+                 "selp.u32 %0, 1, 0, q;}" : "=r"(any) : "r"((u32)one), "r"(number), "r"(threads) : "memory");
+    return any;
+}
+
+// From here on a thread of this warpgroup has N registers, where each had BEFORE at the launch.
+template <int N, int BEFORE>
+DEVICE void have_registers() {
+    if constexpr (N > BEFORE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+    if constexpr (N < BEFORE) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}

@@ -11,11 +11,27 @@
 // was copied is EMPTY, a NaN, and makes a NaN of every sum of its row: only where there is one has anybody to look closer.
 // (Stores and the engine's reads meet in L2. Nothing orders them, nor has to: what was read says itself whether it is new.)
 // All blocks must be on the GPU at once: the launch is cooperative, or refused.
+//
+// A group may have TURNS times ROWS rows, and W serves them in turn: while the sums of one turn are swapped, its equations
+// computed and its new values on their way to the others, the next is multiplied. Then a block has warps for each:
+//
+//     the first WARPS        have the units: wait for a turn's sums, compute, store
+//     WARPGROUPS times four  have W: wait for chunks, multiply, store the sums
+//     three                  look for the next turn's values and ask for their chunks
+//     one                    sends sums to the partner
+//
+// Multiplications are counted: `use` u is that of turn u % (turns that have rows); sums have two places in turn. What a warp
+// does for u waits for what was done for smaller numbers, in whichever block (values: a step's turns before; a chunk's place:
+// the multiplication of the chunk that had it; the places of sums: until both partners have read those of u - 2), and for what
+// the warps above do for u in the order asked for, multiplied, sent, read. So nothing waits for ever.
 #pragma once
 #include "recurrence.cuh"
 #include "hopper.cuh"
 
-constexpr int WARPGROUPS = WARPS / 4;
+constexpr int WARPGROUPS = TURNS > 1 ? MULTIPLIERS : WARPS / 4;
+constexpr int FIRST_THREAD = TURNS > 1 ? THREADS : 0, MULTIPLYING = 128 * WARPGROUPS;  // of those that multiply, and how many
+DEVICE u32 multiplier() { return threadIdx.x - FIRST_THREAD; }
+static_assert(LAUNCHED == (TURNS > 1 ? THREADS + MULTIPLYING + 128 : THREADS), "the plan counts as the kernel does");
 constexpr int OWN_M = TRANSPOSED ? UNITS : GATES * UNITS;                       // rows of W that make a block's own units
 constexpr int M_TILES = (2 * OWN_M + 64 * WARPGROUPS - 1) / (64 * WARPGROUPS);  // of 64 rows, of one warpgroup
 constexpr int CHUNK = 128 / BYTES;                                              // elements of a row: what a swizzle spans
@@ -26,25 +42,37 @@ constexpr int PRODUCERS = (CHUNK - 2) / UNITS + 2 > CLUSTER ? CLUSTER : (CHUNK -
 
 static_assert(BYTES == 2 && HEADS == 1 && PARTNERS == 2 && CLUSTER % 2 == 0, "half precision, whole pairs");
 static_assert(TRANSPOSED == 0 || GATES == 1, "one value per unit is read");
+static_assert(TURNS == 1 || CHUNKS == STAGES || CHUNKS % STAGES == 0 && STAGES >= 5, "places are used equally often; see ask_in_turns");
 static_assert(REGISTER_TILES == REGISTER_CHUNKS * K_STEPS * M_TILES && STAGES <= CHUNKS && CHUNKS <= 32, "a lane asks for a chunk");
 
-// ---- the shared memory of a block: mailboxes, chunks' barriers; chunks; tiles of W; sums: own, to send, twice received; the ring ----
+// ---- the shared memory of a block: mailboxes, chunks' barriers; chunks; tiles of W; sums: own, to send, twice received
+// (in turns: twice each, and a chunk's place more); the ring -------------------------------------------------------------
 
 constexpr int CHUNK_BYTES = ROWS * 128;
 constexpr int PARTIAL_PITCH = OWN_M + 4;  // floats
 constexpr int SLICE_BYTES = ROWS * PARTIAL_PITCH * 4;
 constexpr int FULL_AT = 16, FREE_AT = FULL_AT + 8 * STAGES;
 constexpr int STAGES_AT = 1024;
-constexpr int WEIGHTS_AT = STAGES_AT + STAGES * CHUNK_BYTES;
+constexpr int PLACES = TURNS > 1 ? STAGES + 1 : STAGES;
+constexpr int WEIGHTS_AT = STAGES_AT + PLACES * CHUNK_BYTES;
 constexpr int PARTIALS_AT = WEIGHTS_AT + SHARED_CHUNKS * WARPGROUPS * M_TILES * 8192;
-constexpr int RING_AT = PARTIALS_AT + 4 * SLICE_BYTES;
-static_assert(FREE_AT + 8 * STAGES < STAGES_AT, "barriers fit before the chunks");
+constexpr int RING_AT = PARTIALS_AT + (TURNS > 1 ? 6 : 4) * SLICE_BYTES;
+static_assert(FREE_AT + 8 * STAGES + (TURNS > 1 ? 40 : 8) <= STAGES_AT, "barriers fit before the chunks");
 
+#if TURNS > 1
+enum { OWN_SUMS = 0, SENT_SUMS = 2, RECEIVED_SUMS = 4 };  // and a second of each
+#else
 enum { OWN_SUMS, SENT_SUMS, RECEIVED_SUMS };  // and a second of the last
+#endif
 DEVICE float* partials(int slice, int row) { return (float*)(shared + PARTIALS_AT + slice * SLICE_BYTES) + row * PARTIAL_PITCH; }
 DEVICE int* repeated() { return (int*)(shared + FREE_AT + 8 * STAGES); }  // how many multiplications were repeated
 DEVICE u32 full(int chunk) { return shared_address(shared) + FULL_AT + 8 * (chunk % STAGES); }
 DEVICE u32 freed(int chunk) { return shared_address(shared) + FREE_AT + 8 * (chunk % STAGES); }
+// In turns: the sums of a use are made, and read by both partners; a chunk has come again.
+DEVICE u32 turn_mailbox(int n) { return shared_address(shared) + FREE_AT + 8 * (STAGES + n); }
+DEVICE u32 made(int use) { return turn_mailbox(use % 2); }
+DEVICE u32 taken(int use) { return turn_mailbox(2 + use % 2); }
+DEVICE u32 come_again() { return turn_mailbox(4); }
 DEVICE u32 stage(int chunk) { return shared_address(shared) + STAGES_AT + chunk % STAGES * CHUNK_BYTES; }
 // 64 rows of W by one chunk: the first tile of a warpgroup.
 DEVICE char* shared_tile(int group) { return shared + WEIGHTS_AT + group * M_TILES * 8192; }
@@ -66,11 +94,11 @@ DEVICE u32 weight_word(const char* W, int rank, int m, int k) {
 }
 
 DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp / 4 * M_TILES * 64 + warp % 4 * 16;
+    const int lane = threadIdx.x % 32, warp = multiplier() / 32, m0 = warp / 4 * M_TILES * 64 + warp % 4 * 16;
 #pragma unroll
     for (int i = 0; i < REGISTER_TILES; i++)
         load_tile(A.tile[i], lane, [&](int row, int column) { return weight_word((const char*)W, rank, m0 + i % M_TILES * 64 + row, i / M_TILES * (CHUNK / K_STEPS) + column); });
-    for (int i = threadIdx.x; i < SHARED_CHUNKS * WARPGROUPS * M_TILES * 512; i += THREADS) {  // 16 bytes each, swizzled
+    for (int i = multiplier(); i < SHARED_CHUNKS * WARPGROUPS * M_TILES * 512; i += MULTIPLYING) {  // 16 bytes each, swizzled
         const int tile = i / 512, row = i / 8 % 64, piece = i % 8, chunk = REGISTER_CHUNKS + tile / (WARPGROUPS * M_TILES);
         u32 w[4];
 #pragma unroll
@@ -112,10 +140,7 @@ DEVICE void start_stream(int rank, const Exchange& from) {
     __syncwarp();
 }
 
-// d = (its tiles of W) x (the half of the vectors), multiplication n.
-DEVICE void multiply(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int n, int rank, const Exchange& from) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Operand vector = Operand::swizzled(shared + STAGES_AT), tiles = Operand::swizzled(shared_tile(warp / 4));
+DEVICE void no_sums(float (&d)[M_TILES][ROW_TILES][4]) {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
@@ -124,24 +149,36 @@ DEVICE void multiply(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int n, 
             for (int i = 0; i < 4; i++) d[m][r][i] = 0.0f;
         settle(d[m]);
     }
+}
+
+// d += (its tiles of W in a chunk's columns) x (the chunk in that place), as soon as the tensor cores come to it.
+DEVICE void add_chunk(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int chunk, int place, Operand vector, Operand tiles) {
+#pragma unroll
+    for (int k = 0; k < K_STEPS; k++)
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            const u64 b = vector.at(place * CHUNK_BYTES + k * 32);
+            if (chunk < REGISTER_CHUNKS) multiply_64(d[m], A.tile[chunk < REGISTER_CHUNKS ? (chunk * K_STEPS + k) * M_TILES + m : 0], b);
+            else multiply_64(d[m], tiles.at(((chunk - REGISTER_CHUNKS) * WARPGROUPS * M_TILES + m) * 8192 + k * 32), b);
+        }
+}
+
+// d = (its tiles of W) x (the half of the vectors), multiplication n.
+DEVICE void multiply(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int n, int rank, const Exchange& from) {
+    const int lane = threadIdx.x % 32, warp = multiplier() / 32;
+    const Operand vector = Operand::swizzled(shared + STAGES_AT), tiles = Operand::swizzled(shared_tile(warp / 4));
+    no_sums(d);
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         mailbox_wait_here(full(chunk), parity_of_full(chunk, n));
         sums_begin();
-#pragma unroll
-        for (int k = 0; k < K_STEPS; k++)
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                const u64 b = vector.at(chunk % STAGES * CHUNK_BYTES + k * 32);
-                if (chunk < REGISTER_CHUNKS) multiply_64(d[m], A.tile[chunk < REGISTER_CHUNKS ? (chunk * K_STEPS + k) * M_TILES + m : 0], b);
-                else multiply_64(d[m], tiles.at(((chunk - REGISTER_CHUNKS) * WARPGROUPS * M_TILES + m) * 8192 + k * 32), b);
-            }
+        add_chunk(d, A, chunk, chunk % STAGES, vector, tiles);
         sums_commit();
-        if (STAGES < CHUNKS && chunk > 0 && chunk - 1 + STAGES < CHUNKS) {  // the place of the chunk before is filled anew
+        if (TURNS > 1 ? chunk > 0 : STAGES < CHUNKS && chunk > 0 && chunk - 1 + STAGES < CHUNKS) {  // the place of the chunk before is filled anew
             sums_wait<1>();
             if (lane == 0) {
                 mailbox_arrive(freed(chunk - 1));
-                if (warp == 0) {
+                if (TURNS == 1 && warp == 0) {
                     mailbox_wait_here(freed(chunk - 1), parity_of_free(chunk - 1, n));
                     start_chunk(chunk - 1 + STAGES, rank, from);
                 }
@@ -150,15 +187,16 @@ DEVICE void multiply(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int n, 
         }
     }
     sums_wait<0>();
+    if (TURNS > 1 && lane == 0) mailbox_arrive(freed(CHUNKS - 1));
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) settle(d[m]);
 }
 
-// Waits until every value of the half is stored.
-DEVICE void await_all(int rank, const Exchange& from) {
+// Waits until every value of the half is stored, together with other threads.
+DEVICE void await_all(int rank, const Exchange& from, int thread, int threads) {
     constexpr int PER_ROW = CHUNKS * CHUNK * BYTES / 16;
     const long long start = clock64();
-    for (int i = threadIdx.x; i < ROWS * PER_ROW; i += THREADS) {
+    for (int i = thread; i < ROWS * PER_ROW; i += threads) {
         const int row = i / PER_ROW, byte = half_of(rank) * BYTES + i % PER_ROW * 16;
         if (row >= from.rows || byte >= SIZE * BYTES) continue;
         u32 w[4];
@@ -168,7 +206,6 @@ DEVICE void await_all(int rank, const Exchange& from) {
         } while (any_empty(w));
     }
     order_before_engines();
-    __syncthreads();
 }
 
 // Whether a value may have been missing: it would show in every row of W, so the first of a thread's two tells.
@@ -184,15 +221,15 @@ DEVICE bool any_nan(const float (&d)[M_TILES][ROW_TILES][4]) {
 }
 
 // Sums of the own rows to where they are added up, those of the partner's to where they are sent from.
-DEVICE void keep_sums(const float (&d)[M_TILES][ROW_TILES][4], int rank) {
-    const int warp = threadIdx.x / 32;
+DEVICE void keep_sums(const float (&d)[M_TILES][ROW_TILES][4], int rank, int use = 0) {
+    const int warp = multiplier() / 32, second = TURNS > 1 ? use % 2 : 0;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         const int place = (warp / 4 * M_TILES + m) * 64 + warp % 4 * 16 + FourUnits::Place().unit, partner = place / OWN_M;
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
             const FourUnits four(d[m][r]);
-            if (partner < 2) store_words(partials(partner == rank % 2 ? OWN_SUMS : SENT_SUMS, r * 8 + four.place.row) + place % OWN_M, four.word);
+            if (partner < 2) store_words(partials((partner == rank % 2 ? OWN_SUMS : SENT_SUMS) + second, r * 8 + four.place.row) + place % OWN_M, four.word);
         }
     }
     order_shared_before_engines();
@@ -205,12 +242,173 @@ DEVICE void open_exchange() {
         *repeated() = 0;
         for (int i = 0; i < STAGES; i++) {
             mailbox_open(full(i), 1);
-            mailbox_open(freed(i), WARPS);
+            mailbox_open(freed(i), 4 * WARPGROUPS);
         }
     }
+#if TURNS > 1
+    if (threadIdx.x == 0) {
+        mailbox_open(come_again(), 1);
+        for (int i = 0; i < 2; i++) {
+            mailbox_open(made(i), 1);
+            mailbox_open(taken(i), 2 * WARPS);  // by its own warps that have units, and the partner's
+            mailbox_open(mailbox(i));
+        }
+        mailboxes_visible();
+        for (int i = 0; i < 2; i++) mailbox_expect(mailbox(i), SLICE_BYTES);
+    }
+    cluster_barrier();
+#else
     open_mailboxes(SLICE_BYTES);
+#endif
 }
 
+// The caller stores the values where the others read them.
+DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) {}
+
+#if TURNS > 1
+static_assert(WARPGROUPS <= 2 && THREADS == 128, "warpgroups with W, and one with units");
+
+// Registers of a thread: the block's at the launch, then by what its warpgroup does. Tiles of W that were moved between
+// products would have these wait for each other, so those who multiply have what they need.
+constexpr int REGISTERS = 65536 / LAUNCHED / 8 * 8, BRINGING_REGISTERS = 40;
+constexpr int MULTIPLYING_REGISTERS = WARPGROUPS == 1 ? 232 : 4 * REGISTER_TILES + M_TILES * ROWS / 2 > 144 ? 192 : 184;
+constexpr int LEFT = (REGISTERS * LAUNCHED - 128 * BRINGING_REGISTERS - MULTIPLYING * MULTIPLYING_REGISTERS) / THREADS / 8 * 8;
+constexpr int UNITS_REGISTERS = LEFT > 232 ? 232 : LEFT;
+
+// How many of the group's turns have rows of the batch.
+DEVICE int live_turns(int group, int batch) { return min(TURNS, (batch - group * (TURNS * ROWS) + ROWS - 1) / ROWS); }
+
+// Has a chunk of the half brought to a place, and `mailbox` told.
+DEVICE void ask_for(int chunk, int place, u32 mailbox, int rank, const Exchange& from) {
+    mailbox_expect(mailbox, CHUNK_BYTES);
+    start_box(shared_address(shared) + STAGES_AT + place * CHUNK_BYTES, from.map, half_of(rank) + chunk * CHUNK, from.first_row, from.time, mailbox);
+}
+
+// Whether any thread that multiplies says so, all of which wait for each other.
+DEVICE bool any_multiplying(bool one) { return any_of(1, MULTIPLYING, one); }
+
+// Multiplies once all values are stored: chunk by chunk through a place of its own, since the others have the next turn's
+// already. `before`: how often that was used.
+DEVICE void multiply_again(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int before, int rank, const Exchange& from) {
+    await_all(rank, from, multiplier(), MULTIPLYING);
+    any_multiplying(false);
+    const Operand vector = Operand::swizzled(shared + STAGES_AT), tiles = Operand::swizzled(shared_tile(multiplier() / 128));
+    no_sums(d);
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (multiplier() == 0) ask_for(chunk, STAGES, come_again(), rank, from);
+        mailbox_wait_here(come_again(), (before + chunk) % 2);
+        sums_begin();
+        add_chunk(d, A, chunk, STAGES, vector, tiles);
+        sums_commit();
+        sums_wait<0>();
+        any_multiplying(false);
+    }
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) settle(d[m]);
+}
+
+template <class At>
+DEVICE void multiply_in_turns(const void* W, int rank, int steps, int turns, At at) {
+    Matrix A;
+    load_matrix(A, W, rank);
+    any_multiplying(false);
+    float d[M_TILES][ROW_TILES][4];
+    int use = 0, again = 0;
+#pragma unroll 1
+    for (int step = 0; step < steps; step++)
+#pragma unroll 1
+        for (int turn = 0; turn < turns; turn++, use++) {
+            const Exchange from = at(step, turn);
+            multiply(d, A, use, rank, from);
+            if (use > 1) mailbox_wait_here(taken(use), (use / 2 - 1) % 2);
+            keep_sums(d, rank, use);
+            if (any_multiplying(any_nan(d))) {
+                multiply_again(d, A, again, rank, from);
+                again += CHUNKS;
+                keep_sums(d, rank, use);
+                any_multiplying(false);
+            }
+            if (multiplier() == 0) mailbox_arrive(made(use));
+        }
+}
+
+// Asks for every third chunk, once all of these seem stored, one after the other as soon as there is room: a lane has a chunk.
+// (`freed` tells odd uses of a place from even ones, no more. Where each chunk has a place of its own, its lane was the last to
+// ask for it. Else: the asker's last chunk was five chunks before at most. It could ask for that, so what had that place before
+// is multiplied, and all that came earlier; with five places or more, what had this place the time before last is among them.)
+template <class At>
+DEVICE void ask_in_turns(int asker, int rank, int steps, int turns, At at) {
+    const u32 lane = threadIdx.x % 32, chunk = asker + 3 * lane, before = (1u << lane) - 1;
+    int used = chunk / STAGES;  // times that its place was
+#pragma unroll 1
+    for (int step = 0; step < steps; step++)
+#pragma unroll 1
+        for (int turn = 0; turn < turns; turn++, used += CHUNKS / STAGES) {
+            const Exchange from = at(step, turn);
+            const long long start = clock64();
+            bool asked = chunk >= CHUNKS, stored = asked;
+            while (!__all_sync(~0u, stored)) {
+                if (!stored) stored = seems_stored(chunk, rank, from);
+                lose_patience(start);
+            }
+            for (u32 all = __ballot_sync(~0u, asked); all != ~0u; all = __ballot_sync(~0u, asked)) {
+                if (!asked && (all & before) == before && (used == 0 || mailbox_full_here(freed(chunk), (used - 1) % 2))) {
+                    ask_for(chunk, chunk % STAGES, full(chunk), rank, from);
+                    asked = true;
+                }
+                lose_patience(start);
+            }
+        }
+}
+
+DEVICE void send_in_turns(int rank, int uses) {
+    const u32 to = rank % 2 ^ 1;
+    if (threadIdx.x % 32 == 0)
+        for (int use = 0; use < uses; use++) {
+            const int second = use % 2;
+            mailbox_wait_here(made(use), use / 2 % 2);
+            send_block(in_block(shared_address(partials(RECEIVED_SUMS + second, 0)), to), shared_address(partials(SENT_SUMS + second, 0)), SLICE_BYTES, in_block(mailbox(second), to));
+        }
+    __syncwarp();
+}
+
+// What warps do that have no units; `at`(step, turn) is where the values are that a step multiplies.
+template <class At>
+DEVICE void serve(const void* W, int rank, int steps, int turns, At at) {
+    if (threadIdx.x < FIRST_THREAD + MULTIPLYING) {
+        have_registers<MULTIPLYING_REGISTERS, REGISTERS>();
+        multiply_in_turns(W, rank, steps, turns, at);
+    } else {
+        have_registers<BRINGING_REGISTERS, REGISTERS>();
+        const int warp = threadIdx.x / 32 % 4;
+        if (warp < 3) ask_in_turns(warp, rank, steps, turns, at);
+        else send_in_turns(rank, steps * turns);
+    }
+}
+
+// Of those that have units: waits for the sums of both partners.
+template <class Fetch>
+DEVICE void collect(int use, Fetch fetch) {
+    fetch();
+    mailbox_wait_here(made(use), use / 2 % 2);
+    mailbox_wait(mailbox(use % 2), use / 2 % 2);
+    if (threadIdx.x == 0) mailbox_expect(mailbox(use % 2), SLICE_BYTES);
+}
+
+DEVICE void sum(Values& a, const Item& it, int gate, int use, const Exchange&) {
+    gather(a, partials(OWN_SUMS + use % 2, it.row) + gate * UNITS + it.unit, 2, RECEIVED_SUMS * (SLICE_BYTES / 4));
+}
+
+// A warp's items are done: their sums are read, here and where the partner sends from.
+DEVICE void conclude(int use, int rank) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        mailbox_arrive(taken(use));
+        mailbox_arrive_at(in_block(taken(use), rank % 2 ^ 1));
+    }
+}
+#else
 constexpr bool FETCHES_FIRST = ROWS >= 32;  // else chunks, which are more urgent; but of many rows some are stored late
 
 template <class Fetch>
@@ -228,7 +426,8 @@ DEVICE void collect(const Matrix& A, int use, const Exchange& from, Fetch fetch)
         keep_sums(d, rank);
         if (!__syncthreads_or(round == 0 && any_nan(d))) break;
         if (threadIdx.x == 0) *repeated() = before + 1;
-        await_all(rank, from);
+        await_all(rank, from, threadIdx.x, THREADS);
+        __syncthreads();
     }
     if (threadIdx.x == 0) {
         const u32 to = rank % 2 ^ 1;
@@ -244,11 +443,9 @@ DEVICE void sum(Values& a, const Item& it, int gate, int use, const Exchange&) {
     gather(a, partials(OWN_SUMS, it.row) + gate * UNITS + it.unit, 2, received * (SLICE_BYTES / 4));
 }
 
-// The caller stores the values where the others read them.
-DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) {}
-
 // After the items of all threads: their sums are read, and those sent are gone.
 DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange& from) {
     if (threadIdx.x == 0) blocks_sent();
     __syncthreads();
 }
+#endif

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -47,6 +48,9 @@ SPREAD_PRICES = (1.094, 0.0022, 0.0261, 0.0301, 0.0741, 0.0174)
 # rows; per KB of the matrix that is read from shared memory; per value a thread reads from device
 # memory; per KB of sums that partners swap; per KB of the vector that an SM reads on average.
 PAIR_PRICES = (1.928, 0.0174, 0.0021, 0.021, 0.0249, 0.0072)
+# The same in turns, over 20 plans (7% rms), and 8% more, since one turn is the surer: always; in
+# each turn per product of one warpgroup, per product as above, per KB of sums.
+TURN_PRICES = (2.31, 0.0147, 0.0038, 0.0623)
 # Of teams by teams.cuh, over 111 plans (9% rms): the first four as of pairs (but 32 rows at least);
 # per share that a thread adds up; per KB of da that a team has; per KB of shares as of teams; per
 # time that shares fill what shared memory leaves of L1.
@@ -124,11 +128,13 @@ class Plan:
 
     @property
     def warps(self) -> int:
-        return 4 * self.warpgroups or WARPS
+        """Warps that have units; of a group with turns others multiply (pairs.cuh)."""
+        return 4 if self.turns > 1 else 4 * self.warpgroups or WARPS
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps
+        """Threads of an SM."""
+        return 32 * self.warps + (128 * (self.warpgroups + 1) if self.turns > 1 else 0)
 
     @property
     def m(self) -> int:
@@ -195,7 +201,10 @@ class Plan:
             rest = tiles + self._ring_bytes + 4 * self._numbers * self.units
             if self.spread:
                 return 128 + 2 * self.k_tiles * self.rows * 16 + rest
-            return 1024 + 128 * self.rows * self.stages + 16 * self.rows * (self.m + 4) + rest
+            places, sums = self.stages, 4
+            if self.turns > 1:
+                places, sums = self.stages + 1, 6
+            return 1024 + 128 * self.rows * places + 4 * sums * self.rows * (self.m + 4) + rest
         summed = self.warps_k * self.k_tiles * 32
         if self.straight:
             pitch = 16 * (self.m_tiles + 1 - self.m_tiles % 2) + 4
@@ -216,8 +225,9 @@ class Plan:
     @property
     def _items(self) -> tuple[int, int, int]:
         """Bytes of an item, items of a thread, units of an item."""
-        wide = 4 if self.rows * self.units > 2 * self.threads else 2
-        return wide * self.element, -(-self.rows * self.units // (wide * self.threads)), wide
+        values, threads = self.rows * self.units, 32 * self.warps
+        wide = 4 if values > 2 * threads else 2
+        return wide * self.element, -(-values // (wide * threads)), wide
 
     @property
     def _fields(self) -> int:
@@ -237,7 +247,8 @@ class Plan:
         item_bytes, items, _ = self._items
         if self.spread and self.hopper:
             return self._fields * self.rows * self.units * self.element
-        return (2 if self.far else 4) * self._fields * items * self.threads * item_bytes
+        steps = self.turns + 1 if self.far else 4
+        return steps * self._fields * items * 32 * self.warps * item_bytes
 
     @property
     def microseconds(self) -> float:
@@ -325,6 +336,15 @@ class Plan:
         _, items, wide = self._items
         half = self.rows * self.k_tiles * 32 / 1024
         products = self.warpgroups * self.m_tiles * self.k_tiles
+        if self.turns > 1:  # whatever travels does so while another turn is multiplied
+            turn = (
+                products / self.warpgroups,
+                products * self.rows / 32,
+                self.rows * self.m * 4 / 1024,
+            )
+            always, *prices = TURN_PRICES
+            turns = min(self.turns, -(-batch // self.rows))
+            return always + turns * sum(map(operator.mul, turn, prices))
         work = (
             1,
             products * max(self.rows, 16) / 32,
@@ -389,6 +409,8 @@ class Plan:
             "ROWS": self.rows,
             "TURNS": self.turns,
             "WARPS": self.warps,
+            "MULTIPLIERS": self.warpgroups,
+            "LAUNCHED": self.threads,
             "WARPS_K": self.warps_k,
             "REGISTER_TILES": self.register_tiles,
             "SHARED_BYTES": self.shared_bytes,
@@ -570,6 +592,8 @@ def teams(
 
 REGISTERS = {2: 192, 3: 112, 4: 72}
 """For tiles and sums of a thread of pairs.cuh, by warpgroups of its SM: the rest is addresses."""
+REGISTERS_IN_TURNS = {1: 192, 2: 160}
+"""The same, where other warps have the units."""
 
 
 def pair_plans(
@@ -579,23 +603,40 @@ def pair_plans(
     one_value = direction == "forward" or cell.gates == 1
     if not (machine.hopper and element == 2 and one_value and size % 8 == 0 and size <= 4096):
         return
-    for rows, units in itertools.product(FAR_ROWS, range(8, size, 8)):
-        pairs = -(-size // (2 * units))
-        if pairs <= CLUSTERS[-1] // 2 or pairs * -(-batch // rows) > machine.clusters.get(2, 0):
+    for turns, rows, units in itertools.product((1, 2, 4), FAR_ROWS, range(8, size, 8)):
+        pairs, groups = -(-size // (2 * units)), -(-batch // (rows * turns))
+        if pairs <= CLUSTERS[-1] // 2 or pairs * groups > machine.clusters.get(2, 0):
             continue
-        for warpgroups in REGISTERS:
+        if turns > 1 and (direction == "backward" or batch <= rows * turns // 2):
+            continue
+        registers = REGISTERS if turns == 1 else REGISTERS_IN_TURNS
+        for warpgroups in registers:
             plan = Plan(cell, direction, size, element, 2 * pairs, rows, units, 1)
-            plan = replace(plan, partners=2, warpgroups=warpgroups, stages=1)
+            plan = replace(plan, partners=2, warpgroups=warpgroups, stages=1, turns=turns)
             tiles, chunks = plan.m_tiles, plan.k_tiles // 4
-            free = REGISTERS[warpgroups] - tiles * rows // 2  # without the sums
+            free = registers[warpgroups] - tiles * rows // 2  # without the sums
             held = min(chunks, free // (16 * tiles), 10 // tiles)
             spare = warpgroups * tiles * 64 - 2 * plan.m  # rows of tiles that are nobody's
-            if tiles * rows > 128 or held < 1 or spare >= 64:
+            if tiles * rows > 128 or held < 1 or spare >= 64 or not _worth_turns(plan):
                 continue
             plan = replace(plan, held=held)
             stages = (machine.shared_bytes - plan.shared_bytes) // (128 * rows) + 1
+            if turns > 1 and stages < chunks:  # places are used equally often, and there are five
+                stages = max((n for n in range(5, stages + 1) if chunks % n == 0), default=0)
             if stages >= min(chunks, 3):
                 yield replace(plan, stages=min(stages, chunks))
+
+
+def _worth_turns(plan: Plan) -> bool:
+    """Whether a group has one, or products large enough for more: whole tiles, 32 rows or more.
+
+    Beside two warpgroups that multiply there are few registers for sums, and for units' states.
+    """
+    if plan.turns == 1:
+        return True
+    _, items, _ = plan._items
+    room = plan.rows == 32 and items * plan.turns <= 4 if plan.warpgroups > 1 else plan.rows >= 32
+    return room and plan.m_tiles == 1 and plan.units >= 16 and plan.m >= 32
 
 
 def team_plans(

@@ -42,7 +42,7 @@ constexpr int C_STATES = EXTRA > 0 ? EXTRA : 1;  // arrays have no length 0
 #endif
 constexpr int COLUMNS = HEADS * SIZE;  // units of the layer: what lies in a row of the arrays
 constexpr int UNITS = HIDDEN / CLUSTER;
-constexpr int THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * WARPS;  // that have units; where a group has turns others multiply (pairs.cuh)
 constexpr int ROW_TILES = ROWS / 8;
 
 static_assert(HIDDEN % CLUSTER == 0 && HIDDEN >= SIZE, "units divide over the blocks");
@@ -164,7 +164,8 @@ DEVICE void gather(Values& sum, const float* from, int count, int stride) {
 // ---- what a thread reads from global memory, fetched ahead into a ring ---------------------------------
 
 // Steps: latency of device memory, some 0.7 us, over that of a fast step. 0: a step's own, once the one before has read its.
-constexpr int AHEAD = HOPPER && !PAIRED ? 0 : FAR ? 1 : 3;
+// Of a group with turns, multiplications: as many as a step has.
+constexpr int AHEAD = HOPPER && !PAIRED ? 0 : FAR ? TURNS : 3;
 // Units fetched at a time: an item; of teams.cuh, where all threads wait for each other in between, 16 bytes, which pass by
 // L1: it has little room beside so much shared memory, and would keep a line for each row.
 constexpr int PIECE = AHEAD == 0 && UNITS % 8 == 0 ? 8 : WIDE;
