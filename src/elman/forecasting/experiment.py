@@ -258,7 +258,9 @@ def _shortened(series: Series) -> Series:
     return replace(series.newest(LONGEST), notes=(*series.notes, note))
 
 
-def _with_short_ones_named(columns: list[Series], long: list[int], windows: Windows) -> list[Series]:
+def _with_short_ones_named(
+    columns: list[Series], long: list[int], windows: Windows
+) -> list[Series]:
     """The series; the first of those that are too short to be looked back at says which they are."""
     short = sorted(set(range(len(columns))) - set(long))
     if not short:
