@@ -600,7 +600,7 @@ class RNNModel(nn.Module):
 
 
 def measured(name: str) -> Any:
-    """What took too long to be run on a page: `notes`, as `benchmarks/notes.py` wrote it, `carries`."""
+    """What takes too long for a page, as `benchmarks/NAME.py` wrote it: `notes`, `carries`."""
     known = sorted(p.name.removesuffix(".json") for p in _DATA.iterdir() if p.suffix == ".json")
     if name not in known:
         raise UserError(f"nothing called {name!r} was measured", hint=" or ".join(known))

@@ -261,7 +261,7 @@ def _shortened(series: Series) -> Series:
 def _with_short_ones_named(
     columns: list[Series], long: list[int], windows: Windows
 ) -> list[Series]:
-    """The series; the first of those that are too short to be looked back at says which they are."""
+    """The series; the first that is too short to be looked back at says which others are."""
     short = sorted(set(range(len(columns))) - set(long))
     if not short:
         return columns
