@@ -37,6 +37,12 @@ def seasonal(count=3, steps=80, noise=0.3, seed=0):
     ]
 
 
+def test_a_named_model_that_runs_away_says_which_series_it_lost(monkeypatch):
+    monkeypatch.setattr(choice, "_runs_away", lambda backtest, series: series.name == "s1")
+    with pytest.raises(UserError, match="--model linear: its forecasts of s1 run away"):
+        fit_and_measure(seasonal(3), Settings("linear", steps=4))
+
+
 # Rolling origins
 
 

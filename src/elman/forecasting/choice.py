@@ -143,7 +143,7 @@ def try_all(
         except UserError as refusal:
             if label == needed:
                 hint = refusal.hint or "a longer series or a smaller model"
-                raise UserError(refusal.message, hint=hint) from refusal
+                raise UserError(f"--model {label}: {refusal.message}", hint=hint) from refusal
             left_out[label] = refusal.message
         except OutOfTime as late:
             left_out[label] = str(late)
@@ -175,8 +175,12 @@ def _tried(method: Method, panel: list[Series], windows: Windows, seed: int) -> 
     if refusal := too_few(method, shortest, windows.steps, seed):
         raise UserError(refusal)
     backtests = cross_validate(method, panel, windows, seed=seed)
-    if any(_runs_away(b, s) for b, s in zip(backtests, panel, strict=True)):
-        raise UserError("its forecasts run away from the data")
+    for backtest, series in zip(backtests, panel, strict=True):
+        if _runs_away(backtest, series):
+            raise UserError(
+                f"its forecasts of {series.name} run away from the data",
+                hint="--model auto tries others, or --difference 1, or leave that series out",
+            )
     return backtests
 
 

@@ -228,7 +228,7 @@ def fit_and_measure(
     if settings.model == "auto":
         say(_plan_in_words(methods, windows, some, settings))
     if stride > 1:
-        say(f"auto: compared on {len(some)} of {len(columns)} series, fitted on all")
+        say(f"compared on {len(some)} of {len(columns)} series, fitted on all")
     tried, left_out = choice.try_all(
         methods, some, windows, seed=settings.seed, told=say, limit=limit, kept=kept,
         needed=None if settings.model == "auto" else methods[0].label,
