@@ -182,7 +182,7 @@ def windows_for(
 
 def _least(length: int, steps: int, season: int | None) -> int:
     """How many steps the first window must leave to learn from."""
-    wanted = max(8, 2 * (season if (season or 1) > 1 else 0) + 2)
+    wanted = max(8, 2 * season + 2) if season and season > 1 else 8
     return max(4, length // 4, min(wanted, length - 2 * steps))
 
 
