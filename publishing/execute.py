@@ -27,12 +27,10 @@ from publishing.pages import ROOT, Block, blocks
 CACHE = ROOT / "build" / "book"
 BESIDE = {
     "elman.kernels.cpu": "src/elman/kernels/cpu/*.[ch]*",
-    "elman.forecasting.series": "src/elman/data/*",
+    "elman.forecasting.series": "src/elman/data/*.csv",
+    "elman.notes": "src/elman/data/*.json",
 }
 """Files that a module reads or was built from, beside its own."""
-
-RESULTS = "benchmarks/results/*.json"
-"""What the pages that name `benchmarks` in their code read."""
 
 
 class Output(NamedTuple):
@@ -84,12 +82,11 @@ def key(path: Path) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
-def used(page: str) -> dict[str, str | None]:
+def used() -> dict[str, str | None]:
     """The hash of every file of this repository that this process has used for a page, by path."""
     modules = [name for name in sys.modules if name.partition(".")[0] == "elman"]
     files = [getattr(sys.modules[name], "__file__", None) for name in modules]
     patterns = ["publishing/execute.py", *(BESIDE[name] for name in BESIDE if name in modules)]
-    patterns += [RESULTS] if any("benchmarks" in block.code for block in blocks(page)) else []
     beside = [path for pattern in patterns for path in ROOT.glob(pattern)]
     paths = {Path(file).resolve() for file in files if file} | {p.resolve() for p in beside}
     inside = sorted(path for path in paths if path.is_relative_to(ROOT) and path.suffix != ".so")
@@ -192,7 +189,7 @@ def main() -> None:
     page, out = map(Path, sys.argv[1:])
     text = page.read_text(encoding="utf-8")
     shown = run(text, str(page))
-    out.write_text(json.dumps({"shown": shown, "used": used(text)}), encoding="utf-8")
+    out.write_text(json.dumps({"shown": shown, "used": used()}), encoding="utf-8")
 
 
 if __name__ == "__main__":

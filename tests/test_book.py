@@ -1,11 +1,13 @@
 """The book: both languages run the same code, every chapter has its exercises, names exist."""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from elman import notes
 from publishing.pages import BLOCK, DOCS, ROOT, blocks
 
 CHAPTERS = sorted(path.name for path in (DOCS / "book").glob("0*.md"))
@@ -96,6 +98,19 @@ def test_a_chapter_checks_what_it_says(chapter):
 def test_both_languages_run_the_same_code(chapter):
     english, chinese = DOCS / "book" / chapter, DOCS / "zh" / "book" / chapter
     assert code_of(english) == code_of(chinese)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_runs_where_there_is_no_checkout(chapter):
+    """A notebook's reader has installed elman, and has no benchmarks beside it."""
+    code = "\n".join(code_of(DOCS / "book" / chapter))
+    assert not re.search(r"__file__|benchmarks|\bdocs/|\.\./", code)
+
+
+@pytest.mark.parametrize("name", ["notes", "carries"])
+def test_what_the_package_brings_is_what_was_measured(name):
+    measured = (ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8")
+    assert notes.measured(name) == json.loads(measured)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

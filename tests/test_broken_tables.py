@@ -26,6 +26,9 @@ BROKEN = {
     "text after a quote": (b'day,sold\n2024-01-01,"5"x\n', {}, "line 2: .*expected after"),
     # the header
     "no header": (b"1,2\n3,4\n", {}, "line 1: the header 1, 2 is all numbers"),
+    "no header but a row": (
+        b"2024-01-01,5\n2024-01-02,6\n", {}, "header 2024-01-01, 5 is all numbers and dates"),
+    "no header but days": (b"1.2.2024;5\n2.2.2024;6\n", {}, "all numbers and dates"),
     "a name twice": (b"x,x\n1,2\n", {}, "line 1: the header names 'x' twice .columns 1 and 2"),
     "a column without a name": (b"day,,sold\n1,2,3\n", {}, "line 1: column 2 .* has no name"),
     # the rows
@@ -134,7 +137,8 @@ WHOLE = frozenset({
     # the file itself, a line that cannot be cut into cells, a column without a value: no one cell
     "empty file", "header only", "blank lines only", "an Excel workbook", "an old workbook",
     "compressed", "UTF-16", "Latin-1", "JSON", "a web page", "an open quote", "text after a quote",
-    "no header", "a blank row inside", "no value at all", "only an index", "a day missing",
+    "no header", "no header but a row", "no header but days", "a blank row inside",
+    "no value at all", "only an index", "a day missing",
     "no such zone", "times across the top", "an hour that clocks skipped",
 })  # fmt: skip
 

@@ -362,3 +362,35 @@ def test_the_onnx_definitions_on_weights_that_differ(kind: str, direction: str):
         torch.testing.assert_close(
             found[name], torch.from_numpy(want.copy()), rtol=1e-12, atol=1e-12
         )
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, of jvp
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # likewise, of jacrev
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("batch_first", [False, True], ids=["plain", "batch first"])
+def test_torch_func_goes_through_a_module_as_through_torchs(kind, batch_first):
+    """grad, jacrev and jvp: no kernel of ours can be asked for these."""
+    torch.manual_seed(0)
+    theirs = getattr(torch.nn, kind)(3, 4, 2, batch_first=batch_first)
+    ours = getattr(nn, kind)(3, 4, 2, batch_first=batch_first)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(5, 5, 3)
+    for _ in range(3):  # the second call of a shape is another way than the first
+        found, wanted = (derivatives(module, x) for module in (ours, theirs))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+def derivatives(module, x):
+    weights = {name: w.detach() for name, w in module.named_parameters()}
+
+    def nats(weights, x):
+        return torch.func.functional_call(module, weights, (x,))[0].square().sum()
+
+    def ys(x):
+        return module(x)[0]
+
+    found = [torch.func.grad(nats)(weights, x), torch.func.jacrev(ys)(x)]
+    if module.mode != "LSTM":  # of which torch has no tangent on a CPU
+        found.append(torch.func.jvp(ys, (x,), (torch.ones_like(x),)))
+    return found

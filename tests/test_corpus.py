@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import os
 import sys
 import threading
 import tracemalloc
@@ -175,6 +176,32 @@ def test_utf16_with_a_mark_is_recognised_in_the_hint(tmp_path):
     path = tmp_path / "utf16.txt"
     path.write_bytes(MIXED.encode("utf-16"))
     assert "utf-16" in refusal(path).hint
+
+
+def test_an_empty_file_in_a_folder_is_read_past_and_one_of_empty_files_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"")
+    assert "every text in the folder" in refusal(tmp_path).message
+    (tmp_path / "b.txt").write_bytes(b"some text")
+    (tmp_path / "c.txt").mkdir()
+    os.mkfifo(tmp_path / "d.txt")  # nobody ever writes into it
+    assert corpus.load(tmp_path) == "some text"
+    assert corpus.load_bytes(tmp_path) == b"some text"
+    (tmp_path / "e.txt").symlink_to("nowhere")
+    assert refusal(tmp_path).hint == "it is a link to nowhere"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_the_encoding_that_is_named_for_a_wide_text_reads_it(tmp_path, encoding):
+    path = tmp_path / "wide.txt"
+    path.write_text("wide text, and more of it", encoding=encoding)
+    said = refusal(path).hint.removeprefix("it looks like encoding=")
+    assert corpus.load(path, encoding=said) == "wide text, and more of it"
+
+
+def test_a_gzip_file_by_another_name_is_called_one(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes(gzip.compress(b"text" * 99))
+    assert "gzip" in refusal(path).hint
 
 
 def test_empty_sources_are_refused(tmp_path, monkeypatch):

@@ -492,9 +492,26 @@ def test_on_a_gpu_scattered_weights_have_the_same_dropout(monkeypatch):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_call_that_torch_runs_twice_is_known_by_it(reentrant):
+    seen = []
+
+    def run(x):
+        seen.append(whole.recomputes())
+        return x * x
+
+    checkpoint(run, torch.ones(1, requires_grad=True), use_reentrant=reentrant).backward()
+    assert seen == [True, True]
+    with torch.no_grad():
+        run(torch.ones(1))
+    run(torch.ones(1))
+    assert seen[2:] == [False, False]
+
+
 @gpu
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu_a_checkpointed_call_draws_its_masks_again(kind):
+def test_on_a_gpu_a_checkpointed_call_draws_its_masks_again(kind, reentrant):
     """By torch.utils.checkpoint, which cuDNN's masks would not go with."""
     torch.manual_seed(0)
     rnn = kind(4, 5, 2, dropout=0.4, device="cuda")
@@ -506,7 +523,13 @@ def test_on_a_gpu_a_checkpointed_call_draws_its_masks_again(kind):
         ys = run(xs)[0]
         return [ys, *torch.autograd.grad(ys.square().sum(), [xs, *rnn.parameters()])]
 
-    found = pulls(partial(checkpoint, rnn, use_reentrant=False))
+    if reentrant:
+        torch.manual_seed(1)
+        ys = checkpoint(lambda x: rnn(x)[0], xs, use_reentrant=True)
+        ys.square().sum().backward()
+        found = [ys, xs.grad, *(p.grad for p in rnn.parameters())]
+    else:
+        found = pulls(partial(checkpoint, rnn, use_reentrant=False))
     rnn.repeatable = True  # elman's own masks
     for a, b in zip(found, pulls(rnn), strict=True):
         assert torch.equal(a, b)

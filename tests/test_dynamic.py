@@ -119,6 +119,15 @@ def test_choosing_finds_what_helps_and_reads_validation_alone():
     assert here < -adapted_scores(model, other_text, sigma, Adaptation(0.0, 0.0)).mean() - 0.1
 
 
+def test_a_rate_under_which_the_model_diverges_is_halved_until_it_does_not():
+    model = model_of("relu")
+    sigma, start = gradient_sizes(model, IDS[:200]), Adaptation(rate=200.0)
+    assert not np.isfinite(adapted_scores(model, IDS, sigma, start)).all()
+    assert not np.isfinite(adapted_scores(model, IDS, sigma, Adaptation(rate=100.0))).all()
+    found = choose(model, sigma, IDS, start)
+    assert np.isfinite(adapted_scores(model, IDS, sigma, found)).all()
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -24,6 +24,22 @@ def test_any_text_gets_settings_that_can_be_built(tokens, vocab_size):
         presets.settings(options)
 
 
+@pytest.mark.parametrize("preset", presets.PRESETS)
+@pytest.mark.parametrize("model", ["indrnn", "mlp", "gru"])
+@pytest.mark.parametrize("embedding", [0, 16])
+def test_a_preset_hides_nothing_that_a_model_does_not_have_or_cannot_spare(
+    preset, model, embedding
+):
+    """A diagonal W_hh scaled up by what is hidden of it made the first losses no numbers."""
+    given = {"model": model, "embedding_size": embedding}
+    options = presets.expand(preset, given, Size(20_000, 80))
+    shape = presets.model(options, 30)
+    LanguageModel.from_config(shape)
+    assert model == "gru" or options["dropout_recurrent"] == 0
+    asked = presets.expand(preset, given | {"dropout_recurrent": 0.1}, Size(20_000, 80))
+    assert asked["dropout_recurrent"] == 0.1, "what is given wins"
+
+
 def test_the_options_that_follow_from_the_text_are_those_that_are_shown_so():
     found = {*effort(Size(10_000, 80), {}), *effort(Size(10_000, 5_000), {})}
     assert found == set(FOLLOW)

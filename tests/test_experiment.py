@@ -1,6 +1,7 @@
 """A forecast from beginning to end: choosing, looking back, looking ahead, keeping."""
 
 import json
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -36,6 +37,12 @@ def seasonal(count=3, steps=80, noise=0.3, seed=0):
     ]
 
 
+def test_a_named_model_that_runs_away_says_which_series_it_lost(monkeypatch):
+    monkeypatch.setattr(choice, "_runs_away", lambda backtest, series: series.name == "s1")
+    with pytest.raises(UserError, match="--model linear: its forecasts of s1 run away"):
+        fit_and_measure(seasonal(3), Settings("linear", steps=4))
+
+
 # Rolling origins
 
 
@@ -45,6 +52,28 @@ def test_windows_end_with_the_last_value_and_do_not_overlap():
     assert [list(windows.origins(20, w)) for w in range(3)] == [[8], [12], [16]]
     assert list(Windows(2, 4, 1).origins(20, 0)) == [12, 13, 14, 15]
     assert list(Windows(2, 4, 1).origins(20, 1)) == [16]  # the others' futures are not known
+
+
+@pytest.mark.parametrize("model", ["auto", "linear"])
+def test_a_short_series_among_long_ones_leaves_them_their_windows(model):
+    panel_of = [*seasonal(3), replace(seasonal(1)[0].newest(20), name="short")]
+    settings = Settings(model, steps=4, windows=3, minutes=0)
+    found = fit_and_measure(panel_of, settings)
+    alone = fit_and_measure(panel_of[:3], settings)
+    assert found.windows == alone.windows
+    assert found.compared == [0, 1, 2]
+    np.testing.assert_array_equal(found.ahead[0].point, alone.ahead[0].point)
+    assert found.ahead[3].point.shape == found.ahead[0].point.shape
+    assert np.isfinite(found.ahead[3].point).all()
+    assert any("short (20 steps)" in note for note in found.answer()["notes"])
+
+
+def test_series_of_some_lengths_have_the_windows_there_are_most_of_in_all():
+    [s] = seasonal(1, steps=100)
+    lengths = lambda *n: [s.newest(k) for k in n]  # noqa: E731
+    assert panel.windows_for(lengths(40, 60, 40), 5, 8)[1] == [0, 1, 2]
+    assert panel.windows_for(lengths(100, 20, 100), 5, 8) == (Windows(8, 5, 1), [0, 2])
+    assert panel.windows_for(lengths(20), 5, 8)[0].count == 2
 
 
 def test_no_window_is_shown_its_future():

@@ -987,12 +987,13 @@ def test_a_training_that_was_stopped_before_it_began_can_still_begin(lab):
     assert wait(lab, id, "ended", "failed")["state"] == "ended"
 
 
-def test_a_training_that_cannot_be_says_why(lab):
-    text = lab.shelf.keep_text("short.txt", b"ab")
-    id = lab.jobs.begin(lab.shelf.source(None, text), "short", {"validation": 0.0}, "auto")
-    status = wait(lab, id, "failed", "ended")
-    assert status["state"] == "failed"
-    assert status["message"]
+@pytest.mark.parametrize("text", [b"a", b"ab", b"a" * 15])
+def test_a_training_that_cannot_be_is_refused_when_it_is_asked_for(lab, text):
+    kept = lab.shelf.source(None, lab.shelf.keep_text("short.txt", text))
+    before = sorted(lab.shelf.root.iterdir()), set(lab.jobs.asked())
+    with pytest.raises(UserError, match=r"nothing|tokens"):
+        lab.jobs.begin(kept, "short", {}, "auto")
+    assert (sorted(lab.shelf.root.iterdir()), set(lab.jobs.asked())) == before
 
 
 def test_the_stream_tells_every_record_and_the_status(lab, finished):

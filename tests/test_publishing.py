@@ -105,8 +105,7 @@ def test_a_page_depends_on_what_it_imported_and_on_results_that_it_reads(tmp_pat
     made = json.loads(out.read_text("utf-8"))
     assert made["shown"] == [[["text", "2\n", ""]]]
     assert "src/elman/text/corpus.py" in made["used"]
-    assert "benchmarks/results/notes.json" not in made["used"]
-    assert "benchmarks/results/notes.json" in execute.used("```python\n'benchmarks'\n```\n")
+    assert "src/elman/data/notes.json" not in made["used"]
     assert "src/elman/nn/__init__.py" not in made["used"]  # nothing on that page needed it
 
 

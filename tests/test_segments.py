@@ -55,6 +55,16 @@ def test_a_pass_is_a_pure_function_of_seed_and_epoch(seed):
         assert all(torch.equal(first[i].x, again[i].x) for i in reversed(range(len(first))))
 
 
+@pytest.mark.parametrize("sampling", ["sequential", "random"])
+def test_a_text_that_fills_one_batch_fills_one_in_every_pass(sampling):
+    how = Reading(batch_size=2, window=9, sampling=sampling)
+    for tokens in (19, 23):
+        passes = [one_pass(IDS[:tokens], how, seed=0, epoch=e) for e in range(30)]
+        assert all(len(segments) >= 1 for segments in passes)
+    with pytest.raises(UserError, match="batch × window"):
+        one_pass(IDS[:18], how, seed=0, epoch=0)
+
+
 def test_passes_start_at_different_offsets():
     how = Reading(batch_size=2, window=35)
     starts = {one_pass(IDS, how, seed=0, epoch=e)[0].x[0, 0].item() for e in range(200)}

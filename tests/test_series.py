@@ -43,6 +43,15 @@ def test_columns_are_found_chosen_and_ordered_by_time(tmp_path):
     assert only.values.tolist() == [[1], [3], [10]]
 
 
+@pytest.mark.parametrize("first", ["0\n1\n2", "2024-01-01\n2024-01-02\n2024-01-03"])
+def test_the_index_that_pandas_writes_without_a_name_is_read(tmp_path, first):
+    rows = zip(first.split("\n"), (5, 7, 6), strict=True)
+    [s] = series.load(table(tmp_path, ",y\n" + "".join(f"{i},{y}\n" for i, y in rows)))
+    assert s.columns == ("y",)
+    assert s.values[:, 0].tolist() == [5, 7, 6]
+    assert "-" not in first or s.times[0] == "2024-01-01"
+
+
 def test_groups_become_series_of_their_own(tmp_path):
     path = table(tmp_path, "city,x\nparis,1\nrome,7\nparis,2\nrome,8\n")
     found = {s.name: s.values[:, 0].tolist() for s in series.load(path, group="city")}

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from elman import nn as elman_nn
+from elman import strict_json
 from elman.errors import UserError
 from elman.language_model.nests import over
 from elman.scoring.metrics import perplexity
@@ -53,6 +55,7 @@ __all__ = [
     "load_array",
     "load_corpus_time_machine",
     "load_data_time_machine",
+    "measured",
     "plot",
     "predict_ch8",
     "read_time_machine",
@@ -66,6 +69,8 @@ __all__ = [
     "train_epoch_ch8",
     "try_gpu",
 ]
+
+_DATA = Path(__file__).parent / "data"
 
 Batch = tuple[Tensor, Tensor]
 """X and Y, each (batch, time); Y is one step ahead."""
@@ -589,3 +594,14 @@ class RNNModel(nn.Module):
         zeros = torch.zeros(shape, device=device)
         pair = isinstance(self.rnn, nn.LSTM | elman_nn.LSTM)
         return (zeros, torch.zeros_like(zeros)) if pair else zeros
+
+
+# ---------------------------------------------------------------------------- what the book shows
+
+
+def measured(name: str) -> Any:
+    """What takes too long for a page, as `benchmarks/NAME.py` wrote it: `notes`, `carries`."""
+    known = sorted(p.name.removesuffix(".json") for p in _DATA.iterdir() if p.suffix == ".json")
+    if name not in known:
+        raise UserError(f"nothing called {name!r} was measured", hint=" or ".join(known))
+    return strict_json.loads((_DATA / f"{name}.json").read_bytes())

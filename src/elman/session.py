@@ -24,6 +24,7 @@ from elman.runs.device import pick, use_threads
 from elman.runs.effort import Size
 from elman.runs.folder import check_room
 from elman.text import prepared
+from elman.text.prepared import Splits, Text
 from elman.text.shards import Shards
 from elman.training import (
     Change,
@@ -97,32 +98,17 @@ class Session:
         kept, given = kept or RunOptions(), prepared.adopted(dict(given or {}))
         use_threads(kept.threads)
         options = presets.expand(preset, given)
-        device, data = pick(kept.device), presets.data(options)
+        device = pick(kept.device)
         presets.settings(options)  # what is wrong with these is said before the text is read
-        path = Path(kept.out) if kept.out else free_folder(data.source, options["model"])
+        path = kept.out or free_folder(presets.data(options).source, options["model"])
         path = Path(processes.told(str(path)))
         if processes.first:
             check_room(path, kept.force)
-        text = prepared.read(data)
-        options["source"] = prepared.located(options["source"])  # - for a pipe, once it is read
-        data = presets.data(options)
-        parts = prepared.prepare(data, text)
-        size = Size(len(parts.train), len(parts.vocab))
-        options = presets.expand(preset, given | {"source": options["source"]}, size)
-        config = Config(
-            data=data,
-            model=presets.model(options, len(parts.vocab)),
-            training=presets.settings(options, parts.train, len(parts.validation)),
-            sha256=parts.sha256,
-            device=device,
-            threads=torch.get_num_threads(),
-            command=command,
-            shown=presets.shown(options),
-            rhythm=kept.rhythm,
-        )
+        config, parts, text = planned(given, preset)
+        config = replace(config, device=device, command=command, rhythm=kept.rhythm)
         training = runs.fresh_training(config, parts, device, processes)
         config = replace(config, ran=training.engine())
-        source = text if data.source == "-" and not isinstance(text, Shards) else None
+        source = text if config.data.source == "-" and not isinstance(text, Shards) else None
         processes.wait()  # what any of them refuses leaves no folder behind
         if processes.first:
             run = Run.create(path, config, parts.vocab, source=source, force=kept.force)
@@ -235,6 +221,26 @@ class Session:
     def _sample_at(self, number: int) -> Sample | None:
         power_of_two = number & (number - 1) == 0
         return self.sample() if power_of_two or self.training.finished else None
+
+
+def planned(given: Mapping[str, Any], preset: str) -> tuple[Config, Splits, Text]:
+    """What a new run would be asked for, its text in parts, and as it was read."""
+    options = presets.expand(preset, dict(given))
+    text = prepared.read(presets.data(options))
+    source = prepared.located(options["source"])  # - for a pipe, once it is read
+    data = presets.data(options | {"source": source})
+    parts = prepared.prepare(data, text)
+    size = Size(len(parts.train), len(parts.vocab))
+    options = presets.expand(preset, dict(given) | {"source": source}, size)
+    config = Config(
+        data=data,
+        model=presets.model(options, len(parts.vocab)),
+        training=presets.settings(options, parts.train, len(parts.validation)),
+        sha256=parts.sha256,
+        threads=torch.get_num_threads(),
+        shown=presets.shown(options),
+    )
+    return config, parts, text
 
 
 def _as_it_was(config: Config, given: RunOptions | Mapping[str, Any] | None) -> RunOptions:

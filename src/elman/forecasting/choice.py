@@ -143,7 +143,7 @@ def try_all(
         except UserError as refusal:
             if label == needed:
                 hint = refusal.hint or "a longer series or a smaller model"
-                raise UserError(refusal.message, hint=hint) from refusal
+                raise UserError(f"--model {label}: {refusal.message}", hint=hint) from refusal
             left_out[label] = refusal.message
         except OutOfTime as late:
             left_out[label] = str(late)
@@ -172,13 +172,23 @@ def _watching(line: str, told: Told | None, limit: Limit | None) -> Told:
 
 def _tried(method: Method, panel: list[Series], windows: Windows, seed: int) -> list[Backtest]:
     shortest = min((s.until(windows.starts(len(s))[0]) for s in panel), key=len)
-    model = method.make(plan_for([shortest], windows.steps, seed))
-    if len(shortest) <= model.lags + (windows.steps if method.of.network else 1):
-        raise UserError(f"reads {model.lags} values, and there are too few")
+    if refusal := too_few(method, shortest, windows.steps, seed):
+        raise UserError(refusal)
     backtests = cross_validate(method, panel, windows, seed=seed)
-    if any(_runs_away(b, s) for b, s in zip(backtests, panel, strict=True)):
-        raise UserError("its forecasts run away from the data")
+    for backtest, series in zip(backtests, panel, strict=True):
+        if _runs_away(backtest, series):
+            raise UserError(
+                f"its forecasts of {series.name} run away from the data",
+                hint="--model auto tries others, or --difference 1, or leave that series out",
+            )
     return backtests
+
+
+def too_few(method: Method, series: Series, steps: int, seed: int) -> str | None:
+    """Why a method cannot learn from a series that is too short for it; None if it can."""
+    model = method.make(plan_for([series], steps, seed))
+    enough = len(series) > model.lags + (steps if method.of.network else 1)
+    return None if enough else f"reads {model.lags} values, and there are too few"
 
 
 def _runs_away(backtest: Backtest, series: Series) -> bool:

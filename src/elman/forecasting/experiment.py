@@ -213,24 +213,22 @@ def fit_and_measure(
         columns = [panel.with_calendar(s, settings.steps) for s in columns]
     check(columns, settings)
     say: Callable[[str], None] = told or (lambda _: None)
-    plan = panel.plan_for(columns, settings.steps, settings.seed)
     inform = _INFORM if settings.model == "auto" else 0
-    least = max(8, 2 * (plan.season or 0) + 2)
-    short = min(map(len, columns))
-    least = max(4, short // 4, min(least, short - 2 * settings.steps))
-    windows = panel.windows_for(
-        columns, settings.steps, settings.windows + inform, least=least, every=settings.every
+    windows, long = panel.windows_for(
+        columns, settings.steps, settings.windows + inform, every=settings.every
     )
+    columns = _with_short_ones_named(columns, long, windows)
     first = min(inform, max(0, windows.count - 1))
-    stride = -(-len(columns) // MOST_COMPARED)
-    compared = list(range(0, len(columns), stride))
+    stride = -(-len(long) // MOST_COMPARED)
+    compared = long[::stride]
     some = [columns[i] for i in compared]
+    plan = panel.plan_for(some, settings.steps, settings.seed)
     methods = _rivals(settings, plan, some, windows.count)
     limit = Limit(60 * settings.minutes or None if settings.model == "auto" else None)
     if settings.model == "auto":
         say(_plan_in_words(methods, windows, some, settings))
     if stride > 1:
-        say(f"auto: compared on {len(some)} of {len(columns)} series, fitted on all")
+        say(f"compared on {len(some)} of {len(columns)} series, fitted on all")
     tried, left_out = choice.try_all(
         methods, some, windows, seed=settings.seed, told=say, limit=limit, kept=kept,
         needed=None if settings.model == "auto" else methods[0].label,
@@ -258,6 +256,24 @@ def _shortened(series: Series) -> Series:
         return series
     note = f"{series.name}: {len(series):,} steps, the newest {LONGEST:,} are learned from"
     return replace(series.newest(LONGEST), notes=(*series.notes, note))
+
+
+def _with_short_ones_named(
+    columns: list[Series], long: list[int], windows: Windows
+) -> list[Series]:
+    """The series; the first that is too short to be looked back at says which others are."""
+    short = sorted(set(range(len(columns))) - set(long))
+    if not short:
+        return columns
+    named = ", ".join(f"{columns[i].name} ({len(columns[i]):,} steps)" for i in short[:3])
+    others = f" and {len(short) - 3} others" if len(short) > 3 else ""
+    note = (
+        f"too short for {windows.count} windows of {windows.steps}: {named}{others}; forecast as "
+        "the others are, and not measured"
+    )
+    first = columns[short[0]]
+    named_there = replace(first, notes=(*first.notes, note))
+    return [named_there if i == short[0] else s for i, s in enumerate(columns)]
 
 
 def check(columns: list[Series], settings: Settings) -> None:
@@ -339,12 +355,18 @@ def refit(
 ) -> Ensemble:
     """Fit what was chosen on everything that is known, and set how wide its intervals are.
 
-    A series that was not compared gets what most of the others chose.
+    A series that was not compared gets what most of the others chose, as far as it is long enough.
     """
     usual = Counter(picked.members).most_common(1)[0][0]
     own = dict(zip(compared, picked.members, strict=True))
-    members = [own.get(i, usual) for i in range(len(columns))]
     by_label = {m.label: m for m in methods}
+
+    def learned_by(s: Series) -> tuple[str, ...]:
+        few = [choice.too_few(by_label[m], s, settings.steps, settings.seed) for m in usual]
+        able = tuple(m for m, refusal in zip(usual, few, strict=True) if refusal is None)
+        return able or (usual if settings.model != "auto" else ("last",))
+
+    members = [own[i] if i in own else learned_by(s) for i, s in enumerate(columns)]
     fitted: dict[str, Fitted] = {}
     for name in dict.fromkeys(m for labels in members for m in labels):
         users = [i for i, labels in enumerate(members) if name in labels]

@@ -155,21 +155,35 @@ class Windows:
 
 
 def windows_for(
-    panel: list[Series], steps: int, count: int, *, least: int = 8, every: int | None = None
-) -> Windows:
-    """As many windows as asked, or as fit when the first must leave `least` steps to learn from."""
+    panel: list[Series], steps: int, count: int, *, every: int | None = None
+) -> tuple[Windows, list[int]]:
+    """As many windows as asked, or as fit, and the series, by number, that have room for them.
+
+    Where series are not as long as each other, windows are as many as there are most of in all: a
+    short one among long ones is not looked back at, and does not leave one window to judge by.
+    """
     if count < 1:
         raise UserError(f"--windows {count} must be at least 1", hint="5 is common")
-    shortest = min(panel, key=len)
-    fitting = (len(shortest) - least) // steps
-    if fitting < 1:
+    season = panel[0].season
+    room = np.array([(len(s) - _least(len(s), steps, season)) // steps for s in panel])
+    if room.min() < 1:
+        shortest = min(panel, key=len)
+        least = _least(len(shortest), steps, season)
         raise UserError(
             f"{shortest.name} has {len(shortest)} steps: too few to forecast {steps} ahead and see "
             f"how well that works, with {least} left to learn from",
             hint=_fewer(len(shortest) - least, len(panel)),
         )
     spacing = every or (max(1, steps // 6) if len(panel) <= 10 else steps)
-    return Windows(min(count, fitting), steps, min(spacing, steps))
+    compared = {c: np.flatnonzero(room >= c).tolist() for c in range(1, count + 1)}
+    count = max(compared, key=lambda c: c * len(compared[c]))
+    return Windows(count, steps, min(spacing, steps)), compared[count]
+
+
+def _least(length: int, steps: int, season: int | None) -> int:
+    """How many steps the first window must leave to learn from."""
+    wanted = max(8, 2 * season + 2) if season and season > 1 else 8
+    return max(4, length // 4, min(wanted, length - 2 * steps))
 
 
 def _fewer(left: int, series: int) -> str:

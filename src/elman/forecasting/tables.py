@@ -155,6 +155,8 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
     return Table(name, columns, numbers, notes=notes)
 
 
+_DATED = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?|\d{4}[-/]\d{1,2}")
+"""A date, or a month: what a row begins with, and no column is called."""
 _SEPARATOR = re.compile(r"sep=([,;|\t])\r?\n", re.IGNORECASE)
 _COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?\s*")
 """A number as most of Europe writes it: 1.234,56."""
@@ -210,6 +212,8 @@ def _delimiter(lines: io.StringIO) -> str:
 
 def _header(row: list[str], source: str, line: int) -> list[str]:
     names = [cell.strip() for cell in row]
+    if len(names) > 1 and not names[0] and "index" not in names:  # as pandas writes a frame
+        names[0] = "index"
     for j, name in enumerate(names):
         if not name:
             raise UserError(
@@ -222,9 +226,11 @@ def _header(row: list[str], source: str, line: int) -> list[str]:
                 f"(columns {names.index(name) + 1} and {j + 1})",
                 hint="rename one of them",
             )
-    if all(_is_number(name) for name in names):
+    if all(_is_number(name) or _DATED.fullmatch(name) for name in names):
+        shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        dates = "" if all(_is_number(name) for name in names) else " and dates"
         raise UserError(
-            f"{source}, line {line}: the header {', '.join(names)} is all numbers",
+            f"{source}, line {line}: the header {shown} is all numbers{dates}",
             hint="put a line with the columns' names first",
         )
     return names

@@ -26,7 +26,8 @@ from elman.files import write_text
 from elman.folders.lock import holder, is_held
 from elman.lab import loaded
 from elman.lab.shelf import NotHere, Shelf
-from elman.runs import Run, options_of, presets, with_options
+from elman.runs import Run, check_fits, options_of, presets, with_options
+from elman.session import planned
 
 ALIVE = ("starting", "running", "paused", "scoring")
 CHANGES = ("learning_rate", "clip", "window", "carry", "history", "memory", "epochs", "patience")
@@ -90,10 +91,9 @@ class Jobs:
     # ------------------------------------------------------------------ asking
 
     def begin(self, source: str, name: str, given: dict[str, Any], preset: str) -> str:
-        """Ask for a training; what is wrong with the options is said now. Returns its id."""
-        options = presets.expand(preset, given | {"source": source})
-        presets.data(options)
-        presets.settings(options)
+        """Ask for a training; what is wrong with it is said now. Returns its id."""
+        config, parts, _ = planned(given | {"source": source}, preset)
+        check_fits(config, parts)
         with self._mutex:
             id = self.shelf.free_id(name)
             folder = self.shelf.jobs / id

@@ -2,9 +2,10 @@
 
 `torch.jit.trace`, `torch.export` and both exporters to ONNX run a module once and keep the
 operations that they know; of a kernel of ours they would keep nothing but its results, as
-constants. While one of them listens, the forward pass is torch's own operator (`aten::lstm`, …)
-with the same weights. A cell that torch does not have, and a projection on its way to ONNX, is
-written down step by step, so the copy takes sequences of that one length and refuses others.
+constants. While one of them listens, or a transform of `torch.func`, the forward pass is torch's
+own operator (`aten::lstm`, …) with the same weights. A cell that torch does not have, and a
+projection on its way to ONNX, is written down step by step, so the copy takes sequences of that one
+length and refuses others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.nn.functional import dropout, one_hot
 
 from elman.cells import Cell, State, Weights, is_torchs, named
@@ -24,9 +26,11 @@ from elman.recurrence.operator import Inputs, Recipe
 
 
 def listening() -> bool:
-    """Whether torch is writing down what runs: `jit.trace`, `export`, `onnx.export`."""
+    """Whether torch writes down what runs, or makes something else of it: as `torch.func` does."""
     # is_exporting() itself is True inside torch.compile, too, with torch 2.11
-    return torch.jit.is_tracing() or torch.compiler._is_exporting_flag
+    if torch.jit.is_tracing() or torch.compiler._is_exporting_flag:
+        return True
+    return not torch.compiler.is_compiling() and _functorch.peek_interpreter_stack() is not None
 
 
 @contextlib.contextmanager

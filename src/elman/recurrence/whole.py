@@ -6,13 +6,18 @@ cuts at moments known beforehand is run in the pieces of time between them.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
+from torch.utils.checkpoint import CheckpointFunction
 
 from elman.kernels import aten, cudnn
 from elman.kernels.torchs import Network, Whole
 from elman.recurrence.operator import Careful, Inputs, Recipe
+
+_REENTRANT = {f.__code__ for f in (CheckpointFunction.forward, CheckpointFunction.backward)}
 
 
 def described(
@@ -39,13 +44,24 @@ def described(
 def _refuses_dropout(p: float) -> str | None:
     """Why masks must be elman's own, which a seed of torch's generator brings back."""
     if recomputes():
-        return "its dropout cannot be drawn twice alike, as hooks on saved tensors may want"
+        return "its dropout cannot be drawn twice alike, as a checkpointed call may want"
     return "it scales by 1 / (1 - dropout)" if p == 1 else None
 
 
 def recomputes() -> bool:
-    """Whether hooks on saved tensors are there: `torch.utils.checkpoint` runs a call twice."""
-    return _autograd._top_saved_tensors_default_hooks(True) is not None
+    """Whether `torch.utils.checkpoint` runs this call twice, or whoever hooks saved tensors may.
+
+    With `use_reentrant` it leaves no hooks: it runs a call without gradients, and then once more
+    inside its own backward pass.
+    """
+    if _autograd._top_saved_tensors_default_hooks(True) is not None:
+        return True
+    if torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
+        return False
+    frame = sys._getframe()
+    while frame is not None and frame.f_code not in _REENTRANT:
+        frame = frame.f_back
+    return frame is not None
 
 
 def recurrence(

@@ -2,6 +2,7 @@
 
 from elman.runs.config import (
     Config,
+    check_fits,
     fresh_model,
     fresh_training,
     options_of,
@@ -13,6 +14,7 @@ from elman.runs.training import conclude, tell, train
 __all__ = [
     "Config",
     "Run",
+    "check_fits",
     "conclude",
     "fresh_model",
     "fresh_training",

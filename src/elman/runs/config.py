@@ -13,9 +13,10 @@ from elman.language_model.model import Shape
 from elman.runs import presets
 from elman.runs.device import is_here
 from elman.runs.shown import Shown
-from elman.text.prepared import Data, Splits
+from elman.text.prepared import CUTS, Data, Splits
 from elman.training import Optimisation, Reading, Settings, Training
 from elman.training.processes import ALONE, Processes
+from elman.training.segments import one_pass
 
 FORMAT = 1
 
@@ -98,14 +99,22 @@ def fresh_training(
     """The training before its first update, on `device`, or on the CPU where there is none such."""
     device = processes.place(device if is_here(device) else "cpu")
     held_out = parts.validation if len(parts.validation) else None
-    _check_affordable(config)
-    if len(parts.test) == 1:
-        raise UserError(
-            f"test={config.data.test} of this text is one token, which leaves nothing to predict",
-            hint="use more text, or a larger test, or test=0 for none",
-        )
+    check_fits(config, parts)
     model = fresh_model(config).to(device)
     return Training(model, parts.train, held_out, config.training, processes)
+
+
+def check_fits(config: Config, parts: Splits) -> None:
+    """Refuse a text that is too short to train on or to be tested by, and too large a model."""
+    _check_affordable(config)
+    for name in CUTS:
+        if len(getattr(parts, name)) == 1:
+            raise UserError(
+                f"{name}={getattr(config.data, name)} of this text is one token, which leaves "
+                "nothing to predict",
+                hint=f"use more text, or a larger {name}, or {name}=0 for none",
+            )
+    one_pass(parts.train, config.training.reading, seed=config.training.seed, epoch=0)
 
 
 def _check_affordable(config: Config) -> None:

@@ -22,8 +22,6 @@ search's settings beat on all of them, by 0.02 to 0.07 nats.
 import math
 from typing import Any, NamedTuple
 
-from elman.language_model.model import WINDOWED
-
 LARGE = 1000
 """Tokens in a vocabulary from which on the output layer is most of the work."""
 
@@ -130,10 +128,6 @@ def _consistent(recipe: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]
         recipe = recipe | {"embedding_size": used["hidden_size"]}
     elif recipe.get("tied") and used["embedding_size"] != used["hidden_size"]:
         recipe = recipe | {"tied": False}
-    if not (recipe | given)["embedding_size"]:
-        recipe = recipe | {"dropout_inputs": 0.0}
-    if used.get("model") == WINDOWED:
-        recipe = recipe | {"dropout_recurrent": 0.0}
     return recipe
 
 

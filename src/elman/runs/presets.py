@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from elman import cells
 from elman.errors import UserError
 from elman.gradients.carry import CARRIES
 from elman.language_model import Dropout
@@ -121,7 +122,20 @@ def named(preset: str, given: Options, size: Size | None = None) -> Options:
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
     options = PRESETS[preset]
-    return options(size or Size(10_000, 80), given) if callable(options) else options
+    if callable(options):
+        options = options(size or Size(10_000, 80), given)
+    return options | {name: 0.0 for name in _not_hidden(options | given) if name in options}
+
+
+def _not_hidden(options: Options) -> list[str]:
+    """What no preset hides: parts of one-hot tokens, of a W_hh that is not there or diagonal.
+
+    The weights that are left are scaled up. A unit with a single one, begun below 1, is then above
+    it, and grows without end.
+    """
+    cell = cells.models().get(options["model"])
+    inputs = [] if options.get("embedding_size") else ["dropout_inputs"]
+    return inputs if cell is not None and cell.heads else [*inputs, "dropout_recurrent"]
 
 
 def expand(preset: str, given: Options, size: Size | None = None) -> Options:

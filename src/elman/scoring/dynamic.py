@@ -49,6 +49,9 @@ LANES, WINDOWS = 16, 200
 MOST_STEPS = 6
 """Doublings, or halvings, of a setting: an untrained model would have no end of them."""
 
+MOST_HALVINGS = 20
+"""Halvings of a rate under which the model diverges."""
+
 CHOICE_TOKENS = 8_000
 """How much of the validation text chooses the settings, at most."""
 
@@ -159,6 +162,10 @@ def choose(
         return known[settings]
 
     best = start
+    for _ in range(MOST_HALVINGS):  # a rate under which it diverges says nothing of its neighbours
+        if math.isfinite(nats(best)):
+            break
+        best = replace(best, rate=best.rate / 2)
     for name, factor in itertools.product(("rate", "decay"), (2.0, 0.5)):
         for _ in range(MOST_STEPS):
             step = replace(best, **{name: getattr(best, name) * factor})

@@ -126,8 +126,13 @@ def _pieces(source: str | Path, progress: Progress | None) -> Iterator[tuple[str
         if not path.exists():
             named(str(source), "text")
             raise MissingSource(f"there is no file {source}", hint="elman datasets lists names")
-        for file in _texts_in(path) if path.is_dir() else [path]:
-            yield _not_empty(str(file), _read(file))
+        if not path.is_dir():
+            yield _not_empty(str(path), _read(path))
+            return
+        texts = ((str(file), _read(file)) for file in _texts_in(path))
+        filled = (text for text in texts if text[1])  # an empty file among others is no text
+        yield next(filled, None) or _not_empty(f"every text in the folder {path}", b"")
+        yield from filled
 
 
 def _stdin() -> bytes:
@@ -176,7 +181,8 @@ def _python_reference() -> str:
 
 
 def _texts_in(folder: Path) -> list[Path]:
-    files = [file for file in folder.rglob("*") if file.name.endswith((".txt", ".txt.gz"))]
+    named = (file for file in folder.rglob("*") if file.name.endswith((".txt", ".txt.gz")))
+    files = [file for file in named if file.is_file() or not file.exists()]  # a link to nothing
     if not files:
         check_no_run(folder)
         raise MissingSource(
@@ -204,9 +210,9 @@ def _read(path: Path) -> bytes:
             f"{path} is not a whole gzip file: {problem}", hint="gzip -t FILE checks one"
         ) from problem
     except OSError as problem:
-        raise UserError(
-            f"cannot read {path}: {problem.strerror}", hint="check its permissions"
-        ) from problem
+        lost = path.is_symlink() and not path.exists()
+        hint = f"it is a link to {path.readlink()}" if lost else "check its permissions"
+        raise UserError(f"cannot read {path}: {problem.strerror}", hint=hint) from problem
 
 
 def _unpacked(data: bytes, path: Path) -> bytes:
@@ -268,8 +274,23 @@ def _decode(data: bytes, where: str, encoding: str, errors: str) -> str:
 
 
 def _binary(where: str, data: bytes) -> UserError:
-    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = _wide_encoding(data[:1000])
+    hint = f"it looks like encoding={encoding}" if encoding else "the byte level reads any file"
+    if data.startswith(b"\x1f\x8b"):
+        hint = "it looks like a gzip file: call it .gz"
     return UserError(
         f"{where} is a binary file: it holds NUL bytes, the first at offset {data.index(0)}",
-        hint="it looks like encoding=utf-16" if utf16 else "the byte level reads any file",
+        hint=hint,
     )
+
+
+def _wide_encoding(data: bytes) -> str | None:
+    """The encoding of two or four bytes a character that a text seems to have, by its beginning."""
+    if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    for name, zeros, others in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):  # most of a Latin text
+        if data[zeros::2].count(0) > 0.8 * len(data) / 2 and 0 not in data[others::2]:
+            return name
+    return None

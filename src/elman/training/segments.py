@@ -258,6 +258,12 @@ def one_pass(
     return _Lanes(ids, reading, chance, rows)
 
 
+def _offset(ids: Any, reading: Reading, chance: np.random.Generator, below: int) -> int:
+    """Where a pass begins, drawn; but a text that fills one batch fills one in every pass."""
+    room = len(ids) - 1 - reading.batch_size * reading.window
+    return min(int(chance.integers(below)), max(room, 0))
+
+
 @final
 class _Shuffled(Pass):
     """Windows in random order, each from the state before any text."""
@@ -265,7 +271,7 @@ class _Shuffled(Pass):
     def __init__(
         self, ids: Any, reading: Reading, chance: np.random.Generator, rows: slice
     ) -> None:
-        offset, seed = int(chance.integers(reading.window)), int(chance.integers(2**62))
+        offset, seed = _offset(ids, reading, chance, reading.window), int(chance.integers(2**62))
         self.windows = batches.shuffled(
             ids, batch=reading.batch_size, window=reading.window, offset=offset, seed=seed
         )
@@ -291,7 +297,7 @@ class _Lanes(Pass):
     def __init__(
         self, ids: Any, reading: Reading, chance: np.random.Generator, rows: slice
     ) -> None:
-        offset = int(chance.integers(reading.window + 1))
+        offset = _offset(ids, reading, chance, reading.window + 1)
         self.lanes = batches.streams(
             ids, batch=reading.batch_size, window=reading.window, offset=offset
         )
