@@ -111,36 +111,62 @@ struct Share {
     }
 };
 
-// W' times all gates' da, for one item: waits for the shares of all teams.
-DEVICE void sum(Values& dh, const Item& it, int gate, int use, const Exchange& at) {
-    constexpr int ROOM = 128 / sizeof(Share), TIMES = (TEAMS + ROOM - 1) / ROOM, AT_ONCE = (TEAMS + TIMES - 1) / TIMES;  // loads in flight
-    constexpr int FROM_TEAM_TO_TEAM = CLUSTER * ROWS * UNITS * BYTES;
-    const char* own = shares_from(at, use, 0, at.rank) + four_at(it.row, it.unit);
-    if (it.real == 0) return;
+constexpr int FROM_TEAM_TO_TEAM = CLUSTER * ROWS * UNITS * BYTES;
+
+// The sum of the shares of `count` teams from `own` on, COUNT at most, that `find` finds in them: waits for them.
+template <int COUNT, int N, class Find>
+DEVICE void add_up(float (&x)[N], const char* own, int unit, int use, int count, Find find) {
+    constexpr int ROOM = 128 / sizeof(Share), TIMES = (COUNT + ROOM - 1) / ROOM, AT_ONCE = (COUNT + TIMES - 1) / TIMES;  // loads in flight
     const long long start = clock64();
     Share share[AT_ONCE];
 #pragma unroll
-    for (int first = 0; first < TEAMS; first += AT_ONCE) {
+    for (int first = 0; first < COUNT; first += AT_ONCE) {
 #pragma unroll
         for (int s = 0; s < AT_ONCE; s++)
-            if (first + s < TEAMS) share[s].load(own + (first + s) * FROM_TEAM_TO_TEAM, it.unit);
+            if (first + s < count) share[s].load(own + (first + s) * FROM_TEAM_TO_TEAM, unit);
         for (bool missing = true; missing;) {
             missing = false;
 #pragma unroll
             for (int s = 0; s < AT_ONCE; s++)
-                if (first + s < TEAMS && !share[s].is_of(turn_of(use))) {
-                    share[s].load(own + (first + s) * FROM_TEAM_TO_TEAM, it.unit);
+                if (first + s < count && !share[s].is_of(turn_of(use))) {
+                    share[s].load(own + (first + s) * FROM_TEAM_TO_TEAM, unit);
                     missing = true;
                 }
             if (missing) lose_patience(start);
         }
 #pragma unroll
         for (int s = 0; s < AT_ONCE; s++)
-            if (first + s < TEAMS) {
-                Values x;
-                share[s].unpack_to(x, it.unit);
+            if (first + s < count) {
+                float y[N];
+                find(share[s], y);
 #pragma unroll
-                for (int v = 0; v < WIDE; v++) dh[v] = first + s ? dh[v] + x[v] : x[v];
+                for (int v = 0; v < N; v++) x[v] = first + s ? x[v] + y[v] : y[v];
             }
     }
+}
+
+// Where an item is two units, two lanes would read the same words: each adds up the shares of all four units of one half of
+// the teams instead, and they swap. (Whole warps, since all lanes must be there.)
+constexpr bool IN_HALVES = BYTES == 2 && WIDE == 2 && TEAMS > 1 && ITEMS_IN_ALL % 32 == 0;
+
+// W' times all gates' da, for one item: waits for the shares of all teams.
+DEVICE void sum(Values& dh, const Item& it, int gate, int use, const Exchange& at) {
+    const char* own = shares_from(at, use, 0, at.rank) + four_at(it.row, it.unit);
+    if constexpr (IN_HALVES) {
+        constexpr int HALF = (TEAMS + 1) / 2;
+        const bool second = it.unit % 4;
+        float four[4] = {};
+        if (it.real > 0)
+            add_up<HALF>(four, own + second * HALF * FROM_TEAM_TO_TEAM, 0, use, TEAMS % 2 && second ? HALF - 1 : HALF, [](const Share& share, float (&y)[4]) {
+                const Packed<4> all = {{share.word[0] & ~1u, share.word[1]}};
+                unpack(all, y);
+            });
+        __syncwarp();
+#pragma unroll
+        for (int v = 0; v < 2; v++) {
+            const float swapped = __shfl_xor_sync(~0u, second ? four[v] : four[2 + v], 1);
+            dh[v] = second ? swapped + four[2 + v] : four[v] + swapped;
+        }
+    } else if (it.real > 0)
+        add_up<TEAMS>(dh, own, it.unit, use, TEAMS, [&](const Share& share, Values& y) { share.unpack_to(y, it.unit); });
 }
