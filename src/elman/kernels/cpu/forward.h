@@ -28,6 +28,14 @@ INLINE bool splits_units(const Job *job) {
 constexpr int64_t READ_ONCE = 768; /* rows up to which W_ih is packed panel by panel as it is read */
 constexpr int64_t MANY_STEPS = 12; /* for which a matrix is worth copying, line by line */
 
+/* Whether inputs are multiplied just before the states, by a tile of the same rows, so that no product waits in memory. Then
+ * every step reads all of W_ih, too, which is slower where both matrices are too large for the third-level cache or, of few
+ * rows, come from there at every step; and of one gate there is too little to wait for. */
+INLINE bool multiplies_late(const Job *job) {
+    int64_t gates = gates_of(job->cell), bytes = gates * job->H * (job->H + job->I) * int64_t(sizeof(operand));
+    return gates > 1 && !job->ids && bytes <= (job->B < 8 ? 5 << 20 : 10 << 20);
+}
+
 struct Forward {
     const Job *job;
     Layout at;
@@ -37,6 +45,9 @@ struct Forward {
     const real *table;     /* rows of x W_ihᵀ + b_ih + b_hh (without b_hn for a gru) named by job->ids; null: in order */
     int64_t in_stride;     /* of a row of it, wherever it lies */
     real *gates;
+    const operand *W_ih; /* panels, where inputs are multiplied late: then rows are those of x */
+    const real *bias;    /* b_ih + b_hh, for those */
+    operand *xs;         /* room for those of a step, of all rows */
 
     const int64_t T = job->T, B = job->B, H = job->H, C = extra_of(job->cell) * H;
     const real *W_hh = static_cast<const real *>(job->W_hh);
@@ -45,70 +56,100 @@ struct Forward {
 
     bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
 
-    /* Rows of one step from b on, and their projected inputs. */
+    /* Rows of one step from b on, and their projected inputs; or the inputs themselves, as operands, too. */
     struct Rows {
         int64_t t, b, count;
         const real *in;
+        Operands x;
+        const real *found = nullptr; /* x W_ihᵀ + b of the tile that is being finished, where it was multiplied late */
     };
-    Rows part(Rows rows, int64_t lo, int64_t hi) const { return {rows.t, rows.b + lo, hi - lo, rows.in + lo * in_stride}; }
+    Rows rows_of(int64_t t, int64_t b, int64_t count, const real *in) const {
+        if (!W_ih) return {t, b, count, in, {}};
+        return {t, b, count, in, operands_of(in, in_stride, count, job->I, xs + b * padded(job->I))};
+    }
+    Rows part(Rows rows, int64_t lo, int64_t hi) const {
+        Operands x{rows.x.first + lo * rows.x.stride, rows.x.stride};
+        return {rows.t, rows.b + lo, hi - lo, rows.in + lo * in_stride, x};
+    }
+    /* The projected input of a row from panel p on, a vector for every vector of the panel, */
+    const real *input(int64_t p, Rows rows, int64_t r) const {
+        if (rows.found) return rows.found + r * at.vectors() * LANES;
+        const real *row = table ? table + job->ids[start_of(job, rows.t) + rows.b + r] * in_stride : rows.in + r * in_stride;
+        return row + at.unit(p, 0);
+    }
+    /* so far from one another. */
+    int64_t apart(Rows rows) const { return rows.found || at.gates == 1 ? LANES : H; }
 
     /* h_t of the rows, from the product with h_{t-1} in `sums`. */
     template <int CELL> void finish(int64_t p, Rows rows, const real *sums, operand *next) const {
+        if constexpr (CELL == LSTM) return lstm(p, rows, sums, next);
         int vectors = at.vectors();
         for (int64_t r = 0; r < rows.count; r++, sums += vectors * LANES, next += padded(H)) {
             int64_t s = start_of(job, rows.t) + rows.b + r, last = before(job, rows.t) + rows.b + r;
-            const real *x = table ? table + job->ids[s] * in_stride : rows.in + r * in_stride;
-            if constexpr (CELL == GRU || CELL == LSTM)
-                gated<CELL>(at.unit(p, 0), s, last, x, sums, next);
+            const real *x = input(p, rows, r);
+            if constexpr (CELL == GRU)
+                gru(at.unit(p, 0), s, last, x, apart(rows), sums, next);
 #ifdef OWN_CELL
             else if constexpr (CELL == OWN)
-                for (int c = 0; c < at.blocks(); c++) own(at.unit(p, c), s, last, x, sums + c * LANES, next);
+                for (int c = 0; c < at.blocks(); c++)
+                    own(at.unit(p, c), s, last, x + c * LANES, apart(rows), sums + c * LANES, next);
 #endif
             else
-                for (int c = 0; c < 2; c++) plain<CELL>(at.unit(p, c), s, x, sums + c * LANES, next);
+                for (int c = 0; c < 2; c++) plain<CELL>(at.unit(p, c), s, x + c * LANES, sums + c * LANES, next);
         }
     }
     template <int CELL> INLINE void plain(int64_t u, int64_t s, const real *x, const real *sums, operand *next) const {
         int64_t n = H - u;
         if (n <= 0) return;
-        vec a = load(x + u, n) + load(sums);
+        vec a = load(x, n) + load(sums);
         vec h = CELL == TANH ? vtanh(a) : CELL == RELU ? (a < 0 ? vec{} : a) : a;
         store(hs + (s + B) * H + u, h, n);
         store_operand(next + u, h, LANES);
     }
-    template <int CELL>
-    INLINE void gated(int64_t u, int64_t s, int64_t last, const real *x, const real *sums, operand *next) const {
+    INLINE void gru(int64_t u, int64_t s, int64_t last, const real *x, int64_t apart, const real *sums, operand *next) const {
         int64_t n = H - u;
-        vec a[4], h;
-        FLATTEN for (int g = 0; g < (CELL == GRU ? 2 : 4); g++) a[g] = load(x + g * H + u, n) + load(sums + g * LANES);
-        if constexpr (CELL == GRU) {
-            a[3] = load(sums + 2 * LANES);
-            if (b_hn) a[3] += load(b_hn + u, n);
-            a[0] = vsigmoid(a[0]);
-            a[1] = vsigmoid(a[1]);
-            a[2] = vtanh(load(x + 2 * H + u, n) + a[0] * a[3]);
-            h = a[2] + a[1] * (load(hs + last * H + u, n) - a[2]);
-        } else {
-            a[0] = vsigmoid(a[0]);
-            a[1] = vsigmoid(a[1]);
-            a[2] = vtanh(a[2]);
-            a[3] = vsigmoid(a[3]);
-            vec c = a[1] * load(cs + last * H + u, n) + a[0] * a[2];
-            store(cs + (s + B) * H + u, c, n);
-            h = a[3] * vtanh(c);
-        }
+        vec a[4];
+        a[0] = vsigmoid(load(x, n) + load(sums));
+        a[1] = vsigmoid(load(x + apart, n) + load(sums + LANES));
+        a[3] = load(sums + 2 * LANES);
+        if (b_hn) a[3] += load(b_hn + u, n);
+        a[2] = vtanh(load(x + 2 * apart, n) + a[0] * a[3]);
+        vec h = a[2] + a[1] * (load(hs + last * H + u, n) - a[2]);
         if (gates) FLATTEN for (int g = 0; g < 4; g++) store(gates + (s * 4 + g) * H + u, a[g], n);
         store(hs + (s + B) * H + u, h, n);
         store_operand(next + u, h, LANES);
     }
+    /* All rows' c_t before any h_t, which would wait for its own. */
+    void lstm(int64_t p, Rows rows, const real *sums, operand *next) const {
+        constexpr int64_t MOST = ROWS<4> > 4 ? ROWS<4> : 4;
+        int64_t u = at.unit(p, 0), n = H - u, start = start_of(job, rows.t) + rows.b, last = before(job, rows.t) + rows.b;
+        vec o[MOST], c[MOST];
+        for (int64_t r = 0; r < rows.count; r++) {
+            const real *x = input(p, rows, r);
+            vec a[4];
+            FLATTEN for (int g = 0; g < 4; g++) a[g] = load(x + g * apart(rows), n) + load(sums + (r * 4 + g) * LANES);
+            a[0] = vsigmoid(a[0]);
+            a[1] = vsigmoid(a[1]);
+            a[2] = vtanh(a[2]);
+            a[3] = vsigmoid(a[3]);
+            o[r] = a[3], c[r] = a[1] * load(cs + (last + r) * H + u, n) + a[0] * a[2];
+            store(cs + (start + r + B) * H + u, c[r], n);
+            if (gates) FLATTEN for (int g = 0; g < 4; g++) store(gates + ((start + r) * 4 + g) * H + u, a[g], n);
+        }
+        for (int64_t r = 0; r < rows.count; r++) {
+            vec h = o[r] * vtanh(c[r]);
+            store(hs + (start + r + B) * H + u, h, n);
+            store_operand(next + r * padded(H) + u, h, LANES);
+        }
+    }
 #ifdef OWN_CELL
-    INLINE void own(int64_t u, int64_t s, int64_t last, const real *x, const real *sums, operand *next) const {
+    INLINE void own(int64_t u, int64_t s, int64_t last, const real *x, int64_t apart, const real *sums, operand *next) const {
         int64_t n = H - u;
         if (n <= 0) return;
         const real *b_hh = static_cast<const real *>(job->b_hh), *p = static_cast<const real *>(job->own);
         vec a[OWN_GATES], a_h[OWN_GATES], before[OWN_STATES], after[OWN_STATES], own[OWN_PARAMETERS + 1];
         FLATTEN for (int g = 0; g < OWN_GATES; g++) {
-            a[g] = load(x + g * H + u, n), a_h[g] = load(sums + g * LANES);
+            a[g] = load(x + g * apart, n), a_h[g] = load(sums + g * LANES);
             if (OWN_SUMMED[g])
                 a[g] += a_h[g];
             else if (b_hh)
@@ -146,25 +187,44 @@ struct Forward {
     template <int C>
     void step(Rows rows, const operand *h, operand *next, int64_t from, int64_t to, operand *place) const {
         int64_t ld = padded(H), k_steps = ceil_div(H, PAIR), size = at.panel_size(H);
-        alignas(64) real sums[ROWS<C> * C * LANES];
+        alignas(64) real sums[ROWS<C> * C * LANES], found[ROWS<C> * C * LANES];
         for (int64_t p = from; p < to; p++) {
             if (place) pack_transposed(at, p, W_hh, H, place, place + size);
             const operand *panel = place ? place : panels + p * size;
             groups(rows.count, ROWS<C>, [&](int64_t lo, int64_t hi) {
                 Rows some = part(rows, lo, hi);
-                expect(at.unit(p, 0), some);
+                if (W_ih) some.found = multiply_inputs<C>(p, some, found);
+                expect(p, some);
                 tile_of<C>(int(hi - lo), h + lo * ld, ld, panel, k_steps, sums);
                 finish_cell(p, some, sums, next + lo * ld);
             });
         }
     }
+    /* x W_ihᵀ + b of the rows, in `out`. */
+    template <int C> INLINE const real *multiply_inputs(int64_t p, Rows rows, real *out) const {
+        int64_t I = job->I;
+        tile_of<C>(int(rows.count), rows.x.first, rows.x.stride, W_ih + p * at.panel_size(I), ceil_div(I, PAIR), out);
+        for (int64_t r = 0; r < rows.count; r++)
+            FLATTEN for (int c = 0; c < C; c++) {
+                int64_t u = at.unit(p, c);
+                real *sums = out + (r * C + c) * LANES;
+                if (u < H) store(sums, load(sums) + load(bias + at.gate(c) * H + u, H - u));
+            }
+        return out;
+    }
+    /* Units [u, u + LANES) of a row, which may begin anywhere in a cache line. */
+    template <int WRITE> static INLINE void fetch(const real *row) {
+        __builtin_prefetch(row, WRITE);
+        __builtin_prefetch(row + LANES - 1, WRITE);
+    }
     /* What `finish` will read and write far from here, fetched while the product is found. */
-    INLINE void expect(int64_t u, Rows rows) const {
-        int64_t s = start_of(job, rows.t) + rows.b, kept = gates ? kept_of(job->cell) : 0;
+    INLINE void expect(int64_t p, Rows rows) const {
+        int64_t u = at.unit(p, 0), s = start_of(job, rows.t) + rows.b, kept = gates ? kept_of(job->cell) : 0;
         for (int64_t r = 0; r < rows.count; r++, s++) {
-            __builtin_prefetch(hs + (s + B) * H + u, 1);
-            if (cs) __builtin_prefetch(cs + s * C + u), __builtin_prefetch(cs + (s + B) * C + u, 1);
-            for (int64_t g = 0; g < kept; g++) __builtin_prefetch(gates + (s * kept + g) * H + u, 1);
+            for (int c = 0; !W_ih && c < at.vectors(); c++) fetch<0>(input(p, rows, r) + c * apart(rows));
+            fetch<1>(hs + (s + B) * H + u);
+            if (cs) fetch<0>(cs + s * C + u), fetch<1>(cs + (s + B) * C + u);
+            for (int64_t g = 0; g < kept; g++) fetch<1>(gates + (s * kept + g) * H + u);
         }
     }
 #ifndef HALF
@@ -201,7 +261,7 @@ struct Forward {
             int64_t there = here(t, b0, b1);
             if (rows > there) rows = there;
             while (rows > 0 && held(t, b0 + rows - 1)) rows--; /* the last rows have all ended */
-            if (rows > 0) advance({t, b0, rows, in}, h, next, 0, at.panels());
+            if (rows > 0) advance(rows_of(t, b0, rows, in), h, next, 0, at.panels());
             if (job->lengths)
                 for (int64_t b = b0; b < b1; b++)
                     if (held(t, b)) hold(t, b, h + (b - b0) * ld, next + (b - b0) * ld);
@@ -239,8 +299,9 @@ struct Forward {
     void run_together(int64_t threads, const real *in, operand *h, operand *next) const {
         start(0, B, h);
         for (int64_t t = 0; t < T; t++, in += B * in_stride) {
+            Rows rows = rows_of(t, 0, B, in);
             each(threads, threads, [&](int64_t i) {
-                advance({t, 0, B, in}, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads,
+                advance(rows, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads,
                         room ? room + i * room_of(at) : nullptr);
             });
             swap(h, next);
@@ -305,11 +366,11 @@ void line_up_all(Layout at, int64_t threads, const real *W, int64_t K, real *out
 /* in = x W_ihᵀ + bias, S rows, into rows of `stride`. */
 struct Projection {
     const Job *job;
+    const Layout at;
     const real *bias;
     int64_t threads;
     const int64_t M = gates_of(job->cell) * job->H, I = job->I;
     const real *W_ih = static_cast<const real *>(job->W_ih);
-    const Layout at{1, M};
 
     bool run(const real *xs, int64_t S, real *in, int64_t stride) const {
 #ifndef HALF
@@ -413,15 +474,17 @@ int forward(const Job *job) {
 
     int64_t many = few && job->T >= MANY_STEPS ? at.panels() * at.vectors() * LANES * ceil_div(H, LANES) * LANES : 0;
     bool once = !few && job->T == 1 && !job->lengths && !job->sizes, together = once || splits_units(job);
-    bool ahead = !job->ids && !few && !together && S > READ_ONCE;
+    bool late = !few && !once && multiplies_late(job), ahead = !job->ids && !few && !together && !late && S > READ_ONCE;
     Buffer<real> lined(many);
     Buffer<operand> panels(few || once ? 0 : at.size(H)), turned(few || once ? 0 : threads * LANES * padded(H));
-    Buffer<operand> room(once ? threads * Forward::room_of(at) : 0), W_ih(ahead ? Layout{1, M}.size(job->I) : 0);
+    Buffer<operand> room(once ? threads * Forward::room_of(at) : 0);
+    Buffer<operand> W_ih(late ? at.size(job->I) : ahead ? Layout{1, M}.size(job->I) : 0), late_xs(late ? job->B * padded(job->I) : 0);
     Buffer<real> bias(M), looked(job->ids ? (table ? names_of(job) : S) * M : 0);
-    Buffer<real> unwanted(!job->ids && !ahead && gated && !job->gates ? S * kept * H : 0);
+    Buffer<real> unwanted(!job->ids && !ahead && !late && gated && !job->gates ? S * kept * H : 0);
     int64_t blocks = together ? 1 : blocks_of(job), state = ceil_div(job->B, blocks) * padded(H);
     Buffer<operand> states(2 * blocks * state);
-    if (!lined.ok() || !room.ok() || !panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok())
+    if (!lined.ok() || !room.ok() || !panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok() ||
+        !late_xs.ok())
         return NO_MEMORY;
 
     real *hs = static_cast<real *>(job->hs), *gates = static_cast<real *>(job->gates);
@@ -434,19 +497,20 @@ int forward(const Job *job) {
 #endif
     if (panels.data)
         pack_all(at, threads, static_cast<const real *>(job->W_hh), H, panels.data, turned.data);
-    Projection inputs{job, bias.data, threads};
+    Projection inputs{job, late ? at : Layout{1, M}, bias.data, threads};
     /* Projected inputs wait where the results of the same step will overwrite them, unless they are found as they are wanted. */
     real *in = job->ids ? looked.data : !gated ? hs + job->B * H : gates ? gates : unwanted.data;
-    int64_t stride = job->ids || !gated || ahead ? M : kept * H;
-    const real *xs = static_cast<const real *>(job->E ? job->E : job->xs);
+    int64_t stride = late ? job->I : job->ids || !gated || ahead ? M : kept * H;
+    const real *xs = static_cast<const real *>(job->E ? job->E : job->xs), *read = late ? xs : in;
     if (job->ids && !job->E)
         look_up(job, threads, table ? nullptr : job->ids, table ? job->I : S, bias.data, in);
-    else if (!(ahead ? inputs.pack(W_ih) : inputs.run(xs, job->E ? job->V : S, in, stride)))
+    else if (!(late || ahead ? inputs.pack(W_ih) : inputs.run(xs, job->E ? job->V : S, in, stride)))
         return NO_MEMORY;
 
-    Forward run{job, at, panels.data, lined.data, room.data, table ? in : nullptr, stride, gates};
+    Forward run{job, at, panels.data, lined.data, room.data, table ? in : nullptr, stride, gates, late ? W_ih.data : nullptr,
+                bias.data, late_xs.data};
     if (together) {
-        run.run_together(once ? threads : job->threads, in, states.data, states.data + state);
+        run.run_together(once ? threads : job->threads, read, states.data, states.data + state);
         return OK;
     }
     std::atomic<bool> ok{true};
@@ -454,7 +518,7 @@ int forward(const Job *job) {
         int64_t b0 = job->B * i / blocks, b1 = job->B * (i + 1) / blocks;
         operand *h = states.data + 2 * i * state, *next = h + state;
         if (!ahead)
-            run.run_all(b0, b1, in, h, next);
+            run.run_all(b0, b1, read, h, next);
         else if (!run_ahead(run, bias.data, W_ih.data, b0, b1, h, next))
             ok = false;
     });

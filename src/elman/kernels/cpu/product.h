@@ -130,6 +130,19 @@ INLINE void pack_row(const real *from, int64_t n, operand *to) {
     for (int64_t k = 0; k < n; k += LANES) store_operand(to + k, load(from + k, n - k), LANES);
 }
 
+/* Rows of n reals as operands: where they lie, unless they must be rounded or would fall on the same cache lines. */
+struct Operands {
+    const operand *first;
+    int64_t stride;
+};
+INLINE Operands operands_of(const real *from, int64_t stride, int64_t rows, int64_t n, operand *room) {
+#ifndef HALF
+    if (stride * int64_t(sizeof(real)) % 2048) return {from, stride};
+#endif
+    for (int64_t r = 0; r < rows; r++) pack_row(from + r * stride, n, room + r * padded(n));
+    return {room, padded(n)};
+}
+
 /* Panels of W for x ↦ x Wᵀ. Panel p holds, for one block of units, a vector per gate (or, where
  * there is one gate, two neighbouring blocks): everything one tile needs to finish those units. */
 struct Layout {
@@ -358,18 +371,8 @@ struct Product {
             });
         }
     }
-    struct Rows {
-        const operand *x;
-        int64_t ld;
-    };
-    /* Columns [k, end) of rows of X: where they lie, unless they must be rounded or would fall on the same cache lines. */
-    Rows operands(int64_t first, int64_t rows, int64_t k, int64_t end, operand *scratch) const {
-        const real *from = X + first * x_stride + k;
-#ifndef HALF
-        if (x_stride * int64_t(sizeof(real)) % 2048) return {from, x_stride};
-#endif
-        for (int64_t s = 0; s < rows; s++) pack_row(from + s * x_stride, end - k, scratch + s * padded(end - k));
-        return {scratch, padded(end - k)};
+    Operands operands(int64_t first, int64_t rows, int64_t k, int64_t end, operand *scratch) const {
+        return operands_of(X + first * x_stride + k, x_stride, rows, end - k, scratch);
     }
     /* Sums that Y holds already into `sums`, or the places where they will go, fetched while they are found. */
     INLINE void begin(int rows, int64_t n, const real *y, real *sums, bool begun) const {
