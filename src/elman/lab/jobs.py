@@ -92,8 +92,12 @@ class Jobs:
 
     def begin(self, source: str, name: str, given: dict[str, Any], preset: str) -> str:
         """Ask for a training; what is wrong with it is said now. Returns its id."""
-        config, parts, _ = planned(given | {"source": source}, preset)
-        check_fits(config, parts)
+        options = presets.expand(preset, given | {"source": source})
+        presets.data(options)
+        presets.settings(options)
+        if not _is_long(source):
+            config, parts, _ = planned(given | {"source": source}, preset)
+            check_fits(config, parts)
         with self._mutex:
             id = self.shelf.free_id(name)
             folder = self.shelf.jobs / id
@@ -296,6 +300,17 @@ def _has_ended(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return bool(lines) and lines[-1].startswith(b'{"kind": "result"')
+
+
+LONG = 2**20
+"""Bytes of a text that is surely long enough, and takes a while to be cut into tokens."""
+
+
+def _is_long(source: str) -> bool:
+    try:
+        return Path(source).stat().st_size > LONG
+    except OSError:  # the name of a text that comes along
+        return False
 
 
 def _is_name(id: str) -> bool:
