@@ -42,15 +42,17 @@ const Variant *variant(int kind, int level) {
 
 namespace {
 
-/* A few blocks of memory between calls. Whoever finds it in use does without. */
+/* A few blocks of memory between calls, the newest. Whoever finds it in use does without. */
 struct Pool {
     static constexpr int BLOCKS = 32;
     static constexpr int64_t LEAST = 1 << 12, MOST = 64 << 20; /* bytes worth keeping, and kept in all */
     struct Block {
         void *memory;
         int64_t bytes;
+        uint64_t since;
     } blocks[BLOCKS];
     int64_t kept;
+    uint64_t puts;
     std::atomic_flag busy;
 
     void *take(int64_t bytes) {
@@ -66,23 +68,30 @@ struct Pool {
         busy.clear(std::memory_order_release);
         return found;
     }
-    /* Keeps the memory, in place of some other block if there is no room; returns what is to be freed. */
-    void *put(void *memory, int64_t bytes) {
-        if (bytes < LEAST || bytes > MOST / 2 || busy.test_and_set(std::memory_order_acquire)) return memory;
-        Block *place = &blocks[next++ % BLOCKS];
-        for (Block &b : blocks)
-            if (!b.memory) place = &b;
-        int64_t before = place->memory ? place->bytes : 0;
-        if (kept - before + bytes <= MOST) {
-            void *old = place->memory;
-            *place = {memory, bytes};
-            kept += bytes - before;
-            memory = old;
-        }
+    /* Keeps the memory in place of the oldest blocks, or frees it. */
+    void put(void *memory, int64_t bytes) {
+        if (bytes < LEAST || bytes > MOST / 2 || busy.test_and_set(std::memory_order_acquire)) return free(memory);
+        Block *place = make_room(bytes);
+        *place = {memory, bytes, puts++};
+        kept += bytes;
         busy.clear(std::memory_order_release);
-        return memory;
     }
-    unsigned next;
+
+  private:
+    Block *make_room(int64_t bytes) {
+        for (;;) {
+            Block *empty = nullptr, *oldest = nullptr;
+            for (Block &b : blocks)
+                if (!b.memory)
+                    empty = &b;
+                else if (!oldest || b.since < oldest->since)
+                    oldest = &b;
+            if (empty && kept + bytes <= MOST) return empty;
+            free(oldest->memory);
+            kept -= oldest->bytes;
+            oldest->memory = nullptr;
+        }
+    }
 };
 
 Pool pool;
@@ -99,7 +108,7 @@ void *borrow(int64_t bytes) {
 
 void give_back(void *memory, int64_t bytes) {
 #ifndef __SANITIZE_ADDRESS__
-    memory = pool.put(memory, bytes);
+    return pool.put(memory, bytes);
 #endif
     free(memory);
 }
