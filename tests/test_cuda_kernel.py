@@ -625,7 +625,8 @@ def test_on_a_gpu_groups_that_are_not_all_there_at_once_are_refused(partners, mo
     far_plan(monkeypatch, 8, partners)
     chosen = cuda.plan_for(named("lstm"), "backward", 384, 2, 8, 0)
     assert chosen is not None
-    groups = cuda.machine(0).clusters[1] // chosen.cluster + 1
+    most = 32  # blocks on one SM, however small they are
+    groups = most * cuda.machine(0).clusters[1] // chosen.cluster + 1
     launch = cuda.prepared(chosen, cuda.BF16, chosen.rows * groups, 0, 17)
     with pytest.raises(WorkFailed, match="cooperative"):
         launch(torch.cuda.current_stream().cuda_stream, [0] * 17)
@@ -784,6 +785,8 @@ def test_on_a_gpu_gradients_may_begin_at_any_address(carry, monkeypatch):
 @pytest.mark.parametrize("hidden", [701, 1135])
 def test_on_a_gpu_stacks_of_wider_layers_are_cudnns(hidden, kind, dtype):
     """Two layers: the second reads the first's units and none that were added."""
+    if dtype == torch.float32 and kind is not nn.RNN and hidden == 1135:
+        pytest.skip("no GPU holds so many gates of float32")
     torch.manual_seed(0)
     rnn = kind(12, hidden, 2, device="cuda", dtype=dtype)
     xs = torch.randn(7, 33, 12, device="cuda", dtype=dtype, requires_grad=True)
