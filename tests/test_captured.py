@@ -56,7 +56,7 @@ class PaperRecorder:
     def __init__(self):
         self.timed, self.times = 0, (200.0, 100.0)
 
-    def microseconds(self, work):
+    def microseconds(self, work, before=0.0):
         work()
         self.timed += 1
         return self.times[(self.timed + 1) % 2]
@@ -284,6 +284,26 @@ def test_what_takes_longer_captured_is_not(paper):
         twin(x)
     assert twin.made
     assert twin.made[0].kind.keep
+
+
+@pytest.mark.parametrize(("host", "gpu", "expected"), [(100, 60, 120), (30, 60, 60), (50, 60, 70)])
+def test_what_python_takes_before_a_call_counts_where_the_gpu_waits_for_it(
+    host, gpu, expected, monkeypatch
+):
+    clock, busy_until = [0.0], [0.0]
+
+    def work():
+        clock[0] += host * 1e-6
+        busy_until[0] = max(busy_until[0], clock[0]) + gpu * 1e-6
+
+    def synchronize():
+        clock[0] = max(clock[0], busy_until[0])
+
+    monkeypatch.setattr(graphs.time, "perf_counter", lambda: clock[0])
+    recorder = mock.Mock(stream=mock.Mock(synchronize=synchronize))
+    found = graphs.Recorder.microseconds(recorder, work, before=20)
+    tail = max(host, gpu) / graphs.CALLS  # until the last of few calls is done
+    assert expected - 0.1 <= found <= expected + tail + 0.1
 
 
 def off(launch):

@@ -74,7 +74,7 @@ def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bo
     return _once((whole, device, settings(whole.dtype)), job) in WHOLE
 
 
-def settings(dtype: torch.dtype) -> Hashable:
+def settings(dtype: torch.dtype) -> tuple[Hashable, ...]:
     """What else a choice depends on: the environment and torch's switches."""
     float32 = precision() if dtype is torch.float32 else None
     named, capture = _ENVIRONMENT.get(_NAMED), _ENVIRONMENT.get(_CAPTURE)

@@ -196,7 +196,7 @@ class Module(LongWay):
         if not self._asks_torch(input) or input.dim() != 3 or self._cuts(input):
             return None
         kind = self._kind(input, state)
-        return None if kind is None else (input.shape, kind)
+        return None if kind is None else (input.shape, *kind)
 
     def _packed_key(self, input: PackedSequence, state: Sequence[Tensor] | None) -> Hashable:
         """The same for rows of different lengths: how many, how long, but not which."""
@@ -204,24 +204,28 @@ class Module(LongWay):
         if not data.is_cuda or data.dim() != 2 or self._chunks is not None:
             return None
         kind = self._kind(data, state)
-        return None if kind is None else (sizes.shape[0], int(sizes[0]), data.shape[1], kind)
+        return None if kind is None else (sizes.shape[0], int(sizes[0]), data.shape[1], *kind)
 
-    def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
-        """The part of a key that is not the input's shape."""
+    def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> tuple[Hashable, ...] | None:
+        """The part of a key that is not the input's shape: one flat tuple, found soon."""
         if torch.compiler.is_compiling() or traced.listening() or forward_ad._current_level >= 0:
             return None
-        if not (state is None or are_tensors(state)):
-            return None
-        cast = torch.get_autocast_dtype(input.device.type) if is_cast(input.device) else None
-        if cast is not None and not self._torch_casts(input):
-            return None
+        cast = None
+        if torch._C._is_any_autocast_enabled() and is_cast(input.device):
+            cast = torch.get_autocast_dtype(input.device.type)
+            if not self._torch_casts(input):
+                return None
         if self.dropout and self.training and whole.recomputes():
             return None
-        dtype = input.dtype
-        states = None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
-        return dtype, input.device, states, self._mode(input), cast, settings(dtype)
+        kind = [input.dtype, input.device, cast, *self._mode(input), *settings(input.dtype)]
+        if state is not None:
+            if not are_tensors(state):
+                return None
+            for s in state:
+                kind += s.shape, s.dtype, s.device
+        return tuple(kind)
 
-    def _mode(self, input: Tensor) -> Hashable:
+    def _mode(self, input: Tensor) -> tuple[Hashable, ...]:
         return torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad
 
     def _torch_casts(self, input: Tensor) -> bool:
@@ -275,7 +279,8 @@ class Module(LongWay):
         if not input.is_floating_point() or self._first_weight().dtype != torch.float32:
             return False
         dtype = torch.get_autocast_dtype(input.device.type)
-        key = dtype, input.shape, input.device, self._mode(input), settings(torch.float32)
+        mode = *self._mode(input), *settings(torch.float32)
+        key = input.shape, dtype, input.device, *mode
         how = self._settled.get(key)
         if how is None:
             narrow = self._job(self._inputs(*self._time_first(input, state)))

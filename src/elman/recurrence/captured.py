@@ -37,8 +37,10 @@ FEW = 4
 """Calls of one kind that run as they are: to record one costs as much as several of these."""
 SIDE_BY_SIDE = 4
 """Recordings of one kind, for calls whose backward passes are yet to come."""
-SURELY, BY_AUTOGRAD = 0.9, 200.0
+SURELY, BY_AUTOGRAD = 0.95, 200.0
 """How much shorter a captured call must be; microseconds of autograd that it saves at least."""
+AS_IT_IS, AS_RECORDED = 20.0, 35.0
+"""Microseconds of Python in a module's call before either is begun (an H200's host)."""
 MOST, MOST_LARGE = 64, 8
 """Recordings of all modules together, and of how many of the `largest` they may take the memory.
 
@@ -113,9 +115,9 @@ class Recording:
             self.inputs, self.outputs = [self.x, *self.state], [ys, *last]
             aside, given = self.recorder.number, [x, *state]
             self.as_it_was = self.recorder.microseconds(
-                lambda: way.uncaptured_call(x, state, weights)
+                lambda: way.uncaptured_call(x, state, weights), AS_IT_IS
             )
-            self.captured = self.recorder.microseconds(lambda: self.run(given, aside))
+            self.captured = self.recorder.microseconds(lambda: self.run(given, aside), AS_RECORDED)
             ys, last, _ = way.forward(x, state or self.first, weights, keep)
             check_bits(self.run(given, aside), [ys, *last])
         self.nbytes = self.memory.nbytes()
