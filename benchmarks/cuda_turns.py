@@ -66,7 +66,7 @@ class Loop:
 def plans(cell: str, size: int, batch: int) -> list[Plan]:
     """The cheapest plan without turns, if any fits, then all with."""
     every = list(pair_plans(named(cell), "forward", size, 2, batch, machine(0)))
-    alone = [p for p in every if p.turns == 1]
+    alone = [p for p in every if p.turns == 1 and not p.joined]  # which adds up in another order
     cheapest = sorted(alone, key=lambda p: p.far_microseconds(batch))[:1]
     return cheapest + [p for p in every if p.turns > 1]
 

@@ -228,10 +228,27 @@ def test_pairs_read_the_whole_vector_and_are_all_there_at_once(cell, size, data)
             assert p.warpgroups <= 2
         assert p.hidden >= size > p.hidden - 2 * p.units  # no pair without units
         assert 2 * p.k_tiles * 16 >= size  # the halves are all of it
-        assert 64 * p.warpgroups * p.m_tiles >= 2 * p.m  # and so are the rows of both
         assert 0 < p.held <= p.k_tiles // 4
-        assert p.stages <= p.k_tiles // 4 <= 32
+        if p.joined:
+            assert p.direction == "forward"
+            assert p.warpgroups == 2
+            assert 64 * p.m_tiles >= p.m
+            assert p.stages == 2 * p.k_tiles // 4 <= 32  # of both halves, a lane for each
+            assert size > p.hidden - p.units  # no block without units
+        else:
+            assert 64 * p.warpgroups * p.m_tiles >= 2 * p.m  # and so are the rows of both
+            assert p.stages <= p.k_tiles // 4 <= 32
         assert p.shared_bytes <= HOPPER.shared_bytes
+
+
+def test_partners_share_the_vector_where_it_fits_both():
+    for cell, size, joined in (("lstm", 1024, True), ("gru", 1024, True), ("lstm", 2048, False)):
+        chosen = plan.cheapest(named(cell), "forward", size, 2, 64, HOPPER)
+        assert chosen is not None
+        assert chosen.paired
+        assert chosen.joined == joined
+    every = [*plan.pair_plans(named("tanh"), "forward", 1024, 2, 64, HOPPER)]
+    assert not any(p.joined for p in every)  # one gate alone: others are faster
 
 
 @given(cell=st.sampled_from(["gru", "lstm", "tanh"]), size=st.integers(17, 260), data=st.data())
@@ -494,11 +511,15 @@ def far_plan(
     hopper: bool = False,
     straight: bool = False,
     turns: int = 1,
+    joined: bool = False,
 ) -> None:
     """Have layers that would fit a cluster run by far groups, in teams of `partners` backward.
 
     As many rows, and turns of a group, as that; or the nearest that fit and are wanted.
     """
+
+    def distance(p):
+        return p.joined != joined, abs(p.turns - turns), abs(p.rows - rows)
 
     def chosen(cell, direction, size, element, batch, device):
         here, heads = cuda.machine(max(device, 0)), max(cell.heads, 1)
@@ -514,7 +535,7 @@ def far_plan(
         else:
             every = plan.far_plans(cell, direction, size, element, batch, here, heads)
         found = [p for p in every if p.partners == partners or not p.spread]
-        return min(found, key=lambda p: (abs(p.turns - turns), abs(p.rows - rows)))
+        return min(found, key=distance)
 
     monkeypatch.setattr(cuda, "plan_for", chosen)
 
@@ -560,13 +581,24 @@ def on_hopper() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("rows", "partners", "turns"),
-    [(8, 8, 1), (16, 1, 1), (32, 2, 1), (64, 3, 1), (32, 2, 2), (64, 2, 2), (32, 2, 4)],
+    ("rows", "partners", "turns", "joined"),
+    [
+        (8, 8, 1, False),
+        (16, 1, 1, False),
+        (32, 2, 1, False),
+        (64, 3, 1, False),
+        (32, 2, 2, False),
+        (64, 2, 2, False),
+        (32, 2, 4, False),
+        (16, 4, 1, True),
+        (32, 2, 1, True),
+        (64, 2, 1, True),
+    ],
 )
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
-def test_on_a_hopper_gpu_pairs_and_teams_are_right(partners, rows, turns, monkeypatch):
-    far_plan(monkeypatch, rows, partners, hopper=True, turns=turns)
+def test_on_a_hopper_gpu_pairs_and_teams_are_right(partners, rows, turns, joined, monkeypatch):
+    far_plan(monkeypatch, rows, partners, hopper=True, turns=turns, joined=joined)
     todo = [
         check.Case("lstm", torch.bfloat16, 7, 37, 384, 16, lengths=True, xi=2),
         check.Case("gru", torch.float16, 6, 9, 400, 16, xi=1),
@@ -592,12 +624,14 @@ def test_on_a_hopper_gpu_a_one_gate_layer_goes_back_in_pairs(rows, monkeypatch):
     assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
 
 
-@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize(("turns", "joined"), [(1, False), (1, True), (2, False)])
 @pytest.mark.parametrize("bits", [0x7FC0, 0xFFFF])  # 0xFFFF twice is what means "not stored yet"
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
-def test_on_a_hopper_gpu_a_users_nan_stays_in_its_row_and_hangs_nothing(bits, turns, monkeypatch):
-    far_plan(monkeypatch, 32, 2, hopper=True, turns=turns)
+def test_on_a_hopper_gpu_a_users_nan_stays_in_its_row_and_hangs_nothing(
+    bits, turns, joined, monkeypatch
+):
+    far_plan(monkeypatch, 32, 2, hopper=True, turns=turns, joined=joined)
     torch.manual_seed(0)
     rnn = nn.LSTM(16, 512, device="cuda", dtype=torch.bfloat16)
     xs = torch.randn(6, 33, 16, device="cuda").to(torch.bfloat16)

@@ -53,10 +53,9 @@ class Ready(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the steps of one layer read: W_hh, biases, and a described cell's own numbers."""
+    """What the steps of one layer read: W_hh, a bias, and a described cell's own numbers."""
 
     W_hh: int  # its address
-    bias: Tensor | None
     bias_apart: Tensor | None
     own: Sequence[Tensor | None]
 
@@ -137,30 +136,31 @@ class Prepared:
             with torch.cuda.device(self.device):
                 return self.forward(xs, first, weights, keep, masks, lengths)
         steps, rows, hidden = self.steps, self.rows, self.hidden
-        first = [dense(s) for s in first]
-        last = [
-            torch.empty((self.layers, rows, width), dtype=self.dtype, device=self.device)
-            for width in self.widths
-        ]
-        sizes = [rows * width * self.dtype.itemsize for width in self.widths]
-        befores = [s.data_ptr() for s in first] or [0] * self.states
-        afters = [s.data_ptr() for s in last]
         each = len(weights) // self.layers
         own = [weights[i : i + each] for i in range(0, len(weights), each)]
-        before = [_layer_of(befores, sizes, layer) for layer in range(self.layers)]
-        after = [_layer_of(afters, sizes, layer) for layer in range(self.layers)]
-        xs = xs.reshape(steps * rows, -1)
         with large_products(self.dtype):
+            # before anything else is prepared: until then the GPU has nothing to do
+            shares = self._shares(xs.reshape(steps * rows, -1), own[0])
+            first = [dense(s) for s in first]
+            last = [
+                torch.empty((self.layers, rows, width), dtype=self.dtype, device=self.device)
+                for width in self.widths
+            ]
+            sizes = [rows * width * self.dtype.itemsize for width in self.widths]
+            befores = [s.data_ptr() for s in first] or [0] * self.states
+            afters = [s.data_ptr() for s in last]
+            before = [_layer_of(befores, sizes, layer) for layer in range(self.layers)]
+            after = [_layer_of(afters, sizes, layer) for layer in range(self.layers)]
             if self.forward_launch.schedule is not None:
-                traces = self._beside(xs, before, after, own, keep)
+                traces = self._beside(shares, before, after, own, keep)
             else:
-                traces = self._one_by_one(xs, before, after, own, keep, masks, lengths)
+                traces = self._one_by_one(shares, before, after, own, keep, masks, lengths)
         ys = traces[-1].hs[rows:]
         return ys.view(steps, rows, hidden), tuple(last), traces
 
     def _one_by_one(
         self,
-        xs: Tensor,
+        shares: Tensor,
         before: list[list[int]],
         after: list[list[int]],
         weights: list[Sequence[Tensor]],
@@ -168,23 +168,25 @@ class Prepared:
         masks: Sequence[Tensor],
         lengths: Tensor | None,
     ) -> list[Kept]:
-        """Layer by layer; `before` and `after` are addresses of their first and last states."""
+        """Layer by layer, from the first one's shares on.
+
+        `before` and `after` are addresses of their first and last states.
+        """
         traces = list[Kept]()
         for w, first, last in zip(weights, before, after, strict=True):
-            given = self._given(w)
-            shares = self._shares(xs, w, given) if not traces else linear(xs, w[0], given.bias)
-            kept = self._room(shares, keep)
+            if traces:
+                xs = self._above(traces[-1], masks, len(traces) - 1)
+                shares = linear(xs, w[0], self._bias(w))
+            given, kept = self._given(w), self._room(shares, keep)
             tracks, until = self._places(kept), _address(lengths)
             words = self._words(given, shares, tracks, first, last, self.steps, until)
             self.forward_launch.launch(self._stream(), words)
             traces.append(kept)
-            if len(traces) < self.layers:
-                xs = self._above(kept, masks, len(traces) - 1)
         return traces
 
-    def _shares(self, xs: Tensor, weights: Sequence[Tensor], given: Given) -> Tensor:
+    def _shares(self, xs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The input's share of the first layer's gates."""
-        shares = linear(xs, weights[0], given.bias)
+        shares = linear(xs, weights[0], self._bias(weights))
         if self.own < self.hidden:  # where an infinite input has met a weight of 0
             shares.unflatten(-1, (self.cell.gates, -1))[..., self.own :] = 0
         return shares
@@ -196,7 +198,7 @@ class Prepared:
 
     def _beside(
         self,
-        xs: Tensor,
+        whole: Tensor,
         before: list[list[int]],
         after: list[list[int]],
         weights: list[Sequence[Tensor]],
@@ -207,8 +209,7 @@ class Prepared:
         assert schedule is not None
         rows, side, stream = self.rows, lanes(self.device.index), self._stream()
         part = schedule.steps * rows
-        given = [self._given(w) for w in weights]
-        whole = self._shares(xs, weights[0], given[0])
+        given, biases = [self._given(w) for w in weights], [None, *map(self._bias, weights[1:])]
         traces = [self._room(whole, keep) for _ in weights]
         shares_of_first = whole.split(part)
         below = [kept.hs[rows:].split(part) for kept in traces]
@@ -217,7 +218,7 @@ class Prepared:
         def shares_at(layer: int, piece: int) -> Tensor:
             if layer == 0:
                 return shares_of_first[piece]
-            return linear(below[layer - 1][piece], weights[layer][0], given[layer].bias)
+            return linear(below[layer - 1][piece], weights[layer][0], biases[layer])
 
         ahead = dict[At, Tensor]()
         for slot, meanwhile in schedule.slots():
@@ -259,8 +260,7 @@ class Prepared:
         ]
 
     def _given(self, weights: Sequence[Tensor]) -> Given:
-        bias, apart = self._biases(weights)
-        return Given(weights[1].data_ptr(), bias, apart, self._own(weights))
+        return Given(weights[1].data_ptr(), self._bias_apart(weights), self._own(weights))
 
     def _words(
         self,
@@ -290,17 +290,18 @@ class Prepared:
             self.rows,
         )
 
-    def _biases(self, weights: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """What is added to the input's share, and what a gru's n adds to W h."""
+    def _bias(self, weights: Sequence[Tensor]) -> Tensor | None:
+        """What is added to the input's share."""
         if not self.biased:
-            return None, None
+            return None
         b_ih, b_hh = weights[2], weights[3]
-        if self.summed is None:
-            return b_ih + b_hh, None
-        if isinstance(self.cell, Described):  # the rest is among its numbers
-            return torch.addcmul(b_ih, b_hh, self.summed), None
-        apart = b_hh[-len(self.cell.apart) * self.hidden :]
-        return torch.addcmul(b_ih, b_hh, self.summed), dense(apart.to(self.wide))
+        return b_ih + b_hh if self.summed is None else torch.addcmul(b_ih, b_hh, self.summed)
+
+    def _bias_apart(self, weights: Sequence[Tensor]) -> Tensor | None:
+        """What a gru's n adds to W h; a described cell has it among its numbers."""
+        if self.summed is None or isinstance(self.cell, Described):
+            return None
+        return dense(weights[3][-len(self.cell.apart) * self.hidden :].to(self.wide))
 
     def _own(self, weights: Sequence[Tensor]) -> list[Tensor | None]:
         """What a described cell is given besides."""

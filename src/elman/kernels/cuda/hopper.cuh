@@ -106,6 +106,12 @@ DEVICE void start_box(u32 to, const TensorMap* map, int column, int row, int ste
                  "r"(row), "r"(step), "r"(mailbox) : "memory");
 }
 
+// The same in both blocks of a cluster of two.
+DEVICE void start_box_for_both(u32 to, const TensorMap* map, int column, int row, int step, u32 mailbox) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to), "l"(map), "r"(column),
+                 "r"(row), "r"(step), "r"(mailbox), "h"((unsigned short)3) : "memory");
+}
+
 // Copies a block of this shared memory to another's and reports its bytes there.
 DEVICE void send_block(u32 to, u32 from, u32 bytes, u32 mailbox) {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes), "r"(mailbox) : "memory");

@@ -7,6 +7,9 @@
 //     multiply    wgmma, 64 rows of W to a tile, in registers as far as they reach, then in shared memory
 //     swap        sums of the partner's rows go to the partner, in one copy
 //
+// Or (JOINED, forward) each multiplies its own rows with the whole vector, of which each has one half brought to both: then
+// nothing is swapped, and the two warpgroups, each with every second chunk, have their sums added up.
+//
 // So an SM reads half of what far.cuh reads, and with a few instructions. A value that was not stored yet when its chunk
 // was copied is EMPTY, a NaN, and makes a NaN of every sum of its row: only where there is one has anybody to look closer.
 // (Stores and the engine's reads meet in L2. Nothing orders them, nor has to: what was read says itself whether it is new.)
@@ -33,7 +36,8 @@ constexpr int FIRST_THREAD = TURNS > 1 ? THREADS : 0, MULTIPLYING = 128 * WARPGR
 DEVICE u32 multiplier() { return threadIdx.x - FIRST_THREAD; }
 static_assert(LAUNCHED == (TURNS > 1 ? THREADS + MULTIPLYING + 128 : THREADS), "the plan counts as the kernel does");
 constexpr int OWN_M = TRANSPOSED ? UNITS : GATES * UNITS;                       // rows of W that make a block's own units
-constexpr int M_TILES = (2 * OWN_M + 64 * WARPGROUPS - 1) / (64 * WARPGROUPS);  // of 64 rows, of one warpgroup
+constexpr int ALL_M = JOINED ? OWN_M : 2 * OWN_M;                               // that it multiplies
+constexpr int M_TILES = JOINED ? (ALL_M + 63) / 64 : (ALL_M + 64 * WARPGROUPS - 1) / (64 * WARPGROUPS);  // of 64 rows, of one warpgroup
 constexpr int CHUNK = 128 / BYTES;                                              // elements of a row: what a swizzle spans
 constexpr int CHUNKS = (SIZE + 2 * CHUNK - 1) / (2 * CHUNK);                    // of a half
 constexpr int K_STEPS = 4;                                                      // of a chunk: 32 bytes each
@@ -41,12 +45,14 @@ constexpr int SHARED_CHUNKS = CHUNKS - REGISTER_CHUNKS;
 constexpr int PRODUCERS = (CHUNK - 2) / UNITS + 2 > CLUSTER ? CLUSTER : (CHUNK - 2) / UNITS + 2;  // blocks that make a chunk, at most
 
 static_assert(BYTES == 2 && HEADS == 1 && PARTNERS == 2 && CLUSTER % 2 == 0, "half precision, whole pairs");
+static_assert(!JOINED || !TRANSPOSED && TURNS == 1 && WARPGROUPS == 2 && STAGES == 2 * CHUNKS && STAGES <= 32, "a place and a lane for every chunk of both halves");
+static_assert(!JOINED || (CLUSTER - 1) * UNITS < SIZE, "no block without units, by which it says that it has done with a vector");
 static_assert(TRANSPOSED == 0 || GATES == 1, "one value per unit is read");
 static_assert(TURNS == 1 || CHUNKS == STAGES || CHUNKS % STAGES == 0 && STAGES >= 5, "places are used equally often; see ask_in_turns");
-static_assert(REGISTER_TILES == REGISTER_CHUNKS * K_STEPS * M_TILES && STAGES <= CHUNKS && CHUNKS <= 32, "a lane asks for a chunk");
+static_assert(REGISTER_TILES == REGISTER_CHUNKS * K_STEPS * M_TILES && (JOINED || STAGES <= CHUNKS) && CHUNKS <= 32, "a lane asks for a chunk");
 
 // ---- the shared memory of a block: mailboxes, chunks' barriers; chunks; tiles of W; sums: own, to send, twice received
-// (in turns: twice each, and a chunk's place more); the ring -------------------------------------------------------------
+// (in turns: twice each, and a chunk's place more; joined: both warpgroups', twice); the ring -------------------------------------------------------------
 
 constexpr int CHUNK_BYTES = ROWS * 128;
 constexpr int PARTIAL_PITCH = OWN_M + 4;  // floats
@@ -82,46 +88,59 @@ DEVICE constexpr int uses(int chunk) { return (CHUNKS - chunk % STAGES + STAGES 
 DEVICE u32 parity_of_full(int chunk, int n) { return (n * uses(chunk) + chunk / STAGES) % 2; }
 DEVICE u32 parity_of_free(int chunk, int n) { return (n * (uses(chunk) - 1) + chunk / STAGES) % 2; }
 
-// The first element of the half that a block multiplies.
+// The first element of the half that a block multiplies, or has brought for both.
 DEVICE int half_of(int rank) { return rank % 2 * CHUNKS * CHUNK; }
 
-// The word with columns k and k + 1 of the half, of row m: first the first partner's rows, gate by gate, then the second's.
+// The n-th chunk that a warpgroup multiplies, counted from its first: where partners share the vector every second one, of
+// both halves in turn, as they come.
+DEVICE constexpr int nth_chunk(int n) { return JOINED ? (n % 2 * ((CHUNKS + 1) / 2) + n / 2) * 2 : n; }
+DEVICE int first_chunk(int group) { return JOINED ? group : 0; }
+
+// The word with columns k and k + 1 of the half, of row m: first the first partner's rows, gate by gate, then the second's;
+// or of the whole, of the block's own rows.
 DEVICE u32 weight_word(const char* W, int rank, int m, int k) {
-    const int gate = m % OWN_M / UNITS, i = (rank / 2 * 2 + m / OWN_M) * UNITS + m % UNITS;
-    auto element = [&](int k) { return m >= 2 * OWN_M || i >= SIZE || k >= SIZE ? 0 : TRANSPOSED ? weight(W, 0, k, i) : weight(W, gate, i, k); };
-    k += half_of(rank);
+    const int gate = m % OWN_M / UNITS, i = (JOINED ? rank : rank / 2 * 2 + m / OWN_M) * UNITS + m % UNITS;
+    auto element = [&](int k) { return m >= ALL_M || i >= SIZE || k >= SIZE ? 0 : TRANSPOSED ? weight(W, 0, k, i) : weight(W, gate, i, k); };
+    if (!JOINED) k += half_of(rank);
     return element(k) | element(k + 1) << 16;
 }
 
 DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
-    const int lane = threadIdx.x % 32, warp = multiplier() / 32, m0 = warp / 4 * M_TILES * 64 + warp % 4 * 16;
+    const int lane = threadIdx.x % 32, warp = multiplier() / 32, m0 = (JOINED ? 0 : warp / 4 * M_TILES * 64) + warp % 4 * 16;
+    auto column_of = [&](int group, int n) { return (nth_chunk(n) + first_chunk(group)) * CHUNK; };
 #pragma unroll
     for (int i = 0; i < REGISTER_TILES; i++)
-        load_tile(A.tile[i], lane, [&](int row, int column) { return weight_word((const char*)W, rank, m0 + i % M_TILES * 64 + row, i / M_TILES * (CHUNK / K_STEPS) + column); });
+        load_tile(A.tile[i], lane, [&](int row, int column) {
+            return weight_word((const char*)W, rank, m0 + i % M_TILES * 64 + row, column_of(warp / 4, i / M_TILES / K_STEPS) + i / M_TILES % K_STEPS * (CHUNK / K_STEPS) + column);
+        });
     for (int i = multiplier(); i < SHARED_CHUNKS * WARPGROUPS * M_TILES * 512; i += MULTIPLYING) {  // 16 bytes each, swizzled
-        const int tile = i / 512, row = i / 8 % 64, piece = i % 8, chunk = REGISTER_CHUNKS + tile / (WARPGROUPS * M_TILES);
+        const int tile = i / 512, row = i / 8 % 64, piece = i % 8, chunk = REGISTER_CHUNKS + tile / (WARPGROUPS * M_TILES), m = tile % (WARPGROUPS * M_TILES);
         u32 w[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) w[j] = weight_word((const char*)W, rank, tile % (WARPGROUPS * M_TILES) * 64 + row, chunk * CHUNK + (piece * 4 + j) * 4 / BYTES);
+        for (int j = 0; j < 4; j++) w[j] = weight_word((const char*)W, rank, (JOINED ? m % M_TILES : m) * 64 + row, column_of(m / M_TILES, chunk) + (piece * 4 + j) * 4 / BYTES);
         store_words(shared + WEIGHTS_AT + tile * 8192 + row * 128 + (piece ^ row % 8) * 16, w);
     }
     order_before_engines();
 }
 
-// Whether one value of every block that makes a chunk is stored, of the last item of its busiest warp: so, most likely,
-// are all.
-DEVICE bool seems_stored(int chunk, int rank, const Exchange& from) {
-    const int first = half_of(rank) + chunk * CHUNK, last = min(first + CHUNK, SIZE) - 1, block = first / UNITS;
-    if (first >= SIZE) return true;
+// Whether one value of each of these blocks, PRODUCERS at most, is stored, of the last item of its busiest warp: so, most
+// likely, are all.
+DEVICE bool seem_stored(int first, int last, const Exchange& from) {
     constexpr int ROW = (ITEMS - 1) * THREADS / (UNITS / WIDE);
     const char* row = from.vectors + min(ROW, from.rows - 1) * from.pitch;
     u32 w[PRODUCERS][1];
 #pragma unroll
-    for (int p = 0; p < PRODUCERS; p++) load_words_past_l1(w[p], row + (i64)min(block + p, last / UNITS) * (UNITS * BYTES));
+    for (int p = 0; p < PRODUCERS; p++) load_words_past_l1(w[p], row + (i64)min(first + p, last) * (UNITS * BYTES));
     bool all = true;
 #pragma unroll
     for (int p = 0; p < PRODUCERS; p++) all &= !any_empty(w[p]);
     return all;
+}
+
+// The same of those blocks that make a chunk of the half.
+DEVICE bool seems_stored(int chunk, int rank, const Exchange& from) {
+    const int first = half_of(rank) + chunk * CHUNK, last = min(first + CHUNK, SIZE) - 1;
+    return first >= SIZE || seem_stored(first / UNITS, last / UNITS, from);
 }
 
 DEVICE void start_chunk(int chunk, int rank, const Exchange& from) {
@@ -129,16 +148,45 @@ DEVICE void start_chunk(int chunk, int rank, const Exchange& from) {
     start_box(stage(chunk), from.map, half_of(rank) + chunk * CHUNK, from.first_row, from.time, full(chunk));
 }
 
+// Cycles from a block's own values to its first look for the others': they cannot be there sooner, and looks keep L2 from
+// storing. In two turns looking begins during the one before; of 16 chunks, or more turns, any rest makes a step longer.
+constexpr int REST = TURNS > 1 ? (TURNS == 2 && CHUNKS < 16 ? 900 : 0) : ROWS < 32 ? (JOINED ? 300 : 0) : JOINED ? 600 : 300;
+
+#if JOINED
+// Has the half brought to both partners: the first warp asks for it, each lane for a chunk, and expects what the partner sends.
+// Nothing goes to the partner before it has stored a value of the step, and so has done with the vector before.
+DEVICE void start_stream(int rank, const Exchange& from) {
+    if (threadIdx.x >= 32) return;
+    const int lane = threadIdx.x, chunk = rank % 2 * CHUNKS + lane, column = chunk * CHUNK;
+    const bool makes = lane < CHUNKS && column < SIZE;
+    const int first = makes ? column / UNITS : rank ^ 1, last = makes ? (min(column + CHUNK, SIZE) - 1) / UNITS : rank ^ 1;
+    const long long start = clock64();
+    rest(REST);
+    while (!__all_sync(~0u, seem_stored(first, last, from))) lose_patience(start);
+    if (lane < STAGES) mailbox_expect(full(lane), CHUNK_BYTES);
+    if (lane < CHUNKS) start_box_for_both(stage(chunk), from.map, column, from.first_row, from.time, full(chunk));
+    __syncwarp();
+}
+
+// Has all of it brought, here alone.
+DEVICE void start_again(const Exchange& from) {
+    if (threadIdx.x >= STAGES) return;
+    mailbox_expect(full(threadIdx.x), CHUNK_BYTES);
+    start_box(stage(threadIdx.x), from.map, threadIdx.x * CHUNK, from.first_row, from.time, full(threadIdx.x));
+}
+#else
 // Has the half brought, as far as there is room: the first warp asks for it, each lane for a chunk.
 DEVICE void start_stream(int rank, const Exchange& from) {
     if (threadIdx.x >= 32) return;
     if (threadIdx.x < CHUNKS) {
         const long long start = clock64();
+        if (REST > 0) rest(REST);
         while (!seems_stored(threadIdx.x, rank, from)) lose_patience(start);
         if (threadIdx.x < STAGES) start_chunk(threadIdx.x, rank, from);
     }
     __syncwarp();
 }
+#endif
 
 DEVICE void no_sums(float (&d)[M_TILES][ROW_TILES][4]) {
 #pragma unroll
@@ -166,13 +214,13 @@ DEVICE void add_chunk(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int ch
 // d = (its tiles of W) x (the half of the vectors), multiplication n.
 DEVICE void multiply(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int n, int rank, const Exchange& from) {
     const int lane = threadIdx.x % 32, warp = multiplier() / 32;
-    const Operand vector = Operand::swizzled(shared + STAGES_AT), tiles = Operand::swizzled(shared_tile(warp / 4));
+    const Operand vector = Operand::swizzled(shared + STAGES_AT + first_chunk(warp / 4) * CHUNK_BYTES), tiles = Operand::swizzled(shared_tile(warp / 4));
     no_sums(d);
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        mailbox_wait_here(full(chunk), parity_of_full(chunk, n));
+        mailbox_wait_here(full(nth_chunk(chunk) + first_chunk(warp / 4)), JOINED ? n % 2 : parity_of_full(chunk, n));
         sums_begin();
-        add_chunk(d, A, chunk, chunk % STAGES, vector, tiles);
+        add_chunk(d, A, chunk, nth_chunk(chunk) % STAGES, vector, tiles);
         sums_commit();
         if (TURNS > 1 ? chunk > 0 : STAGES < CHUNKS && chunk > 0 && chunk - 1 + STAGES < CHUNKS) {  // the place of the chunk before is filled anew
             sums_wait<1>();
@@ -194,10 +242,10 @@ DEVICE void multiply(float (&d)[M_TILES][ROW_TILES][4], const Matrix& A, int n, 
 
 // Waits until every value of the half is stored, together with other threads.
 DEVICE void await_all(int rank, const Exchange& from, int thread, int threads) {
-    constexpr int PER_ROW = CHUNKS * CHUNK * BYTES / 16;
+    constexpr int PER_ROW = (JOINED ? 2 : 1) * CHUNKS * CHUNK * BYTES / 16;
     const long long start = clock64();
     for (int i = thread; i < ROWS * PER_ROW; i += threads) {
-        const int row = i / PER_ROW, byte = half_of(rank) * BYTES + i % PER_ROW * 16;
+        const int row = i / PER_ROW, byte = (JOINED ? 0 : half_of(rank)) * BYTES + i % PER_ROW * 16;
         if (row >= from.rows || byte >= SIZE * BYTES) continue;
         u32 w[4];
         do {
@@ -220,6 +268,21 @@ DEVICE bool any_nan(const float (&d)[M_TILES][ROW_TILES][4]) {
     return any;
 }
 
+#if JOINED
+// A warpgroup's sums to where they are added up.
+DEVICE void keep_sums(const float (&d)[M_TILES][ROW_TILES][4], int use) {
+    const int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+        const int place = m * 64 + warp % 4 * 16 + FourUnits::Place().unit;
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) {
+            const FourUnits four(d[m][r]);
+            if (place < OWN_M) store_words(partials(use % 2 * 2 + warp / 4, r * 8 + four.place.row) + place, four.word);
+        }
+    }
+}
+#else
 // Sums of the own rows to where they are added up, those of the partner's to where they are sent from.
 DEVICE void keep_sums(const float (&d)[M_TILES][ROW_TILES][4], int rank, int use = 0) {
     const int warp = multiplier() / 32, second = TURNS > 1 ? use % 2 : 0;
@@ -234,6 +297,7 @@ DEVICE void keep_sums(const float (&d)[M_TILES][ROW_TILES][4], int rank, int use
     }
     order_shared_before_engines();
 }
+#endif
 
 // ---- a step, in the words of forward.cu and backward.cu -------------------------------------------------
 
@@ -264,6 +328,8 @@ DEVICE void open_exchange() {
 
 // The caller stores the values where the others read them.
 DEVICE void hand_on(Stored values, const Item& it, int gate, int use, int rank) {}
+
+constexpr bool FETCHES_FIRST = ROWS >= 32;  // else chunks, which are more urgent; but of many rows some are stored late
 
 #if TURNS > 1
 static_assert(WARPGROUPS <= 2 && THREADS == 128, "warpgroups with W, and one with units");
@@ -348,6 +414,7 @@ DEVICE void ask_in_turns(int asker, int rank, int steps, int turns, At at) {
             const Exchange from = at(step, turn);
             const long long start = clock64();
             bool asked = chunk >= CHUNKS, stored = asked;
+            if (REST > 0) rest(REST);
             while (!__all_sync(~0u, stored)) {
                 if (!stored) stored = seems_stored(chunk, rank, from);
                 lose_patience(start);
@@ -408,9 +475,34 @@ DEVICE void conclude(int use, int rank) {
         mailbox_arrive_at(in_block(taken(use), rank % 2 ^ 1));
     }
 }
-#else
-constexpr bool FETCHES_FIRST = ROWS >= 32;  // else chunks, which are more urgent; but of many rows some are stored late
+#elif JOINED
+template <class Fetch>
+DEVICE void collect(const Matrix& A, int use, const Exchange& from, Fetch fetch) {
+    float d[M_TILES][ROW_TILES][4];
+    const int before = *repeated();
+    if (FETCHES_FIRST) fetch();
+    start_stream(from.rank, from);
+    if (!FETCHES_FIRST) fetch();
+#pragma unroll 1
+    for (int round = 0; round < 2; round++) {  // once; or again, where something was missing, or a NaN is the user's
+        multiply(d, A, use + before + round, from.rank, from);
+        keep_sums(d, use);
+        if (!__syncthreads_or(round == 0 && any_nan(d))) break;
+        if (threadIdx.x == 0) *repeated() = before + 1;
+        await_all(from.rank, from, threadIdx.x, THREADS);
+        __syncthreads();
+        start_again(from);
+    }
+}
 
+// W times the vector, for one gate of an item.
+DEVICE void sum(Values& a, const Item& it, int gate, int use, const Exchange&) {
+    gather(a, partials(use % 2 * 2, it.row) + gate * UNITS + it.unit, 2, SLICE_BYTES / 4);
+}
+
+// Sums have two places in turn, and before any are stored in one all threads have met.
+DEVICE void conclude(const Matrix& A, int use, int rank, const Exchange& from) {}
+#else
 template <class Fetch>
 DEVICE void collect(const Matrix& A, int use, const Exchange& from, Fetch fetch) {
     constexpr int FIRST = TRANSPOSED ? 1 : 0;  // step that collects

@@ -51,6 +51,11 @@ PAIR_PRICES = (1.928, 0.0174, 0.0021, 0.021, 0.0249, 0.0072)
 # The same in turns, over 20 plans (7% rms), and 8% more, since one turn is the surer: always; in
 # each turn per product of one warpgroup, per product as above, per KB of sums.
 TURN_PRICES = (2.31, 0.0147, 0.0038, 0.0623)
+# Of a pair that shares the vector, over 36 plans (3% rms), and 2% less, since what straight.cuh
+# takes beside it is priced too low: always; per product of one warpgroup, 32 rows; per KB of the
+# matrix that is read from shared memory; per value a thread reads from device memory; per KB of the
+# vector.
+JOINED_PRICES = (1.385, 0.018, 0.0036, 0.0588, 0.0077)
 # Of teams by teams.cuh: the first four as of pairs (but 32 rows at least); per share that a thread
 # adds up; per KB of da that a team has; per KB of shares as of teams; per time that shares fill
 # what shared memory leaves of L1. Fitted over 111 plans, then changed by hand until the cheapest of
@@ -82,6 +87,7 @@ class Plan:
     warpgroups: int = 0  # of an SM by pairs.cuh or teams.cuh; 0: another kind of group
     held: int = 0  # chunks (pairs) or tiles (teams) of the matrix that a warpgroup has in registers
     turns: int = 1  # times `rows` that a group has: one is on its way while another is multiplied
+    joined: bool = False  # both partners of a pair have the whole vector, and swap no sums
     at_once: int = 0  # groups of a launch, where there are several in turn; 0: one launch of all
 
     @property
@@ -151,6 +157,8 @@ class Plan:
     @property
     def m_tiles(self) -> int:
         """Tiles of one warp down the slice; on Hopper GPUs tiles of 64 rows, of one warpgroup."""
+        if self.joined:
+            return -(-self.m // 64)
         if self.hopper:
             return -(-(2 if self.paired else 1) * self.m // (64 * self.warpgroups))
         return -(-self.m * self.warps_k // (16 * WARPS))
@@ -347,6 +355,15 @@ class Plan:
             always, *prices = TURN_PRICES
             turns = min(self.turns, -(-batch // self.rows))
             return always + turns * sum(map(operator.mul, turn, prices))
+        if self.joined:
+            whole = (
+                1,
+                products / self.warpgroups * self.rows / 32,
+                self.warpgroups * self.shared_tiles * 2,
+                items * wide * self._fields,
+                2 * half,
+            )
+            return sum(map(operator.mul, whole, JOINED_PRICES))
         work = (
             1,
             products * max(self.rows, 16) / 32,
@@ -424,6 +441,7 @@ class Plan:
             "PARTNERS": self.partners,
             "HOPPER": int(self.hopper),
             "PAIRED": int(self.paired),
+            "JOINED": int(self.joined),
             "REGISTER_CHUNKS": self.held if self.paired else 0,
             "PATIENCE": 1 << 35,  # cycles: some 17 seconds
         }
@@ -629,6 +647,27 @@ def pair_plans(
                 stages = max((n for n in range(5, stages + 1) if chunks % n == 0), default=0)
             if stages >= min(chunks, 3):
                 yield replace(plan, stages=min(stages, chunks))
+        plan = Plan(cell, direction, size, element, 2 * pairs, rows, units, 1)
+        if turns == 1 and (joined := _joined(plan, machine)) is not None:
+            yield joined
+
+
+def _joined(plan: Plan, machine: Machine) -> Plan | None:
+    """The pair whose blocks both have the whole vector, of a gated cell forward; if it fits.
+
+    A chunk has a place and a lane of its own, and no block is without units, since it says by them
+    that it has done with a vector. Blocks of fewer values were slower than other plans throughout.
+    """
+    if plan.cell.gates == 1 or plan.units < 16 or plan.rows * plan.units < 512:
+        return None
+    plan = replace(plan, partners=2, warpgroups=2, stages=1, joined=True)
+    tiles, chunks = plan.m_tiles, plan.k_tiles // 4
+    held = min(chunks, (REGISTERS[2] - tiles * plan.rows // 2) // (16 * tiles), 10 // tiles)
+    crowded = chunks > 16 or tiles * plan.rows > 128 or tiles * 64 - plan.m > 32
+    if crowded or held < 1 or (plan.cluster - 1) * plan.units >= plan.size:
+        return None
+    plan = replace(plan, held=held, stages=2 * chunks)
+    return plan if plan.shared_bytes <= machine.shared_bytes else None
 
 
 def _worth_turns(plan: Plan) -> bool:

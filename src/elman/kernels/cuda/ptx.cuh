@@ -314,6 +314,11 @@ DEVICE void store_words_past_l1(void* address, const u32 (&w)[WORDS]) {
         asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 
+DEVICE void rest(int cycles) {
+    const long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+
 // A word that is never stored ends the kernel with an error after PATIENCE cycles, not in a hang.
 DEVICE void lose_patience(long long start) {
     if (clock64() - start > PATIENCE) asm volatile("trap;");

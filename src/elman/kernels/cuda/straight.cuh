@@ -96,10 +96,7 @@ struct Words {
 DEVICE void open_exchange() {}
 
 // No value is there sooner, not even one's own; and asking for all of them meanwhile would keep L2 from storing them.
-DEVICE void rest() {
-    const long long start = clock64();
-    while (clock64() - start < 200) {}
-}
+DEVICE void rest() { rest(200); }
 
 // Multiplies what step `use` reads, as soon as it is there (step 0 reads what was there before).
 template <class Fetch>
