@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cuda_check as check
+import elman
 import paper_gpu
 from elman import kernels, nn
 from elman.cells import named
@@ -183,6 +184,20 @@ def test_backward_a_gated_cell_reads_nothing_straight():
     """da of all gates would be four vectors; teams share it."""
     found = plan.straight_plans(named("lstm"), "backward", 1024, 2, 16, paper_gpu.MACHINE)
     assert list(found) == []
+
+
+def test_a_gate_whose_two_das_lie_side_by_side_is_read_neither_straight_nor_in_pairs():
+    """Rows of das are twice as long then, and W_hh' meets the second half."""
+
+    @elman.cell(gates=1)
+    def scaled(a_x, a_h, h):
+        return torch.tanh(a_x[0] + h * a_h[0])
+
+    for kind in (plan.straight_plans, plan.pair_plans):
+        assert list(kind(named("tanh"), "backward", 1024, 2, 16, HOPPER))
+        assert list(kind(scaled, "forward", 1024, 2, 16, HOPPER))
+        assert list(kind(scaled, "backward", 1024, 2, 16, HOPPER)) == []
+    assert plan.cheapest(scaled, "backward", 1024, 2, 64, HOPPER) is not None
 
 
 @pytest.mark.parametrize(("cell", "size"), [("lstm", 768), ("lstm", 1024), ("gru", 1024)])

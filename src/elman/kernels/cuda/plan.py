@@ -556,7 +556,7 @@ def straight_plans(
 ) -> Iterator[Plan]:
     """As far_plans, of straight.cuh, which has registers for few rows."""
     size //= heads
-    if size * element % 16 or (direction == "backward" and cell.gates > 1):
+    if size * element % 16 or (direction == "backward" and not _is_one_value(cell)):
         return
     for rows, units in itertools.product((8, 16), range(8, size, 8)):
         blocks = -(-size // units)
@@ -566,6 +566,11 @@ def straight_plans(
         crowded = plan.m_tiles * rows > 128 or plan.m_tiles * plan.k_tiles > 160
         if not crowded and plan.register_tiles > 0 and plan.shared_bytes <= machine.shared_bytes:
             yield plan
+
+
+def _is_one_value(cell: Cell) -> bool:
+    """Whether all that is stored of da is one value of each unit, which others can read as h."""
+    return cell.gates == 1 and not cell.apart
 
 
 def spread_plans(
@@ -604,7 +609,7 @@ def pair_plans(
     cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
 ) -> Iterator[Plan]:
     """Every plan of far groups of pairs; all on the machine at once."""
-    one_value = direction == "forward" or cell.gates == 1
+    one_value = direction == "forward" or _is_one_value(cell)
     if not (machine.hopper and element == 2 and one_value and size % 8 == 0 and size <= 4096):
         return
     for turns, rows, units in itertools.product((1, 2, 4), FAR_ROWS, range(8, size, 8)):
