@@ -40,6 +40,7 @@ constexpr int K_STEPS = 4;                                                      
 constexpr int SHARED_CHUNKS = CHUNKS - REGISTER_CHUNKS;
 constexpr int PRODUCERS = (CHUNK - 2) / UNITS + 2 > CLUSTER ? CLUSTER : (CHUNK - 2) / UNITS + 2;  // blocks that make a chunk, at most
 
+static_assert(SIZE % 8 == 0 && UNITS % 2 == 0, "two elements are a word");
 static_assert(BYTES == 2 && HEADS == 1 && PARTNERS == 2 && CLUSTER % 2 == 0, "half precision, whole pairs");
 static_assert(TRANSPOSED == 0 || GATES == 1, "one value per unit is read");
 static_assert(TURNS == 1 || CHUNKS == STAGES || CHUNKS % STAGES == 0 && STAGES >= 5, "places are used equally often; see ask_in_turns");
@@ -85,24 +86,34 @@ DEVICE u32 parity_of_free(int chunk, int n) { return (n * (uses(chunk) - 1) + ch
 // The first element of the half that a block multiplies.
 DEVICE int half_of(int rank) { return rank % 2 * CHUNKS * CHUNK; }
 
-// The word with columns k and k + 1 of the half, of row m: first the first partner's rows, gate by gate, then the second's.
-DEVICE u32 weight_word(const char* W, int rank, int m, int k) {
+// The word with columns k and k + 1 (k is even) of the half, of row m: first the first partner's rows, gate by gate, then the
+// second's. Of W' it is two elements, far from each other; in turns, where tiles and addresses of so many do not fit registers,
+// the lanes that have rows m and m ^ 1, `apart` from each other, read one of its columns each, and swap.
+DEVICE u32 weight_word(const char* W, int rank, int m, int k, int apart) {
     const int gate = m % OWN_M / UNITS, i = (rank / 2 * 2 + m / OWN_M) * UNITS + m % UNITS;
-    auto element = [&](int k) { return m >= 2 * OWN_M || i >= SIZE || k >= SIZE ? 0 : TRANSPOSED ? weight(W, 0, k, i) : weight(W, gate, i, k); };
     k += half_of(rank);
-    return element(k) | element(k + 1) << 16;
+    if (TRANSPOSED && TURNS == 1) {
+        auto element = [&](int k) { return m >= 2 * OWN_M || i >= SIZE || k >= SIZE ? 0 : weight(W, 0, k, i); };
+        return element(k) | element(k + 1) << 16;
+    }
+    const bool real = m < 2 * OWN_M && i < SIZE && k < SIZE, odd = m % 2;
+    const i64 element = TRANSPOSED ? (i64)(k + odd) * SIZE + i - odd : (i64)(gate * SIZE + i) * SIZE + k;
+    const u32 word = real ? *(const u32*)(W + element * BYTES) : 0;
+    if (!TRANSPOSED) return word;
+    const u32 other = __shfl_xor_sync(~0u, word, apart);
+    return odd ? other >> 16 | (word & 0xffff0000u) : (word & 0xffffu) | other << 16;
 }
 
 DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
     const int lane = threadIdx.x % 32, warp = multiplier() / 32, m0 = warp / 4 * M_TILES * 64 + warp % 4 * 16;
 #pragma unroll
     for (int i = 0; i < REGISTER_TILES; i++)
-        load_tile(A.tile[i], lane, [&](int row, int column) { return weight_word((const char*)W, rank, m0 + i % M_TILES * 64 + row, i / M_TILES * (CHUNK / K_STEPS) + column); });
+        load_tile(A.tile[i], lane, [&](int row, int column) { return weight_word((const char*)W, rank, m0 + i % M_TILES * 64 + row, i / M_TILES * (CHUNK / K_STEPS) + column, 4); });
     for (int i = multiplier(); i < SHARED_CHUNKS * WARPGROUPS * M_TILES * 512; i += MULTIPLYING) {  // 16 bytes each, swizzled
         const int tile = i / 512, row = i / 8 % 64, piece = i % 8, chunk = REGISTER_CHUNKS + tile / (WARPGROUPS * M_TILES);
         u32 w[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) w[j] = weight_word((const char*)W, rank, tile % (WARPGROUPS * M_TILES) * 64 + row, chunk * CHUNK + (piece * 4 + j) * 4 / BYTES);
+        for (int j = 0; j < 4; j++) w[j] = weight_word((const char*)W, rank, tile % (WARPGROUPS * M_TILES) * 64 + row, chunk * CHUNK + (piece * 4 + j) * 4 / BYTES, 8);
         store_words(shared + WEIGHTS_AT + tile * 8192 + row * 128 + (piece ^ row % 8) * 16, w);
     }
     order_before_engines();

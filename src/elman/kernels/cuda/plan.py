@@ -51,6 +51,8 @@ PAIR_PRICES = (1.928, 0.0174, 0.0021, 0.021, 0.0249, 0.0072)
 # The same in turns, over 20 plans (7% rms), and 8% more, since one turn is the surer: always; in
 # each turn per product of one warpgroup, per product as above, per KB of sums.
 TURN_PRICES = (2.31, 0.0147, 0.0038, 0.0623)
+# The same backward, of one-gate cells, over 13 plans (5% rms).
+BACK_TURN_PRICES = (1.117, 0.0182, 0.0, 0.1196)
 # Of teams by teams.cuh: the first four as of pairs (but 32 rows at least); per share that a thread
 # adds up; per KB of da that a team has; per KB of shares as of teams; per time that shares fill
 # what shared memory leaves of L1. Fitted over 111 plans, then changed by hand until the cheapest of
@@ -344,7 +346,7 @@ class Plan:
                 products * self.rows / 32,
                 self.rows * self.m * 4 / 1024,
             )
-            always, *prices = TURN_PRICES
+            always, *prices = TURN_PRICES if self.forward else BACK_TURN_PRICES
             turns = min(self.turns, -(-batch // self.rows))
             return always + turns * sum(map(operator.mul, turn, prices))
         work = (
@@ -616,7 +618,7 @@ def pair_plans(
         pairs, groups = -(-size // (2 * units)), -(-batch // (rows * turns))
         if pairs <= CLUSTERS[-1] // 2 or pairs * groups > machine.clusters.get(2, 0):
             continue
-        if turns > 1 and (direction == "backward" or batch <= rows * turns // 2):
+        if turns > 1 and batch <= rows * turns // 2:
             continue
         registers = REGISTERS if turns == 1 else REGISTERS_IN_TURNS
         for warpgroups in registers:
