@@ -5,10 +5,10 @@
 
 Every cell, arithmetic, hidden size and batch of a grid, forward alone and with the backward pass,
 as a CUDA graph (so without Python), at two lengths: what a call costs before its first step, and
-what each step costs. `elman.kernels.prices` reads the result. `--engine`, `--arithmetics`,
-`--sizes` and `--batches` measure some of them alone and leave the others as they are; a batch that
-is new to the table and was not measured is priced between its neighbours. Stacks and both
-directions are timed at some of the sizes, for the rule about them.
+what each step costs. `elman.kernels.prices` reads the result. `--engine`, `--cells`,
+`--arithmetics`, `--sizes` and `--batches` measure some of them alone and leave the others as they
+are; a batch that is new to the table and was not measured is priced between its neighbours. Stacks
+and both directions are timed at some of the sizes, for the rule about them.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ def switch(kind: str) -> None:
     torch.backends.cudnn.rnn.fp32_precision = ARITHMETICS[kind][1]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def compile_all(kinds: Iterable[str], sizes: Sequence[int], batches: Sequence[int]) -> None:
+def compile_all(
+    some: Iterable[str], kinds: Iterable[str], sizes: Sequence[int], batches: Sequence[int]
+) -> None:
     """Every kernel of the grid, on all cores."""
     needed = set()
-    for cell, kind, hidden, batch in itertools.product(CELLS, kinds, sizes, batches):
+    for cell, kind, hidden, batch in itertools.product(some, kinds, sizes, batches):
         switch(kind)
         if fits(cell, kind, hidden, batch):
             code = arithmetic(ARITHMETICS[kind][0])
@@ -205,6 +207,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="where the prices go")
     parser.add_argument("--rows", type=Path, help="where every measurement goes")
     parser.add_argument("--engine", choices=("cuda", "cudnn"), help="this one alone")
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=CELLS)
     parser.add_argument("--arithmetics", nargs="+", choices=ARITHMETICS, default=ARITHMETICS)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="these sizes alone")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="these alone")
@@ -214,10 +217,12 @@ def main() -> None:
     os.environ["ELMAN_KERNELS"] = "cuda"
     began = time.monotonic()
     if options.engine != "cudnn":
-        compile_all(options.arithmetics, options.sizes, options.batches)
+        compile_all(options.cells, options.arithmetics, options.sizes, options.batches)
     rows = []
     for case in cases(options.sizes, options.batches):
         if options.engine not in (None, case.engine) or case.arithmetic not in options.arithmetics:
+            continue
+        if case.cell not in options.cells:
             continue
         if time.monotonic() - began > options.seconds:
             print(f"stopped before {case}")
@@ -229,7 +234,8 @@ def main() -> None:
             print(case, str(failure).splitlines()[0], flush=True)
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     table = packed(rows, options.sizes, options.batches)
-    if (options.sizes, options.batches, options.arithmetics) != (SIZES, BATCHES, ARITHMETICS):
+    whole = (SIZES, BATCHES, ARITHMETICS, CELLS)
+    if (options.sizes, options.batches, options.arithmetics, options.cells) != whole:
         table = joined(json.loads(options.json.read_text(encoding="utf-8")), table)
     options.json.write_text(json.dumps({**about, **table}) + "\n", encoding="utf-8")
     if options.rows:

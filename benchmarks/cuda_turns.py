@@ -1,56 +1,68 @@
-"""The forward loop of wide layers by pairs.cuh, without turns and with: µs per step of every plan.
+"""The loops of wide layers by pairs.cuh, without turns and with: µs per step of every plan.
 
     python benchmarks/cuda_turns.py [--only WORD] [--steps T]
 
-The launch alone, in bfloat16, gates kept: no input product, no Python. The first plan of a shape is
-the cheapest without turns, and what others compute is compared with its bits.
+Forward, and backward for one-gate cells. The launch alone, in bfloat16, gates kept: no products
+with inputs, no Python. The first plan of a shape is the cheapest of pairs without turns, and what
+others compute is compared with its bits; backward, teams, which round otherwise, come last.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from elman.cells import named
-from elman.kernels.cuda import BF16, EMPTY, compiled, machine, prepared
+from elman.kernels.cuda import BF16, awaited, compiled, machine, prepared, shares_of
 from elman.kernels.cuda.equations import body
-from elman.kernels.cuda.plan import Plan, pair_plans
+from elman.kernels.cuda.plan import Plan, pair_plans, team_plans
 
 SIZES, BATCHES = (1024, 1536, 2048), (64, 128, 256)
-SHAPES: list[tuple[str, int, int]] = [
-    *itertools.product(("lstm", "gru"), SIZES, BATCHES),
-    *(("tanh", 2048, b) for b in BATCHES),
+SHAPES: list[tuple[str, str, int, int]] = [
+    *itertools.product(("lstm", "gru"), ("forward",), SIZES, BATCHES),
+    *itertools.product(("tanh",), ("forward", "backward"), (1536, 2048, 3072), BATCHES),
 ]
 
 
 class Loop:
     """The arrays of one layer, and its steps by any plan."""
 
-    def __init__(self, cell: str, size: int, batch: int, steps: int) -> None:
-        gates, kept = named(cell).gates, body(named(cell)).kept
+    def __init__(self, cell: str, direction: str, size: int, batch: int, steps: int) -> None:
+        gates, blocks = named(cell).gates, named(cell).gates + len(named(cell).apart)
+        width = body(named(cell)).kept * size
         like = {"device": "cuda", "dtype": torch.bfloat16}
         torch.manual_seed(0)
         self.steps, self.batch = steps, batch
-        self.W_hh = torch.randn(gates * size, size, **like) * size**-0.5
-        self.xs = torch.randn(steps, batch, gates * size, **like)
-        self.bias = torch.zeros(size, device="cuda") if cell == "gru" else None
-        self.hs = torch.empty(steps + 1, batch, size, **like)
-        self.cs = torch.empty_like(self.hs) if cell == "lstm" else None
-        self.gates = torch.empty(steps, batch, kept * size, **like) if kept else None
+        W_hh = torch.randn(gates * size, size, **like) * size**-0.5
+        hs = torch.randn(steps + 1, batch, size, **like).tanh_()
+        cs = hs.clone() if cell == "lstm" else None
+        kept = torch.rand(steps, batch, width, **like) if width else None
+        if direction == "forward":
+            xs = torch.randn(steps, batch, gates * size, **like)
+            bias = torch.zeros(size, device="cuda") if cell == "gru" else None
+            self.before = (W_hh, xs, None, bias, None, None, None)
+            self.track, self.after = hs, (cs, kept, None, None)
+        else:
+            dhs = torch.randn(steps, batch, size, **like)
+            das = torch.empty(steps, batch, blocks * size, **like)
+            dh = torch.empty(batch, size, device="cuda")
+            self.before = (W_hh, hs, cs, kept, dhs, None, None, None, 0, 0, None)
+            self.track, self.after = das, (dh, None)
 
     def microseconds(self, plan: Plan, repeats: int = 3) -> float:
         """Of a step: the least of a few launches."""
-        launch = prepared(plan, BF16, self.batch, 0, 14)
-        arrays = (self.W_hh, self.xs, None, self.bias, None, None, None)
-        arrays += (self.hs, self.cs, self.gates, None, None)
-        words = [0 if x is None else x.data_ptr() for x in arrays] + [self.steps, self.batch]
         best = float("inf")
         for _ in range(repeats):
-            self.hs.view(torch.int32).fill_(EMPTY)
+            shares = [] if plan.forward else [shares_of(plan, self.batch, self.track)]
+            arrays = (*self.before, awaited(plan, self.track), *self.after, *shares)
+            words = [x.data_ptr() if isinstance(x, Tensor) else x or 0 for x in arrays]
+            words += [self.steps, self.batch]
+            launch = prepared(plan, BF16, self.batch, 0, len(words))
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             launch(torch.cuda.current_stream().cuda_stream, words)
@@ -60,20 +72,31 @@ class Loop:
         return best
 
     def found(self) -> list[Tensor]:
-        return [x.clone() for x in (self.hs, self.cs, self.gates) if x is not None]
+        return [x.clone() for x in (self.track, *self.after) if x is not None]
 
 
-def plans(cell: str, size: int, batch: int) -> list[Plan]:
-    """The cheapest plan without turns, if any fits, then all with."""
-    every = list(pair_plans(named(cell), "forward", size, 2, batch, machine(0)))
-    alone = [p for p in every if p.turns == 1 and not p.joined]  # which adds up in another order
-    cheapest = sorted(alone, key=lambda p: p.far_microseconds(batch))[:1]
-    return cheapest + [p for p in every if p.turns > 1]
+def plans(cell: str, direction: str, size: int, batch: int) -> list[Plan]:
+    """The cheapest pairs without turns, if any fit, then all with; backward the cheapest teams."""
+    every = list(pair_plans(named(cell), direction, size, 2, batch, machine(0)))
+    teams = [] if direction == "forward" else team_plans(named(cell), size, 2, batch, machine(0))
+
+    def cheapest(of: Iterable[Plan]) -> list[Plan]:
+        return sorted(of, key=lambda p: p.far_microseconds(batch))[:1]
+
+    with_turns = [p for p in every if p.turns > 1]
+    # pairs that share the vector add up in another order
+    alone = [p for p in every if p.turns == 1 and not p.joined]
+    return cheapest(alone) + with_turns + cheapest(teams)
+
+
+def words(plan: Plan) -> str:
+    kind = f"teams of {plan.partners}, " if plan.spread else f"{plan.turns} x "
+    return f"{kind}{plan.rows} rows, {plan.units} units, {plan.warpgroups} warpgroups"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="shapes whose name has this: 'lstm 2048'")
+    parser.add_argument("--only", default="", help="shapes whose name has this: 'tanh backward'")
     parser.add_argument("--steps", type=int, default=512)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -88,10 +111,9 @@ def main() -> None:
             took, found = loop.microseconds(plan), loop.found()
             first, bits = first or took, bits or found
             same = all(torch.equal(a, b) for a, b in zip(found, bits, strict=True))
-            cut = (
-                f"{plan.turns} x {plan.rows} rows, {plan.units} units, {plan.warpgroups} warpgroups"
-            )
-            print(*shape, f"{cut}: {took:.2f} ({first / took:.2f}x), same bits: {same}", flush=True)
+            ratio, price = first / took, plan.far_microseconds(shape[-1])
+            said = f"{took:.2f} ({ratio:.2f}x), priced {price:.2f}, same bits: {same}"
+            print(*shape, f"{words(plan)}: {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from elman.gradients import Checkpointed, Randomized, Truncated
 from elman.kernels import cuda, reference
 from elman.kernels.cuda import driver
 from elman.kernels.cuda.equations import OWN, body
-from elman.kernels.cuda.plan import cheapest
+from elman.kernels.cuda.plan import Machine, Plan, cheapest, pair_plans
 from elman.training.graphed import Graphed, tensors_of
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -102,15 +102,29 @@ def test_what_is_written_for_a_cell_compiles(name, way, tmp_path):
     own = of_everything() if name == "of_everything" else check.cell_of(name)
     plan = cheapest(own, way, 100, 2, 11, paper_gpu.MACHINE)
     assert plan is not None
-    (tmp_path / "own.cuh").write_text(body(own).header)
+    assert "warning" not in compiled(plan, tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize("name", ["relu", "described tanh"])
+def test_turns_compile(name, way, tmp_path):
+    every = pair_plans(check.cell_of(name), way, 608, 2, 70, Machine({1: 132, 2: 66}, 232448, True))
+    compiled(next(p for p in every if p.turns == 2), tmp_path)
+
+
+def compiled(plan: Plan, tmp_path: Path) -> str:
+    """What nvcc says of it."""
+    (tmp_path / "own.cuh").write_text(body(plan.cell).header)
     macros = [f"-D{macro}={value}" for macro, value in plan.defines(0).items()]
     home = Path(driver.__file__).parent
-    source, made = home / f"{way}.cu", tmp_path / "cell.ptx"
-    options = ["-ptx", "-arch=sm_90", "-std=c++17", f"-I{tmp_path}", f"-I{home}"]
+    source, made = home / f"{plan.direction}.cu", tmp_path / "cell.ptx"
+    architecture = "-arch=sm_90" + "a" * plan.hopper
+    options = ["-ptx", architecture, "-std=c++17", f"-I{tmp_path}", f"-I{home}"]
     command = ["nvcc", *options, *macros, str(source), "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize("ids", [False, True])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cuda_check as check
+import elman
 import paper_gpu
 from elman import kernels, nn
 from elman.cells import named
@@ -40,6 +41,7 @@ jobs = st.builds(
 own_jobs = st.builds(replace, jobs, cell=own_cells)
 
 
+WAYS = ("forward", "backward")
 HOPPER = plan.Machine({1: 132, 2: 66, 3: 39, 4: 30, 8: 15}, 232448, True)
 
 
@@ -185,6 +187,20 @@ def test_backward_a_gated_cell_reads_nothing_straight():
     assert list(found) == []
 
 
+def test_a_gate_whose_two_das_lie_side_by_side_is_read_neither_straight_nor_in_pairs():
+    """Rows of das are twice as long then, and W_hh' meets the second half."""
+
+    @elman.cell(gates=1)
+    def scaled(a_x, a_h, h):
+        return torch.tanh(a_x[0] + h * a_h[0])
+
+    for kind in (plan.straight_plans, plan.pair_plans):
+        assert list(kind(named("tanh"), "backward", 1024, 2, 16, HOPPER))
+        assert list(kind(scaled, "forward", 1024, 2, 16, HOPPER))
+        assert list(kind(scaled, "backward", 1024, 2, 16, HOPPER)) == []
+    assert plan.cheapest(scaled, "backward", 1024, 2, 64, HOPPER) is not None
+
+
 @pytest.mark.parametrize(("cell", "size"), [("lstm", 768), ("lstm", 1024), ("gru", 1024)])
 def test_wide_layers_of_few_rows_are_read_straight(cell, size):
     chosen = plan.cheapest(named(cell), "forward", size, 2, 16, HOPPER)
@@ -222,7 +238,6 @@ def test_pairs_read_the_whole_vector_and_are_all_there_at_once(cell, size, data)
         assert p.groups(batch) * p.rows * p.turns >= batch
         assert p.threads == 128 * (p.warpgroups + 2 * (turns > 1))
         if turns > 1:
-            assert p.direction == "forward"
             assert p.stages == p.k_tiles // 4 or (p.stages >= 5 and p.k_tiles // 4 % p.stages == 0)
             assert p.warps == 4
             assert p.warpgroups <= 2
@@ -320,11 +335,18 @@ def test_a_wide_layer_of_many_rows_has_a_plan(cell, size):
 
 
 @pytest.mark.parametrize(
-    ("cell", "size", "batch", "turns"),
-    [("lstm", 1024, 64, 1), ("lstm", 2048, 64, 2), ("gru", 2048, 96, 4), ("lstm", 1024, 256, 4)],
+    ("cell", "direction", "size", "batch", "turns"),
+    [
+        ("lstm", "forward", 1024, 64, 1),
+        ("lstm", "forward", 2048, 64, 2),
+        ("gru", "forward", 2048, 96, 4),
+        ("lstm", "forward", 1024, 256, 4),
+        ("tanh", "forward", 2048, 256, 2),
+        ("tanh", "backward", 2048, 256, 2),
+    ],
 )
-def test_where_multiplying_takes_longest_a_group_takes_turns(cell, size, batch, turns):
-    chosen = plan.cheapest(named(cell), "forward", size, 2, batch, HOPPER)
+def test_where_multiplying_takes_longest_a_group_takes_turns(cell, direction, size, batch, turns):
+    chosen = plan.cheapest(named(cell), direction, size, 2, batch, HOPPER)
     assert chosen is not None
     assert chosen.paired
     assert chosen.turns == turns
@@ -611,17 +633,59 @@ def test_on_a_hopper_gpu_pairs_and_teams_are_right(partners, rows, turns, joined
     assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
 
 
-@pytest.mark.parametrize("rows", [8, 64])
+@pytest.mark.parametrize(("rows", "turns"), [(8, 1), (64, 1), (32, 2), (64, 2), (32, 4), (64, 4)])
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
-def test_on_a_hopper_gpu_a_one_gate_layer_goes_back_in_pairs(rows, monkeypatch):
-    far_plan(monkeypatch, rows, 0, hopper=True)
+def test_on_a_hopper_gpu_a_one_gate_layer_goes_back_in_pairs(rows, turns, monkeypatch):
+    far_plan(monkeypatch, rows, 0, hopper=True, turns=turns)
+    group = rows * turns
     todo = [
-        check.Case("tanh", torch.bfloat16, 7, 70, 1152, 16, lengths=True, xi=2),
-        check.Case("relu", torch.float16, 5, 3, 1152, 5, ids=True),
-        check.Case("linear", torch.bfloat16, 4, 9, 1000, 16, xi=1),
+        check.Case("tanh", torch.bfloat16, 7, group + 6, 1152, 16, lengths=True, xi=2),
+        check.Case("relu", torch.float16, 5, group - 5, 1152, 5, ids=True),
+        check.Case("linear", torch.bfloat16, 4, group, 1000, 16, xi=1),
+        check.Case("described tanh", torch.bfloat16, 1, group, 1104, 16, lengths=True),
     ]
+    for job in todo:
+        p = cuda.plan_for(check.cell_of(job.cell), "backward", job.size, 2, job.batch, 0)
+        assert (p.turns, p.rows) == (turns, rows)
     assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+
+
+@pytest.mark.parametrize("batch", [70, 150])
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_whatever_the_turns_the_bits_are_the_same(batch, monkeypatch):
+    job = check.Case("tanh", torch.bfloat16, 6, batch, 1152, 16, lengths=True, xi=2)
+    m, found = check.material(job).to(torch.bfloat16, "cuda"), list[dict[str, torch.Tensor]]()
+    for rows, turns in ((32, 1), (32, 2), (64, 2), (32, 4)):
+        far_plan(monkeypatch, rows, 0, hopper=True, turns=turns)
+        chosen = [cuda.plan_for(named("tanh"), way, 1152, 2, batch, 0) for way in WAYS]
+        assert [p.turns for p in chosen] == [turns, turns]
+        found.append(check.answers(cuda.KERNEL, job, m))
+    for other in found[1:]:
+        assert {name for name, x in found[0].items() if not torch.equal(x, other[name])} == set()
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4])
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_no_number_among_gradients_stays_in_its_row_and_hangs_nothing(
+    turns, monkeypatch
+):
+    far_plan(monkeypatch, 32, 0, hopper=True, turns=turns)
+    job = check.Case("tanh", torch.bfloat16, 5, 100, 1152, 16)
+    m = check.material(job).to(torch.bfloat16, "cuda")
+    assert cuda.plan_for(named("tanh"), "backward", 1152, 2, 100, 0).turns == turns
+    clean = check.answers(cuda.KERNEL, job, m)
+    dhs = m.dhs.clone()
+    dhs[3, 5], dhs[2, 40], dhs[4, 99] = torch.nan, torch.inf, -torch.inf
+    found = check.answers(cuda.KERNEL, job, replace(m, dhs=dhs))
+    broken, others = [5, 40, 99], [row for row in range(100) if row not in (5, 40, 99)]
+    assert found["dstate0"][broken].isnan().all()
+    assert found["dstate0"][others].isfinite().all()
+    assert torch.equal(found["dstate0"][others], clean["dstate0"][others])
+    assert torch.equal(found["dxs"][:, others], clean["dxs"][:, others])
+    assert torch.equal(found["dxs"][4, 5], clean["dxs"][4, 5])  # what came later is not touched
 
 
 @pytest.mark.parametrize(("turns", "joined"), [(1, False), (1, True), (2, False)])
@@ -651,6 +715,9 @@ def test_on_a_hopper_gpu_a_users_nan_stays_in_its_row_and_hangs_nothing(
     assert torch.equal(ys[:2, 7], clean[:2, 7])
 
 
+SEVERAL = check.Case("lstm", torch.bfloat16, 5, 37, 384, 16)
+
+
 @pytest.mark.parametrize("partners", [0, 1, 2])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -667,21 +734,29 @@ def test_on_a_gpu_groups_that_are_not_all_there_at_once_are_refused(partners, mo
 
 
 @pytest.mark.parametrize(
-    ("partners", "hopper", "straight"),
-    [(0, False, False), (2, False, False), (0, False, True), (2, True, False)],
+    ("job", "rows", "partners", "hopper", "straight", "turns"),
+    [
+        (SEVERAL, 8, 0, False, False, 1),
+        (SEVERAL, 8, 2, False, False, 1),
+        (SEVERAL, 8, 0, False, True, 1),
+        (SEVERAL, 8, 2, True, False, 1),
+        (replace(SEVERAL, cell="tanh", size=608, batch=150), 32, 0, True, False, 2),
+    ],
 )
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
 def test_on_a_gpu_groups_after_each_other_compute_what_they_do_beside_each_other(
-    partners, hopper, straight, monkeypatch
+    job, rows, partners, hopper, straight, turns, monkeypatch
 ):
-    far_plan(monkeypatch, 8, partners, hopper, straight)
-    job = check.Case("lstm", torch.bfloat16, 5, 37, 384, 16)
+    far_plan(monkeypatch, rows, partners, hopper, straight, turns)
     m = check.material(job).to(torch.bfloat16, "cuda")
     beside = check.answers(cuda.KERNEL, job, m)
     every = cuda.plan_for
     monkeypatch.setattr(cuda, "plan_for", lambda *job: replace(every(*job), at_once=1))
-    assert len(cuda.plan_for(named("lstm"), "forward", 384, 2, 37, 0).launches(37)) > 2
+    for way in WAYS:
+        p = cuda.plan_for(named(job.cell), way, job.size, 2, job.batch, 0)
+        assert p.turns == turns
+        assert len(p.launches(job.batch)) > 2
     after = check.answers(cuda.KERNEL, job, m)
     assert beside.keys() == after.keys()
     for name, x in beside.items():

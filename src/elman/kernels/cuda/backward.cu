@@ -41,6 +41,16 @@ typedef Ring<FIELDS, RING_AT> Past;
 constexpr int NUMBERS_AT = RING_AT + Past::SIZE_IN_BYTES;
 static_assert(NUMBERS_AT + NUMBERS_BYTES == SHARED_BYTES, "the plan counts as the kernel does");
 
+// f(q, item) for all items of a thread.
+template <class F>
+DEVICE void each_item(const Place& place, int batch, F f) {
+#pragma unroll
+    for (int q = 0; q < ITEMS; q++) {
+        const Item it = item(q, place, batch);
+        if (it.owned) f(q, it);
+    }
+}
+
 // ξ d; a cut (ξ = 0) gives 0 even where d has overflowed.
 DEVICE float scale(float d, float xi) { return xi == 0.0f ? 0.0f : xi * d; }
 
@@ -94,7 +104,7 @@ DEVICE void act(const Values (&past)[FIELDS], float xi, const Values& dh, Values
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(LAUNCHED, 1)
 backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const void* gates, const void* dhs, const float* dh_last, const float* dc_last,
          const float* xi, int xi_step, int xi_row, const i64* lengths, void* das, float* dh_first, float* dc_first,
 #if CELL == OWN
@@ -102,55 +112,156 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #endif
          u32* shares, int steps, int batch, int first_block) {
     const Place place = place_of(first_block + blockIdx.x);
-    const int rank = place.rank, group = place.group;
+    const int rank = place.rank;
 
-    Values pass[ITEMS], dc[ITEMS][C_STATES], c[ITEMS];
+    // Where da_t of a turn's rows is.
+    auto exchange_at = [&](int t, int turn) {
+        constexpr int WIDTH = STORED_DA * COLUMNS * BYTES;  // of one row of das
+        const int group = place.in_turn(turn).group;
+        return Exchange{shares + place.team * SHARES, (const char*)das + ((i64)t * batch + group * ROWS) * WIDTH + place.head * (SIZE * BYTES), WIDTH,
+                        batch - group * ROWS, TRACK, group * ROWS, t, rank};
+    };
+#if TURNS > 1
+    const int turns = live_turns(place.group, batch);
+    open_exchange();
 #if CELL == OWN
-    Down down[ITEMS] = {};
+    load_numbers(NUMBERS_AT, numbers, place);
 #endif
-    float weight_of_sum[ITEMS], weight_next[ITEMS];  // ξ of the step just done, which W' da is weighted with, and of the next
-    int length[ITEMS];
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        serve(matrix_of(W, place), rank, steps, turns, [&](int step, int turn) { return exchange_at(steps - 1 - step, turn); });
+        leave();
+        return;
+    }
+    have_registers<UNITS_REGISTERS, REGISTERS>();
+#endif
+
+    Values pass[TURNS][ITEMS], dc[TURNS][ITEMS][C_STATES], c[TURNS][ITEMS];
+#if CELL == OWN
+    Down down[TURNS][ITEMS] = {};
+#endif
+    float weight_of_sum[TURNS][ITEMS], weight_next[TURNS][ITEMS];  // ξ of the step just done, which W' da is weighted with, and of the next
+    int length[TURNS][ITEMS];
 
     auto weight_at = [&](const Item& it, int t) { return xi && it.real > 0 && t >= 0 ? xi[(i64)t * xi_step + (i64)it.batch_row * xi_row] : 1.0f; };
-    auto fetch = [&](int done) {
-        const int t = steps - 1 - done;
+    auto fetch = [&](int done, int turn) {
+        const int t = steps - 1 - done, use = done * TURNS + turn;
         if (t >= 0)
 #pragma unroll
             for (int q = 0; q < PIECES; q++) {
-                const Item it = item<PIECE>(q, place, batch);
+                const Item it = item<PIECE>(q, place.in_turn(turn), batch);
                 if (!it.owned) continue;
                 const i64 now = (i64)t * batch + it.batch_row;
-                Past::fetch(done, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
+                Past::fetch(use, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
 #if CELL == OWN
 #pragma unroll
                 for (int i = 0; i < LOOKS; i++) {
                     const i64 when = now + (looks_after(i) ? batch : 0);
-                    if (looked_at(i) == 0) Past::fetch(done, STATE + i, q, hs, it.in(when), it.real);
-                    else Past::fetch(done, STATE + i, q, cs, it.in(when, EXTRA, looked_at(i) - 1), it.real);
+                    if (looked_at(i) == 0) Past::fetch(use, STATE + i, q, hs, it.in(when), it.real);
+                    else Past::fetch(use, STATE + i, q, cs, it.in(when, EXTRA, looked_at(i) - 1), it.real);
                 }
 #pragma unroll
-                for (int n = 0; n < DRAWN; n++) Past::fetch(done, NOISE + n, q, drawn, it.in(now, DRAWN, n), it.real);
+                for (int n = 0; n < DRAWN; n++) Past::fetch(use, NOISE + n, q, drawn, it.in(now, DRAWN, n), it.real);
 #else
-                if constexpr (STATE < FIELDS) Past::fetch(done, STATE, q, CELL == LSTM ? cs : hs, it.in(CELL == LSTM ? now : now + batch), it.real);
+                if constexpr (STATE < FIELDS) Past::fetch(use, STATE, q, CELL == LSTM ? cs : hs, it.in(CELL == LSTM ? now : now + batch), it.real);
 #endif
 #pragma unroll
-                for (int g = 0; g < KEPT; g++) Past::fetch(done, FIRST_GATE + g, q, gates, it.in(now, KEPT, g), it.real);
+                for (int g = 0; g < KEPT; g++) Past::fetch(use, FIRST_GATE + g, q, gates, it.in(now, KEPT, g), it.real);
             }
         mark_copies();
     };
 
-    for (int done = 0; done < max(AHEAD, 1); done++) fetch(done);
+    for (int done = 0; done < max(AHEAD / TURNS, 1); done++)
 #pragma unroll
-    for (int q = 0; q < ITEMS; q++) {
-        const Item it = item(q, place, batch);
-        load_floats(pass[q], dh_last, it.in(it.batch_row), dh_last ? it.real : 0);
+        for (int turn = 0; turn < TURNS; turn++) fetch(done, turn);
 #pragma unroll
-        for (int i = 0; i < EXTRA; i++) load_floats(dc[q][i], dc_last, it.in(it.batch_row, EXTRA, i), dc_last ? it.real : 0);
-        if constexpr (CELL == LSTM) unpack(load<WIDE>(cs, it.in((i64)steps * batch + it.batch_row), it.real), c[q]);
-        length[q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
-        weight_of_sum[q] = 0.0f;
-        weight_next[q] = weight_at(it, steps - 1);
-    }
+    for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+        for (int q = 0; q < ITEMS; q++) {
+            const Item it = item(q, place.in_turn(turn), batch);
+            load_floats(pass[turn][q], dh_last, it.in(it.batch_row), dh_last ? it.real : 0);
+#pragma unroll
+            for (int i = 0; i < EXTRA; i++) load_floats(dc[turn][q][i], dc_last, it.in(it.batch_row, EXTRA, i), dc_last ? it.real : 0);
+            if constexpr (CELL == LSTM) unpack(load<WIDE>(cs, it.in((i64)steps * batch + it.batch_row), it.real), c[turn][q]);
+            length[turn][q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
+            weight_of_sum[turn][q] = 0.0f;
+            weight_next[turn][q] = weight_at(it, steps - 1);
+        }
+
+    // A step of one item, piece by piece: what the forward pass left; dh_t without the loss's direct pull; da_t; storing it; and
+    // after the last step, dh_0.
+    auto take = [&](int done, int turn, int q, Values (&past)[FIELDS]) {
+#pragma unroll
+        for (int f = 0; f < FIELDS; f++) Past::take(past[f], done * TURNS + turn, f, q);
+    };
+    auto add_pass = [&](int turn, int q, Values& dh) {
+#pragma unroll
+        for (int v = 0; v < WIDE; v++) dh[v] = scale(dh[v], weight_of_sum[turn][q]) + pass[turn][q][v];
+    };
+    auto step_back = [&](int turn, int q, const Item& it, int t, const Values (&past)[FIELDS], Values& dh, Values (&da)[STORED_DA]) {
+        weight_of_sum[turn][q] = weight_next[turn][q];
+        weight_next[turn][q] = weight_at(it, t - 1);
+#pragma unroll
+        for (int v = 0; v < WIDE; v++) dh[v] += past[DIRECT][v];
+        if (t < length[turn][q]) {
+#if CELL == OWN
+            act(it, past, weight_of_sum[turn][q], dh, pass[turn][q], dc[turn][q], da, down[turn][q]);
+#else
+            act(past, weight_of_sum[turn][q], dh, pass[turn][q], dc[turn][q][0], c[turn][q], da);
+#endif
+        } else {
+#pragma unroll
+            for (int v = 0; v < WIDE; v++) pass[turn][q][v] = dh[v];
+        }
+        if constexpr (CELL == LSTM)
+#pragma unroll
+            for (int v = 0; v < WIDE; v++) c[turn][q][v] = past[STATE][v];
+    };
+    auto hand_back = [&](int done, int t, const Item& it, const Values (&da)[STORED_DA]) {
+        Stored stored[STORED_DA];
+#pragma unroll
+        for (int g = 0; g < STORED_DA; g++) stored[g] = told_from_empty(pack(da[g]));
+#pragma unroll
+        for (int g = 0; g < GATES; g++) hand_on(stored[block_of(g)], it, g, done + 1, rank);
+#pragma unroll
+        for (int g = 0; g < STORED_DA; g++) store(das, it.in((i64)t * batch + it.batch_row, STORED_DA, g), stored[g], it.real);
+    };
+    auto finish = [&](int turn, int q, const Item& it, const Values& dh) {
+        store_floats(dh_first, it.in(it.batch_row), dh, dh_first ? it.real : 0);
+#pragma unroll
+        for (int i = 0; i < EXTRA; i++) store_floats(dc_first, it.in(it.batch_row, EXTRA, i), dc[turn][q][i], dc_first ? it.real : 0);
+#if CELL == OWN
+#pragma unroll
+        for (int p = 0; p < PARAMETERS; p++) store_floats(down_rows, it.in(it.batch_row, PARAMETERS, p), down[turn][q][p], it.real);
+#endif
+    };
+
+#if TURNS > 1
+    for (int done = 0; done <= steps; done++)
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            const int t = steps - 1 - done;
+            const Place its = place.in_turn(turn);
+            const Exchange exchange = exchange_at(t + 1, turn);
+            if (turn >= turns) {  // no row of the batch is left for it
+                mark_copies();
+                continue;
+            }
+            const int use = (done - 1) * turns + turn;
+            if (done > 0) collect(use, [&] { fetch(done + 1, turn); });
+            else fetch(1, turn);
+            copied<AHEAD>();
+            Values dh[ITEMS] = {}, past[ITEMS][FIELDS], da[ITEMS][STORED_DA] = {};  // all read before one is stored: no load passes a store
+            if (done > 0) each_item(its, batch, [&](int q, const Item& it) { sum(dh[q], it, 0, use, exchange); });
+            if (done < steps) each_item(its, batch, [&](int q, const Item& it) { take(done, turn, q, past[q]); });
+            each_item(its, batch, [&](int q, const Item& it) { add_pass(turn, q, dh[q]); });
+            if (done < steps) {
+                each_item(its, batch, [&](int q, const Item& it) { step_back(turn, q, it, t, past[q], dh[q], da[q]); });
+                each_item(its, batch, [&](int q, const Item& it) { hand_back(done, t, it, da[q]); });
+            } else each_item(its, batch, [&](int q, const Item& it) { finish(turn, q, it, dh[q]); });
+            if (done > 0) conclude(use, rank);
+        }
+#else
     Matrix A;
     load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
@@ -162,63 +273,32 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 
     for (int done = 0; done <= steps; done++) {
         const int t = steps - 1 - done;
-        constexpr int WIDTH = STORED_DA * COLUMNS * BYTES;  // of one row of das
-        const Exchange exchange = {shares + place.team * SHARES, (const char*)das + ((i64)(t + 1) * batch + group * ROWS) * WIDTH + place.head * (SIZE * BYTES), WIDTH,
-                                   batch - group * ROWS, TRACK, group * ROWS, t + 1, rank};
-        if (done > 0) collect(A, done, exchange, [&] { fetch(done + AHEAD); });
-        else if (AHEAD > 0) fetch(AHEAD);
+        const Exchange exchange = exchange_at(t + 1, 0);
+        if (done > 0) collect(A, done, exchange, [&] { fetch(done + AHEAD, 0); });
+        else if (AHEAD > 0) fetch(AHEAD, 0);
         if (AHEAD > 0) copied<AHEAD>();
 #pragma unroll
-        for (int q = 0; q < ITEMS; q++) {
+        for (int q = 0; q < ITEMS; q++) {  // one after the other: registers are few, and another order takes longer
             const Item it = item(q, place, batch);
             if (!it.owned) continue;
             Values dh = {}, past[FIELDS], da[STORED_DA] = {};
             if (done > 0) sum(dh, it, 0, done, exchange);
-#pragma unroll
-            for (int v = 0; v < WIDE; v++) dh[v] = scale(dh[v], weight_of_sum[q]) + pass[q][v];
+            add_pass(0, q, dh);
             if (done == steps) {
-                store_floats(dh_first, it.in(it.batch_row), dh, dh_first ? it.real : 0);
-#pragma unroll
-                for (int i = 0; i < EXTRA; i++) store_floats(dc_first, it.in(it.batch_row, EXTRA, i), dc[q][i], dc_first ? it.real : 0);
-#if CELL == OWN
-#pragma unroll
-                for (int p = 0; p < PARAMETERS; p++) store_floats(down_rows, it.in(it.batch_row, PARAMETERS, p), down[q][p], it.real);
-#endif
+                finish(0, q, it, dh);
                 continue;
             }
-#pragma unroll
-            for (int f = 0; f < FIELDS; f++) Past::take(past[f], done, f, q);
-            weight_of_sum[q] = weight_next[q];
-            weight_next[q] = weight_at(it, t - 1);
-#pragma unroll
-            for (int v = 0; v < WIDE; v++) dh[v] += past[DIRECT][v];
-            if (t < length[q]) {
-#if CELL == OWN
-                act(it, past, weight_of_sum[q], dh, pass[q], dc[q], da, down[q]);
-#else
-                act(past, weight_of_sum[q], dh, pass[q], dc[q][0], c[q], da);
-#endif
-            } else {
-#pragma unroll
-                for (int v = 0; v < WIDE; v++) pass[q][v] = dh[v];
-            }
-            if constexpr (CELL == LSTM)
-#pragma unroll
-                for (int v = 0; v < WIDE; v++) c[q][v] = past[STATE][v];
-            Stored stored[STORED_DA];
-#pragma unroll
-            for (int g = 0; g < STORED_DA; g++) stored[g] = told_from_empty(pack(da[g]));
-#pragma unroll
-            for (int g = 0; g < GATES; g++) hand_on(stored[block_of(g)], it, g, done + 1, rank);
-#pragma unroll
-            for (int g = 0; g < STORED_DA; g++) store(das, it.in((i64)t * batch + it.batch_row, STORED_DA, g), stored[g], it.real);
+            take(done, 0, q, past);
+            step_back(0, q, it, t, past, dh, da);
+            hand_back(done, t, it, da);
         }
         if (done == steps) break;
 #if HOPPER && !PAIRED
-        conclude(A, done + 1, rank, exchange, [&] { fetch(done + 1); });
+        conclude(A, done + 1, rank, exchange, [&] { fetch(done + 1, 0); });
 #else
         conclude(A, done + 1, rank, exchange);
 #endif
     }
+#endif
     leave();
 }

@@ -84,22 +84,17 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
 #endif
         int steps, int batch, int first_block) {
     const Place place = place_of(first_block + blockIdx.x);
-    const int rank = place.rank, group = place.group;
+    const int rank = place.rank;
 
-    // Where a turn's rows are, and the vectors that step t multiplies there.
-    auto of_turn = [&](int turn) {
-        Place its = place;
-        its.group = group * TURNS + turn;
-        return its;
-    };
+    // The vectors that step t multiplies in a turn.
     auto exchange_at = [&](int t, int turn) {
-        const int group = of_turn(turn).group;
+        const int group = place.in_turn(turn).group;
         const char* vectors = t || PAIRED ? (const char*)hs + (i64)t * batch * (COLUMNS * BYTES) : (const char*)h_first;
         return Exchange{nullptr, vectors + (i64)group * ROWS * (COLUMNS * BYTES) + place.head * (SIZE * BYTES), COLUMNS * BYTES,
                         vectors ? batch - group * ROWS : 0, TRACK, group * ROWS, t, rank};
     };
 #if TURNS > 1
-    const int turns = live_turns(group, batch);
+    const int turns = live_turns(place.group, batch);
     open_exchange();
 #if CELL == OWN
     load_numbers(NUMBERS_AT, numbers, place);
@@ -125,7 +120,7 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
         const int use = t * TURNS + turn;
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, of_turn(turn), batch);
+            const Item it = item(q, place.in_turn(turn), batch);
             if (t < steps)
 #pragma unroll
                 for (int g = 0; g < GATES; g++) Inputs::fetch(use, g, q, xs, it.in(row[turn][q], GATES, g), it.real);
@@ -143,7 +138,7 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
     for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, of_turn(turn), batch);
+            const Item it = item(q, place.in_turn(turn), batch);
             const Stored first = load<WIDE>(h_first, it.in(it.batch_row), h_first ? it.real : 0);
             unpack(first, h[turn][q]);
             store(hs, it.in(it.batch_row), told_from_empty(first), it.real);
@@ -189,7 +184,7 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
             copied<AHEAD>();
 #pragma unroll
             for (int q = 0; q < ITEMS; q++) {
-                const Item it = item(q, of_turn(turn), batch);
+                const Item it = item(q, place.in_turn(turn), batch);
                 if (!it.owned) continue;
                 Values a[GATES], x[INPUTS], h_new, c_new[C_STATES];
                 Kept kept = {};
@@ -236,7 +231,7 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
     for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {
-            const Item it = item(q, of_turn(turn), batch);
+            const Item it = item(q, place.in_turn(turn), batch);
             store(h_last, it.in(it.batch_row), pack(h[turn][q]), h_last ? it.real : 0);
 #pragma unroll
             for (int i = 0; i < EXTRA; i++) store(c_last, it.in(it.batch_row, EXTRA, i), pack(c[turn][q][i]), c_last ? it.real : 0);

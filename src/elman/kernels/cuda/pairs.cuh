@@ -44,6 +44,7 @@ constexpr int K_STEPS = 4;                                                      
 constexpr int SHARED_CHUNKS = CHUNKS - REGISTER_CHUNKS;
 constexpr int PRODUCERS = (CHUNK - 2) / UNITS + 2 > CLUSTER ? CLUSTER : (CHUNK - 2) / UNITS + 2;  // blocks that make a chunk, at most
 
+static_assert(SIZE % 8 == 0 && UNITS % 2 == 0, "two elements are a word");
 static_assert(BYTES == 2 && HEADS == 1 && PARTNERS == 2 && CLUSTER % 2 == 0, "half precision, whole pairs");
 static_assert(!JOINED || !TRANSPOSED && TURNS == 1 && WARPGROUPS == 2 && STAGES == 2 * CHUNKS && STAGES <= 32, "a place and a lane for every chunk of both halves");
 static_assert(!JOINED || (CLUSTER - 1) * UNITS < SIZE, "no block without units, by which it says that it has done with a vector");
@@ -96,13 +97,23 @@ DEVICE int half_of(int rank) { return rank % 2 * CHUNKS * CHUNK; }
 DEVICE constexpr int nth_chunk(int n) { return JOINED ? (n % 2 * ((CHUNKS + 1) / 2) + n / 2) * 2 : n; }
 DEVICE int first_chunk(int group) { return JOINED ? group : 0; }
 
-// The word with columns k and k + 1 of the half, of row m: first the first partner's rows, gate by gate, then the second's;
-// or of the whole, of the block's own rows.
-DEVICE u32 weight_word(const char* W, int rank, int m, int k) {
+// The word with columns k and k + 1 (k is even) of the half, of row m: first the first partner's rows, gate by gate, then the
+// second's; or of the whole, of the block's own rows. Of W' it is two elements, far from each other; in turns, where tiles and
+// addresses of so many do not fit registers, the lanes that have rows m and m ^ 1, `apart` from each other, read one of its
+// columns each, and swap.
+DEVICE u32 weight_word(const char* W, int rank, int m, int k, int apart) {
     const int gate = m % OWN_M / UNITS, i = (JOINED ? rank : rank / 2 * 2 + m / OWN_M) * UNITS + m % UNITS;
-    auto element = [&](int k) { return m >= ALL_M || i >= SIZE || k >= SIZE ? 0 : TRANSPOSED ? weight(W, 0, k, i) : weight(W, gate, i, k); };
     if (!JOINED) k += half_of(rank);
-    return element(k) | element(k + 1) << 16;
+    if (TRANSPOSED && TURNS == 1) {
+        auto element = [&](int k) { return m >= ALL_M || i >= SIZE || k >= SIZE ? 0 : weight(W, 0, k, i); };
+        return element(k) | element(k + 1) << 16;
+    }
+    const bool real = m < ALL_M && i < SIZE && k < SIZE, odd = m % 2;
+    const i64 element = TRANSPOSED ? (i64)(k + odd) * SIZE + i - odd : (i64)(gate * SIZE + i) * SIZE + k;
+    const u32 word = real ? *(const u32*)(W + element * BYTES) : 0;
+    if (!TRANSPOSED) return word;
+    const u32 other = __shfl_xor_sync(~0u, word, apart);
+    return odd ? other >> 16 | (word & 0xffff0000u) : (word & 0xffffu) | other << 16;
 }
 
 DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
@@ -111,13 +122,13 @@ DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
 #pragma unroll
     for (int i = 0; i < REGISTER_TILES; i++)
         load_tile(A.tile[i], lane, [&](int row, int column) {
-            return weight_word((const char*)W, rank, m0 + i % M_TILES * 64 + row, column_of(warp / 4, i / M_TILES / K_STEPS) + i / M_TILES % K_STEPS * (CHUNK / K_STEPS) + column);
+            return weight_word((const char*)W, rank, m0 + i % M_TILES * 64 + row, column_of(warp / 4, i / M_TILES / K_STEPS) + i / M_TILES % K_STEPS * (CHUNK / K_STEPS) + column, 4);
         });
     for (int i = multiplier(); i < SHARED_CHUNKS * WARPGROUPS * M_TILES * 512; i += MULTIPLYING) {  // 16 bytes each, swizzled
         const int tile = i / 512, row = i / 8 % 64, piece = i % 8, chunk = REGISTER_CHUNKS + tile / (WARPGROUPS * M_TILES), m = tile % (WARPGROUPS * M_TILES);
         u32 w[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) w[j] = weight_word((const char*)W, rank, (JOINED ? m % M_TILES : m) * 64 + row, column_of(m / M_TILES, chunk) + (piece * 4 + j) * 4 / BYTES);
+        for (int j = 0; j < 4; j++) w[j] = weight_word((const char*)W, rank, (JOINED ? m % M_TILES : m) * 64 + row, column_of(m / M_TILES, chunk) + (piece * 4 + j) * 4 / BYTES, 8);
         store_words(shared + WEIGHTS_AT + tile * 8192 + row * 128 + (piece ^ row % 8) * 16, w);
     }
     order_before_engines();
@@ -150,7 +161,8 @@ DEVICE void start_chunk(int chunk, int rank, const Exchange& from) {
 
 // Cycles from a block's own values to its first look for the others': they cannot be there sooner, and looks keep L2 from
 // storing. In two turns looking begins during the one before; of 16 chunks, or more turns, any rest makes a step longer.
-constexpr int REST = TURNS > 1 ? (TURNS == 2 && CHUNKS < 16 ? 900 : 0) : ROWS < 32 ? (JOINED ? 300 : 0) : JOINED ? 600 : 300;
+// (Backward none was measured.)
+constexpr int REST = TRANSPOSED ? 0 : TURNS > 1 ? (TURNS == 2 && CHUNKS < 16 ? 900 : 0) : ROWS < 32 ? (JOINED ? 300 : 0) : JOINED ? 600 : 300;
 
 #if JOINED
 // Has the half brought to both partners: the first warp asks for it, each lane for a chunk, and expects what the partner sends.

@@ -51,6 +51,8 @@ PAIR_PRICES = (1.928, 0.0174, 0.0021, 0.021, 0.0249, 0.0072)
 # The same in turns, over 20 plans (7% rms), and 8% more, since one turn is the surer: always; in
 # each turn per product of one warpgroup, per product as above, per KB of sums.
 TURN_PRICES = (2.31, 0.0147, 0.0038, 0.0623)
+# The same backward, of one-gate cells, over 13 plans (5% rms).
+BACK_TURN_PRICES = (1.117, 0.0182, 0.0, 0.1196)
 # Of a pair that shares the vector, over 36 plans (3% rms), and 2% less, since what straight.cuh
 # takes beside it is priced too low: always; per product of one warpgroup, 32 rows; per KB of the
 # matrix that is read from shared memory; per value a thread reads from device memory; per KB of the
@@ -352,7 +354,7 @@ class Plan:
                 products * self.rows / 32,
                 self.rows * self.m * 4 / 1024,
             )
-            always, *prices = TURN_PRICES
+            always, *prices = TURN_PRICES if self.forward else BACK_TURN_PRICES
             turns = min(self.turns, -(-batch // self.rows))
             return always + turns * sum(map(operator.mul, turn, prices))
         if self.joined:
@@ -574,7 +576,7 @@ def straight_plans(
 ) -> Iterator[Plan]:
     """As far_plans, of straight.cuh, which has registers for few rows."""
     size //= heads
-    if size * element % 16 or (direction == "backward" and cell.gates > 1):
+    if size * element % 16 or (direction == "backward" and not _is_one_value(cell)):
         return
     for rows, units in itertools.product((8, 16), range(8, size, 8)):
         blocks = -(-size // units)
@@ -584,6 +586,11 @@ def straight_plans(
         crowded = plan.m_tiles * rows > 128 or plan.m_tiles * plan.k_tiles > 160
         if not crowded and plan.register_tiles > 0 and plan.shared_bytes <= machine.shared_bytes:
             yield plan
+
+
+def _is_one_value(cell: Cell) -> bool:
+    """Whether all that is stored of da is one value of each unit, which others can read as h."""
+    return cell.gates == 1 and not cell.apart
 
 
 def spread_plans(
@@ -622,14 +629,14 @@ def pair_plans(
     cell: Cell, direction: str, size: int, element: int, batch: int, machine: Machine
 ) -> Iterator[Plan]:
     """Every plan of far groups of pairs; all on the machine at once."""
-    one_value = direction == "forward" or cell.gates == 1
+    one_value = direction == "forward" or _is_one_value(cell)
     if not (machine.hopper and element == 2 and one_value and size % 8 == 0 and size <= 4096):
         return
     for turns, rows, units in itertools.product((1, 2, 4), FAR_ROWS, range(8, size, 8)):
         pairs, groups = -(-size // (2 * units)), -(-batch // (rows * turns))
         if pairs <= CLUSTERS[-1] // 2 or pairs * groups > machine.clusters.get(2, 0):
             continue
-        if turns > 1 and (direction == "backward" or batch <= rows * turns // 2):
+        if turns > 1 and batch <= rows * turns // 2:
             continue
         registers = REGISTERS if turns == 1 else REGISTERS_IN_TURNS
         for warpgroups in registers:

@@ -117,6 +117,9 @@ struct Item {
 // Which rows, which head and which of its units a block has.
 struct Place {
     int rank, team, group, head;
+
+    // The same where the group has turns: `group` counts those, of ROWS rows each.
+    __device__ __forceinline__ Place in_turn(int turn) const { return {rank, team, group * TURNS + turn, head}; }
 };
 
 DEVICE Place place_of(u32 block) {
