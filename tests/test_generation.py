@@ -389,3 +389,14 @@ def test_a_model_that_has_diverged_is_reported_not_sampled():
     model.output.bias.data[3] = math.nan
     with pytest.raises(WorkFailed, match="NaN or infinite"):
         next(generate(model, [1], 5))
+
+
+def test_what_is_written_does_not_depend_on_the_default_device():
+    torch.manual_seed(0)
+    model = LanguageModel(7, hidden_size=5, cell="gru")
+    wanted = list(generate(model, [1, 2], 9)), beam_search(model, [1, 2], 4, 2)
+    torch.set_default_device("meta")
+    try:
+        assert (list(generate(model, [1, 2], 9)), beam_search(model, [1, 2], 4, 2)) == wanted
+    finally:
+        torch.set_default_device(None)

@@ -264,7 +264,7 @@ def _write(
         tokens = _draw(sampling.odds(logits), chances)
         yield tokens
         if remaining:
-            logits = step(torch.tensor(tokens))
+            logits = step(torch.tensor(tokens, device="cpu"))
 
 
 def _draw(p: Scores, chances: list[Iterator[float]]) -> list[int]:
@@ -279,7 +279,7 @@ def _draw(p: Scores, chances: list[Iterator[float]]) -> list[int]:
 def _uniform(generator: torch.Generator) -> Iterator[float]:
     """Numbers from 0 up to 1, drawn many at a time, since one costs as much."""
     while True:
-        yield from torch.rand(256, dtype=torch.float64, generator=generator).tolist()
+        yield from torch.rand(256, dtype=torch.float64, generator=generator, device="cpu").tolist()
 
 
 @final
@@ -314,8 +314,8 @@ class _Steps:
 def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Nest]:
     """Read each distinct prompt once; the last logits and the state, one row per prompt."""
     distinct = list(dict.fromkeys(prompts))
-    readings = [_read(model, torch.tensor([text]), None) for text in distinct]
-    rows = torch.tensor([distinct.index(text) for text in prompts])
+    readings = [_read(model, torch.tensor([text], device="cpu"), None) for text in distinct]
+    rows = torch.tensor([distinct.index(text) for text in prompts], device="cpu")
     logits = torch.cat([logits for logits, _ in readings])
     return logits[rows.to(logits.device)], _rows(_join([state for _, state in readings]), rows)
 
@@ -331,9 +331,9 @@ def _read(model: nn.Module, ids: Tensor, state: Nest) -> tuple[Tensor, Nest]:
 def _search(
     model: nn.Module, text: tuple[int, ...], length: int, width: int, exclude: Sequence[int]
 ) -> list[Continuation]:
-    logits, state = _read(model, torch.tensor([text]), None)
+    logits, state = _read(model, torch.tensor([text], device="cpu"), None)
     step = _Steps(model, state, 1)
-    scores = torch.zeros(1, dtype=torch.float64)
+    scores = torch.zeros(1, dtype=torch.float64, device="cpu")
     steps: list[tuple[Tensor, Tensor]] = []  # which text each new one continues, and with what
     for remaining in reversed(range(length)):
         log_p = logits.to("cpu", torch.float64).log_softmax(-1)
@@ -378,7 +378,7 @@ def _prompt(ids: Ids, start: int) -> tuple[int, ...]:
     hint = "vocab.encode(tokens) makes one"
     if isinstance(ids, str | bytes):
         raise UserError(f"a prompt is a line of token ids, not the text {ids!r}", hint=hint)
-    text = torch.as_tensor(ids)
+    text = torch.as_tensor(ids, device="cpu")
     if text.numel() and (text.ndim != 1 or text.is_floating_point()):
         raise UserError(
             f"a prompt is a line of token ids, not {text.dtype} of shape {tuple(text.shape)}",

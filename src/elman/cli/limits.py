@@ -1,4 +1,4 @@
-"""What every verb refuses alike: numbers that will not do, empty paths, closed streams, no folder."""
+"""What every verb refuses alike: numbers and paths that will not do, closed streams, no folder."""
 
 import functools
 import io
