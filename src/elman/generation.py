@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from operator import index
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -168,7 +169,7 @@ def generate_batch(
         raise UserError(f"{len(seeds)} seeds for {len(prompts)} prompts", hint="one seed per row")
     texts = [_prompt(ids, start) for ids in prompts]
     _check_length(length)
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    generators = [torch.Generator().manual_seed(index(seed)) for seed in seeds]
     return _write(model, texts, length, sampling, generators)
 
 
@@ -378,8 +379,9 @@ def _prompt(ids: Ids, start: int) -> tuple[int, ...]:
     hint = "vocab.encode(tokens) makes one"
     if isinstance(ids, str | bytes):
         raise UserError(f"a prompt is a line of token ids, not the text {ids!r}", hint=hint)
-    text = torch.as_tensor(ids, device="cpu")
-    if text.numel() and (text.ndim != 1 or text.is_floating_point()):
+    ids = list(ids) if isinstance(ids, Iterator) else ids
+    text = np.asarray(ids.tolist() if isinstance(ids, Tensor) else ids)
+    if text.size and (text.ndim != 1 or text.dtype.kind not in "iu"):
         raise UserError(
             f"a prompt is a line of token ids, not {text.dtype} of shape {tuple(text.shape)}",
             hint=hint,
