@@ -29,6 +29,44 @@ def test_unknown_verb_is_refused_with_a_hint(capsys):
     assert "hint: elman --help" in said
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "generate RUN --temperature -1",
+        "generate RUN --length 99999999",
+        "generate RUN --length ٣",
+        "generate RUN --seed 1.5",
+        "evaluate RUN --cache inf",
+        "statistics a.txt --n 0",
+        "statistics a.txt --n 1000",
+        "train a.txt --epochs 1e3",
+        "train a.txt --learning-rate fast",
+        "lab --at-once 0",
+    ],
+)
+def test_a_number_that_will_not_do_is_named_with_its_rule_and_what_it_is(typed, capsys):
+    words = typed.split()
+    assert run(words) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert words[-2] in error
+    assert words[-1] in error
+    assert "Input should" not in error
+    assert hint.startswith("hint: ")
+
+
+def test_a_current_folder_that_is_gone_is_told(tmp_path):
+    code = (
+        "import os, sys; from elman.cli import run; gone = sys.argv[1]; os.mkdir(gone); "
+        "os.chdir(gone); os.rmdir(gone); sys.exit(run(['runs']))"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "gone")]
+    told = subprocess.run(words, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (
+        2,
+        "error: the current folder was deleted\nhint: cd into another one\n",
+    )
+
+
 def test_help_does_not_wait_for_torch():
     code = (
         "import sys; from elman.cli import run; run(['--help']); sys.exit('torch' in sys.modules)"

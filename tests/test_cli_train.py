@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -164,7 +165,7 @@ REFUSED = {
     "too large a batch": (["--batch-size", "5000"], "more text"),
     "mlp carries nothing": (["--model", "mlp", "--carry", "full"], "no state"),
     "rate": (["--learning-rate", "-1"], "must be positive"),
-    "not a number": (["--epochs", "many"], "elman train --help"),
+    "not a number": (["--epochs", "many"], "many"),
     "no epochs": (["--epochs", "0"], "epochs=0 must be at least 1"),
     "checkpoints": (["--checkpoint-every", "-1"], "checkpoint_every=-1 must be at least 0"),
     "unknown option": (["--bidirectional"], "elman train --help"),
@@ -360,6 +361,51 @@ def test_stopping_saves_and_resume_ends_as_if_it_never_stopped(which, text, tmp_
     assert run(["train", "--resume", str(out)]) == 0
     models = [(p / "model.safetensors").read_bytes() for p in (tmp_path / "unbroken", out)]
     assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_folder_that_goes_while_it_is_trained_is_told_and_can_be_continued(
+    moved, text, tmp_path, capsys, monkeypatch
+):
+    out, steps = tmp_path / "run", iter(range(1000))
+    assert train(text, tmp_path / "unbroken", "--checkpoint-every", "5") == 0
+
+    def vanish(run, training, *_):
+        if next(steps) == 1:
+            out.rename(tmp_path / "moved") if moved else shutil.rmtree(out)
+        return save(run, training, *_)
+
+    save = Run.save_state
+    monkeypatch.setattr(Run, "save_state", vanish)
+    assert train(text, out, "--checkpoint-every", "5") == 1
+    said = capsys.readouterr().err
+    assert f"error: {out} is no longer there: it was moved or deleted" in said
+    assert "make room" not in said
+    if moved:
+        assert run(["train", "--resume", str(tmp_path / "moved")]) == 0
+        models = [tmp_path / name / "model.safetensors" for name in ("moved", "unbroken")]
+        assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_what_is_ignored_stays_ignored(text, tmp_path):
+    """A shell protects its jobs in the background from Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    out, asked = tmp_path / "run", threading.Event()
+
+    def interrupt():
+        while not (out / "metrics.jsonl").exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        asked.set()
+
+    stopper = threading.Thread(target=interrupt)
+    stopper.start()
+    try:
+        assert train(text, out, "--epochs", "20") == 0
+    finally:
+        stopper.join()
+        signal.signal(signal.SIGINT, before)
+    assert asked.is_set()
 
 
 def test_tensorboard_gets_the_curves(text, tmp_path):

@@ -98,7 +98,7 @@ def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
         (["--order", "-"], "--order - must be a number"),
         (["--order", "1-" + "9" * 30], "must be a number from 1 to 100"),
         (["--generate", "9" * 30], "--generate"),
-        (["--min-freq", "9" * 30], "--min-freq must fit into 64 bits"),
+        (["--min-freq", "9" * 30], f"--min-freq {'9' * 30} must fit into 64 bits"),
         (["--min-freq", "9" * 9], "leaves no token: the most frequent, ' ', occurs"),
         (["--arpa", ""], "an empty path names nothing"),
         (["--arpa", "/no/such/folder/file"], "there is no folder /no/such/folder"),

@@ -93,6 +93,18 @@ def test_binning_leaves_out_what_a_logarithm_cannot_show():
     assert binned(Curve([1, 2, 3, 4], [math.nan, 0.0, math.inf, 2.0])).steps.tolist() == [4.0]
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("lost", [[math.inf] * 2, [math.nan] * 2, [1e307, 1e308], [0.0, 5e-324]])
+def test_what_no_scale_can_show_is_left_out_of_every_figure(lost, narrow):
+    curve = Curve([1, 2], lost)
+    empty = training.perplexity(curve, curve, {"uniform": 50.0, "huge": 1e308}, narrow=narrow)
+    assert words(empty) == ["uniform: 50"]
+    norms = training.gradient_norms(Curve([1, 2], [0.5, 2.0]), 1e308, narrow=narrow)
+    assert words(norms) == []
+    for figure in (empty, norms, training.gradient_norms(curve, 1.0, narrow=narrow)):
+        figure.savefig(io.BytesIO())
+
+
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.05, 0.15)), max_size=6))
 def test_labels_never_overlap_and_stay_in_order_and_in_sight(wishes):
     heights, rows = [h for h, _ in wishes], [r for _, r in wishes]

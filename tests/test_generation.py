@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -389,3 +390,40 @@ def test_a_model_that_has_diverged_is_reported_not_sampled():
     model.output.bias.data[3] = math.nan
     with pytest.raises(WorkFailed, match="NaN or infinite"):
         next(generate(model, [1], 5))
+
+
+def test_what_is_written_does_not_depend_on_the_default_device():
+    torch.manual_seed(0)
+    model = LanguageModel(7, hidden_size=5, cell="gru")
+    wanted = list(generate(model, [1, 2], 9)), beam_search(model, [1, 2], 4, 2)
+    torch.set_default_device("meta")
+    try:
+        assert (list(generate(model, [1, 2], 9)), beam_search(model, [1, 2], 4, 2)) == wanted
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        (1, 2, 3),
+        iter([1, 2, 3]),
+        range(1, 4),
+        map(int, "123"),
+        np.array([3, 2, 1])[::-1],
+        np.array([1, 2, 3], dtype=">i4"),
+        np.array([1, 2, 3], dtype="u1"),
+        [np.int64(1), np.uint8(2), torch.tensor(3)],
+        torch.tensor([1, 2, 3], dtype=torch.uint8),
+    ],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_a_prompt_is_whatever_holds_whole_numbers(prompt):
+    wanted = list(generate(Tiny(), [1, 2, 3], 5, seed=7))
+    assert list(generate(Tiny(), prompt, 5, seed=np.int64(7))) == wanted
+
+
+@pytest.mark.parametrize("prompt", [[True, False], ["1"], [1.0], [[1]], 5])
+def test_a_prompt_of_anything_else_is_refused(prompt):
+    with pytest.raises(UserError, match="a prompt is a line of token ids"):
+        generate(Tiny(), prompt, 5)

@@ -120,3 +120,10 @@ def test_scores_in_their_units():
 def test_a_text_with_nothing_to_predict_is_refused(ids):
     with pytest.raises(UserError, match="nothing to predict"):
         evaluate(LanguageModel(3, hidden_size=2), ids)
+
+
+@pytest.mark.parametrize("spoil", [lambda t: t[::-1].copy()[::-1], lambda t: t.astype(">i4")])
+def test_a_text_may_lie_backwards_or_in_another_byte_order(spoil):
+    torch.manual_seed(0)
+    model, text = LanguageModel(7, hidden_size=5), np.arange(40) * 5 % 7
+    assert evaluate(model, spoil(text)) == evaluate(model, text)

@@ -482,3 +482,58 @@ def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
 def test_what_cannot_be_run_is_refused_by_name_and_rule(call, said):
     with pytest.raises(UserError, match=said):
         call()
+
+
+@pytest.fixture
+def another_default(monkeypatch):
+    """A default device that holds nothing: what forgets to say where it lies is found out."""
+
+    def begin():
+        torch.set_default_device("meta")
+
+    yield begin
+    torch.set_default_device(None)
+
+
+PASSAGES = {
+    "plain": (lambda: torch.randn(6, 3, 4), {}),
+    "deep": (lambda: torch.randn(6, 3, 4), {"num_layers": 2, "bidirectional": True}),
+    "dropout": (lambda: torch.randn(6, 3, 4), {"num_layers": 2, "dropout": 0.3}),
+    "zoneout": (lambda: torch.randn(6, 3, 4), {"zoneout": 0.2}),
+    "packed": (lambda: pack_padded_sequence(torch.randn(6, 3, 4), torch.tensor([6, 4, 1])), {}),
+    "ids": (lambda: torch.randint(4, (6, 3)), {}),
+    "truncated": (lambda: torch.randn(6, 3, 4), {"carry": Truncated(3)}),
+    "given": (lambda: torch.randn(6, 3, 4), {"carry": Given((1.0, 0.5, 0.0, 2.0, 1.0, 1.0))}),
+    "sliding": (lambda: torch.randn(6, 3, 4), {"carry": Sliding(2, 2)}),
+    "checkpointed": (lambda: torch.randn(6, 3, 4), {"memory": Checkpointed(2)}),
+}
+
+
+@pytest.mark.parametrize("passage", PASSAGES)
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_a_call_lies_where_its_input_lies_whatever_the_default_device(
+    kind, passage, another_default
+):
+    make, options = PASSAGES[passage]
+    torch.manual_seed(0)
+    x, module = make(), getattr(nn, kind)(4, 5, **options)
+    copies = [copy.deepcopy(module) for _ in range(2)]
+
+    def called(module):
+        torch.manual_seed(1)
+        ys, _ = module(x)
+        ys = ys.data if isinstance(ys, PackedSequence) else ys
+        return ys, *torch.autograd.grad(ys.square().sum(), list(module.parameters()))
+
+    wanted = [called(copies[0]) for _ in range(2)]
+    another_default()
+    found = [called(copies[1]) for _ in range(2)]  # the second call of a shape is another way
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_compiler_that_cannot_read_it_is_told_what_to_do():
+    net = torch_nn.Sequential(nn.GRU(3, 4))
+    with pytest.raises(UserError, match=r"script cannot compile elman.nn's GRU; .*to_torch\(\)"):
+        torch.jit.script(net)
+    assert type(net[0]) is nn.GRU

@@ -192,6 +192,13 @@ def test_a_run_that_holds_nothing_out_has_a_report(tiny_run):
     assert "<svg" in written
 
 
+def test_a_run_that_learned_nothing_but_infinities_has_a_report(tiny_run):
+    run = Run.open(tiny_run("--learning-rate", "1e4"))
+    assert run.metrics()[-1]["nats_per_token"] > 710  # whose exp is no number
+    written = report.write(run).read_text(encoding="utf-8")
+    assert '<td class="number">inf</td>' in written
+
+
 @pytest.mark.parametrize("command", ["elman train a b --out=x --force", "elman train a b --out x"])
 def test_repeating_a_run_never_overwrites_it(command, tmp_path):
     words = report.again(command, tmp_path / "a run")

@@ -293,6 +293,28 @@ def test_a_killed_save_leaves_the_pieces_that_were(tmp_path, monkeypatch):
     assert len({path.name.split("-")[1] for path in pieces(run)}) == 1
 
 
+def test_pieces_that_are_replaced_while_they_are_read_are_read_again(tmp_path, monkeypatch):
+    run, training = begin(tmp_path)
+    monkeypatch.setattr(checkpoints, "LARGE", 400)
+    run.save_state(training, 0)
+    old, read, list_of = everything(run), checkpoints._read, [training]
+    list(zip(range(3), training.records(), strict=False))
+
+    def slowly(path, kind):
+        if path == pieces(run)[1] and list_of:  # the training goes on in the meantime
+            run.save_state(list_of.pop(), 0)
+        return read(path, kind)
+
+    monkeypatch.setattr(checkpoints, "_read", slowly)
+    new = everything(run)
+    monkeypatch.setattr(checkpoints, "_read", read)
+    assert not list_of
+    assert new == everything(run) != old
+    pieces(run)[1].unlink()  # gone for good
+    with pytest.raises(UserError, match="there is no"):
+        everything(run)
+
+
 def test_a_piece_that_is_not_as_it_was_is_refused_by_name(tmp_path, monkeypatch):
     run, training = begin(tmp_path)
     monkeypatch.setattr(checkpoints, "LARGE", 400)

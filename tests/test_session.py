@@ -113,6 +113,38 @@ def test_every_kind_of_record_comes_back_from_its_line(tmp_path):
         from_json({"kind": "sample", "step": 1})
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_text_that_changes_or_goes_while_it_is_learned_costs_no_result(resumed, grows, tmp_path):
+    session = begin(tmp_path)
+    if resumed:
+        next(iter(session.records()))
+        session = Session.resume(tmp_path / "run")
+    expected, text = begin(tmp_path / "other"), tmp_path / "text.txt"
+    list(expected.records())
+    for record in session.records():
+        if record.step == 3 and text.exists() and not grows:
+            text.unlink()
+        elif record.step == 3 and grows:
+            text.write_text(TEXT * 2)
+    assert session.conclude() == expected.conclude()
+    assert session.report().exists()
+    with pytest.raises(UserError, match="has changed" if grows else "no longer there"):
+        Run.open(tmp_path / "run").splits()
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.json"])
+def test_a_file_that_is_deleted_while_it_is_trained_is_written_again(name, tmp_path):
+    session = begin(tmp_path)
+    before = (tmp_path / "run" / name).read_bytes()
+    for record in session.records():
+        if record.step == 3:
+            (tmp_path / "run" / name).unlink(missing_ok=True)
+    session.conclude()
+    assert (tmp_path / "run" / name).read_bytes() == before
+    assert Run.open(tmp_path / "run").load_model() is not None
+
+
 def test_an_epoch_is_the_mean_of_its_updates_also_after_a_stop_within_it(tmp_path):
     session = begin(tmp_path)
     list(session.records(stop=lambda: session.training.step >= 8))

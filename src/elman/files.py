@@ -7,6 +7,7 @@ file of which any byte, the seal included, is another. A file that grows line by
 in every line instead (`checked_line`).
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -94,6 +95,11 @@ def _flush(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def is_full(failure: OSError) -> bool:
+    """Whether there was no room left: on the disk, in a quota, or in the largest file allowed."""
+    return failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from operator import index
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -168,7 +169,7 @@ def generate_batch(
         raise UserError(f"{len(seeds)} seeds for {len(prompts)} prompts", hint="one seed per row")
     texts = [_prompt(ids, start) for ids in prompts]
     _check_length(length)
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    generators = [torch.Generator().manual_seed(index(seed)) for seed in seeds]
     return _write(model, texts, length, sampling, generators)
 
 
@@ -264,7 +265,7 @@ def _write(
         tokens = _draw(sampling.odds(logits), chances)
         yield tokens
         if remaining:
-            logits = step(torch.tensor(tokens))
+            logits = step(torch.tensor(tokens, device="cpu"))
 
 
 def _draw(p: Scores, chances: list[Iterator[float]]) -> list[int]:
@@ -279,7 +280,7 @@ def _draw(p: Scores, chances: list[Iterator[float]]) -> list[int]:
 def _uniform(generator: torch.Generator) -> Iterator[float]:
     """Numbers from 0 up to 1, drawn many at a time, since one costs as much."""
     while True:
-        yield from torch.rand(256, dtype=torch.float64, generator=generator).tolist()
+        yield from torch.rand(256, dtype=torch.float64, generator=generator, device="cpu").tolist()
 
 
 @final
@@ -314,8 +315,8 @@ class _Steps:
 def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Nest]:
     """Read each distinct prompt once; the last logits and the state, one row per prompt."""
     distinct = list(dict.fromkeys(prompts))
-    readings = [_read(model, torch.tensor([text]), None) for text in distinct]
-    rows = torch.tensor([distinct.index(text) for text in prompts])
+    readings = [_read(model, torch.tensor([text], device="cpu"), None) for text in distinct]
+    rows = torch.tensor([distinct.index(text) for text in prompts], device="cpu")
     logits = torch.cat([logits for logits, _ in readings])
     return logits[rows.to(logits.device)], _rows(_join([state for _, state in readings]), rows)
 
@@ -331,9 +332,9 @@ def _read(model: nn.Module, ids: Tensor, state: Nest) -> tuple[Tensor, Nest]:
 def _search(
     model: nn.Module, text: tuple[int, ...], length: int, width: int, exclude: Sequence[int]
 ) -> list[Continuation]:
-    logits, state = _read(model, torch.tensor([text]), None)
+    logits, state = _read(model, torch.tensor([text], device="cpu"), None)
     step = _Steps(model, state, 1)
-    scores = torch.zeros(1, dtype=torch.float64)
+    scores = torch.zeros(1, dtype=torch.float64, device="cpu")
     steps: list[tuple[Tensor, Tensor]] = []  # which text each new one continues, and with what
     for remaining in reversed(range(length)):
         log_p = logits.to("cpu", torch.float64).log_softmax(-1)
@@ -378,8 +379,9 @@ def _prompt(ids: Ids, start: int) -> tuple[int, ...]:
     hint = "vocab.encode(tokens) makes one"
     if isinstance(ids, str | bytes):
         raise UserError(f"a prompt is a line of token ids, not the text {ids!r}", hint=hint)
-    text = torch.as_tensor(ids)
-    if text.numel() and (text.ndim != 1 or text.is_floating_point()):
+    ids = list(ids) if isinstance(ids, Iterator) else ids
+    text = np.asarray(ids.tolist() if isinstance(ids, Tensor) else ids)
+    if text.size and (text.ndim != 1 or text.dtype.kind not in "iu"):
         raise UserError(
             f"a prompt is a line of token ids, not {text.dtype} of shape {tuple(text.shape)}",
             hint=hint,

@@ -115,6 +115,7 @@ class Session:
         else:
             run = Run(path, config, parts.vocab, writes=False)
         processes.wait()
+        run.parts = parts
         session = cls(run, training, kept)
         session.test_tokens = len(parts.test)
         return session
@@ -144,7 +145,8 @@ class Session:
         config = replace(config, rhythm=kept.rhythm)
         use_threads(config.threads)  # torch's own sums in another order would end in other bits
         device = config.device if kept.device == "auto" else pick(kept.device)
-        training = runs.fresh_training(config, run.splits(), device, processes)
+        run.parts = run.splits()
+        training = runs.fresh_training(config, run.parts, device, processes)
         saved = run.resume(training)
         processes.wait()  # nobody writes before everybody has read
         session = cls(run, training, kept)

@@ -3,7 +3,6 @@
 Verbs import what they need inside their functions, so `elman --help` never waits for torch.
 """
 
-import errno
 import os
 import sys
 from typing import IO, Annotated, Any
@@ -29,8 +28,9 @@ from elman.cli import (
     train,
 )
 from elman.cli.console import complain
-from elman.cli.limits import check_streams, guarded
+from elman.cli.limits import check_folder, check_streams, guarded, refused
 from elman.errors import UserError, WorkFailed
+from elman.files import is_full
 
 # typer carries its own click, or the installed one, depending on its version; this finds either's.
 UsageError: Any = typer.BadParameter.__base__
@@ -93,6 +93,7 @@ def run(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str] | None) -> int:
     try:
         check_streams()
+        check_folder()
         status = app(arguments, prog_name="elman", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written should fail here, not while Python shuts down
     except UserError as refusal:
@@ -102,12 +103,10 @@ def _run(arguments: list[str] | None) -> int:
         _say(failure.message, failure.hint)
         return 1
     except UsageError as refusal:
-        message = refusal.format_message()
         if type(refusal).__name__ == "NoArgsIsHelpError":  # bare `elman`: the page, not a complaint
-            typer.echo(message)
+            typer.echo(refusal.format_message())
         else:
-            verb = refusal.ctx.command_path if refusal.ctx else "elman"
-            _say(message, f"{verb} --help lists what it takes")
+            _say(*refused(refusal))
         return 2
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
@@ -129,11 +128,11 @@ def _run(arguments: list[str] | None) -> int:
         return 1
     except OSError as failure:  # a full disk, a folder that is missing or not ours
         where = f"{failure.filename}: " if failure.filename else ""
-        full = failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = "make room and type it again; --resume continues a training" if full else ""
         _say(
             f"{where}{failure.strerror or failure}",
-            hint or "check that the place exists and is yours",
+            "make room and type it again; --resume continues a training"
+            if is_full(failure)
+            else "check that the place exists and is yours",
         )
         return 1
     return status if isinstance(status, int) else 0

@@ -1,4 +1,4 @@
-"""What every verb refuses alike: whole numbers beyond 64 bits, NaN, empty paths, closed streams."""
+"""What every verb refuses alike: numbers and paths that will not do, closed streams, no folder."""
 
 import functools
 import io
@@ -37,12 +37,46 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
     def called(*positional: Any, **options: Any) -> Any:
         for name, value in options.items():
             if isinstance(value, int) and abs(value) > LARGEST:
-                raise UserError(f"{flag(name)} must fit into 64 bits", hint=f"at most {LARGEST:,}")
+                raise UserError(
+                    f"{flag(name)} {value} must fit into 64 bits", hint=f"at most {LARGEST:,}"
+                )
             if isinstance(value, float) and math.isnan(value):
                 raise UserError(f"{flag(name)} nan is not a number", hint="leave it out")
         return verb(*positional, **options)
 
     return called
+
+
+def refused(refusal: Any) -> tuple[str, str]:
+    """What is wrong with the words that were typed, and what to try.
+
+    Releases of typer since 0.28 leave it to pydantic to say what a number should be, which names
+    the rule and not the value.
+    """
+    verb = refusal.ctx.command_path if refusal.ctx else "elman"
+    hint = f"{verb} --help lists what it takes"
+    problems = getattr(refusal.__cause__, "errors", list)()
+    if not problems:
+        return refusal.format_message(), hint
+    rule, limits = problems[0]["type"], problems[0].get("ctx", {})
+    name = max(refusal.param.opts, key=len)
+    if rule not in RULES:
+        return f"{refusal.format_message()}, not {problems[0]['input']!r}", hint
+    typed = problems[0]["input"].strip() or repr(problems[0]["input"])
+    said = f"{name} {typed} must be {RULES[rule].format(**limits)}"
+    return said, f"{name}: {refusal.param.help}" if refusal.param.help else hint
+
+
+RULES = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than_equal": "at most {le:,.0f}",
+}
+"""What a value must be, by pydantic's name for the rule that it broke."""
 
 
 def check_streams() -> None:
@@ -64,3 +98,11 @@ def check_streams() -> None:
             stream, io.TextIOWrapper
         ):  # what has no code there, an odd file name, is shown
             stream.reconfigure(errors="backslashreplace")
+
+
+def check_folder() -> None:
+    """Refuse a current folder that is gone: torch's products end the process there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as gone:
+        raise UserError("the current folder was deleted", hint="cd into another one") from gone

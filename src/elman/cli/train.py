@@ -15,6 +15,7 @@ from elman.cli.console import emit, note, progress, quiet
 from elman.cli.device import pick
 from elman.cli.limits import a_path
 from elman.errors import UserError, WorkFailed
+from elman.files import is_full
 
 if TYPE_CHECKING:
     from elman.runs import Run
@@ -213,9 +214,16 @@ def _resuming(run: "Run") -> str:
 
 @contextmanager
 def _gentle_signals() -> Iterator[list[str]]:
-    """Note Ctrl-C and SIGTERM, to be heeded between two updates; a second one ends at once."""
+    """Note Ctrl-C and SIGTERM, to be heeded between two updates; a second one ends at once.
+
+    What is ignored stays so: a shell protects jobs in the background from Ctrl-C.
+    """
     caught: list[str] = []
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = [
+        which
+        for which in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(which) is not signal.SIG_IGN
+    ]
 
     def note_it(number: int, frame: Any) -> None:
         caught.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
@@ -248,13 +256,25 @@ def _train(session: "Session", show: "Show", as_json: bool, board: Any) -> str:
         except BrokenPipeError:  # whoever read our output has left; the folder is well
             raise
         except OSError as failure:
-            raise WorkFailed(
-                f"cannot write to {run.path}: {failure.strerror}",
-                hint=f"make room; {_put_back(run)}"
-                if run.given_up
-                else f"make room, then {_resuming(run)}",
-            ) from failure
+            raise _unwritten(run, failure) from failure
     return caught[0] if caught else ""
+
+
+def _unwritten(run: "Run", failure: OSError) -> WorkFailed:
+    """Why a run could not be written, and what to do."""
+    if not run.path.is_dir():
+        return WorkFailed(
+            f"{run.path} is no longer there: it was moved or deleted while it was trained",
+            hint="elman train --resume continues a run from wherever it lies",
+        )
+    if isinstance(failure, UserError):
+        return WorkFailed(failure.message, hint=failure.hint)
+    first = "make room" if is_full(failure) else "mend that"
+    again = _put_back(run) if run.given_up else _resuming(run)
+    return WorkFailed(
+        f"cannot write to {run.path}: {failure.strerror}",
+        hint=f"{first}{'; ' if run.given_up else ', then '}{again}",
+    )
 
 
 def _put_back(run: "Run") -> str:

@@ -21,6 +21,9 @@ NARROW = 4.4
 
 INK, FAINT = "#333333", "#767676"
 
+LEAST, GREATEST = 1e-250, 1e250
+"""What a logarithmic scale can show: a margin around it must be a number, too."""
+
 
 class Curve(NamedTuple):
     """One number at each of several steps."""
@@ -42,13 +45,13 @@ def binned(curve: Curve, points: int = POINTS) -> Bins:
     """Average neighbours until at most `points` are left.
 
     The mean is geometric: of perplexities, that is the perplexity of the mean nats. Values that a
-    logarithmic scale cannot show (not finite, or not above zero) are left out.
+    logarithmic scale cannot show (not finite, or not above zero) are left out: nothing may be left.
 
     >>> binned(Curve([1, 2, 3, 4], [1, 4, 2, 8]), points=2).middle.tolist()
     [2.0, 4.0]
     """
     steps, values = np.asarray(curve.steps, float), np.asarray(curve.values, float)
-    drawable = np.isfinite(values) & (values > 0)
+    drawable = (values > LEAST) & (values < GREATEST)
     steps, values = steps[drawable], values[drawable]
     edges = np.linspace(0, len(values), min(points, len(values)) + 1).astype(int)
     spans = [slice(a, b) for a, b in itertools.pairwise(edges)]
@@ -70,15 +73,15 @@ def perplexity(
         labels = [
             (value, f"{name}: {_short(value)}", FAINT)
             for name, value in baselines.items()
-            if math.isfinite(value)
+            if LEAST < value < GREATEST
         ]
         for value, _, _ in labels:
             axes.axhline(value, color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-        if len(train.steps):
-            bins = _draw_band(axes, binned(train), COLOURS[0])
+        if len((bins := binned(train)).steps):
+            _draw_band(axes, bins, COLOURS[0])
             labels.append((bins.middle[-1], f"training: {_short(bins.middle[-1])}", COLOURS[0]))
-        if len(validation.steps):
-            labels.append(_draw_validation(axes, binned(validation)))
+        if len((bins := binned(validation)).steps):
+            labels.append(_draw_validation(axes, bins))
         _finish(axes, labels, narrow)
     return figure
 
@@ -88,9 +91,9 @@ def gradient_norms(norms: Curve, clip: float | None, *, narrow: bool = False) ->
     with house():
         figure, axes = _axes("Gradient norm before clipping", "‖g‖", narrow)
         labels = []
-        if len(norms.steps):
-            _draw_band(axes, binned(norms), COLOURS[2])
-        if clip is not None:
+        if len((bins := binned(norms)).steps):
+            _draw_band(axes, bins, COLOURS[2])
+        if clip is not None and LEAST < clip < GREATEST:
             axes.axhline(clip, color=COLOURS[1], linewidth=1.3, linestyle="--", zorder=3)
             share = clipped_share(norms, clip)
             labels.append((clip, f"θ = {_short(clip)}\n{100 * share:.0f} % clipped", COLOURS[1]))
@@ -152,11 +155,10 @@ def _axes(title: str, quantity: str, narrow: bool) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw_band(axes: Axes, bins: Bins, colour: str) -> Bins:
+def _draw_band(axes: Axes, bins: Bins, colour: str) -> None:
     """The mean as a line inside the range of what it averages."""
     axes.fill_between(bins.steps, bins.low, bins.high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(bins.steps, bins.middle, color=colour, linestyle="-", linewidth=1.4, zorder=4)
-    return bins
 
 
 def _draw_validation(axes: Axes, bins: Bins) -> tuple[float, str, str]:

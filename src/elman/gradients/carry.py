@@ -144,7 +144,7 @@ class Full(Carry):
 
     def weights(self, steps: int, rows: int = 1) -> Tensor:
         """ξ_1 … ξ_T, of shape (steps,)."""
-        return torch.ones(1, dtype=torch.float64).expand(steps)
+        return torch.ones(1, dtype=torch.float64, device="cpu").expand(steps)
 
     @property
     def name(self) -> str:
@@ -179,7 +179,7 @@ class Truncated(Carry):
 
     def weights(self, steps: int, rows: int = 1) -> Tensor:
         """ξ_1 … ξ_T, of shape (steps,)."""
-        xi = torch.ones(steps, dtype=torch.float64)
+        xi = torch.ones(steps, dtype=torch.float64, device="cpu")
         xi[self.window :: self.window] = 0
         return xi
 
@@ -213,7 +213,7 @@ class Given(Carry):
         """ξ_1 … ξ_T, of shape (steps,)."""
         if steps != len(self.xi):
             raise UserError(f"{len(self.xi)} weights were given for a sequence of {steps} steps")
-        return torch.tensor(self.xi, dtype=torch.float64)
+        return torch.tensor(self.xi, dtype=torch.float64, device="cpu")
 
     @property
     def words(self) -> str:
@@ -275,7 +275,7 @@ class Randomized(Carry):
                     hint="keep=0.9 cuts every ten steps on average",
                 )
         if self.seed is None:
-            object.__setattr__(self, "seed", int(torch.randint(2**62, ())))
+            object.__setattr__(self, "seed", int(torch.randint(2**62, (), device="cpu")))
 
     @classmethod
     def polynomial(
@@ -394,7 +394,7 @@ class Sliding(Carry):
 
     def weights(self, steps: int, rows: int = 1) -> Tensor:
         """1 everywhere inside a block's window; see `blocks`."""
-        return torch.ones(steps, dtype=torch.float64)
+        return torch.ones(steps, dtype=torch.float64, device="cpu")
 
     def blocks(self, steps: int, both_ways: bool = False) -> Iterator[Block]:
         """The passes over `steps` time steps, in order of time.

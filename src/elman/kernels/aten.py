@@ -71,8 +71,8 @@ def prepared(whole: Whole) -> Whole:
 @functools.cache
 def _warn_unheard() -> None:
     """Have torch say, which it does once in a process, that oneDNN has no projections."""
-    weights = [torch.zeros(8, 1), torch.zeros(8, 1), torch.zeros(1, 2)]
-    first = [torch.zeros(1, 1, 1), torch.zeros(1, 1, 2)]
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad(), torch.device("cpu"):
         warnings.simplefilter("ignore")
+        weights = [torch.zeros(8, 1), torch.zeros(8, 1), torch.zeros(1, 2)]
+        first = [torch.zeros(1, 1, 1), torch.zeros(1, 1, 2)]
         as_torch(Network("LSTM", False, 1, 2, 1, 1, 1), False, torch.zeros(1, 1, 1), first, weights)

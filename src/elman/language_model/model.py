@@ -194,7 +194,7 @@ class LanguageModel(nn.Module):
         self.shape.check_affordable()
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
         self.recurrence: Any = None
-        self.noise = Noise(int(torch.randint(2**62, ())))
+        self.noise = Noise(int(torch.randint(2**62, (), device="cpu")))
         start = 0 if self.recurrent else 1  # a window may begin before the text does: one more row
         self.embedding = (
             nn.Embedding(vocab_size + start, embedding_size) if embedding_size else None

@@ -48,7 +48,8 @@ class Stepper:
             return None
         size = (self.rows, 1) if rnn.batch_first else (1, self.rows)
         with torch.no_grad():
-            job = rnn.job(torch.zeros(size, dtype=torch.int64), state)
+            ids = torch.zeros(size, dtype=torch.int64, device="cpu")
+            job = rnn.job(ids, state)
             if kernels.select(job) is not KERNEL or self.out.weight.dtype != weight.dtype:
                 return None
             return Steps(KERNEL, job, self.out.weight, self.out.bias)

@@ -183,6 +183,13 @@ class Parameters(torch.nn.RNNBase):
             setattr(twin, name, getattr(self, name))
         return twin.train(self.training)
 
+    def __prepare_scriptable__(self) -> Any:
+        """What `torch.jit.script` asks a module first; it could not read how this one runs."""
+        raise UserError(
+            f"torch.jit.script cannot compile elman.nn's {self._get_name()}",
+            hint="torch.export and torch.jit.trace take it as it is, and script its to_torch()",
+        )
+
     # ------------------------------------------------------------------ what changes later
 
     def __setattr__(self, name: str, value: Any) -> None:

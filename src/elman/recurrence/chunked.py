@@ -199,7 +199,7 @@ class _Gaps(NamedTuple):
         if not self.each.is_cpu:
             return None
         above = torch.nonzero(~(self.each <= limit)).flatten()
-        return above if len(above) else torch.arange(len(self.each))
+        return above if len(above) else torch.arange(len(self.each), device=above.device)
 
 
 @dataclass(frozen=True)

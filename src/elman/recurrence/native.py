@@ -138,8 +138,8 @@ def _as_multiplied(
 ) -> tuple[Any, ...]:
     """Inputs and pulls in the dtype of the products: autocast may have found narrower ones."""
     real = call.dtype
-    stacked = state or [torch.zeros(call.stacked, dtype=real) for _ in grads[1:]]
-    seed = torch.tensor(use.seed) if use and use.dropout else None
+    stacked = state or [torch.zeros(call.stacked, dtype=real, device=xs.device) for _ in grads[1:]]
+    seed = torch.tensor(use.seed, device="cpu") if use and use.dropout else None
     x = Inputs(xs.to(call.input_dtype), [s.to(real) for s in stacked], weights, None, seed)
     return x, *[None if d is None else d.to(real) for d in grads]
 

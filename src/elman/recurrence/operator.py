@@ -99,7 +99,7 @@ class Recipe(NamedTuple):
         )
 
 
-UNDRAWN = torch.tensor(0)
+UNDRAWN = torch.tensor(0, device="cpu")
 """The seed of a call whose masks are yet to be drawn."""
 
 
@@ -128,7 +128,7 @@ class Inputs(NamedTuple):
 
 def draw_seed() -> Tensor:
     """The seed of a call's masks, from torch's generator."""
-    return torch.randint(2**62, ())
+    return torch.randint(2**62, (), device="cpu")
 
 
 def unstack(stacked: Sequence[Tensor]) -> States:

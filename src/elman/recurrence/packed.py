@@ -42,8 +42,10 @@ def places(batch_sizes: Tensor, count: int, device: torch.device) -> Places:
     """
     steps, rows = len(batch_sizes), int(batch_sizes[0])
     begins = batch_sizes.cumsum(0).sub_(batch_sizes)
-    ended = torch.arange(0, steps * rows, rows).sub_(begins)  # places left out before step t
-    ends = torch.searchsorted(batch_sizes.flip(0), torch.arange(rows), right=True)
+    starts = torch.arange(0, steps * rows, rows, device=batch_sizes.device)
+    ended = starts.sub_(begins)  # places left out before step t
+    each = torch.arange(rows, device=batch_sizes.device)
+    ends = torch.searchsorted(batch_sizes.flip(0), each, right=True)
     there = torch.cat((batch_sizes, ended, steps - ends)).to(device)  # in one copy
     sizes, ended, lengths = there.split((steps, steps, rows))
     where = ended.repeat_interleave(sizes, output_size=count)

@@ -153,7 +153,7 @@ class Chunks:
         self._keep()
 
     def _keep(self) -> None:
-        self.state.copy_(torch.tensor(self.numbers))
+        self.state.copy_(torch.tensor(self.numbers, device="cpu"))
 
 
 def _needed(overlap: int, difference: float, tolerance: float) -> int:

@@ -124,9 +124,9 @@ def ending(stack: Stack, block: Block, steps: int, dlast: States) -> States:
     ends = []
     for place, pulls in enumerate(dlast):
         if place % stack.directions == 1:
-            here = torch.tensor(block.first == 0)
+            here = torch.tensor(block.first == 0, device="cpu")
         elif stack.lengths is None:
-            here = torch.tensor(block.last == steps)
+            here = torch.tensor(block.last == steps, device="cpu")
         else:
             last = stack.lengths[:, None]
             here = (block.first < last) & (last <= block.last)

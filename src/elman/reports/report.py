@@ -17,7 +17,7 @@ from elman.files import write_text
 from elman.reports import page, through_time
 from elman.runs.folder import Config, Run, fresh_model
 from elman.runs.shown import Shown
-from elman.scoring import evaluation
+from elman.scoring import evaluation, metrics
 from elman.scoring.evaluation import title
 from elman.scoring.metrics import Score
 from elman.text.levels import level_of
@@ -209,7 +209,7 @@ def _scores(story: Story, baselines: dict[str, Score]) -> list[str]:
     rows.append(("this model", result["nats_per_token"], result["bits_per_char"]))
     rows.sort(key=lambda row: -row[1])
     own = next(i for i, row in enumerate(rows) if row[0] == "this model")
-    cells = [(name, f"{n:.4f}", f"{math.exp(n):,.3f}", f"{b:.4f}") for name, n, b in rows]
+    cells = [(name, f"{n:.4f}", f"{metrics.perplexity(n):,.3f}", f"{b:.4f}") for name, n, b in rows]
     head = (f"{result['part']} text", "nats per token", "perplexity", "bits per character")
     return ["<h2>Beside counting</h2>", page.table(head, cells, own)]
 

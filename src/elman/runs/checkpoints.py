@@ -95,20 +95,34 @@ def _are_pieces(said: Any) -> bool:
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write` or `write_together` wrote; what is damaged, or not ours, is refused."""
-    tensors, numbers = _read(path, kind)
-    pieces = numbers.pop("pieces", None)
-    if pieces is None:
-        return tensors, numbers
-    if not _are_pieces(pieces):
-        raise _damaged(path, "what it says of its pieces makes no sense")
+    """Read what `write` or `write_together` wrote; what is damaged, or not ours, is refused.
+
+    A training that goes on meanwhile deletes pieces that it has replaced: then the new ones are
+    read.
+    """
+    while True:
+        tensors, numbers = _read(path, kind)
+        pieces = numbers.pop("pieces", None)
+        if pieces is None:
+            return tensors, numbers
+        if not _are_pieces(pieces):
+            raise _damaged(path, "what it says of its pieces makes no sense")
+        try:
+            return tensors | _read_pieces(path, kind, pieces), numbers
+        except MissingSource:
+            if _read(path, kind)[1].get("pieces") == pieces:
+                raise
+
+
+def _read_pieces(path: Path, kind: str, pieces: dict[str, Any]) -> dict[str, Tensor]:
+    tensors = {}
     for i in range(pieces["count"]):
         where = _piece(path, pieces["name"], i)
         more, said = _read(where, f"{kind} in pieces")
         if said != {"name": pieces["name"], "piece": i}:
             raise _damaged(where, "it is a piece of something else")
         tensors |= more
-    return tensors, numbers
+    return tensors
 
 
 def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -87,8 +87,11 @@ def with_options(config: Config, options: presets.Options) -> Config:
 
 
 def fresh_model(config: Config) -> LanguageModel:
-    """The model before its first update: from the run's own seed, whatever the global one."""
-    with torch.random.fork_rng([]):
+    """The model before its first update: from the run's own seed, whatever the global one.
+
+    On the CPU, whatever torch's default device: every device draws other numbers.
+    """
+    with torch.random.fork_rng([]), torch.device("cpu"):
         torch.manual_seed(config.training.seed)
         return LanguageModel.from_config(config.model)
 

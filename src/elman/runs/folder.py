@@ -84,6 +84,7 @@ class Run:
         self._lock: Lock | None = None
         self._left: os.stat_result | None = None  # state.safetensors when the lock was released
         self.given_up = False  # whether the run that it was to replace is there again
+        self.parts: Splits | None = None  # of its text, where a training has read it
 
     # ------------------------------------------------------------------ making and opening
 
@@ -154,6 +155,13 @@ class Run:
             path, config, vocab, edited=has_seal(written) and not seal_holds(written), writes=writes
         )
 
+    def restore(self) -> None:
+        """Write again what someone has deleted while it is trained: a run must say what it is."""
+        if self.writes and not (self.path / "vocab.json").exists():
+            self.vocab.save(self.path / "vocab.json")
+        if self.writes and not (self.path / MARK).exists():
+            self.save_config(self.config)
+
     def save_config(self, config: Config) -> None:
         """Write config.json, and the model card that repeats it for people."""
         self.config = config
@@ -222,7 +230,12 @@ class Run:
     # ------------------------------------------------------------------ reading
 
     def splits(self) -> Splits:
-        """The ids the model was trained and validated on, exactly; a changed text is refused."""
+        """The ids the model was trained and validated on, exactly; a changed text is refused.
+
+        A training has read them already: whatever became of the file since, it can be concluded.
+        """
+        if self.parts is not None:
+            return self.parts
         data = self.config.data
         kept = self.path / "source"
         try:

@@ -128,6 +128,7 @@ def _checkpoint(run: Run, training: Training, log: IO[bytes], better: bool) -> N
     log.flush()
     if run.writes:
         os.fsync(log.fileno())
+    run.restore()
     if better or math.isinf(training.best):  # never validated: the latest weights are the best
         run.save_best(training)
     run.save_state(training, log.tell())

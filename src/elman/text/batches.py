@@ -214,7 +214,7 @@ class Shuffled(Batches):
 
 
 def flat_integers(ids: Ids) -> Any:
-    """A 1-D tensor as it is, anything else as a 1-D array over the same memory."""
+    """A 1-D tensor as it is, else a 1-D array, over the same memory where torch can read that."""
     if isinstance(ids, ShardedIds):
         return ids
     try:
@@ -233,6 +233,8 @@ def flat_integers(ids: Ids) -> Any:
             f"ids must be one-dimensional integers, not {flat.ndim}-dimensional {flat.dtype}",
             hint="vocab.encode(text) makes them",
         )
+    if isinstance(flat, np.ndarray) and (flat.strides[0] < 0 or not flat.dtype.isnative):
+        return flat.astype(flat.dtype.newbyteorder("="), order="C")  # torch cannot read these
     return flat
 
 

@@ -183,9 +183,10 @@ class Training:
     def _kernel(self) -> str:
         if self.reader.recurrence is None:
             return "no kernel of elman's"
-        ids = torch.zeros(1, self.settings.reading.batch_size, dtype=torch.int64)
+        rows = self.settings.reading.batch_size
+        ids = torch.zeros(1, rows, dtype=torch.int64, device=self.device)
         with torch.no_grad(), self.cast():
-            xs = self.model.inputs(ids.to(self.device), NO_MASKS)
+            xs = self.model.inputs(ids, NO_MASKS)
             return f"{explain(self.reader.recurrence, xs).runs} kernel"
 
     # ------------------------------------------------------------------ the loop

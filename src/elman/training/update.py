@@ -199,7 +199,8 @@ class NativeUpdate(WholeUpdate):
             return f"the model is on {weight.device.type}"
         if weight.dtype not in dtypes:
             return f"the weights are {weight.dtype}"
-        explanation = kernels.explain(model.recurrence, torch.zeros(1, 1, dtype=torch.int64))
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=weight.device)
+        explanation = kernels.explain(model.recurrence, ids)
         if explanation.runs != KERNEL.name:
             return explanation.reasons.get(KERNEL.name, f"ELMAN_KERNELS names {explanation.runs}")
         if not all(p.is_contiguous() for p in model.parameters()):
@@ -256,7 +257,7 @@ class NativeUpdate(WholeUpdate):
         """The masks as the kernel takes them, those between layers drawn here."""
         between, drop = [], self.model.shape.dropout.layers
         if drop:
-            drawn = Dropout(drop, int(torch.randint(2**62, ())))
+            drawn = Dropout(drop, int(torch.randint(2**62, (), device="cpu")))
             gaps = range(self.model.shape.layers - 1)
             between = [drawn.mask(self.windows.dhs[i], i, 0) for i in gaps]
         return Hidden(masks.inputs, masks.outputs, [*masks.recurrent.values()], between)

@@ -19,6 +19,7 @@ from elman.kernels.contract import Job, Piece
 from elman.kernels.cpu import library, masks
 from elman.kernels.cpu.library import (
     CELLS,
+    CPU,
     HALF,
     KINDS,
     LayerArguments,
@@ -234,9 +235,11 @@ class Prepared:
         size, room = self.outputs, self.kept
         if self.is_packed:
             size, room = (len(xs), self.width), self._kept(len(xs)) if keep else 0
-        ys = torch.empty(size, dtype=self.dtype)
-        last = tuple([torch.empty(self.stacked, dtype=self.dtype) for _ in range(self.states)])
-        kept = torch.empty(room, dtype=self.dtype) if keep else None
+        ys = torch.empty(size, dtype=self.dtype, device=CPU)
+        last = tuple(
+            [torch.empty(self.stacked, dtype=self.dtype, device=CPU) for _ in range(self.states)]
+        )
+        kept = torch.empty(room, dtype=self.dtype, device=CPU) if keep else None
         if self.cast is not None:
             xs = plain(xs, self.input_dtype)
             state = None if state is None else [plain(s, self.dtype) for s in state]
@@ -281,9 +284,9 @@ class Prepared:
         weights = [plain(w, real) for w in weights]
         track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
         pulls = [plain(d, real) for d in dlast]
-        dxs = torch.empty(xs.shape, dtype=real) if needs_dxs else None
-        first = [torch.empty(self.stacked, dtype=real) for _ in pulls]
-        dws = [torch.empty(shape, dtype=real) for shape in self.weight_shapes]
+        dxs = torch.empty(xs.shape, dtype=real, device=CPU) if needs_dxs else None
+        first = [torch.empty(self.stacked, dtype=real, device=CPU) for _ in pulls]
+        dws = [torch.empty(shape, dtype=real, device=CPU) for shape in self.weight_shapes]
         two = self.states > 1
         status = self.native.elman_call_back(
             self._reading(weights),

@@ -11,7 +11,7 @@ from torch import Tensor
 from elman.kernels import choice
 from elman.kernels.contract import Expected, require
 from elman.kernels.cpu import library
-from elman.kernels.cpu.library import HALF, KINDS, HeadArguments, integers, plain, pointer
+from elman.kernels.cpu.library import CPU, HALF, KINDS, HeadArguments, integers, plain, pointer
 from elman.kernels.cpu.recurrence import Cpu
 
 
@@ -41,12 +41,12 @@ def mean_nats(
     assert kernel.library is not None
     require(expected(hs, W_hq, b_q, targets), hs.device)
     real = W_hq.dtype
-    nats = torch.empty((), dtype=real)
+    nats = torch.empty((), dtype=real, device=CPU)
     states, W, b = plain(hs, real), plain(W_hq, real), plain(b_q, real)
     ids = integers(targets, "targets")
-    dhs = torch.empty(hs.shape, dtype=real) if needs[0] else None
-    dW_hq = torch.empty(W_hq.shape, dtype=real) if needs[1] else None
-    db_q = torch.empty(b_q.shape, dtype=real) if needs[1] and b_q is not None else None
+    dhs = torch.empty(hs.shape, dtype=real, device=CPU) if needs[0] else None
+    dW_hq = torch.empty(W_hq.shape, dtype=real, device=CPU) if needs[1] else None
+    db_q = torch.empty(b_q.shape, dtype=real, device=CPU) if needs[1] and b_q is not None else None
     arguments = HeadArguments(
         **sizes(targets.numel(), W_hq),
         hs=pointer(states),

@@ -23,6 +23,9 @@ _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
 _HEAD = "hs W b targets nats dhs dW db"
 _TRAVEL_SIZES = "T H states gates first lags threads"
 _TRAVEL = "pulls slopes before W norms"
+CPU = torch.device("cpu")
+"""Where everything lies that a kernel here makes, whatever torch's default device is."""
+
 KINDS = {torch.float32: FLOAT, torch.float64: DOUBLE, torch.bfloat16: HALF}
 
 

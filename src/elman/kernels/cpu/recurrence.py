@@ -14,6 +14,7 @@ from elman.kernels.contract import Job, Piece, Pull, Trace
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import (
     CELLS,
+    CPU,
     FASTEST,
     FLOAT,
     HALF,
@@ -51,7 +52,7 @@ class Native(abc.ABC):
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
         real, state, steps = real_of(piece.w), piece.state, len(piece.xs)
-        tracks = [torch.empty(steps + 1, *s.shape, dtype=real) for s in state]
+        tracks = [torch.empty(steps + 1, *s.shape, dtype=real, device=CPU) for s in state]
         gates = self.empty_gates(piece) if needs_gates else None
         tensors = inputs_of(piece, real) | {
             **dict(zip(("h_0", "c_0"), (plain(s, real) for s in state), strict=False)),
@@ -68,10 +69,10 @@ class Native(abc.ABC):
         piece.check()
         pull.check(piece, trace, self.kept(piece.cell) * piece.w.hidden_size)
         w, xs, real = piece.w, piece.xs, real_of(piece.w)
-        dw = pull.into or w.map(lambda p: torch.empty(p.shape, dtype=real))
+        dw = pull.into or w.map(lambda p: torch.empty(p.shape, dtype=real, device=CPU))
         sums = dw.map(lambda d: plain(d, real))
         wanted = pull.needs_dxs and xs.is_floating_point()
-        dxs = torch.empty(xs.shape, dtype=real) if wanted else None
+        dxs = torch.empty(xs.shape, dtype=real, device=CPU) if wanted else None
         last = [plain(d, real) for d in pull.dstate]
         first = [torch.empty_like(d) for d in last]
         tensors = inputs_of(piece, real) | {

@@ -13,7 +13,7 @@ from elman.cells import Cell
 from elman.errors import UserError
 from elman.kernels.contract import Job, require
 from elman.kernels.cpu import head, library
-from elman.kernels.cpu.library import CELLS, KINDS, LayerArguments, integers, plain, pointer
+from elman.kernels.cpu.library import CELLS, CPU, KINDS, LayerArguments, integers, plain, pointer
 from elman.kernels.cpu.recurrence import Cpu, real_of
 
 
@@ -65,7 +65,7 @@ class Steps:
         """The logits (rows, outputs) after reading ids (rows,)."""
         if ids.shape != self.shape[:1]:
             raise UserError(f"ids of shape {tuple(ids.shape)} for {self.shape[0]} rows")
-        ids, y = integers(ids, "ids"), torch.empty(self.shape, dtype=self.dtype)
+        ids, y = integers(ids, "ids"), torch.empty(self.shape, dtype=self.dtype, device=CPU)
         self.layers[0].ids = pointer(ids)
         status = self.run(pointer(y), *self.rest)
         if status == library.BAD_ID:

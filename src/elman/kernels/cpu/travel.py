@@ -12,7 +12,7 @@ from elman.errors import UserError
 from elman.kernels import choice
 from elman.kernels.contract import Expected, require
 from elman.kernels.cpu import library
-from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, TravelArguments, plain, pointer
+from elman.kernels.cpu.library import CPU, DOUBLE, FLOAT, KINDS, TravelArguments, plain, pointer
 from elman.kernels.cpu.recurrence import Cpu
 
 
@@ -37,7 +37,7 @@ def norms_by_lag(
             f"not go through W_hh of {W_hh.dtype}",
             hint="make them of one type",
         )
-    norms = torch.empty(steps - first, lags + 1, dtype=W_hh.dtype)
+    norms = torch.empty(steps - first, lags + 1, dtype=W_hh.dtype, device=CPU)
     read = [plain(t, W_hh.dtype) for t in (pulls, slopes.a_h, slopes.before, W_hh)]
     arguments = TravelArguments(
         steps, hidden, states, gates, first, lags, torch.get_num_threads(), *map(pointer, read)
