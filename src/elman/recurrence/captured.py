@@ -37,7 +37,7 @@ FEW = 4
 """Calls of one kind that run as they are: to record one costs as much as several of these."""
 SIDE_BY_SIDE = 4
 """Recordings of one kind, for calls whose backward passes are yet to come."""
-SURELY, BY_AUTOGRAD = 0.95, 200.0
+SURELY, BY_AUTOGRAD = 0.9, 200.0
 """How much shorter a captured call must be; microseconds of autograd that it saves at least."""
 AS_IT_IS, AS_RECORDED = 20.0, 35.0
 """Microseconds of Python in a module's call before either is begun (an H200's host)."""
