@@ -11,7 +11,9 @@ import torch
 
 from elman import nn
 from elman.errors import UserError
-from elman.kernels.cpu import KERNEL
+from elman.gradients.carry import Full, Truncated
+from elman.gradients.memory import Checkpointed
+from elman.kernels.cpu import KERNEL, library
 from elman.recurrence import native
 
 pytestmark = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
@@ -59,6 +61,21 @@ def test_the_bits_of_the_ordinary_call(kind, layers, bidirectional, T, B):
         assert same(plain(module, x), ordinary(module, x))
     ids = torch.randint(5, (T, B))
     assert same(plain(module, ids), ordinary(module, ids))
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize(
+    ("B", "inputs", "hidden"), [(2, 5, 19), (7, 5, 19), (9, 40, 19), (33, 130, 65), (150, 300, 170)]
+)
+def test_steps_one_by_one_have_the_bits_of_all_at_once(kind, B, inputs, hidden):
+    """A single step multiplies inputs beside states or before them, by how much memory both are."""
+    module, xs, state = kind(inputs, hidden), torch.randn(3, B, inputs), None
+    whole, ys = plain(module, xs), []
+    with torch.no_grad():
+        for x in xs:
+            y, state = module(x[None], state)
+            ys.append(y)
+    assert same(outputs((torch.cat(ys), state)), whole)
 
 
 @pytest.mark.parametrize("kind", MODULES)
@@ -125,6 +142,105 @@ def test_what_is_refused_is_refused_as_before():
             module(ids, torch.zeros(1, 1, 8, dtype=torch.float64))
         with pytest.raises(UserError, match="last size must be 4"):
             module(torch.zeros(1, 1, 5))
+
+
+def shortened(t, size):
+    t.untyped_storage().resize_(size)
+    return t
+
+
+NO_STATES = {
+    "no tensor": (lambda h: 3, "must be one tensor h0"),
+    "freed": (lambda h: shortened(h, 0), "has lost its memory|out of bounds for storage"),
+    "too short": (lambda h: shortened(h, 28), "has lost its memory|out of bounds for storage"),
+    "elsewhere": (lambda h: h.to("meta"), "h0 is on meta"),
+    "of other numbers": (lambda h: h.int(), "h0 has dtype"),
+    "of other rows": (lambda h: torch.zeros(1, 2, 8), "h0 has shape"),
+}
+
+
+@pytest.mark.parametrize("what", NO_STATES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_no_state_is_refused_in_words_at_every_call(what, grad):
+    make, words = NO_STATES[what]
+    module, x = nn.RNN(4, 8), torch.randn(1, 1, 4)
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):
+            with pytest.raises((UserError, RuntimeError), match=words):
+                module(x, make(torch.zeros(1, 1, 8)))
+            module(x, torch.zeros(1, 1, 8))
+
+
+ODD = {
+    "negated": torch._neg_view,
+    "turned": lambda t: t.transpose(0, 2).clone().transpose(0, 2),
+    "every other": lambda t: torch.stack([t, t], -1)[..., 0],
+    "a parameter": torch.nn.Parameter,
+    "a part": lambda t: torch.cat([t, t])[1:],
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("odd", ODD)
+def test_inputs_and_states_may_lie_anyhow(kind, odd):
+    module, x = kind(4, 8), torch.randn(1, 3, 4)
+    state = state_of(kind, 1, 3, 8)
+    expected = plain(module, x, state)
+    odd = ODD[odd]
+    twist = (lambda t: odd(-t)) if odd is torch._neg_view else odd
+    states = tuple(map(twist, state)) if isinstance(state, tuple) else twist(state)
+    with torch.no_grad():
+        assert same(outputs(module(twist(x), state)), expected)
+        plain(module, x, state)
+        assert same(outputs(module(x, states)), expected)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_torch_need_not_say_what_its_tensors_are(kind, monkeypatch):
+    """By DLPack's C exchange, which a torch of another major version may not have."""
+    monkeypatch.setattr(library, "DESCRIBING", None)
+    module, x = kind(4, 8), torch.randn(1, 2, 4)
+    for _ in range(2):
+        assert same(plain(module, x), ordinary(module, x))
+    assert module._prepared.seen is None
+    module.weight_hh_l0.data = module.weight_hh_l0.data.clone() + 1
+    assert same(plain(module, x), ordinary(module, x))
+
+
+@pytest.mark.parametrize("how", [{"zoneout": 0.5}, {"update_dropout": 0.5}, {"dropout": 0.5}])
+def test_noise_may_be_added_after_a_call(how):
+    module, x = nn.RNN(4, 64, num_layers=2), torch.randn(5, 1, 4)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            module(x)
+    for name, value in how.items():
+        setattr(module, name, value)
+    with torch.no_grad():
+        assert not torch.equal(module(x)[0], module(x)[0])
+
+
+def test_a_carry_and_a_memory_may_be_changed_after_a_call():
+    module, x = nn.GRU(4, 8), torch.randn(6, 2, 4)
+    module(x)[0].sum().backward()
+    exact = module.weight_hh_l0.grad.clone()
+    module.carry = Truncated(2)
+    module.zero_grad()
+    module(x)[0].sum().backward()
+    assert not torch.allclose(module.weight_hh_l0.grad, exact)
+    module.carry, module.memory = Full(), Checkpointed(every=2)
+    module.zero_grad()
+    module(x)[0].sum().backward()
+    torch.testing.assert_close(module.weight_hh_l0.grad, exact)
+
+
+def test_calls_in_and_out_of_inference_mode():
+    module, x = nn.LSTM(4, 8), torch.randn(3, 2, 4)
+    for mode in (True, False, True):
+        with torch.inference_mode(mode):
+            ys = module(x)[0]
+        assert ys.is_inference() == mode
+    module(x)[0].sum().backward()
+    assert module.weight_hh_l0.grad is not None
 
 
 def test_dropout_between_layers_is_still_drawn():

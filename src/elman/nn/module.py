@@ -8,6 +8,7 @@ on a GPU, or where torch's own layers run, what was settled about calls of this 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Hashable, Sequence
 
@@ -23,6 +24,7 @@ from elman.kernels.cpu import calls, masks
 from elman.nn.arguments import are_tensors
 from elman.nn.long_way import LongWay
 from elman.recurrence import native, settled, traced, whole
+from elman.recurrence.operator import Recipe
 from elman.recurrence.settled import IN_FLOAT32, LONG_WAY, Settled
 from elman.recurrence.strand import autocast_on_a_cpu, is_cast, uncast
 from elman.recurrence.ways import Outputs
@@ -30,8 +32,6 @@ from elman.recurrence.ways import Outputs
 
 class Module(LongWay):
     """A module as its own calls find it: by a short way where there is one."""
-
-    _prepared: calls.Prepared | None = None
 
     def _run(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -44,8 +44,8 @@ class Module(LongWay):
                 f"{self.cell} was declared again, with other equations, after this module was made",
                 hint="make the module again, or give the other cell a name of its own",
             )
-        if torch.jit.is_tracing():
-            with traced.quietly():
+        if traced.is_watched():
+            with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
                 return self._run_any(input, state)
         return self._plain_call(input, state) or self._run_any(input, state)
 
@@ -112,40 +112,66 @@ class Module(LongWay):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
         """The same in native code on a CPU, nothing cut; None: another kind of call."""
-        if not self._is_plain(input):
+        if input.is_cuda or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
-        recipe = self._recipe() if torch.is_grad_enabled() else None
-        if recipe is not None and not native.takes(recipe):
-            return None
-        own, names = self._parameters, self._flat_weights_names
-        weights = [w for name in names if (w := own.get(name)) is not None]
-        if len(weights) < len(names):  # a parametrized one is elsewhere
-            return None
-        drops = self.dropout if self.training and self.num_layers > 1 else 0.0
-        if drops and not masks.drops_as_torch(weights[0].dtype):
-            return None
-        xs, pack = self._rows_of(input)
-        if pack is None and isinstance(input, PackedSequence):
-            return None
-        call, cast = self._prepared, autocast_on_a_cpu(weights[0])
-        if call is None or not call.suits(xs, state, weights, pack, cast):
-            job = functools.partial(self._asked, input, state)
-            directions = 2 if self.bidirectional else 1
-            call = native.prepared(call, xs, state, weights, directions, job, pack, cast)
-            self._prepared = call
-            if call is None:
+        recipe = None
+        if torch.is_grad_enabled():
+            recipe = self._exact or self._remembered_recipe()
+            if not native.takes(recipe):
                 return None
-        use = native.use_of(pack, drops)
+        if (found := self._again(input, state) or self._prepare(input, state)) is None:
+            return None
+        call, xs, pack = found
+        drops = self.dropout if self.training and self.num_layers > 1 else 0.0
+        if drops and not masks.drops_as_torch(call.dtype):
+            return None
+        use = native.use_of(pack, drops) if drops or pack is not None else None
         if recipe is None:
             result = call(xs, state, use)
         else:
-            result = native.recurrence(call, recipe, xs, state, weights, use)
+            result = native.recurrence(call, recipe, xs, state, use)
         if result is None or (pack is None and not self.batch_first):
             return result
         ys, last = result
         if isinstance(input, PackedSequence):
             return input._replace(data=ys), last
         return ys.transpose(0, 1), last
+
+    def _again(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[calls.Prepared, Tensor, None] | None:
+        """The last call, where this one is like it: then all that `_is_plain` asks is known."""
+        call = self._prepared
+        if call is None or type(input) is not Tensor or self.batch_first:
+            return None
+        cast = autocast_on_a_cpu(call.dtype) if torch._C._is_any_autocast_enabled() else None
+        weights = map(self._parameters.get, self._flat_weights_names)
+        return (call, input, None) if call.suits_again(input, state, weights, cast) else None
+
+    def _prepare(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[calls.Prepared, Tensor, calls.Pack | None] | None:
+        """What native code needs for this call, its inputs, and how they are packed."""
+        if not self._is_plain(input):
+            return None
+        own, names = self._parameters, self._flat_weights_names
+        weights = [w for name in names if (w := own.get(name)) is not None]
+        if len(weights) < len(names):  # a parametrized one is elsewhere
+            return None
+        xs, pack = self._rows_of(input)
+        if pack is None and isinstance(input, PackedSequence):
+            return None
+        call, cast = self._prepared, autocast_on_a_cpu(weights[0].dtype)
+        if call is None or not call.suits(xs, state, weights, pack, cast):
+            job = functools.partial(self._asked, input, state)
+            directions = 2 if self.bidirectional else 1
+            call = native.prepared(call, xs, state, weights, directions, job, pack, cast)
+            self._prepared = call
+        return None if call is None else (call, xs, pack)
+
+    def _remembered_recipe(self) -> Recipe:
+        self._exact = self._recipe()
+        return self._exact
 
     def _is_plain(self, input: Tensor | PackedSequence) -> bool:
         """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
@@ -174,7 +200,7 @@ class Module(LongWay):
         if not isinstance(input, PackedSequence):
             return self.job(input, state)
         data = input.data
-        if autocast_on_a_cpu(self._first_weight()):
+        if autocast_on_a_cpu(self._first_weight().dtype):
             data, state = _widened(data, state)
         with uncast(data):
             first = self._checked_pack(input._replace(data=data), state)
@@ -183,7 +209,7 @@ class Module(LongWay):
     def _casts_inside(self, input: Tensor) -> bool:
         """Whether the kernel does autocast's work, and is handed everything in float32."""
         weights = [self._parameters.get(name) for name in self._flat_weights_names]
-        if any(w is None or not autocast_on_a_cpu(w) for w in weights):
+        if any(w is None or not autocast_on_a_cpu(w.dtype) for w in weights):
             return False
         if not self._is_plain(input):
             return False

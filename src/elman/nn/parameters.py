@@ -17,6 +17,7 @@ from elman.gradients.carry import Carry, Full
 from elman.gradients.chunks import Chunked, Stepped, Time
 from elman.gradients.memory import Memory, Stored
 from elman.kernels import cudnn
+from elman.kernels.cpu.calls import Prepared
 from elman.kernels.cudnn import Cudnn
 from elman.kernels.torchs import Network
 from elman.recurrence import compiled, custom
@@ -44,6 +45,10 @@ class Parameters(torch.nn.RNNBase):
     """Whether a call must give the same bits in a CUDA graph as outside of one, and the same masks
     from the same state of torch's generators: not cuDNN's."""
     _settled: Table
+    _prepared: Prepared | None = None
+    """The last call of native code on a CPU, where there was one since anything changed."""
+    _exact: Recipe | None = None
+    """`_recipe()`, where it was asked for since."""
     _chunks: Chunks | None = None
     _running: str = ""
     _equations: str = ""
@@ -95,7 +100,13 @@ class Parameters(torch.nn.RNNBase):
         if zoneout or updates:
             running = with_noise(self.cell, zoneout, updates, self.training)
         super().__setattr__("_running", running)  # a plain value to torch.compile
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing that was found out about calls is so any more."""
         super().__setattr__("_settled", Table())
+        super().__setattr__("_prepared", None)
+        super().__setattr__("_exact", None)
 
     # ------------------------------------------------------------------ parameters
 
@@ -204,15 +215,15 @@ class Parameters(torch.nn.RNNBase):
         super().__setattr__(name, value)
         if name == "time":
             self._begin_chunks(value)
-        if name == "repeatable":
-            super().__setattr__("_settled", Table())
+        if name in ("repeatable", "dropout"):
+            self._forget()
         if name == "training" and self.is_noisy:
             self._run_by(self.zoneout, self.update_dropout)
         if name in ("carry", "memory", "time") and hasattr(self, "carry") and hasattr(self, "time"):
             registered = compiled.register(self.carry, self.memory, self._chunks)
             super().__setattr__("_registered", registered)  # its number lives as long as it does
             super().__setattr__("_how", registered.number)  # a plain value to torch.compile
-            super().__setattr__("_settled", Table())
+            self._forget()
 
     @property
     def seams(self) -> Seams:

@@ -59,13 +59,12 @@ def recurrence(
     recipe: Recipe,
     xs: Tensor,
     state: Sequence[Tensor] | None,
-    weights: list[Any],
     use: Use | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
     """ys and the last states, as `operator.recurrence`; None where ids are out of range."""
     state = state or ()
     try:
-        ys, *last = _Node.apply(call, recipe, use, len(state), xs, *state, *weights)
+        ys, *last = _Node.apply(call, recipe, use, len(state), xs, *state, *call.tensors)
     except _OutOfRange:
         return None
     return ys, tuple(last)
@@ -78,6 +77,9 @@ class _OutOfRange(Exception):
 
 class _Node(torch.autograd.Function):
     """The call as autograd sees it."""
+
+    # without what `Function.apply` does for `torch.func`, which is not here: a fifth of the time
+    apply: Any = torch._C._FunctionBase.__dict__["apply"]
 
     @staticmethod
     def forward(

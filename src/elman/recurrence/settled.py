@@ -81,7 +81,7 @@ def _by_torch(
     batch_first: bool,
 ) -> Outputs:
     """By the very function that torch.nn calls."""
-    net, cast = stack.network, autocast_on_a_cpu(weights[0]) if input.is_cpu else None
+    net, cast = stack.network, autocast_on_a_cpu(weights[0].dtype) if input.is_cpu else None
     if state is None:
         state = net.zeros(stack.rows, input.dtype, input.device)
     if cast is not None:  # torch's products are cast, but not all that comes out

@@ -291,9 +291,9 @@ def is_cast(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
-def autocast_on_a_cpu(weight: Tensor) -> torch.dtype | None:
+def autocast_on_a_cpu(dtype: torch.dtype) -> torch.dtype | None:
     """What autocast makes of float32 there; None where it is off, or finds another dtype."""
-    if not torch.is_autocast_enabled("cpu") or weight.dtype != torch.float32:
+    if not torch.is_autocast_enabled("cpu") or dtype != torch.float32:
         return None
     return torch.get_autocast_dtype("cpu")
 

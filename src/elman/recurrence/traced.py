@@ -27,10 +27,17 @@ from elman.recurrence.operator import Inputs, Recipe
 
 def listening() -> bool:
     """Whether torch writes down what runs, or makes something else of it: as `torch.func` does."""
+    if torch.compiler.is_compiling():
+        return torch.jit.is_tracing() or torch.compiler._is_exporting_flag
+    return is_watched()
+
+
+def is_watched() -> bool:
+    """The same of a call that is not being compiled, asked at every one."""
     # is_exporting() itself is True inside torch.compile, too, with torch 2.11
-    if torch.jit.is_tracing() or torch.compiler._is_exporting_flag:
+    if torch._C._is_tracing() or torch.compiler._is_exporting_flag:
         return True
-    return not torch.compiler.is_compiling() and _functorch.peek_interpreter_stack() is not None
+    return _functorch.peek_interpreter_stack() is not None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ it is. So that is found out once; the next call only looks whether anything has 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from operator import is_
 from typing import NamedTuple, final
 
 import torch
@@ -31,6 +33,7 @@ from elman.kernels.cpu.library import (
 )
 from elman.kernels.cpu.recurrence import KERNEL
 
+like, is_neg = torch.empty_like, Tensor.is_neg
 DTYPES = (torch.float32, torch.float64, torch.int64)
 NARROW = (torch.bfloat16, torch.float16)
 """What autocast makes of float32, and what it may find in the input already."""
@@ -122,8 +125,10 @@ class Prepared:
         assert KERNEL.library is not None
         xs, h = job.inputs[0], job.states[0][0]
         self.threads, self.native = torch.get_num_threads(), KERNEL.library
+        self.call, self.is_seen = KERNEL.library.elman_call, KERNEL.library.elman_is_seen
         self.dtype, self.input_dtype, self.cast = h.dtype, xs.dtype, cast
         self.states, self.hidden = len(job.cell.states), h.shape[1]
+        self.tensors = [*weights]
         self.weights = [(w, w.data_ptr(), w.shape) for w in weights]
         self.weight_shapes = [w.shape for w in weights]
         self.places = _in_fours(weights, len(job.layers))
@@ -144,13 +149,19 @@ class Prepared:
         # one step, or one beside another, is copied sooner than Python cuts it out of its track
         copies = steps == 1 or self.stack.directions > 1 or is_packed
         self.width = self.stack.directions * self.hidden
-        self.outputs = torch.Size((steps + (not copies), rows, self.width))
+        self.outputs = _without_memory((steps + (not copies), rows, self.width), self.dtype)
         self.stacked = torch.Size((len(self.layers), rows, self.hidden))
+        self.state = _without_memory(self.stacked, self.dtype)
+        self.input_bytes = math.prod(shape) * self.input_dtype.itemsize
+        self.state_bytes = self.stacked.numel() * self.dtype.itemsize
+        short = not is_packed and self.cast is None
+        inputs = shape, self.input_dtype
+        self.seen = library.seen(self.tensors, inputs, self.stacked) if short else None
         for layer in self.layers:
             layer.T, layer.B = steps, rows
         self.stack.copies, self.stack.kind = copies, kind_of(self.dtype, steps * rows, self.cast)
         self.argument = ctypes.byref(self.stack)
-        self.kept = self._kept(steps * rows)
+        self.kept = _without_memory((self._kept(steps * rows),), self.dtype)
 
     def _kept(self, rows: int) -> int:
         """How many numbers the backward pass wants of so many rows of time and batch."""
@@ -179,36 +190,64 @@ class Prepared:
         self,
         xs: Tensor,
         state: Sequence[Tensor] | None,
-        weights: Sequence[Tensor],
+        weights: Iterable[Tensor | None],
         pack: Pack | None = None,
         cast: torch.dtype | None = None,
     ) -> bool:
         """Whether this call is like the one prepared for, its weights being where they were."""
-        if not self._suits_inputs(xs, pack) or not self._reads(xs, self.input_dtype):
+        real = self.dtype
+        if cast is not self.cast or not self._suits_inputs(xs, pack):
             return False
-        if cast is not self.cast:
+        if not (is_plain(xs, self.input_dtype) or self._widens(xs, self.input_dtype)):
             return False
         for (w, where, shape), now in zip(self.weights, weights, strict=True):
-            if w is not now or now.data_ptr() != where or now.shape != shape:
+            if w is not now or w.data_ptr() != where or w.shape != shape or w.dtype is not real:
                 return False
-            if now.dtype is not self.dtype or not now.is_contiguous() or now.is_neg():
+            if not w.is_contiguous() or w.is_neg():
                 return False  # `w.data = …` may leave it where it was, and yet not what it was
-        for s in state or ():
-            if s.shape != self.stacked or not self._reads(s, self.dtype):
+        if state is not None:
+            if len(state) != self.states:
                 return False
-        if state is not None and len(state) != self.states:
-            return False
+            for s in state:
+                if not isinstance(s, Tensor) or s.shape != self.stacked:
+                    return False
+                if not (is_plain(s, real) or self._widens(s, real)):
+                    return False
         return torch.get_num_threads() == self.threads and choice.allows(KERNEL.name)
 
-    def _reads(self, t: Tensor, dtype: torch.dtype) -> bool:
-        """Whether a tensor is of this dtype, or autocast's to widen."""
-        if is_plain(t, dtype):
-            return True
+    def suits_again(
+        self,
+        xs: Tensor,
+        state: Sequence[Tensor] | None,
+        weights: Iterable[Tensor | None],
+        cast: torch.dtype | None,
+    ) -> bool:
+        """The same of rows that are not packed, asked in one native call where that can be."""
+        if self.seen is None or cast is not None:
+            return self.suits(xs, state, weights, None, cast)
+        h = c = None
+        if state is not None:
+            if len(state) != self.states:
+                return False
+            h, c = id(state[0]), id(state[1]) if self.states > 1 else None
+        if not all(map(is_, self.tensors, weights)) or any(map(is_neg, self.tensors)):
+            return False
+        if not self.is_seen(self.seen, id(xs), h, c) or not _is_backed(xs, self.input_bytes):
+            return False
+        for s in state or ():
+            if not _is_backed(s, self.state_bytes):
+                return False
+        return torch.get_num_threads() == self.threads and choice.allows(KERNEL.name)
+
+    def _widens(self, t: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a tensor of another dtype is autocast's to widen to this one."""
         narrow = self.cast is not None and dtype is self.dtype and t.dtype in NARROW
         return narrow and is_plain(t, t.dtype)
 
     def _suits_inputs(self, xs: Tensor, pack: Pack | None) -> bool:
-        return _padded_shape(xs, pack) == self.shape and self.is_packed == (pack is not None)
+        if pack is None:
+            return xs.shape == self.shape and not self.is_packed
+        return _padded_shape(xs, pack) == self.shape and self.is_packed
 
     def __call__(
         self, xs: Tensor, state: Sequence[Tensor] | None, use: Use | None = None
@@ -232,33 +271,35 @@ class Prepared:
         self, xs: Tensor, state: Sequence[Tensor] | None, keep: bool, use: Use | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None] | None:
         """`outputs_of` what comes first, the last states, and what `backward` reads besides."""
-        size, room = self.outputs, self.kept
+        two, c, kept = self.states > 1, None, None
         if self.is_packed:
-            size, room = (len(xs), self.width), self._kept(len(xs)) if keep else 0
-        ys = torch.empty(size, dtype=self.dtype, device=CPU)
-        last = tuple(
-            [torch.empty(self.stacked, dtype=self.dtype, device=CPU) for _ in range(self.states)]
-        )
-        kept = torch.empty(room, dtype=self.dtype, device=CPU) if keep else None
+            ys = torch.empty((len(xs), self.width), dtype=self.dtype, device=CPU)
+            kept = torch.empty(self._kept(len(xs)), dtype=self.dtype, device=CPU) if keep else None
+        else:
+            ys = like(self.outputs)
+            kept = like(self.kept) if keep else None
+        h = like(self.state)
+        if two:
+            c = like(self.state)
         if self.cast is not None:
             xs = plain(xs, self.input_dtype)
             state = None if state is None else [plain(s, self.dtype) for s in state]
-        first = (None, None) if state is None else [pointer(s) for s in state]
-        two = self.states > 1
-        status = self.native.elman_call(
+        status = self.call(
             self.argument,
-            use and self._used(use),
+            None if use is None else self._used(use),
             pointer(xs),
-            first[0],
-            first[1] if two else None,
+            None if state is None else pointer(state[0]),
+            pointer(state[1]) if two and state is not None else None,
             pointer(ys),
-            pointer(last[0]),
-            pointer(last[1]) if two else None,
-            pointer(kept),
+            h.data_ptr(),
+            None if c is None else c.data_ptr(),
+            None if kept is None else kept.data_ptr(),
         )
-        if status == library.BAD_ID:
-            return None
-        library.check_memory(status)
+        if status:
+            if status == library.BAD_ID:
+                return None
+            library.check_memory(status)
+        last = (h,) if c is None else (h, c)
         return ys, last if self.cast is None else tuple([s.to(self.cast) for s in last]), kept
 
     def backward(
@@ -285,8 +326,7 @@ class Prepared:
         track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
         pulls = [plain(d, real) for d in dlast]
         dxs = torch.empty(xs.shape, dtype=real, device=CPU) if needs_dxs else None
-        first = [torch.empty(self.stacked, dtype=real, device=CPU) for _ in pulls]
-        dws = [torch.empty(shape, dtype=real, device=CPU) for shape in self.weight_shapes]
+        first, dws = [like(self.state) for _ in pulls], [like(w) for w in weights]
         two = self.states > 1
         status = self.native.elman_call_back(
             self._reading(weights),
@@ -334,6 +374,20 @@ def _in_fours(flat: Sequence[Tensor], layers: int) -> list[int | None]:
 def _padded_shape(xs: Tensor, pack: Pack | None) -> tuple[int, ...]:
     """(T, B, …) of inputs that may be packed."""
     return xs.shape if pack is None else (len(pack.sizes), pack.rows, *xs.shape[1:])
+
+
+def _is_backed(t: Tensor, size: int) -> bool:
+    """Whether a tensor of so many bytes, row by row, has a storage as long, and no sign to flip."""
+    start = t.storage_offset() * t.itemsize
+    return t.untyped_storage().nbytes() >= start + size and not t.is_neg()
+
+
+def _without_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor to be like: torch makes one in half the time that it takes to read sizes."""
+    with torch.inference_mode(False):
+        t = torch.empty(shape, dtype=dtype, device=CPU)
+    t.untyped_storage().resize_(0)
+    return t
 
 
 def _nothing() -> None:

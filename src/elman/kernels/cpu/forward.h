@@ -26,6 +26,7 @@ INLINE bool splits_units(const Job *job) {
 }
 
 constexpr int64_t READ_ONCE = 768; /* rows up to which W_ih is packed panel by panel as it is read */
+constexpr int64_t STEP_BYTES = 256 << 10; /* of the rows of a single step that are read for every panel */
 constexpr int64_t MANY_STEPS = 12; /* for which a matrix is worth copying, line by line */
 
 /* Whether inputs are multiplied just before the states, by a tile of the same rows, so that no product waits in memory. Then
@@ -34,6 +35,12 @@ constexpr int64_t MANY_STEPS = 12; /* for which a matrix is worth copying, line 
 INLINE bool multiplies_late(const Job *job) {
     int64_t gates = gates_of(job->cell), bytes = gates * job->H * (job->H + job->I) * int64_t(sizeof(operand));
     return gates > 1 && !job->ids && bytes <= (job->B < 8 ? 5 << 20 : 10 << 20);
+}
+
+/* The same of a single step, where each panel of W_ih is packed beside that of W_hh: threads meet once, not twice. Rows of x
+ * and h are then read for every panel, and must stay in a core's own cache. */
+INLINE bool steps_late(const Job *job) {
+    return !job->ids && job->B * (job->H + job->I) * int64_t(sizeof(operand)) <= STEP_BYTES;
 }
 
 struct Forward {
@@ -45,7 +52,8 @@ struct Forward {
     const real *table;     /* rows of x W_ihᵀ + b_ih + b_hh (without b_hn for a gru) named by job->ids; null: in order */
     int64_t in_stride;     /* of a row of it, wherever it lies */
     real *gates;
-    const operand *W_ih; /* panels, where inputs are multiplied late: then rows are those of x */
+    bool late;           /* inputs are multiplied with the states, and rows are those of x: */
+    const operand *W_ih; /* by these panels or, in a single step, by others in that room */
     const real *bias;    /* b_ih + b_hh, for those */
     operand *xs;         /* room for those of a step, of all rows */
 
@@ -64,7 +72,7 @@ struct Forward {
         const real *found = nullptr; /* x W_ihᵀ + b of the tile that is being finished, where it was multiplied late */
     };
     Rows rows_of(int64_t t, int64_t b, int64_t count, const real *in) const {
-        if (!W_ih) return {t, b, count, in, {}};
+        if (!late) return {t, b, count, in, {}};
         return {t, b, count, in, operands_of(in, in_stride, count, job->I, xs + b * padded(job->I))};
     }
     Rows part(Rows rows, int64_t lo, int64_t hi) const {
@@ -186,14 +194,16 @@ struct Forward {
     /* The units of panels [from, to) alone. */
     template <int C>
     void step(Rows rows, const operand *h, operand *next, int64_t from, int64_t to, operand *place) const {
-        int64_t ld = padded(H), k_steps = ceil_div(H, PAIR), size = at.panel_size(H);
+        int64_t ld = padded(H), k_steps = ceil_div(H, PAIR), size = at.panel_size(H), inputs = at.panel_size(job->I);
+        operand *below = place && late ? place + size : nullptr, *turned = place ? place + size + (late ? inputs : 0) : nullptr;
         alignas(64) real sums[ROWS<C> * C * LANES], found[ROWS<C> * C * LANES];
         for (int64_t p = from; p < to; p++) {
-            if (place) pack_transposed(at, p, W_hh, H, place, place + size);
+            if (place) pack_transposed(at, p, W_hh, H, place, turned);
+            if (below) pack_transposed(at, p, static_cast<const real *>(job->W_ih), job->I, below, turned);
             const operand *panel = place ? place : panels + p * size;
             groups(rows.count, ROWS<C>, [&](int64_t lo, int64_t hi) {
                 Rows some = part(rows, lo, hi);
-                if (W_ih) some.found = multiply_inputs<C>(p, some, found);
+                if (late) some.found = multiply_inputs<C>(p, below ? below : W_ih + p * inputs, some, found);
                 expect(p, some);
                 tile_of<C>(int(hi - lo), h + lo * ld, ld, panel, k_steps, sums);
                 finish_cell(p, some, sums, next + lo * ld);
@@ -201,9 +211,8 @@ struct Forward {
         }
     }
     /* x W_ihᵀ + b of the rows, in `out`. */
-    template <int C> INLINE const real *multiply_inputs(int64_t p, Rows rows, real *out) const {
-        int64_t I = job->I;
-        tile_of<C>(int(rows.count), rows.x.first, rows.x.stride, W_ih + p * at.panel_size(I), ceil_div(I, PAIR), out);
+    template <int C> INLINE const real *multiply_inputs(int64_t p, const operand *panel, Rows rows, real *out) const {
+        tile_of<C>(int(rows.count), rows.x.first, rows.x.stride, panel, ceil_div(job->I, PAIR), out);
         for (int64_t r = 0; r < rows.count; r++)
             FLATTEN for (int c = 0; c < C; c++) {
                 int64_t u = at.unit(p, c);
@@ -221,7 +230,7 @@ struct Forward {
     INLINE void expect(int64_t p, Rows rows) const {
         int64_t u = at.unit(p, 0), s = start_of(job, rows.t) + rows.b, kept = gates ? kept_of(job->cell) : 0;
         for (int64_t r = 0; r < rows.count; r++, s++) {
-            for (int c = 0; !W_ih && c < at.vectors(); c++) fetch<0>(input(p, rows, r) + c * apart(rows));
+            for (int c = 0; !late && c < at.vectors(); c++) fetch<0>(input(p, rows, r) + c * apart(rows));
             fetch<1>(hs + (s + B) * H + u);
             if (cs) fetch<0>(cs + s * C + u), fetch<1>(cs + (s + B) * C + u);
             for (int64_t g = 0; g < kept; g++) fetch<1>(gates + (s * kept + g) * H + u);
@@ -279,8 +288,10 @@ struct Forward {
         a = b;
         b = other;
     }
-    /* Of each thread, in a single step: a panel, and LANES rows while they are turned. */
-    static int64_t room_of(Layout at) { return at.panel_size(at.units) + LANES * padded(at.units); }
+    /* Of each thread, in a single step: a panel of W_hh and, of late inputs, of W_ih, and LANES rows while they are turned. */
+    static int64_t room_of(Layout at, int64_t I) {
+        return at.panel_size(at.units) + at.panel_size(I) + LANES * padded(I > at.units ? I : at.units);
+    }
 
     void advance(Rows rows, const operand *h, operand *next, int64_t from, int64_t to, operand *place = nullptr) const {
 #ifndef HALF
@@ -302,7 +313,7 @@ struct Forward {
             Rows rows = rows_of(t, 0, B, in);
             each(threads, threads, [&](int64_t i) {
                 advance(rows, h, next, at.panels() * i / threads, at.panels() * (i + 1) / threads,
-                        room ? room + i * room_of(at) : nullptr);
+                        room ? room + i * room_of(at, late ? job->I : 0) : nullptr);
             });
             swap(h, next);
         }
@@ -474,11 +485,11 @@ int forward(const Job *job) {
 
     int64_t many = few && job->T >= MANY_STEPS ? at.panels() * at.vectors() * LANES * ceil_div(H, LANES) * LANES : 0;
     bool once = !few && job->T == 1 && !job->lengths && !job->sizes, together = once || splits_units(job);
-    bool late = !few && !once && multiplies_late(job), ahead = !job->ids && !few && !together && !late && S > READ_ONCE;
+    bool late = !few && (once ? steps_late(job) : multiplies_late(job)), ahead = !job->ids && !few && !together && !late && S > READ_ONCE;
     Buffer<real> lined(many);
     Buffer<operand> panels(few || once ? 0 : at.size(H)), turned(few || once ? 0 : threads * LANES * padded(H));
-    Buffer<operand> room(once ? threads * Forward::room_of(at) : 0);
-    Buffer<operand> W_ih(late ? at.size(job->I) : ahead ? Layout{1, M}.size(job->I) : 0), late_xs(late ? job->B * padded(job->I) : 0);
+    Buffer<operand> room(once ? threads * Forward::room_of(at, late ? job->I : 0) : 0);
+    Buffer<operand> W_ih(late && once ? 0 : late ? at.size(job->I) : ahead ? Layout{1, M}.size(job->I) : 0), late_xs(late ? job->B * padded(job->I) : 0);
     Buffer<real> bias(M), looked(job->ids ? (table ? names_of(job) : S) * M : 0);
     Buffer<real> unwanted(!job->ids && !ahead && !late && gated && !job->gates ? S * kept * H : 0);
     int64_t blocks = together ? 1 : blocks_of(job), state = ceil_div(job->B, blocks) * padded(H);
@@ -504,10 +515,10 @@ int forward(const Job *job) {
     const real *xs = static_cast<const real *>(job->E ? job->E : job->xs), *read = late ? xs : in;
     if (job->ids && !job->E)
         look_up(job, threads, table ? nullptr : job->ids, table ? job->I : S, bias.data, in);
-    else if (!(late || ahead ? inputs.pack(W_ih) : inputs.run(xs, job->E ? job->V : S, in, stride)))
+    else if (!(once && late) && !(late || ahead ? inputs.pack(W_ih) : inputs.run(xs, job->E ? job->V : S, in, stride)))
         return NO_MEMORY;
 
-    Forward run{job, at, panels.data, lined.data, room.data, table ? in : nullptr, stride, gates, late ? W_ih.data : nullptr,
+    Forward run{job, at, panels.data, lined.data, room.data, table ? in : nullptr, stride, gates, late, W_ih.data,
                 bias.data, late_xs.data};
     if (together) {
         run.run_together(once ? threads : job->threads, read, states.data, states.data + state);

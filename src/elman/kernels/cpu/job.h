@@ -97,6 +97,22 @@ struct Use {
     double scale;                /* of what is not */
 };
 
+/* A tensor as it was seen. Mirrored by `TensorArguments` in library.py. */
+struct Tensor {
+    const void *object; /* Python's, which whoever has seen it keeps; null: another at every call */
+    const void *data;   /* where it lies; null: anywhere */
+    int64_t code, bits; /* of its numbers, as DLPack has them */
+    int64_t dims, shape[3];
+};
+
+/* The tensors of calls of one kind. Mirrored by `SeenArguments` in library.py. */
+struct Seen {
+    const void *describe; /* `dltensor_from_py_object_no_sync` of DLPack */
+    const Tensor *weights;
+    int64_t count;
+    Tensor x, state;
+};
+
 /* Losses that go back through one layer, from each step to those before it: see travel.h. */
 struct Travel {
     int64_t T, H, states, gates, first, lags, threads; /* losses of the steps from `first` ≥ `lags` on */
@@ -108,7 +124,7 @@ struct Travel {
 };
 
 /* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 5;
+constexpr int64_t INTERFACE = 6;
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
 

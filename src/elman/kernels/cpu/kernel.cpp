@@ -123,8 +123,8 @@ __attribute__((constructor)) static void free_a_large_block() {
 
 /* What Python checks when it loads this: the number of the interface, then the sizes of its structs. */
 PUBLIC int64_t elman_interface(int which) {
-    const int64_t parts[] = {INTERFACE, sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use)};
-    return which >= 0 && which < 6 ? parts[which] : -1;
+    const int64_t parts[] = {INTERFACE, sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use), sizeof(Seen)};
+    return which >= 0 && which < 7 ? parts[which] : -1;
 }
 
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -90,6 +91,28 @@ class UseArguments(ctypes.Structure):
     ]
 
 
+class TensorArguments(ctypes.Structure):
+    """`struct Tensor` of job.h: what a tensor was."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("object", "data")),
+        *((name, ctypes.c_int64) for name in ("code", "bits", "dims")),
+        ("shape", ctypes.c_int64 * 3),
+    ]
+
+
+class SeenArguments(ctypes.Structure):
+    """`struct Seen` of job.h: the tensors of calls of one kind."""
+
+    _fields_ = [
+        ("describe", ctypes.c_void_p),
+        ("weights", ctypes.POINTER(TensorArguments)),
+        ("count", ctypes.c_int64),
+        ("x", TensorArguments),
+        ("state", TensorArguments),
+    ]
+
+
 def path() -> Path | None:
     """Where the build put the kernel; None where it built none."""
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
@@ -116,13 +139,22 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_drop": (None, [INT64, POINTER, POINTER, INT64, INT64, REAL, INT, INT]),
     "elman_tanh": (None, [POINTER, POINTER, INT64, INT, INT]),
     "elman_sigmoid": (None, [POINTER, POINTER, INT64, INT, INT]),
+    "elman_is_seen": (INT, [ctypes.POINTER(SeenArguments), *[POINTER] * 3]),
     "elman_is_busy": (INT, []),
     "elman_variant": (ctypes.c_char_p, [INT, INT]),
 }
-"""Every function of kernel.cpp and stack.cpp: what it returns and what it takes."""
+"""Every function of kernel.cpp, stack.cpp and seen.cpp: what it returns and what it takes."""
 
-INTERFACE = 5
+WITH_PYTHONS_LOCK = ("elman_is_seen",)
+"""Those that look at Python's objects, and are over at once."""
+
+INTERFACE = 6
 """Counted up here and in job.h whenever what an entry means changes."""
+STRUCTS = (
+    *(LayerArguments, HeadArguments, StackArguments, TravelArguments, UseArguments),
+    SeenArguments,
+)
+"""In the order of `elman_interface`."""
 NOT_BUILT = "it was not built: the installation found no working C++ compiler"
 REBUILD = "build it again: in elman's checkout, python setup.py build_ext --inplace --force"
 
@@ -134,9 +166,11 @@ def load(file: Path) -> ctypes.CDLL:
         entry = getattr(library, name, None)
         if entry is None:
             raise OSError(f"it has no {name}")
+        if name in WITH_PYTHONS_LOCK:
+            entry = getattr(ctypes.PyDLL(str(file)), name)
+            setattr(library, name, entry)
         entry.restype, entry.argtypes = result, arguments
-    structs = (LayerArguments, HeadArguments, StackArguments, TravelArguments, UseArguments)
-    expected = [INTERFACE, *map(ctypes.sizeof, structs)]
+    expected = [INTERFACE, *map(ctypes.sizeof, STRUCTS)]
     interface = [library.elman_interface(which) for which in range(len(expected))]
     if interface != expected:
         raise OSError(f"its interface is {interface}, not {expected}")
@@ -153,6 +187,42 @@ def find() -> tuple[ctypes.CDLL | None, str]:
     except OSError as problem:
         why = str(problem).removeprefix(f"{file}: ")
         return None, f"{file.name} was built for another version or machine ({why}); {REBUILD}"
+
+
+def _describing() -> int | None:
+    """Torch's function that says what a tensor is, by DLPack's C exchange; None: it has none."""
+    capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = POINTER, [ctypes.py_object, ctypes.c_char_p]
+    table = get(capsule, b"dlpack_exchange_api")
+    version = ctypes.c_uint32.from_address(table).value
+    # the version, the table of an older one, and functions of which this is the fourth
+    return POINTER.from_address(table + 16 + 3 * 8).value if version == 1 else None
+
+
+DESCRIBING = _describing()
+
+
+def seen(
+    weights: Sequence[Tensor], x: tuple[Sequence[int], torch.dtype], state: Sequence[int]
+) -> SeenArguments | None:
+    """What `elman_is_seen` compares later tensors with; None where torch does not describe them."""
+    if DESCRIBING is None:
+        return None
+    known = [_tensor(w.shape, w.dtype, id(w), w.data_ptr()) for w in weights]
+    each = (TensorArguments * len(known))(*known)
+    return SeenArguments(
+        DESCRIBING, each, len(known), _tensor(*x), _tensor(state, weights[0].dtype)
+    )
+
+
+def _tensor(
+    shape: Sequence[int], dtype: torch.dtype, where: int | None = None, data: int | None = None
+) -> TensorArguments:
+    code = 2 if dtype.is_floating_point else 0  # of DLPack
+    return TensorArguments(where, data, code, 8 * dtype.itemsize, len(shape), tuple(shape))
 
 
 @overload
