@@ -455,6 +455,58 @@ def test_beside_other_programs_our_threads_take_over_and_change_no_bit():
     assert int(done.stdout) >= 5  # torch's two, ours, and two that make torch's patient
 
 
+IN_A_CHILD = """
+import os, sys, random
+import torch
+from elman import nn
+from elman.kernels.cpu import KERNEL
+
+def bits(m, x):
+    m.zero_grad()
+    x = x.detach().requires_grad_()
+    y = m(x)[0]
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(p.grad.clone() for p in m.parameters())]
+
+def case(draw):
+    wide = draw.random() < 0.3  # enough that quiet threads would split the units
+    cell = draw.choice((nn.RNN, nn.GRU, nn.LSTM))
+    H = draw.randint(370, 430) if wide else draw.randint(1, 150)
+    rows = draw.choice((1, 3, 7, 31)) if wide else draw.randint(1, 70)
+    m = cell(draw.randint(1, 90), 2 * H if wide and cell is nn.RNN else H)
+    return m, torch.randn(draw.randint(2, 40), rows, m.input_size)
+
+torch.manual_seed(0)
+torch.set_num_threads(1)  # the parent has no team of OpenMP that the child would miss
+draw = random.Random(0)
+cases = [case(draw) for _ in range(40)]
+alone = [bits(m, x) for m, x in cases]
+assert not KERNEL.is_machine_busy()
+child = os.fork()
+if not child:
+    try:
+        assert KERNEL.is_machine_busy()
+        for threads in (2, 3, 5):
+            torch.set_num_threads(threads)
+            for (m, x), expected in zip(cases, alone):
+                assert all(map(torch.equal, bits(m, x), expected)), (m, x.shape, threads)
+        assert len(os.listdir("/proc/self/task")) >= 5  # ours
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="threads are counted on Linux")
+def test_threads_of_our_own_give_the_same_bits_for_any_shape():
+    """A forked child never asks OpenMP: there every call goes as it does beside other programs."""
+    command = [sys.executable, "-c", IN_A_CHILD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def leaks(calls):
     """How much the process grows over so many calls each way, in bytes."""
     problem = Problem("gru", 3, 5, 8, 24, True, True, False, "none", 0)

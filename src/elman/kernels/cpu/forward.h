@@ -18,11 +18,12 @@ INLINE int64_t block_rows(const Job *job) { return ceil_div(job->B, blocks_of(jo
 INLINE int64_t useful_threads(const Job *job) { return worth_two(work_of(job)) ? job->threads : 1; }
 
 /* Few rows and a matrix that no core's own cache holds: threads that split the rows would each read all of
- * W_hh in every step, so they split the units instead, and meet after every step. */
+ * W_hh in every step, so they split the units instead, and meet after every step: not beside other programs, where
+ * whoever is not running would hold up every step. */
 INLINE bool splits_units(const Job *job) {
     int64_t entries = gates_of(job->cell) * job->H * job->H;
     bool wide = job->B == 1 ? entries >= 1 << 17 : job->B <= 16 * job->threads && entries >= 1 << 19;
-    return wide && job->threads > 1 && !job->lengths && !job->sizes;
+    return wide && job->threads > 1 && !job->lengths && !job->sizes && !is_busy();
 }
 
 constexpr int64_t READ_ONCE = 768; /* rows up to which W_ih is packed panel by panel as it is read */

@@ -145,12 +145,12 @@ PUBLIC double elman_clip(void *const *arrays, const int64_t *sizes, int64_t coun
                          int level) {
     const Variant *v = variant(kind, level);
     constexpr int64_t PIECE = 1 << 14; /* numbers summed together, on any number of threads */
-    int64_t pieces = 0, width = kind == DOUBLE ? 8 : 4;
-    for (int64_t i = 0; i < count; i++) pieces += (sizes[i] + PIECE - 1) / PIECE;
+    int64_t pieces = 0, all = 0, width = kind == DOUBLE ? 8 : 4;
+    for (int64_t i = 0; i < count; i++) pieces += (sizes[i] + PIECE - 1) / PIECE, all += sizes[i];
     double *squares = static_cast<double *>(borrow((pieces + 1) * int64_t(sizeof(double))));
     if (!squares) return -1;
     auto visit = [&](auto &&body) { /* the pieces, each as its number, where it starts and how long it is */
-        each(pieces < 4 ? 1 : threads, pieces, [&](int64_t p) {
+        each(all < 4 * PIECE ? 1 : threads, pieces, [&](int64_t p) {
             int64_t i = 0, first = p;
             for (int64_t n; first >= (n = (sizes[i] + PIECE - 1) / PIECE); i++) first -= n;
             int64_t left = sizes[i] - first * PIECE;

@@ -4,11 +4,17 @@
 #include "job.h"
 #include <atomic>
 #include <csignal>
-#include <dlfcn.h>
+#include <cstdlib>
 #include <ctime>
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <new>
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
 namespace {
 
@@ -29,13 +35,14 @@ inline void pause() {
 #endif
 }
 
-/* How long a thread with nothing to do looks for more before it sleeps. To be woken costs less, but whoever has slept
- * beside other programs waits for their slice of time to end. */
-constexpr int64_t SPIN = 200000;
+/* How long a caller looks for the end of what others do before it sleeps, and a thread of ours for more to do: through
+ * what callers do alone between two calls. To be woken costs less, but whoever has slept beside other programs may have to
+ * wait for their slice of time to end. */
+constexpr int64_t SPIN = 200000, LINGER = 400000;
 
 /* Look until `found`, for a moment; whether it was. */
-template <class F> bool spin(F &&found) {
-    for (int64_t stop = now() + SPIN;;) {
+template <class F> bool spin(int64_t moment, F &&found) {
+    for (int64_t stop = now() + moment;;) {
         for (int i = 0; i < 32; i++) {
             if (found()) return true;
             pause();
@@ -46,31 +53,70 @@ template <class F> bool spin(F &&found) {
 
 int64_t processor_time() { return nanoseconds(CLOCK_THREAD_CPUTIME_ID); }
 
+/* How long this thread was kept from running, in all. Linux writes it into a file. Processor time would tell, too, but
+ * slices of threads that ask for it were seen to end early, not at the next tick as everybody else's: then threads that
+ * began together no longer run together. */
+struct Kept {
+    int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    ~Kept() {
+        if (file >= 0) close(file);
+    }
+    int64_t time() const {
+        char text[64], *rest; /* run, waited, times */
+        ssize_t n = file < 0 ? -1 : pread(file, text, sizeof text - 1, 0);
+        if (n <= 0) return now() - processor_time(); /* and slept */
+        text[n] = 0;
+        strtoll(text, &rest, 10);
+        return strtoll(rest, nullptr, 10);
+    }
+};
+int64_t kept_time() {
+    static thread_local const Kept kept;
+    return kept.time();
+}
+
 /* A thread that does not run for so long was kept from it by others. */
 constexpr int64_t LATE = 500000;
 
-/* Whether others had this thread's core for a while since it was made. To ask for processor time costs microseconds,
- * so a little time before may count, and nobody asks about what was over soon. */
+/* Whether others had this thread's core for a while since it was made. To ask costs a microsecond, so a little time
+ * before may count, and nobody asks about what was over soon. */
 struct Watch {
     struct Look {
-        int64_t time, ran;
+        int64_t time, kept;
     };
     static thread_local Look last;
     static constexpr int64_t RECENT = LATE / 2;
     const int64_t begun = now();
 
     Watch() {
-        if (begun - last.time > RECENT) last = {begun, processor_time()};
+        if (begun - last.time > RECENT) last = {begun, kept_time()};
     }
     int64_t taken() const { return now() - begun; }
     bool late() const {
         if (taken() < LATE) return false;
         Look before = last;
-        last = {now(), processor_time()};
-        return last.time - before.time - (last.ran - before.ran) > LATE;
+        last = {now(), kept_time()};
+        return last.kept - before.kept > LATE;
     }
 };
 thread_local Watch::Look Watch::last{0, 0};
+
+/* Asks for short slices of time for this thread: one that has slept while others ran then takes its core as soon as it
+ * is woken, and not when their slices end. It gets no more time than before. */
+void run_soon() {
+#if defined(SYS_sched_setattr)
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t slice, deadline, period;
+    } how = {};
+    if (syscall(SYS_sched_getattr, 0, &how, sizeof how, 0) || how.policy != SCHED_OTHER) return;
+    how.slice = 100000; /* the least there is; before Linux 6.12 nobody looks at it */
+    syscall(SYS_sched_setattr, 0, &how, 0);
+#endif
+}
 
 /* A thread that nobody waits for, with all signals blocked: they are for the program's own threads. Whether it began. */
 bool start_thread(void *(*begin)(void *), void *data) {
@@ -131,8 +177,9 @@ struct Crew {
     }
     bool wanted(int i) const { return (ticket.load() & LEFT) && i < helpers.load(); }
     void help(int i) {
+        run_soon();
         for (;;) {
-            if (spin([&] { return wanted(i); })) {
+            if (spin(LINGER, [&] { return wanted(i); })) {
                 helped = true;
                 work();
                 continue;
@@ -146,7 +193,7 @@ struct Crew {
     }
     void wait(int64_t all) {
         auto ready = [&] { return done.load() == all; };
-        if (spin(ready)) return;
+        if (spin(SPIN, ready)) return;
         pthread_mutex_lock(&lock);
         caller_sleeps = true;
         while (!ready()) pthread_cond_wait(&finished, &lock);
