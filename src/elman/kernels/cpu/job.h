@@ -159,7 +159,7 @@ bool is_busy();
 /* What a layer multiplies, roughly; and whether a second thread would come in time to share it. Beside other
  * programs, where threads sleep between calls, it takes longer to wake up. */
 inline int64_t work_of(const Job *job) { return job->T * job->B * gates_of(job->cell) * job->H * (job->H + 64); }
-inline bool worth_two(int64_t work) { return work >= (is_busy() ? 1 << 22 : 3 << 19); }
+inline bool worth_two(int64_t work) { return work >= (is_busy() ? 1 << 24 : 3 << 19); }
 
 template <class F> void each(int64_t threads, int64_t tasks, F &&body) {
     parallel(threads, tasks, [](void *data, int64_t i) { (*static_cast<F *>(data))(i); }, &body);
