@@ -226,7 +226,7 @@ def test_dropout_between_layers_is_part_of_the_gradient(directions, memory):
     masks = [dropout.mask(torch.zeros(STEPS, BATCH, width).double(), i, 0) for i in range(2)]
     assert {round(v, 9) for v in masks[0].unique().tolist()} == {0, round(1 / 0.6, 9)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "randint", lambda *_: torch.tensor(11))
+        patch.setattr(torch, "randint", lambda *_, **__: torch.tensor(11))
         found = p.gradients()
     ys, last = p.loop(lambda moment: 1.0, masks)
     agree(found, gradients([ys, *last], p.inputs, [p.dys, *p.dlast]))
