@@ -284,3 +284,26 @@ def test_it_can_be_compiled_around():
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert same(outputs(compiled(x)), ordinary(module, x))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_a_sequence_without_a_batch_takes_the_short_way_of_a_batch_of_one(kind, given, batch_first):
+    torch.manual_seed(0)
+    rnn = getattr(nn, kind)(3, 5, 2, batch_first=batch_first)
+    x, h = torch.randn(4, 3, requires_grad=True), torch.randn(2, 5)
+    state = None if not given else (h, h.clone()) if kind == "LSTM" else h
+    ys, last = rnn(x, state)
+    assert rnn._prepared is not None
+    row = 0 if batch_first else 1
+    many = [s.unsqueeze(1) for s in (state if isinstance(state, tuple) else [h])]
+    batch = None if not given else tuple(many) if kind == "LSTM" else many[0]
+    expected, ends = rnn(x.unsqueeze(row), batch)
+    assert torch.equal(ys, expected.squeeze(row))
+    firsts, seconds = (s if isinstance(s, tuple) else (s,) for s in (last, ends))
+    for a, b in zip(firsts, seconds, strict=True):
+        assert torch.equal(a, b.squeeze(1))
+    (dx,) = torch.autograd.grad(ys.square().sum(), x)
+    (dx_of_batch,) = torch.autograd.grad(expected.square().sum(), x)
+    assert torch.equal(dx, dx_of_batch)

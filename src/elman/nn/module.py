@@ -47,7 +47,32 @@ class Module(LongWay):
         if traced.is_watched():
             with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
                 return self._run_any(input, state)
+        if type(input) is Tensor and self._is_one_row(input, state):
+            return self._run_one_row(input, state)
         return self._plain_call(input, state) or self._run_any(input, state)
+
+    def _is_one_row(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
+        """Whether this is a sequence without a batch, nothing wrong with it: else it is told so."""
+        if input.dim() > 2 or self._is_batched(input):
+            return False
+        width = [self.input_size] if input.is_floating_point() else []
+        if [*input.shape[1:]] != width or not len(input):
+            return False
+        places = self.num_layers * (2 if self.bidirectional else 1)
+        sizes = named(self.cell).state_sizes(self.hidden_size, self.proj_size)
+        shapes = [(places, size) for size in sizes]
+        return state is None or (are_tensors(state) and [s.shape for s in state] == shapes)
+
+    def _run_one_row(
+        self, input: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same as a batch of one, which has short ways."""
+        row = 0 if self.batch_first else 1
+        given = None if state is None else [s.unsqueeze(1) for s in state]
+        batch = input.unsqueeze(row)
+        ys, last = self._plain_call(batch, given) or self._run_any(batch, given)
+        assert isinstance(ys, Tensor)
+        return ys.squeeze(row), tuple([s.squeeze(1) for s in last])
 
     def _run_any(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
