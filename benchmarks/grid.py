@@ -11,9 +11,10 @@ several rounds; a case's number is the median over the rounds of torch's time by
 elman is faster. Every case below 1 is listed, with the kernel that ran. `--random N` draws N
 shapes at random instead of walking the grid, because cliffs lie between the shapes one thinks of;
 with `--wild` it also draws how wide the inputs are and how the module is used (batch first, packed,
-dropout, no bias, projected, under autocast). `--dtype` measures every case in another dtype.
-On a GPU both run as torch runs them by default, and a call is timed until the GPU is done. `--busy`
-is for a machine with other work: one thread, and processor time instead of the clock on the wall.
+dropout, no bias, projected, under autocast, or a sequence without a batch). `--dtype` measures
+every case in another dtype. On a GPU both run as torch runs them by default, and a call is timed
+until the GPU is done. `--busy` is for a machine with other work: one thread, and processor time
+instead of the clock on the wall.
 """
 
 from __future__ import annotations
@@ -96,11 +97,12 @@ def walk(device: str, quick: bool) -> Iterator[Case]:
 
 
 WAYS = ("", "batch first", "packed", "dropout", "no bias", "projected", "autocast")
+ALONE = "no batch"  # one of eight, drawn apart: a seed draws the other cases as it did before
 
 
 def drawn(device: str, count: int, seed: int, wild: bool = False) -> Iterator[Case]:
     """Shapes between the shapes: sizes and lengths uniform in their logarithm."""
-    draw = random.Random(seed)
+    draw, alone = random.Random(seed), random.Random(f"{seed} {ALONE}")
     wide = device == "cuda"
 
     def between(low: int, high: int) -> int:
@@ -124,6 +126,8 @@ def drawn(device: str, count: int, seed: int, wild: bool = False) -> Iterator[Ca
                 case = case._replace(layers=2, directions=1)
             if how == "autocast":
                 case = case._replace(dtype="float32")
+            if alone.random() < 1 / (len(WAYS) + 1):
+                case = case._replace(B=1, how=ALONE)
         yield case
 
 
@@ -142,9 +146,12 @@ def contestants(
     mine.load_state_dict(peer.state_dict())
     size = (case.B, case.T) if case.how == "batch first" else (case.T, case.B)
     x = torch.randn(*size, inputs, **like)
-    depth = case.layers * case.directions, case.B
-    state = torch.zeros(*depth, options.get("proj_size") or case.H, **like)
-    state = (state, torch.zeros(*depth, case.H, **like)) if case.cell == "lstm" else state
+    depth, two = (case.layers * case.directions, case.B), case.cell == "lstm"
+    widths = [options.get("proj_size") or case.H, case.H][: 1 + two]
+    states = [torch.zeros(*depth, width, **like) for width in widths]
+    if case.how == ALONE:
+        x, states = x.squeeze(1), [s.squeeze(1) for s in states]
+    state = tuple(states) if two else states[0]
 
     def ran() -> kernels.Explanation:
         with torch.set_grad_enabled(case.job == "both"), _precision(case, device):

@@ -38,10 +38,9 @@ from elman.cells import Cell, Gradients, State, Weights
 from elman.cells.described import Described
 from elman.cells.noisy import noisy
 from elman.cells.twins import TWINS
-from elman.kernels import Kernel, Piece, Pull, Trace, fused, reference
-from elman.kernels.cuda import KERNEL, arithmetic, compiled, machine
+from elman.kernels import Kernel, Piece, Pull, Trace, cuda, fused, reference
+from elman.kernels.cuda import KERNEL, arithmetic, compiled
 from elman.kernels.cuda.equations import CELLS as BUILT_IN
-from elman.kernels.cuda.plan import cheapest
 
 SHIPPED = [c.name for c in cells.CELLS.values() if isinstance(c, Described) and not c.is_users]
 TWIN = {f"described {name}": name for name in TWINS}
@@ -376,15 +375,24 @@ class Verdict:
 
 def faults(job: Case, kernel: Kernel = KERNEL, device: str = "cuda") -> list[str]:
     """What is wrong with the kernel's answers to this job; an empty list where nothing is."""
-    m = material(job).to(job.dtype, device)
-    reason = kernel.refuses(m.piece(cell_of(job.cell)))
-    return [f"refused: {reason}"] if reason else judged(job, kernel, device).faults
+    made = material(job)
+    reason = kernel.refuses(made.to(job.dtype, device).piece(cell_of(job.cell)))
+    return [f"refused: {reason}"] if reason else judged(job, kernel, device, made=made).faults
 
 
-def judged(job: Case, kernel: Kernel, device: str, peer: bool = False) -> Verdict:
+def faulty(todo: Iterable[Case]) -> dict[Case, list[str]]:
+    """The same of many jobs, where there is anything."""
+    todo = list(todo)
+    compile_ahead(todo)
+    return {job: found for job in todo if (found := faults(job))}
+
+
+def judged(
+    job: Case, kernel: Kernel, device: str, peer: bool = False, made: Material | None = None
+) -> Verdict:
     """Run a job twice, exactly, shaken, and where asked on cuDNN."""
     desk = device if job.size >= 64 else "cpu"  # where float64 is faster
-    wide = material(job).to(torch.float64, desk)
+    wide = (made or material(job)).to(torch.float64, desk)
     m = wide.to(job.dtype, device)
     with job.switched():
         first, second = answers(kernel, job, m), answers(kernel, job, m)
@@ -494,15 +502,15 @@ def described_jobs(each: int, seed: int) -> list[Case]:
     return [job for i, name in enumerate(names) for job in jobs(each, seed + i, sizes, (name,))]
 
 
-def compile_ahead(todo: list[Case]) -> None:
-    """Compile what the jobs will need, on all cores."""
-    here = machine(torch.cuda.current_device())
-    needed = set()
+def compile_ahead(todo: Iterable[Case]) -> None:
+    """Compile what the jobs will need, on all cores: of a test of many it is the longest part."""
+    device, needed = torch.cuda.current_device(), set()
     for job in todo:
         with job.switched():
             code = arithmetic(job.dtype)
         for way in ("forward", "backward"):
-            plan = cheapest(cell_of(job.cell), way, job.size, job.dtype.itemsize, job.batch, here)
+            shape = job.size, job.dtype.itemsize, job.batch, device
+            plan = cuda.plan_for(cell_of(job.cell), way, *shape)
             needed |= {(plan, code)} if plan else set()
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda need: compiled(*need), needed):

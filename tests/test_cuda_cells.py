@@ -156,9 +156,18 @@ def test_what_is_kept_in_half_precision_is_within_rounding(job):
 # ---------------------------------------------------------------------- on a GPU
 
 
+EVERY = check.described_jobs(4, 60)
+
+
+@pytest.fixture(scope="module")
+def ready() -> None:
+    check.compile_ahead(EVERY)
+
+
 @pytest.mark.gpu
 @on_a_gpu
-@pytest.mark.parametrize("job", check.described_jobs(4, 60), ids=repr)
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("job", EVERY, ids=repr)
 def test_on_a_gpu_a_described_cell_is_the_reference_and_the_same_each_time(job):
     assert check.faults(job) == []
 
@@ -166,8 +175,7 @@ def test_on_a_gpu_a_described_cell_is_the_reference_and_the_same_each_time(job):
 @pytest.mark.gpu
 @on_a_gpu
 def test_on_a_gpu_wide_layers_of_described_cells_are_right():
-    check.compile_ahead(check.DESCRIBED)
-    assert {job: wrong for job in check.DESCRIBED if (wrong := check.faults(job))} == {}
+    assert check.faulty(check.DESCRIBED) == {}
 
 
 def gradients(rnn, xs):

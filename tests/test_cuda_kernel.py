@@ -512,7 +512,16 @@ def test_on_a_gpu_torchs_cells_step_by_step_are_the_reference(job):
     assert check.faults(job, fused.KERNEL) == []
 
 
-@pytest.mark.parametrize("job", check.jobs(40, 3, (1, 7, 33, 64, 100, 256, 300, 512)), ids=repr)
+EVERY = check.jobs(40, 3, (1, 7, 33, 64, 100, 256, 300, 512))
+
+
+@pytest.fixture(scope="module")
+def ready() -> None:
+    check.compile_ahead(EVERY)
+
+
+@pytest.mark.parametrize("job", EVERY, ids=repr)
+@pytest.mark.usefixtures("ready")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_on_a_gpu_answers_are_the_references_and_the_same_each_time(job):
@@ -522,8 +531,7 @@ def test_on_a_gpu_answers_are_the_references_and_the_same_each_time(job):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_on_a_gpu_wide_layers_are_right():
-    check.compile_ahead(check.WIDE)
-    assert {job: wrong for job in check.WIDE if (wrong := check.faults(job))} == {}
+    assert check.faulty(check.WIDE) == {}
 
 
 def far_plan(
@@ -577,7 +585,7 @@ def test_on_a_gpu_every_kind_of_far_group_is_right(partners, rows, monkeypatch):
         check.Case("peephole", torch.bfloat16, 5, 8, 384, 16, xi=2),
         check.Case("noisy lstm", torch.float32, 5, 12, 384, 16, lengths=True),
     ]
-    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+    assert check.faulty(todo) == {}
 
 
 @pytest.mark.parametrize("rows", [8, 16])
@@ -595,7 +603,7 @@ def test_on_a_gpu_groups_that_read_straight_are_right(rows, monkeypatch):
         check.Case("slstm", torch.float16, 5, 3, 1024, 16, xi=2),
         check.Case("noisy lstm", torch.float32, 5, 12, 384, 16, lengths=True),
     ]
-    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+    assert check.faulty(todo) == {}
 
 
 def on_hopper() -> bool:
@@ -630,7 +638,7 @@ def test_on_a_hopper_gpu_pairs_and_teams_are_right(partners, rows, turns, joined
         check.Case("peephole", torch.bfloat16, 5, 8, 392, 16, xi=2),
         check.Case("noisy lstm", torch.float16, 5, 12, 384, 16, lengths=True),
     ]
-    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+    assert check.faulty(todo) == {}
 
 
 @pytest.mark.parametrize(("rows", "turns"), [(8, 1), (64, 1), (32, 2), (64, 2), (32, 4), (64, 4)])
@@ -648,7 +656,7 @@ def test_on_a_hopper_gpu_a_one_gate_layer_goes_back_in_pairs(rows, turns, monkey
     for job in todo:
         p = cuda.plan_for(check.cell_of(job.cell), "backward", job.size, 2, job.batch, 0)
         assert (p.turns, p.rows) == (turns, rows)
-    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+    assert check.faulty(todo) == {}
 
 
 @pytest.mark.parametrize("batch", [70, 150])

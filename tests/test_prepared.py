@@ -15,7 +15,7 @@ import paper_gpu
 from elman import nn
 from elman.cells import named
 from elman.kernels import cuda, products
-from elman.kernels.cuda import widths
+from elman.kernels.cuda import calls, widths
 from elman.recurrence import operator, packed, prepared
 from elman.recurrence.prepared import Call
 
@@ -77,6 +77,28 @@ def test_a_prepared_call_is_the_reference(kind, layers, batch_first, bias, given
         torch.testing.assert_close([ys, *last], exact[: 1 + len(last)])
         again = twice(lambda x: call(x, state, weights)[0], x)
     torch.testing.assert_close(again, twice(lambda x: plain(x, state)[0], x))
+
+
+def test_the_first_product_is_queued_once_and_before_autograd_is_told(monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    rnn, x, seen = nn.GRU(4, 8, 2), torch.randn(5, 3, 4), []
+    told, product = prepared._Node.forward, calls.linear
+
+    def forward(*given):
+        seen.append("autograd")
+        return told(*given)
+
+    def linear(*given):
+        seen.append("product")
+        return product(*given)
+
+    monkeypatch.setattr(prepared._Node, "forward", forward)
+    monkeypatch.setattr(calls, "linear", linear)
+    with paper_gpu.launches_prepared():
+        call = Call(rnn._recipe(), rnn._inputs(*rnn._time_first(x, None)), False)
+        ys, _ = call(x, (), [rnn.get_parameter(name) for name in rnn._flat_weights_names])
+    assert ys.requires_grad
+    assert seen == ["product", "autograd", "product"]
 
 
 @pytest.mark.usefixtures("more")

@@ -47,7 +47,11 @@ class Call:
         """Outputs and last states; an empty `state` is zeros."""
         weights, seed = self.in_heads(weights), draw_seed() if self.drops else None
         if torch.is_grad_enabled():
-            ys, *last = _Node.apply(self, seed, lengths, len(state), input, *state, *weights)
+            with torch.no_grad():  # before autograd is told, which takes a while
+                xs = self.time_first(input).contiguous()
+                begun = self.prepared.begin(xs, weights)
+            given = seed, lengths, xs, begun, len(state)
+            ys, *last = _Node.apply(self, given, input, *state, *weights)
             return ys, tuple(last)
         xs, masks = self.time_first(input), self.masks(seed)
         ys, last, _ = self.prepared.forward(xs, state, weights, False, masks, lengths)
@@ -96,6 +100,10 @@ class Call:
         return dxs, dstate[: len(state)], dws
 
 
+Given = tuple[Tensor | None, Tensor | None, Tensor, list[Tensor], int]
+"""What autograd does not look at: a seed, lengths, inputs, what was begun, the number of states."""
+
+
 class _Node(torch.autograd.Function):
     """The call as autograd sees it."""
 
@@ -103,15 +111,14 @@ class _Node(torch.autograd.Function):
     def forward(
         ctx: Any,
         call: Call,
-        seed: Tensor | None,
-        lengths: Tensor | None,
-        n: int,
+        given: Given,
         input: Tensor,
         *tensors: Tensor,
     ) -> Any:
-        keep = any(ctx.needs_input_grad)
-        xs, masks = call.time_first(input).contiguous(), call.masks(seed)
-        ys, last, kept = call.prepared.forward(xs, tensors[:n], tensors[n:], keep, masks, lengths)
+        seed, lengths, xs, begun, n = given
+        keep, masks = any(ctx.needs_input_grad), call.masks(seed)
+        more = masks, lengths, begun
+        ys, last, kept = call.prepared.forward(xs, tensors[:n], tensors[n:], keep, *more)
         if keep:
             traces = [t for trace in kept for t in trace]
             ctx.save_for_backward(input, xs, *tensors, *traces, *masks)
@@ -126,7 +133,7 @@ class _Node(torch.autograd.Function):
         input, xs, *rest = ctx.saved_tensors
         call, n, m, end = ctx.call, ctx.n, ctx.m, len(rest) - ctx.masks
         state, weights, masks = rest[:n], rest[n:m], rest[end:]
-        needs_dxs, *needs = ctx.needs_input_grad[4:]
+        needs_dxs, *needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             drawn = ctx.lengths, ctx.seed
             found = call.backward_by_autograd(input, state, weights, dys, dlast, needs_dxs, *drawn)
@@ -138,7 +145,7 @@ class _Node(torch.autograd.Function):
             found = call.prepared.backward(xs, weights, kept, dys, dlast, *wanted, *more)
         dxs, dstate, dws = found
         dxs = None if dxs is None else call.time_first(dxs)
-        return None, None, None, None, dxs, *(dstate or [None] * n), *dws
+        return None, None, dxs, *(dstate or [None] * n), *dws
 
 
 def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:

@@ -118,6 +118,17 @@ class Prepared:
 
     # ------------------------------------------------------------------ forward
 
+    def begin(self, xs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Queue the first product, which `forward` then takes out of the list.
+
+        Until it is queued the GPU has nothing to do: whatever can wait comes after it.
+        """
+        if torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self.begin(xs, weights)
+        with large_products(self.dtype):
+            return [self._shares(xs.reshape(self.steps * self.rows, -1), weights)]
+
     def forward(
         self,
         xs: Tensor,
@@ -126,21 +137,21 @@ class Prepared:
         keep: bool,
         masks: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
+        begun: list[Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], list[Kept]]:
         """ys, the last states (stacked) and what is kept; without `first`, from zeros.
 
         `masks` are those of all layers but the last, (T · B, hidden): what a layer writes is
-        multiplied by its mask before the next one reads it.
+        multiplied by its mask before the next one reads it. `begun` is what `begin` has queued.
         """
         if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self.forward(xs, first, weights, keep, masks, lengths)
+                return self.forward(xs, first, weights, keep, masks, lengths, begun)
+        shares = (begun or self.begin(xs, weights)).pop()
         steps, rows, hidden = self.steps, self.rows, self.hidden
         each = len(weights) // self.layers
         own = [weights[i : i + each] for i in range(0, len(weights), each)]
         with large_products(self.dtype):
-            # before anything else is prepared: until then the GPU has nothing to do
-            shares = self._shares(xs.reshape(steps * rows, -1), own[0])
             first = [dense(s) for s in first]
             last = [
                 torch.empty((self.layers, rows, width), dtype=self.dtype, device=self.device)

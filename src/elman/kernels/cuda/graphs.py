@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import functools
 import gc
-import math
+import statistics
 import threading
 import time
 import weakref
@@ -26,8 +26,8 @@ THREAD_LOCAL = 1  # CUstreamCaptureMode: what other threads do meanwhile is thei
 NO_FLAGS = ctypes.c_ulonglong(0)
 NON_BLOCKING = 1  # CUstream_flags: never waits for the legacy stream
 
-CALLS, ROUNDS, LONG_ENOUGH = 4, 3, 2e-3
-"""Something is timed so many calls at once, so often at least, and for so many seconds in all."""
+CALLS, ROUNDS, LONG_ENOUGH = 4, 7, 4e-3
+"""Works are timed so many calls at once, so often at least, and for so many seconds in all."""
 
 Result = TypeVar("Result")
 ONE_AT_A_TIME = threading.Lock()
@@ -87,24 +87,27 @@ class Recorder:
         finally:
             caller.wait_stream(self.stream)
 
-    def microseconds(self, work: Callable[[], object], before: float = 0.0) -> float:
-        """Of one call among others like it, until the GPU is done. Call it `aside`.
+    def microseconds(self, *works: tuple[Callable[[], object], float]) -> list[float]:
+        """Of one call of each work, among others like it, until the GPU is done. Call it `aside`.
 
-        `before` are microseconds of the host that come before each, whether the GPU waits or not.
+        Beside each work are microseconds of the host that come before every call of it, whether the
+        GPU waits or not. Works take turns, since the host's speed changes: medians.
         """
-        work()  # whatever is loaded at first use
-        best, spent, rounds = math.inf, 0.0, 0
-        while spent < LONG_ENOUGH or rounds < ROUNDS:
-            self.stream.synchronize()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                work()
-            queued = time.perf_counter() - start
-            self.stream.synchronize()
-            took = time.perf_counter() - start
-            each = max(took, queued + CALLS * 1e-6 * before)
-            best, spent, rounds = min(best, each), spent + took, rounds + 1
-        return 1e6 * best / CALLS
+        for work, _ in works:
+            work()  # whatever is loaded at first use
+        found: list[list[float]] = [[] for _ in works]
+        end = time.perf_counter() + LONG_ENOUGH
+        while len(found[0]) < ROUNDS or time.perf_counter() < end:
+            for times, (work, before) in zip(found, works, strict=True):
+                self.stream.synchronize()
+                start = time.perf_counter()
+                for _ in range(CALLS):
+                    work()
+                queued = time.perf_counter() - start
+                self.stream.synchronize()
+                took = time.perf_counter() - start
+                times.append(max(1e6 * took / CALLS, 1e6 * queued / CALLS + before))
+        return [statistics.median(times) for times in found]
 
     def memory(self) -> Memory:
         """Room for a recording and for others that follow on it."""

@@ -44,6 +44,10 @@ class Wider:
         """Whether these weights can be read as those that this was prepared for."""
         return are_like(weights, self.shapes) and weights[0].device == self.device
 
+    def begin(self, xs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Nothing: weights are padded first."""
+        return []
+
     def forward(
         self,
         xs: Tensor,
@@ -52,8 +56,10 @@ class Wider:
         keep: bool,
         masks: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
+        begun: list[Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], list[Kept]]:
         """As `Prepared.forward`; what is kept is wide."""
+        del begun
         states, masks = [*map(self._pad, first)], [*map(self._pad, masks)]
         wide = self._weights(weights)
         ys, last, kept = self.inner.forward(xs, states, wide, keep, masks, lengths)
