@@ -258,6 +258,8 @@ def _caveats(run: Run, training: Training) -> list[str]:
     caveats = []
     if not (run.path / "state.safetensors").exists():
         caveats.append("there is no state.safetensors: the training begins again")
+    if run.forgotten:
+        caveats.append("metrics.jsonl is gone: the training goes on, and its record begins here")
     if run.edited:
         caveats.append("config.json is not as elman wrote it; it is used as it is now")
     before, now = run.config.ran, training.engine()
