@@ -49,9 +49,16 @@ def quietly() -> Iterator[None]:
 
 
 def recurrence(
-    recipe: Recipe, x: Inputs, training: bool, batch_sizes: Tensor | None = None
+    recipe: Recipe,
+    x: Inputs,
+    training: bool,
+    batch_sizes: Tensor | None = None,
+    batch_first: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """ys and the last states, as `operator.recurrence`; xs may be a `PackedSequence`'s data."""
+    """ys and the last states, as `operator.recurrence`; xs may be a `PackedSequence`'s data.
+
+    With `batch_first` xs and ys are (B, T, …).
+    """
     check_gradient(recipe.carry, training)
     cell = named(recipe.cell)
     if cell.noise:
@@ -62,11 +69,14 @@ def recurrence(
     if not is_torchs(cell) or (recipe.projected and torch.onnx.is_in_onnx_export()):
         if batch_sizes is not None:
             raise unpackable(cell.name + (" with a projection" if recipe.projected else ""))
-        return _unrolled(recipe, cell, x, training)
+        if not batch_first:
+            return _unrolled(recipe, cell, x, training)
+        ys, last = _unrolled(recipe, cell, x._replace(xs=x.xs.transpose(0, 1)), training)
+        return ys.transpose(0, 1), last
     if not x.xs.is_floating_point():
         W_ih = x.weights[0]
         x = x._replace(xs=one_hot(x.xs, W_ih.shape[1]).to(W_ih.dtype))
-    return _torchs(recipe, cell, x, training, batch_sizes)
+    return _torchs(recipe, cell, x, training, batch_sizes, batch_first)
 
 
 def check_gradient(carry: Carry, training: bool) -> None:
@@ -89,7 +99,12 @@ def unpackable(what: str) -> UserError:
 
 
 def _torchs(
-    recipe: Recipe, cell: Cell, x: Inputs, training: bool, batch_sizes: Tensor | None
+    recipe: Recipe,
+    cell: Cell,
+    x: Inputs,
+    training: bool,
+    batch_sizes: Tensor | None,
+    batch_first: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """By torch's own operator."""
     operator = getattr(torch._VF, str(cell.torch_mode).lower())
@@ -99,7 +114,7 @@ def _torchs(
     if batch_sizes is not None:
         ys, *last = operator(x.xs, batch_sizes, first, list(x.weights), *options)
     else:
-        ys, *last = operator(x.xs, first, list(x.weights), *options, False)
+        ys, *last = operator(x.xs, first, list(x.weights), *options, batch_first)
     return ys, tuple(last)
 
 
