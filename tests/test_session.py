@@ -1,6 +1,8 @@
 """A training session from Python: begun, sampled, diagnosed, stopped, continued, reported."""
 
+import itertools
 import math
+import signal
 
 import pytest
 import torch
@@ -12,7 +14,17 @@ from elman.errors import UserError
 from elman.runs import Run, checkpoints
 from elman.scoring.evaluation import evaluate
 from elman.session import RunOptions, Session
-from elman.training import Change, Diagnosis, Epoch, Result, Sample, Update, Validation
+from elman.training import (
+    Change,
+    Diagnosis,
+    Epoch,
+    Result,
+    Sample,
+    Training,
+    Update,
+    Validation,
+    interrupts,
+)
 from elman.training.records import KINDS, from_json
 from elman.training.segments import one_pass
 
@@ -70,6 +82,79 @@ def test_a_session_is_the_same_whatever_torchs_default_device(tmp_path, another_
     found = scored()
     torch.set_default_device(None)
     assert found == scored()
+
+
+@pytest.fixture
+def heeded():
+    """Ctrl-C as Python has it: a job in the background may have been started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_notebook_that_is_interrupted_anywhere_goes_on_to_the_same_bits(
+    tmp_path, monkeypatch, heeded
+):
+    whole, other = begin(tmp_path / "one"), begin(tmp_path / "other")
+    wanted = [r.json() | {"tokens_per_second": 0} for r in whole.records()]
+    moments = itertools.count(1)
+
+    def interrupted(method):
+        def called(*given):
+            if next(moments) % 17 == 0:  # before: nothing is done yet, or after: all but the notes
+                signal.raise_signal(signal.SIGINT)
+            return method(*given)
+
+        return called
+
+    for owner, name in (
+        (Training, "_advance"),
+        (Training, "_told"),
+        (Training, "validate"),
+        (Run, "save_best"),
+        (Run, "save_state"),
+    ):
+        monkeypatch.setattr(owner, name, interrupted(getattr(owner, name)))
+    times = 0
+    for _ in range(100):
+        try:
+            list(other.records())
+            break
+        except KeyboardInterrupt:
+            times += 1
+    assert times >= 5
+    assert [r.json() | {"tokens_per_second": 0} for r in other.run.records()] == wanted
+    assert other.conclude() == whole.conclude()
+
+
+def test_a_second_interrupt_does_not_wait(heeded):
+    def work():
+        yield 1
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        yield 2
+
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        seen.extend(record for record in interrupts.whole(work()))
+    assert seen == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hiden_size": 7}, "unknown option 'hiden_size'; hidden_size"),
+        ({"out": "here"}, r"unknown option 'out'; .*RunOptions"),
+        ("text.txt", "options are a mapping of names to values, not 'text.txt'"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_and_nothing_is_written(given, said, tmp_path):
+    if isinstance(given, dict):
+        given = SMALL | given
+    with pytest.raises(UserError, match=said):
+        Session.begin(given, kept=RunOptions(out=tmp_path / "run", device="cpu"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -68,14 +68,14 @@ def as_typed(options: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except UserError as refusal:
-        name, is_setting, rest = refusal.message.partition("=")
+        message, hint = refusal.message, SETTING.sub(typed, refusal.hint)
+        name, is_setting, rest = message.partition("=")
         name = name.replace(" of ", "_")  # dropout of inputs=2
-        if not is_setting or options.get(name) is None:
-            raise
-        rest, hint = (SETTING.sub(typed, words) for words in (rest, refusal.hint))
-        if hint.startswith(f"{name}: "):
-            hint = flag(name) + hint.removeprefix(name)
-        raise type(refusal)(f"{flag(name)} {rest}", hint=hint) from refusal
+        if is_setting and options.get(name) is not None:
+            message = f"{flag(name)} {SETTING.sub(typed, rest)}"
+            if hint.startswith(f"{name}: "):
+                hint = flag(name) + hint.removeprefix(name)
+        raise type(refusal)(message, hint=hint) from refusal
 
 
 def refused(refusal: Any) -> tuple[str, str]:
