@@ -180,6 +180,17 @@ def test_gaps_are_named_by_line_or_bridged_when_asked(tmp_path):
         ("x\n", {}, r"no rows of data"),
         ("", {}, r"no rows of data"),
         ("x\nred\nblue\n", {}, r"no column holds numbers among x"),
+        (
+            "x,y\n2024-01-01,\n2024-01-02,NaN\n",
+            {},
+            r"no column .* x, y: every cell of 'y' is empty",
+        ),
+        ("x\nTrue\nFalse\n", {}, r"'True' is not a number; write 0 and 1"),
+        (
+            "t,x\n2024-01-01T01:00+01:00,1\n2024-01-01T02:00+02:00,2\n",
+            {},
+            r"the same t, written '2024-01-01T01:00\+01:00' and '2024-01-01T02:00\+02:00'",
+        ),
     ],
 )
 def test_bad_tables_are_refused_with_what_is_wrong(tmp_path, text, options, message):

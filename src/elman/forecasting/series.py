@@ -379,9 +379,11 @@ def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> 
             f"{_telling_apart(table, time)} tells several series apart, --timezone the two "
             "hours when clocks go back"
         )
+    first, second = (repr(str(table.columns[time][row])) for row in (before, after))
+    also = "" if first == second else f", written {first} and"
     return UserError(
         f"{of}column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have the "
-        f"same {time} {str(table.columns[time][after])!r}",
+        f"same {time}{also} {second}",
         hint=hint,
     )
 

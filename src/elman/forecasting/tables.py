@@ -360,7 +360,7 @@ def _word(text: str, flag: str) -> float:
     truth = _TRUTH.get(text.strip().lower())
     if flag != "--column" and truth is not None:
         return truth
-    hint = _number_hint(text)
+    hint = "write 0 and 1" if truth is not None else _number_hint(text)
     if flag != "--column" and not any(c.isdigit() for c in text):
         hint = f"{flag} takes numbers: for words, a column of 0 and 1 for each of them"
     raise UserError("is not a number", hint=hint)
