@@ -3,9 +3,9 @@
 `torch.jit.trace`, `torch.export` and both exporters to ONNX run a module once and keep the
 operations that they know; of a kernel of ours they would keep nothing but its results, as
 constants. While one of them listens, or a transform of `torch.func`, the forward pass is torch's
-own operator (`aten::lstm`, …) with the same weights. A cell that torch does not have, and a
-projection on its way to ONNX, is written down step by step, so the copy takes sequences of that one
-length and refuses others.
+own operator (`aten::lstm`, …) with the same weights. A cell that torch does not have, a projection
+on its way to ONNX, and what `torch.vmap` runs over, goes step by step: so a copy takes sequences of
+that one length and refuses others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def recurrence(
             f"{cell.name} draws numbers for every step, which a traced or exported copy cannot",
             hint="call .eval() first to export for inference",
         )
-    if not is_torchs(cell) or (recipe.projected and torch.onnx.is_in_onnx_export()):
+    unknown = recipe.projected and torch.onnx.is_in_onnx_export()
+    if unknown or not is_torchs(cell) or _is_mapped((x.xs, *x.stacked, *x.weights)):
         if batch_sizes is not None:
             raise unpackable(cell.name + (" with a projection" if recipe.projected else ""))
         if not batch_first:
@@ -77,6 +78,18 @@ def recurrence(
         W_ih = x.weights[0]
         x = x._replace(xs=one_hot(x.xs, W_ih.shape[1]).to(W_ih.dtype))
     return _torchs(recipe, cell, x, training, batch_sizes, batch_first)
+
+
+def _is_mapped(tensors: Sequence[Tensor]) -> bool:
+    """Whether `torch.vmap` runs over one of them: it knows no recurrent operator of torch's."""
+    if torch.compiler.is_compiling():  # which cannot be asked, and does not map
+        return False
+    for tensor in tensors:
+        while _functorch.is_functorch_wrapped_tensor(tensor):
+            if _functorch.is_batchedtensor(tensor):
+                return True
+            tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def check_gradient(carry: Carry, training: bool) -> None:
