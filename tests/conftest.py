@@ -45,6 +45,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def another_default() -> Iterator[Callable[[], None]]:
+    """Ask for a default device that holds nothing: what forgets to say where it lies is found out.
+
+    It stands for the GPU of `torch.set_default_device("cuda")` where there is none.
+    """
+    import torch
+
+    yield lambda: torch.set_default_device("meta")
+    torch.set_default_device(None)
+
+
 def small_text() -> str:
     """Some lines a model can learn something from, with accents and with markup in them."""
     choose = random.Random(0).choice

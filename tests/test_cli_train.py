@@ -16,7 +16,7 @@ import pytest
 from elman import generation
 from elman.cli import run
 from elman.reports import report
-from elman.runs import Run, options_of, presets
+from elman.runs import Run, checkpoints, options_of, presets
 from elman.training import Epoch, Settings
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
@@ -164,10 +164,12 @@ REFUSED = {
     "no memory": (["--memory", "lots"], "64M"),
     "too large a batch": (["--batch-size", "5000"], "more text"),
     "mlp carries nothing": (["--model", "mlp", "--carry", "full"], "no state"),
-    "rate": (["--learning-rate", "-1"], "must be positive"),
+    "rate": (["--learning-rate", "-1"], "--learning-rate -1.0 must be positive"),
+    "dropout": (["--dropout-inputs", "2"], "--dropout-inputs 2.0 must be at least 0 and below 1"),
+    "no clipping": (["--clip", "-1"], "--clip 0 never clips"),
     "not a number": (["--epochs", "many"], "many"),
-    "no epochs": (["--epochs", "0"], "epochs=0 must be at least 1"),
-    "checkpoints": (["--checkpoint-every", "-1"], "checkpoint_every=-1 must be at least 0"),
+    "no epochs": (["--epochs", "0"], "--epochs 0 must be at least 1"),
+    "checkpoints": (["--checkpoint-every", "-1"], "--checkpoint-every -1 must be at least 0"),
     "unknown option": (["--bidirectional"], "elman train --help"),
 }
 
@@ -313,7 +315,7 @@ def test_without_tensorboard_it_is_named_and_nothing_is_written(
 def test_too_large_a_model_is_no_traceback(text, tmp_path, capsys):
     assert train(text, tmp_path / "run", "--hidden-size", "100000000") == 2
     said = capsys.readouterr().err
-    assert "hidden_size=100000000" in said
+    assert "--hidden-size 100000000" in said
     assert "PB of memory" in said
     assert "are available" in said
     assert not (tmp_path / "run").exists()
@@ -342,7 +344,7 @@ def test_a_training_that_explodes_says_so_and_keeps_its_checkpoint(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stopping_saves_and_resume_ends_as_if_it_never_stopped(which, text, tmp_path, capsys):
     assert train(text, tmp_path / "unbroken", "--epochs", "20") == 0
     out = tmp_path / "stopped"
@@ -361,6 +363,25 @@ def test_stopping_saves_and_resume_ends_as_if_it_never_stopped(which, text, tmp_
     assert run(["train", "--resume", str(out)]) == 0
     models = [(p / "model.safetensors").read_bytes() for p in (tmp_path / "unbroken", out)]
     assert models[0] == models[1]
+
+
+def test_a_closed_terminal_saves_and_resume_ends_as_if_it_never_was(text, tmp_path):
+    """Whoever closes a window, or loses a connection, has not asked for work to be lost."""
+    import pty
+
+    out = tmp_path / "stopped"
+    words = ["train", str(text), "--out", str(out), *SMALL, "--epochs", "2000"]
+    process, terminal = pty.fork()
+    if process == 0:
+        never = ["--validation", "0", "--test", "0", "--checkpoint-seconds", "0"]
+        os.execv(sys.executable, [sys.executable, "-m", "elman", *words, *never])
+    record = out / "metrics.jsonl"
+    while not record.exists() or record.stat().st_size < 1000:
+        os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    saved = checkpoints.read(out / "state.safetensors", "state")[1]
+    assert saved["metrics_bytes"] == record.stat().st_size, "nothing that was done is lost"
 
 
 @pytest.mark.parametrize("moved", [False, True])

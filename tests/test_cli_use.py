@@ -278,7 +278,7 @@ def test_control_characters_cannot_reach_a_terminal(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--top-p", 0), "top_p=0.0"),
+        (("--top-p", 0), "--top-p 0.0"),
         (("--temperature", "nan"), "--temperature"),
         (("--beam", 2, "--top-k", 3), "--top-k belongs to sampling"),
         (("--beam", 2, "--temperature", 0.5), "--temperature belongs to sampling"),
@@ -318,6 +318,23 @@ def test_ctrl_c_ends_cleanly_after_what_was_written(tiny_run):
     assert len(first) == 5
     assert rest.endswith(b"\n")
     assert said in (b"", b"error: interrupted\n")  # some versions of typer leave nothing to say
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_ctrl_c_before_anything_is_loaded_shows_no_traceback():
+    at_once = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class AtOnce:
+    def find_spec(self, name, path=None, target=None):
+        if name == "elman.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, AtOnce())
+from elman.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", at_once], capture_output=True)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")

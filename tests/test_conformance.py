@@ -381,6 +381,24 @@ def test_torch_func_goes_through_a_module_as_through_torchs(kind, batch_first):
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_vmap_gives_each_example_its_own_output_and_gradient(kind, options):
+    module = getattr(nn, kind)(3, 4, dtype=torch.float64, **options)
+    weights = {name: w.detach() for name, w in module.named_parameters()}
+    xs = torch.randn(2, 5, 3, 3, dtype=torch.float64)
+
+    def nats(weights, x):
+        return torch.func.functional_call(module, weights, (x,))[0].square().sum()
+
+    found = torch.vmap(lambda x: module(x)[0])(xs)
+    torch.testing.assert_close(found, torch.stack([module(x)[0] for x in xs]))
+    found = torch.vmap(torch.func.grad(nats), in_dims=(None, 0))(weights, xs)
+    alone = [torch.func.grad(nats)(weights, x) for x in xs]
+    for name in weights:
+        torch.testing.assert_close(found[name], torch.stack([each[name] for each in alone]))
+
+
 def derivatives(module, x):
     weights = {name: w.detach() for name, w in module.named_parameters()}
 

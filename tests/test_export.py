@@ -114,6 +114,17 @@ def test_onnx_of_any_batch_and_any_time(name, tmp_path):
     agree(session(*other), outputs(module, other))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own look for a loop over time
+def test_onnx_from_an_export_of_any_batch_and_any_time_where_torch_can(tmp_path):
+    """The newer exporter loses track of the time of a batch that was turned round, silently."""
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("time")}
+    module = made("lstm, batch first")
+    inputs = (an_input(module),)
+    session = InOnnx(module, inputs, tmp_path, dynamo=True, dynamic_shapes=(axes,))
+    other = (an_input(module, batch=2, steps=9),)
+    agree(session(*other), outputs(module, other))
+
+
 @pytest.mark.parametrize("name", ["linear", "lstm, projected"])
 def test_onnx_of_what_is_written_down_step_by_step_refuses_another_length(name, tmp_path):
     module = made(name)

@@ -247,7 +247,7 @@ def test_a_trained_elman_network_comes_close_to_the_chain():
         (lambda: MarkovChain.fit([0, 999] * 9, 2), r"1000\^3 numbers; NgramModel keeps"),
         (lambda: MarkovChain.fit([0, 4, 1], vocab_size=3), "id 4 is not in a vocabulary of 3"),
         (lambda: TRUTH.ahead(0), "steps=0 must be at least 1"),
-        (lambda: TRUTH.sample(-1), "length=-1 must not be negative"),
+        (lambda: TRUTH.sample(-1), "length=-1 must be at least 0"),
     ],
 )
 def test_a_bad_request_is_refused_with_the_reason(ask, message):

@@ -484,17 +484,6 @@ def test_what_cannot_be_run_is_refused_by_name_and_rule(call, said):
         call()
 
 
-@pytest.fixture
-def another_default(monkeypatch):
-    """A default device that holds nothing: what forgets to say where it lies is found out."""
-
-    def begin():
-        torch.set_default_device("meta")
-
-    yield begin
-    torch.set_default_device(None)
-
-
 PASSAGES = {
     "plain": (lambda: torch.randn(6, 3, 4), {}),
     "deep": (lambda: torch.randn(6, 3, 4), {"num_layers": 2, "bidirectional": True}),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from elman import LanguageModel, generation, metrics
+from elman import LanguageModel, MarkovChain, NgramModel, batches, generation, metrics
 from elman.errors import UserError
+from elman.forecasting.baselines import Seasonal
 from elman.runs.shown import Shown
 from elman.training import Optimisation, Reading, Settings, Training
 
@@ -40,6 +41,42 @@ CALLS = {
     "score a text": (lambda: metrics.evaluate(MODEL, "text"), "nothing to predict"),
     "score halves": (lambda: metrics.evaluate(MODEL, IDS / 2), "not 1-dimensional float64"),
     "a text as prompt": (lambda: generation.generate(MODEL, "abc", 3), "not the text 'abc'"),
+    "a length of half": (
+        lambda: generation.generate(MODEL, [1], 6.0),
+        "length=6.0 must be a whole",
+    ),
+    "a length in quotes": (
+        lambda: generation.generate(MODEL, [1], "6"),
+        "length='6' must be a whole",
+    ),
+    "half a beam": (
+        lambda: generation.beam_search(MODEL, [1], 6, 1.5),
+        "width=1.5 must be a whole",
+    ),
+    "half a token": (
+        lambda: generation.generate(MODEL, [1], 6, top_k=1.5),
+        "top_k=1.5 must be a wh",
+    ),
+    "a word for a share": (
+        lambda: generation.generate(MODEL, [1], 6, top_p="x"),
+        "top_p=x must be",
+    ),
+    "half a seed": (
+        lambda: generation.generate(MODEL, [1], 6, seed=0.5),
+        "seed=0.5 must be a whole",
+    ),
+    "an endless seed": (
+        lambda: generation.generate(MODEL, [1], 6, seed=2**70),
+        "whole number of 64",
+    ),
+    "half an order": (lambda: NgramModel.fit(IDS, 2.5), "order=2.5 must be a whole number"),
+    "a chain of half": (lambda: MarkovChain.fit(IDS, 1.5), "order=1.5 must be a whole number"),
+    "half a symbol": (lambda: MarkovChain.fit(IDS, 1).sample(2.5), "length=2.5 must be a whole"),
+    "half a batch": (
+        lambda: batches.streams(IDS, batch=2.5, window=3),
+        "batch=2.5 must be a whole number",
+    ),
+    "half a season": (lambda: Seasonal(1.5), "season=1.5 must be a whole number"),
     "a word for a temperature": (
         lambda: generation.generate(MODEL, [1], 3, temperature="hot"),
         "temperature=hot must be a number",

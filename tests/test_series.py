@@ -180,6 +180,17 @@ def test_gaps_are_named_by_line_or_bridged_when_asked(tmp_path):
         ("x\n", {}, r"no rows of data"),
         ("", {}, r"no rows of data"),
         ("x\nred\nblue\n", {}, r"no column holds numbers among x"),
+        (
+            "x,y\n2024-01-01,\n2024-01-02,NaN\n",
+            {},
+            r"no column .* x, y: every cell of 'y' is empty",
+        ),
+        ("x\nTrue\nFalse\n", {}, r"'True' is not a number; write 0 and 1"),
+        (
+            "t,x\n2024-01-01T01:00+01:00,1\n2024-01-01T02:00+02:00,2\n",
+            {},
+            r"the same t, written '2024-01-01T01:00\+01:00' and '2024-01-01T02:00\+02:00'",
+        ),
     ],
 )
 def test_bad_tables_are_refused_with_what_is_wrong(tmp_path, text, options, message):
@@ -287,3 +298,14 @@ def test_months_in_digits_are_the_time_whatever_their_column_is_called(tmp_path)
     rows = "".join(f"{2023 + k // 12}{k % 12 + 1:02},{k * k}\n" for k in range(24))
     [found] = series.load(table(tmp_path, "Monat,x\n" + rows))
     assert (found.columns, found.season, found.time(24)) == (("x",), 12, "202501")
+
+
+def test_whole_numbers_that_a_float_cannot_hold_are_rounded_and_said(tmp_path):
+    path = tmp_path / "large.csv"
+    rows = [f"{2**60 + k},{2**53 + k},{2**53 - k},{k}" for k in range(9)]
+    path.write_text("\n".join(["t,x,exact,small", *rows]) + "\n")
+    [found] = series.load(str(path), time="t", column=["x", "exact", "small"])
+    said = "at line 3: whole numbers beyond 2^53 are rounded to about 16 digits"
+    assert [n for n in found.notes if "2^53" in n] == [f"column 'x' has '{2**53 + 1}' {said}"]
+    assert found.times[0] == str(2**60), "and times are told apart to the last digit"
+    assert found.time(9) == str(2**60 + 9)

@@ -1,16 +1,30 @@
 """A training session from Python: begun, sampled, diagnosed, stopped, continued, reported."""
 
+import itertools
 import math
+import signal
 
 import pytest
 import torch
 
+from elman import load as elman_load
 from elman import runs
 from elman.cli import run as elman
 from elman.errors import UserError
 from elman.runs import Run, checkpoints
+from elman.scoring.evaluation import evaluate
 from elman.session import RunOptions, Session
-from elman.training import Change, Diagnosis, Epoch, Result, Sample, Update, Validation
+from elman.training import (
+    Change,
+    Diagnosis,
+    Epoch,
+    Result,
+    Sample,
+    Training,
+    Update,
+    Validation,
+    interrupts,
+)
 from elman.training.records import KINDS, from_json
 from elman.training.segments import one_pass
 
@@ -44,6 +58,138 @@ def test_what_is_yielded_is_what_the_folder_keeps(tmp_path):
     assert isinstance(result, Result)
     assert session.run.records() == [*records, result]
     assert session.report().read_text().count('class="sample"') > 1
+
+
+def everything_of(session):
+    """All that a session has to say, but for how fast it was."""
+    records = [r.json() | {"tokens_per_second": 0} for r in session.records()]
+    page = session.report().read_text().count("<svg")
+    return records, session.sample(), session.diagnose(), session.conclude(), page
+
+
+def test_a_session_is_the_same_whatever_torchs_default_device(tmp_path, another_default):
+    wanted = everything_of(begin(tmp_path / "one"))
+    another_default()
+    assert everything_of(begin(tmp_path / "other")) == wanted
+    trained = elman_load(tmp_path / "other" / "run")
+    parts = trained.run.splits()
+
+    def scored():
+        texts = {"train": parts.train, "validation": parts.validation}
+        found = evaluate(trained.model, trained.vocab, parts.test, **texts, adapt=True, cache=9)
+        return found.json(), trained.generate("the ", 20), trained.hidden("the").tolist()
+
+    found = scored()
+    torch.set_default_device(None)
+    assert found == scored()
+
+
+@pytest.fixture
+def heeded():
+    """Ctrl-C as Python has it: a job in the background may have been started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_notebook_that_is_interrupted_anywhere_goes_on_to_the_same_bits(
+    tmp_path, monkeypatch, heeded
+):
+    whole, other = begin(tmp_path / "one"), begin(tmp_path / "other")
+    wanted = [r.json() | {"tokens_per_second": 0} for r in whole.records()]
+    moments = itertools.count(1)
+
+    def interrupted(method):
+        def called(*given):
+            if next(moments) % 17 == 0:  # before: nothing is done yet, or after: all but the notes
+                signal.raise_signal(signal.SIGINT)
+            return method(*given)
+
+        return called
+
+    for owner, name in (
+        (Training, "_advance"),
+        (Training, "_told"),
+        (Training, "validate"),
+        (Run, "save_best"),
+        (Run, "save_state"),
+    ):
+        monkeypatch.setattr(owner, name, interrupted(getattr(owner, name)))
+    times = 0
+    for _ in range(100):
+        try:
+            list(other.records())
+            break
+        except KeyboardInterrupt:
+            times += 1
+    assert times >= 5
+    assert [r.json() | {"tokens_per_second": 0} for r in other.run.records()] == wanted
+    assert other.conclude() == whole.conclude()
+
+
+def test_a_second_interrupt_does_not_wait(heeded):
+    def work():
+        yield 1
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        yield 2
+
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        seen.extend(record for record in interrupts.whole(work()))
+    assert seen == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hiden_size": 7}, "unknown option 'hiden_size'; hidden_size"),
+        ({"out": "here"}, r"unknown option 'out'; .*RunOptions"),
+        ("text.txt", "options are a mapping of names to values, not 'text.txt'"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_and_nothing_is_written(given, said, tmp_path):
+    if isinstance(given, dict):
+        given = SMALL | given
+    with pytest.raises(UserError, match=said):
+        Session.begin(given, kept=RunOptions(out=tmp_path / "run", device="cpu"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_without_its_record_a_training_goes_on_to_the_same_bits(ended, tmp_path):
+    whole, other = begin(tmp_path / "one"), begin(tmp_path / "other")
+    list(whole.records())
+    list(other.records(stop=lambda: not ended and other.training.step >= 8))
+    (other.run.path / "metrics.jsonl").unlink()
+    again = Session.resume(other.run.path)
+    assert again.caveats == [
+        "metrics.jsonl is gone: the training goes on, and its record begins here"
+    ]
+    again.run.release()
+    again = Session.resume(other.run.path)  # the one before it was killed at once
+    assert again.caveats == []
+    list(again.records())
+    for name in ("model", "state"):
+        one, two = (
+            checkpoints.read(s.run.path / f"{name}.safetensors", name) for s in (whole, again)
+        )
+        torch.testing.assert_close(one[0], two[0], rtol=0, atol=0)
+    assert again.conclude() == whole.conclude()
+    assert again.report().exists()
+    assert [r.step for r in again.run.records() if isinstance(r, Update)] == (
+        [] if ended else [*range(again.training.step + 1)][9:]
+    )
+
+
+def test_a_record_that_lost_its_end_is_refused(tmp_path):
+    session = begin(tmp_path)
+    list(session.records(stop=lambda: session.training.step >= 8))
+    path = session.run.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"has 100 bytes, fewer than .* or delete it"):
+        Session.resume(session.run.path)
 
 
 def test_samples_follow_validations_one_two_four_and_the_last(tmp_path):

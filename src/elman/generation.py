@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from elman.errors import UserError, WorkFailed
 from elman.language_model import LanguageModel, read
 from elman.language_model.nests import Nest, over
+from elman.options import whole_number
 from elman.scoring.metrics import evaluating
 from elman.text.vocab import Vocab
 
@@ -67,9 +68,9 @@ class Sampling:
                 f"temperature={self.temperature} must be a number from 0 up",
                 hint="0 takes the likeliest token, 1 the model's own probabilities",
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k={self.top_k} must be at least 1", hint="1 is greedy")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
+        if self.top_k is not None:
+            whole_number("top_k", self.top_k, at_least=1, hint="1 is greedy")
+        if self.top_p is not None and not (isinstance(self.top_p, Real) and 0 < self.top_p <= 1):
             raise UserError(
                 f"top_p={self.top_p} must be above 0 and at most 1", hint="1 keeps every token"
             )
@@ -168,8 +169,8 @@ def generate_batch(
     if len(seeds) != len(prompts):
         raise UserError(f"{len(seeds)} seeds for {len(prompts)} prompts", hint="one seed per row")
     texts = [_prompt(ids, start) for ids in prompts]
-    _check_length(length)
-    generators = [torch.Generator().manual_seed(index(seed)) for seed in seeds]
+    length = _checked_length(length)
+    generators = [_generator(seed) for seed in seeds]
     return _write(model, texts, length, sampling, generators)
 
 
@@ -190,9 +191,8 @@ def beam_search(
     results are kept. A beam of |V|^(length - 1) misses nothing. Excluded tokens are not written,
     and their probability is not handed to the others: the scores are the model's own.
     """
-    if width < 1:
-        raise UserError(f"width={width} must be at least 1", hint="1 is greedy")
-    _check_length(length)
+    width = whole_number("width", width, at_least=1, hint="1 is greedy")
+    length = _checked_length(length)
     text = _prompt(prompt_ids, start)
     if length == 0:
         return [Continuation([], 0.0)]
@@ -277,6 +277,15 @@ def _draw(p: Scores, chances: list[Iterator[float]]) -> list[int]:
     return tokens
 
 
+def _generator(seed: int) -> torch.Generator:
+    try:
+        return torch.Generator().manual_seed(index(seed))
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise UserError(
+            f"seed={seed!r} must be a whole number of 64 bits", hint="seed=1"
+        ) from problem
+
+
 def _uniform(generator: torch.Generator) -> Iterator[float]:
     """Numbers from 0 up to 1, drawn many at a time, since one costs as much."""
     while True:
@@ -323,7 +332,7 @@ def _read_all(model: nn.Module, prompts: list[tuple[int, ...]]) -> tuple[Tensor,
 
 def _read(model: nn.Module, ids: Tensor, state: Nest) -> tuple[Tensor, Nest]:
     """The logits after the last of `ids`, and the state there."""
-    logits = torch.empty(0)
+    logits = torch.empty(0, device="cpu")
     for piece in ids.to(_device(model)).split(PIECE, dim=1):
         logits, state = read(model, piece, state)
     return logits[:, -1], state
@@ -389,6 +398,5 @@ def _prompt(ids: Ids, start: int) -> tuple[int, ...]:
     return tuple(text.tolist()) or (start,)
 
 
-def _check_length(length: int) -> None:
-    if length < 0:
-        raise UserError(f"length={length} must be at least 0", hint="length=200 writes 200 tokens")
+def _checked_length(length: int) -> int:
+    return whole_number("length", length, at_least=0, hint="length=200 writes 200 tokens")

@@ -28,6 +28,7 @@ from elman import nn as elman_nn
 from elman import strict_json
 from elman.errors import UserError
 from elman.language_model.nests import over
+from elman.options import whole_number
 from elman.scoring.metrics import perplexity
 from elman.text import batches, corpus, datasets, tokens
 from elman.text.vocab import Vocab
@@ -551,8 +552,7 @@ def train_ch8(
 
     The curve is drawn at the end, for `plt.show()`, and returned; the notes draw theirs meanwhile.
     """
-    if num_epochs < 1:
-        raise UserError(f"num_epochs={num_epochs} must be at least 1", hint="500, as in the notes")
+    num_epochs = whole_number("num_epochs", num_epochs, at_least=1, hint="500, as in the notes")
     loss, parameters = nn.CrossEntropyLoss(), _parameters(net)
     by_hand = functools.partial(sgd, parameters, lr)
     updater = torch.optim.SGD(parameters, lr) if isinstance(net, nn.Module) else by_hand

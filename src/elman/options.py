@@ -11,11 +11,13 @@ What is said there (help, range, choices, whether a resume may change it) is wha
 enforces, what `elman train --help` shows, and what a page or a report can read with `described`.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
+from operator import index
 from typing import Any, get_args, get_type_hints
 
 from elman.errors import UserError
@@ -110,6 +112,20 @@ class Option:
 def option(default: Any, help: str, *, panel: str, **facts: Any) -> Any:
     """A dataclass field that describes itself; `facts` are the fields of `Option`."""
     return field(default=default, metadata={KEY: Option(help, panel, **facts)})
+
+
+def whole_number(name: str, value: Any, *, at_least: int | None = None, hint: str) -> int:
+    """A whole number of 64 bits that a caller has passed, of whatever library; else a UserError.
+
+    >>> whole_number("length", 6.0, at_least=0, hint="length=200 writes 200 tokens")
+    Traceback (most recent call last):
+    elman.errors.UserError: length=6.0 must be a whole number; length=200 writes 200 tokens
+    """
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):  # of a tensor with one number, that number
+            value = index(value)
+    Option("", "", at_least=at_least, hint=hint).refuse_outside(name, value, (int,))
+    return value
 
 
 def check(settings: Any, label: str = "{}") -> None:

@@ -17,7 +17,7 @@ import torch
 
 from elman import generation, runs
 from elman.diagnostics import glance
-from elman.errors import WorkFailed
+from elman.errors import UserError, WorkFailed
 from elman.options import DEVICES, check, option
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick, use_threads
@@ -95,6 +95,11 @@ class Session:
         A request that is refused leaves no folder behind. `command` is what report and config.json
         name as the way to make the run again.
         """
+        if not isinstance(given, Mapping | None):
+            raise UserError(
+                f"options are a mapping of names to values, not {given!r}",
+                hint='Session.begin({"source": "book.txt", "hidden_size": 128})',
+            )
         kept, given = kept or RunOptions(), prepared.adopted(dict(given or {}))
         use_threads(kept.threads)
         options = presets.expand(preset, given)
@@ -258,6 +263,8 @@ def _caveats(run: Run, training: Training) -> list[str]:
     caveats = []
     if not (run.path / "state.safetensors").exists():
         caveats.append("there is no state.safetensors: the training begins again")
+    if run.forgotten:
+        caveats.append("metrics.jsonl is gone: the training goes on, and its record begins here")
     if run.edited:
         caveats.append("config.json is not as elman wrote it; it is used as it is now")
     before, now = run.config.ran, training.engine()

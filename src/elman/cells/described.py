@@ -234,7 +234,10 @@ class Described(Cell):
         generator = torch.Generator().manual_seed(0)
 
         def draw(names: Sequence[str]) -> dict[str, Tensor]:
-            return {n: torch.randn(64, generator=generator, dtype=torch.float64) for n in names}
+            return {
+                n: torch.randn(64, generator=generator, dtype=torch.float64, device="cpu")
+                for n in names
+            }
 
         names, step = [e.name for e in self.starts], 1e-6
         at, way, pull = draw(names), draw(names), draw([f"d{i}" for i in range(self.count)])

@@ -155,7 +155,7 @@ def _greater(a: Expression, b: Expression, d: Expression) -> Expression:
 def make(operation: str, *of: Expression) -> Expression:
     """An operation, with what is known beforehand already done: 0 · a, 1 · a, a + 0, …"""
     if all(e.operation == "constant" for e in of) and operation not in ("detach", "where"):
-        values = [torch.tensor(e.value, dtype=torch.float64) for e in of]
+        values = [torch.tensor(e.value, dtype=torch.float64, device="cpu") for e in of]
         return constant(float(OPERATIONS[operation].torch(*values)))
     simple = _SIMPLER.get(operation, _never)(*of)
     return the(operation, of) if simple is None else simple

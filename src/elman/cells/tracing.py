@@ -293,7 +293,7 @@ def _run(
     generator = torch.Generator().manual_seed(seed)
     shapes = {i: (UNITS,) if i in rows else (ROWS, UNITS) for i in inputs}
     tensors = {
-        i: torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
+        i: torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
         for i, shape in shapes.items()
     }
     notes = Notes(name, function.__code__, tensors)

@@ -5,7 +5,7 @@ Verbs import what they need inside their functions, so `elman --help` never wait
 
 import os
 import sys
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +27,7 @@ from elman.cli import (
     statistics,
     train,
 )
-from elman.cli.console import complain
+from elman.cli.console import complain, silence
 from elman.cli.limits import check_folder, check_streams, guarded, refused
 from elman.errors import UserError, WorkFailed
 from elman.files import is_full
@@ -112,7 +112,7 @@ def _run(arguments: list[str] | None) -> int:
         _say("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output has left, as `| head` does: nothing to say
-        _silence(sys.stdout)
+        silence(sys.stdout)
         return 1
     except SystemExit as left:  # as typer leaves where it sees that pipe before we do
         if not isinstance(left.__context__, BrokenPipeError):
@@ -179,10 +179,3 @@ def _out_of_memory(failure: Exception) -> bool:
     """Whether this is Python, PyTorch on the CPU or CUDA saying so."""
     named = type(failure).__name__ in ("MemoryError", "OutOfMemoryError")
     return named or "allocate memory" in str(failure)
-
-
-def _silence(stream: IO[str]) -> None:
-    """Let what is still buffered for a pipe without a reader be written to nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any
+from typing import IO, Any
 
 from elman import strict_json
 
@@ -31,6 +31,19 @@ def emit(record: dict[str, Any]) -> None:
 def note(message: str) -> None:
     """Tell a person something that is not the result."""
     print(message, file=sys.stderr)
+
+
+def silence(stream: IO[str]) -> None:
+    """Let what is still to be written there go nowhere: nobody is left who could read it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def terminals() -> list[IO[str]]:
+    """What of stdout and stderr someone may be looking at."""
+    streams = (sys.__stdout__, sys.__stderr__)
+    return [s for s in streams if s is not None and not s.closed and s.isatty()]
 
 
 @contextmanager

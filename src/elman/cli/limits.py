@@ -4,8 +4,10 @@ import functools
 import io
 import math
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,9 +44,38 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
                 )
             if isinstance(value, float) and math.isnan(value):
                 raise UserError(f"{flag(name)} nan is not a number", hint="leave it out")
-        return verb(*positional, **options)
+        with as_typed(options):
+            return verb(*positional, **options)
 
     return called
+
+
+SETTING = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>[\w.-]+)")
+
+
+@contextmanager
+def as_typed(options: Mapping[str, Any]) -> Iterator[None]:
+    """Let a refusal that begins with a setting and its value name the option that was typed.
+
+    `clip=-1.0 must be positive; clip=None never clips` is for those who call from Python. Whoever
+    typed `--clip -1` reads `--clip -1.0 must be positive`, and `--clip 0 never clips`.
+    """
+
+    def typed(setting: re.Match[str]) -> str:
+        name, value = setting["name"], setting["value"]
+        return f"{flag(name)} {0 if value == 'None' else value}" if name in options else setting[0]
+
+    try:
+        yield
+    except UserError as refusal:
+        message, hint = refusal.message, SETTING.sub(typed, refusal.hint)
+        name, is_setting, rest = message.partition("=")
+        name = name.replace(" of ", "_")  # dropout of inputs=2
+        if is_setting and options.get(name) is not None:
+            message = f"{flag(name)} {SETTING.sub(typed, rest)}"
+            if hint.startswith(f"{name}: "):
+                hint = flag(name) + hint.removeprefix(name)
+        raise type(refusal)(message, hint=hint) from refusal
 
 
 def refused(refusal: Any) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elman.cli.console import emit, note, progress, quiet
+from elman.cli.console import emit, note, progress, quiet, silence, terminals
 from elman.cli.device import pick
 from elman.cli.limits import a_path
 from elman.errors import UserError, WorkFailed
@@ -212,21 +212,27 @@ def _resuming(run: "Run") -> str:
 # ---------------------------------------------------------------------- during
 
 
+STOPS = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP: the terminal is gone"}
+"""What stops a training between two updates, as far as this system knows it."""
+
+
 @contextmanager
 def _gentle_signals() -> Iterator[list[str]]:
-    """Note Ctrl-C and SIGTERM, to be heeded between two updates; a second one ends at once.
+    """Note what should stop it, to be heeded between two updates; a second signal ends at once.
 
-    What is ignored stays so: a shell protects jobs in the background from Ctrl-C.
+    What is ignored stays so: a shell protects jobs in the background from Ctrl-C, and `nohup` all
+    that it starts from a terminal that is closed.
     """
     caught: list[str] = []
-    signals = [
-        which
-        for which in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(which) is not signal.SIG_IGN
-    ]
+    known = {getattr(signal, name): words for name, words in STOPS.items() if hasattr(signal, name)}
+    signals = [which for which in known if signal.getsignal(which) is not signal.SIG_IGN]
+    screens = terminals()  # one that was closed no longer says that it was one
 
     def note_it(number: int, frame: Any) -> None:
-        caught.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+        caught.append(known[signal.Signals(number)])
+        if number == getattr(signal, "SIGHUP", None):
+            for screen in screens:
+                silence(screen)
         for which in signals:
             signal.signal(which, before[which])
 
@@ -418,5 +424,7 @@ def _not_the_best(session: "Session") -> str:
 def _last_pass(run: "Run") -> str:
     from elman.training import Epoch
 
-    last = [record for record in run.records() if isinstance(record, Epoch)][-1]
-    return f"training perplexity {last.perplexity:.3f} in pass {last.epoch}"
+    passes = [record for record in run.records() if isinstance(record, Epoch)]
+    if not passes:  # of a finished run whose metrics.jsonl is gone
+        return "no record says how well it learned"
+    return f"training perplexity {passes[-1].perplexity:.3f} in pass {passes[-1].epoch}"

@@ -19,6 +19,7 @@ import numpy as np
 
 from elman.counting.sequence_model import Floats, Ints, SequenceModel, encode, vocabulary_of
 from elman.errors import UserError
+from elman.options import whole_number
 from elman.text.vocab import Vocab
 
 Context = tuple[int, ...]
@@ -126,8 +127,7 @@ class MarkovChain(SequenceModel[Context]):
 
         P_1 is the transition; P_k(y | w_1, rest) = Σ_x P(x | w_1, rest) P_{k-1}(y | rest, x).
         """
-        if steps < 1:
-            raise UserError(f"steps={steps} must be at least 1", hint="steps=1 is the transition")
+        steps = whole_number("steps", steps, at_least=1, hint="steps=1 is the transition")
         m = self.vocab_size
         table = self.transition.reshape(m, -1, m)
         later = table
@@ -220,8 +220,7 @@ class MarkovChain(SequenceModel[Context]):
 
     def sample(self, length: int, seed: int = 0) -> Ints:
         """Draw `length` symbols, as ids; same seed, same symbols."""
-        if length < 0:
-            raise UserError(f"length={length} must not be negative", hint="length=1000")
+        length = whole_number("length", length, at_least=0, hint="length=1000")
         rng = np.random.default_rng(seed)
         m, size = self.vocab_size, self.vocab_size**self.order
         window = int(rng.choice(size, p=self.initial.reshape(-1)))
@@ -264,8 +263,7 @@ def _distributions(name: str, values: Any, shape: tuple[int, ...] | None = None)
 
 
 def _check_fit(order: int, epsilon: float, m: int, length: int) -> None:
-    if order < 1:
-        raise UserError(f"order={order} must be at least 1", hint="order=1 looks one symbol back")
+    order = whole_number("order", order, at_least=1, hint="order=1 looks one symbol back")
     if not 0 <= epsilon < float("inf"):
         raise UserError(f"epsilon={epsilon} must be 0 or more and finite", hint="epsilon=1")
     if length <= order:

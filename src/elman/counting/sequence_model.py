@@ -9,12 +9,14 @@ A counting model, a Markov chain, a network and a mixture of them all answer the
 import abc
 import sys
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
+from elman.options import whole_number
 from elman.text.vocab import Vocab
 
 Ints = NDArray[np.integer]
@@ -74,9 +76,8 @@ class SequenceModel(abc.ABC, Generic[State]):
         Temperature 0 takes the likeliest token each time. Tokens where the model has a vocabulary,
         else ids; without the prompt, and without the token that ends a sequence.
         """
-        if length < 0:
-            raise UserError(f"length={length} must not be negative", hint="length=100")
-        if not temperature >= 0:
+        length = whole_number("length", length, at_least=0, hint="length=100")
+        if not isinstance(temperature, Real) or not temperature >= 0:
             raise UserError(f"temperature={temperature} must be 0 or more", hint="1 samples as is")
         rng = np.random.default_rng(seed)
         state = self.read(self.start(), self.encode(prompt))
@@ -136,9 +137,7 @@ def vocabulary_of(
         return vocab, len(vocab)
     if vocab_size is None:
         return None, int(encode(sequence, None, sys.maxsize).max(initial=0)) + 1
-    if vocab_size < 1:
-        raise UserError(f"vocab_size={vocab_size} must be at least 1")
-    return None, vocab_size
+    return None, whole_number("vocab_size", vocab_size, at_least=1, hint="1 + the largest id")
 
 
 def _vocabulary(sequence: Any) -> Vocab | None:

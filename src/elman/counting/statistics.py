@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from elman.counting.ngram.counts import count, grams
 from elman.counting.sequence_model import encode, vocabulary_of
 from elman.errors import UserError
+from elman.options import whole_number
 from elman.text.vocab import Vocab
 
 Ints = NDArray[np.integer]
@@ -66,8 +67,7 @@ class Frequencies:
 
 def frequencies(sequence: Any, n: int = 1, vocab: Vocab | None = None) -> Frequencies:
     """Count the runs of n tokens in a text, a list (of lists) of tokens, or an array of ids."""
-    if n < 1:
-        raise UserError(f"n={n} must be at least 1", hint="1 counts single tokens")
+    n = whole_number("n", n, at_least=1, hint="1 counts single tokens")
     vocab, size = vocabulary_of(sequence, vocab, None)
     ids = encode(sequence, vocab, size)
     if len(ids) < n:

@@ -28,7 +28,7 @@ class Attribution:
 
 def attribute(model: LanguageModel, ids: Any) -> Attribution:
     """Explain the prediction of the last token of `ids` by those before it."""
-    ids = torch.as_tensor(ids, dtype=torch.int64)
+    ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
     if not model.recurrent:
         raise UserError(
             f"a model with cell={model.cell!r} carries nothing through time",
@@ -65,7 +65,7 @@ def telling(model: LanguageModel, ids: Any, context: int = 40, near: int = 6) ->
 
     A good moment to ask `attribute(model, ids[t - context : t + 1])` what the model remembered.
     """
-    ids = torch.as_tensor(ids, dtype=torch.int64)
+    ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
     if not 0 < near < context < len(ids):
         raise UserError(
             f"{len(ids)} tokens hold no prediction from {context} tokens before it",
@@ -92,8 +92,7 @@ def _without_each(model: LanguageModel, past: torch.Tensor, target: int) -> Arra
     steps = len(past)
     if steps == 1:  # nothing is left: the state before any text says nothing, so say uniform
         return np.array([-np.log(model.vocab_size)])
-    others = (
-        torch.arange(steps - 1) + (torch.arange(steps - 1) >= torch.arange(steps)[:, None]).long()
-    )
+    left, out = past.new_tensor(range(steps - 1)), past.new_tensor(range(steps))[:, None]
+    others = left + (left >= out).long()
     logits, _ = model(past[others])
     return F.log_softmax(logits[:, -1], -1)[:, target].double().numpy()

@@ -61,7 +61,7 @@ def compare_carries(
     model: LanguageModel, ids: Any, window: int, draws: int = 30, seed: int = 0
 ) -> list[CarryScore]:
     """The gradient of the mean loss over `ids` by each of `carries(window)`, in float64."""
-    ids = torch.as_tensor(ids, dtype=torch.int64)
+    ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
     if not model.recurrent:
         raise UserError(f"a model with cell={model.cell!r} carries nothing through time")
     if len(ids) <= 2 * window:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from elman.diagnostics.passage import Passage
 from elman.errors import UserError
+from elman.options import whole_number
 
 Array = NDArray[np.float64]
 
@@ -67,10 +68,10 @@ def forgetting(passage: Passage, lags: int = 256, probes: int = 6, seed: int = 0
             f"lags={lags} must be at least 1 and below the {len(passage)} steps of the passage",
             hint="a longer text, or fewer lags",
         )
-    if probes < 1:
-        raise UserError(f"probes={probes} must be at least 1", hint="6: one chance in a million")
-    begins = torch.linspace(1, len(passage) - lags, MOMENTS).long().unique()  # S_0 is zero itself
-    S = torch.zeros(len(begins), passage.states.shape[1], dtype=torch.float64)
+    probes = whole_number("probes", probes, at_least=1, hint="6: one chance in a million")
+    first, last = 1, len(passage) - lags  # S_0 is zero itself
+    begins = torch.linspace(first, last, MOMENTS, device="cpu").long().unique()
+    S = passage.states.new_zeros(len(begins), passage.states.shape[1])
     apart = passage.states[begins].norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
     distance = [1.0]
     for k in range(lags):
@@ -87,7 +88,9 @@ def _norms(
     """Bounds of ‖∂S_m/∂S_{m-k}‖ for k = 0 … lags, the largest over the ends m."""
     at = ends.repeat(probes)
     random = torch.Generator().manual_seed(seed)
-    G = torch.randn(len(at), passage.states.shape[1], dtype=torch.float64, generator=random)
+    G = torch.randn(
+        len(at), passage.states.shape[1], dtype=torch.float64, generator=random, device="cpu"
+    )
     factor, largest = 10 * math.sqrt(2 / math.pi), [1.0]
     for k in range(1, lags + 1):
         G = passage.pull_back(at - k, G)

@@ -16,7 +16,8 @@ Array = NDArray[np.float64]
 def jacobian(passage: Passage, t: int) -> Tensor:
     """∂S_{t+1}/∂S_t, (N, N): row i is the gradient of unit i after the step."""
     size = passage.states.shape[1]
-    return passage.pull_back(torch.full((size,), t), torch.eye(size, dtype=torch.float64))
+    units = torch.eye(size, dtype=torch.float64, device="cpu")
+    return passage.pull_back(torch.full((size,), t, device="cpu"), units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ def singular_values(
             f"lags {lags} from step {start} must lie within the passage of {len(passage)} steps",
             hint="a longer text, or shorter lags",
         )
-    product, values = torch.eye(passage.states.shape[1], dtype=torch.float64), {}
+    product, values = torch.eye(passage.states.shape[1], dtype=torch.float64, device="cpu"), {}
     for k in range(1, max(lags) + 1):
         product = jacobian(passage, start + k - 1) @ product
         if k in lags:
@@ -73,10 +74,10 @@ def lyapunov_exponents(passage: Passage, count: int | None = None) -> Array:
     if not 1 <= count <= size:
         raise UserError(f"count={count} must be from 1 to {size}, the size of the carried state")
     noise = torch.randn(
-        size, count, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        size, count, dtype=torch.float64, generator=torch.Generator().manual_seed(0), device="cpu"
     )
     Q = torch.linalg.qr(noise)[0]
-    growth = torch.zeros(count, dtype=torch.float64)
+    growth = noise.new_zeros(count)
     for t in range(len(passage)):
         Q, R = torch.linalg.qr(jacobian(passage, t) @ Q)
         growth += R.diagonal().abs().clamp(min=torch.finfo(torch.float64).tiny).log()

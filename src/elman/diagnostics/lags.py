@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from elman.diagnostics.passage import Moments, Passage, shifted
 from elman.errors import UserError
+from elman.options import whole_number
 
 Array = NDArray[np.float64]
 
@@ -96,8 +97,7 @@ class ByLag:
         Losses fall evenly on the window's steps, so this is the mean of share[0 … window-1], lags
         beyond the measured ones counting as nothing.
         """
-        if window < 1:
-            raise UserError(f"window={window} must be at least 1", hint="35 is the notes' window")
+        window = whole_number("window", window, at_least=1, hint="35 is the notes' window")
         inside = self.share[: min(window, len(self.share))]
         return float((inside.sum() + max(window - len(self.share), 0)) / window)
 
@@ -160,7 +160,7 @@ def by_lag(passage: Passage, lags: int | None = None) -> ByLag:
     most = min(len(passage) // 2, MOST) if lags is None else lags
     at: Moments = slice(most, len(passage))
     if lags is None and len(passage) - most > LOSSES:
-        at = torch.linspace(most, len(passage) - 1, LOSSES).long()
+        at = torch.linspace(most, len(passage) - 1, LOSSES, device="cpu").long()
     G = passage.on_state(passage.pulls[at])
     norms = [G.norm(dim=1)]
     for k in range(most):

@@ -52,7 +52,7 @@ class Passage:
     @classmethod
     def read(cls, model: LanguageModel, ids: Any) -> "Passage":
         """Let a language model read ids; its losses are L_t = -log P(x_{t+1} | x_1 … x_t)."""
-        ids = torch.as_tensor(ids, dtype=torch.int64)
+        ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
         if not model.recurrent:
             raise UserError(
                 f"a model with cell={model.cell!r} carries nothing through time",
@@ -70,7 +70,7 @@ class Passage:
         logits = exact.project(passage.top_states(), NO_MASKS).detach()
         nats = F.cross_entropy(logits, ids[1:], reduction="none")
         error = torch.softmax(logits, -1)
-        error[torch.arange(len(error)), ids[1:]] -= 1  # ∇_o L = ŷ - 1
+        error -= F.one_hot(ids[1:], error.shape[1])  # ∇_o L = ŷ - 1
         return cls(**{**vars(passage), "pulls": error @ exact.output_weight.detach(), "nats": nats})
 
     @classmethod
@@ -98,8 +98,9 @@ class Passage:
             x = trace.hs[1:]
         if pulls is None:
             size = x.shape[-1]
-            pulls = torch.full((len(xs), size), size**-0.5, dtype=torch.float64)
-        rows, nats = torch.cat(states, -1), torch.zeros(len(xs), dtype=torch.float64)
+            pulls = x.new_full((len(xs), size), size**-0.5)
+        rows = torch.cat(states, -1)
+        nats = rows.new_zeros(len(xs))
         return cls(job.cell, layers, xs[:, 0], rows, gates, pulls, nats)
 
     def __len__(self) -> int:
@@ -197,7 +198,7 @@ def _is_exact(module: Module) -> bool:
 
 def exact_copy(model: LanguageModel) -> LanguageModel:
     """The model in float64 on the CPU, in eval mode, no generator of the original touched."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         copied = LanguageModel.from_config(model.config).double()
     copied.load_state_dict({name: p.cpu().double() for name, p in model.state_dict().items()})
     return copied.eval()

@@ -77,7 +77,7 @@ def _total_gradient(passage: Passage) -> Array:
     carried = torch.zeros_like(direct[:1])
     for t in reversed(range(len(passage))):
         total[t] = direct[t] + carried[0]
-        carried = passage.pull_back(torch.tensor([t]), total[t : t + 1])
+        carried = passage.pull_back(torch.tensor([t], device="cpu"), total[t : t + 1])
     return total.abs().numpy()
 
 

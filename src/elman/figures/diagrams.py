@@ -108,7 +108,7 @@ def character_model(
 
     `tokens` names every id of the vocabulary. Under each step: its likeliest next tokens.
     """
-    text = torch.as_tensor(ids, dtype=torch.int64)
+    text = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
     logits, _ = model.eval()(text[None, :-1])
     odds = torch.softmax(logits[0], -1)
     with house():
@@ -162,7 +162,7 @@ class GraphGradients:
 
 def graph_gradients(model: LanguageModel, ids: Sequence[int]) -> GraphGradients:
     """Give every step its own copy of the weights, W^(t), and ask autograd for each edge."""
-    text = torch.as_tensor(ids, dtype=torch.int64)
+    text = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
     recurrence: Any = model.recurrence
     names = ("weight_ih_l0", "weight_hh_l0")
     steps = len(text) - 1

@@ -26,6 +26,7 @@ from elman.forecasting.base import (
     as_values,
     check_origins,
 )
+from elman.options import whole_number
 
 Trend = Literal["level", "line", "changes"]
 """No slope; a straight line; or everything above, of x_t - x_{t-1}, where a is the drift."""
@@ -58,10 +59,9 @@ class AutoregressiveErrors(Forecaster):
     a drift)."""
 
     def __post_init__(self) -> None:
-        if self.tau < 0:
-            raise UserError(f"tau={self.tau} must be at least 0", hint="0: errors are independent")
-        if self.season is not None and self.season < 1:
-            raise UserError(f"season={self.season} must be at least 1", hint="12 for monthly data")
+        whole_number("tau", self.tau, at_least=0, hint="0: errors are independent")
+        if self.season is not None:
+            whole_number("season", self.season, at_least=1, hint="12 for monthly data")
         if self.trend not in get_args(Trend):
             raise UserError(
                 f"trend={self.trend!r} is unknown", hint=f"one of {', '.join(get_args(Trend))}"
@@ -152,8 +152,7 @@ class AutoregressiveErrors(Forecaster):
         self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
     ) -> Paths:
         values, given = as_values(values), inputs or Inputs.none(values)
-        if steps < 1:
-            raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
+        steps = whole_number("steps", steps, at_least=1, hint="how far ahead to look")
         at = np.asarray(origins, dtype=np.int64)
         check_origins(at, self.lags, len(values))
         read = int(self._form[0, 0])

@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
 from elman.errors import UserError
+from elman.options import whole_number
 
 Values = NDArray[np.float64]
 """(steps, columns)"""
@@ -147,8 +148,7 @@ class Forecaster(abc.ABC):
     ) -> Paths:
         """x̂_{o+1} … x̂_{o+steps} for each origin o, from values[:o] and known inputs alone."""
         del inputs
-        if steps < 1:
-            raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
+        steps = whole_number("steps", steps, at_least=1, hint="how far ahead to look")
         return self.roll(windows_before(values, origins, self.lags), steps)
 
     def quantiles(

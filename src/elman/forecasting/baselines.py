@@ -5,8 +5,8 @@ from typing import final
 
 import numpy as np
 
-from elman.errors import UserError
 from elman.forecasting.base import Forecaster, Paths, State, Values, Windows
+from elman.options import whole_number
 
 
 @final
@@ -39,8 +39,7 @@ class Seasonal(Forecaster):
     season: int
 
     def __post_init__(self) -> None:
-        if self.season < 1:
-            raise UserError(f"season={self.season} must be at least 1", hint="12 for monthly data")
+        whole_number("season", self.season, at_least=1, hint="12 for monthly data")
 
     @property
     def lags(self) -> int:

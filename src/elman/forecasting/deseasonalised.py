@@ -7,7 +7,6 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.errors import UserError
 from elman.forecasting.base import (
     Forecaster,
     Inputs,
@@ -18,6 +17,7 @@ from elman.forecasting.base import (
     as_values,
     windows_before,
 )
+from elman.options import whole_number
 
 
 @final
@@ -33,8 +33,7 @@ class Deseasonalised(Forecaster):
     season: int
 
     def __post_init__(self) -> None:
-        if self.season < 2:
-            raise UserError(f"season={self.season} must be at least 2", hint="12 for monthly data")
+        whole_number("season", self.season, at_least=2, hint="12 for monthly data")
 
     @property
     def lags(self) -> int:

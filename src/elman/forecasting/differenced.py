@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from elman.errors import UserError
 from elman.forecasting.base import Forecaster, Inputs, Paths, State, Values, Windows
+from elman.options import whole_number
 
 
 @final
@@ -24,8 +25,7 @@ class Differenced(Forecaster):
     lag: int = 1
 
     def __post_init__(self) -> None:
-        if self.lag < 1:
-            raise UserError(f"lag={self.lag} must be at least 1", hint="1, or the season")
+        whole_number("lag", self.lag, at_least=1, hint="1, or the season")
 
     @property
     def lags(self) -> int:

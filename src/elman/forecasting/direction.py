@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from elman.errors import UserError
 from elman.forecasting.base import as_values
+from elman.options import whole_number
 
 MOST_PAIRS = 500
 """Pairs that the test of independence looks at: it compares each with each."""
@@ -67,8 +68,7 @@ def both_directions(
     x = as_values(values)
     if x.shape[1] != 1:
         raise UserError(f"{x.shape[1]} columns at once", hint="one series at a time")
-    if degree < 1:
-        raise UserError(f"degree={degree} must be at least 1", hint="5")
+    degree = whole_number("degree", degree, at_least=1, hint="5")
     if permutations < 19:
         raise UserError(f"permutations={permutations} cannot show p = 0.05", hint="at least 19")
     if len(x) < 10 * (degree + 1):

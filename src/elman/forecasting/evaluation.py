@@ -10,6 +10,7 @@ from elman.forecasting import accuracy
 from elman.forecasting.accuracy import ByHorizon
 from elman.forecasting.base import Forecaster, Paths, Values, windows_before
 from elman.forecasting.intervals import Intervals
+from elman.options import whole_number
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,7 @@ def backtest(
     Fold i tests steps T - (folds - i)·steps … of the series, so the tests do not overlap and end
     with the last value.
     """
-    if folds < 1:
-        raise UserError(f"backtest={folds} must be at least 1", hint="5 is common")
+    folds = whole_number("backtest", folds, at_least=1, hint="5 is common")
     first = len(values) - folds * steps
     if first < 2:
         raise UserError(

@@ -33,6 +33,7 @@ from elman.forecasting.linear import check_window
 from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
 from elman.kernels import using
+from elman.options import whole_number
 
 QUANTILES = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.975)
 _MIDDLE = QUANTILES.index(0.5)
@@ -128,8 +129,7 @@ class Global(Forecaster):
         check_window(self.tau, self.direct)
         of_model(self.cell)
         for name in ("hidden", "num_layers", "updates", "batch"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be at least 1", hint="e.g. 40")
+            whole_number(name, getattr(self, name), at_least=1, hint="e.g. 40")
         if not 0 < self.learning_rate < math.inf:
             raise UserError(
                 f"learning_rate={self.learning_rate} must be positive", hint="try 0.005"

@@ -7,8 +7,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.errors import UserError
 from elman.forecasting.base import Forecaster, Paths, State, Values, Windows, features
+from elman.options import whole_number
 
 
 @final
@@ -62,12 +62,8 @@ def _design(windows: Windows) -> Values:
 
 def check_window(tau: int, direct: int) -> None:
     """Refuse a window or horizon below one."""
-    if tau < 1:
-        raise UserError(f"tau={tau} must be at least 1", hint="how many past values to read")
-    if direct < 1:
-        raise UserError(
-            f"direct={direct} must be at least 1", hint="how many steps one output spans"
-        )
+    tau = whole_number("tau", tau, at_least=1, hint="how many past values to read")
+    direct = whole_number("direct", direct, at_least=1, hint="how many steps one output spans")
 
 
 def feed_back(

@@ -23,6 +23,7 @@ from elman.forecasting.linear import check_window, feed_back
 from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
 from elman.kernels import using
+from elman.options import whole_number
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,7 @@ class _Network(Forecaster):
     def _check(self) -> None:
         check_window(self.tau, self.direct)
         for name in ("hidden", "epochs", "batch"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be at least 1", hint="e.g. 10")
+            whole_number(name, getattr(self, name), at_least=1, hint="e.g. 10")
         if not 0 < self.learning_rate < math.inf:
             raise UserError(f"learning_rate={self.learning_rate} must be positive", hint="try 0.01")
 

@@ -201,7 +201,7 @@ def _no_numbers(table: Table, taken: set[str | None]) -> UserError:
             tables.numbers(table, name)
         except UserError as wrong:
             return UserError(f"{said}: {wrong.message}", hint=wrong.hint)
-    return UserError(said, hint="name one with --column")
+    return UserError(f"{said}: every cell of {rest[-1]!r} is empty", hint="fill them in")
 
 
 def _counts(cells: list[Any]) -> bool:

@@ -19,6 +19,7 @@ from elman.forecasting.base import (
     windows_before,
 )
 from elman.forecasting.linear import check_window
+from elman.options import whole_number
 
 
 @final
@@ -89,8 +90,7 @@ class Regression(Forecaster):
         self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
     ) -> Paths:
         values, given = as_values(values), inputs or Inputs.none(values)
-        if steps < 1:
-            raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
+        steps = whole_number("steps", steps, at_least=1, hint="how far ahead to look")
         at = np.asarray(origins)
         windows_before(values, origins, self.tau)  # refuses origins that are too early or too late
         if given.known.shape[1] and len(at):

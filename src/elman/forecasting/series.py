@@ -183,6 +183,8 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
     reading = roles(table, reading, notes)
     if reading.time and (kind := counted_dates(table, reading)):
         notes.append(f"{reading.time} holds numbers; if they are dates: --date-format {kind}")
+    for name in (*reading.column, *reading.known, *reading.past, *reading.static):
+        notes += tables.rounded(table, name)
     parts, ids = _parted(table, reading.group)
     several = len(parts) > 1
     made = [s for name, at in parts.items() for s in _some(name, table.take(at), reading, several)]
@@ -339,7 +341,7 @@ def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[int]
     pattern, zone = "", None
     moments: Sequence[Moment | float]
     if numbers is not None:
-        moments = [int(v) if v.is_integer() else v for v in numbers]
+        moments = numbers
     else:
         moments, pattern, zone = timestamps.read_times(
             table, time, date_format=reading.date_format, timezone=reading.timezone
@@ -377,9 +379,11 @@ def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> 
             f"{_telling_apart(table, time)} tells several series apart, --timezone the two "
             "hours when clocks go back"
         )
+    first, second = (repr(str(table.columns[time][row])) for row in (before, after))
+    also = "" if first == second else f", written {first} and"
     return UserError(
         f"{of}column {time!r}: {table.unit}s {table.rows[before]} and {table.rows[after]} have the "
-        f"same {time} {str(table.columns[time][after])!r}",
+        f"same {time}{also} {second}",
         hint=hint,
     )
 

@@ -18,7 +18,6 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.errors import UserError
 from elman.forecasting.base import (
     Forecaster,
     Inputs,
@@ -29,6 +28,7 @@ from elman.forecasting.base import (
     as_values,
     check_origins,
 )
+from elman.options import whole_number
 
 Candidates = NDArray[np.float64]
 """(candidates, 6): α, β, γ, φ, whether there is a slope, whether there is a season."""
@@ -52,8 +52,8 @@ class Smoothing(Forecaster):
     _spread: NDArray[np.float64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.season is not None and self.season < 1:
-            raise UserError(f"season={self.season} must be at least 1", hint="12 for monthly data")
+        if self.season is not None:
+            whole_number("season", self.season, at_least=1, hint="12 for monthly data")
 
     @property
     def _period(self) -> int:
@@ -85,8 +85,7 @@ class Smoothing(Forecaster):
     ) -> Paths:
         del inputs
         values = as_values(values)
-        if steps < 1:
-            raise UserError(f"steps={steps} must be at least 1", hint="how far ahead to look")
+        steps = whole_number("steps", steps, at_least=1, hint="how far ahead to look")
         check_origins(np.asarray(origins), self.lags, len(values))
         paths = np.empty((len(origins), steps, values.shape[1]))
         for j in range(values.shape[1]):

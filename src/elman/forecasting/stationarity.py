@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from elman.errors import UserError
 from elman.forecasting.base import as_values, features
+from elman.options import whole_number
 
 KPSS_TABLE = ((0.10, 0.347), (0.05, 0.463), (0.025, 0.574), (0.01, 0.739))
 """Chances that a stationary series exceeds each value, from the paper's table 1 (level)."""
@@ -65,8 +66,7 @@ def stationarity(values: ArrayLike, tau: int = 4) -> Stationarity:
     x = as_values(values)
     if x.shape[1] != 1:
         raise UserError(f"{x.shape[1]} columns at once", hint="check each column by itself")
-    if tau < 1:
-        raise UserError(f"tau={tau} must be at least 1", hint="4, as in the notes")
+    tau = whole_number("tau", tau, at_least=1, hint="4, as in the notes")
     if len(x) < 4 * (tau + 2):
         raise UserError(
             f"{len(x)} steps are too few to compare the halves of a series with tau={tau}",

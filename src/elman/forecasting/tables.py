@@ -322,6 +322,17 @@ def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:
     return values
 
 
+def rounded(table: Table, name: str) -> list[str]:
+    """A note on a column of whole numbers that float64 cannot hold; none if it holds them all."""
+    for row, cell in enumerate(table.columns[name]):
+        if isinstance(cell, str | int) and len(text := str(cell).strip()) > _EXACT:
+            whole = text.removeprefix("-").removeprefix("+")
+            if whole.isdecimal() and len(whole) < 300 and int(text) != int(float(text)):
+                place = f"column {name!r} has {_shown(text)} at {table.where(row)}"
+                return [f"{place}: whole numbers beyond 2^53 are rounded to about 16 digits"]
+    return []
+
+
 def _number(cell: Cell, flag: str) -> float:
     """What one cell says; a UserError says what is wrong with it."""
     if isinstance(cell, bool):
@@ -349,13 +360,15 @@ def _word(text: str, flag: str) -> float:
     truth = _TRUTH.get(text.strip().lower())
     if flag != "--column" and truth is not None:
         return truth
-    hint = _number_hint(text)
+    hint = "write 0 and 1" if truth is not None else _number_hint(text)
     if flag != "--column" and not any(c.isdigit() for c in text):
         hint = f"{flag} takes numbers: for words, a column of 0 and 1 for each of them"
     raise UserError("is not a number", hint=hint)
 
 
 _LARGEST = 1e100
+_EXACT = 15
+"""As many digits of a whole number are never rounded."""
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 

@@ -36,15 +36,28 @@ COUNTED: dict[str, tuple[dt.datetime, float, float, float]] = {
 """Dates written as numbers: counted from when, in seconds each, and what such numbers look like."""
 
 
-def as_numbers(cells: Sequence[Any]) -> list[float] | None:
-    """Times that are plain numbers (years, counters), or None if they are dates or text."""
+def as_numbers(cells: Sequence[Any]) -> list[int | float] | None:
+    """Times that are plain numbers (years, counters), or None if they are dates or text.
+
+    Whole ones are whole, of any length: counters of nanoseconds have more digits than a float.
+    """
     try:
         values = [float(c) for c in cells if not isinstance(c, dt.date)]
     except (TypeError, ValueError):
         return None
     if len(values) < len(cells) or not np.isfinite(values).all():
         return None
-    return None if in_digits(cells) else values
+    if in_digits(cells):
+        return None
+    return [_exact(c, v) if v.is_integer() else v for c, v in zip(cells, values, strict=True)]
+
+
+def _exact(cell: Any, value: float) -> int:
+    """The whole number that a cell says, of which `value` may be a rounded one."""
+    try:
+        return int(cell)
+    except ValueError:  # 1e3, 12.0
+        return int(value)
 
 
 def read_times(

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 from elman.errors import UserError
+from elman.options import whole_number
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 """f(x_t, h_{t-1}, w_h) = h_t."""
@@ -161,8 +162,8 @@ def closed_form(b: Tensor, c: Tensor, terms: int | None = None) -> Tensor:
     Where c_j is a Jacobian the product is ordered, the latest step leftmost. `terms=τ` keeps only
     the τ newest terms of each sum, which is the regular truncation of d2l 8.7.1.1.
     """
-    if terms is not None and terms < 1:
-        raise UserError(f"terms={terms} must be at least 1", hint="None keeps every term")
+    if terms is not None:
+        terms = whole_number("terms", terms, at_least=1, hint="None keeps every term")
     return torch.stack([_sum_of_products(b, c, t, terms or len(b)) for t in range(len(b))])
 
 

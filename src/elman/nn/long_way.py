@@ -124,6 +124,14 @@ class LongWay(Parameters):
                 return self._by_torch(stack, x)  # which draws by itself
         return recurrence(recipe, x.drawn())
 
+    def _written_down(self, rows: Tensor, first: Sequence[Tensor]) -> Outputs:
+        """The recurrence for who listens, of a batch that comes first and stays there.
+
+        Once turned round, torch's exporters take the time of the example for that of every input.
+        """
+        x = self._inputs(rows, first).drawn()
+        return traced.recurrence(self._recipe(), x, self.training, batch_first=True)
+
     def _recur_packed(self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]) -> Outputs:
         """The recurrence of packed rows: as it is for torch's own, padded for all others."""
         if traced.listening():

@@ -92,6 +92,8 @@ class Module(LongWay):
             how = self._settled.settle(key, self._settle(xs, first))
             if done := self._settled_call(how, input, state):
                 return done
+        if self.batch_first and self._is_batched(input) and traced.listening():
+            return self._written_down(input, first)
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
 

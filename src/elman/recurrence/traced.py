@@ -3,9 +3,9 @@
 `torch.jit.trace`, `torch.export` and both exporters to ONNX run a module once and keep the
 operations that they know; of a kernel of ours they would keep nothing but its results, as
 constants. While one of them listens, or a transform of `torch.func`, the forward pass is torch's
-own operator (`aten::lstm`, …) with the same weights. A cell that torch does not have, and a
-projection on its way to ONNX, is written down step by step, so the copy takes sequences of that one
-length and refuses others.
+own operator (`aten::lstm`, …) with the same weights. A cell that torch does not have, a projection
+on its way to ONNX, and what `torch.vmap` runs over, goes step by step: so a copy takes sequences of
+that one length and refuses others.
 """
 
 from __future__ import annotations
@@ -49,9 +49,16 @@ def quietly() -> Iterator[None]:
 
 
 def recurrence(
-    recipe: Recipe, x: Inputs, training: bool, batch_sizes: Tensor | None = None
+    recipe: Recipe,
+    x: Inputs,
+    training: bool,
+    batch_sizes: Tensor | None = None,
+    batch_first: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """ys and the last states, as `operator.recurrence`; xs may be a `PackedSequence`'s data."""
+    """ys and the last states, as `operator.recurrence`; xs may be a `PackedSequence`'s data.
+
+    With `batch_first` xs and ys are (B, T, …).
+    """
     check_gradient(recipe.carry, training)
     cell = named(recipe.cell)
     if cell.noise:
@@ -59,14 +66,30 @@ def recurrence(
             f"{cell.name} draws numbers for every step, which a traced or exported copy cannot",
             hint="call .eval() first to export for inference",
         )
-    if not is_torchs(cell) or (recipe.projected and torch.onnx.is_in_onnx_export()):
+    unknown = recipe.projected and torch.onnx.is_in_onnx_export()
+    if unknown or not is_torchs(cell) or _is_mapped((x.xs, *x.stacked, *x.weights)):
         if batch_sizes is not None:
             raise unpackable(cell.name + (" with a projection" if recipe.projected else ""))
-        return _unrolled(recipe, cell, x, training)
+        if not batch_first:
+            return _unrolled(recipe, cell, x, training)
+        ys, last = _unrolled(recipe, cell, x._replace(xs=x.xs.transpose(0, 1)), training)
+        return ys.transpose(0, 1), last
     if not x.xs.is_floating_point():
         W_ih = x.weights[0]
         x = x._replace(xs=one_hot(x.xs, W_ih.shape[1]).to(W_ih.dtype))
-    return _torchs(recipe, cell, x, training, batch_sizes)
+    return _torchs(recipe, cell, x, training, batch_sizes, batch_first)
+
+
+def _is_mapped(tensors: Sequence[Tensor]) -> bool:
+    """Whether `torch.vmap` runs over one of them: it knows no recurrent operator of torch's."""
+    if torch.compiler.is_compiling():  # which cannot be asked, and does not map
+        return False
+    for tensor in tensors:
+        while _functorch.is_functorch_wrapped_tensor(tensor):
+            if _functorch.is_batchedtensor(tensor):
+                return True
+            tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def check_gradient(carry: Carry, training: bool) -> None:
@@ -89,7 +112,12 @@ def unpackable(what: str) -> UserError:
 
 
 def _torchs(
-    recipe: Recipe, cell: Cell, x: Inputs, training: bool, batch_sizes: Tensor | None
+    recipe: Recipe,
+    cell: Cell,
+    x: Inputs,
+    training: bool,
+    batch_sizes: Tensor | None,
+    batch_first: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """By torch's own operator."""
     operator = getattr(torch._VF, str(cell.torch_mode).lower())
@@ -99,7 +127,7 @@ def _torchs(
     if batch_sizes is not None:
         ys, *last = operator(x.xs, batch_sizes, first, list(x.weights), *options)
     else:
-        ys, *last = operator(x.xs, first, list(x.weights), *options, False)
+        ys, *last = operator(x.xs, first, list(x.weights), *options, batch_first)
     return ys, tuple(last)
 
 

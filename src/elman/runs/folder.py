@@ -83,6 +83,7 @@ class Run:
         self.writes = writes  # of the processes of one training, only the first one
         self._lock: Lock | None = None
         self._left: os.stat_result | None = None  # state.safetensors when the lock was released
+        self.forgotten = False  # whether metrics.jsonl was gone when the run was resumed
         self.given_up = False  # whether the run that it was to replace is there again
         self.parts: Splits | None = None  # of its text, where a training has read it
 
@@ -355,20 +356,23 @@ class Run:
                     f"{path} does not fit {self.path / 'config.json'}: {problem!r}",
                     hint="the two come from different runs",
                 ) from problem
-        if not self.writes:
-            return None
-        self._shorten_metrics(length)
-        for draft in self.path.glob(".*.partial"):  # what a crash left half written
-            draft.unlink()
-        return options
+        if self.writes:
+            self._shorten_metrics(length)
+            for draft in self.path.glob(".*.partial"):  # what a crash left half written
+                draft.unlink()
+        if any(training.processes.agree(self.forgotten)):
+            self.save_state(training, 0)  # before a new record is begun, which is shorter
+        return options if self.writes else None
 
     def _shorten_metrics(self, length: int) -> None:
+        """Put metrics.jsonl back to so many bytes; one that is gone begins again."""
         path = self.path / "metrics.jsonl"
-        size = path.stat().st_size if path.exists() else 0
+        self.forgotten = length > 0 and not path.exists()
+        size = length if self.forgotten else path.stat().st_size if path.exists() else 0
         if size < length:
             raise UserError(
                 f"{path} has {size} bytes, fewer than the {length} it had at the last checkpoint",
-                hint="restore it from a copy, or train the run again",
+                hint="restore it from a copy, or delete it: the training needs nothing of it",
             )
         if size > length:
             os.truncate(path, length)

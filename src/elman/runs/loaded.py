@@ -84,7 +84,7 @@ class Loaded:
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
         """The ids of a text, cleaned the way the run's own was."""
-        return self.run.encode(text)
+        return self.run.encode(_checked(text))
 
     def score(
         self, text: str | bytes, context: str | bytes = "", adapt: Adaptation | None = None
@@ -184,7 +184,7 @@ class Loaded:
 
     def _opened(self, text: str | bytes) -> NDArray[Any]:
         """The ids of a text that is to be continued: what follows brings its own space."""
-        return self.vocab.encode(prepared.prompt(self.config.data, text))
+        return self.vocab.encode(prepared.prompt(self.config.data, _checked(text)))
 
     def _nonempty(self, text: str | bytes) -> NDArray[Any]:
         ids = self.encode(text)
@@ -199,6 +199,12 @@ class Loaded:
             f"<elman run {self.run.path}: {layers}{shape.cell} {shape.hidden_size}, "
             f"{len(self.vocab)} {self.vocab.level_used.units}, on {self.device}>"
         )
+
+
+def _checked(text: Any) -> Any:
+    if not isinstance(text, str | bytes):
+        raise UserError(f"a text is a str or bytes, not {text!r}", hint="str(text), if it is one")
+    return text
 
 
 def load(

@@ -4,6 +4,7 @@ A preset only names options, or finds them from the size of the text: what it ex
 and stored, and any option given beside it wins. Nothing else in elman knows about presets.
 """
 
+import difflib
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,6 +141,7 @@ def _not_hidden(options: Options) -> list[str]:
 
 def expand(preset: str, given: Options, size: Size | None = None) -> Options:
     """Every option with its value: as given, or as the preset has it, or as it is by default."""
+    check_names(given)
     asked = named(preset, given, size) | given
     options = defaults() | asked
     if "test" not in asked:  # who wants nothing held out to choose by, wants nothing held out
@@ -147,6 +149,17 @@ def expand(preset: str, given: Options, size: Size | None = None) -> Options:
     options["min_freq"] = data(options).min_freq  # what suits the level, unless given
     carry = CARRIES.get(options["carry"])  # an unknown name is refused with the other settings
     return options | (carry.suggests(options["window"]) if carry else {}) | given
+
+
+def check_names(given: Options) -> None:
+    """Refuse an option that does not exist, which nobody would heed."""
+    for name in given:
+        if name not in OPTIONS:
+            like = ", ".join(difflib.get_close_matches(str(name), OPTIONS)) or "elman train --help"
+            raise UserError(
+                f"unknown option {name!r}",
+                hint=f"{like}; where a run is kept is said by kept=RunOptions(out=…)",
+            )
 
 
 def defaults() -> Options:
@@ -214,6 +227,7 @@ def flat(data: Data, model: dict[str, Any], settings: Settings, shown: Shown) ->
 
 def changed(before: Options, given: Options) -> Options:
     """The options that a resume asks to change; one that it cannot change is refused by name."""
+    check_names(given)
     different = {name: value for name, value in given.items() if before[name] != value}
     for name, value in different.items():
         if name not in CHANGEABLE:

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -13,6 +13,7 @@ from elman.runs.card import model_card
 from elman.runs.folder import Run
 from elman.scoring import metrics
 from elman.training import Record, Result, Training, Validation
+from elman.training.interrupts import whole
 
 
 def train(
@@ -29,8 +30,20 @@ def train(
     The `remarks` on a record, such as a sample of the model's writing, are kept and yielded after
     it. A checkpoint is written every so many updates, every so many seconds, with each better
     validation, when stopped and at the end. A run that this one replaces is gone with the first
-    that comes by itself; it is back where the training fails before any.
+    that comes by itself; it is back where the training fails before any. Ctrl-C is heeded between
+    two records, and whoever trains on goes on from there.
     """
+    return whole(_records(run, training, every_steps, every_seconds, stop, remarks))
+
+
+def _records(
+    run: Run,
+    training: Training,
+    every_steps: int,
+    every_seconds: float,
+    stop: Callable[[], bool],
+    remarks: Callable[[Record], Iterable[Record]],
+) -> Generator[Record, None, None]:
     saved_at, agree, stopped = time.monotonic(), training.processes.agree, False
     with _owned(run), _given_up_if_it_fails(run), _log(run) as log:
         for record in training.records():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.language_model import LanguageModel
+from elman.options import whole_number
 from elman.scoring.metrics import evaluating
 from elman.text.batches import flat_integers
 
@@ -35,7 +36,8 @@ def hidden_states(model: LanguageModel, ids: Any) -> Tensor:
             "a cache remembers hidden states, and this model has none",
             hint="leave out cache, or train a recurrent model",
         )
-    read = torch.as_tensor(flat_integers(np.asarray(ids))).long()[:-1].to(model.bias_q.device)
+    text = flat_integers(np.asarray(ids))
+    read = torch.as_tensor(text, device=model.bias_q.device).long()[:-1]
     pieces, state = [], None
     with evaluating(model):
         for start in range(0, len(read), 1024):
@@ -46,14 +48,14 @@ def hidden_states(model: LanguageModel, ids: Any) -> Tensor:
 
 def cache_scores(hs: Tensor, ids: Any, size: int, theta: float) -> Floats:
     """log P of each token after the first by the cache alone; -inf for one not read lately."""
-    if size < 1:
-        raise UserError(f"cache={size} must be at least 1", hint="cache=2000")
-    following = torch.as_tensor(flat_integers(np.asarray(ids))).long()[1:]
+    size = whole_number("cache", size, at_least=1, hint="cache=2000")
+    following = torch.as_tensor(flat_integers(np.asarray(ids)), device="cpu").long()[1:]
     scores = [np.full(min(1, len(hs)), -np.inf)]
     for start in range(1, len(hs), PIECE):
         end, oldest = min(start + PIECE, len(hs)), max(0, start - size)
         likeness = theta * hs[start:end].double() @ hs[oldest : end - 1].double().T
-        now, then = torch.arange(start, end)[:, None], torch.arange(oldest, end - 1)
+        now = torch.arange(start, end, device="cpu")[:, None]
+        then = torch.arange(oldest, end - 1, device="cpu")
         likeness = likeness.masked_fill((then >= now) | (then < now - size), -torch.inf)
         same = following[then] == following[now]
         hit = likeness.masked_fill(~same, -torch.inf).logsumexp(-1)

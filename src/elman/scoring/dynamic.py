@@ -73,7 +73,7 @@ class Adaptation:
 
 def gradient_sizes(model: nn.Module, train: Any, window: int = Adaptation.window) -> Sigma:
     """σ: the root mean square of each weight's gradient, over batches of the training text."""
-    ids = torch.as_tensor(flat_integers(np.asarray(train))).long()
+    ids = torch.as_tensor(flat_integers(np.asarray(train)), device="cpu").long()
     lanes = min(LANES, (len(ids) - 1) // window)
     if lanes < 1:
         raise UserError(
@@ -84,11 +84,11 @@ def gradient_sizes(model: nn.Module, train: Any, window: int = Adaptation.window
     model = _still(model)
     weights = _weights(model)
     device = next(iter(weights.values())).device
-    rows = torch.arange(lanes)[:, None] * steps
+    rows = torch.arange(lanes, device="cpu")[:, None] * steps
     squares = {name: torch.zeros_like(w) for name, w in weights.items()}
     count, state = 0, None
     for start in range(0, min(steps - window + 1, WINDOWS * window), window):
-        at = rows + torch.arange(start, start + window)
+        at = rows + torch.arange(start, start + window, device="cpu")
         x, y = ids[at].to(device), ids[at + 1].to(device)
         log_p, state = _log_p(model, x, state)
         nats = -log_p.gather(-1, y[..., None]).mean()
@@ -106,7 +106,7 @@ def adapted(
     What is yielded was computed before the model learnt from that window; the model that was given
     is left as it is.
     """
-    text = torch.as_tensor(flat_integers(np.asarray(ids))).long()
+    text = torch.as_tensor(flat_integers(np.asarray(ids)), device="cpu").long()
     model = _still(model)
     weights = _weights(model)
     device = next(iter(weights.values())).device
@@ -129,7 +129,7 @@ def adapted_scores(
     model: nn.Module, ids: Any, sigma: Sigma, settings: Adaptation, progress: Progress | None = None
 ) -> Floats:
     """log P of each token after the first, by a model that learns from them as it goes."""
-    following = torch.as_tensor(flat_integers(np.asarray(ids))).long()[1:]
+    following = torch.as_tensor(flat_integers(np.asarray(ids)), device="cpu").long()[1:]
     scores, start = [], 0
     for log_p in adapted(model, ids, sigma, settings, progress):
         y = following[start : start + len(log_p), None].to(log_p.device)

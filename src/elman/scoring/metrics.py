@@ -131,7 +131,8 @@ def nats_of_lanes(
             hint="evaluate a one-dimensional text of at least two tokens",
         )
     flat = flat_integers(ids)
-    known = flat if isinstance(flat, ShardedIds) else torch.as_tensor(flat)
+    is_known = isinstance(flat, ShardedIds | Tensor)
+    known = flat if is_known else torch.as_tensor(flat, device="cpu")
     predictions = len(known) - 1
     if lanes < 2 or predictions < 2 * lanes * warm_up:
         lanes, warm_up = 1, 0
@@ -203,9 +204,9 @@ def _rows(
     the last stride of them: together each prediction once.
     """
     stride = math.ceil((predictions - warm_up) / lanes)
-    row = torch.arange(lanes)[:, None]
+    row = torch.arange(lanes, device="cpu")[:, None]
     for start in range(0, warm_up + stride, piece):
-        steps = torch.arange(start, min(start + piece, warm_up + stride))
+        steps = torch.arange(start, min(start + piece, warm_up + stride), device="cpu")
         at = row * stride + steps
         scored = (at < predictions) & ((steps >= warm_up) | (row == 0))
         yield at.clamp(max=predictions - 1), scored

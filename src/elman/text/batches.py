@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elman.errors import OutOfRange, UserError
+from elman.options import whole_number
 from elman.text.shards import ShardedIds
 
 Ids = Sequence[int] | NDArray[Any] | ShardedIds | Tensor
@@ -246,8 +247,7 @@ def _int64(window: Any) -> Tensor:
 
 def _check_shape(batch: int, window: int, offset: int) -> None:
     for name, value in (("batch", batch), ("window", window)):
-        if value < 1:
-            raise UserError(f"{name}={value} must be at least 1", hint=f"try {name}=32")
+        whole_number(name, value, at_least=1, hint=f"try {name}=32")
     if not 0 <= offset <= window:
         raise UserError(
             f"offset={offset} must be from 0 to window={window}",

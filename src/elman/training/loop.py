@@ -12,7 +12,7 @@ bit (on the same device with the same number of threads).
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from elman.scoring import metrics
 from elman.text import batches
 from elman.training import piecewise, saving
 from elman.training.divergence import first_broken_tensor
+from elman.training.interrupts import whole
 from elman.training.optimisation import (
     Average,
     Optimisation,
@@ -194,8 +195,12 @@ class Training:
     def records(self) -> Iterator[Progress]:
         """Train to the end, yielding after every update, pass over the text and validation.
 
-        Leave it at any record and call it again, or save and load in between: it goes on.
+        Leave it at any record and call it again, or save and load in between: it goes on. So it
+        does after Ctrl-C, which is heeded between two records.
         """
+        return whole(self._records())
+
+    def _records(self) -> Generator[Progress, None, None]:
         self._clock = time.perf_counter()
         while True:
             if self.index == 0 and self.tally.tokens:

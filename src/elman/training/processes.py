@@ -171,7 +171,7 @@ class Processes:
         """Which of the wishes any process has."""
         if self.size == 1:
             return list(wishes)
-        votes = torch.tensor(wishes, dtype=torch.int64)
+        votes = torch.tensor(wishes, dtype=torch.int64, device="cpu")
         with _losses():
             dist.all_reduce(votes, dist.ReduceOp.MAX)
         return [bool(vote) for vote in votes.tolist()]
@@ -203,7 +203,8 @@ class Processes:
 
     def numbers(self, mine: float) -> list[float]:
         """One number of each process, in their order."""
-        return self.gathered(torch.tensor([mine], dtype=torch.float64), 0, [1] * self.size).tolist()
+        number = torch.tensor([mine], dtype=torch.float64, device="cpu")
+        return self.gathered(number, 0, [1] * self.size).tolist()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place, in the order that torch likes best."""
@@ -354,7 +355,7 @@ class LaneGroups:
 
     def numbers(self, mine: Iterable[float]) -> list[float]:
         """One number of each group, from all processes, in the order of the groups."""
-        values = torch.tensor(list(mine), dtype=torch.float64)
+        values = torch.tensor(list(mine), dtype=torch.float64, device="cpu")
         return self.processes.gathered(values, 0, [len(o) for o in self.owners]).tolist()
 
     def total(self, tree: Tree) -> Tensor:

@@ -45,7 +45,9 @@ def saved(training: "Training") -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors |= {f"buffers/{n}": b for n, b in model.named_buffers()}
     for parameter, values in training.optimizer.state.items():
         for key, value in values.items():
-            tensors[f"optimizer/{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
+            if not isinstance(value, Tensor):
+                value = torch.tensor(value, device="cpu")
+            tensors[f"optimizer/{names[id(parameter)]}/{key}"] = value
     for w, a in zip(average.weights, average.averages, strict=False):
         tensors[f"average/{names[id(w)]}"] = a
     tensors |= {f"carried/{n}": t for n, t in _all_lanes(training).state_dict().items()}

@@ -84,7 +84,7 @@ def _collect(nest: Nest, path: str, tensors: dict[str, Tensor]) -> None:
     if isinstance(nest, Tensor):
         tensors[path] = nest
     elif not nest:
-        tensors[f"{path}/{_mark(nest)}"] = torch.empty(0)
+        tensors[f"{path}/{_mark(nest)}"] = torch.empty(0, device="cpu")
     else:
         items = nest.items() if isinstance(nest, dict) else enumerate(nest)
         for key, value in items:

@@ -343,7 +343,8 @@ class CapturedUpdate(WholeUpdate):
         if kernels.allows("cuda") and Judge.takes(self.parameters):
             self.judge, self.late = Judge(like.device, clip, PLACES), PLACES - 1
             self.events = [torch.cuda.Event() for _ in range(PLACES)]
-        self.numbers = torch.zeros(2, dtype=like.dtype, pin_memory=like.is_cuda)  # nats, ‖g‖
+        pinned = {"pin_memory": like.is_cuda, "device": "cpu"}
+        self.numbers = torch.zeros(2, dtype=like.dtype, **pinned)  # nats, ‖g‖
         self.capture, self.calls = capture, 0
         self._graph: Graphed | None = None
         self._joined = False

@@ -19,6 +19,7 @@ from elman.counting.ngram.smoothing import chosen
 from elman.counting.sequence_model import SequenceModel, encode, is_token, pieces_of, vocabulary_of
 from elman.errors import UserError
 from elman.files import BLANK_SEAL, check_seal, has_seal, read_bytes, write_sealed
+from elman.options import whole_number
 from elman.text.vocab import Vocab
 
 _FORMATS = {"elman n-gram model, version 1": 1, "elman n-gram model, version 2": 2}
@@ -77,8 +78,7 @@ class NgramModel(SequenceModel[Context]):
         With `boundaries` each list of a list of lists is a sentence whose beginning is known and
         whose end is predicted; without, they are read as one text.
         """
-        if order < 1:
-            raise UserError(f"order={order} must be at least 1", hint="order=1 counts tokens")
+        order = whole_number("order", order, at_least=1, hint="order=1 counts tokens")
         kind = chosen(smoothing, order, epsilon, chain)
         vocab, size = vocabulary_of(sequence, vocab, vocab_size)
         base = size + 1 + boundaries
