@@ -4,15 +4,17 @@
 
 Forward, and backward for one-gate cells. The launch alone, in bfloat16, gates kept: no products
 with inputs, no Python. The first plan of a shape is the cheapest of pairs without turns, and what
-others compute is compared with its bits; backward, teams, which round otherwise, come last.
+others compute is compared with its bits; backward, teams, which round otherwise, come last: those
+that are clusters, and for gated cells those that are none (crowds.cuh), whose da is filled before.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,12 +22,13 @@ from torch import Tensor
 from elman.cells import named
 from elman.kernels.cuda import BF16, awaited, compiled, machine, prepared, shares_of
 from elman.kernels.cuda.equations import body
-from elman.kernels.cuda.plan import Plan, pair_plans, team_plans
+from elman.kernels.cuda.plan import Plan, crowd_plans, pair_plans, team_plans
 
 SIZES, BATCHES = (1024, 1536, 2048), (64, 128, 256)
 SHAPES: list[tuple[str, str, int, int]] = [
     *itertools.product(("lstm", "gru"), ("forward",), SIZES, BATCHES),
     *itertools.product(("tanh",), ("forward", "backward"), (1536, 2048, 3072), BATCHES),
+    *itertools.product(("lstm", "gru"), ("backward",), (1536, 2048), (32, *BATCHES)),
 ]
 
 
@@ -78,19 +81,29 @@ class Loop:
 def plans(cell: str, direction: str, size: int, batch: int) -> list[Plan]:
     """The cheapest pairs without turns, if any fit, then all with; backward the cheapest teams."""
     every = list(pair_plans(named(cell), direction, size, 2, batch, machine(0)))
-    teams = [] if direction == "forward" else team_plans(named(cell), size, 2, batch, machine(0))
-
-    def cheapest(of: Iterable[Plan]) -> list[Plan]:
-        return sorted(of, key=lambda p: p.far_microseconds(batch))[:1]
-
-    with_turns = [p for p in every if p.turns > 1]
     # pairs that share the vector add up in another order
     alone = [p for p in every if p.turns == 1 and not p.joined]
-    return cheapest(alone) + with_turns + cheapest(teams)
+    found = sorted(alone, key=lambda p: p.far_microseconds(batch))[:1]
+    found += [p for p in every if p.turns > 1]
+    if direction == "backward":
+        found += cheapest(team_plans, cell, size, batch) + cheapest(crowd_plans, cell, size, batch)
+    return found
+
+
+def cheapest(kind: Callable[..., Iterator[Plan]], cell: str, size: int, batch: int) -> list[Plan]:
+    """The cheapest plan of a kind, in as few launches as hold all rows, if there is any."""
+    for launches in (1, 2, 4, 8):
+        part = -(-batch // launches)
+        every = list(kind(named(cell), size, 2, part, machine(0)))
+        if every:
+            best = min(every, key=lambda p: p.far_microseconds(part))
+            return [best if launches == 1 else replace(best, at_once=best.groups(part))]
+    return []
 
 
 def words(plan: Plan) -> str:
-    kind = f"teams of {plan.partners}, " if plan.spread else f"{plan.turns} x "
+    teams = f"{'crowds' if plan.crowded else 'teams'} of {plan.partners}, "
+    kind = teams if plan.spread else f"{plan.turns} x "
     return f"{kind}{plan.rows} rows, {plan.units} units, {plan.warpgroups} warpgroups"
 
 
@@ -111,7 +124,8 @@ def main() -> None:
             took, found = loop.microseconds(plan), loop.found()
             first, bits = first or took, bits or found
             same = all(torch.equal(a, b) for a, b in zip(found, bits, strict=True))
-            ratio, price = first / took, plan.far_microseconds(shape[-1])
+            ratio, launches = first / took, len(plan.launches(shape[-1]))
+            price = launches * plan.far_microseconds(-(-shape[-1] // launches))
             said = f"{took:.2f} ({ratio:.2f}x), priced {price:.2f}, same bits: {same}"
             print(*shape, f"{words(plan)}: {said}", flush=True)
 

@@ -285,10 +285,54 @@ def test_teams_by_wgmma_are_whole_clusters_too(cell, size, data):
         assert 4 * p.share_words(batch) >= 2 * teams * size * batch * 2
 
 
+@given(cell=st.sampled_from(["gru", "lstm", "mgu"]), size=st.integers(6, 32), data=st.data())
+def test_teams_that_are_no_clusters_have_whole_chunks_and_are_all_there_at_once(cell, size, data):
+    size, batch = 64 * size, data.draw(st.integers(1, 200))
+    for p in itertools.islice(plan.crowd_plans(named(cell), size, 2, batch, HOPPER), 20):
+        assert p.spread
+        assert p.hopper
+        assert p.crowded
+        assert not p.paired
+        assert p.neighbours == 1
+        assert p.groups(batch) * p.cluster <= HOPPER.clusters[1]
+        assert p.groups(batch) * p.rows >= batch
+        assert p.hidden == size
+        assert p.cluster % p.partners == 0
+        assert p.partners * p.units % 64 == 0  # a chunk is one team's
+        assert p.k_tiles * 16 == p.cell.gates * p.partners * p.units <= 32 * 64  # a lane for each
+        assert p.partners * p.m >= size  # every unit is in one member's share
+        assert p.warpgroups * p.m_tiles * 64 == p.m
+        assert p.register_tiles + p.shared_tiles == p.m_tiles * p.k_tiles
+        assert p.shared_bytes <= HOPPER.shared_bytes
+        teams = p.cluster // p.partners
+        assert 4 * p.share_words(batch) >= 2 * teams * size * batch * 2
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("batch", [64, 128, 256])
+def test_the_widest_layers_go_back_in_teams_that_are_no_clusters(cell, batch):
+    chosen = plan.cheapest(named(cell), "backward", 2048, 2, batch, HOPPER)
+    assert chosen is not None
+    assert chosen.crowded
+    narrower = plan.cheapest(named(cell), "backward", 1024, 2, batch, HOPPER)
+    assert narrower is not None
+    assert not narrower.crowded
+
+
+def test_what_is_waited_for_is_not_there_before():
+    chosen = plan.cheapest(named("lstm"), "backward", 2048, 2, 64, HOPPER)
+    das = torch.zeros(2, 4, dtype=torch.bfloat16)
+    assert (cuda.awaited(chosen, das).view(torch.int32) == cuda.EMPTY).all()
+    teams = next(plan.team_plans(named("lstm"), 1024, 2, 64, HOPPER))
+    assert not cuda.awaited(teams, torch.zeros(2, 4)).any()  # whose da is sent, not waited for
+
+
 def test_only_a_hopper_gpu_has_pairs_and_only_in_half_precision():
     for machine, element in ((paper_gpu.MACHINE, 2), (HOPPER, 4)):
         assert list(plan.pair_plans(named("lstm"), "forward", 1024, element, 64, machine)) == []
         assert list(plan.team_plans(named("lstm"), 1024, element, 64, machine)) == []
+        assert list(plan.crowd_plans(named("lstm"), 1024, element, 64, machine)) == []
+    assert list(plan.crowd_plans(named("tanh"), 1024, 2, 64, HOPPER)) == []  # which reads da whole
     assert list(plan.pair_plans(named("lstm"), "backward", 1024, 2, 64, HOPPER)) == []
 
 
@@ -542,6 +586,7 @@ def far_plan(
     straight: bool = False,
     turns: int = 1,
     joined: bool = False,
+    crowded: bool = False,
 ) -> None:
     """Have layers that would fit a cluster run by far groups, in teams of `partners` backward.
 
@@ -553,7 +598,9 @@ def far_plan(
 
     def chosen(cell, direction, size, element, batch, device):
         here, heads = cuda.machine(max(device, 0)), max(cell.heads, 1)
-        if partners and direction == "backward":
+        if crowded and direction == "backward":
+            every = plan.crowd_plans(cell, size, element, batch, here)
+        elif partners and direction == "backward":
             kind = plan.team_plans if hopper else plan.spread_plans
             every = kind(cell, size, element, batch, here, heads)
         elif hopper:
@@ -639,6 +686,46 @@ def test_on_a_hopper_gpu_pairs_and_teams_are_right(partners, rows, turns, joined
         check.Case("noisy lstm", torch.float16, 5, 12, 384, 16, lengths=True),
     ]
     assert check.faulty(todo) == {}
+
+
+@pytest.mark.parametrize(
+    ("rows", "partners", "size"),
+    [(16, 8, 768), (32, 4, 1024), (32, 6, 768), (64, 8, 768), (64, 4, 1024)],
+)
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_teams_that_are_no_clusters_are_right(rows, partners, size, monkeypatch):
+    far_plan(monkeypatch, rows, partners, hopper=True, crowded=True)
+    todo = [
+        check.Case("lstm", torch.bfloat16, 7, rows + 5, size, 16, lengths=True, xi=2),
+        check.Case("gru", torch.float16, 6, 9, size, 16, xi=1),
+        check.Case("gru", torch.bfloat16, 5, rows, size, 16, ids=True, lengths=True),
+        check.Case("mgu", torch.bfloat16, 6, 40, size, 16, lengths=True, xi=2),
+        check.Case("noisy lstm", torch.float16, 5, 12, size, 16, lengths=True),
+    ]
+    for job in todo:
+        p = cuda.plan_for(check.cell_of(job.cell), "backward", job.size, 2, job.batch, 0)
+        assert (p.crowded, p.rows, p.partners) == (True, rows, partners)
+    assert {job: wrong for job in todo if (wrong := check.faults(job))} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
+def test_on_a_hopper_gpu_no_number_among_gates_gradients_stays_in_its_row(monkeypatch):
+    """da that is NaN looks as if it were not there yet: it is waited for once, and multiplied."""
+    far_plan(monkeypatch, 32, 8, hopper=True, crowded=True)
+    job = check.Case("lstm", torch.bfloat16, 5, 60, 768, 16)
+    m = check.material(job).to(torch.bfloat16, "cuda")
+    assert cuda.plan_for(named("lstm"), "backward", 768, 2, 60, 0).crowded
+    clean = check.answers(cuda.KERNEL, job, m)
+    dhs = m.dhs.clone()
+    dhs[3, 5], dhs[2, 40], dhs[4, 59] = torch.nan, torch.inf, -torch.inf
+    found = check.answers(cuda.KERNEL, job, replace(m, dhs=dhs))
+    broken, others = [5, 40, 59], [row for row in range(60) if row not in (5, 40, 59)]
+    assert not found["dstate0"][broken].isfinite().any()
+    assert torch.equal(found["dstate0"][others], clean["dstate0"][others])
+    assert torch.equal(found["dxs"][:, others], clean["dxs"][:, others])
+    assert torch.equal(found["dxs"][4, 5], clean["dxs"][4, 5])  # what came later is not touched
 
 
 @pytest.mark.parametrize(("rows", "turns"), [(8, 1), (64, 1), (32, 2), (64, 2), (32, 4), (64, 4)])
@@ -742,21 +829,22 @@ def test_on_a_gpu_groups_that_are_not_all_there_at_once_are_refused(partners, mo
 
 
 @pytest.mark.parametrize(
-    ("job", "rows", "partners", "hopper", "straight", "turns"),
+    ("job", "rows", "partners", "hopper", "straight", "turns", "crowded"),
     [
-        (SEVERAL, 8, 0, False, False, 1),
-        (SEVERAL, 8, 2, False, False, 1),
-        (SEVERAL, 8, 0, False, True, 1),
-        (SEVERAL, 8, 2, True, False, 1),
-        (replace(SEVERAL, cell="tanh", size=608, batch=150), 32, 0, True, False, 2),
+        (SEVERAL, 8, 0, False, False, 1, False),
+        (SEVERAL, 8, 2, False, False, 1, False),
+        (SEVERAL, 8, 0, False, True, 1, False),
+        (SEVERAL, 8, 2, True, False, 1, False),
+        (replace(SEVERAL, cell="tanh", size=608, batch=150), 32, 0, True, False, 2, False),
+        (replace(SEVERAL, size=768), 16, 8, True, False, 1, True),
     ],
 )
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_hopper(), reason="no Hopper GPU")
 def test_on_a_gpu_groups_after_each_other_compute_what_they_do_beside_each_other(
-    job, rows, partners, hopper, straight, turns, monkeypatch
+    job, rows, partners, hopper, straight, turns, crowded, monkeypatch
 ):
-    far_plan(monkeypatch, rows, partners, hopper, straight, turns)
+    far_plan(monkeypatch, rows, partners, hopper, straight, turns, crowded=crowded)
     m = check.material(job).to(torch.bfloat16, "cuda")
     beside = check.answers(cuda.KERNEL, job, m)
     every = cuda.plan_for

@@ -244,10 +244,11 @@ def prepared(plan: Plan, dtype: int, batch: int, device: int, arguments: int) ->
     def part(blocks: int) -> driver.Launch:
         shape = blocks, plan.neighbours, plan.threads, plan.shared_bytes
         config = driver.configuration(*shape, cooperative=plan.far)
-        if not plan.paired:
+        if not (plan.paired or plan.crowded):
             return driver.Launch(function, config, arguments + 1)
         track, more = (7, 1) if plan.forward else (11, 0)  # h of steps 0 to T, or da of 1 to T
-        sizes = track, plan.size, more, plan.rows
+        columns = plan.size * (1 if plan.forward else plan.cell.gates + len(plan.cell.apart))
+        sizes = track, columns, more, plan.rows
         return driver.MappedLaunch(function, config, arguments + 1, *sizes)
 
     return driver.Launches([(blocks[0], part(len(blocks))) for blocks in plan.launches(batch)])
@@ -268,7 +269,7 @@ EMPTY = -1
 
 def awaited(plan: Plan | None, track: Tensor) -> Tensor:
     """`track`, h or da of all steps, as the kernel has to find it: far.cuh waits for its values."""
-    if plan is not None and plan.far and not plan.spread:
+    if plan is not None and plan.far and (plan.crowded or not plan.spread):
         track.view(torch.int32).fill_(EMPTY)
     return track
 

@@ -16,6 +16,8 @@
 #define TRANSPOSED 1
 #if PAIRED
 #include "pairs.cuh"
+#elif CROWDED
+#include "crowds.cuh"
 #elif HOPPER
 #include "teams.cuh"
 #elif FAR && PARTNERS
@@ -293,7 +295,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
             hand_back(done, t, it, da);
         }
         if (done == steps) break;
-#if HOPPER && !PAIRED
+#if HOPPER && !PAIRED && !CROWDED
         conclude(A, done + 1, rank, exchange, [&] { fetch(done + 1, 0); });
 #else
         conclude(A, done + 1, rank, exchange);

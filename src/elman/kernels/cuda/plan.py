@@ -4,7 +4,7 @@ The hidden units are cut into `cluster` slices, one per SM, and each SM's share 
 matrix into tiles of 16 rows by 32 bytes over its warps; the batch is cut into groups of `rows`.
 A group is a cluster of SMs that write into each other's memory, or, for larger layers, any number
 of SMs that meet in device memory (far.cuh, straight.cuh, spread.cuh; on Hopper GPUs also pairs.cuh,
-teams.cuh).
+teams.cuh, crowds.cuh).
 Every way that fits is priced with a small model of the machine, and the cheapest taken.
 """
 
@@ -63,6 +63,10 @@ JOINED_PRICES = (1.385, 0.018, 0.0036, 0.0588, 0.0077)
 # what shared memory leaves of L1. Fitted over 111 plans, then changed by hand until the cheapest of
 # a shape was the best measured (0.6% slower on average), at the cost of prices 6% too high.
 TEAM_PRICES = (1.279, 0.0029, 0.0018, 0.0153, 0.0095, 0.0282, 0.0203, 0.7195)
+# Of teams by crowds.cuh, over 69 plans (6% rms; of every shape the best is the cheapest, or 1.3%
+# slower): the first five as of teams; per KB of da that an SM reads on average; per KB of shares as
+# of teams; per KB of da that is filled before, at 2.3 TB/s.
+CROWD_PRICES = (2.466, 0.0069, 0.0038, 0.0212, 0.0117, 0.0078, 0.0086, 0.00044)
 DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 DOUBT_OF_PARTS = 1.25  # several launches: what is off in the price of one is off in all
 SMS = 132  # of the GPU on which prices were measured
@@ -86,10 +90,11 @@ class Plan:
     stages: int = 0  # chunks in shared memory; 0 of a chunk: it goes straight to registers
     heads: int = 1  # blocks along W_hh's diagonal, each run by groups of its own
     partners: int = 0  # SMs of a far group that share their da; 0: each reads the whole vector
-    warpgroups: int = 0  # of an SM by pairs.cuh or teams.cuh; 0: another kind of group
+    warpgroups: int = 0  # of an SM that multiply, by pairs, teams or crowds.cuh; 0: another kind
     held: int = 0  # chunks (pairs) or tiles (teams) of the matrix that a warpgroup has in registers
     turns: int = 1  # times `rows` that a group has: one is on its way while another is multiplied
     joined: bool = False  # both partners of a pair have the whole vector, and swap no sums
+    crowded: bool = False  # partners are no cluster: they share their da by way of device memory
     at_once: int = 0  # groups of a launch, where there are several in turn; 0: one launch of all
 
     @property
@@ -103,12 +108,12 @@ class Plan:
 
     @property
     def far(self) -> bool:
-        """The SMs of a group meet in device memory (far, straight, spread, pairs, teams.cuh)."""
+        """The SMs of a group meet in device memory: whatever is no cluster."""
         return self.chunk > 0 or self.partners > 0
 
     @property
     def spread(self) -> bool:
-        """Teams of SMs share their da, and store shares of dh (spread.cuh, teams.cuh)."""
+        """Teams of SMs share their da, and store shares of dh (spread, teams, crowds.cuh)."""
         return self.partners > 0 and not self.paired
 
     @property
@@ -123,13 +128,15 @@ class Plan:
 
     @property
     def hopper(self) -> bool:
-        """Made of what only a Hopper GPU has (hopper.cuh): pairs.cuh or teams.cuh."""
+        """Made of what only a Hopper GPU has (hopper.cuh): pairs, teams or crowds.cuh."""
         return self.warpgroups > 0
 
     @property
     def neighbours(self) -> int:
         """SMs that write into each other's shared memory: a hardware cluster."""
-        return max(self.partners, 1) if self.far else self.cluster
+        if not self.far:
+            return self.cluster
+        return 1 if self.crowded else max(self.partners, 1)
 
     @property
     def gathers(self) -> bool:
@@ -207,12 +214,12 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """As laid out in gather, scatter, far, spread, pairs, teams.cuh; the kernels assert it."""
+        """As each kind of group lays it out; the kernels assert it."""
         if self.hopper:
             tiles = 2048 * self.warpgroups * self.shared_tiles
             rest = tiles + self._ring_bytes + 4 * self._numbers * self.units
             if self.spread:
-                return 128 + 2 * self.k_tiles * self.rows * 16 + rest
+                return (1024 if self.crowded else 128) + self.k_tiles * self.rows * 32 + rest
             places, sums = self.stages, 4
             if self.turns > 1:
                 places, sums = self.stages + 1, 6
@@ -379,21 +386,29 @@ class Plan:
     def _team_microseconds(self, batch: int) -> float:
         teams = self.cluster // self.partners
         _, items, wide = self._items
-        shares = min(self.rows, batch) * (self.m + teams * self.units) * self.element / 1024
+        rows, busy = min(self.rows, batch), self.groups(batch) * self.cluster / SMS
+        shares = rows * (self.m + teams * self.units) * self.element / 1024
         lines = 1 if self.units % 16 == 0 else 2.5  # of L1, half empty where rows lie apart
         read = lines * self.rows * teams * self.units * self.element / 1024
         values = max(items * wide, self.rows * self.units / 256)  # more threads do not help
-        work = (
+        common = (
             1,
             self.warpgroups * self.m_tiles * self.k_tiles * max(self.rows, 32) / 32,
             self.warpgroups * self.shared_tiles * 2,
             values * self._fields,
             values * teams * (1 + items) / 2,  # a second item waits for the first one's shares
+        )
+        if self.crowded:
+            stored = batch * (self.cell.gates + len(self.cell.apart)) * self.size
+            da = rows * self.summed * self.element / 1024
+            more = da * busy, shares * busy, stored * self.element / 1024
+            return sum(map(operator.mul, common + more, CROWD_PRICES))
+        more = (
             self.rows * self.summed * self.element / 1024 if self.partners > 1 else 0,
-            shares * self.groups(batch) * self.cluster / SMS,
+            shares * busy,
             read / (256 - self.shared_bytes / 1024),
         )
-        return sum(amount * price for amount, price in zip(work, TEAM_PRICES, strict=True))
+        return sum(map(operator.mul, common + more, TEAM_PRICES))
 
     def share_words(self, batch: int) -> int:
         """Words of the shares of dh that the groups of shares.cuh keep in device memory."""
@@ -444,6 +459,7 @@ class Plan:
             "HOPPER": int(self.hopper),
             "PAIRED": int(self.paired),
             "JOINED": int(self.joined),
+            "CROWDED": int(self.crowded),
             "REGISTER_CHUNKS": self.held if self.paired else 0,
             "PATIENCE": 1 << 35,  # cycles: some 17 seconds
         }
@@ -499,6 +515,8 @@ def _beyond_clusters(
         if direction == "backward":
             yield from spread_plans(cell, size, element, batch, machine, heads)
             yield from team_plans(cell, size, element, batch, machine, heads)
+    if direction == "backward" and size >= FEWEST_UNITS:
+        yield from crowd_plans(cell, size, element, batch, machine)
     yield from pair_plans(cell, direction, size, element, batch, machine)
 
 
@@ -704,3 +722,37 @@ def team_plans(
         plan = replace(plan, held=held)
         if held > 0 and spare <= 64 and plan.shared_bytes <= machine.shared_bytes:
             yield plan
+
+
+MEMBERS, CHUNK, FEWEST_UNITS = range(4, 33), 64, 1088
+"""Of crowds.cuh: blocks of a team; units of a chunk, in which da is read; of a layer.
+
+At 1024 units teams of clusters were faster throughout.
+"""
+
+
+def crowd_plans(
+    cell: Cell, size: int, element: int, batch: int, machine: Machine
+) -> Iterator[Plan]:
+    """Every plan of far groups of teams that are no clusters; all on the machine at once.
+
+    Whole teams and whole tiles: where some were half empty, a step took up to twice as long.
+    """
+    gated = cell.gates > 1 and cell.heads == 1
+    if not (machine.hopper and element == 2 and gated and size % CHUNK == 0):
+        return
+    for rows, units, members in itertools.product(FAR_ROWS[1:], range(8, 65, 8), MEMBERS):
+        blocks, team = size // units, units * members
+        most = machine.clusters[1] // -(-batch // rows)
+        if size % team or team % CHUNK or not CLUSTERS[-1] < blocks <= most:
+            continue
+        if cell.gates * team > 32 * CHUNK:  # a lane asks for a chunk
+            continue
+        for warpgroups in REGISTERS:
+            plan = Plan(cell, "backward", size, element, blocks, rows, units, 1)
+            plan = replace(plan, partners=members, warpgroups=warpgroups, crowded=True)
+            held = min(plan.m_tiles * plan.k_tiles, (REGISTERS[warpgroups] - 32) // 4)
+            plan = replace(plan, held=held)
+            whole = plan.m == warpgroups * plan.m_tiles * 64
+            if whole and plan.shared_bytes <= machine.shared_bytes:
+                yield plan

@@ -169,7 +169,7 @@ DEVICE void gather(Values& sum, const float* from, int count, int stride) {
 // Steps: latency of device memory, some 0.7 us, over that of a fast step. 0: a step's own, once the one before has read its.
 // Of a group with turns, multiplications: as many as a step has.
 constexpr int AHEAD = HOPPER && !PAIRED ? 0 : FAR ? TURNS : 3;
-// Units fetched at a time: an item; of teams.cuh, where all threads wait for each other in between, 16 bytes, which pass by
+// Units fetched at a time: an item; of teams.cuh and crowds.cuh, where all threads wait for each other in between, 16 bytes, which pass by
 // L1: it has little room beside so much shared memory, and would keep a line for each row.
 constexpr int PIECE = AHEAD == 0 && UNITS % 8 == 0 ? 8 : WIDE;
 constexpr int PIECES = (ROWS * UNITS / PIECE + THREADS - 1) / THREADS;  // of a thread
@@ -227,7 +227,7 @@ struct alignas(64) TensorMap {
     u64 words[16];
 };
 
-#if PAIRED
+#if PAIRED || CROWDED
 #define TRACK_PARAMETER const __grid_constant__ TensorMap track,
 #define TRACK &track
 #else
@@ -238,19 +238,20 @@ struct alignas(64) TensorMap {
 // Where blocks meet in device memory (FAR); else unused.
 struct Exchange {
     u32* shares;           // of dh, of the group (shares.cuh)
-    const char* vectors;   // of the group's first row (far.cuh, pairs.cuh)
+    const char* vectors;   // of the group's first row (far.cuh, pairs.cuh, crowds.cuh)
     i64 pitch;             // bytes from row to row
     int rows;              // of the batch, from there on
-    const TensorMap* map;  // the array they lie in, as the copy engine sees it (pairs.cuh)
+    const TensorMap* map;  // the array they lie in, as the copy engine sees it (pairs.cuh, crowds.cuh)
     int first_row, time;   // of the group there; of the step
     int rank;
 };
 
 // Blocks that write into each other's shared memory: a group, or of a far group those that share their da.
-constexpr int NEIGHBOURS = !FAR ? CLUSTER : PARTNERS > 0 ? PARTNERS : 1;
+constexpr int NEIGHBOURS = !FAR ? CLUSTER : PARTNERS > 0 && !CROWDED ? PARTNERS : 1;
 
-// Of shares.cuh: shares of a unit; tiles of units in one block's part of them, and its units; words of a group.
-constexpr int TEAMS = CLUSTER / NEIGHBOURS, TILE = HOPPER ? 64 : 16, TILES_EACH = (SIZE + TILE * NEIGHBOURS - 1) / (TILE * NEIGHBOURS), PART = TILE * TILES_EACH;
+// Of shares.cuh: blocks of a team; shares of a unit; tiles of units in one block's part of them, and its units; words of a group.
+constexpr int MEMBERS = CROWDED ? PARTNERS : NEIGHBOURS, TEAMS = CLUSTER / MEMBERS;
+constexpr int TILE = HOPPER ? 64 : 16, TILES_EACH = (SIZE + TILE * MEMBERS - 1) / (TILE * MEMBERS), PART = TILE * TILES_EACH;
 constexpr i64 SHARES = (i64)2 * TEAMS * CLUSTER * ROWS * UNITS * BYTES / 4;
 
 // Two mailboxes at the start of shared memory, one for each buffer.

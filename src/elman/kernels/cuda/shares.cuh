@@ -1,5 +1,5 @@
 // Shares of dh in device memory, of which the owners of the units add up those of all teams, in one order (spread.cuh,
-// teams.cuh). Shares have two places, in turn, and the last bit says in which turn they were stored, so that nothing
+// teams.cuh, crowds.cuh). Shares have two places, in turn, and the last bit says in which turn they were stored, so that nothing
 // else has to be waited for. Nor is one overwritten too early: a share of step u + 2 is made of its team's dh of step
 // u + 1, to which every block has given a share, and for that it had read all its own of step u.
 //
@@ -76,9 +76,9 @@ struct Meeting {
     __device__ __forceinline__ Meeting(int first, int use, int rank, const Exchange& at) {
         asm volatile("" : "+r"(first));  // addresses of all tiles, found before the loop over time, would fit no registers
         const FourShares::Place four;
-        const int unit = rank % PARTNERS * PART + first + four.unit;
+        const int unit = rank % MEMBERS * PART + first + four.unit;
         row = four.row, there = first < PART && unit < SIZE, turn = turn_of(use);
-        place = shares_from(at, use, rank / PARTNERS, unit / UNITS) + four_at(row, unit % UNITS);
+        place = shares_from(at, use, rank / MEMBERS, unit / UNITS) + four_at(row, unit % UNITS);
     }
     __device__ __forceinline__ void store(const float (&d)[4], int row_tile, const Exchange& at) const {
         const FourShares four(d, turn);

@@ -6,33 +6,24 @@
 // it, and nothing is sent before all have.
 // All blocks must be on the GPU at once: the launch is cooperative, or refused.
 #pragma once
-#include "shares.cuh"
-#include "hopper.cuh"
+#include "columns.cuh"
 
-constexpr int WARPGROUPS = WARPS / 4;
-constexpr int M_TILES = (TILES_EACH + WARPGROUPS - 1) / WARPGROUPS;  // of units, of one warpgroup
 constexpr int OWN_K = GATES * UNITS;
-constexpr int K_TILES = (PARTNERS * OWN_K + 15) / 16;
-constexpr int SHARED_TILES = M_TILES * K_TILES - REGISTER_TILES;
 constexpr int COLUMN_BYTES = ROWS * 16;  // 8 elements of every row: blocks of 8 rows by 16 bytes
 constexpr u32 OWN_BYTES = OWN_K / 8 * COLUMN_BYTES;
 
-static_assert(TRANSPOSED && BYTES == 2 && CLUSTER % PARTNERS == 0 && PARTNERS <= WARPS, "whole teams, half precision; a warp for each partner");
+static_assert(PARTNERS <= WARPS, "a warp for each partner");
 static_assert(SIZE % WIDE == 0 && UNITS % WIDE == 0 && OWN_K % 8 == 0, "whole items, whole columns of blocks");
 
-// ---- the shared memory of a block: mailboxes, da of the team's gates, tiles of W, then the ring ------------------------
+// ---- the shared memory of a block, as columns.cuh has it ------------------------------------------------------------
 
 constexpr int DONE_AT = 16, ARRIVED_AT = 24;
-constexpr int VECTOR_AT = 128;
-constexpr int WEIGHTS_AT = VECTOR_AT + 2 * K_TILES * COLUMN_BYTES;
-constexpr int RING_AT = WEIGHTS_AT + WARPGROUPS * SHARED_TILES * 2048;
+static_assert(ARRIVED_AT + 8 * (PARTNERS - 1) <= VECTOR_AT, "mailboxes fit before da");
 
 DEVICE u32 done() { return shared_address(shared) + DONE_AT; }
 DEVICE u32 arrived(int from) { return shared_address(shared) + ARRIVED_AT + 8 * (from - 1); }  // da of the partner so many before
 // Element k of a row of da: the gates of the block's own units, gate by gate, then those of the partner before it...
 DEVICE char* da_at(int row, int k) { return shared + VECTOR_AT + k / 8 * COLUMN_BYTES + row * 16 + k % 8 * BYTES; }
-// 64 units by 16 columns, blocks of 8 by 16 bytes, those of one column together.
-DEVICE char* shared_tile(int group, int i) { return shared + WEIGHTS_AT + (group * SHARED_TILES + i - REGISTER_TILES) * 2048; }
 
 // Row j of W' is unit j; columns k and k + 1 as da's.
 DEVICE u32 weight_word(const char* W, int rank, int j, int k) {
@@ -44,25 +35,8 @@ DEVICE u32 weight_word(const char* W, int rank, int j, int k) {
     return element(k) | element(k + 1) << 16;
 }
 
-// The first unit, in the block's part, of tile m of a warpgroup; beyond the part where there is none left.
-DEVICE int first_unit(int group, int m) { return (m * WARPGROUPS + group) * 64; }
-
 DEVICE void load_matrix(Matrix& A, const void* W, int rank) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    auto word = [&](int group, int i, int row, int column) {
-        const int j = first_unit(group, i / K_TILES) + unit_of_row(row);
-        return weight_word((const char*)W, rank, j < PART ? rank % PARTNERS * PART + j : SIZE, i % K_TILES * 16 + column);
-    };
-#pragma unroll
-    for (int i = 0; i < REGISTER_TILES; i++) load_tile(A.tile[i], lane, [&](int row, int column) { return word(warp / 4, i, warp % 4 * 16 + row, column); });
-    for (int n = threadIdx.x; n < WARPGROUPS * SHARED_TILES * 128; n += THREADS) {  // 16 bytes each
-        const int tile = n / 128, half = n / 64 % 2, row = n % 64, group = tile / (SHARED_TILES > 0 ? SHARED_TILES : 1), i = REGISTER_TILES + tile - group * SHARED_TILES;
-        u32 w[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) w[c] = word(group, i, row, half * 8 + c * 2);
-        store_words(shared_tile(group, i) + half * 1024 + row * 16, w);
-    }
-    order_before_engines();
+    load_columns(A, rank, [&](int j, int k) { return weight_word((const char*)W, rank, j, k); });
 }
 
 // Of how many partners da is needed for so many tiles along the sum.
