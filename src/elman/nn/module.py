@@ -139,6 +139,8 @@ class Module(LongWay):
         """The same in native code on a CPU, nothing cut; None: another kind of call."""
         if input.is_cuda or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
+        if self._prepared is None and type(input) is Tensor and self._is_torchs(input):
+            return None
         recipe = None
         if torch.is_grad_enabled():
             recipe = self._exact or self._remembered_recipe()
