@@ -196,6 +196,47 @@ def test_inputs_and_states_may_lie_anyhow(kind, odd):
 
 
 @pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("odd", ["turned", "every other", "expanded"])
+def test_what_lies_anyhow_takes_the_short_way(kind, grad, odd, monkeypatch):
+    """It took the long one: 0.39 times as fast as torch.nn, a turned batch of two rows."""
+    ways = {**ODD, "expanded": lambda t: t[:1, :1].expand(t.shape)}
+    module, x, state = kind(4, 8), torch.randn(2, 3, 4), state_of(kind, 1, 3, 8)
+    state = state if isinstance(state, tuple) else (state,)
+    monkeypatch.setattr(module, "_run_any", None)  # the long way
+
+    def results(x, *state):
+        leaves = [t.detach().clone().requires_grad_() for t in (x, *state)]
+        with torch.set_grad_enabled(grad):
+            odd_x, *first = [ways[odd](t) for t in leaves]
+            found = outputs(module(odd_x, tuple(first) if kind is nn.LSTM else first[0]))
+        if not grad:
+            return found
+        loss = sum((t * torch.arange(t.numel()).view_as(t)).sum() for t in found)
+        return [*found, *torch.autograd.grad(loss, [*leaves, *module.parameters()])]
+
+    found = results(x, *state)
+    ways[odd] = lambda t: t  # the same numbers, row by row
+    if odd == "expanded":
+        ways[odd] = lambda t: t[:1, :1].repeat(
+            *[a // b for a, b in zip(t.shape, (1, 1, t.shape[2]), strict=True)]
+        )
+    for a, b in zip(found, results(x, *state), strict=True):
+        torch.testing.assert_close(a, b)
+        assert a.abs().max() > 0
+
+
+@pytest.mark.parametrize("odd", ["turned", "expanded"])
+def test_what_lies_anyhow_and_has_lost_its_memory_is_refused(odd):
+    module, whole = nn.GRU(4, 8), torch.randn(3, 2, 4)
+    x = whole.transpose(0, 1) if odd == "turned" else whole[:1].expand(5, -1, -1)
+    whole.untyped_storage().resize_(0)
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(UserError, match="lost its memory"):
+            module(x)
+
+
+@pytest.mark.parametrize("kind", MODULES)
 def test_torch_need_not_say_what_its_tensors_are(kind, monkeypatch):
     """By DLPack's C exchange, which a torch of another major version may not have."""
     monkeypatch.setattr(library, "DESCRIBING", None)
