@@ -13,7 +13,7 @@ from elman import nn
 from elman.errors import UserError
 from elman.gradients.carry import Full, Truncated
 from elman.gradients.memory import Checkpointed
-from elman.kernels.cpu import KERNEL, library
+from elman.kernels.cpu import KERNEL, calls, library
 from elman.recurrence import native
 
 pytestmark = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
@@ -101,6 +101,25 @@ def test_weights_may_change_move_and_turn(kind):
         module.weight_hh_l0.data = module.weight_hh_l0.data.contiguous()
     module.double()
     assert same(plain(module, x.double()), ordinary(module, x.double()))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_weights_that_have_moved_choose_no_kernel_again(bias, grad, monkeypatch):
+    module, x = nn.GRU(4, 8, 2, bias=bias), torch.randn(5, 3, 4)
+    expected, _ = module(x)
+    monkeypatch.setattr(calls.choice, "select", None)
+    for p in module.parameters():
+        p.data = p.data.clone()
+    with torch.set_grad_enabled(grad):
+        ys, _ = module(x)
+    assert torch.equal(ys, expected)
+    for p in module.parameters():
+        p.data = torch.zeros_like(p)
+    with torch.set_grad_enabled(grad):
+        ys, _ = module(x[:3])  # fewer steps, too
+    assert ys.shape == (3, 3, 8)
+    assert not ys.any()
 
 
 def test_other_weights_for_one_call_are_used():

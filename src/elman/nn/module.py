@@ -147,7 +147,7 @@ class Module(LongWay):
             if not native.takes(recipe):
                 return None
         if (found := self._again(input, state)) is None:
-            if are_tensors(state):
+            if state is not None and are_tensors(state):
                 state = [library.row_by_row(s) for s in state]
             if (found := self._prepare(input, state)) is None:
                 return None
