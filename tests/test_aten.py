@@ -77,7 +77,7 @@ def test_without_a_compiler_torchs_own_runs_what_it_can(monkeypatch):
     ("options", "why"),
     [
         ({"carry": Truncated(2)}, "cuts"),
-        ({"dropout": 0.5, "num_layers": 2}, "dropout"),
+        ({"dropout": 1.0, "num_layers": 2}, "dropout"),
     ],
 )
 def test_what_torch_would_not_do_alike_is_left_to_the_reference(options, why):
@@ -85,6 +85,37 @@ def test_what_torch_would_not_do_alike_is_left_to_the_reference(options, why):
     said = kernels.explain(mine, torch.randn(5, 3, 4))
     assert said.runs == "reference"
     assert why in said.reasons["aten"]
+
+
+@pytest.mark.parametrize("way", ["projected", "float16", "float16, both ways", "bfloat16"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_dropout_between_layers_is_torchs_own(way, packed, grad):
+    """The reference ran it, layer by layer: 0.58 times as fast as torch.nn, projected."""
+    kind, dtype, options = WAYS[way]
+    if packed and dtype is torch.bfloat16:
+        pytest.skip("ours runs packed rows in bfloat16, with masks of its own")
+    mine, theirs = made(kind, dtype, {**options, "num_layers": 3, "dropout": 0.5})
+    x = torch.randn(5, 3, 4, dtype=dtype)
+    x = pack_padded_sequence(x, [2, 5, 4], enforce_sorted=False) if packed else x
+    assert kernels.explain(mine, x).runs == "aten"
+    found = []
+    for module in (mine, theirs):
+        torch.manual_seed(1)
+        with torch.set_grad_enabled(grad):
+            runs = [module(x)[0] for _ in range(2)]
+        runs = [ys.data if packed else ys for ys in runs]
+        pulls = []
+        if grad:
+            pulls = torch.autograd.grad(
+                sum(ys.float().square().sum() for ys in runs), [*module.parameters()]
+            )
+        found.append([*runs, *pulls, torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert not torch.equal(*found[0][:2])  # other masks at every call
+    evaluated = [module.eval()(x)[0] for module in (mine, theirs)]
+    evaluated = [ys.data if packed else ys for ys in evaluated]
+    assert torch.equal(*evaluated)
 
 
 def test_a_carry_that_cuts_still_cuts():

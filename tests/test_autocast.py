@@ -262,8 +262,18 @@ def test_other_calls_are_cast_beforehand(nodes):
     with torch.autocast("cpu", BFLOAT16):
         for module in (nn.GRU(5, 19, carry=Truncated(2)), nn.GRU(5, 19).bfloat16()):
             assert module(x)[0].dtype == BFLOAT16
-        assert nn.GRU(5, 19)(x[:, 0])[0].dtype == BFLOAT16
     assert not nodes
+
+
+def test_a_sequence_without_a_batch_is_read_as_it_lies(nodes):
+    module, x = nn.GRU(5, 19), torch.randn(6, 7, 5)
+    with torch.autocast("cpu", BFLOAT16):
+        ys, h = module(x[:, 0])  # every seventh row
+        batch, last = module(x[:, :1].contiguous())
+    assert len(nodes) == 2
+    assert torch.equal(ys, batch[:, 0])
+    assert torch.equal(h, last[:, 0])
+    assert ys.dtype == BFLOAT16
 
 
 # ---------------------------------------------------------------------- on a GPU

@@ -27,8 +27,6 @@ class Aten(Torchs):
         """What torch leaves to others."""
         if whole.ids:
             return "it reads no ids"
-        if whole.dropout:
-            return "dropout is drawn by elman, between single layers"
         if whole.pieces > 1:
             return "a carry that cuts changes the gradient inside its backward pass"
         return whole.apart
@@ -57,8 +55,8 @@ def run(
     batch_sizes: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """ys and the last states, stacked as PyTorch does, time first; packed with `batch_sizes`."""
-    net = prepared(whole).network
-    return as_torch(net, False, xs, first, list(weights), batch_sizes=batch_sizes)
+    net, dropout = prepared(whole).network, whole.dropout
+    return as_torch(net, False, xs, first, list(weights), dropout, batch_sizes)
 
 
 def prepared(whole: Whole) -> Whole:

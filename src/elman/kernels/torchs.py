@@ -97,8 +97,9 @@ def as_torch(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """ys and the last states, in the caller's layout, by the very call that `torch.nn` makes.
 
-    With `batch_sizes`, x and ys are those of a packed sequence. Dropout between layers is cuDNN's
-    own: its masks come from a state that torch keeps on the GPU and seeds after `manual_seed`.
+    With `batch_sizes`, x and ys are those of a packed sequence. Dropout between layers is theirs:
+    from torch's generator on a CPU; by cuDNN from a state that torch keeps on the GPU and seeds
+    after `manual_seed`.
     """
     assert net.mode is not None
     run, both = TORCHS[net.mode], net.directions == 2

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from elman.cells import named
 from elman.errors import UserError
 from elman.kernels import Job, is_sooner, runs_whole, settings
-from elman.kernels.cpu import calls, masks
+from elman.kernels.cpu import calls, library, masks
 from elman.nn.arguments import are_tensors
 from elman.nn.long_way import LongWay
 from elman.recurrence import native, settled, traced, whole
@@ -141,13 +141,18 @@ class Module(LongWay):
         """The same in native code on a CPU, nothing cut; None: another kind of call."""
         if input.is_cuda or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
+        if self._prepared is None and type(input) is Tensor and self._is_torchs(input):
+            return None
         recipe = None
         if torch.is_grad_enabled():
             recipe = self._exact or self._remembered_recipe()
             if not native.takes(recipe):
                 return None
-        if (found := self._again(input, state) or self._prepare(input, state)) is None:
-            return None
+        if (found := self._again(input, state)) is None:
+            if state is not None and are_tensors(state):
+                state = [library.row_by_row(s) for s in state]
+            if (found := self._prepare(input, state)) is None:
+                return None
         call, xs, pack = found
         drops = self.dropout if self.training and self.num_layers > 1 else 0.0
         if drops and not masks.drops_as_torch(call.dtype):
@@ -220,7 +225,7 @@ class Module(LongWay):
         """Inputs as native code reads them, and how they are packed."""
         if isinstance(input, PackedSequence):
             return input.data, calls.packed(*input)
-        return input.transpose(0, 1).contiguous() if self.batch_first else input, None
+        return library.row_by_row(input.transpose(0, 1) if self.batch_first else input), None
 
     def _asked(self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None) -> Job:
         """What native code would run: under autocast, everything in float32."""

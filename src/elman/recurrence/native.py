@@ -39,8 +39,8 @@ def prepared(
     pack: Pack | None,
     cast: torch.dtype | None,
 ) -> Prepared | None:
-    """What native code needs to know, from the last call where only lengths have changed."""
-    call = last and last.resized(xs, pack)
+    """What native code needs to know; from the last call, if lengths or places changed alone."""
+    call = last and last.changed(xs, weights, pack)
     if call is not None and call.suits(xs, state, weights, pack, cast):
         return call
     call = prepare(xs, weights, directions, job, pack, cast)

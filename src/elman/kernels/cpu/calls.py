@@ -128,11 +128,9 @@ class Prepared:
         self.call, self.is_seen = KERNEL.library.elman_call, KERNEL.library.elman_is_seen
         self.dtype, self.input_dtype, self.cast = h.dtype, xs.dtype, cast
         self.states, self.hidden = len(job.cell.states), h.shape[1]
-        self.tensors = [*weights]
-        self.weights = [(w, w.data_ptr(), w.shape) for w in weights]
         self.weight_shapes = [w.shape for w in weights]
-        self.places = _in_fours(weights, len(job.layers))
         self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
+        self._read(weights)
         self.stack = StackArguments(
             layers=self.layers,
             count=len(job.layers),
@@ -141,6 +139,13 @@ class Prepared:
             level=KERNEL.level,
         )
         self._fit(xs.shape, is_packed)
+
+    def _read(self, weights: Sequence[Tensor]) -> None:
+        """Say where the weights lie."""
+        self.tensors = [*weights]
+        self.weights = [(w, w.data_ptr(), w.shape) for w in weights]
+        self.places = _in_fours(weights, len(self.layers))
+        _point(self.layers, self.places)
 
     def _fit(self, shape: Sequence[int], is_packed: bool) -> None:
         """Say all that depends on how many steps and rows there are."""
@@ -167,19 +172,25 @@ class Prepared:
         """How many numbers the backward pass wants of so many rows of time and batch."""
         return self.native.elman_kept(self.argument, rows) // self.dtype.itemsize
 
-    def resized(self, xs: Tensor, pack: Pack | None) -> Prepared | None:
-        """The same for other numbers of steps and rows, which choose no other kernel.
+    def changed(self, xs: Tensor, weights: Sequence[Tensor], pack: Pack | None) -> Prepared | None:
+        """The same for other numbers of steps and rows, or weights elsewhere: for the same kernel.
 
-        Sequences of every length come along, and asking again would take longer than running them.
+        Sequences of every length come along, and weights are replaced; asking again would take
+        longer than running them.
         """
         shape = _padded_shape(xs, pack)
         if shape[2:] != self.shape[2:] or len(shape) != len(self.shape) or 0 in shape:
+            return None
+        if [w.shape for w in weights] != self.weight_shapes:
+            return None
+        if not all(is_plain(w, self.dtype) for w in weights):
             return None
         other = object.__new__(Prepared)
         other.__dict__.update(self.__dict__)
         other.layers = type(self.layers)(*self.layers)
         other.stack = StackArguments.from_buffer_copy(self.stack)
         other.stack.layers = other.layers
+        other._read(weights)
         other._fit(shape, pack is not None)
         return other
 
@@ -356,8 +367,7 @@ class Prepared:
         if places == self.places:
             return self.stack
         layers = type(self.layers)(*self.layers)
-        for i, layer in enumerate(layers):
-            layer.W_ih, layer.W_hh, layer.b_ih, layer.b_hh = places[4 * i : 4 * i + 4]
+        _point(layers, places)
         moved = StackArguments.from_buffer_copy(self.stack)
         moved.layers = layers  # which keeps them alive
         return moved
@@ -369,6 +379,12 @@ def _in_fours(flat: Sequence[Tensor], layers: int) -> list[int | None]:
     if each == 4:
         return places
     return [p for i in range(0, len(flat), each) for p in (*places[i : i + each], None, None)]
+
+
+def _point(layers: Iterable[LayerArguments], places: Sequence[int | None]) -> None:
+    """Have layers read weights that lie there, four to a layer."""
+    for i, layer in enumerate(layers):
+        layer.W_ih, layer.W_hh, layer.b_ih, layer.b_hh = places[4 * i : 4 * i + 4]
 
 
 def _padded_shape(xs: Tensor, pack: Pack | None) -> tuple[int, ...]:
@@ -403,8 +419,4 @@ def _layer(piece: Piece) -> LayerArguments:
         I=w.W_ih.shape[1],
         H=w.W_hh.shape[1],
         threads=torch.get_num_threads(),
-        W_ih=pointer(w.W_ih),
-        W_hh=pointer(w.W_hh),
-        b_ih=pointer(w.b_ih),
-        b_hh=pointer(w.b_hh),
     )

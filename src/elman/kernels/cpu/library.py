@@ -258,6 +258,13 @@ def is_plain(t: Tensor, dtype: torch.dtype) -> bool:
     )
 
 
+def row_by_row(t: Tensor) -> Tensor:
+    """The same numbers row by row; the tensor itself where they lie so, or cannot be read."""
+    if t.layout != torch.strided or t.is_contiguous() or not _is_backed(t):
+        return t
+    return t.contiguous()
+
+
 def _is_backed(t: Tensor) -> bool:
     """Whether the storage is as long as the tensor: `untyped_storage().resize_` may shorten it."""
     extent = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) + 1

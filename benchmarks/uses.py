@@ -1,0 +1,357 @@
+"""elman.nn against torch.nn, used as programs use them: not the same call over and over.
+
+    python benchmarks/uses.py [--seed S] [--only WORD] [--json FILE]
+
+A short way that has been found for one call must not be slow, nor wrong, at the next, which is
+another: of another shape, with weights that have moved, from another thread. Every use is run for
+three modules drawn at random, `torch.nn`'s and ours with the same weights taking turns; the
+number is the median over the turns of torch's time by ours, above 1 where ours is faster. What
+comes out is compared in the same run, gradients included: a use that differs is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+import elman.nn
+from grid import DTYPES, MODULES, seconds
+
+Run = Callable[[], Sequence[Tensor | None]]
+
+
+class Case(NamedTuple):
+    """A module and what it reads."""
+
+    cell: str
+    width: int
+    H: int
+    B: int
+    T: int
+    layers: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cell} I={self.width} H={self.H} B={self.B} T={self.T} "
+            f"layers={self.layers} {self.dtype}"
+        )
+
+    def inputs(self, steps: int = 0, rows: int = 0) -> Tensor:
+        size = steps or self.T, rows or self.B, self.width
+        return torch.randn(*size, generator=torch.Generator().manual_seed(1)).to(DTYPES[self.dtype])
+
+    def state(self, rows: int = 0) -> Any:
+        h = torch.full((self.layers, rows or self.B, self.H), 0.1, dtype=DTYPES[self.dtype])
+        return (h, h.clone()) if self.cell == "lstm" else h
+
+    def module(self, package: Any) -> Any:
+        return getattr(package, MODULES[self.cell])(
+            self.width, self.H, self.layers, dtype=DTYPES[self.dtype]
+        )
+
+
+def _gradients(ys: Tensor, *wanted: Tensor) -> list[Tensor | None]:
+    loss = (ys * torch.linspace(-1, 1, ys.shape[-1], dtype=ys.dtype)).sum()
+    return [ys.detach(), *torch.autograd.grad(loss, wanted, allow_unused=True)]
+
+
+def _both(module: Any, x: Tensor, state: Any = None) -> list[Tensor | None]:
+    return _gradients(module(x, state)[0], *module.parameters())
+
+
+def two_shapes(case: Case, module: Any) -> Run:
+    long, short = case.inputs(), case.inputs(max(1, case.T // 2), case.B + 1)
+    return lambda: [*_both(module, long), *_both(module, short)]
+
+
+def two_shapes_without_a_gradient(case: Case, module: Any) -> Run:
+    long, short = case.inputs(), case.inputs(max(1, case.T // 2), case.B + 1)
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [module(long)[0], module(short)[0]]
+
+    return run
+
+
+def training_and_evaluation(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    def run() -> list[Tensor | None]:
+        found = _both(module.train(), x)
+        with torch.no_grad():
+            return [*found, module.eval()(x)[0]]
+
+    return run
+
+
+def optimizer_between_calls(case: Case, module: Any) -> Run:
+    x, optimizer = case.inputs(), torch.optim.SGD(module.parameters(), lr=1e-3)
+
+    def run() -> list[Tensor]:
+        optimizer.zero_grad()
+        ys = module(x)[0]
+        ys.square().mean().backward()
+        optimizer.step()
+        return [ys.detach()]
+
+    return run
+
+
+def data_replaced(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    def run() -> list[Tensor | None]:
+        for p in module.parameters():
+            p.data = p.data.clone()
+        return _both(module, x)
+
+    return run
+
+
+def functional_call(case: Case, module: Any) -> Run:
+    x = case.inputs()
+    weights = {n: (p.detach() * 0.9).requires_grad_() for n, p in module.named_parameters()}
+
+    def run() -> list[Tensor | None]:
+        ys = torch.func.functional_call(module, weights, (x,))[0]
+        return _gradients(ys, *weights.values())
+
+    return run
+
+
+class _Halved(torch.nn.Module):
+    def forward(self, W: Tensor) -> Tensor:
+        return 0.5 * W
+
+
+def parametrized(case: Case, module: Any) -> Run:
+    parametrize.register_parametrization(module, "weight_hh_l0", _Halved())
+    x = case.inputs()
+    return lambda: _both(module, x)
+
+
+def transposed_input(case: Case, module: Any) -> Run:
+    x = case.inputs().transpose(0, 1).contiguous()
+    return lambda: _both(module, x.transpose(0, 1))
+
+
+def expanded_input(case: Case, module: Any) -> Run:
+    x = case.inputs()[:1].expand(case.T, -1, -1)
+    return lambda: _both(module, x)
+
+
+def strided_input(case: Case, module: Any) -> Run:
+    x = torch.cat([case.inputs(), case.inputs()], -1)[..., ::2]
+    return lambda: _both(module, x)
+
+
+def transposed_without_a_gradient(case: Case, module: Any) -> Run:
+    x = case.inputs().transpose(0, 1).contiguous()
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [module(x.transpose(0, 1))[0]]
+
+    return run
+
+
+def expanded_state(case: Case, module: Any) -> Run:
+    x = case.inputs()
+    zero = torch.zeros(1, 1, 1, dtype=x.dtype).expand(case.layers, case.B, case.H)
+    state = (zero, zero) if case.cell == "lstm" else zero
+    return lambda: _both(module, x, state)
+
+
+def state_with_a_gradient(case: Case, module: Any) -> Run:
+    x, state = case.inputs(), case.state()
+    h = state[0] if case.cell == "lstm" else state
+    h.requires_grad_()
+    return lambda: _gradients(module(x, state)[0], h, *module.parameters())
+
+
+def only_inputs_want_a_gradient(case: Case, module: Any) -> Run:
+    module.requires_grad_(False)
+    x = case.inputs().requires_grad_()
+    return lambda: _gradients(module(x)[0], x)
+
+
+def one_weight_frozen(case: Case, module: Any) -> Run:
+    module.weight_ih_l0.requires_grad_(False)
+    x = case.inputs()
+    wanted = [p for p in module.parameters() if p.requires_grad]
+    return lambda: _gradients(module(x)[0], *wanted)
+
+
+def inference_mode(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    @torch.inference_mode()
+    def run() -> list[Tensor]:
+        return [module(x)[0]]
+
+    return run
+
+
+def last_batch_smaller(case: Case, module: Any) -> Run:
+    batches = [case.inputs()] * 3 + [case.inputs(rows=max(1, case.B // 3))]
+    return lambda: [t for x in batches for t in _both(module, x)]
+
+
+def state_carried_over(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    def run() -> list[Tensor | None]:
+        ys, last = module(x, case.state())
+        last = tuple([s.detach() for s in last]) if case.cell == "lstm" else last.detach()
+        return [*_gradients(ys, *module.parameters()), *_both(module, x, last)]
+
+    return run
+
+
+def one_step_after_another(case: Case, module: Any) -> Run:
+    xs = case.inputs(8)
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        state, found = None, []
+        for x in xs.split(1):
+            ys, state = module(x, state)
+            found.append(ys)
+        return found
+
+    return run
+
+
+def fifty_modules(case: Case, module: Any) -> Run:
+    modules, x = [copy.deepcopy(module) for _ in range(50)], case.inputs(1)
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [m(x)[0] for m in modules]
+
+    return run
+
+
+def _in_threads(runs: Sequence[Run]) -> Run:
+    def run() -> list[Tensor | None]:
+        found: dict[int, Sequence[Tensor | None]] = {}
+
+        def work(i: int) -> None:
+            for _ in range(4):
+                found[i] = runs[i]()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(runs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [t for i in sorted(found) for t in found[i]]
+
+    return run
+
+
+def four_threads(case: Case, module: Any) -> Run:
+    modules, x = [copy.deepcopy(module) for _ in range(4)], case.inputs()
+    return _in_threads([lambda m=m: _both(m, x) for m in modules])
+
+
+def four_threads_share_a_module(case: Case, module: Any) -> Run:
+    inputs = [case.inputs(case.T + i) for i in range(4)]
+    return _in_threads([lambda x=x: _both(module, x) for x in inputs])
+
+
+def weights_copied_in(case: Case, module: Any) -> Run:
+    x, known = case.inputs(), {n: t.clone() for n, t in module.state_dict().items()}
+
+    def run() -> list[Tensor | None]:
+        module.load_state_dict(known)
+        return _both(module, x)
+
+    return run
+
+
+USES: tuple[Callable[[Case, Any], Run], ...] = (
+    *(two_shapes, two_shapes_without_a_gradient, training_and_evaluation, last_batch_smaller),
+    *(optimizer_between_calls, data_replaced, weights_copied_in, functional_call, parametrized),
+    *(transposed_input, transposed_without_a_gradient, expanded_input, strided_input),
+    *(expanded_state, state_with_a_gradient, state_carried_over, one_step_after_another),
+    *(only_inputs_want_a_gradient, one_weight_frozen, inference_mode),
+    *(fifty_modules, four_threads, four_threads_share_a_module),
+)
+
+
+def drawn(seed: int) -> list[tuple[Callable[[Case, Any], Run], Case]]:
+    draw = random.Random(seed)
+
+    def between(low: int, high: int) -> int:
+        return round(low * (high / low) ** draw.random())
+
+    cases = []
+    for use in USES:
+        for cell in MODULES:
+            layers, dtype = draw.choice((1, 1, 2)), draw.choice(("float32",) * 3 + ("float64",))
+            sizes = between(4, 200), between(8, 300), between(1, 40), between(2, 40)
+            cases.append((use, Case(cell, *sizes, layers, dtype)))
+    return cases
+
+
+def measure(
+    use: Callable[[Case, Any], Run], case: Case, rounds: int = 9, slot: float = 0.03
+) -> float:
+    """torch's time by ours, once both have been seen to give the same."""
+    torch.manual_seed(0)
+    peer = case.module(torch.nn)
+    mine = case.module(elman.nn)
+    mine.load_state_dict(peer.state_dict())
+    runs = [use(case, peer), use(case, mine)]
+    for _ in range(6):
+        for theirs, ours in zip(*[run() for run in runs], strict=True):
+            assert (theirs is None) == (ours is None)
+            if theirs is not None:
+                scale = float(theirs.abs().max()) + 1
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5 * scale)
+    calls = [max(1, round(slot / seconds(run, 2, "cpu"))) for run in runs]
+    ratios = []
+    for i in range(rounds):
+        order = (0, 1) if i % 2 else (1, 0)
+        times = {k: seconds(runs[k], calls[k], "cpu") for k in order}
+        ratios.append(times[0] / times[1])
+    return statistics.median(ratios)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="uses whose name contains this")
+    parser.add_argument("--json", help="write the results here")
+    options = parser.parse_args()
+    rows = []
+    for use, case in drawn(options.seed):
+        name = use.__name__.replace("_", " ")
+        if options.only in name:
+            ratio = measure(use, case)
+            rows.append({"use": name, **case._asdict(), "ratio": ratio})
+            print(f"{ratio:6.2f}  {name}: {case}{'  <' if ratio < 1 else ''}", flush=True)
+    ratios = [row["ratio"] for row in rows]
+    mean = statistics.geometric_mean(ratios)
+    print(f"{len(rows)} cases, {mean:.2f}, least {min(ratios):.2f}")
+    if options.json:
+        record = {"threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}
+        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
