@@ -138,14 +138,29 @@ def test_loss_found_piece_by_piece_on_the_way_back_is_that_of_all_steps_at_once(
     same_weights(first[1], second[1])
 
 
-def _trained(cell, batch, window, hidden, whole):
+@native
+@pytest.mark.parametrize("embedding", [None, 12])
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_pieces_of_time_on_the_way_back_agree_with_the_reference(cell, embedding, monkeypatch):
+    window = 31 if cell != "elman" else 101  # in float64 two pieces or more
+    shape = (cell, 40, window, 64, True, torch.float64, embedding)
+    nats, whole = _trained(*shape)
+    assert isinstance(whole._choice.update, NativeUpdate)
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    expected, plain = _trained(*shape)
+    assert not isinstance(plain._choice.update, NativeUpdate)
+    torch.testing.assert_close(torch.tensor(nats), torch.tensor(expected), rtol=1e-9, atol=0)
+    for w, p in zip(whole.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(w, p, rtol=1e-9, atol=1e-12)
+
+
+def _trained(cell, batch, window, hidden, whole, dtype=torch.float32, embedding=None):
     torch.manual_seed(3)
-    model = LanguageModel(28, cell=cell, hidden_size=hidden)
+    model = LanguageModel(28, cell=cell, hidden_size=hidden, embedding_size=embedding).to(dtype)
     ids = torch.randint(28, (batch * (3 * window + 1),))
     made = Training(
         model, ids, None, Settings(reading=Reading(batch, window), optimisation=CONCISE)
     )
-    assert isinstance(made._choice.update, NativeUpdate)
     return told((made if whole else in_pieces(made)).records(), 3), made
 
 

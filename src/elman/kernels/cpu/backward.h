@@ -15,7 +15,7 @@ struct Backward {
     int64_t first;         /* the row of time and batch that all three begin with */
     const real *dhs;       /* (S, H), or null */
     int64_t pulled;        /* the row that this begins with */
-    bool shared;           /* whether other threads will read da */
+    bool shared;           /* whether other threads will read da, whose rows are whole cache lines */
 
     const int64_t T = job->T, B = job->B, H = job->H, gates_n = gates_of(job->cell), M = gates_n * H;
     const int64_t C = extra_of(job->cell) * H;
@@ -29,7 +29,7 @@ struct Backward {
     /* Pulls that others have read lie in their cores' caches, which must let go of a line before it can be written: so
      * those are written past all caches, where nobody waits. */
     INLINE void keep_pull(real *to, vec v, int64_t n) const {
-        if (shared && n >= LANES && uintptr_t(to) % sizeof(vec) == 0) return stream(to, v);
+        if (shared) return stream(to, v);
         store(to, v, n);
     }
     /* One row, its units [from, to): from dh + dhs (and dc) to da; leaves in dh what goes back without passing W_hh. */
@@ -322,7 +322,7 @@ int back_through(const Job *job, const Output *out) {
         int64_t t0 = job->T * i / pieces, t1 = job->T * (i + 1) / pieces, first = start_of(job, t0);
         real *hidden_side = apart ? da_hh.data : da.data;
         Backward run{job, panels.data, da.data, hidden_side, own ? down.data : nullptr, first,
-                     out ? pulls.data : static_cast<const real *>(job->dhs), out ? first : 0, threads > 1 && !together};
+                     out ? pulls.data : static_cast<const real *>(job->dhs), out ? first : 0, threads > 1 && !together && H % LANES == 0};
         if (together) {
             if (out && !out->run_all(first, t1 * B, pulls.data)) return NO_MEMORY;
             run.run_together(job->threads, t0, t1, dh, dc, ys.data);
