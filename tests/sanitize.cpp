@@ -87,6 +87,7 @@ template <class real> struct Run {
         for (auto *v : {&hs, &cs, &dxs, &dW_ih, &dW_hh, &db_ih, &db_hh, &dh_0, &dc_0})
             all.insert(all.end(), v->begin(), v->end());
         read_out(hs, kind, level, all);
+        read_out_on_the_way(job, kind, level, all);
         if (kind != 2 && c.ids) step(job, kind, level, all);
         if (!c.ids) embedded(job, kind, level, all);
         if (kind != 2) travel(kind, level, all);
@@ -119,6 +120,23 @@ template <class real> struct Run {
         generator[1] = 1, generator[2] = 0;
         elman_keep(generator.data(), mask.data(), int64_t(mask.size()), 0.3, 2, kind, level);
         for (auto *v : {&dE, &dW, &mask}) all.insert(all.end(), v->begin(), v->end());
+    }
+
+    /* The same layer back from the loss of an output layer that is found piece by piece. */
+    void read_out_on_the_way(Job job, int kind, int level, std::vector<double> &all) const {
+        int64_t V = at_most(S, c.I);
+        std::vector<real> b(size_t(V), 0), dW(size_t(V * c.H), NAN), db(b.size(), NAN), nats(1);
+        std::vector<int64_t> targets;
+        for (int64_t s = 0; s < S; s++) targets.push_back(s % V);
+        const real *hs = static_cast<const real *>(job.hs) + c.B * c.H;
+        Head head = {S, 1, c.H, V, c.threads, hs, dhs.data(), b.data(), targets.data(), nats.data(), nullptr, dW.data(), db.data()};
+        job.head = &head, job.dhs = nullptr;
+        if (elman_backward(&job, kind, level) != OK) abort();
+        targets.back() = V;
+        if (elman_backward(&job, kind, level) != BAD_TARGET) abort();
+        for (auto *v : {&nats, &dW, &db}) all.insert(all.end(), v->begin(), v->end());
+        const real *dW_hh = static_cast<const real *>(job.dW_hh);
+        all.insert(all.end(), dW_hh, dW_hh + W_hh.size());
     }
 
     /* The loss of an output layer of I rows, its gradients, and those clipped. */

@@ -10,6 +10,7 @@ import torch
 from elman import Vocab, corpus, kernels
 from elman.errors import UserError, WorkFailed
 from elman.kernels.cpu import HALF, KERNEL, Cpu, masks
+from elman.kernels.cpu.head import _batch
 from elman.language_model import Dropout, LanguageModel
 from elman.language_model.masks import Noise
 from elman.training import Optimisation, Reading, Settings, Training
@@ -118,6 +119,49 @@ def test_native_calls_are_the_same_as_pieces_to_the_last_bit(shape, optimiser, d
     assert isinstance(whole._choice.update, NativeUpdate)
     assert told(whole.records()) == told(in_pieces(pieces).records())
     same_weights(pieces, whole)
+
+
+@native
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_loss_found_piece_by_piece_on_the_way_back_is_that_of_all_steps_at_once(cell, threads):
+    """Three pieces of time (two, for elman), whose edges are none of the output layer's sums."""
+    batch, window, hidden = 40, 51 if cell != "elman" else 201, 64
+    assert _batch(batch * window) != batch
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        first, second = (_trained(cell, batch, window, hidden, whole) for whole in (True, False))
+    finally:
+        torch.set_num_threads(before)
+    assert first[0] == second[0]
+    same_weights(first[1], second[1])
+
+
+@native
+@pytest.mark.parametrize("embedding", [None, 12])
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_pieces_of_time_on_the_way_back_agree_with_the_reference(cell, embedding, monkeypatch):
+    window = 31 if cell != "elman" else 101  # in float64 two pieces or more
+    shape = (cell, 40, window, 64, True, torch.float64, embedding)
+    nats, whole = _trained(*shape)
+    assert isinstance(whole._choice.update, NativeUpdate)
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    expected, plain = _trained(*shape)
+    assert not isinstance(plain._choice.update, NativeUpdate)
+    torch.testing.assert_close(torch.tensor(nats), torch.tensor(expected), rtol=1e-9, atol=0)
+    for w, p in zip(whole.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(w, p, rtol=1e-9, atol=1e-12)
+
+
+def _trained(cell, batch, window, hidden, whole, dtype=torch.float32, embedding=None):
+    torch.manual_seed(3)
+    model = LanguageModel(28, cell=cell, hidden_size=hidden, embedding_size=embedding).to(dtype)
+    ids = torch.randint(28, (batch * (3 * window + 1),))
+    made = Training(
+        model, ids, None, Settings(reading=Reading(batch, window), optimisation=CONCISE)
+    )
+    return told((made if whole else in_pieces(made)).records(), 3), made
 
 
 def same_weights(one, other):

@@ -1,9 +1,9 @@
-/* The way back: dh_{t-1} = ξ_t (∂h_t/∂h_{t-1})ᵀ dh_t + dhs_{t-1}, then every weight gradient as one
- * large product over all steps. */
+/* The way back: dh_{t-1} = ξ_t (∂h_t/∂h_{t-1})ᵀ dh_t + dhs_{t-1} over a piece of time, then what it adds to every
+ * weight gradient, as large products. */
 #pragma once
 #include "forward.h"
+#include "head.h"
 #include <atomic>
-#include <initializer_list>
 
 namespace {
 
@@ -13,23 +13,32 @@ struct Backward {
     real *da, *da_hh;      /* (S, M): pulls on a_ih and on a_hh; one array unless a gate takes them apart */
     real *down;            /* (S, P, H): pulls on a described cell's own numbers */
     int64_t first;         /* the row of time and batch that all three begin with */
+    const real *dhs;       /* (S, H), or null */
+    int64_t pulled;        /* the row that this begins with */
+    bool shared;           /* whether other threads will read da, whose rows are whole cache lines */
 
     const int64_t T = job->T, B = job->B, H = job->H, gates_n = gates_of(job->cell), M = gates_n * H;
     const int64_t C = extra_of(job->cell) * H;
     const real *hs = static_cast<const real *>(job->hs), *cs = static_cast<const real *>(job->cs);
-    const real *gates = static_cast<const real *>(job->gates), *dhs = static_cast<const real *>(job->dhs);
+    const real *gates = static_cast<const real *>(job->gates);
     const real *xi = static_cast<const real *>(job->xi);
 
     bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
     real carry(int64_t t, int64_t b) const { return !xi ? real(1) : job->xi_per_row ? xi[t * B + b] : xi[t]; }
 
+    /* Pulls that others have read lie in their cores' caches, which must let go of a line before it can be written: so
+     * those are written past all caches, where nobody waits. */
+    INLINE void keep_pull(real *to, vec v, int64_t n) const {
+        if (shared) return stream(to, v);
+        store(to, v, n);
+    }
     /* One row, its units [from, to): from dh + dhs (and dc) to da; leaves in dh what goes back without passing W_hh. */
     template <int CELL>
     void row(int64_t s, int64_t last, real keep, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
         for (int64_t u = from; u < to; u += LANES) {
             int64_t n = H - u;
             vec d = load(dh + u, n);
-            if (dhs) d += load(dhs + s * H + u, n);
+            if (dhs) d += load(dhs + (s - pulled) * H + u, n);
             if constexpr (CELL == GRU || CELL == LSTM)
                 gated<CELL>(s, last, u, n, keep, d, dh, dc, y);
 #ifdef OWN_CELL
@@ -39,7 +48,7 @@ struct Backward {
             else {
                 vec h = load(hs + (s + B) * H + u, n);
                 d = CELL == TANH ? d * (real(1) - h * h) : CELL == RELU ? (h <= 0 ? vec{} : d) : d;
-                store(da + (s - first) * M + u, d, n);
+                keep_pull(da + (s - first) * M + u, d, n);
                 store_operand(y + u, d, n);
                 store(dh + u, vec{}, n);
             }
@@ -58,8 +67,8 @@ struct Backward {
             store(dh + u, d * g[1], n);
             FLATTEN for (int i = 0; i < 3; i++) {
                 vec hidden_side = a[i == 2 ? 3 : i];
-                store(da + (s - first) * M + i * H + u, a[i], n);
-                store(da_hh + (s - first) * M + i * H + u, hidden_side, n);
+                keep_pull(da + (s - first) * M + i * H + u, a[i], n);
+                keep_pull(da_hh + (s - first) * M + i * H + u, hidden_side, n);
                 store_operand(y + i * H + u, hidden_side, n);
             }
         } else { /* g = i f g o */
@@ -72,7 +81,7 @@ struct Backward {
             store(dh + u, vec{}, n);
             store(dc + u, keep == 0 ? vec{} : keep * e * g[1], n);
             FLATTEN for (int i = 0; i < 4; i++) {
-                store(da + (s - first) * M + i * H + u, a[i], n);
+                keep_pull(da + (s - first) * M + i * H + u, a[i], n);
                 store_operand(y + i * H + u, a[i], n);
             }
         }
@@ -121,7 +130,7 @@ struct Backward {
     /* A held step: its pull passes by it, its weights get nothing. */
     void pass(int64_t s, real *dh, operand *y) const {
         for (int64_t u = 0; dhs && u < H; u += LANES)
-            store(dh + u, load(dh + u, H - u) + load(dhs + s * H + u, H - u), H - u);
+            store(dh + u, load(dh + u, H - u) + load(dhs + (s - pulled) * H + u, H - u), H - u);
         memset(da + (s - first) * M, 0, size_t(M) * sizeof(real));
         memset(da_hh + (s - first) * M, 0, size_t(M) * sizeof(real));
         if (down) memset(down + (s - first) * OWN_PARAMETERS * H, 0, size_t(OWN_PARAMETERS * H) * sizeof(real));
@@ -167,6 +176,7 @@ struct Backward {
             else if (active > 0)
                 hand_back(t, b0, active, y, dh, 0, H);
         }
+        if (shared) end_streams();
     }
     /* All rows back through steps [t0, t1), threads splitting the units, one meeting a step: who has handed back
      * to its own units needs no others to go on with them. y has room for two steps, since the last may still
@@ -185,81 +195,6 @@ struct Backward {
     void back_to(int64_t t, const operand *y, real *dh, int64_t from, int64_t to) const {
         if (!all_cut(t, 0, B)) return hand_back(t, 0, B, y, dh, from, to);
         for (int64_t b = 0; b < B && from < to; b++) memset(dh + b * H + from, 0, size_t(to - from) * sizeof(real));
-    }
-};
-
-constexpr int64_t STRIP = 8 * LANES;
-
-/* db += Σ_t Σ_b da_tb, columns [m, m + STRIP): each step by itself, the last step first. The sums are
- * also added to `twin`, where there is one. */
-void add_rows(const Job *job, int64_t M, const real *da, int64_t m, bool fresh, real *db, real *twin = nullptr) {
-    int64_t n = at_most(M - m, STRIP);
-    if (fresh) memset(db + m, 0, size_t(n) * sizeof(real));
-    if (fresh && twin) memset(twin + m, 0, size_t(n) * sizeof(real));
-    for (int64_t t = job->T - 1; t >= 0; t--) {
-        vec sums[STRIP / LANES] = {};
-        const real *row = da + (start_of(job, t) - start_of(job, 0)) * M + m;
-        for (int64_t b = 0; b < rows_at(job, t); b++, row += M)
-            FLATTEN for (int i = 0; i < STRIP / LANES; i++)
-                if (i * LANES < n) sums[i] += load(row + i * LANES, n - i * LANES);
-        for (real *to : {db, twin})
-            for (int i = 0; to && i * LANES < n; i++) {
-                real *d = to + m + i * LANES;
-                store(d, load(d, n - i * LANES) + sums[i], n - i * LANES);
-            }
-    }
-}
-
-/* dW_ih += Σ da ⊗ one-hot, rows [m, m + width), turned so that an id names a row of `columns`. */
-void scatter(const Job *job, const real *da, int64_t m, int64_t width, real *columns) {
-    int64_t M = gates_of(job->cell) * job->H, I = job->I;
-    real *dW = static_cast<real *>(job->dW_ih) + m * I;
-    if (job->fresh) memset(columns, 0, size_t(I * width) * sizeof(real));
-    for (int64_t v = 0; !job->fresh && v < I; v++)
-        for (int64_t i = 0; i < width; i++) columns[v * width + i] = dW[i * I + v];
-    for (int64_t t = job->T - 1; t >= 0; t--)
-        for (int64_t b = 0; b < rows_at(job, t); b++) {
-            if (job->lengths && t >= job->lengths[b]) continue;
-            int64_t s = start_of(job, t) + b;
-            const real *d = da + s * M + m;
-            real *column = columns + job->ids[s] * width;
-            for (int64_t i = 0; i < width; i += LANES)
-                store(column + i, load(column + i, width - i) + load(d + i, width - i), width - i);
-        }
-    for (int64_t v = 0; v < I; v++)
-        for (int64_t i = 0; i < width; i++) dW[i * I + v] = columns[v * width + i];
-}
-
-/* A product split between threads: by the rows of dW or, where there are few of those, its columns. */
-struct OuterTasks {
-    Outer outer;
-    int64_t threads;
-    const bool by_rows = outer.M >= 4 * threads * Outer::R;
-    const int64_t size = by_rows ? outer.M : ceil_div(outer.N, 2 * LANES), tasks = at_most(threads, size);
-
-    bool run(int64_t i) const {
-        int64_t first = size * i / tasks, last = size * (i + 1) / tasks;
-        Outer part = by_rows ? outer : outer.columns(first * 2 * LANES, at_most(outer.N, last * 2 * LANES));
-        Buffer<operand> a(part.a_size()), x(part.x_size());
-        if (!a.ok() || !x.ok()) return false;
-        part.run(by_rows ? first : 0, by_rows ? last : outer.M, a.data, x.data);
-        return true;
-    }
-};
-
-/* dW_ih from ids, in parts such that every id's row of `columns` fits the second-level cache, if the
- * vocabulary allows. */
-struct ScatterTasks {
-    const Job *job;
-    const real *da;
-    const int64_t M = gates_of(job->cell) * job->H, share = ceil_div(ceil_div(M, job->threads), LANES) * LANES;
-    const int64_t fitting = (256 << 10) / int64_t(sizeof(real)) / job->I / LANES * LANES;
-    const int64_t width = at_most(share, fitting < LANES ? LANES : fitting), tasks = ceil_div(M, width);
-
-    bool run(int64_t i) const {
-        Buffer<real> columns(job->I * width);
-        if (columns.ok()) scatter(job, da, i * width, at_most(width, M - i * width), columns.data);
-        return columns.ok();
     }
 };
 
@@ -283,63 +218,47 @@ struct InputTasks {
     void run(int64_t i) const { product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch()); }
 };
 
-/* Those of weights and inputs, of a piece of time. The largest parts come first, so that threads end together. */
-bool gradients_of_piece(const Job *job, int64_t threads, const real *da, const real *da_hh, const InputTasks &below) {
-    int64_t M = gates_of(job->cell) * job->H;
-    real *db_ih = static_cast<real *>(job->db_ih), *db_hh = static_cast<real *>(job->db_hh);
-    bool fresh = job->fresh, same = da == da_hh;
-    OuterTasks hidden{{job->T, job->B, da_hh, M, static_cast<const real *>(job->hs), job->H, job->H,
-                       static_cast<real *>(job->dW_hh), fresh, job->sizes, job->starts, true}, threads};
-    OuterTasks input{{job->T, job->B, da, M, static_cast<const real *>(job->xs), job->I, job->I,
-                      static_cast<real *>(job->dW_ih), fresh, job->sizes, job->starts}, threads};
-    int64_t inputs = job->ids ? 0 : input.tasks, strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
+/* Those of weights and inputs, of steps [t0, t1) alone, which are `piece`. The largest parts come first, so that threads
+ * end together. */
+bool gradients_of_piece(const Job *piece, int64_t threads, const real *da, const real *da_hh, const InputTasks &below,
+                        const OutputTasks &above, const ByToken &tokens, int64_t t0) {
+    int64_t M = gates_of(piece->cell) * piece->H;
+    real *db_ih = static_cast<real *>(piece->db_ih), *db_hh = static_cast<real *>(piece->db_hh);
+    bool fresh = piece->fresh, same = da == da_hh;
+    OuterTasks hidden{{piece->T, piece->B, da_hh, M, static_cast<const real *>(piece->hs), piece->H, piece->H,
+                       static_cast<real *>(piece->dW_hh), fresh, piece->sizes, piece->starts, true}, threads};
+    OuterTasks input{{piece->T, piece->B, da, M, static_cast<const real *>(piece->xs), piece->I, piece->I,
+                      static_cast<real *>(piece->dW_ih), fresh, piece->sizes, piece->starts}, threads};
+    int64_t inputs = piece->ids ? 0 : input.tasks, outputs = above.tasks;
+    int64_t strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
     std::atomic<bool> ok{true};
-    each(threads, hidden.tasks + inputs + below.tasks + strips, [&](int64_t i) {
+    each(threads, hidden.tasks + inputs + below.tasks + outputs + tokens.tasks + strips, [&](int64_t i) {
         if (i < hidden.tasks) {
             if (!hidden.run(i)) ok = false;
         } else if ((i -= hidden.tasks) < inputs) {
             if (!input.run(i)) ok = false;
         } else if ((i -= inputs) < below.tasks) {
             below.run(i);
+        } else if ((i -= below.tasks) < outputs) {
+            if (!above.run(i)) ok = false;
+        } else if ((i -= outputs) < tokens.tasks) {
+            tokens.run(i, t0, t0 + piece->T, da);
         } else {
-            int64_t m = (i - below.tasks) * STRIP;
-            add_rows(job, M, da, m, fresh, db_ih, same ? db_hh : nullptr);
-            if (!same) add_rows(job, M, da_hh, m, fresh, db_hh);
+            int64_t m = (i - tokens.tasks) * STRIP;
+            add_rows(piece, M, da, m, fresh, db_ih, same ? db_hh : nullptr);
+            if (!same) add_rows(piece, M, da_hh, m, fresh, db_hh);
         }
     });
     return ok;
 }
 
-/* dW_ih of ids, of all of time. */
-bool id_gradients(const Job *job, int64_t threads, const real *da) {
-    ScatterTasks looked_up{job, da};
-    std::atomic<bool> ok{true};
-    each(threads, looked_up.tasks, [&](int64_t i) {
-        if (!looked_up.run(i)) ok = false;
-    });
-    return ok;
-}
-
-/* Through an embedding: D_v = Σ da over the steps that read token v, the last step first, and then
- * dW_ih = Dᵀ E, dE = D W_ih: products with a row for each token instead of each step. */
-bool embedding_gradients(const Job *job, int64_t threads, const real *da) {
+/* Through an embedding: dW_ih = Dᵀ E, dE = D W_ih: products with a row for each token instead of each step. */
+bool embedding_gradients(const Job *job, int64_t threads, const ByToken &tokens) {
     int64_t V = job->V, M = gates_of(job->cell) * job->H, I = job->I;
-    int64_t parts = at_most(4 * threads, ceil_div(M, 8 * LANES)), width = ceil_div(ceil_div(M, parts), LANES) * LANES;
-    Buffer<real> pulls(V * M);
-    if (!pulls.ok()) return false;
-    each(threads, ceil_div(M, width), [&](int64_t i) {
-        int64_t m = i * width, n = at_most(width, M - m);
-        for (int64_t v = 0; v < V; v++) memset(pulls.data + v * M + m, 0, size_t(n) * sizeof(real));
-        for (int64_t t = job->T - 1; t >= 0; t--)
-            for (int64_t s = t * job->B; s < (t + 1) * job->B; s++) {
-                if (job->lengths && t >= job->lengths[s - t * job->B]) continue;
-                const real *d = da + s * M + m;
-                real *to = pulls.data + job->ids[s] * M + m;
-                for (int64_t u = 0; u < n; u += LANES) store(to + u, load(to + u, n - u) + load(d + u, n - u), n - u);
-            }
-    });
-    OuterTasks outer{{1, V, pulls.data, M, static_cast<const real *>(job->E), I, I, static_cast<real *>(job->dW_ih), true},
-                     threads};
+    Buffer<real> D(V * M);
+    if (!D.ok()) return false;
+    tokens.copy(D.data);
+    OuterTasks outer{{1, V, D.data, M, static_cast<const real *>(job->E), I, I, static_cast<real *>(job->dW_ih), true}, threads};
     std::atomic<bool> ok{true};
     each(threads, outer.tasks, [&](int64_t i) {
         if (!outer.run(i)) ok = false;
@@ -347,7 +266,7 @@ bool embedding_gradients(const Job *job, int64_t threads, const real *da) {
     Buffer<operand> panels(Layout{1, I}.size(M));
     if (!ok || !panels.ok()) return false;
     pack_inputs_back(job, threads, panels.data);
-    InputTasks back{job, panels.data, pulls.data, V, job->dE, threads};
+    InputTasks back{job, panels.data, D.data, V, job->dE, threads};
     if (!back.scratch.ok()) return false;
     each(threads, back.tasks, [&](int64_t i) { back.run(i); });
     return true;
@@ -372,18 +291,22 @@ Job piece_of(const Job *job, int64_t t0, int64_t t1) {
     return piece;
 }
 
-int backward(const Job *job) {
+/* Back through all of time. Where an output layer is given it pulls on hs, a piece of time just before that is read. */
+int back_through(const Job *job, const Output *out) {
     int64_t B = job->B, H = job->H, M = gates_of(job->cell) * H, threads = useful_threads(job);
     bool together = splits_units(job), apart = job->cell == GRU || (job->cell == OWN && OWN_APART);
     int64_t blocks = blocks_of(job), y_size = block_rows(job) * padded(M);
     int64_t own = job->cell == OWN ? OWN_PARAMETERS * H : 0, C = extra_of(job->cell) * H;
     int64_t steps = steps_back(job, (apart ? 2 : 1) * M * int64_t(sizeof(real))), pieces = ceil_div(job->T, steps);
-    int64_t most = ceil_div(job->T, pieces) * B, all = job->ids ? job->T * B : most; /* ids want every step at the end */
+    int64_t most = ceil_div(job->T, pieces) * B;
     Layout at{1, H};
     Buffer<operand> panels(at.size(M)), ys(together ? 2 * B * padded(M) : blocks * y_size);
-    Buffer<operand> inputs(job->dxs ? Layout{1, job->I}.size(M) : 0);
-    Buffer<real> da(all * M), da_hh(apart ? most * M : 0), down(most * own);
-    if (!panels.ok() || !ys.ok() || !inputs.ok() || !da.ok() || !da_hh.ok() || !down.ok()) return NO_MEMORY;
+    Buffer<operand> inputs(job->dxs ? Layout{1, job->I}.size(M) : 0), scratch(out && !together ? blocks * out->scratch() : 0);
+    Buffer<real> da(most * M), da_hh(apart ? most * M : 0), down(most * own), pulls(out ? most * H : 0);
+    ByToken tokens{job};
+    if (!panels.ok() || !ys.ok() || !inputs.ok() || !scratch.ok() || !da.ok() || !da_hh.ok() || !down.ok() || !pulls.ok() ||
+        !tokens.sums.ok())
+        return NO_MEMORY;
 
     each(threads, at.panels(), [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
@@ -394,25 +317,47 @@ int backward(const Job *job) {
     memcpy(dh, job->dh_T, size_t(B * H) * sizeof(real));
     if (dc) memcpy(dc, job->dc_T, size_t(B * C) * sizeof(real));
 
+    int64_t read = out ? out->head->T : 0; /* steps of the output layer from here on are in its gradients */
     for (int64_t i = pieces - 1; i >= 0; i--) {
-        int64_t t0 = job->T * i / pieces, t1 = job->T * (i + 1) / pieces;
-        real *pulls = da.data + (job->ids ? start_of(job, t0) * M : 0), *hidden_side = apart ? da_hh.data : pulls;
-        Backward run{job, panels.data, pulls, hidden_side, own ? down.data : nullptr, start_of(job, t0)};
-        if (together)
+        int64_t t0 = job->T * i / pieces, t1 = job->T * (i + 1) / pieces, first = start_of(job, t0);
+        real *hidden_side = apart ? da_hh.data : da.data;
+        Backward run{job, panels.data, da.data, hidden_side, own ? down.data : nullptr, first,
+                     out ? pulls.data : static_cast<const real *>(job->dhs), out ? first : 0, threads > 1 && !together && H % LANES == 0};
+        if (together) {
+            if (out && !out->run_all(first, t1 * B, pulls.data)) return NO_MEMORY;
             run.run_together(job->threads, t0, t1, dh, dc, ys.data);
-        else
+        } else
             each(threads, blocks, [&](int64_t i) {
                 int64_t b0 = B * i / blocks, b1 = B * (i + 1) / blocks;
+                for (int64_t t = t0; out && t < t1; t++)
+                    groups(b1 - b0, Output::ROWS_AT_ONCE, [&](int64_t from, int64_t to) {
+                        int64_t s = t * B + b0;
+                        out->run(s + from, s + to, pulls.data + (s + from - first) * H, scratch.data + i * out->scratch());
+                    });
                 run.run(t0, t1, b0, b1, dh + b0 * H, dc ? dc + b0 * C : nullptr, ys.data + i * y_size);
             });
         Job piece = piece_of(job, t0, t1);
         for (int64_t m = 0; m < own; m += STRIP)
             add_rows(&piece, own, down.data, m, piece.fresh, static_cast<real *>(job->down));
-        InputTasks below{job, inputs.data, pulls, start_of(job, t1) - start_of(job, t0), piece.dxs, threads};
-        if (!below.scratch.ok() || !gradients_of_piece(&piece, threads, pulls, hidden_side, below)) return NO_MEMORY;
+        InputTasks below{job, inputs.data, da.data, start_of(job, t1) - first, piece.dxs, threads};
+        int64_t whole = out ? ceil_div(first, out->head->B) : 0; /* the first of its steps that has been read from its beginning */
+        OutputTasks above{out, whole, read, threads};
+        read = whole;
+        if (!below.scratch.ok() || !gradients_of_piece(&piece, threads, da.data, hidden_side, below, above, tokens, t0))
+            return NO_MEMORY;
     }
-    if (job->E) return embedding_gradients(job, threads, da.data) ? OK : NO_MEMORY;
-    return !job->ids || id_gradients(job, threads, da.data) ? OK : NO_MEMORY;
+    return !job->E || embedding_gradients(job, threads, tokens) ? OK : NO_MEMORY;
+}
+
+int backward(const Job *job) {
+    if (!job->head) return back_through(job, nullptr);
+    Output out{job->head, true};
+    if (!out.in_range()) return BAD_TARGET;
+    if (!out.ok()) return NO_MEMORY;
+    out.pack();
+    int status = back_through(job, &out);
+    out.finish();
+    return status;
 }
 
 } // namespace

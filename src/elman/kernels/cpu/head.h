@@ -1,7 +1,8 @@
 /* The output layer with its softmax and cross-entropy: the logits of a row become its loss and its
  * gradient ŷ - 1, and that the pull on its hidden state, while they are still in the cache. */
 #pragma once
-#include "backward.h"
+#include "gradients.h"
+#include <atomic>
 #include <cmath>
 
 namespace {
@@ -10,13 +11,12 @@ namespace {
 double soften(real *o, int64_t V, int64_t target, real share) {
     vec highest = splat(o[0]);
     int64_t whole = V / LANES * LANES;
-    for (int64_t v = 0; v < whole; v += LANES) {
-        vec x = load(o + v);
+    for (int64_t v = 0; whole > 0 && v < V; v += LANES) {
+        vec x = load(o + at_most(v, V - LANES)); /* the last may overlap the one before */
         highest = x > highest ? x : highest;
     }
-    real top = o[0];
-    for (int i = 0; i < LANES; i++) top = highest[i] > top ? highest[i] : top;
-    for (int64_t v = whole; v < V; v++) top = o[v] > top ? o[v] : top;
+    real top = largest(highest);
+    for (int64_t v = 0; whole == 0 && v < V; v++) top = o[v] > top ? o[v] : top;
     double chosen = double(o[target]) - double(top);
     vec sums = {};
     for (int64_t v = 0; v < V; v += LANES) {
@@ -30,71 +30,99 @@ double soften(real *o, int64_t V, int64_t target, real share) {
     return std::log(double(total)) - chosen;
 }
 
-/* The loss of the rows, and where wanted their gradient: do = softmax(o) - one-hot, dhs = do W. */
-struct HeadRows {
+/* The layer's rows in any order, then the gradients of its weights, the last rows first. */
+struct Output {
     const Head *head;
-    Product logits, states; /* o = hs Wᵀ + b;  dhs = do W */
-    double *nats;
+    bool pulls; /* whether dhs is wanted */
+    const int64_t S = head->T * head->B, H = head->H, V = head->V;
+    const int64_t threads = worth_two(S * V * H) ? head->threads : 1;
+    const Layout there{1, V}, back{1, H};
+    const Buffer<operand> W_there{there.size(H)}, W_back{pulls ? back.size(V) : 0}, turned{threads * LANES * padded(H)};
+    const Buffer<real> o{S * V}; /* logits, and then the pulls on them */
+    const Buffer<double> nats{S};
 
-    void run(int64_t first, int64_t last, operand *scratch) const {
-        logits.run(first, last, scratch);
-        real share = real(1) / real(head->T * head->B);
-        for (int64_t s = first; s < last; s++)
-            nats[s] = soften(logits.Y + s * head->V, head->V, head->targets[s], share);
-        if (states.Y) states.run(first, last, scratch);
+    bool ok() const { return W_there.ok() && W_back.ok() && turned.ok() && o.ok() && nats.ok(); }
+    bool in_range() const {
+        for (int64_t s = 0; s < S; s++)
+            if (head->targets[s] < 0 || head->targets[s] >= V) return false;
+        return true;
+    }
+    void pack() const {
+        const real *W = static_cast<const real *>(head->W);
+        int64_t panels = there.panels(), all = panels + (pulls ? back.panels() : 0);
+        each(threads, threads, [&](int64_t i) {
+            for (int64_t p = all * i / threads; p < all * (i + 1) / threads; p++)
+                if (p < panels)
+                    pack_transposed(there, p, W, H, W_there.data + p * there.panel_size(H), turned.data + i * LANES * padded(H));
+                else
+                    pack_straight(p - panels, W, V, H, W_back.data);
+        });
+    }
+    static constexpr int64_t ROWS_AT_ONCE = 4 * ROWS<2>;
+    int64_t scratch() const { return ROWS_AT_ONCE * padded(H > V ? H : V); }
+
+    /* o = hs Wᵀ + b becomes the loss and do = softmax(o) - one-hot, and that dhs = do W; of up to ROWS_AT_ONCE rows. */
+    void run(int64_t first, int64_t last, real *dhs, operand *scratch) const {
+        real *mine = o.data + first * V, share = real(1) / real(S);
+        const real *hs = static_cast<const real *>(head->hs) + first * H, *b = static_cast<const real *>(head->b);
+        Product{hs, H, H, W_there.data, b, mine, V, V}.run(0, last - first, scratch);
+        for (int64_t s = first; s < last; s++) nats.data[s] = soften(o.data + s * V, V, head->targets[s], share);
+        if (dhs) Product{mine, V, V, W_back.data, nullptr, dhs, H, H}.run(0, last - first, scratch);
+    }
+    /* Rows [first, last), dhs beginning with the first of them; whether there was memory. */
+    bool run_all(int64_t first, int64_t last, real *dhs) const {
+        int64_t tasks = ceil_div(last - first, ROWS_AT_ONCE), size = scratch();
+        Buffer<operand> room(tasks * size);
+        if (!room.ok()) return false;
+        each(threads, tasks, [&](int64_t i) {
+            int64_t from = first + i * ROWS_AT_ONCE, to = at_most(last, from + ROWS_AT_ONCE);
+            run(from, to, dhs ? dhs + (from - first) * H : nullptr, room.data + i * size);
+        });
+        return true;
+    }
+    /* The mean. */
+    void finish() const {
+        double total = 0;
+        for (int64_t s = 0; s < S; s++) total += nats.data[s];
+        *static_cast<real *>(head->nats) = real(total / double(S));
     }
 };
 
-/* dW = Σ do ⊗ hs;  db = Σ do. */
-bool head_weights(const Head *head, int64_t threads, const real *d) {
-    int64_t V = head->V, H = head->H;
-    real *db = static_cast<real *>(head->db);
-    OuterTasks outer{{head->T, head->B, d, V, static_cast<const real *>(head->hs), H, H, static_cast<real *>(head->dW), true},
-                     threads};
-    Job rows = {};
-    rows.T = head->T, rows.B = head->B;
-    std::atomic<bool> ok{true};
-    each(threads, outer.tasks + (db ? ceil_div(V, STRIP) : 0), [&](int64_t i) {
-        if (i >= outer.tasks)
-            add_rows(&rows, V, d, (i - outer.tasks) * STRIP, true, db);
-        else if (!outer.run(i))
-            ok = false;
-    });
-    return ok;
-}
+/* dW += Σ do ⊗ hs, db += Σ do, of steps [t0, t1). */
+struct OutputTasks {
+    const Output *out;
+    int64_t t0, t1, threads;
+    const bool wanted = out && out->head->dW && t1 > t0;
+    const Head none = {}, *head = wanted ? out->head : &none;
+    const int64_t V = head->V, H = head->H, B = head->B;
+    const real *d = wanted ? out->o.data + t0 * B * V : nullptr;
+    const real *hs = wanted ? static_cast<const real *>(head->hs) + t0 * B * H : nullptr;
+    const bool fresh = t1 == head->T;
+    const OuterTasks outer{{t1 - t0, B, d, V, hs, H, H, static_cast<real *>(head->dW), fresh}, threads};
+    const int64_t tasks = outer.tasks + (head->db ? ceil_div(V, STRIP) : 0);
+
+    bool run(int64_t i) const {
+        if (i < outer.tasks) return outer.run(i);
+        Job rows = {};
+        rows.T = t1 - t0, rows.B = B;
+        add_rows(&rows, V, d, (i - outer.tasks) * STRIP, fresh, static_cast<real *>(head->db));
+        return true;
+    }
+};
 
 int head(const Head *head) {
-    int64_t S = head->T * head->B, H = head->H, V = head->V, threads = worth_two(S * V * H) ? head->threads : 1;
-    const real *hs = static_cast<const real *>(head->hs), *W = static_cast<const real *>(head->W);
-    for (int64_t s = 0; s < S; s++)
-        if (head->targets[s] < 0 || head->targets[s] >= V) return BAD_ID;
-    Layout there{1, V}, back{1, H};
-    int64_t panels = there.panels(), all = panels + (head->dhs ? back.panels() : 0);
-    Buffer<operand> turned(threads * LANES * padded(H)), W_there(there.size(H)), W_back(head->dhs ? back.size(V) : 0);
-    Buffer<real> o(S * V);
-    Buffer<double> nats(S);
-    HeadRows rows{head,
-                  {hs, H, H, W_there.data, static_cast<const real *>(head->b), o.data, V, V},
-                  {o.data, V, V, W_back.data, nullptr, static_cast<real *>(head->dhs), H, H},
-                  nats.data};
-    constexpr int64_t ROWS_OF_TASK = 4 * ROWS<2>;
-    int64_t tasks = ceil_div(S, ROWS_OF_TASK), size = rows.logits.scratch() + rows.states.scratch();
-    Buffer<operand> scratch(tasks * size);
-    if (!turned.ok() || !W_there.ok() || !W_back.ok() || !o.ok() || !nats.ok() || !scratch.ok()) return NO_MEMORY;
-    each(threads, threads, [&](int64_t i) {
-        for (int64_t p = all * i / threads; p < all * (i + 1) / threads; p++)
-            if (p < panels)
-                pack_transposed(there, p, W, H, W_there.data + p * there.panel_size(H), turned.data + i * LANES * padded(H));
-            else
-                pack_straight(p - panels, W, V, H, W_back.data);
+    Output out{head, head->dhs != nullptr};
+    if (!out.in_range()) return BAD_TARGET;
+    if (!out.ok()) return NO_MEMORY;
+    out.pack();
+    if (!out.run_all(0, out.S, static_cast<real *>(head->dhs))) return NO_MEMORY;
+    out.finish();
+    OutputTasks weights{&out, 0, head->T, out.threads};
+    std::atomic<bool> ok{true};
+    each(out.threads, weights.tasks, [&](int64_t i) {
+        if (!weights.run(i)) ok = false;
     });
-    each(threads, tasks, [&](int64_t i) {
-        rows.run(i * ROWS_OF_TASK, at_most(S, (i + 1) * ROWS_OF_TASK), scratch.data + i * size);
-    });
-    double total = 0;
-    for (int64_t s = 0; s < S; s++) total += nats.data[s];
-    *static_cast<real *>(head->nats) = real(total / double(S));
-    return !head->dW || head_weights(head, threads, o.data) ? OK : NO_MEMORY;
+    return ok ? OK : NO_MEMORY;
 }
 
 } // namespace

@@ -59,7 +59,7 @@ def mean_nats(
         db=pointer(db_q),
     )
     status = kernel.library.elman_head(arguments, KINDS[hs.dtype], kernel.level)
-    if status == library.BAD_ID:
+    if status == library.BAD_TARGET:
         low, high = int(targets.min()), int(targets.max())
         raise IndexError(f"targets from {low} to {high} index {len(W_hq)} outputs")
     library.check_memory(status)

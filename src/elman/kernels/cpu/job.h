@@ -21,6 +21,17 @@ inline int64_t kept_of(int64_t cell) { return cell == OWN ? OWN_GATES + OWN_APAR
 /* Blocks of H numbers in the state beside h. */
 inline int64_t extra_of(int64_t cell) { return cell == OWN ? OWN_STATES - 1 : 1; }
 
+/* The output layer and its loss: o = h Wᵀ + b, the mean of -log softmax(o)[target]. */
+struct Head {
+    int64_t T, B, H, V, threads; /* S = T·B rows */
+    const void *hs;              /* (S, H) */
+    const void *W, *b;           /* (V, H), (V) */
+    const int64_t *targets;      /* (S) */
+    void *nats;                  /* one number */
+    void *dhs;                   /* (S, H), or null: not wanted */
+    void *dW, *db;               /* (V, H), (V), or null */
+};
+
 /* Row-major tensors of the kernel's real type; a null pointer is an absent tensor.
  * S = T·B rows of time and batch, M = gates·H. */
 struct Job {
@@ -56,6 +67,8 @@ struct Job {
     int64_t V;
     const void *E; /* (V, I) */
     void *dE;
+    /* an output layer that pulls on hs in place of dhs, its loss and gradients found on the way back; or null */
+    const Head *head;
 #ifdef OWN_CELL
     const void *noise; /* (S, N, H): drawn for every step; `OwnArguments` in library.py */
 #endif
@@ -68,17 +81,6 @@ inline int64_t before(const Job *job, int64_t t) { return start_of(job, t) + (jo
 
 /* How many ids there are. */
 inline int64_t names_of(const Job *job) { return job->E ? job->V : job->I; }
-
-/* The output layer and its loss: o = h Wᵀ + b, the mean of -log softmax(o)[target]. */
-struct Head {
-    int64_t T, B, H, V, threads; /* S = T·B rows */
-    const void *hs;              /* (S, H) */
-    const void *W, *b;           /* (V, H), (V) */
-    const int64_t *targets;      /* (S) */
-    void *nats;                  /* one number */
-    void *dhs;                   /* (S, H), or null: not wanted */
-    void *dW, *db;               /* (V, H), (V), or null */
-};
 
 /* Layers that read one another over a piece of time, all of one type. Mirrored by `StackArguments` in library.py. */
 struct Stack {
@@ -124,9 +126,9 @@ struct Travel {
 };
 
 /* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 6;
+constexpr int64_t INTERFACE = 7;
 
-enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2 };
+enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2, BAD_TARGET = 3 };
 
 /* One compiled variant of recurrence.h. */
 struct Variant {

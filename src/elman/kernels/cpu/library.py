@@ -17,7 +17,7 @@ NAME = "_recurrence"
 CELLS = ("tanh", "relu", "linear", "gru", "lstm")  # `enum Cell` of job.h
 FLOAT, DOUBLE, HALF = 0, 1, 2
 PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
-OK, NO_MEMORY, BAD_ID = 0, 1, 2
+OK, NO_MEMORY, BAD_ID, BAD_TARGET = 0, 1, 2, 3
 
 _GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths sizes starts h_0 c_0 hs cs gates dhs dh_T dc_T xi"
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
@@ -44,6 +44,7 @@ class LayerArguments(ctypes.Structure):
         ("V", ctypes.c_int64),
         ("E", ctypes.c_void_p),
         ("dE", ctypes.c_void_p),
+        ("head", ctypes.c_void_p),
     ]
 
 
@@ -148,7 +149,7 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
 WITH_PYTHONS_LOCK = ("elman_is_seen",)
 """Those that look at Python's objects, and are over at once."""
 
-INTERFACE = 6
+INTERFACE = 7
 """Counted up here and in job.h whenever what an entry means changes."""
 STRUCTS = (
     *(LayerArguments, HeadArguments, StackArguments, TravelArguments, UseArguments),

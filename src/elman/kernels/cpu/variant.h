@@ -1,7 +1,7 @@
 /* One variant of the kernel: every function compiled for REAL with vectors of VECTOR_BYTES. */
 #pragma once
+#include "backward.h"
 #include "clip.h"
-#include "head.h"
 #include "masks.h"
 #include "travel.h"
 

@@ -30,6 +30,15 @@ INLINE vec splat(real x) { return x - vec{}; }
 INLINE vec load(const real *p) { return *reinterpret_cast<const vec *>(p); }
 INLINE void store(real *p, vec v) { *reinterpret_cast<vec *>(p) = v; }
 
+/* Past all caches, to the start of a line, where the processor can; before others read it, `end_streams`. */
+#if VECTOR_BYTES == 64
+INLINE void stream(real *p, vec v) { _mm512_stream_si512(reinterpret_cast<__m512i *>(p), (__m512i)v); }
+INLINE void end_streams() { _mm_sfence(); }
+#else
+INLINE void stream(real *p, vec v) { store(p, v); }
+INLINE void end_streams() {}
+#endif
+
 #if VECTOR_BYTES == 64
 INLINE vec load_some(const real *p, int64_t n) {
     if constexpr (DOUBLE) return (vec)_mm512_maskz_loadu_pd(__mmask8((1u << n) - 1), p);
@@ -72,6 +81,18 @@ template <int N> INLINE real sum_lanes(typename Lanes<N>::type v) {
     }
 }
 INLINE real sum(vec v) { return sum_lanes<LANES>(v); }
+
+/* The largest of N lanes, in the same way. */
+template <int N> INLINE real largest_of(typename Lanes<N>::type v) {
+    if constexpr (N == 2) {
+        return v[1] > v[0] ? v[1] : v[0];
+    } else {
+        typename Lanes<N / 2>::type half[2];
+        memcpy(half, &v, sizeof v);
+        return largest_of<N / 2>(half[1] > half[0] ? half[1] : half[0]);
+    }
+}
+INLINE real largest(vec v) { return largest_of<LANES>(v); }
 
 INLINE vec magnitude(vec x) { return (vec)((bits)x & ~(bits)splat(real(-0.0))); }
 INLINE vec with_sign_of(vec x, vec sign) { return (vec)((bits)x | ((bits)sign & (bits)splat(real(-0.0)))); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
@@ -178,8 +179,11 @@ class Windows:
         self._point(ids, targets)
         with torch.no_grad():
             self._forward(ids, hidden)
-            self._out(targets, hidden, weight)
-            self._backward(ids, hidden)
+            if weight == 1 and hidden.outputs is None:
+                self._backward(ids, hidden, targets)
+            else:
+                self._out(targets, hidden, weight)
+                self._backward(ids, hidden)
         return self.nats.item()
 
     def _forward(self, ids: Tensor, hidden: Hidden) -> None:
@@ -196,7 +200,7 @@ class Windows:
             if i > 0 and hidden.between:
                 below = self.traces[i - 1].hs[1:]
                 layer.xs = _product(self.read, i - 1, below, hidden.between[i - 1]).data_ptr()
-            self._check(self.native.elman_forward(layer, *self.rest), "ids", ids)
+            self._check(self.native.elman_forward(layer, *self.rest), ids)
 
     def _out(self, targets: Tensor, hidden: Hidden, weight: float) -> None:
         """Loss and pull on h_1 … h_T."""
@@ -204,16 +208,19 @@ class Windows:
         if hidden.outputs is not None:
             hs = _product(self.shown, 0, hs, hidden.outputs)
         self.head.hs = hs.data_ptr()
-        self._check(self.native.elman_head(self.head, *self.rest), "targets", targets)
+        self._check(self.native.elman_head(self.head, *self.rest), targets)
         if weight != 1:
             for d in (dhs, *self.gradients[-2:]):
                 d.mul_(weight)
         if hidden.outputs is not None:
             dhs.mul_(hidden.outputs)
 
-    def _backward(self, ids: Tensor, hidden: Hidden) -> None:
+    def _backward(self, ids: Tensor, hidden: Hidden, targets: Tensor | None = None) -> None:
+        """From the pull on h_1 … h_T, or from targets whose loss pulls as it is found."""
+        self.arguments[-1].head = None if targets is None else ctypes.addressof(self.head)
         for i in reversed(range(len(self.arguments))):
-            self._check(self.native.elman_backward(self.arguments[i], *self.rest), "ids", ids)
+            status = self.native.elman_backward(self.arguments[i], *self.rest)
+            self._check(status, targets if status == library.BAD_TARGET else ids)
             if hidden.recurrent:
                 self.dW_hh[i].mul_(hidden.recurrent[i])
             if i > 0 and hidden.between:
@@ -247,7 +254,7 @@ class Windows:
                     f"{tuple(gradient.shape)}",
                     hint="begin a new Training after changing a model's sizes",
                 )
-        self.head.targets = pointer(targets)
+        self.head.hs, self.head.targets = self.traces[-1].hs[1:].data_ptr(), pointer(targets)
         if self.xs is None:
             self.arguments[0].ids, self.arguments[0].E = pointer(ids), pointer(self.ends.E)
         self.head.W, self.head.b = map(pointer, self.ends[1:])
@@ -258,14 +265,15 @@ class Windows:
         for layer, trace in zip(self.arguments[1:], self.traces, strict=False):
             layer.xs = trace.hs[1:].data_ptr()
 
-    def _check(self, status: int, name: str, ids: Tensor) -> None:
-        if status == library.BAD_ID:
-            raise IndexError(f"{name} from {int(ids.min())} to {int(ids.max())} are out of range")
+    def _check(self, status: int, read: Tensor | None) -> None:
+        name = {library.BAD_ID: "ids", library.BAD_TARGET: "targets"}.get(status)
+        if name is not None and read is not None:
+            raise IndexError(f"{name} from {int(read.min())} to {int(read.max())} are out of range")
         library.check_memory(status)
 
     def _check_range(self, ids: Tensor, size: int) -> None:
         low, high = ids.aminmax()
-        self._check(library.BAD_ID if low < 0 or high >= size else library.OK, "ids", ids)
+        self._check(library.BAD_ID if low < 0 or high >= size else library.OK, ids)
 
 
 def _product(kept: list[Tensor], place: int, a: Tensor, b: Tensor) -> Tensor:
