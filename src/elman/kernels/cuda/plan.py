@@ -63,6 +63,9 @@ JOINED_PRICES = (1.385, 0.018, 0.0036, 0.0588, 0.0077)
 # what shared memory leaves of L1. Fitted over 111 plans, then changed by hand until the cheapest of
 # a shape was the best measured (0.6% slower on average), at the cost of prices 6% too high.
 TEAM_PRICES = (1.279, 0.0029, 0.0018, 0.0153, 0.0095, 0.0282, 0.0203, 0.7195)
+# Beyond so many times they cost no more, where rows lie apart: 8.3 µs were measured (lstm of 1536
+# units, 128 rows, teams of two with 24 units) where the price was 13.
+APART = 1.85
 # Of teams by crowds.cuh, over 69 plans (6% rms; of every shape the best is the cheapest, or 1.3%
 # slower): the first five as of teams; per KB of da that an SM reads on average; per KB of shares as
 # of teams; per KB of da that is filled before, at 2.3 TB/s.
@@ -388,8 +391,7 @@ class Plan:
         _, items, wide = self._items
         rows, busy = min(self.rows, batch), self.groups(batch) * self.cluster / SMS
         shares = rows * (self.m + teams * self.units) * self.element / 1024
-        lines = 1 if self.units % 16 == 0 else 2.5  # of L1, half empty where rows lie apart
-        read = lines * self.rows * teams * self.units * self.element / 1024
+        read = self.rows * teams * self.units * self.element / 1024
         values = max(items * wide, self.rows * self.units / 256)  # more threads do not help
         common = (
             1,
@@ -403,10 +405,13 @@ class Plan:
             da = rows * self.summed * self.element / 1024
             more = da * busy, shares * busy, stored * self.element / 1024
             return sum(map(operator.mul, common + more, CROWD_PRICES))
+        fills = read / (256 - self.shared_bytes / 1024)
+        if self.units % 16:  # lines of L1 are half empty where rows lie apart, up to a point
+            fills = min(2.5 * fills, APART)
         more = (
             self.rows * self.summed * self.element / 1024 if self.partners > 1 else 0,
             shares * busy,
-            read / (256 - self.shared_bytes / 1024),
+            fills,
         )
         return sum(map(operator.mul, common + more, TEAM_PRICES))
 
