@@ -731,7 +731,7 @@ def test_every_verb_takes_a_prepared_text(tmp_path, files, capsys):
     assert "of those to test with" in capsys.readouterr().out
     tested = ["train", str(tmp_path / "tested"), "--out", str(tmp_path / "other"), *tiny]
     assert run([*tested, "--test", "0.1"]) == 2
-    assert "was prepared with test=0.2" in capsys.readouterr().err
+    assert "was prepared with --test 0.2" in capsys.readouterr().err
     assert run([*tested, "--test", "0.2"]) == 0
     assert capsys.readouterr().out.startswith("test, ")
     assert run(["evaluate", str(tmp_path / "other")]) == 0

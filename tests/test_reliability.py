@@ -440,14 +440,14 @@ REFUSED = {
     "--threads 99999999999": "from 0 to 1,024",
     "--seed -1": "at least 0",
     "--seed 18446744073709551616": "64 bits",
-    "--weight-decay nan": "weight_decay=nan",
-    "--clip inf": "clip=inf",
+    "--weight-decay nan": "--weight-decay nan",
+    "--clip inf": "--clip inf",
     "--min-freq 1000000": "leaves no token",
     "--memory 1": "budget=1 bytes is too small",
     "--memory 99999999999999999999999G": "is no size",
     "--out ''": "an empty path names nothing",
     "--out /dev/null/x": "is no folder",
-    "--learning-rate 0": "learning_rate=0",
+    "--learning-rate 0": "--learning-rate 0",
 }
 
 

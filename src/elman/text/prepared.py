@@ -217,7 +217,7 @@ def adopted(given: dict[str, Any]) -> dict[str, Any]:
         if said is not None and said != mine:
             raise UserError(
                 f"{name}={said}, but {source} was prepared with {name}={mine}",
-                hint=f"leave {name} out, or prepare the text with it",
+                hint="leave it out, or prepare the text with it",
             )
         given = given | {name: mine}
     return given
