@@ -736,7 +736,7 @@ def test_every_verb_takes_a_prepared_text(tmp_path, files, capsys):
     assert capsys.readouterr().out.startswith("test, ")
     assert run(["evaluate", str(tmp_path / "other")]) == 0
     assert run(["train", folder, "--level", "char", *tiny]) == 2
-    assert "was prepared with level=bpe" in capsys.readouterr().err
+    assert "was prepared with --level bpe" in capsys.readouterr().err
     later = ["train", folder, "--test", "0.05", "--out", str(tmp_path / "later"), *tiny]
     assert run(later) == 0
     assert capsys.readouterr().out.startswith("test, ")
