@@ -123,7 +123,6 @@ class Recording:
             )
             ys, last, _ = way.forward(x, state or self.first, weights, keep)
             check_bits(self.run(given, aside), [ys, *last])
-        self.nbytes = self.memory.nbytes()
 
     def pays(self) -> bool:
         """Whether it is the faster way. Both give the same bits, so this may be found by timing.
@@ -182,7 +181,6 @@ class Recording:
         back = kind.tried(lambda: self._recorded_back(weights, pulls, needs))
         if back is not None:
             self.backs[which] = back
-            self.nbytes = self.memory.nbytes()
         return back
 
     def _recorded_back(
@@ -276,7 +274,7 @@ def _make_room(newest: Recordings) -> None:
     room = MOST_LARGE * largest(newest.made[-1].x.device)
     for some in everyone:
         made = [recording for others in everyone for recording in others.made]
-        if len(made) <= MOST and sum(r.nbytes for r in made) <= room:
+        if len(made) <= MOST and sum(r.memory.nbytes for r in made) <= room:
             return
         if some is not newest and some.made:
             some.drop()

@@ -143,13 +143,18 @@ class Memory:
 
     def __init__(self, device: int) -> None:
         self.device, self.pool = device, torch.cuda.MemPool()
+        self.nbytes = 0
+        """What it has taken from the GPU, and at most a little of what other threads took."""
 
-    def used(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
         """What this thread allocates inside lies here."""
-        return torch.cuda.use_mem_pool(self.pool, self.device)
-
-    def nbytes(self) -> int:
-        return sum(segment["total_size"] for segment in self.pool.snapshot())
+        before = torch.cuda.memory_reserved(self.device)
+        with torch.cuda.use_mem_pool(self.pool, self.device):
+            yield
+        # Not `pool.snapshot()`: it gives back references that it never took, and from the 257th
+        # pool of a process on that frees Python's memory twice (pytorch/pytorch#196366).
+        self.nbytes += max(0, torch.cuda.memory_reserved(self.device) - before)
 
 
 @functools.lru_cache(maxsize=64)
