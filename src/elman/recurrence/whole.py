@@ -17,7 +17,7 @@ from elman.kernels import aten, cudnn
 from elman.kernels.torchs import Network, Whole
 from elman.recurrence.operator import Careful, Inputs, Recipe
 
-_REENTRANT = {f.__code__ for f in (CheckpointFunction.forward, CheckpointFunction.backward)}
+_REENTRANT = [f.__code__ for f in (CheckpointFunction.forward, CheckpointFunction.backward)]
 
 
 def described(
@@ -58,10 +58,12 @@ def recomputes() -> bool:
         return True
     if torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
         return False
-    frame = sys._getframe()
-    while frame is not None and frame.f_code not in _REENTRANT:
+    frame, (forward, backward) = sys._getframe(), _REENTRANT
+    while frame is not None:
+        if frame.f_code is forward or frame.f_code is backward:  # a set would hash all their code
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 def recurrence(
