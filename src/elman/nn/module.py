@@ -38,7 +38,7 @@ class Module(LongWay):
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
         if torch.compiler.is_compiling():
-            return self._run_any(input, state)
+            return self._run_long(input, state)
         if named(self.cell).fingerprint != self._equations:
             raise UserError(
                 f"{self.cell} was declared again, with other equations, after this module was made",
@@ -46,10 +46,10 @@ class Module(LongWay):
             )
         if traced.is_watched():
             with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
-                return self._run_any(input, state)
+                return self._run_long(input, state)
         if type(input) is Tensor and self._is_one_row(input, state):
             return self._run_one_row(input, state)
-        return self._plain_call(input, state) or self._run_any(input, state)
+        return self._plain_call(input, state) or self._run_settled(input, state)
 
     def _is_one_row(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
         """Whether this is a sequence without a batch, nothing wrong with it: else it is told so."""
@@ -70,38 +70,43 @@ class Module(LongWay):
         row = 0 if self.batch_first else 1
         given = None if state is None else [s.unsqueeze(1) for s in state]
         batch = input.unsqueeze(row)
-        ys, last = self._plain_call(batch, given) or self._run_any(batch, given)
+        ys, last = self._plain_call(batch, given) or self._run_settled(batch, given)
         assert isinstance(ys, Tensor)
         return ys.squeeze(row), tuple([s.squeeze(1) for s in last])
 
-    def _run_any(
+    def _run_settled(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
-        """The same by what is settled about such calls, or by the long way."""
+        """By what is settled about such calls, or by the long way. Nobody watches: see `_run`."""
         if isinstance(input, PackedSequence):
-            return self._run_packed(input, state)
+            return self._run_packed(input, state, self._packed_key(input, state))
         cast = input.is_cuda and torch.is_autocast_enabled("cuda")
         if cast and (done := self._autocast_call(input, state)):
             return done
         key = self._key(input, state)
-        how = None if key is None else self._settled.get(key)
-        if how is not None and (done := self._settled_call(how, input, state)):
-            return done
+        if key is None:
+            return self._run_long(input, state)
+        how = self._settled.get(key)
+        if how is None:  # from now on; and now, since bits may differ
+            how = self._settled.settle(key, self._settle(*self._time_first(input, state)))
+        return self._settled_call(how, input, state) or self._run_long(input, state)
+
+    def _run_long(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        """By the long way, which takes every call."""
+        if isinstance(input, PackedSequence):
+            return self._run_packed(input, state, None)
         xs, first = self._time_first(input, state)
-        if key is not None and how is None:  # from now on; and now, since bits may differ
-            how = self._settled.settle(key, self._settle(xs, first))
-            if done := self._settled_call(how, input, state):
-                return done
         if self.batch_first and self._is_batched(input) and traced.listening():
             return self._written_down(input, first)
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
 
     def _run_packed(
-        self, input: PackedSequence, state: Sequence[Tensor] | None
+        self, input: PackedSequence, state: Sequence[Tensor] | None, key: Hashable
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        key = self._packed_key(input, state)
         how = None if key is None else self._settled.get(key)
         if how is None:
             state = self._checked_pack(input, state)
@@ -266,7 +271,7 @@ class Module(LongWay):
 
     def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> tuple[Hashable, ...] | None:
         """The part of a key that is not the input's shape: one flat tuple, found soon."""
-        if torch.compiler.is_compiling() or traced.listening() or forward_ad._current_level >= 0:
+        if forward_ad._current_level >= 0:
             return None
         cast = None
         if torch._C._is_any_autocast_enabled() and is_cast(input.device):
@@ -322,7 +327,7 @@ class Module(LongWay):
         torch.set_autocast_enabled(kind, False)  # the context manager takes 3 µs
         try:
             given = None if state is None else [s.float() for s in state]
-            ys, last = self._run_any(input.float(), given)
+            ys, last = self._run_settled(input.float(), given)
         finally:
             torch.set_autocast_enabled(kind, True)
         assert isinstance(ys, Tensor)
@@ -330,7 +335,7 @@ class Module(LongWay):
 
     def _stays_in_float32(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
         """Whether that is sooner than to cast all weights: settled once for each shape."""
-        if torch.compiler.is_compiling() or traced.listening() or self.repeatable:
+        if self.repeatable or traced.listening():  # as `job` may be asked, not `_run`
             return False
         if self._chunks is not None or not (state is None or are_tensors(state)):
             return False

@@ -39,7 +39,7 @@ class Settled(NamedTuple):
     @property
     def is_short(self) -> bool:
         """Whether there is another way than the long one."""
-        return self.how != LONG_WAY or (self.again is not None and not self.again.given_up)
+        return self.how is not LONG_WAY or (self.again is not None and not self.again.given_up)
 
     def run(
         self,
