@@ -66,6 +66,39 @@ def test_more_work_costs_more(engine):
     assert line(engine, steps=1, captured=False) > line(engine, steps=1)  # the host's time
 
 
+@pytest.mark.parametrize(
+    ("cell", "arithmetic", "hidden", "rows", "measured"),
+    [
+        ("gru", "bf16", 513, 64, 1.79),
+        ("gru", "bf16", 1025, 256, 3.94),
+        ("lstm", "bf16", 1505, 64, 3.01),
+        ("lstm", "bf16", 1026, 64, 1.84),
+        ("gru", "bf16", 1508, 256, 2.74),
+        ("lstm", "tf32", 1025, 64, 1.88),
+        ("gru", "tf32", 1506, 256, 2.43),
+        ("gru", "tf32", 513, 8, 1.11),
+        ("lstm", "tf32", 1508, 256, 1.07),
+    ],
+)
+def test_rows_that_begin_anywhere_cost_cudnn_more(cell, arithmetic, hidden, rows, measured):
+    """Than those of a width of whole 32 bytes beside it: steps forward, on an H200."""
+    like = {"cell": cell, "arithmetic": arithmetic, "rows": rows, "backward": False, "steps": 10**4}
+    ratio = line("cudnn", hidden=hidden, **like) / line("cudnn", hidden=hidden // 16 * 16, **like)
+    assert measured / 1.4 < ratio < measured * 1.4
+
+
+def test_cudnns_layers_run_beside_each_other_until_one_fills_the_gpu():
+    def times(rows, hidden, **more):
+        like = {"arithmetic": "bf16", "rows": rows, "hidden": hidden}
+        return line("cudnn", **like, **more) / line("cudnn", **like)
+
+    assert times(16, 512, layers=3) == pytest.approx(3**0.45)
+    assert times(16, 512, directions=2) == pytest.approx(2**0.3)
+    assert 3**0.45 < times(64, 1024, layers=3) < 3
+    assert times(350, 1232, layers=3) == pytest.approx(3)
+    assert times(350, 1232, directions=2) == pytest.approx(2)
+
+
 def test_a_layer_too_large_for_our_kernel_has_no_price_there():
     with pytest.raises(AssertionError):
         line("cuda", hidden=2048, rows=256)

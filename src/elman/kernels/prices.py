@@ -42,6 +42,25 @@ WHOLE, WIDE = 8, 128
 """Of what cuDNN's kernels of float16 want multiples: of all sizes, of widths beyond those units."""
 
 
+class Apart(NamedTuple):
+    """How much longer a step takes cuDNN where rows of h begin anywhere: at 1024 units, 64 rows."""
+
+    times: float
+    by_rows: float  # exponents
+    by_units: float
+
+
+ODD, EVEN, IN_FLOAT32 = Apart(2.8, 0.22, 0.55), Apart(1.85, 0.15, 0.25), Apart(1.65, 0.22, 0.4)
+"""Of half precision at odd widths and at even ones that are no whole 16 bytes, and of float32.
+
+Fitted to forward passes of gru and lstm, 512 to 1506 units, 8 to 256 rows: 1.0 to 4.3 times."""
+MOST_APART = 4.2
+
+
+FEW_VALUES, MANY_VALUES = 200_000, 350_000
+"""Of gates in a step: up to so many, cuDNN runs layers beside each other; from so many on not."""
+
+
 class Line(NamedTuple):
     """Microseconds of a call of one layer: `start` + steps · `step`."""
 
@@ -85,8 +104,31 @@ def gpu_microseconds(engine: str, shape: Shape) -> float | None:
     strands = shape.layers * shape.directions
     if engine == "cuda":
         return strands * (line.start + shape.steps * line.step)
-    at_once = strands if is_alone(shape) else shape.layers**0.45 * shape.directions**0.3
-    return at_once * (shape.pieces * line.start + shape.steps * line.step)
+    if is_alone(shape):
+        return strands * (shape.pieces * line.start + shape.steps * line.step)
+    one_layer = shape.pieces * line.start + shape.steps * line.step * _apart(shape)
+    return _beside_each_other(shape) * one_layer
+
+
+def _beside_each_other(shape: Shape) -> float:
+    """How many times longer all layers and directions take cuDNN than one does.
+
+    It runs them beside each other, until a step of one keeps the whole GPU busy.
+    """
+    values = shape.rows * {"tanh": 1, "gru": 3, "lstm": 4}[shape.cell] * shape.hidden  # of a step
+    share = min(max((values - FEW_VALUES) / (MANY_VALUES - FEW_VALUES), 0.0), 1.0)
+    by_layers, by_directions = (alone + (1 - alone) * share for alone in (0.45, 0.3))
+    return shape.layers**by_layers * shape.directions**by_directions
+
+
+def _apart(shape: Shape) -> float:
+    """How much longer a step of cuDNN's slower way takes than at the widths that were priced."""
+    wide, width = shape.arithmetic in ("tf32", "fp32"), shape.hidden
+    if width <= AT_ONCE[shape.cell] or width % (4 if wide else 8) == 0:
+        return 1.0
+    it = IN_FLOAT32 if wide else ODD if width % 2 else EVEN
+    times = it.times * (shape.rows / 64) ** it.by_rows * (width / 1024) ** it.by_units
+    return min(max(times, 1.0), MOST_APART)
 
 
 def host_microseconds(engine: str, shape: Shape) -> float:
