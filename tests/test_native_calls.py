@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 from elman import nn
 from elman.errors import UserError
@@ -353,6 +354,18 @@ def test_packed_rows_have_the_bits_of_the_long_way(
         ys, last = module(packed(x, lengths), given)
     assert torch.equal(ys.data, found[0])
     assert same(list(last) if isinstance(last, tuple) else [last], found[1 : 1 + len(state)])
+
+
+@pytest.mark.parametrize("options", [{}, {"proj_size": 3}])
+def test_the_first_packed_call_of_a_module_may_be_checkpointed(options):
+    """torch.utils.checkpoint counts what is kept: to choose a kernel must keep nothing."""
+    module = nn.LSTM(5, 8, 2, **options)
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    rows = packed(x, [2, 4, 1])
+    ys, _ = checkpoint(module, rows, use_reentrant=False)
+    found = torch.autograd.grad(ys.data.square().sum(), [x, *module.parameters()])
+    plain = module(packed(x, [2, 4, 1]))[0].data.square().sum()
+    assert same(found, torch.autograd.grad(plain, [x, *module.parameters()]))
 
 
 @pytest.mark.parametrize("kind", MODULES)
