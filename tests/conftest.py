@@ -45,16 +45,31 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def another_default() -> Iterator[Callable[[], None]]:
-    """Ask for a default device that holds nothing: what forgets to say where it lies is found out.
+@pytest.fixture(params=["device", "dtype"])
+def another_default(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    """Change torch's defaults: what forgets to say where it lies, or what it is, is found out.
 
-    It stands for the GPU of `torch.set_default_device("cuda")` where there is none.
+    A device that holds nothing stands for the GPU of `torch.set_default_device("cuda")` where there
+    is none.
     """
     import torch
 
-    yield lambda: torch.set_default_device("meta")
+    def ask() -> None:
+        if request.param == "device":
+            torch.set_default_device("meta")
+        else:
+            torch.set_default_dtype(torch.float64)
+
+    yield ask
+    usual_again()
+
+
+def usual_again() -> None:
+    """Torch's defaults as they were."""
+    import torch
+
     torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
 
 
 def small_text() -> str:

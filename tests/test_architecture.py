@@ -17,6 +17,7 @@ STAGES = (
     "strict_json",
     "resources",
     "options",
+    "defaults",
     "text",
     "counting",
     "cells",

@@ -105,6 +105,35 @@ def test_a_saved_forecaster_forecasts_the_same(model, tmp_path):
     assert (again.columns, again.season) == (("a", "b"), 7)
 
 
+NETWORKS = [
+    f.Window(gaussian=True, **SMALL),
+    f.Recurrent("gru", tau=6, gaussian=True, **SMALL),
+    f.Global(3, tau=6, hidden=5, updates=3),
+]
+
+
+@pytest.mark.parametrize("model", NETWORKS, ids=lambda model: type(model).__name__)
+def test_a_network_is_the_same_whatever_torchs_defaults(model, another_default, tmp_path):
+    x = walk(columns=1)
+
+    def forecast(name):
+        intervals = f.calibrate(model.fit(x[:80]), [(x, 80)], 3)
+        again = load(save(Fitted(model, ("a",), intervals, 7), tmp_path / name)).model
+        spread = model.quantiles(x, [100], 3, [0.1, 0.9])
+        return model.predict(x, 3).tolist(), again.predict(x, 3).tolist(), spread.tolist()
+
+    wanted = forecast("one")
+    another_default()
+    assert forecast("other") == wanted
+
+
+def test_stationarity_is_the_same_whatever_torchs_defaults(another_default):
+    x = walk(columns=1)[:, 0]
+    wanted = f.stationarity(x)
+    another_default()
+    assert f.stationarity(x) == wanted
+
+
 @pytest.mark.parametrize("make", [f.Window, lambda **o: f.Recurrent("gru", **o)])
 def test_same_seed_same_network_and_the_global_generator_is_left_alone(make):
     import torch

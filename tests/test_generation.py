@@ -392,7 +392,7 @@ def test_a_model_that_has_diverged_is_reported_not_sampled():
         next(generate(model, [1], 5))
 
 
-def test_what_is_written_does_not_depend_on_the_default_device(another_default):
+def test_what_is_written_does_not_depend_on_torchs_defaults(another_default):
     torch.manual_seed(0)
     model = LanguageModel(7, hidden_size=5, cell="gru")
     wanted = list(generate(model, [1, 2], 9)), beam_search(model, [1, 2], 4, 2)

@@ -500,9 +500,7 @@ PASSAGES = {
 
 @pytest.mark.parametrize("passage", PASSAGES)
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-def test_a_call_lies_where_its_input_lies_whatever_the_default_device(
-    kind, passage, another_default
-):
+def test_a_call_lies_where_its_input_lies_whatever_torchs_defaults(kind, passage, another_default):
     make, options = PASSAGES[passage]
     torch.manual_seed(0)
     x, module = make(), getattr(nn, kind)(4, 5, **options)

@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 
+from conftest import usual_again
 from elman import load as elman_load
 from elman import runs
 from elman.cli import run as elman
@@ -67,7 +68,7 @@ def everything_of(session):
     return records, session.sample(), session.diagnose(), session.conclude(), page
 
 
-def test_a_session_is_the_same_whatever_torchs_default_device(tmp_path, another_default):
+def test_a_session_is_the_same_whatever_torchs_defaults(tmp_path, another_default):
     wanted = everything_of(begin(tmp_path / "one"))
     another_default()
     assert everything_of(begin(tmp_path / "other")) == wanted
@@ -80,7 +81,7 @@ def test_a_session_is_the_same_whatever_torchs_default_device(tmp_path, another_
         return found.json(), trained.generate("the ", 20), trained.hidden("the").tolist()
 
     found = scored()
-    torch.set_default_device(None)
+    usual_again()
     assert found == scored()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from elman.defaults import usual
 from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.runs import Run
@@ -54,6 +55,7 @@ def _bytes(vocab: Vocab, path: Path) -> dict[int, int]:
     return {ord(token): i for token, i in known if token.isascii()}
 
 
+@usual()
 @torch.no_grad()
 def _laid_out(
     model: LanguageModel, bytes_of: dict[int, int], unk: int | None
@@ -65,12 +67,12 @@ def _laid_out(
         read = model.embedding.weight @ read
     read = (read + w["bias_ih_l0"] + w["bias_hh_l0"]).float()
     ids = [bytes_of.get(byte, unk if unk is not None else 0) for byte in range(256)]
-    unknown = torch.tensor([byte not in bytes_of for byte in range(256)], device="cpu")
+    unknown = torch.tensor([byte not in bytes_of for byte in range(256)])
     share = math.log(max(int(unknown.sum()), 1))
     padded = -(-H // LANES) * LANES
-    W_x = torch.zeros(256, 4, padded, device="cpu")
-    W_h = torch.zeros(padded, 4, padded, device="cpu")
-    W_o = torch.zeros(padded, 256, device="cpu")
+    W_x = torch.zeros(256, 4, padded)
+    W_h = torch.zeros(padded, 4, padded)
+    W_o = torch.zeros(padded, 256)
     W_x[:, :, :H] = read[ids].view(256, 4, H)
     W_h[:H, :, :H] = w["weight_hh_l0"].T.float().reshape(H, 4, H)
     W_o[:H] = model.output_weight.float()[ids].T

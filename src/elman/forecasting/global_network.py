@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from elman import nn as recurrent
 from elman.cells import of_model
+from elman.defaults import usual
 from elman.errors import UserError, WorkFailed
 from elman.forecasting.base import (
     Forecaster,
@@ -173,23 +174,31 @@ class Global(Forecaster):
         self.losses, recent, every = [], [], max(1, self.updates // 10)
         for update in range(self.updates):
             chosen = draw.integers(len(ends), size=min(self.batch, len(ends)))
-            loss = self._loss(panel, owner[chosen], ends[chosen])
-            if not torch.isfinite(loss):
+            recent.append(self._update(optimiser, panel, owner[chosen], ends[chosen]))
+            if not math.isfinite(recent[-1]):
                 raise WorkFailed(
-                    f"the loss became {loss.item()} in update {update + 1}",
+                    f"the loss became {recent[-1]} in update {update + 1}",
                     hint=f"a learning rate below {self.learning_rate}",
                 )
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-            optimiser.step()
             decay.step()
-            recent.append(loss.item())
             if (update + 1) % every == 0:
                 self.losses.append(float(np.mean(recent)))
                 recent = []
                 tell(f"update {update + 1} of {self.updates}: loss {self.losses[-1]:.4g}")
                 yield self.losses[-1]
+
+    @usual()
+    def _update(
+        self, optimiser: torch.optim.Optimizer, panel: _Panel, owner: Any, ends: Any
+    ) -> float:
+        """The loss on these windows, and a step down it where it is a number."""
+        loss = self._loss(panel, owner, ends)
+        if torch.isfinite(loss):
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+            optimiser.step()
+        return loss.item()
 
     def _loss(self, panel: _Panel, owner: Any, ends: Any) -> Tensor:
         """The pinball loss over all steps and quantiles, in units of each window's spread."""
@@ -206,6 +215,7 @@ class Global(Forecaster):
         spread = np.concatenate([c.std(0) for c in columns])
         self._unit = np.where(spread > 0, spread, 1.0)
 
+    @usual()
     def _built(self, known: int, past: int, static: int) -> _Reader:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -267,6 +277,7 @@ class Global(Forecaster):
             channels.append(changes / unit[:, None])
         return np.stack(channels, axis=2), base, unit
 
+    @usual()
     @torch.no_grad()
     def quantiles(
         self,
@@ -317,6 +328,7 @@ class Global(Forecaster):
             **weights,
         }
 
+    @usual()
     def restore(self, state: State) -> None:
         self._centre, self._unit = state["centre"], state["unit"]
         known, static = (int(n) for n in state["sizes"])

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elman import nn as recurrent
 from elman.cells import of_model
+from elman.defaults import usual
 from elman.errors import UserError, WorkFailed
 from elman.forecasting.base import Forecaster, Paths, State, Values, Windows, features
 from elman.forecasting.linear import check_window, feed_back
@@ -84,12 +85,14 @@ class _Network(Forecaster):
     def roll_scaled(self, z: Tensor, steps: int, noise: torch.Generator | None) -> Tensor:
         """Continue scaled windows, adding the model's own noise when given a generator."""
 
+    @usual()
     def build(self, columns: int) -> nn.Module:
         """The untrained network, the same for the same seed, leaving the global generator alone."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return self._build(columns)
 
+    @usual()
     def _fit(self, series: list[Values]) -> None:
         self.scale = Scale.of(series)
         self.net = self.build(series[0].shape[1])
@@ -132,10 +135,12 @@ class _Network(Forecaster):
             return mean
         return mean + log_spread.exp() * torch.randn(mean.shape, generator=noise)
 
+    @usual()
     @torch.no_grad()
     def roll(self, windows: Windows, steps: int) -> Paths:
         return self.scale.back(self.roll_scaled(self.scale.to(windows), steps, None))
 
+    @usual()
     @torch.no_grad()
     def sample(
         self, windows: Windows, steps: int, samples: int, seed: int = 0
@@ -152,6 +157,7 @@ class _Network(Forecaster):
         scale = {"scale.mean": self.scale.mean, "scale.spread": self.scale.spread}
         return {**scale, "losses": np.array(self.losses), **weights}
 
+    @usual()
     def restore(self, state: State) -> None:
         self.scale = Scale(state["scale.mean"], state["scale.spread"])
         self.net = self.build(len(self.scale.mean))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from elman.defaults import usual
 from elman.errors import UserError
 from elman.forecasting.base import as_values, features
 from elman.options import whole_number
@@ -114,7 +115,8 @@ def dynamics(x: NDArray[np.float64], tau: int) -> Check:
         together = _squared_error(design, y)
         return Check(0.0, 1.0) if together <= tiny else Check(np.inf, 0.0)
     statistic = max(0.0, (_squared_error(design, y) - apart) / scale)
-    tail = torch.special.gammaincc(torch.tensor(k / 2.0), torch.tensor(statistic / 2))
+    with usual():
+        tail = torch.special.gammaincc(torch.tensor(k / 2.0), torch.tensor(statistic / 2))
     return Check(statistic, float(tail))
 
 

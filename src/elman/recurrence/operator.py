@@ -117,9 +117,9 @@ class Inputs(NamedTuple):
         return [self.xs, *self.stacked, *self.weights]
 
     def padded(self, batch_sizes: Tensor) -> Inputs:
-        """Packed rows side by side."""
+        """Packed rows side by side, for who asks what would run them: no graph sees them."""
         places = packed.places(batch_sizes, len(self.xs), self.xs.device)
-        return self._replace(xs=places.padded(self.xs), lengths=places.lengths)
+        return self._replace(xs=places.padded(self.xs.detach()), lengths=places.lengths)
 
     def drawn(self) -> Inputs:
         """With a seed from torch's generator where masks need one."""

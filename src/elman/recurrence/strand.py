@@ -51,7 +51,8 @@ class Dropout:
         start += self.origin
         first, last = start // self.grain, (start + len(hs) - 1) // self.grain
         random = torch.Generator(hs.device)
-        drawn = torch.empty((last + 1 - first) * self.grain, *hs.shape[1:], device=hs.device)
+        shape = (last + 1 - first) * self.grain, *hs.shape[1:]
+        drawn = torch.empty(shape, dtype=torch.float32, device=hs.device)
         for grain, part in enumerate(drawn.split(self.grain), first):
             random.manual_seed((self.seed + layer * 0x9E3779B1 + grain * 0x85EBCA6B) % 2**63)
             part.uniform_(generator=random)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from elman import __version__
+from elman.defaults import usual
 from elman.errors import UserError
 from elman.language_model import Dropout, LanguageModel
 from elman.language_model.model import Shape
@@ -89,9 +90,10 @@ def with_options(config: Config, options: presets.Options) -> Config:
 def fresh_model(config: Config) -> LanguageModel:
     """The model before its first update: from the run's own seed, whatever the global one.
 
-    On the CPU, whatever torch's default device: every device draws other numbers.
+    In float32 on the CPU, whatever torch's defaults: every device draws other numbers, and a run
+    is resumed by those who have not changed them.
     """
-    with torch.random.fork_rng([]), torch.device("cpu"):
+    with torch.random.fork_rng([]), usual():
         torch.manual_seed(config.training.seed)
         return LanguageModel.from_config(config.model)
 

@@ -63,7 +63,7 @@ def _agrees(kernel: Cpu, dtype: torch.dtype) -> bool:
 
 def drops_as_torch(dtype: torch.dtype) -> bool:
     """Whether native code draws masks between layers of this dtype as torch draws them."""
-    return torch.get_default_dtype() is torch.float32 and _drops_alike(KERNEL, dtype)
+    return _drops_alike(KERNEL, dtype)
 
 
 @functools.cache
