@@ -98,7 +98,7 @@ def refused(refusal: Any) -> tuple[str, str]:
 
 
 def _instead(name: str, must: str, nearest: float | None, param: Any) -> str:
-    """What to type instead: what an option is when it is left out, else the nearest that will do."""
+    """What to type instead: what an option is when left out, else the nearest that will do."""
     default = param.show_default if isinstance(param.show_default, str) else param.default
     value = nearest if default is None or " " in str(default) else default
     try_it = f"leave {name} out, or give it {must}" if value is None else f"try {name} {value}"
