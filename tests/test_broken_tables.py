@@ -17,7 +17,8 @@ BROKEN = {
     "an Excel workbook": (b"PK\x03\x04rest", {}, "Excel workbook.*save the sheet as CSV"),
     "an old workbook": (b"\xd0\xcf\x11\xe0rest", {}, "old Excel workbook"),
     "compressed": (b"\x1f\x8b\x08rest", {}, "compressed with gzip.*gunzip"),
-    "UTF-16": ("day,sold\n".encode("utf-16"), {}, "UTF-16 text"),
+    "UTF-16": ("day,sold\n".encode("utf-16")[:-1], {}, "not UTF-16 text"),
+    "Chinese": ("日期,sold\n1,2\n".encode("gbk"), {}, "not UTF-8 text.*iconv -f gb18030"),
     "Latin-1": (b"day,caf\xe9\n2024-01-01,5\n", {}, r"not UTF-8 text \(byte 7, line 1\)"),
     "JSON": (b'{"day": 1}', {}, "is JSON, not CSV"),
     "a web page": (b"<html></html>", {}, "a web page or XML"),
@@ -41,7 +42,12 @@ BROKEN = {
     "a word": (GOOD.replace(",6", ",six"), {}, "line 3, column 'sold': 'six' is not a number"),
     "a unit": (GOOD.replace(",6", ",$6"), {}, "line 3, column 'sold': '.6'.*without its unit"),
     "a percent": (GOOD.replace(",6", ",6%"), {}, "line 3, column 'sold'.*without its unit"),
-    "thousands": (GOOD.replace(",6", ',"6,000"'), {}, "line 3, column 'sold'.*thousands"),
+    "a title": (b"Sales,\nday,sold\n1,2\n", {}, "line 2, column 2 .*delete line 1 if it is a"),
+    "two currencies": (
+        GOOD.replace(",5", ",$5").replace(",6", ",€6"), {}, "line 2, column 'sold': '.5'"),
+    "a total": (GOOD + "Total,23\n", {}, "line 6, column 'day': 'Total'.*if it is a total"),
+    "a month of a year that may be a day": (
+        "month,sold\nJan-24,5\nFeb-24,6\n", {}, "line 2, column 'month'.*--date-format '%b-%y'"),
     "a comma that may part thousands": (
         "day;sold\n2024-01-01;5\n2024-01-02;6\n2024-01-03;7,500\n", {},
         "line 4, column 'sold': '7,500'.*decimal point"),
@@ -63,7 +69,7 @@ BROKEN = {
         "day,sold\n45000,5\n145001,6\n45002,7\n", {"date_format": "excel"},
         "line 3, column 'day': '145001' is not a date as --date-format excel"),
     "brackets": (GOOD.replace(",6", ",(6)"), {}, "line 3, column 'sold'.*minus sign"),
-    "a space inside": (GOOD.replace(",6", ",6 000"), {}, "line 3, column 'sold'.*without spaces"),
+    "a space inside": (GOOD.replace(",6", ",6 00"), {}, "line 3, column 'sold'.*without spaces"),
     "an underscore": (GOOD.replace(",6", ",6_0"), {}, "line 3, column 'sold'.*underscores"),
     "far too large": (GOOD.replace(",6", ",6e300"), {}, "line 3, column 'sold'.*beyond ±1e.100"),
     "infinite": (GOOD.replace(",6", ",inf"), {}, r"'sold' has no finite number at line 3 \('inf'"),
@@ -136,7 +142,8 @@ BROKEN = {
 WHOLE = frozenset({
     # the file itself, a line that cannot be cut into cells, a column without a value: no one cell
     "empty file", "header only", "blank lines only", "an Excel workbook", "an old workbook",
-    "compressed", "UTF-16", "Latin-1", "JSON", "a web page", "an open quote", "text after a quote",
+    "compressed", "UTF-16", "Latin-1", "Chinese", "JSON", "a web page", "an open quote",
+    "text after a quote",
     "no header", "no header but a row", "no header but days", "a blank row inside",
     "no value at all", "only an index", "a day missing",
     "no such zone", "times across the top", "an hour that clocks skipped",

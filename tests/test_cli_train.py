@@ -282,13 +282,35 @@ def test_resume_refuses_by_name_what_it_cannot_change(text, tmp_path, capsys):
         assert f"error: {option[0]} belongs to a new run" in capsys.readouterr().err
 
 
-def test_resume_may_name_its_text_again_but_no_other(text, tmp_path, monkeypatch, capsys):
+def test_a_text_that_was_only_moved_is_resumed_from_where_it_is_now(
+    text, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert train(text, tmp_path / "run") == 0
     assert run(["train", "text.txt", "--resume", "run"]) == 0
-    (tmp_path / "other.txt").write_text(TEXT)
+    text.rename("moved.txt")
+    assert run(["train", "--resume", "run", "--epochs", "3"]) == 2
+    assert "elman train WHERE --resume run" in capsys.readouterr().err
+    assert run(["train", "moved.txt", "--resume", "run", "--epochs", "3"]) == 0
+    said = capsys.readouterr().err
+    assert "continuing run at step 52 with --epochs 3\n" in said
+    assert f"its text is {tmp_path / 'moved.txt'} now: the same" in said
+    assert run(["train", "--resume", "run"]) == 0  # it is remembered
+    assert run(["evaluate", "run"]) == 0
+
+
+def test_resume_refuses_another_text(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train(text, tmp_path / "run") == 0
+    (tmp_path / "other.txt").write_text(TEXT + "!")
+    before = (tmp_path / "run" / "config.json").read_bytes()
     assert run(["train", "other.txt", "--resume", "run"]) == 2
-    assert "error: SOURCE " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "other.txt is not the one of this run" in said
+    assert f"hint: the run's own is {text}" in said
+    assert run(["train", "gone.txt", "--resume", "run"]) == 2
+    assert "gone.txt" in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
 def test_options_are_printed_as_they_are_typed(text, tmp_path, capsys):

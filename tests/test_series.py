@@ -289,9 +289,9 @@ def test_an_input_of_words_is_refused_with_what_to_do(tmp_path):
 
 def test_a_table_with_two_times_is_read_in_its_order_and_says_so(tmp_path):
     rows = "".join(f"{2023 + k // 12},{k % 12 + 1},{k * k}\n" for k in range(24))
-    [found] = series.load(table(tmp_path, "year,month,x\n" + rows))
+    [found] = series.load(table(tmp_path, "year,week,x\n" + rows))
     assert (found.columns, found.clock) == (("x",), None)
-    assert any("each of year, month could be the time" in note for note in found.notes)
+    assert any("each of year, week could be the time" in note for note in found.notes)
 
 
 def test_months_in_digits_are_the_time_whatever_their_column_is_called(tmp_path):

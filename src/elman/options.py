@@ -57,10 +57,13 @@ class Option:
     show: Callable[[Any], str] = str  # and back
     later: bool = False  # a training may be continued with another value
 
-    def refuse_outside(self, name: str, value: Any, kinds: Sequence[type] = (object,)) -> None:
+    def refuse_outside(
+        self, name: str, value: Any, kinds: Sequence[type] = (object,), *, default: Any
+    ) -> None:
         """Raise a UserError for a value that is not one of the choices, or out of range.
 
-        `kinds` are the types of the field; a value of another type is refused, too.
+        `kinds` are the types of the field; a value of another type is refused, too. `default` is
+        what to try instead, unless there is a hint.
         """
         if self.other is not None and isinstance(value, self.other):
             return
@@ -72,9 +75,8 @@ class Option:
             return
         rule = _other_type(value, kinds) or (None if self._inside(value) else self.range)
         if rule is not None:
-            raise UserError(
-                f"{name}={_short(value)} must be {rule}", hint=self.hint or f"{name}: {self.help}"
-            )
+            hint = self.hint or f"try {name}={self.show(default)} ({self.help})"
+            raise UserError(f"{name}={_short(value)} must be {rule}", hint=hint)
 
     @property
     def known(self) -> Collection[str]:
@@ -124,7 +126,7 @@ def whole_number(name: str, value: Any, *, at_least: int | None = None, hint: st
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):  # of a tensor with one number, that number
             value = index(value)
-    Option("", "", at_least=at_least, hint=hint).refuse_outside(name, value, (int,))
+    Option("", "", at_least=at_least, hint=hint).refuse_outside(name, value, (int,), default=None)
     return value
 
 
@@ -134,7 +136,8 @@ def check(settings: Any, label: str = "{}") -> None:
     for f in fields(settings):
         if KEY in f.metadata:
             said: Option = f.metadata[KEY]
-            said.refuse_outside(label.format(f.name), getattr(settings, f.name), kinds[f.name])
+            value, default = getattr(settings, f.name), f.default
+            said.refuse_outside(label.format(f.name), value, kinds[f.name], default=default)
 
 
 @functools.cache

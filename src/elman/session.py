@@ -135,13 +135,15 @@ class Session:
     ) -> "Session":
         """A run exactly where it was last saved, with the few options that may change.
 
-        Of `kept` by names, what is not named is as the run has it.
+        Of `kept` by names, what is not named is as the run has it. A `source` is where the run's
+        text lies now, if it was moved or renamed; another text is refused.
         """
         run = Run.open(path, writes=processes.first)
         kept, given = _as_it_was(run.config, kept), dict(given or {})
-        if "source" in given:
-            given["source"] = prepared.located(given["source"])
         config, before = run.config, runs.options_of(run.config)
+        source = prepared.located(given.get("source", before["source"]))
+        if source != "-":  # or it cannot be read again: what the run has kept of it is its text
+            given.pop("source", None)
         changes = presets.changed(before, given)
         if changes:
             config = runs.with_options(config, before | changes)
@@ -150,7 +152,11 @@ class Session:
         config = replace(config, rhythm=kept.rhythm)
         use_threads(config.threads)  # torch's own sums in another order would end in other bits
         device = config.device if kept.device == "auto" else pick(kept.device)
-        run.parts = run.splits()
+        if source != before["source"]:
+            run.parts = run.splits(source)
+            config = replace(config, data=replace(config.data, source=source))
+        else:
+            run.parts = run.splits()
         training = runs.fresh_training(config, run.parts, device, processes)
         saved = run.resume(training)
         processes.wait()  # nobody writes before everybody has read

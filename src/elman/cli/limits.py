@@ -73,8 +73,6 @@ def as_typed(options: Mapping[str, Any]) -> Iterator[None]:
         name = name.replace(" of ", "_")  # dropout of inputs=2
         if is_setting and options.get(name) is not None:
             message = f"{flag(name)} {SETTING.sub(typed, rest)}"
-            if hint.startswith(f"{name}: "):
-                hint = flag(name) + hint.removeprefix(name)
         raise type(refusal)(message, hint=hint) from refusal
 
 
@@ -94,8 +92,17 @@ def refused(refusal: Any) -> tuple[str, str]:
     if rule not in RULES:
         return f"{refusal.format_message()}, not {problems[0]['input']!r}", hint
     typed = problems[0]["input"].strip() or repr(problems[0]["input"])
-    said = f"{name} {typed} must be {RULES[rule].format(**limits)}"
-    return said, f"{name}: {refusal.param.help}" if refusal.param.help else hint
+    must = RULES[rule].format(**limits)
+    nearest = limits.get("ge", limits.get("le"))
+    return f"{name} {typed} must be {must}", _instead(name, must, nearest, refusal.param)
+
+
+def _instead(name: str, must: str, nearest: float | None, param: Any) -> str:
+    """What to type instead: what an option is when left out, else the nearest that will do."""
+    default = param.show_default if isinstance(param.show_default, str) else param.default
+    value = nearest if default is None or " " in str(default) else default
+    try_it = f"leave {name} out, or give it {must}" if value is None else f"try {name} {value}"
+    return f"{try_it} ({param.help})" if param.help else try_it
 
 
 RULES = {

@@ -176,8 +176,11 @@ def _resume(
     session = Session.resume(path, asked, kept, processes)
     after = options_of(session.run.config)
     changes = {name: value for name, value in after.items() if value != before[name]}
+    moved = changes.pop("source", None)
     other = f" with {presets.as_flags(changes)}" if changes else ""
     note(f"continuing {session.run.path} at step {session.training.step}{other}")
+    if moved:
+        note(f"its text is {moved} now: the same, so the run goes on as if it had not moved")
     for caveat in session.caveats:
         note(f"note: {caveat}")
     return session

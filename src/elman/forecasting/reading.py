@@ -100,6 +100,49 @@ def roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
     return reading
 
 
+_PARTS = {("month", "day"): "{}-{:02}-{:02}", ("month",): "{}-{:02}", ("quarter",): "{}-Q{}"}
+"""What may stand beside a year in columns of its own, and how the two are one date."""
+
+
+def joined_dates(table: Table, reading: Reading) -> Table:
+    """A table with its year and month (or quarter, or month and day) in one column of dates.
+
+    Only where those are whole numbers and nothing else could be the time, and only as long as
+    nobody asks for one of them.
+    """
+    called = {name.strip().lower(): name for name in table.columns}
+    times = [name for name in called if name in _TIME_NAMES]
+    asked = {*reading.column, *reading.group, *reading.known, *reading.past, *reading.static}
+    for parts, pattern in _PARTS.items():
+        names = [called[part] for part in ("year", *parts) if part in called]
+        title = "-".join(names)
+        if set(times) != {"year", *parts} or asked & {*names}:
+            continue
+        if reading.time not in (None, title) or _holds_dates(table, asked):
+            continue
+        cells = [_date(pattern, row) for row in zip(*map(table.columns.get, names), strict=True)]
+        if all(cells):
+            rest = {n: cells for n, cells in table.columns.items() if n not in names}
+            return replace(table, columns={title: cells} | rest)
+    return table
+
+
+def _holds_dates(table: Table, asked: set[str]) -> bool:
+    others = {n: cells for n, cells in table.columns.items() if n not in asked}
+    return any(
+        not tables.looks_numeric(cells) and _dates_begin(table, n, None)
+        for n, cells in others.items()
+    )
+
+
+def _date(pattern: str, numbers: tuple[Any, ...]) -> str:
+    """A year and what stands beside it as a date; "" if they are none."""
+    texts = [str(n).strip().removesuffix(".0") for n in numbers]
+    if not all(map(str.isdecimal, texts)) or not 1000 <= int(texts[0]) <= 3000:
+        return ""
+    return pattern.format(*map(int, texts)) if int(texts[1]) <= 12 else ""
+
+
 def _time_column(
     table: Table, taken: set[str | None], date_format: str | None, notes: list[str]
 ) -> str | None:
@@ -124,8 +167,9 @@ def _time_column(
         raise UserError(
             f"{table.where(0)}, column {names[0]!r}: {str(cells[0])!r} is not a date that can be "
             "read in one way only",
-            hint="say how dates are written: --date-format '%m/%d/%y'; or --time none takes the "
-            "rows in their order",
+            hint="say how dates are written: --date-format "
+            f"{timestamps.formats_of([str(c).strip() for c in cells]) or repr('%m/%d/%y')}; or "
+            "--time none takes the rows in their order",
         )
     return names[0]
 
@@ -180,10 +224,17 @@ def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> t
         )
     if named or counting:
         notes.append(f"not forecast, as they look like an index: {', '.join(named + counting)}")
+        notes += [n for c in counting if None in taken and (n := _may_be_dates(table, c))]
     others = [c for c in table.columns if c not in taken and c not in numeric]
     if others:
         notes.append(f"not forecast, as they hold no numbers: {', '.join(others)}")
     return tuple(targets)
+
+
+def _may_be_dates(table: Table, name: str) -> str:
+    """A note on a column that counts seconds or days evenly, where no other is the time."""
+    kind = timestamps.counted_like(timestamps.as_numbers(table.columns[name]) or ())
+    return f"if {name} holds dates: --time {name} --date-format {kind}" if kind else ""
 
 
 def _no_numbers(table: Table, taken: set[str | None]) -> UserError:

@@ -25,6 +25,7 @@ from elman.forecasting.reading import (
     Reading,
     check_upright,
     counted_dates,
+    joined_dates,
     names_of,
     roles,
 )
@@ -180,6 +181,7 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
     """Read a table as series: find the columns, part the groups, order the steps, fill if asked."""
     notes: list[str] = list(table.notes)
     check_upright(table, reading)
+    table = joined_dates(table, reading)
     reading = roles(table, reading, notes)
     if reading.time and (kind := counted_dates(table, reading)):
         notes.append(f"{reading.time} holds numbers; if they are dates: --date-format {kind}")
@@ -375,9 +377,11 @@ def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> 
         columns = " or ".join(map(repr, reading.group))
         hint += f"delete one, or tell them apart in {columns}, or with another --group beside it"
     else:
-        hint += (
-            f"{_telling_apart(table, time)} tells several series apart, --timezone the two "
-            "hours when clocks go back"
+        counted = timestamps.as_numbers(table.columns[time]) is not None
+        hint += f"{_telling_apart(table, time)} tells several series apart, " + (
+            "--time none takes the rows in their order"
+            if counted
+            else "--timezone the two hours when clocks go back"
         )
     first, second = (repr(str(table.columns[time][row])) for row in (before, after))
     also = "" if first == second else f", written {first} and"
@@ -396,7 +400,7 @@ def _telling_apart(table: Table, time: str) -> str:
     columns = {name: list(map(str, cells)) for name, cells in table.columns.items()}
     words = [c for c in columns if c != time and not tables.looks_numeric(table.columns[c])]
     counts = [c for c in columns if c not in (*words, time) and _numbers_things(columns[c])]
-    for names in ((c,) for c in words), itertools.combinations([*words, *counts], 2):
+    for names in ((c,) for c in [*words, *counts]), itertools.combinations([*words, *counts], 2):
         for some in names:
             rows = set(zip(columns[time], *(columns[c] for c in some), strict=True))
             if len(rows) == len(table):

@@ -4,10 +4,12 @@ Nothing is interpreted here; `series` and `dates` read cells as numbers and as t
 gets wrong as a file (its encoding, quotes, ragged rows, repeated names) is refused here, by line.
 """
 
+import codecs
 import csv
 import io
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import numpy as np
 
 from elman.errors import MissingSource, UserError
 from elman.files import contents, drained
+from elman.forecasting.written import plainly
 
 Cell = Any
 """Text from a CSV file; whatever a frame holds; None where nothing is."""
@@ -27,8 +30,6 @@ _SIGNATURES = {
     b"PK\x03\x04": ("an Excel workbook or another zip file", "save the sheet as CSV"),
     b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save the sheet as CSV"),
     b"\x1f\x8b": ("compressed with gzip", "gunzip -c FILE | elman forecast -"),
-    b"\xff\xfe": ("UTF-16 text", "save the table as UTF-8 CSV"),
-    b"\xfe\xff": ("UTF-16 text", "save the table as UTF-8 CSV"),
     b"%PDF": ("a PDF document", "save the table as CSV"),
     b"{": ("JSON", "save the table as CSV or Parquet"),
     b"[": ("JSON", "save the table as CSV or Parquet"),
@@ -104,18 +105,22 @@ def _stdin_bytes() -> bytes:
 def read_csv(content: bytes, name: str, source: str) -> Table:
     """A CSV table; commas, semicolons, tabs or bars between the cells, as its header has them."""
     lines = io.StringIO(_decoded(content, source), newline="")
-    reader = csv.reader(lines, delimiter=_delimiter(lines), strict=True)
+    delimiter = _delimiter(lines)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     skipped = _SEPARATOR.match(lines.getvalue())  # Excel's "sep=;" is not the header
     header: list[str] | None = None
+    title = 0  # the line of the header
     cells: list[list[str]] = []
     numbers: list[int] = []
     blank: list[int] = []
     try:
         for row in reader:
             if header is None:
+                row = _trimmed(row, 0)
                 if row and not (skipped and reader.line_num == 1):
-                    header = _header(row, source, reader.line_num)
+                    header, title = _header(row, source, reader.line_num), reader.line_num
                 continue
+            row = _trimmed(row, len(header))
             if len(header) > 1 and not any(c.strip() for c in row):
                 blank.append(reader.line_num)
                 continue
@@ -132,7 +137,8 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
                 raise UserError(
                     f"{source}, line {reader.line_num}, {place} {why}: the row does not have the "
                     f"{len(header)} cells that the header names, but {len(row)}",
-                    hint="mend that line; a cell that holds a comma needs quotes",
+                    hint="mend that line; a cell that holds a comma needs quotes"
+                    + (f"; delete line {title} if it is a title" if not cells else ""),
                 )
             cells.append(row)
             numbers.append(reader.line_num)
@@ -148,47 +154,37 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
             f"{source} holds no rows of data", hint="a header line, then one row a step"
         )
     columns = {title: [row[j] for row in cells] for j, title in enumerate(header)}
-    commas = [title for title in header if _has_decimal_commas(columns[title])]
-    for title in commas:
-        columns[title] = [_with_point(cell) for cell in columns[title]]
-    notes = (f"decimal commas: {', '.join(commas)}",) if commas else ()
+    columns, notes = plainly(columns, delimiter)
     return Table(name, columns, numbers, notes=notes)
+
+
+def _trimmed(row: list[str], cells: int) -> list[str]:
+    """A row without the blank cells beyond so many: Excel writes them where a sheet once was."""
+    while len(row) > cells and not row[-1].strip():
+        row = row[:-1]
+    return row
 
 
 _DATED = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?|\d{4}[-/]\d{1,2}")
 """A date, or a month: what a row begins with, and no column is called."""
 _SEPARATOR = re.compile(r"sep=([,;|\t])\r?\n", re.IGNORECASE)
-_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?\s*")
-"""A number as most of Europe writes it: 1.234,56."""
-_POINT = re.compile(r"\s*[+-]?\d*\.(\d{1,2}|\d{4,})\s*")
-"""A number that cannot be one: 1.5 (while 1.500 could be)."""
-
-
-def _has_decimal_commas(cells: list[str]) -> bool:
-    """Whether a column writes 1.234,56 for 1234.56: some cell can mean nothing else, none refutes.
-
-    7,5 can mean nothing else; 7,500 could be thousands, and 7.5 has a decimal point.
-    """
-    commas = [c for c in cells if "," in c]
-    certain = any(_COMMA.fullmatch(c) and len(c.strip().partition(",")[2]) != 3 for c in commas)
-    return certain and not any(_POINT.fullmatch(c) for c in cells if "." in c)
-
-
-def _with_point(cell: str) -> str:
-    return cell.replace(".", "").replace(",", ".") if _COMMA.fullmatch(cell) else cell
 
 
 def _decoded(content: bytes, source: str) -> str:
     for start, (what, hint) in _SIGNATURES.items():
         if content.startswith(start):
             raise UserError(f"{source} is {what}, not CSV", hint=hint)
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # Excel's Unicode text
+    encoding = "utf-16" if wide else "utf-8-sig"
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode(encoding)
     except UnicodeDecodeError as wrong:
         line = content[: wrong.start].count(b"\n") + 1
+        code, named = ("gb18030", "Chinese") if _is_chinese(content) else ("latin1", "Latin-1")
         raise UserError(
-            f"{source} is not UTF-8 text (byte {wrong.start}, line {line})",
-            hint=f"iconv -f latin1 -t utf-8 {source} makes it so, if it is Latin-1",
+            f"{source} is not {'UTF-16' if wide else 'UTF-8'} text (byte {wrong.start}, line "
+            f"{line})",
+            hint=f"iconv -f {code} -t utf-8 {shlex.quote(source)} makes it so, if it is {named}",
         ) from wrong
     if "\0" in text:
         before = text[: text.index("\0")]
@@ -198,6 +194,12 @@ def _decoded(content: bytes, source: str) -> str:
             f"{source}, line {line}, column {column} holds a NUL character", hint="mend that cell"
         )
     return text
+
+
+def _is_chinese(content: bytes) -> bool:
+    """Whether bytes that are not UTF-8 come in pairs, and pairs in words: as GBK has Chinese."""
+    words = [len(word) for word in re.findall(rb"[\x80-\xff]+", content)]
+    return all(length % 2 == 0 for length in words) and max(words, default=0) >= 4
 
 
 def _delimiter(lines: io.StringIO) -> str:
@@ -381,7 +383,7 @@ def _number_hint(text: str) -> str:
     bare = text.strip()
     if "," in bare and _is_number(bare.replace(",", "")):
         return "write a decimal point, and no separator between thousands"
-    if _is_number(bare.strip("$€£¥% ")):
+    if _is_number(re.sub(r"[^\d.]*$", "", bare.strip("$€£¥% "))) and not bare.startswith("("):
         return "write the number alone, without its unit"
     if _is_number(bare.replace(" ", "").replace("\u00a0", "")):
         return "write it without spaces"

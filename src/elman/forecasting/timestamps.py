@@ -18,14 +18,20 @@ from elman.forecasting.tables import Table, is_empty
 _WRITTEN = (
     "%Y/%m/%d", "%Y.%m.%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y/%m", "%b %Y", "%B %Y",
     "%Y %b", "%Y %B", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y",
-    "%Y-%m-%d %I:%M %p", "%a, %d %b %Y", "%YM%m", "%Ym%m",
+    "%Y-%m-%d %I:%M %p", "%a, %d %b %Y", "%YM%m", "%Ym%m", "%Y年%m月%d日", "%Y年%m月", "%Y年",
 )  # fmt: skip
 """Ways of writing a date that can mean only one thing."""
+_DOUBTFUL = (
+    "%b-%y", "%b %y", "%B-%y", "%B %y", "%d-%b-%y", "%d %b %y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y",
+    "%y-%m-%d", "%d-%b", "%b %d", "%m/%Y", "%m-%Y", "%m.%Y", "%m/%y", "%d/%m", "%H:%M", "%H:%M:%S",
+)  # fmt: skip
+"""Ways of writing a date that can mean several things, or leave a part of it out."""
 _SLASHED = re.compile(
     r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?( ?[AP]M)?)?$", re.IGNORECASE
 )
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d(:\d\d)?(Z|[+-]\d\d:\d\d)?")
 _QUARTER = re.compile(r"(\d{4})[ -]?Q([1-4])$", re.IGNORECASE)
+_QUARTER_FIRST = re.compile(r"Q([1-4])([ /-]?)(\d{4})$", re.IGNORECASE)
 _MONTH = re.compile(r"(\d{4})-(\d{1,2})$")
 _WEEK = re.compile(r"(\d{4})-?W(\d{2})$")
 COUNTED: dict[str, tuple[dt.datetime, float, float, float]] = {
@@ -71,7 +77,8 @@ def read_times(
     for i, cell in enumerate(cells):
         if is_empty(cell):
             raise UserError(
-                f"{table.where(i)}, column {column!r} has no time", hint="fill in that cell"
+                f"{table.where(i)}, column {column!r} has no time",
+                hint=f"fill in that cell{_last(table, i)}",
             )
     zone = _zone(timezone)
     moments, pattern = _parse(table, column, cells, date_format)
@@ -204,7 +211,7 @@ def _parse(
         **{pattern: _from_digits(pattern) for pattern in ("%Y%m", "%G%V")},
         "Q": _quarter,
         "%G-W%V": _week,
-        **{p: (lambda t, p=p: dt.datetime.strptime(t, p)) for p in _WRITTEN},
+        **{pattern: _as(pattern) for pattern in _WRITTEN},
     }
     failures: dict[str, int] = {}
     for pattern, reader in readers.items():
@@ -218,8 +225,28 @@ def _parse(
     like = f" like {texts[0]!r}" if row else ""
     raise UserError(
         f"{table.where(row)}, column {column!r}: {texts[row]!r} is not a date{like}",
-        hint="mend that cell, or say how dates are written: --date-format '%d/%m/%Y'",
+        hint=f"mend that cell{_last(table, row)}, or say how dates are written: --date-format "
+        f"{formats_of(texts) or repr('%d/%m/%Y')}",
     )
+
+
+def _last(table: Table, row: int) -> str:
+    """What else the last row of a table may need."""
+    return ", or delete the line if it is a total" if row and row == len(table) - 1 else ""
+
+
+def formats_of(texts: Sequence[str]) -> str:
+    """The formats that read all these dates, of those that can mean several things; at most two.
+
+    >>> formats_of(["Jan-18", "Feb-18"]), formats_of(["FY18"])
+    ("'%b-%y'", '')
+    """
+    reads = [p for p in _DOUBTFUL if len(_read_until_wrong(list(texts), _as(p))) == len(texts)]
+    return " or ".join(map(repr, reads[:2]))
+
+
+def _as(pattern: str) -> Callable[[str], dt.datetime]:
+    return lambda text: dt.datetime.strptime(text, pattern)
 
 
 def _style(text: str) -> str:
@@ -227,13 +254,15 @@ def _style(text: str) -> str:
 
     >>> _style("2024-01-01T00:00Z"), _style("2024-01-01 00:00:00+01:00"), _style("2024-01-01")
     ('%Y-%m-%dT%H:%MZ', '%Y-%m-%d %H:%M:%S%:z', '')
-    >>> _style("2024-Q1"), _style("20240101")
-    ('%Y-Q%q', '%Y%m%d')
+    >>> _style("2024-Q1"), _style("Q1 2024"), _style("20240101")
+    ('%Y-Q%q', 'Q%q %Y', '%Y%m%d')
     """
     if _DIGITS["%Y%m%d"].fullmatch(text):
         return "%Y%m%d"
     if quarter := _QUARTER.match(text):
         return f"%Y{text[4 : quarter.end() - 1]}%q"
+    if quarter := _QUARTER_FIRST.match(text):
+        return f"{text[0]}%q{quarter[2]}%Y"
     if not (match := _ISO.fullmatch(text)):
         return ""
     between, seconds, zone = match.groups(default="")
@@ -323,10 +352,13 @@ def counted_like(numbers: Sequence[float]) -> str | None:
 
 
 def _quarter(text: str) -> dt.datetime:
-    match = _QUARTER.match(text)
-    if not match:
+    if match := _QUARTER.match(text):
+        year, quarter = match[1], match[2]
+    elif match := _QUARTER_FIRST.match(text):
+        year, quarter = match[3], match[1]
+    else:
         raise ValueError(text)
-    return dt.datetime(int(match[1]), 3 * int(match[2]) - 2, 1)
+    return dt.datetime(int(year), 3 * int(quarter) - 2, 1)
 
 
 def _slashed(table: Table, column: str, texts: list[str]) -> tuple[list[dt.datetime], str]:

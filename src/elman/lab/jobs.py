@@ -330,6 +330,7 @@ def typed(given: dict[str, Any]) -> dict[str, Any]:
         if described.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         kinds = (described.type, type(None))
-        described.option.refuse_outside(name, described.as_stored(value), kinds)
+        as_stored, default = described.as_stored(value), described.default
+        described.option.refuse_outside(name, as_stored, kinds, default=default)
         values[name] = value
     return values

@@ -17,6 +17,8 @@ process at a time writes here (`folders/lock.py`). docs/reliability.md has the p
 """
 
 import os
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,29 +232,40 @@ class Run:
 
     # ------------------------------------------------------------------ reading
 
-    def splits(self) -> Splits:
+    def splits(self, source: str | None = None) -> Splits:
         """The ids the model was trained and validated on, exactly; a changed text is refused.
 
         A training has read them already: whatever became of the file since, it can be concluded.
+        `source` is where the same text lies now.
         """
         if self.parts is not None:
             return self.parts
-        data = self.config.data
+        data = self.config.data if source is None else replace(self.config.data, source=source)
         kept = self.path / "source"
         try:
             text = prepared.read(data, kept if data.source == "-" else None)
         except MissingSource as missing:
+            if source is not None:
+                raise
+            run = shlex.quote(str(self.path))
             raise MissingSource(
                 f"the text that {self.path} was trained on is no longer there: {data.source}",
-                hint="put it back; another text is scored without it by elman evaluate RUN "
-                "OTHER.txt --no-baselines",
+                hint=f"put it back; or say where it is now: elman train WHERE --resume {run}; "
+                f"another text is scored without it by elman evaluate {run} OTHER.txt "
+                "--no-baselines",
             ) from missing
         sha256 = prepared.fingerprint(text)
         if sha256 != self.config.sha256:
+            changed = "has changed since this run was made"
             raise UserError(
-                f"the text {data.source} has changed since this run was made: its SHA-256 is "
+                f"the text {data.source} "
+                f"{changed if source is None else 'is not the one of this run'}: its SHA-256 is "
                 f"{sha256[:12]}…, it was {self.config.sha256[:12]}…",
-                hint="put the old text back, or train a new run on the new one",
+                hint="put the old text back, or say where it is now: elman train WHERE --resume "
+                f"{shlex.quote(str(self.path))}; or train a new run on the new one"
+                if source is None
+                else f"the run's own is {self.config.data.source}, or wherever it is now; train a "
+                "new run on another text",
             )
         return prepared.prepare(data, text, self.vocab)
 
