@@ -152,7 +152,7 @@ def described(s: Schedule | None) -> str:
     if s is None:
         return "off"
     p = s.plan
-    by = f"cluster {p.cluster} rows {p.rows} {p.microseconds:.2f}"
+    by = f"cluster {p.cluster} rows {p.rows} {p.microseconds(p.rows):.2f}"
     return f"{s.lanes} of {len(s.slots())}×{s.steps}, {by}"
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from elman.cells import named
 from elman.kernels.cuda import BF16, awaited, compiled, machine, prepared, shares_of
 from elman.kernels.cuda.equations import body
-from elman.kernels.cuda.plan import Plan, crowd_plans, pair_plans, team_plans
+from elman.kernels.cuda.plan import Layer, Plan, crowd_plans, pair_plans, team_plans
 
 SIZES, BATCHES = (1024, 1536, 2048), (64, 128, 256)
 SHAPES: list[tuple[str, str, int, int]] = [
@@ -80,10 +80,10 @@ class Loop:
 
 def plans(cell: str, direction: str, size: int, batch: int) -> list[Plan]:
     """The cheapest pairs without turns, if any fit, then all with; backward the cheapest teams."""
-    every = list(pair_plans(named(cell), direction, size, 2, batch, machine(0)))
+    every: list[Plan] = list(pair_plans(Layer(named(cell), direction, size, 2), batch, machine(0)))
     # pairs that share the vector add up in another order
     alone = [p for p in every if p.turns == 1 and not p.joined]
-    found = sorted(alone, key=lambda p: p.far_microseconds(batch))[:1]
+    found = sorted(alone, key=lambda p: p.microseconds(batch))[:1]
     found += [p for p in every if p.turns > 1]
     if direction == "backward":
         found += cheapest(team_plans, cell, size, batch) + cheapest(crowd_plans, cell, size, batch)
@@ -94,9 +94,9 @@ def cheapest(kind: Callable[..., Iterator[Plan]], cell: str, size: int, batch: i
     """The cheapest plan of a kind, in as few launches as hold all rows, if there is any."""
     for launches in (1, 2, 4, 8):
         part = -(-batch // launches)
-        every = list(kind(named(cell), size, 2, part, machine(0)))
+        every = list(kind(Layer(named(cell), "backward", size, 2), part, machine(0)))
         if every:
-            best = min(every, key=lambda p: p.far_microseconds(part))
+            best = min(every, key=lambda p: p.microseconds(part))
             return [best if launches == 1 else replace(best, at_once=best.groups(part))]
     return []
 
@@ -125,7 +125,7 @@ def main() -> None:
             first, bits = first or took, bits or found
             same = all(torch.equal(a, b) for a, b in zip(found, bits, strict=True))
             ratio, launches = first / took, len(plan.launches(shape[-1]))
-            price = launches * plan.far_microseconds(-(-shape[-1] // launches))
+            price = launches * plan.microseconds(-(-shape[-1] // launches))
             said = f"{took:.2f} ({ratio:.2f}x), priced {price:.2f}, same bits: {same}"
             print(*shape, f"{words(plan)}: {said}", flush=True)
 

@@ -21,7 +21,7 @@ from elman.gradients import Checkpointed, Randomized, Truncated
 from elman.kernels import cuda, reference
 from elman.kernels.cuda import driver
 from elman.kernels.cuda.equations import OWN, body
-from elman.kernels.cuda.plan import Machine, Plan, cheapest, pair_plans
+from elman.kernels.cuda.plan import Layer, Machine, Plan, cheapest, pair_plans
 from elman.training.graphed import Graphed, tensors_of
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -109,7 +109,8 @@ def test_what_is_written_for_a_cell_compiles(name, way, tmp_path):
 @pytest.mark.parametrize("way", ["forward", "backward"])
 @pytest.mark.parametrize("name", ["relu", "described tanh"])
 def test_turns_compile(name, way, tmp_path):
-    every = pair_plans(check.cell_of(name), way, 608, 2, 70, Machine({1: 132, 2: 66}, 232448, True))
+    layer, machine = Layer(check.cell_of(name), way, 608, 2), Machine({1: 132, 2: 66}, 232448, True)
+    every = pair_plans(layer, 70, machine)
     compiled(next(p for p in every if p.turns == 2), tmp_path)
 
 

@@ -19,6 +19,7 @@ from elman.errors import WorkFailed
 from elman.gradients import Checkpointed, Full, Stored, Truncated
 from elman.kernels import Piece, cuda, fused, reference
 from elman.kernels.cuda import driver, plan, widths
+from elman.kernels.cuda.plan import Layer
 
 cells = st.sampled_from(sorted(check.BUILT_IN))
 own_cells = st.sampled_from([*check.SHIPPED, *check.TWIN, *check.NOISY])
@@ -165,7 +166,7 @@ def test_groups_that_read_straight_are_all_there_at_once_and_read_the_whole_vect
     directions = ["forward", "backward"] if cell == "tanh" else ["forward"]
     direction, heads = data.draw(st.sampled_from(directions)), 4 if cell == "slstm" else 1
     machine, size = paper_gpu.MACHINE, 8 * heads * size
-    every = plan.straight_plans(named(cell), direction, size, element, batch, machine, heads)
+    every = plan.straight_plans(Layer(named(cell), direction, size, element, heads), batch, machine)
     for p in itertools.islice(every, 20):
         assert p.straight
         assert p.far
@@ -183,7 +184,7 @@ def test_groups_that_read_straight_are_all_there_at_once_and_read_the_whole_vect
 
 def test_backward_a_gated_cell_reads_nothing_straight():
     """da of all gates would be four vectors; teams share it."""
-    found = plan.straight_plans(named("lstm"), "backward", 1024, 2, 16, paper_gpu.MACHINE)
+    found = plan.straight_plans(Layer(named("lstm"), "backward", 1024, 2), 16, paper_gpu.MACHINE)
     assert list(found) == []
 
 
@@ -195,9 +196,9 @@ def test_a_gate_whose_two_das_lie_side_by_side_is_read_neither_straight_nor_in_p
         return torch.tanh(a_x[0] + h * a_h[0])
 
     for kind in (plan.straight_plans, plan.pair_plans):
-        assert list(kind(named("tanh"), "backward", 1024, 2, 16, HOPPER))
-        assert list(kind(scaled, "forward", 1024, 2, 16, HOPPER))
-        assert list(kind(scaled, "backward", 1024, 2, 16, HOPPER)) == []
+        assert list(kind(Layer(named("tanh"), "backward", 1024, 2), 16, HOPPER))
+        assert list(kind(Layer(scaled, "forward", 1024, 2), 16, HOPPER))
+        assert list(kind(Layer(scaled, "backward", 1024, 2), 16, HOPPER)) == []
     assert plan.cheapest(scaled, "backward", 1024, 2, 64, HOPPER) is not None
 
 
@@ -213,7 +214,8 @@ def test_wide_layers_of_few_rows_are_read_straight(cell, size):
 def test_teams_are_whole_clusters_that_are_all_there_at_once(cell, size, data):
     element, batch = data.draw(st.sampled_from([2, 4])), data.draw(st.integers(1, 200))
     machine, size = plan.Machine({1: 132, 2: 66, 3: 39, 4: 30, 8: 15}, 232448), 8 * size
-    for p in itertools.islice(plan.spread_plans(named(cell), size, element, batch, machine), 20):
+    layer = Layer(named(cell), "backward", size, element)
+    for p in itertools.islice(plan.spread_plans(layer, batch, machine), 20):
         teams, rest = divmod(p.cluster, p.partners)
         assert rest == 0
         assert p.groups(batch) * teams <= machine.clusters[p.partners]
@@ -228,7 +230,7 @@ def test_teams_are_whole_clusters_that_are_all_there_at_once(cell, size, data):
 def test_pairs_read_the_whole_vector_and_are_all_there_at_once(cell, size, data):
     size, batch = 8 * size, data.draw(st.integers(1, 200))
     direction = "forward" if cell != "tanh" else data.draw(st.sampled_from(["forward", "backward"]))
-    every = plan.pair_plans(named(cell), direction, size, 2, batch, HOPPER)
+    every = plan.pair_plans(Layer(named(cell), direction, size, 2), batch, HOPPER)
     turns = data.draw(st.sampled_from([1, 2, 4]))
     for p in itertools.islice((p for p in every if p.turns == turns), 20):
         assert p.paired
@@ -262,14 +264,15 @@ def test_partners_share_the_vector_where_it_fits_both():
         assert chosen is not None
         assert chosen.paired
         assert chosen.joined == joined
-    every = [*plan.pair_plans(named("tanh"), "forward", 1024, 2, 64, HOPPER)]
+    every = [*plan.pair_plans(Layer(named("tanh"), "forward", 1024, 2), 64, HOPPER)]
     assert not any(p.joined for p in every)  # one gate alone: others are faster
 
 
 @given(cell=st.sampled_from(["gru", "lstm", "tanh"]), size=st.integers(17, 260), data=st.data())
 def test_teams_by_wgmma_are_whole_clusters_too(cell, size, data):
     size, batch = 8 * size, data.draw(st.integers(1, 200))
-    for p in itertools.islice(plan.team_plans(named(cell), size, 2, batch, HOPPER), 20):
+    layer = Layer(named(cell), "backward", size, 2)
+    for p in itertools.islice(plan.team_plans(layer, batch, HOPPER), 20):
         teams, rest = divmod(p.cluster, p.partners)
         assert rest == 0
         assert p.spread
@@ -288,7 +291,8 @@ def test_teams_by_wgmma_are_whole_clusters_too(cell, size, data):
 @given(cell=st.sampled_from(["gru", "lstm", "mgu"]), size=st.integers(6, 32), data=st.data())
 def test_teams_that_are_no_clusters_have_whole_chunks_and_are_all_there_at_once(cell, size, data):
     size, batch = 64 * size, data.draw(st.integers(1, 200))
-    for p in itertools.islice(plan.crowd_plans(named(cell), size, 2, batch, HOPPER), 20):
+    layer = Layer(named(cell), "backward", size, 2)
+    for p in itertools.islice(plan.crowd_plans(layer, batch, HOPPER), 20):
         assert p.spread
         assert p.hopper
         assert p.crowded
@@ -323,17 +327,19 @@ def test_what_is_waited_for_is_not_there_before():
     chosen = plan.cheapest(named("lstm"), "backward", 2048, 2, 64, HOPPER)
     das = torch.zeros(2, 4, dtype=torch.bfloat16)
     assert (cuda.awaited(chosen, das).view(torch.int32) == cuda.EMPTY).all()
-    teams = next(plan.team_plans(named("lstm"), 1024, 2, 64, HOPPER))
+    teams = next(plan.team_plans(Layer(named("lstm"), "backward", 1024, 2), 64, HOPPER))
     assert not cuda.awaited(teams, torch.zeros(2, 4)).any()  # whose da is sent, not waited for
 
 
 def test_only_a_hopper_gpu_has_pairs_and_only_in_half_precision():
     for machine, element in ((paper_gpu.MACHINE, 2), (HOPPER, 4)):
-        assert list(plan.pair_plans(named("lstm"), "forward", 1024, element, 64, machine)) == []
-        assert list(plan.team_plans(named("lstm"), 1024, element, 64, machine)) == []
-        assert list(plan.crowd_plans(named("lstm"), 1024, element, 64, machine)) == []
-    assert list(plan.crowd_plans(named("tanh"), 1024, 2, 64, HOPPER)) == []  # which reads da whole
-    assert list(plan.pair_plans(named("lstm"), "backward", 1024, 2, 64, HOPPER)) == []
+        there, back = (Layer(named("lstm"), way, 1024, element) for way in WAYS)
+        assert list(plan.pair_plans(there, 64, machine)) == []
+        assert list(plan.team_plans(back, 64, machine)) == []
+        assert list(plan.crowd_plans(back, 64, machine)) == []
+    gated, one_gate = (Layer(named(cell), "backward", 1024, 2) for cell in ("lstm", "tanh"))
+    assert list(plan.crowd_plans(one_gate, 64, HOPPER)) == []  # which reads da whole
+    assert list(plan.pair_plans(gated, 64, HOPPER)) == []
 
 
 @pytest.mark.parametrize(
@@ -400,7 +406,7 @@ def test_where_multiplying_takes_longest_a_group_takes_turns(cell, direction, si
 
 def test_without_clusters_a_team_is_one_block():
     old = plan.Machine({1: 108}, 166912)
-    found = list(plan.spread_plans(named("lstm"), 1024, 2, 16, old))
+    found = list(plan.spread_plans(Layer(named("lstm"), "backward", 1024, 2), 16, old))
     assert found
     assert {p.partners for p in found} == {1}
 
@@ -435,7 +441,7 @@ def test_heads_are_cheaper_apart():
         assert dense is not None
         assert (headed.heads, headed.size) == (4, 128)
         assert (diagonal.cluster, diagonal.size) == (1, 64)
-        assert headed.microseconds < dense.microseconds
+        assert headed.microseconds(64) < dense.microseconds(64)
 
 
 def test_a_gpu_without_clusters_runs_what_fits_one_sm_or_many_that_meet_in_memory():
@@ -598,19 +604,21 @@ def far_plan(
 
     def chosen(cell, direction, size, element, batch, device):
         here, heads = cuda.machine(max(device, 0)), max(cell.heads, 1)
+        layer = Layer(cell, direction, size, element)
+        headed = layer._replace(heads=heads)
         if crowded and direction == "backward":
-            every = plan.crowd_plans(cell, size, element, batch, here)
+            every = plan.crowd_plans(layer, batch, here)
         elif partners and direction == "backward":
             kind = plan.team_plans if hopper else plan.spread_plans
-            every = kind(cell, size, element, batch, here, heads)
+            every = kind(headed, batch, here)
         elif hopper:
-            every = plan.pair_plans(cell, direction, size, element, batch, here)
+            every = plan.pair_plans(layer, batch, here)
         elif straight and (direction == "forward" or cell.gates == 1):
-            every = plan.straight_plans(cell, direction, size, element, batch, here, heads)
+            every = plan.straight_plans(headed, batch, here)
         elif straight:  # what a gated cell goes back by is not the point
             return plan.cheapest(cell, direction, size, element, batch, here)
         else:
-            every = plan.far_plans(cell, direction, size, element, batch, here, heads)
+            every = plan.far_plans(headed, batch, here)
         found = [p for p in every if p.partners == partners or not p.spread]
         return min(found, key=distance)
 

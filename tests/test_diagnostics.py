@@ -461,12 +461,17 @@ def test_clipping_counts_the_norms_above_the_threshold():
         ),
         (lambda: d.attribute(LanguageModel(7, cell="mlp"), IDS), "'mlp' carries nothing through"),
         (lambda: d.Passage.read(LanguageModel(7), IDS[:1]), "hold no step to diagnose"),
-        (lambda: d.attribute(LanguageModel(7), IDS[:1]), "leave nothing to explain"),
+        (lambda: d.attribute(LanguageModel(7), IDS[:1]), "hold no step to explain"),
         (lambda: d.by_lag(d.Passage.read(LanguageModel(7), IDS), 23), "lags=23 .* 23 steps"),
         (lambda: d.by_lag(d.Passage.read(LanguageModel(7), IDS), 0), "lags=0 must be at least 1"),
         (lambda: d.singular_values(linear(np.eye(2), 5), (9,)), r"lags \(9,\) from step 0"),
         (lambda: d.lyapunov_exponents(linear(np.eye(2)), 3), "count=3 must be from 1 to 2"),
         (lambda: d.compare_carries(LanguageModel(7), IDS, window=20), "24 tokens are too few"),
+        (
+            lambda: d.compare_carries(LanguageModel(7), IDS[:1], window=1),
+            "hold no step to diagnose",
+        ),
+        (lambda: d.telling(LanguageModel(7), IDS), "24 tokens hold no prediction from 40"),
         (lambda: d.clipping([], 1.0), "no gradient norms"),
         (lambda: d.ByLag(0, np.ones((1, 2))).kept(0), "window=0 must be at least 1"),
         (

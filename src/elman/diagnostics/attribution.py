@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from elman.diagnostics.passage import text_of_steps
 from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.language_model.masks import NO_MASKS
@@ -28,17 +29,7 @@ class Attribution:
 
 def attribute(model: LanguageModel, ids: Any) -> Attribution:
     """Explain the prediction of the last token of `ids` by those before it."""
-    ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
-    if not model.recurrent:
-        raise UserError(
-            f"a model with cell={model.cell!r} carries nothing through time",
-            hint="explain a run of a recurrent model, such as --model gru",
-        )
-    if ids.dim() != 1 or len(ids) < 2:
-        raise UserError(
-            f"ids of shape {tuple(ids.shape)} leave nothing to explain the last token by",
-            hint="a flat text of at least two tokens",
-        )
+    ids = text_of_steps(model, ids, "explain")
     past, target = ids[:-1], int(ids[-1])
     was_training = model.training
     model.eval()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from elman.diagnostics.passage import exact_copy
+from elman.diagnostics.passage import exact_copy, text_of_steps
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Randomized, Sliding, Truncated
 from elman.language_model import LanguageModel
@@ -61,9 +61,7 @@ def compare_carries(
     model: LanguageModel, ids: Any, window: int, draws: int = 30, seed: int = 0
 ) -> list[CarryScore]:
     """The gradient of the mean loss over `ids` by each of `carries(window)`, in float64."""
-    ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
-    if not model.recurrent:
-        raise UserError(f"a model with cell={model.cell!r} carries nothing through time")
+    ids = text_of_steps(model, ids, "diagnose")
     if len(ids) <= 2 * window:
         raise UserError(
             f"{len(ids)} tokens are too few to compare windows up to {2 * window}",

@@ -32,6 +32,22 @@ def shifted(at: Moments, steps: int) -> Moments:
     return slice(at.start + steps, at.stop + steps) if isinstance(at, slice) else at + steps
 
 
+def text_of_steps(model: LanguageModel, ids: Any, verb: str) -> Tensor:
+    """The ids of a text that has a step to `verb`, for a model that carries something over it."""
+    ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
+    if not model.recurrent:
+        raise UserError(
+            f"a model with cell={model.cell!r} carries nothing through time",
+            hint=f"{verb} a run of a recurrent model, such as --model gru",
+        )
+    if ids.dim() != 1 or len(ids) < 2:
+        raise UserError(
+            f"ids of shape {tuple(ids.shape)} hold no step to {verb}",
+            hint="a flat text of at least two tokens",
+        )
+    return ids
+
+
 @dataclass(frozen=True, eq=False)
 class Passage:
     """T steps of a recurrent stack in float64, batch of one."""
@@ -52,17 +68,7 @@ class Passage:
     @classmethod
     def read(cls, model: LanguageModel, ids: Any) -> "Passage":
         """Let a language model read ids; its losses are L_t = -log P(x_{t+1} | x_1 … x_t)."""
-        ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
-        if not model.recurrent:
-            raise UserError(
-                f"a model with cell={model.cell!r} carries nothing through time",
-                hint="diagnose a run of a recurrent model, such as --model gru",
-            )
-        if ids.dim() != 1 or len(ids) < 2:
-            raise UserError(
-                f"ids of shape {tuple(ids.shape)} hold no step to diagnose",
-                hint="a flat text of at least two tokens",
-            )
+        ids = text_of_steps(model, ids, "diagnose")
         exact = model if _is_exact(model) else exact_copy(model)
         with torch.no_grad():
             xs = exact.inputs(ids[:-1, None], NO_MASKS)

@@ -8,28 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.forecasting.base import (
-    Forecaster,
     Inputs,
     Paths,
-    State,
     Values,
     Windows,
     as_values,
     windows_before,
 )
+from elman.forecasting.transformed import Transformed
 from elman.options import whole_number
 
 
 @final
 @dataclass
-class Deseasonalised(Forecaster):
+class Deseasonalised(Transformed):
     """Any forecaster, on y_t = x_t - s_{t mod m}; then x̂_{t+k} = ŷ_{t+k} + s_{(t+k) mod m}.
 
     s is found by least squares beside a straight line, from all that is known before an origin: a
     season that repeats itself, where `Differenced` and `Smoothing` follow one that changes.
     """
 
-    inner: Forecaster
     season: int
 
     def __post_init__(self) -> None:
@@ -41,7 +39,7 @@ class Deseasonalised(Forecaster):
 
     @property
     def learned(self) -> int:
-        return self.inner.learned + self.season
+        return super().learned + self.season
 
     @property
     def reads_inputs(self) -> bool:
@@ -94,9 +92,3 @@ class Deseasonalised(Forecaster):
             rest = values[:o] - s[np.arange(o) % self.season]
             paths.append(self.inner.forecasts(rest, [o], steps, known)[0])
         return np.stack(paths) + ahead
-
-    def state(self) -> State:
-        return self.inner.state()
-
-    def restore(self, state: State) -> None:
-        self.inner.restore(state)

@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.forecasting.base import Forecaster, Inputs, Paths, State, Values, Windows
+from elman.forecasting.base import Inputs, Paths, Values, Windows
+from elman.forecasting.transformed import Transformed
 from elman.options import whole_number
 
 
 @final
 @dataclass
-class Differenced(Forecaster):
+class Differenced(Transformed):
     """Any forecaster, on y_t = x_t - x_{t-m}; then x̂_{t+k} = x̂_{t+k-m} + ŷ_{t+k}.
 
     m = 1 models the step-to-step changes, so a level that training never saw is no trouble; m = 12
     on monthly data models the change since the same month last year.
     """
 
-    inner: Forecaster
     lag: int = 1
 
     def __post_init__(self) -> None:
@@ -34,10 +34,6 @@ class Differenced(Forecaster):
     @property
     def samples(self) -> bool:
         return self.inner.samples
-
-    @property
-    def learned(self) -> int:
-        return self.inner.learned
 
     def _fit(self, series: list[Values]) -> None:
         self.inner.fit([v[self.lag :] - v[: -self.lag] for v in series])
@@ -60,22 +56,14 @@ class Differenced(Forecaster):
             known[:, k] += known[:, k - self.lag]
         return known[:, self.lag :]
 
-    def state(self) -> State:
-        return self.inner.state()
-
-    def restore(self, state: State) -> None:
-        self.inner.restore(state)
-
 
 @final
 @dataclass
-class Logged(Forecaster):
+class Logged(Transformed):
     """Any forecaster, on y_t = log x_t; then x̂ = exp ŷ. For what grows by percents.
 
     The forecast is the middle of the distribution, not its mean: exp of a mean of logs.
     """
-
-    inner: Forecaster
 
     @property
     def lags(self) -> int:
@@ -84,10 +72,6 @@ class Logged(Forecaster):
     @property
     def samples(self) -> bool:
         return self.inner.samples
-
-    @property
-    def learned(self) -> int:
-        return self.inner.learned
 
     def _fit(self, series: list[Values]) -> None:
         self.inner.fit([_log(v) for v in series])
@@ -104,12 +88,6 @@ class Logged(Forecaster):
         self, windows: Windows, steps: int, samples: int, seed: int = 0
     ) -> NDArray[np.float64]:
         return _exp(self.inner.sample(_log(windows), steps, samples, seed))
-
-    def state(self) -> State:
-        return self.inner.state()
-
-    def restore(self, state: State) -> None:
-        self.inner.restore(state)
 
 
 def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from elman.forecasting.base import Forecaster
 from elman.forecasting.intervals import interval
 from elman.forecasting.panel import Fitted
 from elman.forecasting.series import Series
+from elman.forecasting.transformed import Transformed
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,7 @@ def losses(ensemble: Ensemble) -> dict[str, Any]:
 
 def training_losses(model: Forecaster) -> list[float] | None:
     """A network's loss after every epoch, however deep it lies; None: it was not trained."""
+    if isinstance(model, Transformed):
+        return training_losses(model.inner)
     own = getattr(model, "losses", None)
-    inner = getattr(model, "inner", None)
-    if own is not None:
-        return list(own)
-    return training_losses(inner) if isinstance(inner, Forecaster) else None
+    return None if own is None else list(own)

@@ -8,7 +8,7 @@ this loop. It is handed a cell and never asks which one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,13 +50,27 @@ def forward(
     `gates`, where given, is filled with what the cell's backward step needs; `noise` is what was
     drawn for a cell that wants it.
     """
-    steps = len(xs)
+
+    def step(t: int, before: State) -> tuple[State, Tensor | None]:
+        now = cell if noise is None else cell.given(noise[t])
+        return now.step(w, xs[t], before)
+
+    return forward_by(step, len(xs), state, lengths, gates)
+
+
+def forward_by(
+    step: Callable[[int, State], tuple[State, Tensor | None]],
+    steps: int,
+    state: State,
+    lengths: Tensor | None = None,
+    gates: Tensor | None = None,
+) -> Trace:
+    """The same, where `step(t, before)` gives the state after step t and what is kept of it."""
     states = [s.new_empty(steps + 1, *s.shape) for s in state]
     for track, s in zip(states, state, strict=True):
         track[0] = s
     for t in range(steps):
-        now = cell if noise is None else cell.given(noise[t])
-        after, kept_t = now.step(w, xs[t], state)
+        after, kept_t = step(t, state)
         if lengths is not None:
             runs = (t < lengths)[:, None]
             after = tuple(torch.where(runs, a, s) for a, s in zip(after, state, strict=True))
@@ -87,20 +101,37 @@ def backward(
     pieces changes no bit of the result; fills `dxs`; returns the pull on the state before the
     piece. `xi[t]` multiplies what step t hands back (None: 1 everywhere).
     """
+
+    def step_back(t: int, pull: State) -> State:
+        gates = None if trace.gates is None else trace.gates[t]
+        dx = None if dxs is None else dxs[t]
+        now = cell if noise is None else cell.given(noise[t])
+        return now.step_backward(w, xs[t], trace.state(t), trace.state(t + 1), gates, pull, dw, dx)
+
     weights = xi.tolist() if xi is not None and xi.dim() == 1 else xi
-    for t in reversed(range(len(xs))):
+    return backward_by(step_back, len(xs), dhs, dstate, weights, lengths)
+
+
+def backward_by(
+    step_back: Callable[[int, State], State],
+    steps: int,
+    dhs: Tensor | None,
+    dstate: State,
+    xi: Sequence[float] | Tensor | None,
+    lengths: Tensor | None,
+) -> State:
+    """The same, where `step_back(t, pull)` carries the pull on the state after step t back over it.
+
+    `xi` is a number for each step, or a tensor (T, B).
+    """
+    for t in reversed(range(steps)):
         if dhs is not None:
             dstate = (dstate[0] + dhs[t], *dstate[1:])
         held = None if lengths is None else (t >= lengths)[:, None]
         pull = dstate if held is None else tuple(d.masked_fill(held, 0) for d in dstate)
-        gates = None if trace.gates is None else trace.gates[t]
-        dx = None if dxs is None else dxs[t]
-        now = cell if noise is None else cell.given(noise[t])
-        before = now.step_backward(
-            w, xs[t], trace.state(t), trace.state(t + 1), gates, pull, dw, dx
-        )
-        if weights is not None:
-            before = tuple(scale(d, weights[t]) for d in before)
+        before = step_back(t, pull)
+        if xi is not None:
+            before = tuple(scale(d, xi[t]) for d in before)
         if held is not None:
             before = tuple(torch.where(held, d, b) for d, b in zip(dstate, before, strict=True))
         dstate = before

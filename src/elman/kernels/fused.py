@@ -17,7 +17,7 @@ from elman.cells.elman import RELU, TANH
 from elman.cells.gru import GRU
 from elman.cells.linear import LINEAR
 from elman.cells.lstm import LSTM
-from elman.gradients.through_time import scale
+from elman.gradients.through_time import backward_by, forward_by
 from elman.kernels import products
 from elman.kernels.contract import Piece, Pull, Trace
 
@@ -52,22 +52,13 @@ class Fused:
         cell, w, xs, state, lengths, _ = piece
         shares, ids = products.input_share(cell, w, xs)
         b_hh = _hidden_bias(cell, w)
-        tracks = [s.new_empty(len(xs) + 1, *s.shape) for s in state]
         gates = self.empty_gates(piece) if needs_gates else None
-        for track, s in zip(tracks, state, strict=True):
-            track[0] = s
-        for t in range(len(xs)):
+
+        def step(t: int, before: State) -> tuple[State, Tensor | None]:
             share = shares[t] if ids is None else shares[ids[t]]
-            after, kept = _step(cell, w.W_hh, b_hh, share, state)
-            if lengths is not None:
-                runs = (t < lengths)[:, None]
-                after = tuple(torch.where(runs, a, s) for a, s in zip(after, state, strict=True))
-            for track, s in zip(tracks, after, strict=True):
-                track[t + 1] = s
-            if gates is not None and kept is not None:
-                gates[t] = kept
-            state = after
-        return Trace(tracks[0], tracks[1] if len(tracks) > 1 else None, gates)
+            return _step(cell, w.W_hh, b_hh, share, before)
+
+        return forward_by(step, len(xs), state, lengths, gates)
 
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
@@ -80,17 +71,12 @@ class Fused:
         das_hh = torch.empty_like(das_ih) if cell.apart else das_ih
         if xi is not None and xi.dim() == 1:
             xi = xi[:, None].expand(xs.shape[:2])  # one for each row: asking a GPU for one waits
-        for t in reversed(range(len(xs))):
-            if dhs is not None:
-                dstate = (dstate[0] + dhs[t], *dstate[1:])
-            held = None if lengths is None else (t >= lengths)[:, None]
-            moving = dstate if held is None else tuple(d.masked_fill(held, 0) for d in dstate)
-            das_ih[t], das_hh[t], before = _step_back(cell, w.W_hh, trace, t, moving)
-            if xi is not None:
-                before = tuple(scale(d, xi[t]).to(d.dtype) for d in before)
-            if held is not None:
-                before = tuple(torch.where(held, d, b) for d, b in zip(dstate, before, strict=True))
-            dstate = before
+
+        def step_back(t: int, after: State) -> State:
+            das_ih[t], das_hh[t], before = _step_back(cell, w.W_hh, trace, t, after)
+            return before
+
+        dstate = backward_by(step_back, len(xs), dhs, dstate, xi, lengths)
         gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, [das_hh])
         dxs = das_ih @ w.W_ih if needs_dxs and xs.is_floating_point() else None
         return dxs, products.add(into, gradients), dstate

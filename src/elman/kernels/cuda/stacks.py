@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from elman.cells import Cell
 from elman.kernels.cuda.equations import OWN, body
-from elman.kernels.cuda.plan import Machine, Plan, cheapest, fitting
+from elman.kernels.cuda.plan import ClusterPlan, Layer, Machine, cheapest, cluster_plans
 
 PIECES = (2, 3, 4, 6, 8, 12, 16)
 
@@ -46,7 +46,7 @@ At = tuple[int, int]
 class Schedule(NamedTuple):
     """How layers run beside each other."""
 
-    plan: Plan
+    plan: ClusterPlan
     steps: int  # of a piece; the last may be shorter
     layers: int
     pieces: int
@@ -131,7 +131,7 @@ class Stack:
         """Of the GPU, layers beside each other."""
         direction, meanwhile = s.plan.direction, sum(len(ahead) for _, ahead in s.slots())
         between = ((self.layers - 1) * s.pieces - meanwhile) * self.product(s.steps)
-        slots = len(s.slots()) * (SLOT[direction] + s.steps * s.plan.microseconds)
+        slots = len(s.slots()) * (SLOT[direction] + s.steps * s.plan.microseconds(self.batch))
         return slots + self.product(self.steps) + between + self.afterwards(direction)
 
     def python(self, direction: str, pieces: int) -> float:
@@ -141,11 +141,12 @@ class Stack:
 
     def schedules(self, direction: str) -> Iterator[Schedule]:
         """Every number of layers at once for which there is room, in every number of pieces."""
-        plans = list(fitting(self.cell, direction, self.size, self.element, self.machine))
+        layer = Layer(self.cell, direction, self.size, self.element)
+        plans = list(cluster_plans(layer, self.machine))
         held = self.machine.clusters
         for lanes in range(2, self.layers + 1):
             roomy = [p for p in plans if lanes * p.groups(self.batch) <= held[p.cluster]]
-            plan = min(roomy, key=lambda p: p.microseconds, default=None)
+            plan = min(roomy, key=lambda p: p.microseconds(self.batch), default=None)
             for pieces in PIECES:
                 each = -(-self.steps // pieces)
                 if plan is not None and pieces >= lanes and -(-self.steps // each) == pieces:
