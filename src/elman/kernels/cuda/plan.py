@@ -438,6 +438,17 @@ class Plan:
         each = min(blocks, most) or blocks
         return [range(i, min(i + each, blocks)) for i in range(0, blocks, each)]
 
+    @property
+    def sums_da(self) -> bool:
+        """Whether the loop adds up da over time, which is one reading of all of it less.
+
+        Only where each thread has registers left for its sums: in teams, by built-in cells.
+        """
+        _, items, wide = self._items
+        sums = items * wide * (self.cell.gates + len(self.cell.apart))
+        in_teams = self.hopper and not self.paired and not self.forward
+        return in_teams and body(self.cell).code != OWN and sums <= MOST_SUMS
+
     def defines(self, dtype: int) -> dict[str, int]:
         """The macros of the source."""
         code = body(self.cell).code
@@ -466,8 +477,13 @@ class Plan:
             "JOINED": int(self.joined),
             "CROWDED": int(self.crowded),
             "REGISTER_CHUNKS": self.held if self.paired else 0,
+            "SUMS_DA": int(self.sums_da),
             "PATIENCE": 1 << 35,  # cycles: some 17 seconds
         }
+
+
+MOST_SUMS = 16
+"""Of da over time, a thread's: more of them are spilled."""
 
 
 @dataclass(frozen=True)
