@@ -54,6 +54,20 @@ def launches_prepared() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def sums_in_the_loop() -> Iterator[None]:
+    """Let every backward plan of a built-in cell add up da over time, and nobody else."""
+    with (
+        mock.patch.object(Plan, "sums_da", property(_sums)),
+        mock.patch.object(products, "_total", side_effect=AssertionError("da is read again")),
+    ):
+        yield
+
+
+def _sums(plan: Plan) -> bool:
+    return not plan.forward and not isinstance(plan.cell, Described)
+
+
 class Lanes:
     """Launches that may run in any order: the last first."""
 
@@ -113,6 +127,7 @@ class Launch:
                 if track is not None and last:
                     t(last, B, H).copy_(track[-1])
             return
+        *rest, da_rows = rest if self.plan.sums_da else (*rest, None)
         W, hs, cs, gates, dhs, dh, dc, *none, lengths, das, dh_first, dc_first = rest
         assert none == [0, 0, 0]
         none = torch.zeros(B, H, dtype=self.dtype)
@@ -132,6 +147,7 @@ class Launch:
             t(das, T, B, width),
             firsts[0],
             firsts[1] if two else None,
+            *([] if da_rows is None else [t(da_rows, B, width)]),
             None,
             T,
             B,
@@ -226,7 +242,7 @@ _KEPT: dict[int, tuple[Weights, Tensor, Any]] = {}
 
 
 def _backward(cell, W_hh, hs, cs, gates, dhs, dh, dc, xi, xi_step, xi_row, lengths, *out) -> None:
-    das, dh_first, dc_first, _, steps, batch = out
+    das, dh_first, dc_first, *da_rows, _, steps, batch = out
     bare = (_identity(cell, W_hh, None), hs.new_zeros(steps, batch, len(W_hh)), hs)
     w, shares, kept = bare if gates is None else _KEPT[gates.data_ptr()]
     w = w._replace(W_hh=W_hh)  # the forward pass's own may be gone
@@ -256,6 +272,8 @@ def _backward(cell, W_hh, hs, cs, gates, dhs, dh, dc, xi, xi_step, xi_row, lengt
         r = kept[..., :hidden]
         dxs = torch.cat([dxs, r * dxs[..., 2 * hidden :]], -1)
     das.copy_(dxs)
+    for rows in da_rows:  # where the plan has them: sums over time
+        rows.copy_(dxs.sum(0))
 
 
 def _own_forward(

@@ -57,6 +57,27 @@ def test_around_the_launches_every_array_is_where_the_reference_has_it(job):
         torch.testing.assert_close(found[name].double(), x, rtol=1e-5, atol=1e-5, msg=name)
 
 
+@given(job=jobs.filter(lambda job: not job.ids))
+def test_what_the_loop_adds_up_over_time_is_the_gradient_of_the_biases(job):
+    m = check.material(job)
+    with paper_gpu.present(), paper_gpu.sums_in_the_loop():
+        found = check.answers(cuda.KERNEL, job, m)
+    exact = check.answers(reference.KERNEL, job, m)
+    for name, x in exact.items():
+        torch.testing.assert_close(found[name].double(), x, rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_teams_add_up_da_where_a_thread_has_registers_for_it():
+    def sums(cell, size, batch):
+        chosen = plan.cheapest(check.cell_of(cell), "backward", size, 2, batch, HOPPER)
+        return chosen is not None and chosen.sums_da
+
+    assert all(sums(cell, size, 64) for cell in ("lstm", "gru") for size in (1024, 1536, 2048))
+    assert not sums("lstm", 1024, 256)  # eight values of a thread
+    assert not sums("lstm", 512, 64)  # a cluster
+    assert not sums("peephole", 1024, 64)
+
+
 @given(job=jobs.filter(lambda job: job.cell in widths.STAY_ZERO), more=st.integers(1, 7))
 def test_a_layer_run_as_a_wider_one_is_the_reference(job, more):
     """Units are added where the rows of a wide layer are no whole 16 bytes."""

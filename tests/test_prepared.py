@@ -79,6 +79,25 @@ def test_a_prepared_call_is_the_reference(kind, layers, batch_first, bias, given
     torch.testing.assert_close(again, twice(lambda x: plain(x, state)[0], x))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_prepared_calls_read_what_the_loop_adds_up(kind, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.manual_seed(0)
+    rnn, x = kind(4, 8, 2), torch.randn(5, 3, 4)
+    exact = answers(lambda x, _: as_pair(rnn(x)), rnn, x, [], True)
+    weights = [rnn.get_parameter(name) for name in rnn._flat_weights_names]
+    with paper_gpu.launches_prepared(), paper_gpu.sums_in_the_loop():
+        call = Call(rnn._recipe(), rnn._inputs(*rnn._time_first(x, None)), False)
+        found = answers(lambda x, s: call(x, s, weights), rnn, x, [], True)
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def as_pair(result):
+    ys, last = result
+    return ys, last if isinstance(last, tuple) else (last,)
+
+
 def test_the_first_product_is_queued_once_and_before_autograd_is_told(monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     rnn, x, seen = nn.GRU(4, 8, 2), torch.randn(5, 3, 4), []

@@ -48,20 +48,32 @@ def weight_pulls(
     das_ih: Tensor,
     das_hh: list[Tensor],
     read: tuple[Tensor, Tensor] | None = None,
+    totals: tuple[Tensor, Tensor] | None = None,
 ) -> Gradients:
     """dW_ih = Σ_t da_tᵀ x_t, dW_hh = Σ_t da_tᵀ h_{t-1}, db = Σ_t da_t; hs is h_0 … h_{T-1}.
 
     `das_hh` is da as W_hh meets it, in blocks of its rows: not `das_ih` for a gru's n gate. Half
-    precision is summed, and returned, in float32. `read` is dW_ih and db_ih, where known already.
+    precision is summed, and returned, in float32. `read` is dW_ih and db_ih, and `totals` are db_ih
+    and db_hh, where known already.
     """
     dW_ih = _outer(das_ih, xs, w.W_ih.shape[1]) if read is None else read[0]
     dW_hh = _rows([_product(block, hs) for block in das_hh])
     if w.b_ih is None:
         return Gradients(dW_ih, dW_hh)
+    if totals is not None:
+        return Gradients(dW_ih, dW_hh, *totals)
     db_ih = _total(das_ih) if read is None else read[1]
     same = das_hh[0] is das_ih
     db_hh = db_ih.clone() if same else _rows([_total(block) for block in das_hh])
     return Gradients(dW_ih, dW_hh, db_ih, db_hh)
+
+
+def totals(cell: Cell, da_rows: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """db_ih and db_hh from da summed over time, row by row, where a loop has done that."""
+    if da_rows is None:
+        return None
+    ih, hh = shares(cell, da_rows.sum(0))
+    return ih.clone(), _rows(hh).clone()
 
 
 def shares(cell: Cell, das: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -117,10 +117,11 @@ class Cuda:
         """The same, nothing added to `into`."""
         w, xs = piece.w, piece.xs
         with torch.cuda.device(xs.device), large_products(w.W_hh.dtype):
-            das, dstate, down = _carry_back(piece, trace, pull)
+            das, dstate, down, da_rows = _carry_back(piece, trace, pull)
             das_ih, das_hh = products.shares(piece.cell, das)
             read = None if xs.is_floating_point() else _columns(w, xs, das_ih)
-            gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh, read)
+            totals = products.totals(piece.cell, da_rows)
+            gradients = products.weight_pulls(w, xs, trace.hs[:-1], das_ih, das_hh, read, totals)
             gradients = gradients._replace(own=None if down is None else down.sum(0))
             dxs = das_ih @ w.W_ih if pull.needs_dxs and xs.is_floating_point() else None
         return dxs, gradients, dstate
@@ -281,6 +282,13 @@ def shares_of(plan: Plan | None, batch: int, like: Tensor) -> Tensor | None:
     return like.new_zeros(plan.share_words(batch), dtype=torch.int32)
 
 
+def rows_of_da(plan: Plan | None, batch: int, like: Tensor) -> Tensor | None:
+    """Where the loop puts each row's sum of da over time; None where it has none."""
+    if plan is None or not plan.sums_da:
+        return None
+    return like.new_empty((batch, like.shape[-1]), dtype=torch.float32)
+
+
 def dense(x: Tensor) -> Tensor:
     """Without gaps, and at an address that 16 bytes at once can be read from."""
     x = x.contiguous()
@@ -313,8 +321,13 @@ def own_arguments(cell: Cell, w: Weights, noise: Tensor | None) -> list[Tensor |
     return [numbers, None if noise is None else dense(noise.to(w.W_hh.dtype))]
 
 
-def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, Tensor | None]:
-    """da (T, B, blocks · hidden); in float32 the pulls on the state before, on rows of `own`."""
+def _carry_back(
+    piece: Piece, trace: Trace, pull: Pull
+) -> tuple[Tensor, State, Tensor | None, Tensor | None]:
+    """da (T, B, blocks · hidden); in float32 the pulls on the state before, on rows of `own`.
+
+    And each row's sum of da over time, where the plan has one.
+    """
     cell, w, xs, _, lengths, noise = piece
     dhs, dstate, xi = pull.dhs, pull.dstate, pull.xi
     steps, batch = xs.shape[:2]
@@ -326,6 +339,7 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, 
     dc = None if cs is None else cs.new_empty(cs.shape[1:], dtype=torch.float32)
     down = None if w.own is None else dh.new_empty(batch, *w.own.shape)
     own = own_arguments(cell, w, noise)
+    da_rows = rows_of_da(plan, batch, das)
     weights = None if xi is None else xi.float()
     _launch(
         plan,
@@ -345,11 +359,12 @@ def _carry_back(piece: Piece, trace: Trace, pull: Pull) -> tuple[Tensor, State, 
         dh,
         dc,
         *([*own, down] if own else []),
+        *([] if da_rows is None else [da_rows]),
         shares_of(plan, batch, das),
         steps,
         batch,
     )
-    return das, (dh,) if dc is None else (dh, dc), down
+    return das, (dh,) if dc is None else (dh, dc), down, da_rows
 
 
 def _columns(w: Weights, ids: Tensor, das: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -112,6 +112,9 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #if CELL == OWN
          const float* numbers, const void* drawn, float* down_rows,
 #endif
+#if SUMS_DA
+         float* da_rows,
+#endif
          u32* shares, int steps, int batch, int first_block) {
     const Place place = place_of(first_block + blockIdx.x);
     const int rank = place.rank;
@@ -141,6 +144,9 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
     Values pass[TURNS][ITEMS], dc[TURNS][ITEMS][C_STATES], c[TURNS][ITEMS];
 #if CELL == OWN
     Down down[TURNS][ITEMS] = {};
+#endif
+#if SUMS_DA
+    Values total[TURNS][ITEMS][STORED_DA] = {};  // of da over time: the gradient of the biases, row by row
 #endif
     float weight_of_sum[TURNS][ITEMS], weight_next[TURNS][ITEMS];  // ξ of the step just done, which W' da is weighted with, and of the next
     int length[TURNS][ITEMS];
@@ -211,6 +217,12 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #else
             act(past, weight_of_sum[turn][q], dh, pass[turn][q], dc[turn][q][0], c[turn][q], da);
 #endif
+#if SUMS_DA
+#pragma unroll
+            for (int g = 0; g < STORED_DA; g++)
+#pragma unroll
+                for (int v = 0; v < WIDE; v++) total[turn][q][g][v] += da[g][v];
+#endif
         } else {
 #pragma unroll
             for (int v = 0; v < WIDE; v++) pass[turn][q][v] = dh[v];
@@ -232,6 +244,10 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
         store_floats(dh_first, it.in(it.batch_row), dh, dh_first ? it.real : 0);
 #pragma unroll
         for (int i = 0; i < EXTRA; i++) store_floats(dc_first, it.in(it.batch_row, EXTRA, i), dc[turn][q][i], dc_first ? it.real : 0);
+#if SUMS_DA
+#pragma unroll
+        for (int g = 0; g < STORED_DA; g++) store_floats(da_rows, it.in(it.batch_row, STORED_DA, g), total[turn][q][g], it.real);
+#endif
 #if CELL == OWN
 #pragma unroll
         for (int p = 0; p < PARAMETERS; p++) store_floats(down_rows, it.in(it.batch_row, PARAMETERS, p), down[turn][q][p], it.real);

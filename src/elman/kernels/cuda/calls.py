@@ -26,6 +26,7 @@ from elman.kernels.cuda import (
     large_products,
     own_arguments,
     prepared,
+    rows_of_da,
     schedule_for,
     shares_of,
 )
@@ -42,6 +43,14 @@ class Kept(NamedTuple):
     hs: Tensor  # ((T+1) · B, hidden)
     cs: Tensor | None
     gates: Tensor | None  # (T · B, kept · hidden)
+
+
+class Back(NamedTuple):
+    """What the loop of one layer leaves on its way back."""
+
+    das: Tensor  # of all gates, (T · B, blocks · hidden)
+    down: Tensor | None = None  # each row's pull on the cell's own numbers
+    da_rows: Tensor | None = None  # each row's sum of da over time, where the loop has one
 
 
 class Ready(NamedTuple):
@@ -102,6 +111,8 @@ class Prepared:
         beside = schedule_for(self.cell, direction, w, *sizes)
         plan = beside.plan if beside else _plan(self.cell, direction, w, self.rows)
         assert plan is not None, "the kernel refuses jobs without a plan"
+        assert not (beside and plan.sums_da), "layers beside each other run in clusters"
+        arguments += plan.sums_da
         launch = prepared(plan, arithmetic(self.dtype), self.rows, self.device.index, arguments)
         return Ready(plan, launch, beside)
 
@@ -360,10 +371,10 @@ class Prepared:
             backs = self._back_one_by_one(own, kept, dys, ends, begins, masks, lengths)
         dws = list[Tensor]()
         with large_products(self.dtype):
-            for layer, (das, down) in backs:
+            for layer, back in backs:
                 read = xs if layer == 0 else self._above(kept[layer - 1], masks, layer - 1)
-                dws[:0] = self._weight_pulls(own[layer], read, kept[layer].hs, das, down)
-                dys = self._down(own[0], das) if layer == 0 and needs_dxs else None
+                dws[:0] = self._weight_pulls(own[layer], read, kept[layer].hs, back)
+                dys = self._down(own[0], back.das) if layer == 0 and needs_dxs else None
         dxs = None if dys is None else dys.view(steps, rows, -1)
         return dxs, dstate, dws
 
@@ -388,11 +399,10 @@ class Prepared:
         begins: list[list[int]],
         masks: Sequence[Tensor],
         lengths: Tensor | None,
-    ) -> Iterator[tuple[int, tuple[Tensor, Tensor | None]]]:
-        """da of all gates, (T · B, blocks · hidden), and each row's pull on the cell's numbers.
+    ) -> Iterator[tuple[int, Back]]:
+        """What the loop leaves of each layer, from the last to the first.
 
-        From the last layer to the first; `ends` and `begins` are addresses of the pulls on their
-        last states and on their first.
+        `ends` and `begins` are addresses of the pulls on their last states and on their first.
         """
         plan, launch, _ = self.backward_launch
         for layer in reversed(range(self.layers)):
@@ -402,7 +412,9 @@ class Prepared:
             if self.cell.parameters:
                 down = das.new_empty((self.rows, *w[-1].shape), dtype=torch.float32)
             meeting = shares_of(plan, self.rows, das)
-            more = [*map(_address, [*own, down] if own else ()), _address(meeting)]
+            da_rows = rows_of_da(plan, self.rows, das)
+            summed = [*own, down] if own else [] if da_rows is None else [da_rows]
+            more = [*map(_address, [*summed, meeting])]
             tracks, at = [*self._places(trace), das.data_ptr()], w[1].data_ptr()
             states = ends[layer], begins[layer]
             sizes = self.steps, _address(lengths)
@@ -410,7 +422,7 @@ class Prepared:
             dys = self._down(w, das) if layer > 0 else None
             if dys is not None and masks:
                 dys *= masks[layer - 1]
-            yield layer, (das, down)
+            yield layer, Back(das, down, da_rows)
 
     def _back_beside(
         self,
@@ -419,7 +431,7 @@ class Prepared:
         dys: Tensor | None,
         ends: list[list[int]],
         begins: list[list[int]],
-    ) -> Iterator[tuple[int, tuple[Tensor, Tensor | None]]]:
+    ) -> Iterator[tuple[int, Back]]:
         """The same, layers beside each other where they need nothing of each other.
 
         A layer that is done is handed out while the others run on, so that the products with its da
@@ -456,11 +468,11 @@ class Prepared:
                 jobs.append(words)
             side.begin(stream, launch, jobs, apart=bool(done or meanwhile))
             ahead = {at: pull_at(*at) for at in meanwhile}
-            yield from ((layer, (all_das[layer], None)) for layer in done)
+            yield from ((layer, Back(all_das[layer])) for layer in done)
             side.end(stream)
             del pulls  # as on the way there
             done = [top - below_top for below_top, n in slot if n == last_piece]
-        yield from ((layer, (all_das[layer], None)) for layer in done)
+        yield from ((layer, Back(all_das[layer])) for layer in done)
 
     def _carried(self, like: Tensor) -> list[Tensor]:
         """Memory for the pulls on all layers' states at one moment."""
@@ -507,13 +519,12 @@ class Prepared:
         weights: Sequence[Tensor],
         xs: Tensor,
         hs: Tensor,
-        das: Tensor,
-        down: Tensor | None,
+        back: Back,
     ) -> list[Tensor]:
-        xs = xs.view(self.steps * self.rows, -1)
+        xs, (das, down, da_rows) = xs.view(self.steps * self.rows, -1), back
         das_ih, das_hh = products.shares(self.cell, das)
-        w = self._named(weights)
-        pulls = products.weight_pulls(w, xs, hs[: len(das)], das_ih, das_hh)
+        w, totals = self._named(weights), products.totals(self.cell, da_rows)
+        pulls = products.weight_pulls(w, xs, hs[: len(das)], das_ih, das_hh, totals=totals)
         pulls = pulls._replace(own=None if down is None else down.sum(0))
         return [d for d in pulls if d is not None]
 

@@ -242,6 +242,11 @@ class Plan(abc.ABC):
         del batch
         return 0
 
+    @property
+    def sums_da(self) -> bool:
+        """Whether the loop adds up da over time, for the biases: one reading of all of it less."""
+        return False
+
     def defines(self, dtype: int) -> dict[str, int]:
         """The macros of the source."""
         code = body(self.cell).code
@@ -270,6 +275,7 @@ class Plan(abc.ABC):
             "JOINED": int(self.joined),
             "CROWDED": int(self.crowded),
             "REGISTER_CHUNKS": self.held if self.paired else 0,
+            "SUMS_DA": int(self.sums_da),
             "PATIENCE": 1 << 35,  # cycles: some 17 seconds
         }
 

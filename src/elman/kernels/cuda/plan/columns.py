@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, Self
 
+from elman.kernels.cuda.equations import OWN, body
 from elman.kernels.cuda.plan.base import HOPPER_REGISTERS, SMS
 from elman.kernels.cuda.plan.shares import SharesPlan
+
+MOST_SUMS = 16
+"""Of da over time that a thread has registers for: more of them are spilled."""
 
 
 class ColumnsPlan(SharesPlan):
@@ -44,6 +48,12 @@ class ColumnsPlan(SharesPlan):
     @property
     def _ring_bytes(self) -> int:
         return self._fields * self.rows * self.units * self.element
+
+    @property
+    def sums_da(self) -> bool:
+        _, items, wide = self._items
+        sums = items * wide * (self.cell.gates + len(self.cell.apart))
+        return body(self.cell).code != OWN and sums <= MOST_SUMS
 
     @property
     def _work(self) -> tuple[float, ...]:
