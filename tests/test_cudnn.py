@@ -99,6 +99,30 @@ def test_cudnns_layers_run_beside_each_other_until_one_fills_the_gpu():
     assert times(350, 1232, directions=2) == pytest.approx(2)
 
 
+@pytest.mark.parametrize(
+    ("cell", "arithmetic", "hidden", "rows", "steps", "layers", "backward", "measured"),
+    [
+        ("lstm", "bf16", 1773, 143, 21, 2, False, 2.41),
+        ("lstm", "fp16", 1794, 344, 13, 2, False, 1.30),
+        ("gru", "bf16", 1485, 310, 88, 1, True, 2.09),
+        ("gru", "bf16", 1613, 358, 70, 3, True, 2.15),
+        ("lstm", "bf16", 1015, 467, 80, 3, True, 2.79),
+        ("gru", "bf16", 1499, 298, 8, 2, True, 1.65),
+        ("gru", "bf16", 1696, 191, 100, 2, False, 1.20),
+        ("gru", "tf32", 552, 327, 100, 3, True, 1.45),
+        ("lstm", "tf32", 496, 363, 117, 3, True, 1.55),
+        ("lstm", "bf16", 1912, 230, 48, 3, False, 0.80),
+    ],
+)
+def test_large_batches_of_wide_layers_go_where_they_were_faster(
+    cell, arithmetic, hidden, rows, steps, layers, backward, measured
+):
+    """Our kernel's speed by cuDNN's, as measured on an H200; ours must be surely the faster."""
+    shape = prices.Shape(cell, arithmetic, hidden, rows, steps, layers, 1, backward, inputs=hidden)
+    ours, theirs = (prices.microseconds(engine, shape) for engine in ("cuda", "cudnn"))
+    assert (ours <= choice.SURELY * theirs) == (measured > 1)
+
+
 def test_a_layer_too_large_for_our_kernel_has_no_price_there():
     with pytest.raises(AssertionError):
         line("cuda", hidden=2048, rows=256)

@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from elman.kernels.cuda.graphs import no_collection
 from elman.nn import GRU, LSTM, RNN, Layers
 
 
@@ -36,7 +37,7 @@ class Captured:
             hs, after = rnn(self.ids.unsqueeze(self.time), state)  # what CUDA asks: once before
             out(hs)
             self.states = [s.clone() for s in _flat(after)]
-            with torch.cuda.graph(self.graph, stream=side):
+            with no_collection(), torch.cuda.graph(self.graph, stream=side):
                 self.logits = self._step()
         torch.cuda.current_stream(device).wait_stream(side)
         self.state = state
