@@ -18,8 +18,8 @@ from elman import LanguageModel
 from elman.language_model import Dropout
 from elman.nn import GRU
 from elman.training import Optimisation, Processes, Reading, Settings, Training
+from elman.training.captured_update import CapturedUpdate
 from elman.training.processes import leave
-from elman.training.update import CapturedUpdate
 
 IDS = torch.randint(12, (2000,), generator=torch.Generator().manual_seed(5)).numpy()
 HELD_OUT = torch.randint(12, (9000,), generator=torch.Generator().manual_seed(6)).numpy()

@@ -1,6 +1,7 @@
 """A cell that elman has never seen: its own file, one line in the table, and it trains."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -140,7 +141,9 @@ def test_the_command_line_trains_it_and_forecasts_with_it(cell, tmp_path, capsys
     )
     assert code == 0, capsys.readouterr().err
     assert json.loads((out / "config.json").read_text())["model"]["cell"] == cell.name
-    code = run(["forecast", "sine", "--model", cell.name, "--epochs", "1", "--json"])
+    wave = tmp_path / "wave.csv"
+    wave.write_text("\n".join(["y", *(str(math.sin(t / 4)) for t in range(60))]))
+    code = run(["forecast", str(wave), "--model", cell.name, "--epochs", "1", "--json"])
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert cell.name in shown.out

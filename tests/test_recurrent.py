@@ -30,7 +30,9 @@ from elman.gradients import (
     Truncated,
     backward_through_time,
 )
-from elman.recurrence.custom import Autocast, Recurrent, Walk
+from elman.recurrence.custom import Recurrent
+from elman.recurrence.replay import Autocast
+from elman.recurrence.walk import Walk
 
 BATCH, INPUT, HIDDEN, OUTPUT = 2, 3, 4, 5
 

@@ -14,7 +14,8 @@ from elman.kernels.cpu.head import _batch
 from elman.language_model import Dropout, LanguageModel
 from elman.language_model.masks import Noise
 from elman.training import Optimisation, Reading, Settings, Training
-from elman.training.update import CapturedUpdate, GroupedUpdate, NativeUpdate
+from elman.training.captured_update import CapturedUpdate
+from elman.training.native_update import GroupedUpdate, NativeUpdate
 
 OPTIMISERS = {
     "sgd": Optimisation(optimizer="sgd", learning_rate=0.5, clip=0.1),

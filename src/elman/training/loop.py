@@ -45,7 +45,8 @@ from elman.training.records import Epoch, Progress, Tally, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.settings import Settings
 from elman.training.state import CarriedState
-from elman.training.update import Outcome, Read, WholeUpdate, choose
+from elman.training.update import choose
+from elman.training.whole_update import Outcome, Read, WholeUpdate
 
 __all__ = [
     "CarriedState",

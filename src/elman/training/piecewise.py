@@ -15,7 +15,7 @@ from elman.training.optimisation import clip_gradients, take_step
 from elman.training.processes import GradientSum
 from elman.training.segments import Segment
 from elman.training.state import CarriedState
-from elman.training.update import Outcome, Read
+from elman.training.whole_update import Outcome, Read
 
 if TYPE_CHECKING:
     from elman.training.loop import Training

@@ -1,4 +1,4 @@
-"""Whole windows, forwards and back, in three native calls: see `elman.training.update`."""
+"""Whole windows, forwards and back, in three native calls: see `elman.training.native_update`."""
 
 from __future__ import annotations
 

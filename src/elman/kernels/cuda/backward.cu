@@ -118,6 +118,11 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
          u32* shares, int steps, int batch, int first_block) {
     const Place place = place_of(first_block + blockIdx.x);
     const int rank = place.rank;
+#if CELL == OWN
+    auto load_own = [&] { load_numbers(NUMBERS_AT, numbers, place); };
+#else
+    auto load_own = [] {};
+#endif
 
     // Where da_t of a turn's rows is.
     auto exchange_at = [&](int t, int turn) {
@@ -128,17 +133,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
     };
 #if TURNS > 1
     const int turns = live_turns(place.group, batch);
-    open_exchange();
-#if CELL == OWN
-    load_numbers(NUMBERS_AT, numbers, place);
-#endif
-    __syncthreads();
-    if (threadIdx.x >= THREADS) {
-        serve(matrix_of(W, place), rank, steps, turns, [&](int step, int turn) { return exchange_at(steps - 1 - step, turn); });
-        leave();
-        return;
-    }
-    have_registers<UNITS_REGISTERS, REGISTERS>();
+    if (!begin_turns(matrix_of(W, place), rank, steps, turns, [&](int step, int turn) { return exchange_at(steps - 1 - step, turn); }, load_own)) return;
 #endif
 
     Values pass[TURNS][ITEMS], dc[TURNS][ITEMS][C_STATES], c[TURNS][ITEMS];
@@ -283,9 +278,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
     Matrix A;
     load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
-#if CELL == OWN
-    load_numbers(NUMBERS_AT, numbers, place);
-#endif
+    load_own();
     if (AHEAD == 0) copied<0>();
     __syncthreads();
 

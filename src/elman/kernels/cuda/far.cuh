@@ -148,17 +148,7 @@ DEVICE void collect(const Matrix& A, int use, const Exchange& from, Fetch fetch)
     }
     __syncthreads();  // the chunks are read: their place is the sums' now
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp / WARPS_K * M_TILES * 16, slice = warp % WARPS_K;
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float sum = d[0][r][m][i];
-#pragma unroll
-                for (int c = 1; c < CHAINS; c++) sum += d[c][r][m][i];
-                partials(slice, r * 8 + lane % 4 * 2 + i % 2)[m0 + 16 * m + lane / 4 + 8 * (i / 2)] = sum;
-            }
+    store_sums(d, lane, m0, [&](int row) { return partials(slice, row); });
     __syncthreads();
 }
 

@@ -85,6 +85,11 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
         int steps, int batch, int first_block) {
     const Place place = place_of(first_block + blockIdx.x);
     const int rank = place.rank;
+#if CELL == OWN
+    auto load_own = [&] { load_numbers(NUMBERS_AT, numbers, place); };
+#else
+    auto load_own = [] {};
+#endif
 
     // The vectors that step t multiplies in a turn.
     auto exchange_at = [&](int t, int turn) {
@@ -95,17 +100,7 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
     };
 #if TURNS > 1
     const int turns = live_turns(place.group, batch);
-    open_exchange();
-#if CELL == OWN
-    load_numbers(NUMBERS_AT, numbers, place);
-#endif
-    __syncthreads();
-    if (threadIdx.x >= THREADS) {
-        serve(matrix_of(W, place), rank, steps, turns, exchange_at);
-        leave();
-        return;
-    }
-    have_registers<UNITS_REGISTERS, REGISTERS>();
+    if (!begin_turns(matrix_of(W, place), rank, steps, turns, exchange_at, load_own)) return;
 #endif
 
     Values h[TURNS][ITEMS], c[TURNS][ITEMS][C_STATES], b_n[ITEMS];
@@ -160,9 +155,7 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
     load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
     load_first_vector(h_first, place, batch);
-#if CELL == OWN
-    load_numbers(NUMBERS_AT, numbers, place);
-#endif
+    load_own();
     __syncthreads();
 #endif
 

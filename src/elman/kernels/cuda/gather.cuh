@@ -66,17 +66,7 @@ DEVICE void multiply(const Matrix& A, int buffer) {
                 for (int r = 0; r < ROW_TILES; r++) multiply_add(d[(k + j) % CHAINS][r][m], a, b[r][2 * j], b[r][2 * j + 1]);
             }
     }
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float sum = d[0][r][m][i];
-#pragma unroll
-                for (int c = 1; c < CHAINS; c++) sum += d[c][r][m][i];
-                partials(buffer, slice, r * 8 + lane % 4 * 2 + i % 2)[m0 + 16 * m + lane / 4 + 8 * (i / 2)] = sum;
-            }
+    store_sums(d, lane, m0, [&](int row) { return partials(buffer, slice, row); });
 }
 
 // ---- a step, in the words of forward.cu and backward.cu -------------------------------------------------

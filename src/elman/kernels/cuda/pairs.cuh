@@ -466,6 +466,21 @@ DEVICE void serve(const void* W, int rank, int steps, int turns, At at) {
     }
 }
 
+// Begins, `load_own` having loaded what units need. Warps that have none serve the others until the last step, and are done: false.
+template <class At, class Load>
+DEVICE bool begin_turns(const void* W, int rank, int steps, int turns, At at, Load load_own) {
+    open_exchange();
+    load_own();
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        serve(W, rank, steps, turns, at);
+        leave();
+        return false;
+    }
+    have_registers<UNITS_REGISTERS, REGISTERS>();
+    return true;
+}
+
 // Of those that have units: waits for the sums of both partners.
 template <class Fetch>
 DEVICE void collect(int use, Fetch fetch) {

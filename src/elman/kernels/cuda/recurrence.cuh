@@ -93,6 +93,42 @@ struct Matrix {
     }
 };
 
+// Tiles m and m + 1 of a warp, where there are two, times R tiles of rows, which lie PITCH bytes apart from `from` on.
+template <int M_TILES, int K_TILES, int PITCH, int CHAINS, int R>
+DEVICE void multiply_two(float (&d)[2][CHAINS][R][4], const Matrix& A, const uint4* shared_tiles, int m, u32 from) {
+#pragma unroll
+    for (int k = 0; k < K_TILES; k += 2) {
+        u32 b[R][4];
+#pragma unroll
+        for (int r = 0; r < R; r++) load_fragments(b[r], from + r * 8 * PITCH + k * 32);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int h = 0; h < 2 && m + h < M_TILES; h++) {
+                u32 a[4];
+                A.read(a, (m + h) * K_TILES + k + j, shared_tiles);
+#pragma unroll
+                for (int r = 0; r < R; r++) multiply_add(d[h][(k + j) % CHAINS][r], a, b[r][2 * j], b[r][2 * j + 1]);
+            }
+    }
+}
+
+// Stores what mma leaves a warp of M tiles of W, from row m0 on, chains added up; `at`(row) is where sums of a row of the batch are.
+template <int CHAINS, int R, int M, class At>
+DEVICE void store_sums(const float (&d)[CHAINS][R][M][4], int lane, int m0, At at) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float sum = d[0][r][m][i];
+#pragma unroll
+                for (int c = 1; c < CHAINS; c++) sum += d[c][r][m][i];
+                at(r * 8 + lane % 4 * 2 + i % 2)[m0 + 16 * m + lane / 4 + 8 * (i / 2)] = sum;
+            }
+}
+
 // ---- the units a thread owns ----------------------------------------------------------------------
 
 // Each thread owns ITEMS items, an item being WIDE consecutive units of one row.

@@ -64,21 +64,7 @@ DEVICE void multiply_and_scatter(const Matrix& A, int use, int rank) {
 #pragma unroll
     for (int m = 0; m < M_TILES; m += 2) {  // two tiles at a time keep the tensor cores busy
         float d[2][CHAINS][ROW_TILES][4] = {};
-#pragma unroll
-        for (int k = 0; k < K_TILES; k += 2) {
-            u32 b[ROW_TILES][4];
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++) load_fragments(b[r], from + r * 8 * PITCH + k * 32);
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-#pragma unroll
-                for (int h = 0; h < 2 && m + h < M_TILES; h++) {
-                    u32 a[4];
-                    A.read(a, (m + h) * K_TILES + k + j, shared_tiles());
-#pragma unroll
-                    for (int r = 0; r < ROW_TILES; r++) multiply_add(d[h][(k + j) % CHAINS][r], a, b[r][2 * j], b[r][2 * j + 1]);
-                }
-        }
+        multiply_two<M_TILES, K_TILES, PITCH>(d, A, shared_tiles(), m, from);
 #pragma unroll
         for (int h = 0; h < 2 && m + h < M_TILES; h++) {
             const int tile = tile_of(rank, warp, m + h);

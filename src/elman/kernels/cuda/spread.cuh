@@ -58,21 +58,7 @@ DEVICE void multiply_and_meet(const Matrix& A, int use, int rank, const Exchange
 #pragma unroll
         for (int first = 0; first < ROW_TILES; first += TOGETHER) {
             float d[2][CHAINS][TOGETHER][4] = {};
-#pragma unroll
-            for (int k = 0; k < K_TILES; k += 2) {
-                u32 b[TOGETHER][4];
-#pragma unroll
-                for (int r = 0; r < TOGETHER; r++) load_fragments(b[r], from + (first + r) * 8 * PITCH + k * 32);
-#pragma unroll
-                for (int j = 0; j < 2; j++)
-#pragma unroll
-                    for (int h = 0; h < 2 && m + h < M_TILES; h++) {
-                        u32 a[4];
-                        A.read(a, (m + h) * K_TILES + k + j, shared_tiles());
-#pragma unroll
-                        for (int r = 0; r < TOGETHER; r++) multiply_add(d[h][(k + j) % CHAINS][r], a, b[r][2 * j], b[r][2 * j + 1]);
-                    }
-            }
+            multiply_two<M_TILES, K_TILES, PITCH>(d, A, shared_tiles(), m, from + first * 8 * PITCH);
 #pragma unroll
             for (int h = 0; h < 2 && m + h < M_TILES; h++) {
                 const int tile = (m + h) * WARPS + warp;

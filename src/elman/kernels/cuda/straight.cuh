@@ -120,18 +120,7 @@ DEVICE void collect(const Matrix& A, int use, const Exchange& from, Fetch fetch)
                 multiply_add(d[tile % CHAINS][r][m], a, operand(w[tile % 2 * 2]), operand(w[tile % 2 * 2 + 1]));
             }
         }
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float sum = d[0][r][m][i];
-#pragma unroll
-                for (int c = 1; c < CHAINS; c++) sum += d[c][r][m][i];
-                partials(threadIdx.x / 32, r * 8 + lane % 4 * 2 + i % 2)[16 * m + lane / 4 + 8 * (i / 2)] = sum;
-            }
+    store_sums(d, threadIdx.x % 32, 0, [&](int row) { return partials(threadIdx.x / 32, row); });
     __syncthreads();
 }
 

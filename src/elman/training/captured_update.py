@@ -1,0 +1,207 @@
+"""Updates on a GPU as one CUDA graph, captured once and replayed."""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast, final
+
+import torch
+from torch import Tensor
+
+from elman import kernels
+from elman.kernels.cuda.small import Judge
+from elman.language_model import LanguageModel, Masks, State
+from elman.training.graphed import Graphed, tensors_of
+from elman.training.optimisation import gradient_norm, take_guarded_step
+from elman.training.processes import LaneGroups
+from elman.training.state import CarriedState
+from elman.training.whole_update import Outcome, Read, WholeUpdate, moved_by
+
+if TYPE_CHECKING:
+    from elman.training.loop import Training
+
+Loss = Callable[[Tensor, Tensor, State, Masks], tuple[Tensor, State]]
+"""The mean nats of y (batch, time) after x, and the state at the end."""
+
+PLACES = 64
+"""Updates on a GPU whose numbers are kept apart."""
+
+
+@final
+class CapturedUpdate(WholeUpdate):
+    """On a GPU, as one CUDA graph.
+
+    The first call runs step by step, so that kernels are compiled and the optimizer has made its
+    state; then it is captured.
+    """
+
+    name = "captured"
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        clip: float | None,
+        batch: int,
+        loss: Loss,
+        *,
+        groups: LaneGroups | None = None,
+        capture: bool = True,
+    ) -> None:
+        super().__init__(model, optimizer, clip, batch)
+        like, self.loss, self.groups = model.bias_q, loss, groups
+        self.rate, self.one = (torch.full((), n, device=like.device) for n in (0.0, 1.0))
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate
+        self.judge: Judge | None = None
+        if kernels.allows("cuda") and Judge.takes(self.parameters):
+            self.judge, self.late = Judge(like.device, clip, PLACES), PLACES - 1
+            self.events = [torch.cuda.Event() for _ in range(PLACES)]
+        pinned = {"pin_memory": like.is_cuda, "device": "cpu"}
+        self.numbers = torch.zeros(2, dtype=like.dtype, **pinned)  # nats, ‖g‖
+        self.capture, self.calls = capture, 0
+        self._graph: Graphed | None = None
+        self._joined = False
+        self._rate = 0.0
+        self._shape: tuple[bool, bool, list[str]] = (False, False, [])
+
+    @staticmethod
+    def refuses(training: "Training") -> str | None:
+        """Whether there is a GPU, and an optimizer that runs on it without asking back."""
+        if training.device.type != "cuda":
+            return f"the model is on {training.device.type}"
+        if not all(group.get("fused") for group in training.optimizer.param_groups):
+            return f"{type(training.optimizer).__name__} is not fused"
+        if training.groups.exact:
+            return f"lane_groups={training.groups.count} reads the lanes in several parts"
+        if training.settings.accumulate > 1:
+            return f"accumulate={training.settings.accumulate} reads several segments"
+        if training.model.shape.dropout.layers:
+            return "dropout between layers is drawn for each step"
+        return None
+
+    @classmethod
+    def of(cls, training: "Training") -> "CapturedUpdate":
+        """For windows of the training's shape."""
+        rows, groups = training.groups.rows, training.groups
+        together = groups if groups.processes.connected else None
+        return cls(
+            *moved_by(training), rows.stop - rows.start, training.read_window, groups=together
+        )
+
+    def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
+        """Launches the update and returns; what it returns waits."""
+        ((x, y, masks, *_),) = reads
+        inputs = [*self._windows(x, y), *self._flat(masks)]
+        if rate != self._rate:
+            self._rate = rate
+            self.rate.fill_(rate)
+        if self._graph is None and self.capture and self.calls > 0:
+            self._graph = self._captured(inputs)
+        place = self.calls % PLACES
+        self.calls += 1
+        (self._graph or self._update)(*inputs)
+        if self.judge is None:
+            return self._wait
+        self.events[place].record()
+        return functools.partial(self._told, self.judge, place)
+
+    def _told(self, judge: Judge, place: int) -> tuple[float, float]:
+        """Both numbers of one update, once the GPU has come so far."""
+        self.events[place].synchronize()
+        nats, norm = judge.told[place].tolist()
+        return nats, norm
+
+    def _wait(self) -> tuple[float, float]:
+        if self.rate.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        nats, norm = self.numbers.tolist()
+        return nats, norm
+
+    def _forget(self, held: Tensor) -> None:
+        if self.judge is None:
+            held.zero_()
+        else:  # the state that a failed update began with has to be there when it is looked at
+            torch.where(self.judge.broken, held, torch.zeros_like(held), out=held)
+
+    def forgive(self) -> None:
+        """Let updates change something again."""
+        if self.judge is not None:
+            self.judge.forgive()
+
+    def _captured(self, inputs: Sequence[Tensor]) -> Graphed:
+        for group in self.optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True
+        changes = [*tensors_of(self.model, self.optimizer), *self.held]
+        changes += [] if self.judge is None else self.judge.changes()
+        with warnings.catch_warnings():  # that it also runs uncaptured, to warm up, is no news
+            warnings.filterwarnings("ignore", message=".*capturable.*")
+            return Graphed(self._update, inputs, changes=changes)
+
+    def _windows(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """x and y; or, where y is x one token on, both as one: one copy instead of two."""
+        one = x.is_cuda and y.data_ptr() == x.data_ptr() + 8 and x.stride() == y.stride()
+        one = one and x.stride(1) == 1 and x.dtype == torch.int64
+        if self.calls == 0:
+            self._joined = one
+        if not self._joined:
+            return [x, y]
+        assert one, "windows of one training are all cut alike"
+        return [x.as_strided((x.shape[1] + 1, len(x)), x.stride()[::-1])]  # time first
+
+    def _update(self, *inputs: Tensor) -> tuple[()]:
+        if self._joined:
+            inputs = (inputs[0][:-1].T, inputs[0][1:].T, *inputs[1:])
+        x, y, *flat = inputs
+        self.optimizer.zero_grad()
+        loss, after = self.loss(x, y, self.state, self._masks(flat))
+        loss.backward(self.one.to(loss.dtype))
+        broken = self._judged(self._sum(loss.detach()))
+        for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
+            torch.where(broken, held, new.detach(), out=held)
+        return ()
+
+    def _sum(self, nats: Tensor) -> Tensor:
+        """Leave the gradient of all processes' lanes in `.grad`; their mean nats."""
+        if self.groups is None:
+            return nats
+        part = self.groups.own[0].part
+        gradients = [cast(Tensor, p.grad) for p in self.parameters]
+        flat = torch.cat([g.reshape(-1) for g in gradients] + [nats.reshape(1)]).mul_(part)
+        total = self.groups.processes.all_reduce(flat)
+        *parts, mean = total.split([g.numel() for g in gradients] + [1])
+        torch._foreach_copy_(
+            gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)]
+        )
+        return mean[0]
+
+    def _judged(self, loss: Tensor) -> Tensor:
+        """Step by g / max(1, ‖g‖/θ), unless loss or ‖g‖ is not finite; whether one is not."""
+        if self.judge is not None:
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            self.judge(gradients, loss)
+            scale = None if self.clip is None else self.judge.scale
+            take_guarded_step(self.optimizer, self.judge.refuse, scale)
+            return self.judge.broken
+        numbers = torch.stack([loss, gradient_norm(self.parameters)])
+        broken = (numbers.sum() * 0).ne(0)  # 0 · ∞ and 0 · NaN are NaN, which is not 0
+        scale = None if self.clip is None else (numbers[1] / self.clip).clamp(min=1.0)
+        take_guarded_step(self.optimizer, broken.float(), scale)
+        self.numbers.copy_(numbers, non_blocking=True)
+        return broken
+
+    def _flat(self, masks: Masks) -> list[Tensor]:
+        self._shape = (masks.inputs is not None, masks.outputs is not None, [*masks.recurrent])
+        return [
+            m for m in (masks.inputs, masks.outputs, *masks.recurrent.values()) if m is not None
+        ]
+
+    def _masks(self, flat: Sequence[Tensor]) -> Masks:
+        rest = list(flat)
+        inputs, outputs, names = self._shape
+        return Masks(
+            rest.pop(0) if inputs else None,
+            rest.pop(0) if outputs else None,
+            dict(zip(names, rest, strict=True)),
+        )
