@@ -122,7 +122,7 @@ class Stack:
     ) -> Pulls:
         """The pulls on xs, the first states and the weights: one pass back through all of time."""
         levels = self.levels()
-        inputs, held = self._sorted(kept, xs, levels)
+        inputs, held = self._sorted(kept, xs, levels, self._cut(xs, states, levels))
         dws: list[Gradients | None] = [None for _ in self.layers]
         dstates = list(dlast)
         for level in reversed(range(len(levels))):
@@ -159,7 +159,7 @@ class Stack:
     def traces(self, kept: list[Tensor]) -> list[Trace]:
         """What `forward` kept with `Stored`, as the trace of every layer in PyTorch's order."""
         levels = self.levels()
-        _, held = self._sorted(kept, kept[0], levels)
+        _, held = self._sorted(kept, kept[0], levels, [False] * len(levels))
         return [
             trace
             for strands, kepts in zip(levels, held, strict=True)
@@ -207,13 +207,28 @@ class Stack:
     def _half(self, dys: Tensor, direction: int) -> Tensor:
         return dys if self.directions == 1 else dys.chunk(2, -1)[direction]
 
+    def _cut(self, xs: Tensor, states: States, levels: list[list[Strand]]) -> list[bool]:
+        """Of each level, whether the memory cuts its time: wider inputs fill a budget sooner."""
+        h = states[0][0]
+        above = h.new_empty(1).expand(*xs.shape[:2], self.directions * h.shape[-1])
+        plans = [
+            strands[0].plan(above if level else xs, states[self._slice(level, 0)], self.memory)
+            for level, strands in enumerate(levels)
+        ]
+        return [plan.pieces > 1 for plan in plans]
+
     def _sorted(
-        self, kept: list[Tensor], xs: Tensor, levels: list[list[Strand]]
+        self, kept: list[Tensor], xs: Tensor, levels: list[list[Strand]], cut: list[bool]
     ) -> tuple[list[Tensor], list[list[list[Tensor]]]]:
-        """What `forward` kept, as each level's inputs and each strand's own."""
-        each = (len(kept) - (len(levels) - 1)) // (len(levels) * self.directions)
+        """What `forward` kept, as each level's inputs and each strand's own.
+
+        A strand whose time is cut keeps its states alone, all others what a trace has.
+        """
+        few = len(self.cell.states) * len(levels[0][0].layers)
+        whole = len(kept) - (len(levels) - 1) - few * self.directions * sum(cut)
+        many = whole // (self.directions * max(1, len(levels) - sum(cut)))
         inputs, held, kept = [xs], [], list(kept)
-        for level in range(len(levels)):
+        for level, each in enumerate([few if c else many for c in cut]):
             if level > 0:
                 inputs.append(kept.pop(0))
             held.append([[kept.pop(0) for _ in range(each)] for _ in range(self.directions)])
