@@ -63,7 +63,7 @@ class Stack:
     cell: Cell
     layers: Sequence[Weights]
     directions: int
-    kernels: Sequence[Kernel]  # one per direction
+    kernels: Sequence[Kernel]  # one per direction, or one per layer and direction
     carry: Carry
     memory: Memory
     dropout: Dropout | None = None
@@ -83,7 +83,7 @@ class Stack:
     def _strand(self, place: int) -> Strand:
         """One direction of one layer."""
         noise = None if self.noise is None else replace(self.noise, place=place)
-        kernel, layers = self.kernels[place % 2], self.layers
+        kernel, layers = self.kernels[place % len(self.kernels)], self.layers
         own = [layers[place]]
         return Strand(kernel, self.cell, own, None, self.lengths, len(layers), noise)
 
@@ -106,9 +106,17 @@ class Stack:
             xs = ys[0] if len(ys) == 1 else torch.cat(ys, -1)
         return xs, last, kept
 
-    def draw(self, xs: Tensor) -> Tensor | None:
-        """This backward pass's ξ; None where it is 1 everywhere."""
-        return draw(self.carry, xs, self.layers[0].W_hh.dtype)
+    def draw(self, xs: Tensor) -> list[Tensor | None]:
+        """This backward pass's ξ of every layer and direction; None where it is 1 everywhere.
+
+        They share one, as a cut is a moment in time. But through several layers that run both ways
+        a path may go back and forth and cross a moment twice, and E[ξ²] is not 1: there chance is
+        drawn for each layer and direction, each of which crosses a moment once.
+        """
+        places, dtype = len(self.layers), self.layers[0].W_hh.dtype
+        if self.carry.random and self.directions == 2 and places > 2:
+            return [draw(self.carry, xs, dtype) for _ in range(places)]
+        return [draw(self.carry, xs, dtype)] * places
 
     def backward(
         self,
@@ -118,7 +126,7 @@ class Stack:
         dys: Tensor | None,
         dlast: States,
         needs_dxs: bool,
-        xi: Tensor | None,
+        xis: Sequence[Tensor | None],
     ) -> Pulls:
         """The pulls on xs, the first states and the weights: one pass back through all of time."""
         levels = self.levels()
@@ -140,7 +148,7 @@ class Stack:
                     held[level][d],
                     None if dys is None else self.turn(self._half(dys, d), d),
                     dstates[here],
-                    self.turn_xi(xi, d),
+                    self.turn_xi(xis[here.start], d),
                     needs_dxs or level > 0,
                     own,
                 )
