@@ -30,8 +30,9 @@ def cell_step(cell, w, x, state):
     return (h @ w[-1].T if projected else h), c
 
 
-def run(cell, layers, directions, xs, states, weight=lambda moment: 1.0, masks=None, lengths=None):
-    """Outputs and last states; `weight(t)` is the ξ of the moment between steps t-1 and t.
+def run(cell, layers, directions, xs, states, weight=None, masks=None, lengths=None):
+    """Outputs and last states; `weight(t, i)` is the ξ of layer and direction i between steps t-1
+    and t.
 
     `layers` and `states` are lists in PyTorch's order; the two ends of time are never cut.
     """
@@ -44,8 +45,8 @@ def run(cell, layers, directions, xs, states, weight=lambda moment: 1.0, masks=N
             for t in range(steps) if d == 0 else reversed(range(steps)):
                 moment = t if d == 0 else t + 1
                 before = state
-                if 0 < moment < steps:
-                    before = tuple(scaled(s, weight(moment)) for s in state)
+                if weight is not None and 0 < moment < steps:
+                    before = tuple(scaled(s, weight(moment, place)) for s in state)
                 after = cell_step(cell, layers[place], xs[t], before)
                 if lengths is not None:
                     runs = (t < lengths)[:, None]

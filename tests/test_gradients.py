@@ -88,8 +88,10 @@ class Problem:
         """What the carry promises, by autograd through a bare loop."""
         if isinstance(carry, Sliding):
             return self._sliding(carry)
-        xi = fresh(carry).weights(len(self.xs), self.xs.shape[1])
-        ys, last = self.loop(lambda moment: xi[moment])
+        carry, places, shape = fresh(carry), len(self.stacked[0]), self.xs.shape[:2]
+        apart = carry.random and self.module.bidirectional and places > 2
+        each = [carry.weights(*shape) for _ in range(places if apart else 1)]
+        ys, last = self.loop(lambda moment, place: each[place % len(each)][moment])
         return gradients([ys, *last], self.inputs, [self.dys, *self.dlast])
 
     def _sliding(self, carry: Sliding) -> list[Tensor]:
@@ -99,7 +101,7 @@ class Problem:
         for first in range(0, steps, carry.every):
             last = min(first + carry.every, steps)
             edges = (max(0, last - carry.steps), min(steps, first + carry.steps))
-            ys, ends = self.loop(lambda moment, edges=edges: 0.0 if moment in edges else 1.0)
+            ys, ends = self.loop(lambda moment, _, edges=edges: 0.0 if moment in edges else 1.0)
             pull = torch.zeros_like(self.dys)
             pull[first:last] = self.dys[first:last]
             reverse = (torch.arange(len(self.stacked[0])) % 2 == 1)[:, None, None] & both
@@ -228,7 +230,7 @@ def test_dropout_between_layers_is_part_of_the_gradient(directions, memory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "randint", lambda *_, **__: torch.tensor(11))
         found = p.gradients()
-    ys, last = p.loop(lambda moment: 1.0, masks)
+    ys, last = p.loop(None, masks)
     agree(found, gradients([ys, *last], p.inputs, [p.dys, *p.dlast]))
 
 
@@ -267,9 +269,9 @@ def test_gradients_of_gradients_equal_autograds(directions, carry):
     agree(found, wanted)
 
 
-def repeated(carry, draws: int = 1) -> Tensor:
+def repeated(carry, draws: int = 1, layers: int = 1, directions: int = 1) -> Tensor:
     """dW_hh of many backward passes through one forward pass."""
-    p = problem("tanh", 1, carry=carry)
+    p = problem("tanh", layers, directions, carry=carry)
     ys, _ = p.module(p.xs, p.stacked[0])
     weight = p.module.weight_hh_l0
     return torch.stack(
@@ -294,6 +296,18 @@ def test_a_randomized_gradient_is_right_on_average_where_a_truncated_one_is_not(
     assert bool(((mean - exact).abs() <= 5 * error).all())
     assert (mean - exact).norm() <= 1.5 * error.norm()
     assert (repeated(Truncated(window=5))[0] - exact).norm() > 4 * error.norm()
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize(("layers", "directions"), [(3, 1), (1, 2), (3, 2)])
+def test_a_randomized_gradient_is_right_on_average_in_any_stack(layers, directions, per_row):
+    """Both ways and in several layers a path crosses a moment more than once."""
+    shape = {"layers": layers, "directions": directions}
+    carry = Randomized(keep=0.8, seed=1, per_row=per_row)
+    exact, found = repeated(Full(), **shape)[0], repeated(carry, 600, **shape)
+    mean, error = found.mean(0), found.std(0) / len(found) ** 0.5
+    assert bool(((mean - exact).abs() <= 5 * error).all())
+    assert (mean - exact).norm() <= 1.5 * error.norm()
 
 
 @pytest.mark.parametrize("directions", [1, 2])

@@ -148,6 +148,38 @@ def test_the_gradient_is_the_stored_one_to_the_last_bit(make, carry, monkeypatch
             assert torch.equal(w, g), memory
 
 
+@pytest.mark.parametrize(
+    ("kind", "budget"), [(nn.RNN, 450_000), (nn.GRU, 1_050_000), (nn.LSTM, 1_200_000)]
+)
+def test_a_budget_may_hold_a_narrow_layer_whole_and_not_the_wider_ones(kind, budget):
+    """Both ways, layers above the first read two states at once."""
+
+    def make(**options):
+        return kind(8, 16, 3, bidirectional=True, dtype=torch.float64, **options)
+
+    wanted = gradients(make, Stored())
+    for each in (budget // 2, budget, 2 * budget):
+        found = gradients(make, Checkpointed(budget=each))
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_a_compiled_module_with_dropout_plans_as_it_runs():
+    """Masks count in a budget, also while a compiler looks at shapes alone."""
+
+    def make(**options):
+        return nn.GRU(8, 8, 3, dropout=0.3, dtype=torch.float64, **options)
+
+    def compiled(**options):
+        module = make(**options)
+        module.compile(backend="aot_eager")
+        return module
+
+    torch._dynamo.reset()
+    memory = Checkpointed(budget=275_000)  # with masks that is too little to store everything
+    found, wanted = gradients(compiled, memory), gradients(make, memory)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 def test_the_smallest_budget_named_in_a_refusal_is_accepted(make):
     budget = smallest_budget(make)

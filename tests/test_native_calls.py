@@ -358,6 +358,19 @@ def test_packed_rows_have_the_bits_of_the_long_way(
     assert same(list(last) if isinstance(last, tuple) else [last], found[1 : 1 + len(state)])
 
 
+def test_the_first_call_of_parametrized_weights_may_be_checkpointed():
+    """They are computed whenever they are asked for, also to choose what runs."""
+    module = nn.LSTM(5, 8, 2, proj_size=3)
+    torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    found = checkpoint(module, x, use_reentrant=False)[0]
+    found, wanted = (
+        torch.autograd.grad(ys.square().sum(), [x, *module.parameters()])
+        for ys in (found, module(x)[0])
+    )
+    assert same(found, wanted)
+
+
 @pytest.mark.parametrize("options", [{}, {"proj_size": 3}])
 def test_the_first_packed_call_of_a_module_may_be_checkpointed(options):
     """torch.utils.checkpoint counts what is kept: to choose a kernel must keep nothing."""

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import PackedSequence
 
 from elman.cells import named
@@ -88,7 +89,8 @@ class Module(LongWay):
             return self._run_long(input, state)
         how = self._settled.get(key)
         if how is None:  # from now on; and now, since bits may differ
-            how = self._settled.settle(key, self._settle(*self._time_first(input, state)))
+            with _unseen():
+                how = self._settled.settle(key, self._settle(*self._time_first(input, state)))
         return self._settled_call(how, input, state) or self._run_long(input, state)
 
     def _run_long(
@@ -109,13 +111,15 @@ class Module(LongWay):
         """Rows of different lengths: a row that has ended holds its state."""
         how = None if key is None else self._settled.get(key)
         if how is None:
-            state = self._checked_pack(input, state)
+            with _unseen():
+                state = self._checked_pack(input, state)
         elif state is None:
             state = self._zeros(int(input.batch_sizes[0]), input.data.dtype, input.data.device)
         if input.sorted_indices is not None:
             state = [s.index_select(1, input.sorted_indices) for s in state]
         if key is not None and how is None:
-            how = self._settled.settle(key, self._settle_packed(input, state))
+            with _unseen():
+                how = self._settled.settle(key, self._settle_packed(input, state))
         done = None
         if how is not None and how.is_short:
             done = how.run_packed(input, state, self._weights())
@@ -356,6 +360,14 @@ class Module(LongWay):
         x, state = _widened(x, state)
         with uncast(x):
             return self._job(self._inputs(*self._time_first(x, state)))
+
+
+def _unseen() -> contextlib.AbstractContextManager[object]:
+    """A context for the first call of a shape alone: weights that are computed when they are asked
+    for (`parametrize`) are asked for there, and `torch.utils.checkpoint` must not count that."""
+    if torch.compiler.is_compiling() or not whole.is_hooked():
+        return contextlib.nullcontext()
+    return saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 def _widened(x: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, Sequence[Tensor] | None]:

@@ -21,6 +21,7 @@ from elman.gradients.memory import Memory
 from elman.kernels import Empty
 from elman.recurrence.operator import Inputs, Recipe, backward, forward, restack, unstack
 from elman.recurrence.seams import Chunks
+from elman.recurrence.strand import Dropout
 
 
 @final
@@ -88,7 +89,10 @@ def _(
     recipe = _recipe(cell, bias, projected, directions, dropout, number)
     x = Inputs(xs, stacked, weights, lengths, None)
     stack = recipe.stack(x)
-    stack = stack.replaced(kernels=[Empty(kernel) for kernel in stack.kernels])
+    stack = stack.replaced(
+        kernels=[Empty(kernel) for kernel in stack.kernels],
+        dropout=Dropout(0.0, 0) if seed is not None and dropout else None,  # a budget counts masks
+    )
     ys, last, kept = stack.forward(xs, unstack(stacked), *recipe.keeping(keep))
     return [ys.new_empty(ys.shape), *restack(last), *kept]
 

@@ -296,10 +296,10 @@ def _reversed(
     if stack.carry.in_blocks:
         once = _bare if watched else _there_and_back
         return slide(stack, xs, states, kept, dys, dlast, needs_dxs, once)
-    xi = stack.draw(xs)
+    xis = stack.draw(xs)
     if watched:
-        return _bare(stack, xs, states, dys, dlast, needs_dxs, xi)
-    return stack.backward(xs, states, kept, dys, dlast, needs_dxs, xi)
+        return _bare(stack, xs, states, dys, dlast, needs_dxs, xis)
+    return stack.backward(xs, states, kept, dys, dlast, needs_dxs, xis)
 
 
 def _there_and_back(
@@ -312,7 +312,7 @@ def _there_and_back(
 ) -> Pulls:
     """A whole pass with nothing cut, from nothing but the inputs."""
     kept = stack.forward(xs, states, keep=True)[2]
-    return stack.backward(xs, states, kept, dys, dlast, needs_dxs, None)
+    return stack.backward(xs, states, kept, dys, dlast, needs_dxs, [None] * len(stack.layers))
 
 
 def _bare(
@@ -322,10 +322,11 @@ def _bare(
     dys: Tensor | None,
     dlast: States,
     needs_dxs: bool,
-    xi: Tensor | None = None,
+    xis: Sequence[Tensor | None] = (),
 ) -> Pulls:
     """The same by autograd, leaving a graph behind."""
-    loops = [Bare(stack.turn_xi(xi, d)) for d in range(stack.directions)]
+    xis = xis or [None] * len(stack.layers)
+    loops = [Bare(stack.turn_xi(xi, i % stack.directions)) for i, xi in enumerate(xis)]
     seen = stack.replaced(kernels=loops, memory=Stored())
     ys, last, _ = seen.forward(xs, states, keep=False)
     outs = zip([ys, *_flat(last)], [dys, *_flat(dlast)], strict=True)

@@ -93,7 +93,7 @@ def _carried(stack: Stack, strand: Strand, xs: Tensor, states: States, total: To
         if piece in hold:
             held[piece] = states
         states = strand.advance(xs, states, *plan.bounds(piece))
-    xi, dstates = stack.draw(xs), total.pulls.dstates
+    xi, dstates = stack.draw(xs)[0], total.pulls.dstates  # of a stack that runs one way
     for piece, before in strand.reversed_pieces(plan, xs, held):
         start, stop = plan.bounds(piece)
         traces = strand.forward(xs, before, start, stop)

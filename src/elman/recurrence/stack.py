@@ -63,7 +63,7 @@ class Stack:
     cell: Cell
     layers: Sequence[Weights]
     directions: int
-    kernels: Sequence[Kernel]  # one per direction
+    kernels: Sequence[Kernel]  # one per direction, or one per layer and direction
     carry: Carry
     memory: Memory
     dropout: Dropout | None = None
@@ -83,7 +83,7 @@ class Stack:
     def _strand(self, place: int) -> Strand:
         """One direction of one layer."""
         noise = None if self.noise is None else replace(self.noise, place=place)
-        kernel, layers = self.kernels[place % 2], self.layers
+        kernel, layers = self.kernels[place % len(self.kernels)], self.layers
         own = [layers[place]]
         return Strand(kernel, self.cell, own, None, self.lengths, len(layers), noise)
 
@@ -106,9 +106,17 @@ class Stack:
             xs = ys[0] if len(ys) == 1 else torch.cat(ys, -1)
         return xs, last, kept
 
-    def draw(self, xs: Tensor) -> Tensor | None:
-        """This backward pass's ξ; None where it is 1 everywhere."""
-        return draw(self.carry, xs, self.layers[0].W_hh.dtype)
+    def draw(self, xs: Tensor) -> list[Tensor | None]:
+        """This backward pass's ξ of every layer and direction; None where it is 1 everywhere.
+
+        They share one, as a cut is a moment in time. But through several layers that run both ways
+        a path may go back and forth and cross a moment twice, and E[ξ²] is not 1: there chance is
+        drawn for each layer and direction, each of which crosses a moment once.
+        """
+        places, dtype = len(self.layers), self.layers[0].W_hh.dtype
+        if self.carry.random and self.directions == 2 and places > 2:
+            return [draw(self.carry, xs, dtype) for _ in range(places)]
+        return [draw(self.carry, xs, dtype)] * places
 
     def backward(
         self,
@@ -118,11 +126,11 @@ class Stack:
         dys: Tensor | None,
         dlast: States,
         needs_dxs: bool,
-        xi: Tensor | None,
+        xis: Sequence[Tensor | None],
     ) -> Pulls:
         """The pulls on xs, the first states and the weights: one pass back through all of time."""
         levels = self.levels()
-        inputs, held = self._sorted(kept, xs, levels)
+        inputs, held = self._sorted(kept, xs, levels, self._cut(xs, states, levels))
         dws: list[Gradients | None] = [None for _ in self.layers]
         dstates = list(dlast)
         for level in reversed(range(len(levels))):
@@ -140,7 +148,7 @@ class Stack:
                     held[level][d],
                     None if dys is None else self.turn(self._half(dys, d), d),
                     dstates[here],
-                    self.turn_xi(xi, d),
+                    self.turn_xi(xis[here.start], d),
                     needs_dxs or level > 0,
                     own,
                 )
@@ -159,7 +167,7 @@ class Stack:
     def traces(self, kept: list[Tensor]) -> list[Trace]:
         """What `forward` kept with `Stored`, as the trace of every layer in PyTorch's order."""
         levels = self.levels()
-        _, held = self._sorted(kept, kept[0], levels)
+        _, held = self._sorted(kept, kept[0], levels, [False] * len(levels))
         return [
             trace
             for strands, kepts in zip(levels, held, strict=True)
@@ -207,13 +215,28 @@ class Stack:
     def _half(self, dys: Tensor, direction: int) -> Tensor:
         return dys if self.directions == 1 else dys.chunk(2, -1)[direction]
 
+    def _cut(self, xs: Tensor, states: States, levels: list[list[Strand]]) -> list[bool]:
+        """Of each level, whether the memory cuts its time: wider inputs fill a budget sooner."""
+        h = states[0][0]
+        above = h.new_empty(1).expand(*xs.shape[:2], self.directions * h.shape[-1])
+        plans = [
+            strands[0].plan(above if level else xs, states[self._slice(level, 0)], self.memory)
+            for level, strands in enumerate(levels)
+        ]
+        return [plan.pieces > 1 for plan in plans]
+
     def _sorted(
-        self, kept: list[Tensor], xs: Tensor, levels: list[list[Strand]]
+        self, kept: list[Tensor], xs: Tensor, levels: list[list[Strand]], cut: list[bool]
     ) -> tuple[list[Tensor], list[list[list[Tensor]]]]:
-        """What `forward` kept, as each level's inputs and each strand's own."""
-        each = (len(kept) - (len(levels) - 1)) // (len(levels) * self.directions)
+        """What `forward` kept, as each level's inputs and each strand's own.
+
+        A strand whose time is cut keeps its states alone, all others what a trace has.
+        """
+        few = len(self.cell.states) * len(levels[0][0].layers)
+        whole = len(kept) - (len(levels) - 1) - few * self.directions * sum(cut)
+        many = whole // (self.directions * max(1, len(levels) - sum(cut)))
         inputs, held, kept = [xs], [], list(kept)
-        for level in range(len(levels)):
+        for level, each in enumerate([few if c else many for c in cut]):
             if level > 0:
                 inputs.append(kept.pop(0))
             held.append([[kept.pop(0) for _ in range(each)] for _ in range(self.directions)])

@@ -48,6 +48,8 @@ class Dropout:
 
     def mask(self, hs: Tensor, layer: int, start: int) -> Tensor:
         """0 with probability p, else 1/(1-p), shaped like hs."""
+        if self.p == 0:  # a compiler, which has no numbers, draws none either
+            return torch.ones_like(hs)
         start += self.origin
         first, last = start // self.grain, (start + len(hs) - 1) // self.grain
         random = torch.Generator(hs.device)

@@ -54,7 +54,7 @@ def recomputes() -> bool:
     With `use_reentrant` it leaves no hooks: it runs a call without gradients, and then once more
     inside its own backward pass.
     """
-    if _autograd._top_saved_tensors_default_hooks(True) is not None:
+    if is_hooked():
         return True
     if torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
         return False
@@ -64,6 +64,11 @@ def recomputes() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def is_hooked() -> bool:
+    """Whether somebody hooks what autograd keeps."""
+    return _autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def recurrence(
