@@ -89,7 +89,7 @@ def end_tidily() -> None:
             signal.signal(which, end)
 
 
-SETTING = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>[\w.-]+)")
+SETTING = re.compile(r"\b(?P<name>[a-z_]+)=(?P<quote>\"?)(?P<value>[\w.-]+)(?P=quote)")
 
 
 @contextmanager
@@ -102,7 +102,11 @@ def as_typed(options: Mapping[str, Any]) -> Iterator[None]:
 
     def typed(setting: re.Match[str]) -> str:
         name, value = setting["name"], setting["value"]
-        return f"{flag(name)} {0 if value == 'None' else value}" if name in options else setting[0]
+        if name not in options:
+            return setting[0]
+        if value in ("True", "False"):
+            return flag(name) if value == "True" else f"no {flag(name)}"
+        return f"{flag(name)} {0 if value == 'None' else value}"
 
     try:
         yield
