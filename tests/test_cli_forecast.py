@@ -503,3 +503,43 @@ def test_one_process_at_a_time_compares_in_a_folder(tmp_path, capsys, monkeypatc
     assert "is being written to already, in this very process" in said[2]
     assert not (out / ".lock").exists()
     assert load_ensemble(out)
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "hint"),
+    [
+        ("a,b,c\n" + "1,,2\n3,,4\n2,,7\n" * 8 + "5,6,7\n8,9,7\n", [], "--column a --column c"),
+        (
+            "shop,x\n" + "n,1\nn,5\ns,4\n" * 12 + "new,3\nnew,4\n",
+            ["--group", "shop"],
+            "leave out the rows of new",
+        ),
+    ],
+)
+def test_a_series_too_short_among_others_is_told_with_how_to_leave_it_out(
+    tmp_path, capsys, table, options, hint
+):
+    (tmp_path / "t.csv").write_text(table)
+    assert run(["forecast", str(tmp_path / "t.csv"), "--steps", "3", *options]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(hint)
+
+
+def test_a_forecaster_and_a_run_are_told_apart(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["forecast", "sine", "--model", "last", "--steps", "2"]
+    assert run([*words, "--out", "fo/sine"]) == 0
+    for verb in ("generate", "evaluate", "report"):
+        capsys.readouterr()
+        assert run([verb, "fo/sine"]) == 2
+        said = capsys.readouterr().err
+        assert "error: fo/sine is a forecaster, not a run of a language model" in said
+        assert "hint: elman forecast NEW.csv --run fo/sine" in said
+    (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    assert (
+        run(["train", "book.txt", "--hidden-size", "4", "--epochs", "1", "--out", "lm/book"]) == 0
+    )
+    capsys.readouterr()
+    assert run(["forecast", "sine", "--run", "lm/book"]) == 2
+    assert "hint: elman generate lm/book uses it" in capsys.readouterr().err
+    assert run(["generate", "lm"]) == 2
+    assert "hint: it holds some: lm/book" in capsys.readouterr().err

@@ -299,6 +299,20 @@ def test_a_text_that_was_only_moved_is_resumed_from_where_it_is_now(
     assert run(["evaluate", "run"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("--tied --embedding-size 3 --hidden-size 6", "--embedding-size 6, or no --tied"),
+        ("--lower --level byte", "--clean letters, or --level char and --lower"),
+        ("--min-freq 100000", "keeps it, --min-freq 0 keeps all"),
+        ("--window 5000 --batch-size 2", "a smaller batch, or --window 431 fits"),
+    ],
+)
+def test_a_hint_is_in_words_that_can_be_typed(text, tmp_path, capsys, typed, hint):
+    assert run(["train", str(text), "--out", str(tmp_path / "run"), *typed.split()]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(hint)
+
+
 def test_resume_refuses_another_text(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert train(text, tmp_path / "run") == 0

@@ -5,10 +5,12 @@ import io
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -301,7 +303,11 @@ def test_a_folder_that_is_no_run_is_refused(capsys, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
-def test_ctrl_c_ends_cleanly_after_what_was_written(tiny_run):
+@pytest.mark.parametrize(
+    ("sent", "status", "told"),
+    [("SIGINT", 130, b"interrupted"), ("SIGTERM", 143, b"ended by SIGTERM")],
+)
+def test_a_signal_ends_cleanly_after_what_was_written(tiny_run, sent, status, told):
     words = [sys.executable, "-m", "elman", "generate", str(tiny_run()), "--length", "10000000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # A shell's background job ignores Ctrl-C, and so would its children: give it its meaning back.
@@ -309,15 +315,33 @@ def test_ctrl_c_ends_cleanly_after_what_was_written(tiny_run):
     with subprocess.Popen(words, preexec_fn=heed, **pipes) as process:
         assert process.stdout is not None
         first = process.stdout.read(5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(getattr(signal, sent))
         try:
             rest, said = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == status
     assert len(first) == 5
     assert rest.endswith(b"\n")
-    assert said in (b"", b"error: interrupted\n")  # some versions of typer leave nothing to say
+    assert said == b"error: " + told + b"\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize("sent", ["SIGTERM", "SIGHUP"])
+def test_a_verb_that_is_ended_leaves_no_half_written_file(tmp_path, sent):
+    (tmp_path / "noise").write_bytes(random.Random(0).randbytes(3_000_000))
+    words = [sys.executable, "-m", "elman", "compress", "noise", "--level", "best"]
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not list(tmp_path.glob(".*.partial")):
+            time.sleep(0.01)
+        process.send_signal(getattr(signal, sent))
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + getattr(signal, sent)
+    assert said == f"error: ended by {sent}\n".encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["noise"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")

@@ -75,10 +75,39 @@ def test_a_folder_is_its_texts_in_sorted_order(tmp_path):
     (tmp_path / "b" / "one.txt").write_text("third\n")
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "a2.txt.gz").write_bytes(gzip.compress(b"second\n"))
-    (tmp_path / "c.txt").write_text("last")
+    (tmp_path / "c.TXT").write_text("last")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
     assert corpus.load(tmp_path) == "first\nsecond\nthird\nlast"
     assert corpus.load_bytes(tmp_path) == b"first\nsecond\nthird\nlast"
+
+
+def test_what_of_a_folder_is_no_text_is_told(tmp_path):
+    for name in ("a.txt", "b.md", "c.md", "sub/d.html", ".git/e", "run/config.json", "run/f"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    said = corpus.left_out(tmp_path, corpus.texts_in(tmp_path))
+    assert said == f"3 of the 4 files in {tmp_path} are not read as text: 2 .md, 1 .html"
+    assert corpus.left_out(tmp_path / "sub", [tmp_path / "sub" / "d.html"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "command"),
+    [
+        (b"PK\x03\x04\0rest", "a zip file", "unzip -p"),
+        (b"\xfd7zXZ\0\0", "packed by xz", "xz -dc"),
+        (b"BZh91AY&SY\xff", "packed by bzip2", "bzip2 -dc"),
+        (b"%PDF-1.4\n%\xe2\xe3", "a PDF document", "pdftotext"),
+        (b"\x1f\x8b\x08\0", "packed by gzip", "gzip -dc"),
+        (b"a.txt".ljust(257, b"\0") + b"ustar", "a tar archive", "tar -xOf"),
+    ],
+)
+def test_a_packed_text_is_named_with_what_unpacks_it(tmp_path, data, kind, command):
+    path = tmp_path / "packed text"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=f"is {kind}.*not text") as refusal:
+        corpus.load(path)
+    assert f"{command} '{path}'" in refusal.value.hint
+    assert refusal.value.hint.endswith(" | elman … -")
 
 
 @pytest.mark.parametrize("encoding", ["undefined", "rot13", "hex", "base64", "no-such", ""])

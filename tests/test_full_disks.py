@@ -314,6 +314,17 @@ def test_a_verb_survives_a_file_that_cannot_grow(verb, size, book, tmp_path, cap
     assert elman(again if begun else words) == 0, capsys.readouterr().err
 
 
+def test_a_shard_that_fits_in_part_says_why_it_is_not_whole(tmp_path, capsys):
+    (tmp_path / "long.txt").write_text("the quick brown fox\n" * 5_000)
+    words = ["prepare", str(tmp_path / "long.txt"), "--out", str(tmp_path / "p")]
+    with small_files(60_000):
+        assert elman(words) == 1
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path / 'p' / '00000.ids'}: File too large" in said
+    assert "hint: make room and type it again" in said
+    assert elman(words) == 0
+
+
 def test_a_prepared_text_outlives_a_full_disk_under_force(book, tmp_path, capsys):
     out = tmp_path / "p"
     assert elman(["prepare", str(book), "--level", "word", "--out", str(out)]) == 0

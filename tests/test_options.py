@@ -30,6 +30,7 @@ class Oven:
         ({"heat": -1.0}, r"heat=-1.0 must be .* below 300; try heat=180.0 \(Degrees\)"),
         ({"heat": 300.0}, "below 300"),
         ({"heat": float("nan")}, "heat=nan"),
+        ({"heat": float("inf")}, "heat=inf must be finite"),
         ({"rack": "floor"}, "unknown rack 'floor'; one of top, middle"),
         ({"minutes": 0}, r"minutes=0 must be positive; try minutes=None \(0: until done\)"),
     ],

@@ -74,6 +74,7 @@ class Option:
         if value is None and (self.zero_is_none or type(None) in kinds or object in kinds):
             return
         rule = _other_type(value, kinds) or (None if self._inside(value) else self.range)
+        rule = "finite" if rule and value == math.inf else rule
         if rule is not None:
             hint = self.hint or f"try {name}={self.show(default)} ({self.help})"
             raise UserError(f"{name}={_short(value)} must be {rule}", hint=hint)

@@ -4,6 +4,7 @@ Verbs import what they need inside their functions, so `elman --help` never wait
 """
 
 import os
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -28,7 +29,15 @@ from elman.cli import (
     train,
 )
 from elman.cli.console import complain, silence
-from elman.cli.limits import check_folder, check_streams, guarded, refused
+from elman.cli.limits import (
+    ENDED,
+    Stopped,
+    check_folder,
+    check_streams,
+    end_tidily,
+    guarded,
+    refused,
+)
 from elman.errors import UserError, WorkFailed
 from elman.files import is_full
 
@@ -77,8 +86,12 @@ app.command("demo")(guarded(demo.demo))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: exit 2 for a bad request, 1 for failed work, 130 after Ctrl-C."""
+    """Run the command line: exit 2 for a bad request, 1 for failed work, 130 after Ctrl-C.
+
+    Ended by another signal, it is 128 and its number, as shells have it.
+    """
     _wait_briefly()
+    end_tidily()
     sys.exit(run(arguments))
 
 
@@ -96,6 +109,8 @@ def _run(arguments: list[str] | None) -> int:
         check_folder()
         status = app(arguments, prog_name="elman", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written should fail here, not while Python shuts down
+        if status == 130 and ENDED:  # before a verb began: typer takes it for Ctrl-C
+            return _stopped()
     except UserError as refusal:
         _say(refusal.message, refusal.hint)
         return 2
@@ -108,9 +123,8 @@ def _run(arguments: list[str] | None) -> int:
         else:
             _say(*refused(refusal))
         return 2
-    except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted")
-        return 130
+    except (Stopped, KeyboardInterrupt, typer.Abort):
+        return _stopped()
     except BrokenPipeError:  # the reader of our output has left, as `| head` does: nothing to say
         silence(sys.stdout)
         return 1
@@ -136,6 +150,11 @@ def _run(arguments: list[str] | None) -> int:
         )
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _stopped() -> int:
+    _say(f"ended by {ENDED[0].name}" if ENDED else "interrupted")
+    return 128 + (ENDED[0] if ENDED else signal.SIGINT)
 
 
 def _say(message: str, hint: str = "") -> None:

@@ -5,6 +5,7 @@ import io
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from elman.cli.console import silence, terminals
 from elman.errors import UserError
 from elman.options import LARGEST, flag
 
@@ -44,13 +46,50 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
                 )
             if isinstance(value, float) and math.isnan(value):
                 raise UserError(f"{flag(name)} nan is not a number", hint="leave it out")
-        with as_typed(options):
+        with as_typed(options), stoppable():
             return verb(*positional, **options)
 
     return called
 
 
-SETTING = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>[\w.-]+)")
+class Stopped(Exception):
+    """Ctrl-C, under a name that typer leaves alone: some of its releases end without a word."""
+
+
+ENDED: list[signal.Signals] = []
+"""SIGTERM or SIGHUP, once it has come: it ends a verb as Ctrl-C does."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let Ctrl-C reach `elman.cli.run`, which says so."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise Stopped from stop
+
+
+def end_tidily() -> None:
+    """Let SIGTERM, and SIGHUP of a terminal that is closed, end a verb as Ctrl-C does.
+
+    By default they leave half a file under a hidden name. What is ignored stays so, as under nohup.
+    """
+    screens = terminals()
+
+    def end(number: int, frame: Any) -> None:
+        if number == getattr(signal, "SIGHUP", None):
+            for screen in screens:
+                silence(screen)
+        ENDED.append(signal.Signals(number))
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):
+        which = getattr(signal, name, None)
+        if which is not None and signal.getsignal(which) is signal.SIG_DFL:
+            signal.signal(which, end)
+
+
+SETTING = re.compile(r"\b(?P<name>[a-z_]+)=(?P<quote>\"?)(?P<value>[\w.-]+)(?P=quote)")
 
 
 @contextmanager
@@ -63,7 +102,11 @@ def as_typed(options: Mapping[str, Any]) -> Iterator[None]:
 
     def typed(setting: re.Match[str]) -> str:
         name, value = setting["name"], setting["value"]
-        return f"{flag(name)} {0 if value == 'None' else value}" if name in options else setting[0]
+        if name not in options:
+            return setting[0]
+        if value in ("True", "False"):
+            return flag(name) if value == "True" else f"no {flag(name)}"
+        return f"{flag(name)} {0 if value == 'None' else value}"
 
     try:
         yield

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from elman.cli.limits import a_path, as_typed
+from elman.cli.limits import a_path, as_typed, stoppable
 from elman.options import Described, flag
 
 BY_TEXT = "by the text"
@@ -65,7 +65,7 @@ def with_options(
 
     @functools.wraps(function)
     def called(**typed: Any) -> Any:
-        with as_typed(typed):
+        with as_typed(typed), stoppable():
             return function(**typed)
 
     called.__dict__["__signature__"] = plain.replace(parameters=made)

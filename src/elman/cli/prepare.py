@@ -11,7 +11,16 @@ import typer
 
 from elman.cli.console import emit, note, progress
 from elman.cli.limits import a_path
-from elman.cli.source import Clean, Encoding, Errors, Lower, Tokenizer, VocabSize, printable
+from elman.cli.source import (
+    Clean,
+    Encoding,
+    Errors,
+    Lower,
+    Tokenizer,
+    VocabSize,
+    printable,
+    tell_left_out,
+)
 
 if TYPE_CHECKING:
     from elman.text.preparation import Step
@@ -53,10 +62,13 @@ def prepare(
     from elman.text.preparation import prepare as prepared
     from elman.text.prepared import Data
     from elman.text.shards import Index
+    from elman.text.streaming import files_of
 
     data = Data("-", level, clean, 0, min_freq, validation, encoding, errors, lower)
     data = replace(data, vocab_size=vocab_size, tokenizer=tokenizer, test=test)
     request = Request(tuple(sources), data, field, shard_tokens)
+    for source in sources:
+        tell_left_out(source, lambda folder: files_of([str(folder)]))
     try:
         _show(prepared(request, out, force=force), printable(", ".join(sources)))
     except KeyboardInterrupt:

@@ -1,13 +1,16 @@
 """The SOURCE that most verbs read, the options that go with it, and its progress bar."""
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elman.cli.console import progress
+from elman.cli.console import note, progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from elman.text.datasets import Progress
     from elman.text.prepared import Data, Text
 
@@ -48,10 +51,25 @@ def data_of(default_level: str, **given: Any) -> "Data":
 
 def read(data: "Data") -> "Text":
     """The text that `data` describes; a download shows how far it is."""
-    from elman.text import prepared
+    from elman.text import corpus, prepared
 
     with progress() as bar:
-        return prepared.read(data, progress=_shown(bar, data.source))
+        text = prepared.read(data, progress=_shown(bar, data.source))
+    tell_left_out(data.source, corpus.texts_in)
+    return text
+
+
+def tell_left_out(source: str, texts_in: "Callable[[Path], Iterable[Path]]") -> None:
+    """Say which files of a folder are not read: whoever names it may think that all are."""
+    from elman.text.corpus import left_out
+    from elman.text.datasets import DATASETS
+    from elman.text.shards import is_prepared
+
+    folder = Path(source).expanduser()
+    if source in DATASETS or not folder.is_dir() or is_prepared(folder):
+        return
+    if said := left_out(folder, texts_in(folder)):
+        note(printable(said))
 
 
 def follow_up(verb: str, data: "Data", **options: object) -> str:

@@ -14,6 +14,7 @@ import typer
 from elman.cli.console import emit, note, progress, quiet, silence, terminals
 from elman.cli.device import pick
 from elman.cli.limits import a_path
+from elman.cli.source import tell_left_out
 from elman.errors import UserError, WorkFailed
 from elman.files import is_full
 
@@ -138,6 +139,7 @@ def _begin(preset: str | None, given: dict[str, Any], processes: "Processes") ->
     from elman.runs import options_of, presets
     from elman.runs.effort import Size
     from elman.session import RunOptions, Session
+    from elman.text import corpus
 
     kept, asked = _divided(given)
     kept = RunOptions(**kept)
@@ -148,6 +150,7 @@ def _begin(preset: str | None, given: dict[str, Any], processes: "Processes") ->
     chosen = presets.named(preset, asked, size) | asked
     options = options_of(session.run.config)
     note(f"preset {preset}: " + presets.as_flags({name: options[name] for name in chosen}))
+    tell_left_out(session.run.config.data.source, corpus.texts_in)
     note(_text_words(session))
     return session
 

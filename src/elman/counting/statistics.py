@@ -138,7 +138,7 @@ def ranks_to_fit(
     if not 1 <= first < last <= len(counts):
         raise UserError(
             f"Zipf's law needs ranks 1 ≤ first < last ≤ {len(counts)}, not {first} to {last}",
-            hint="more text, or give first= and last=",
+            hint="more text, or ranks inside that: first=1 and last=100",
         )
     return first, last
 

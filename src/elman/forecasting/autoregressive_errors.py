@@ -152,7 +152,7 @@ class AutoregressiveErrors(Forecaster):
         self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
     ) -> Paths:
         values, given = as_values(values), inputs or Inputs.none(values)
-        steps = whole_number("steps", steps, at_least=1, hint="how far ahead to look")
+        steps = whole_number("steps", steps, at_least=1, hint="steps=16 looks 16 ahead")
         at = np.asarray(origins, dtype=np.int64)
         check_origins(at, self.lags, len(values))
         read = int(self._form[0, 0])

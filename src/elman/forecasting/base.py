@@ -148,7 +148,7 @@ class Forecaster(abc.ABC):
     ) -> Paths:
         """x̂_{o+1} … x̂_{o+steps} for each origin o, from values[:o] and known inputs alone."""
         del inputs
-        steps = whole_number("steps", steps, at_least=1, hint="how far ahead to look")
+        steps = whole_number("steps", steps, at_least=1, hint="steps=16 looks 16 ahead")
         return self.roll(windows_before(values, origins, self.lags), steps)
 
     def quantiles(

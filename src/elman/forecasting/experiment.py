@@ -63,7 +63,7 @@ class Settings:
         if not 1 <= self.steps <= MOST_STEPS:
             raise UserError(
                 f"--steps {self.steps} must be at least 1 and at most {MOST_STEPS}",
-                hint="how far ahead to look",
+                hint="--steps 16 looks 16 steps ahead",
             )
         if self.difference < 0:
             raise UserError(

@@ -4,6 +4,7 @@ A panel is a list of series of one column each. A method is fitted series by ser
 where it is shared; either way series i is then forecast by `fitted.models[i]`.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -172,7 +173,7 @@ def windows_for(
         raise UserError(
             f"{shortest.name} has {len(shortest)} steps: too few to forecast {steps} ahead and see "
             f"how well that works, with {least} left to learn from",
-            hint=_fewer(len(shortest) - least, len(panel)),
+            hint=_fewer(len(shortest) - least, panel, room < 1),
         )
     spacing = every or (max(1, steps // 6) if len(panel) <= 10 else steps)
     compared = {c: np.flatnonzero(room >= c).tolist() for c in range(1, count + 1)}
@@ -186,11 +187,22 @@ def _least(length: int, steps: int, season: int | None) -> int:
     return max(4, length // 4, min(wanted, length - 2 * steps))
 
 
-def _fewer(left: int, series: int) -> str:
+def _fewer(left: int, panel: list[Series], short: NDArray[np.bool_]) -> str:
     """What to ask for where `left` steps can be looked back at, in the shortest of some series."""
     ways = [f"--steps {max(1, left // 2)}"] if left > 0 else []
-    ways += ["a longer series", *(["leave it out"] if series > 1 else [])]
-    return ", or ".join(ways)
+    without = [] if short.all() else [_without(panel, short)]
+    return ", or ".join([*ways, "a longer series", *without])
+
+
+def _without(panel: list[Series], short: NDArray[np.bool_]) -> str:
+    """How to forecast the series that are not too short alone."""
+    names = [panel[i].name for i in np.flatnonzero(short)]
+    rest = [f"--column {shlex.quote(panel[i].name)}" for i in np.flatnonzero(~short)]
+    some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    reading = panel[0].reading
+    if reading is None or reading.group:
+        return f"leave out the rows of {some}"
+    return "without it: " + " ".join(rest[:5]) + (" …" if len(rest) > 5 else "")
 
 
 def cross_validate(

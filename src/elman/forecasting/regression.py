@@ -90,7 +90,7 @@ class Regression(Forecaster):
         self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
     ) -> Paths:
         values, given = as_values(values), inputs or Inputs.none(values)
-        steps = whole_number("steps", steps, at_least=1, hint="how far ahead to look")
+        steps = whole_number("steps", steps, at_least=1, hint="steps=16 looks 16 ahead")
         at = np.asarray(origins)
         windows_before(values, origins, self.tau)  # refuses origins that are too early or too late
         if given.known.shape[1] and len(at):

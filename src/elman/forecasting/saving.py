@@ -6,6 +6,7 @@ refused rather than forecast from.
 
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -278,6 +279,14 @@ def _read(folder: Path, wanted: str) -> tuple[dict[str, Any], State]:
         )
     text = read_bytes(folder / "config.json")
     config = json.loads(text)
+    if isinstance(config, dict) and isinstance(
+        config.get("format"), int
+    ):  # as `elman train` has it
+        raise MissingSource(
+            f"{folder} is a run of a language model, not a forecaster",
+            hint=f"elman generate {shlex.quote(str(folder))} uses it; elman forecast SOURCE --out "
+            "FOLDER makes a forecaster",
+        )
     if not isinstance(config, dict) or config.get("format") != wanted:
         format = config.get("format") if isinstance(config, dict) else None
         raise ValueError(f"its format is {format!r}, not {wanted!r}")

@@ -85,7 +85,7 @@ class Smoothing(Forecaster):
     ) -> Paths:
         del inputs
         values = as_values(values)
-        steps = whole_number("steps", steps, at_least=1, hint="how far ahead to look")
+        steps = whole_number("steps", steps, at_least=1, hint="steps=16 looks 16 ahead")
         check_origins(np.asarray(origins), self.lags, len(values))
         paths = np.empty((len(origins), steps, values.shape[1]))
         for j in range(values.shape[1]):

@@ -1,5 +1,6 @@
 """What a run was asked for, as config.json holds it, and the model and training it describes."""
 
+import shlex
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 
 from elman import __version__
 from elman.defaults import usual
-from elman.errors import UserError
+from elman.errors import MissingSource, UserError
 from elman.language_model import Dropout, LanguageModel
 from elman.language_model.model import Shape
 from elman.runs import presets
@@ -45,6 +46,12 @@ class Config:
     @classmethod
     def from_json(cls, record: Any, where: Path) -> "Config":
         """Read config.json back; anything else is refused."""
+        if isinstance(record, dict) and str(record.get("format")).startswith("elman-forecast"):
+            folder = shlex.quote(str(where.parent))
+            raise MissingSource(
+                f"{where.parent} is a forecaster, not a run of a language model",
+                hint=f"elman forecast NEW.csv --run {folder}; elman train BOOK.txt makes a run",
+            )
         try:
             if record["format"] != FORMAT:
                 raise ValueError(f"its format is {record['format']}, this elman reads {FORMAT}")

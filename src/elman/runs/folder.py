@@ -137,9 +137,13 @@ class Run:
         """Open a run folder that exists."""
         path = Path(path)
         if not (path / "config.json").exists():
+            inside = sorted(found.parent for found in path.glob(f"*/{MARK}"))
+            some = ", ".join(shlex.quote(str(run)) for run in inside[:3])
             raise MissingSource(
-                f"{path} is not a run folder: it has no config.json",
-                hint="elman train writes one; name the folder it named",
+                f"{path} is not a run folder: it has no {MARK}",
+                hint=f"it holds some: {some}{' …' if len(inside) > 3 else ''}"
+                if inside
+                else "elman train writes one; name the folder it named",
             )
         written = read_bytes(path / "config.json")
         config = Config.from_json(_json(written, path / "config.json"), path / "config.json")

@@ -169,7 +169,7 @@ class Streams(Batches):
             raise UserError(
                 f"{_tokens(self.ids, offset)} over batch={batch} lanes leave {lane} steps per lane "
                 f"(the last token is only a label), fewer than window={window}",
-                hint=_enough(batch, window, offset),
+                hint=_enough(batch, window, offset, fits=lane),
             )
         self.x = self.ids[offset : offset + batch * lane].reshape(batch, lane)
         self.y = self.ids[offset + 1 : offset + 1 + batch * lane].reshape(batch, lane)
@@ -272,9 +272,10 @@ def _tokens(ids: Any, offset: int) -> str:
     return f"{len(ids)} tokens" + (f" after offset={offset}" if offset else "")
 
 
-def _enough(batch: int, window: int, offset: int) -> str:
+def _enough(batch: int, window: int, offset: int, fits: int = 0) -> str:
     needed = offset + batch * window + 1
+    smaller = f"window={fits} fits" if fits else "a smaller window"
     return (
         f"offset + batch × window + 1 = {needed} tokens are enough: "
-        "use more text, a smaller batch or a smaller window"
+        f"use more text, a smaller batch, or {smaller}"
     )

@@ -12,7 +12,8 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from elman.text.datasets import DATASETS, Progress, named, path_of
 ERRORS = ("strict", "replace", "ignore")
 """What to do about bytes that are not text: refuse, put U+FFFD, or leave them out."""
 
+TEXTS = (".txt", ".txt.gz")
+"""What the files of a folder are called that are its text, in capitals or not."""
 SMALL, RATIO = 1 << 24, 100
 """A gzip file may unpack to so many bytes, or to so many times its own size."""
 
@@ -129,7 +132,7 @@ def _pieces(source: str | Path, progress: Progress | None) -> Iterator[tuple[str
         if not path.is_dir():
             yield _not_empty(str(path), _read(path))
             return
-        texts = ((str(file), _read(file)) for file in _texts_in(path))
+        texts = ((str(file), _read(file)) for file in texts_in(path))
         filled = (text for text in texts if text[1])  # an empty file among others is no text
         yield next(filled, None) or _not_empty(f"every text in the folder {path}", b"")
         yield from filled
@@ -180,8 +183,9 @@ def _python_reference() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def _texts_in(folder: Path) -> list[Path]:
-    named = (file for file in folder.rglob("*") if file.name.endswith((".txt", ".txt.gz")))
+def texts_in(folder: Path) -> list[Path]:
+    """The files of a folder that are its text, in the order in which they are read."""
+    named = (file for file in folder.rglob("*") if file.name.lower().endswith(TEXTS))
     files = [file for file in named if file.is_file() or not file.exists()]  # a link to nothing
     if not files:
         check_no_run(folder)
@@ -190,6 +194,27 @@ def _texts_in(folder: Path) -> list[Path]:
             hint="name a single file, or pipe others in: cat FILES | elman … -",
         )
     return sorted(files)
+
+
+def left_out(folder: Path, texts: Iterable[Path]) -> str:
+    """Which files of a folder are none of its texts, in words; "" if there are none.
+
+    Hidden ones, which systems and editors keep there, and those of runs are no news.
+    """
+    read = set(texts)
+    others = [file for file in folder.rglob("*") if file.is_file() and file not in read]
+    others = [file for file in others if not _is_kept(file.relative_to(folder), folder)]
+    if not others:
+        return ""
+    kinds = Counter(file.suffix or file.name for file in others)
+    named = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(5))
+    total = len(others) + len(read)
+    return f"{len(others):,} of the {total:,} files in {folder} are not read as text: {named}"
+
+
+def _is_kept(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in file.parts)
+    return hidden or any((folder / above / "config.json").exists() for above in file.parents)
 
 
 def check_no_run(folder: Path) -> None:
@@ -204,7 +229,7 @@ def check_no_run(folder: Path) -> None:
 def _read(path: Path) -> bytes:
     try:
         data = contents(path)
-        return _unpacked(data, path) if path.suffix == ".gz" else data
+        return _unpacked(data, path) if path.suffix.lower() == ".gz" else data
     except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
         raise UserError(
             f"{path} is not a whole gzip file: {problem}", hint="gzip -t FILE checks one"
@@ -259,12 +284,11 @@ def _decode(data: bytes, where: str, encoding: str, errors: str) -> str:
             raise UserError(
                 f"{where} is not {encoding}: {problem.reason}", hint="name its encoding"
             ) from problem
-        if b"\0" in data:
+        if b"\0" in data or kind_of(data):
             raise _binary(where, data) from problem
         raise UserError(
             f"{where} is not {encoding}: byte {data[problem.start]:#04x} at offset {problem.start}",
-            hint="name its encoding (latin-1, gb18030, …), or let errors be replace or ignore; "
-            "the byte level reads any file",
+            hint=NOT_TEXT,
         ) from problem
     except ValueError as problem:  # what some codecs raise instead
         raise UserError(f"{where} is not {encoding}: {problem}", hint="try utf-8") from problem
@@ -274,14 +298,42 @@ def _decode(data: bytes, where: str, encoding: str, errors: str) -> str:
 
 
 def _binary(where: str, data: bytes) -> UserError:
+    if known := kind_of(data):
+        kind, command = known
+        name = shlex.quote(where) if where != "stdin" else "FILE"
+        return UserError(
+            f"{where} is {kind}, not text", hint=f"pipe its text in: {command.format(name)}"
+        )
     encoding = _wide_encoding(data[:1000])
-    hint = f"it looks like encoding={encoding}" if encoding else "the byte level reads any file"
-    if data.startswith(b"\x1f\x8b"):
-        hint = "it looks like a gzip file: call it .gz"
+    hint = f"it looks like encoding={encoding}" if encoding else "level=byte reads any file"
     return UserError(
         f"{where} is a binary file: it holds NUL bytes, the first at offset {data.index(0)}",
         hint=hint,
     )
+
+
+NOT_TEXT = (
+    "name its encoding (encoding=latin-1, encoding=gb18030, …), or errors=replace, or "
+    "errors=ignore; level=byte reads any file"
+)
+"""What to try with bytes that are not text in this encoding."""
+PACKED = {
+    b"PK\x03\x04": ("a zip file, or a document that is one (.docx, .epub)", "unzip -p {}"),
+    b"\x1f\x8b": ("packed by gzip", "gzip -dc {}"),
+    b"\xfd7zXZ\0": ("packed by xz", "xz -dc {}"),
+    b"BZh": ("packed by bzip2", "bzip2 -dc {}"),
+    b"\x28\xb5\x2f\xfd": ("packed by zstd", "zstd -dc {}"),
+    b"%PDF-": ("a PDF document", "pdftotext {} -"),
+}
+"""How files begin that hold text and are none, what they are, and what unpacks them."""
+
+
+def kind_of(data: bytes) -> tuple[str, str] | None:
+    """What a file is that holds text, packed, and the command that makes a text of it."""
+    found = next((what for start, what in PACKED.items() if data.startswith(start)), None)
+    if found is None and data[257:262] == b"ustar":
+        found = "a tar archive", "tar -xOf {}"
+    return found and (found[0], f"{found[1]} | elman … -")
 
 
 def _wide_encoding(data: bytes) -> str | None:

@@ -478,6 +478,7 @@ class _Writer:
 
 def _written(path: Path, values: NDArray[Any]) -> str:
     """Write an array, atomically; its SHA-256."""
+    written = np.ascontiguousarray(values).data
     with atomic(path) as draft:
-        values.tofile(draft)
-    return hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
+        draft.write_bytes(written)  # values.tofile does not say why it wrote less, on a full disk
+    return hashlib.sha256(written).hexdigest()

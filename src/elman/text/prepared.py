@@ -383,7 +383,7 @@ def check_not_empty(vocab: Vocab) -> None:
         raise UserError(
             f"min_freq={vocab.min_freq} leaves no token: the most frequent, {token!r}, occurs {n} "
             "times",
-            hint="a smaller min_freq, or 0 for all",
+            hint=f"min_freq={n} keeps it, min_freq=0 keeps all",
         )
 
 

@@ -139,12 +139,11 @@ class Stream:
             except (UnicodeDecodeError, ValueError) as problem:
                 raise UserError(
                     f"{file} is not {self.encoding}: {problem}",
-                    hint="name its encoding, or let errors be replace or ignore; level byte reads "
-                    "any file",
+                    hint=corpus.NOT_TEXT,
                 ) from problem
             if "\0" in new:
                 raise UserError(
-                    f"{file} is a binary file: it holds NUL bytes", hint="level byte reads any file"
+                    f"{file} is a binary file: it holds NUL bytes", hint="level=byte reads any file"
                 )
             yield new.removeprefix("\ufeff") if first else new
             first = first and not new
@@ -204,8 +203,8 @@ def _files(source: str) -> list[Path]:
 
 
 def _kind(file: Path) -> str:
-    """The suffix below that of the packing."""
-    return (Path(file.stem) if file.suffix in PACKED else file).suffix
+    """The suffix below that of the packing, in lower case."""
+    return (Path(file.stem) if file.suffix in PACKED else file).suffix.lower()
 
 
 def _opened(file: Path) -> IO[bytes]:
