@@ -252,3 +252,22 @@ def test_packed_rows_are_torchs_to_the_bit_too(way):
         found.append([ys.data.detach(), *(s.detach() for s in last), *pulls])
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_batches_without_rows_are_torchs(kind, batch_first):
+    """The reference ran them step by step: 0.17 times as fast as torch.nn."""
+    mine, theirs = made(kind, torch.float32, {"num_layers": 2, "batch_first": batch_first})
+    x = torch.zeros(0, 5, 4) if batch_first else torch.zeros(5, 0, 4)
+    assert kernels.explain(mine, x).runs == "aten"
+    for module in (mine, theirs):
+        for _ in range(2):
+            ys, last = module(x)
+            ys.sum().backward()
+            assert ys.shape == (*x.shape[:2], 7)
+            assert (last[0] if kind == "LSTM" else last).shape == (2, 0, 7)
+            assert not any(p.grad.any() for p in module.parameters())
+    assert mine(x[:, :0] if not batch_first else x[:0])[0].shape == ys.shape
+    with torch.no_grad():
+        assert mine(x)[0].shape == ys.shape

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Hashable, Sequence
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -177,8 +179,15 @@ class Module(LongWay):
         if call is None or type(input) is not Tensor or self.batch_first:
             return None
         cast = autocast_on_a_cpu(call.dtype) if torch._C._is_any_autocast_enabled() else None
+        if call.shape != input.shape or call.cast is not cast:
+            call = self._prepareds.get((input.shape, input.dtype, False, cast))
+            if call is None:
+                return None
         weights = map(self._parameters.get, self._flat_weights_names)
-        return (call, input, None) if call.suits_again(input, state, weights, cast) else None
+        if not call.suits_again(input, state, weights, cast):
+            return None
+        self.__dict__["_prepared"] = call  # sooner than torch's `__setattr__`
+        return call, input, None
 
     def _prepare(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -186,20 +195,36 @@ class Module(LongWay):
         """What native code needs for this call, its inputs, and how they are packed."""
         if not self._is_plain(input):
             return None
-        own, names = self._parameters, self._flat_weights_names
-        weights = [w for name in names if (w := own.get(name)) is not None]
-        if len(weights) < len(names):  # a parametrized one is elsewhere
-            return None
+        weights = [library.row_by_row(w) for w in self._weights()]
         xs, pack = self._rows_of(input)
         if pack is None and isinstance(input, PackedSequence):
             return None
-        call, cast = self._prepared, autocast_on_a_cpu(weights[0].dtype)
+        cast = autocast_on_a_cpu(weights[0].dtype)
+        own = map(self._parameters.get, self._flat_weights_names)
+        if not all(map(is_, weights, own)):  # parametrized, or turned: made for this call alone
+            call = self._new_call(input, xs, state, weights, pack, cast)
+            return None if call is None else (call, xs, pack)
+        key = calls.padded_shape(xs, pack), xs.dtype, pack is not None, cast
+        call = self._prepareds.get(key)
         if call is None or not call.suits(xs, state, weights, pack, cast):
-            job = functools.partial(self._asked, input, state)
-            directions = 2 if self.bidirectional else 1
-            call = native.prepared(call, xs, state, weights, directions, job, pack, cast)
-            self._prepared = call
+            call = self._new_call(input, xs, state, weights, pack, cast)
+            if call is not None:
+                self._prepareds.keep(key, call)
+        self.__dict__["_prepared"] = call
         return None if call is None else (call, xs, pack)
+
+    def _new_call(
+        self,
+        input: Tensor | PackedSequence,
+        xs: Tensor,
+        state: Sequence[Tensor] | None,
+        weights: list[Any],
+        pack: calls.Pack | None,
+        cast: torch.dtype | None,
+    ) -> calls.Prepared | None:
+        job = functools.partial(self._asked, input, state)
+        cell, directions = self.running_cell, 2 if self.bidirectional else 1
+        return native.prepared(cell, xs, state, weights, directions, job, pack, cast)
 
     def _remembered_recipe(self) -> Recipe:
         self._exact = self._recipe()
@@ -240,8 +265,7 @@ class Module(LongWay):
 
     def _casts_inside(self, input: Tensor) -> bool:
         """Whether the kernel does autocast's work, and is handed everything in float32."""
-        weights = [self._parameters.get(name) for name in self._flat_weights_names]
-        if any(w is None or not autocast_on_a_cpu(w.dtype) for w in weights):
+        if not all(autocast_on_a_cpu(w.dtype) for w in self._weights()):
             return False
         if not self._is_plain(input):
             return False

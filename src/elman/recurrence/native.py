@@ -8,7 +8,8 @@ find out what is to be run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from operator import is_
 from typing import Any, final
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from elman.errors import UserError
 from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
-from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, prepare
+from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, padded_shape, prepare
 from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
 from elman.recurrence.strand import uncast
 
@@ -30,7 +31,7 @@ def takes(recipe: Recipe) -> bool:
 
 
 def prepared(
-    last: Prepared | None,
+    cell: str,
     xs: Tensor,
     state: Sequence[Tensor] | None,
     weights: list[Any],
@@ -39,12 +40,40 @@ def prepared(
     pack: Pack | None,
     cast: torch.dtype | None,
 ) -> Prepared | None:
-    """What native code needs to know; from the last call, if lengths or places changed alone."""
-    call = last and last.changed(xs, weights, pack)
+    """What native code needs to know: from any call, if lengths and weights are others alone."""
+    shapes = *[w.shape for w in weights], *padded_shape(xs, pack)[2:]
+    kind = (cell, directions, xs.dtype, weights[0].dtype, cast, torch.get_num_threads(), shapes)
+    known = _KNOWN.get(kind)
+    call = known and known.changed(xs, weights, pack)
     if call is not None and call.suits(xs, state, weights, pack, cast):
         return call
     call = prepare(xs, weights, directions, job, pack, cast)
-    return call if call is not None and call.suits(xs, state, weights, pack, cast) else None
+    if call is None or not call.suits(xs, state, weights, pack, cast):
+        return None
+    if len(_KNOWN) > 1000:
+        _KNOWN.clear()
+    _KNOWN[kind] = call.bare()
+    return call
+
+
+_KNOWN: dict[Hashable, Prepared] = {}
+"""Of every kind of call that any module has made, one without its weights."""
+
+
+@final
+class Prepareds(dict[Hashable, Prepared]):
+    """What one module has prepared for its weights, by the shapes that come along."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return Prepareds, ()  # a copied module has weights elsewhere, and prepares its own
+
+    def keep(self, key: Hashable, call: Prepared) -> Prepared:
+        """Have it for the next call of this key; those of other weights go."""
+        other = next(iter(self.values()), call)
+        if len(self) > 100 or not all(map(is_, other.tensors, call.tensors)):
+            self.clear()
+        self[key] = call
+        return call
 
 
 def use_of(pack: Pack | None, dropout: float) -> Use | None:
