@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 from elman import LanguageModel, kernels, nn
 from elman.gradients.carry import Truncated
@@ -116,6 +117,31 @@ def test_dropout_between_layers_is_torchs_own(way, packed, grad):
     evaluated = [module.eval()(x)[0] for module in (mine, theirs)]
     evaluated = [ys.data if packed else ys for ys in evaluated]
     assert torch.equal(*evaluated)
+
+
+@pytest.mark.parametrize("way", ["projected", "float16", "bfloat16", "bfloat16, a gru"])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("steps", [3, 6])
+def test_dropout_of_a_checkpointed_call_is_drawn_twice_alike(way, reentrant, steps):
+    """Its generator is torch's, which `checkpoint` sets back; the reference ran such calls."""
+    kind, dtype, options = {**WAYS, "bfloat16, a gru": ("GRU", torch.bfloat16, {})}[way]
+    mine, _ = made(kind, dtype, {**options, "num_layers": 3, "dropout": 0.5})
+    x = torch.randn(steps, 3, 4, dtype=dtype).requires_grad_()
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        ys = checkpoint(lambda x: mine(x)[0], x, use_reentrant=reentrant) if again else mine(x)[0]
+        pulls = torch.autograd.grad if not reentrant else grad_by_backward
+        found.append([ys.detach(), *pulls(ys.float().square().sum(), [x, *mine.parameters()])])
+    assert found[0][1].abs().max() > 0
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def grad_by_backward(loss, leaves):
+    for t in leaves:
+        t.grad = None
+    loss.backward()
+    return [t.grad.clone() for t in leaves]
 
 
 def test_a_carry_that_cuts_still_cuts():

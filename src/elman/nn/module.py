@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Hashable, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,15 +21,21 @@ from torch.nn.utils.rnn import PackedSequence
 
 from elman.cells import named
 from elman.errors import UserError
-from elman.kernels import Job, is_sooner, runs_whole, settings
+from elman.kernels import Job, is_sooner, named_kernel, runs_whole, settings
 from elman.kernels.cpu import calls, library, masks
-from elman.nn.arguments import are_tensors
+from elman.kernels.torchs import Whole, as_torch
+from elman.nn.arguments import are_tensors, check_pack
 from elman.nn.long_way import LongWay
 from elman.recurrence import native, settled, traced, whole
 from elman.recurrence.operator import Recipe
 from elman.recurrence.settled import IN_FLOAT32, LONG_WAY, Settled
 from elman.recurrence.strand import autocast_on_a_cpu, is_cast, uncast
 from elman.recurrence.ways import Outputs
+
+
+def _is_plain_tensor(input: Tensor | PackedSequence) -> TypeGuard[Tensor]:
+    """Whether this is a tensor that is what it says, as those of other classes need not be."""
+    return type(input) in (Tensor, torch.nn.Parameter)
 
 
 class Module(LongWay):
@@ -49,7 +55,7 @@ class Module(LongWay):
         if traced.is_watched():
             with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
                 return self._run_any(input, state)
-        if type(input) is Tensor and self._is_one_row(input, state):
+        if _is_plain_tensor(input) and self._is_one_row(input, state):
             return self._run_one_row(input, state)
         return self._plain_call(input, state) or self._run_any(input, state)
 
@@ -105,6 +111,8 @@ class Module(LongWay):
         """Rows of different lengths: a row that has ended holds its state."""
         key = self._packed_key(input, state)
         how = None if key is None else self._settled.get(key)
+        if how is not None and input.data.is_cpu:
+            check_pack(len(input.data), input.batch_sizes.tolist())
         if how is None:
             state = self._checked_pack(input, state)
         elif state is None:
@@ -143,8 +151,8 @@ class Module(LongWay):
         """The same in native code on a CPU, nothing cut; None: another kind of call."""
         if input.is_cuda or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
-        if self._prepared is None and type(input) is Tensor and self._is_torchs(input):
-            return None
+        if self._prepared is None and _is_plain_tensor(input) and self._is_torchs(input):
+            return self._torchs_again(input, state)
         recipe = None
         if torch.is_grad_enabled():
             recipe = self._exact or self._remembered_recipe()
@@ -176,7 +184,7 @@ class Module(LongWay):
     ) -> tuple[calls.Prepared, Tensor, None] | None:
         """The last call, where this one is like it: then all that `_is_plain` asks is known."""
         call = self._prepared
-        if call is None or type(input) is not Tensor or self.batch_first:
+        if call is None or not _is_plain_tensor(input) or self.batch_first:
             return None
         cast = autocast_on_a_cpu(call.dtype) if torch._C._is_any_autocast_enabled() else None
         if call.shape != input.shape or call.cast is not cast:
@@ -234,7 +242,7 @@ class Module(LongWay):
         """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
         is_packed = isinstance(input, PackedSequence)
         given = input.data if is_packed else input
-        if type(given) is not Tensor or not given.is_cpu or self._is_torchs(given):
+        if not _is_plain_tensor(given) or not given.is_cpu or self._is_torchs(given):
             return False
         if self.proj_size or self.is_noisy or self._cuts(input):
             return False
@@ -273,25 +281,50 @@ class Module(LongWay):
 
     # ------------------------------------------------------------------ what is settled of a shape
 
+    def _torchs_again(self, input: Tensor, state: Sequence[Tensor] | None) -> Outputs | None:
+        """By torch's own function on a CPU, where that was settled: sooner than torch.nn's own."""
+        how = self._settled.get(self._cpu_key(input, state))
+        if how is None or not isinstance(how.how, Whole):
+            return None
+        stack, weights = how.how, self._weights()
+        if state is None:
+            state = stack.network.zeros(stack.rows, input.dtype, input.device)
+        return as_torch(stack.network, self.batch_first, input, state, weights, stack.dropout)
+
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides what runs a call; None where it is asked anew at every one."""
         if not self._asks_torch(input) or input.dim() != 3 or self._cuts(input):
             return None
+        if _is_watched():
+            return None
+        if input.is_cpu and not torch.is_autocast_enabled("cpu"):
+            return self._cpu_key(input, state)
         kind = self._kind(input, state)
         return None if kind is None else (input.shape, *kind)
+
+    def _cpu_key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
+        """The same on a CPU, not under autocast: little else than shapes and modes."""
+        drops = self.training and self.dropout > 0
+        mode = torch.is_grad_enabled(), input.requires_grad, drops, named_kernel()
+        if state is None:
+            return input.shape, input.dtype, mode
+        if not are_tensors(state):
+            return None
+        given = [(s.shape, s.dtype, s.is_cpu) for s in state]
+        return input.shape, input.dtype, mode, *given
 
     def _packed_key(self, input: PackedSequence, state: Sequence[Tensor] | None) -> Hashable:
         """The same for rows of different lengths: how many, how long, but not which."""
         data, sizes = input.data, input.batch_sizes
-        if not data.is_cuda or data.dim() != 2 or self._chunks is not None:
+        if not self._asks_torch(data) or data.dim() != 2 or self._chunks is not None:
+            return None
+        if _is_watched() or (data.is_cpu and torch.is_autocast_enabled("cpu")):
             return None
         kind = self._kind(data, state)
         return None if kind is None else (sizes.shape[0], int(sizes[0]), data.shape[1], *kind)
 
     def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> tuple[Hashable, ...] | None:
         """The part of a key that is not the input's shape: one flat tuple, found soon."""
-        if torch.compiler.is_compiling() or traced.listening() or forward_ad._current_level >= 0:
-            return None
         cast = None
         if torch._C._is_any_autocast_enabled() and is_cast(input.device):
             cast = torch.get_autocast_dtype(input.device.type)
@@ -375,6 +408,13 @@ class Module(LongWay):
         x, state = _widened(x, state)
         with uncast(x):
             return self._job(self._inputs(*self._time_first(x, state)))
+
+
+def _is_watched() -> bool:
+    """Whether a call is not only run, but compiled, written down or given a tangent."""
+    if torch.compiler.is_compiling() or traced.listening():
+        return True
+    return forward_ad._current_level >= 0
 
 
 def _widened(x: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, Sequence[Tensor] | None]:
