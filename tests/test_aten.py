@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from elman import LanguageModel, kernels, nn
+from elman.errors import UserError
 from elman.gradients.carry import Truncated
 from elman.kernels import aten, torchs
 from elman.kernels.cpu import KERNEL
@@ -218,6 +219,13 @@ def test_in_bfloat16_it_is_preferred_for_few_steps_and_onednns_lstm():
     assert not faster(stack("LSTM", 500, 35, False))
     assert not faster(stack("LSTM", 512, 35, True))
     assert not faster(stack("LSTM", 64, 35, False, torch.float32))
+    assert faster(stack("LSTM", 344, 4, False))
+    assert not faster(stack("LSTM", 600, 4, False))
+    assert faster(stack("RNN_TANH", 33, 6, True))
+    assert not faster(stack("GRU", 33, 6, True))
+    packed = stack("GRU", 64, 1, False)._replace(packed=True)
+    assert faster(packed)
+    assert not faster(packed._replace(steps=4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -287,13 +295,33 @@ def test_batches_without_rows_are_torchs(kind, batch_first):
     mine, theirs = made(kind, torch.float32, {"num_layers": 2, "batch_first": batch_first})
     x = torch.zeros(0, 5, 4) if batch_first else torch.zeros(5, 0, 4)
     assert kernels.explain(mine, x).runs == "aten"
-    for module in (mine, theirs):
-        for _ in range(2):
-            ys, last = module(x)
-            ys.sum().backward()
-            assert ys.shape == (*x.shape[:2], 7)
-            assert (last[0] if kind == "LSTM" else last).shape == (2, 0, 7)
-            assert not any(p.grad.any() for p in module.parameters())
-    assert mine(x[:, :0] if not batch_first else x[:0])[0].shape == ys.shape
+    for module in (mine, mine, theirs):
+        ys, last = module(x)
+        ys.sum().backward()
+        assert ys.shape == (*x.shape[:2], 7)
+        assert (last[0] if kind == "LSTM" else last).shape == (2, 0, 7)
+        assert not any(p.grad.any() for p in module.parameters())
     with torch.no_grad():
-        assert mine(x)[0].shape == ys.shape
+        assert mine(x)[0].shape == (*x.shape[:2], 7)
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast_that_finds_its_own_dtype_changes_nothing(kind, grad, monkeypatch):
+    """Such calls took the long way, 0.63 times as fast as torch.nn."""
+    mine, theirs = made(kind, torch.bfloat16, {})
+    x = torch.randn(3, 3, 4, dtype=torch.bfloat16)
+    first = states(mine, torch.bfloat16)
+    hx = first if kind == "LSTM" else first[0]
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+        mine(x, hx)
+        with monkeypatch.context() as patch:
+            patch.setattr(mine, "_run_any", None)  # the long way
+            found = [module(x, hx)[0] for module in (mine, theirs)]
+        wide = tuple(s.float() for s in first)
+        other = mine(x, wide if kind == "LSTM" else wide[0])[0]  # is cast as before
+    assert torch.equal(*found)
+    assert other.dtype == torch.bfloat16
+    torch.testing.assert_close(other, found[0], rtol=0.05, atol=0.02)
+    with torch.set_grad_enabled(grad), pytest.raises(UserError, match="dtype"):
+        mine(x, wide if kind == "LSTM" else wide[0])

@@ -151,8 +151,9 @@ class Module(LongWay):
         """The same in native code on a CPU, nothing cut; None: another kind of call."""
         if input.is_cuda or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
-        if self._prepared is None and _is_plain_tensor(input) and self._is_torchs(input):
-            return self._torchs_again(input, state)
+        is_tensor = _is_plain_tensor(input)
+        if self._prepared is None and self._is_torchs(input if is_tensor else input.data):
+            return self._torchs_again(input, state) if is_tensor else None
         recipe = None
         if torch.is_grad_enabled():
             recipe = self._exact or self._remembered_recipe()
@@ -251,8 +252,15 @@ class Module(LongWay):
         return is_packed or self._is_batched(given)
 
     def _is_torchs(self, input: Tensor) -> bool:
-        """Whether no native call is worth trying: under autocast it is, also for narrow inputs."""
-        return self._asks_torch(input) and not torch.is_autocast_enabled("cpu")
+        """Whether no native call is worth trying: where autocast has work, it is."""
+        return self._asks_torch(input) and not self._is_cast_on_a_cpu(input)
+
+    def _is_cast_on_a_cpu(self, input: Tensor) -> bool:
+        """Whether autocast is on there, and finds another dtype than its own."""
+        if not torch.is_autocast_enabled("cpu"):
+            return False
+        dtype = torch.get_autocast_dtype("cpu")
+        return input.dtype is not dtype or self._first_weight().dtype is not dtype
 
     def _rows_of(self, input: Tensor | PackedSequence) -> tuple[Tensor, calls.Pack | None]:
         """Inputs as native code reads them, and how they are packed."""
@@ -297,20 +305,20 @@ class Module(LongWay):
             return None
         if _is_watched():
             return None
-        if input.is_cpu and not torch.is_autocast_enabled("cpu"):
+        if input.is_cpu and not self._is_cast_on_a_cpu(input):
             return self._cpu_key(input, state)
         kind = self._kind(input, state)
         return None if kind is None else (input.shape, *kind)
 
     def _cpu_key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
-        """The same on a CPU, not under autocast: little else than shapes and modes."""
+        """The same on a CPU, where autocast has nothing to do: little but shapes and modes."""
         drops = self.training and self.dropout > 0
         mode = torch.is_grad_enabled(), input.requires_grad, drops, named_kernel()
         if state is None:
             return input.shape, input.dtype, mode
-        if not are_tensors(state):
+        if not are_tensors(state) or [s for s in state if s.dtype is not input.dtype]:
             return None
-        given = [(s.shape, s.dtype, s.is_cpu) for s in state]
+        given = [(s.shape, s.is_cpu) for s in state]
         return input.shape, input.dtype, mode, *given
 
     def _packed_key(self, input: PackedSequence, state: Sequence[Tensor] | None) -> Hashable:
