@@ -1,12 +1,13 @@
 """elman.nn against torch.nn, used as programs use them: not the same call over and over.
 
-    python benchmarks/uses.py [--seed S] [--only WORD] [--json FILE]
+    python benchmarks/uses.py [--seed S] [--only WORD] [--busy] [--json FILE]
 
 A short way that has been found for one call must not be slow, nor wrong, at the next, which is
 another: of another shape, with weights that have moved, from another thread. Every use is run for
 three modules drawn at random, `torch.nn`'s and ours with the same weights taking turns; the
 number is the median over the turns of torch's time by ours, above 1 where ours is faster. What
 comes out is compared in the same run, gradients included: a use that differs is an error.
+`--busy` is for a machine with other work: one thread, and processor time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import json
 import random
 import statistics
 import threading
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +27,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 import elman.nn
+import grid
 from grid import DTYPES, MODULES, seconds
 
 Run = Callable[[], Sequence[Tensor | None]]
@@ -283,6 +289,246 @@ def weights_copied_in(case: Case, module: Any) -> Run:
     return run
 
 
+def outputs_unread(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    def run() -> list[Tensor | None]:
+        last = module(x)[1]
+        h = last[0] if case.cell == "lstm" else last
+        return _gradients(h, *module.parameters())
+
+    return run
+
+
+def last_output_alone(case: Case, module: Any) -> Run:
+    x = case.inputs()
+    return lambda: _gradients(module(x)[0][-1], *module.parameters())
+
+
+def input_that_is_a_parameter(case: Case, module: Any) -> Run:
+    x = torch.nn.Parameter(case.inputs())
+    return lambda: _gradients(module(x)[0], x, *module.parameters())
+
+
+def state_that_is_a_parameter(case: Case, module: Any) -> Run:
+    x = case.inputs()
+    first = torch.nn.Parameter(torch.full((case.layers, 1, case.H), 0.1, dtype=x.dtype))
+
+    def run() -> list[Tensor | None]:
+        h = first.expand(-1, case.B, -1)
+        ys = module(x, (h, h) if case.cell == "lstm" else h)[0]
+        return _gradients(ys, first, *module.parameters())
+
+    return run
+
+
+def all_frozen(case: Case, module: Any) -> Run:
+    module.requires_grad_(False)
+    x = case.inputs()
+    return lambda: [module(x)[0]]
+
+
+def many_batch_sizes(case: Case, module: Any) -> Run:
+    batches = [case.inputs(rows=1 + (7 * i) % 17) for i in range(16)]
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [module(x)[0] for x in batches]
+
+    return run
+
+
+def many_lengths(case: Case, module: Any) -> Run:
+    batches = [case.inputs(1 + (7 * i) % 17) for i in range(16)]
+    return lambda: [t for x in batches for t in _both(module, x)]
+
+
+def many_lengths_batch_first(case: Case, module: Any) -> Run:
+    module.batch_first = True
+    batches = [case.inputs(1 + (7 * i) % 17).transpose(0, 1).contiguous() for i in range(16)]
+    return lambda: [t for x in batches for t in _both(module, x)]
+
+
+def _packs(case: Case) -> list[Any]:
+    draw = torch.Generator().manual_seed(2)
+    found = []
+    for _ in range(4):
+        lengths = torch.randint(1, case.T + 1, (case.B,), generator=draw)
+        found.append(pack_padded_sequence(case.inputs(), lengths, enforce_sorted=False))
+    return found
+
+
+def many_packs(case: Case, module: Any) -> Run:
+    packs = _packs(case)
+    return lambda: [t for x in packs for t in _gradients(module(x)[0].data, *module.parameters())]
+
+
+def many_packs_without_a_gradient(case: Case, module: Any) -> Run:
+    packs = _packs(case)
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [module(x)[0].data for x in packs]
+
+    return run
+
+
+def autocast_now_and_then(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            ys = module(x)[0]
+        return [ys.to(x.dtype) * 0, module(x)[0]]
+
+    return run
+
+
+def weights_that_lie_across(case: Case, module: Any) -> Run:
+    for p in module.parameters():
+        if p.dim() == 2:
+            p.data = p.data.t().contiguous().t()
+    x = case.inputs()
+    return lambda: _both(module, x)
+
+
+def weight_norm(case: Case, module: Any) -> Run:
+    torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    x = case.inputs()
+    return lambda: _both(module, x)
+
+
+def checkpointed(case: Case, module: Any) -> Run:
+    x = case.inputs().requires_grad_()
+
+    def run() -> list[Tensor | None]:
+        ys = checkpoint(lambda x: module(x)[0], x, use_reentrant=False)
+        return _gradients(ys, x, *module.parameters())
+
+    return run
+
+
+def gradient_of_a_gradient(case: Case, module: Any) -> Run:
+    x = case.inputs().requires_grad_()
+
+    def run() -> list[Tensor | None]:
+        ys = module(x)[0]
+        (dx,) = torch.autograd.grad(ys.square().sum(), x, create_graph=True)
+        return [dx.detach(), *torch.autograd.grad(dx.square().sum(), [*module.parameters()])]
+
+    return run
+
+
+def two_backward_passes(case: Case, module: Any) -> Run:
+    x, weights = case.inputs(), [*module.parameters()]
+
+    def run() -> list[Tensor | None]:
+        ys = module(x)[0]
+        first = torch.autograd.grad(ys.sum(), weights, retain_graph=True)
+        return [*first, *torch.autograd.grad(ys.square().sum(), weights)]
+
+    return run
+
+
+def no_rows(case: Case, module: Any) -> Run:
+    x = case.inputs()[:, :0]
+    return lambda: [module(x)[0]]
+
+
+def made_anew(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [copy.deepcopy(module)(x)[0]]
+
+    return run
+
+
+def constructed(case: Case, module: Any) -> Run:
+    kind, x = type(module), case.inputs()
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [0 * kind(case.width, case.H, case.layers, dtype=x.dtype)(x)[0]]
+
+    return run
+
+
+def gradients_by_torch_func(case: Case, module: Any) -> Run:
+    x = case.inputs()
+    weights = {n: p.detach() for n, p in module.named_parameters()}
+
+    def loss(w: Any) -> Tensor:
+        return torch.func.functional_call(module, w, (x,))[0].square().sum()
+
+    return lambda: [*torch.func.grad(loss)(weights).values()]
+
+
+def within_a_model(case: Case, module: Any) -> Run:
+    torch.manual_seed(3)
+    embedding = torch.nn.Embedding(30, case.width, dtype=DTYPES[case.dtype])
+    output = torch.nn.Linear(case.H, 30, dtype=DTYPES[case.dtype])
+    ids = torch.randint(30, (case.T, case.B), generator=torch.Generator().manual_seed(1))
+    wanted = [*embedding.parameters(), *module.parameters(), *output.parameters()]
+
+    def run() -> list[Tensor | None]:
+        o = output(module(embedding(ids))[0])
+        loss = torch.nn.functional.cross_entropy(o.flatten(0, 1), ids.flatten())
+        return [o.detach(), *torch.autograd.grad(loss, wanted)]
+
+    return run
+
+
+def gradients_accumulated(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    def run() -> list[Tensor | None]:
+        module.zero_grad(set_to_none=False)
+        for _ in range(2):
+            module(x)[0].square().mean().backward()
+        return [p.grad.clone() for p in module.parameters()]
+
+    return run
+
+
+def anomaly_mode(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    def run() -> list[Tensor | None]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is on
+            with torch.autograd.detect_anomaly():
+                return _both(module, x)
+
+    return run
+
+
+def saved_elsewhere(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    def run() -> list[Tensor | None]:
+        with torch.autograd.graph.save_on_cpu():
+            return _both(module, x)
+
+    return run
+
+
+def one_row_a_step(case: Case, module: Any) -> Run:
+    xs = case.inputs(8, 1)[:, 0]
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        state, found = None, []
+        for x in xs.split(1):
+            ys, state = module(x, state)
+            found.append(ys)
+        return found
+
+    return run
+
+
 USES: tuple[Callable[[Case, Any], Run], ...] = (
     *(two_shapes, two_shapes_without_a_gradient, training_and_evaluation, last_batch_smaller),
     *(optimizer_between_calls, data_replaced, weights_copied_in, functional_call, parametrized),
@@ -290,6 +536,12 @@ USES: tuple[Callable[[Case, Any], Run], ...] = (
     *(expanded_state, state_with_a_gradient, state_carried_over, one_step_after_another),
     *(only_inputs_want_a_gradient, one_weight_frozen, inference_mode),
     *(fifty_modules, four_threads, four_threads_share_a_module),
+    *(outputs_unread, last_output_alone, within_a_model, gradients_accumulated, all_frozen),
+    *(input_that_is_a_parameter, state_that_is_a_parameter, weights_that_lie_across, weight_norm),
+    *(many_batch_sizes, many_lengths, many_lengths_batch_first, one_row_a_step, no_rows),
+    *(many_packs, many_packs_without_a_gradient, autocast_now_and_then, made_anew, constructed),
+    *(checkpointed, saved_elsewhere, anomaly_mode, two_backward_passes, gradient_of_a_gradient),
+    *(gradients_by_torch_func,),
 )
 
 
@@ -321,7 +573,7 @@ def measure(
         for theirs, ours in zip(*[run() for run in runs], strict=True):
             assert (theirs is None) == (ours is None)
             if theirs is not None:
-                scale = float(theirs.abs().max()) + 1
+                scale = float(theirs.abs().amax()) + 1 if theirs.numel() else 1.0
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5 * scale)
     calls = [max(1, round(slot / seconds(run, 2, "cpu"))) for run in runs]
     ratios = []
@@ -336,8 +588,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="uses whose name contains this")
+    parser.add_argument("--busy", action="store_true", help="one thread, processor time")
     parser.add_argument("--json", help="write the results here")
     options = parser.parse_args()
+    if options.busy:
+        grid.clock = time.process_time
+        torch.set_num_threads(1)
     rows = []
     for use, case in drawn(options.seed):
         name = use.__name__.replace("_", " ")

@@ -456,6 +456,7 @@ def test_frozen_weights_of_packed_and_dropped_calls(long_way):
 @pytest.mark.parametrize("kind", MODULES)
 def test_other_lengths_choose_no_kernel_again(kind, monkeypatch, long_way):
     module, asked = kind(5, 19, 2), []
+    monkeypatch.setattr(native, "_KNOWN", {})
     job = Module._asked
     monkeypatch.setattr(Module, "_asked", lambda *args: asked.append(1) or job(*args))
     x = torch.randn(9, 4, 5)

@@ -35,13 +35,21 @@ class Aten(Torchs):
         """Than our native kernel, which could run the stack, too: measured on an AMD EPYC.
 
         In bfloat16 alone: few steps; and oneDNN's lstm, which is best at widths of whole tiles.
+        With dropout, whether a gradient is wanted does not matter: a checkpointed call may be run
+        without one first, and its masks must be drawn alike.
         """
-        if whole.dtype is not torch.bfloat16 or whole.packed:  # of packed rows it runs step by step
+        if whole.dtype is not torch.bfloat16:
             return False
+        if whole.packed:  # which it runs step by step
+            return whole.steps <= 2
+        keeps, wide = whole.keeps or whole.dropout > 0, whole.network.hidden
+        if whole.network.mode == "GRU":
+            return whole.steps < (4 if keeps else 8)
         if whole.network.mode != "LSTM":
-            return whole.steps < (4 if whole.keeps else 8)
-        wide = whole.network.hidden
-        return wide < 160 if whole.keeps else wide < 256 or wide % 16 == 0
+            return whole.steps < (4 if keeps and wide >= 64 else 8)
+        if whole.steps < (4 if keeps else 8) and wide < (256 if keeps else 512):
+            return True
+        return wide < 160 if keeps else wide < 256 or wide % 16 == 0
 
 
 KERNEL = Aten()

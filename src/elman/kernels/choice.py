@@ -77,8 +77,12 @@ def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bo
 def settings(dtype: torch.dtype) -> tuple[Hashable, ...]:
     """What else a choice depends on: the environment and torch's switches."""
     float32 = precision() if dtype is torch.float32 else None
-    named, capture = _ENVIRONMENT.get(_NAMED), _ENVIRONMENT.get(_CAPTURE)
-    return named, capture, torch._C._get_cudnn_enabled(), float32
+    return named_kernel(), _ENVIRONMENT.get(_CAPTURE), torch._C._get_cudnn_enabled(), float32
+
+
+def named_kernel() -> Hashable:
+    """The part of it that a CPU knows: which kernel is asked for, as the environment has it."""
+    return _ENVIRONMENT.get(_NAMED)
 
 
 _ENVIRONMENT = os.environ._data  # pyright: ignore[reportAttributeAccessIssue]
@@ -179,25 +183,25 @@ def requested() -> str:
 
 def allows(name: str) -> bool:
     """Whether this kernel may run: also asked by what is not a recurrence (output, clipping)."""
-    return _ENVIRONMENT.get(_NAMED) is None or requested() in ("auto", name)
+    return named_kernel() is None or requested() in ("auto", name)
 
 
 def _choose(job: Job) -> tuple[Kernel | Torchs, dict[str, str]]:
     """The kernel that runs, and the reason of every one asked before it."""
     reasons: dict[str, str] = {}
-    named = requested()
-    for name in FASTEST_FIRST if named == "auto" else (named,):
+    asked = requested()
+    for name in FASTEST_FIRST if asked == "auto" else (asked,):
         kernel = _load(name)
         reason = "it is not part of this installation" if kernel is None else _refusal(kernel, job)
-        if name == "cuda" and named == "auto" and reason is None:
+        if name == "cuda" and asked == "auto" and reason is None:
             reason = _dearer(job)
-        if name == "cpu" and named == "auto" and reason is None:
+        if name == "cpu" and asked == "auto" and reason is None:
             reason = _dearer_on_a_cpu(job)
         if kernel is not None and reason is None:
             return kernel, reasons
         reasons[name] = str(reason)
     raise UserError(
-        f"ELMAN_KERNELS={named}: this kernel cannot run here, {reasons[named]}",
+        f"ELMAN_KERNELS={asked}: this kernel cannot run here, {reasons[asked]}",
         hint="ELMAN_KERNELS=auto takes the fastest that can",
     )
 

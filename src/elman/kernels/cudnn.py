@@ -33,6 +33,8 @@ class Cudnn(Torchs):
             return f"{whole.dtype} is left to kernels that also give gradients of gradients"
         if whole.ids and whole.network.inputs > LARGEST_VOCABULARY:
             return f"ids are one-hot rows to it, and {whole.network.inputs} of them are too wide"
+        if whole.twice:
+            return "its dropout cannot be drawn twice alike, as a checkpointed call may want"
         return whole.apart or self._refuses_pieces(whole)
 
     def _refuses_pieces(self, whole: Whole) -> str | None:

@@ -56,6 +56,7 @@ class Whole(NamedTuple):
     keeps: bool = True  # a backward pass may follow
     window: int | None = None  # the gradient is cut every so many steps
     dropout: float = 0.0  # between its layers, in this call
+    twice: bool = False  # whose masks may be wanted again
     packed: bool = False  # rows of different lengths
     apart: str | None = None  # why this stack cannot be handed over whole
 
@@ -104,7 +105,7 @@ def as_torch(
     assert net.mode is not None
     run, both = TORCHS[net.mode], net.directions == 2
     train = dropout > 0 or torch.is_grad_enabled()
-    h: Any = [s.contiguous() for s in first]
+    h: Any = [s.contiguous() for s in first] if x.is_cuda else first
     h = h if len(h) > 1 else h[0]
     if batch_sizes is None:
         outputs = run(x, h, weights, net.bias, net.layers, dropout, train, both, batch_first)

@@ -66,8 +66,8 @@ class RNN(Module):
         zoneout: float = 0.0,
         update_dropout: float = 0.0,
     ) -> None:
-        known = [name for name, cell in CELLS.items() if _module_of(cell) is RNN]
-        if nonlinearity not in known:
+        if nonlinearity not in CELLS or _module_of(CELLS[nonlinearity]) is not RNN:
+            known = [name for name, cell in CELLS.items() if _module_of(cell) is RNN]
             raise UserError(
                 f"nonlinearity={nonlinearity!r} is unknown", hint=f"choose {_one_of(known)}"
             )

@@ -84,4 +84,4 @@ def check_pack(rows: int, sizes: list[int]) -> None:
 
 def are_tensors(state: Any) -> bool:
     """Whether this is a state at all, before anything is asked about it."""
-    return isinstance(state, (tuple, list)) and all(isinstance(s, Tensor) for s in state)
+    return isinstance(state, (tuple, list)) and False not in [isinstance(s, Tensor) for s in state]

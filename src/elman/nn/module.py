@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Hashable, Sequence
+from operator import is_
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,15 +22,21 @@ from torch.nn.utils.rnn import PackedSequence
 
 from elman.cells import named
 from elman.errors import UserError
-from elman.kernels import Job, is_sooner, runs_whole, settings
+from elman.kernels import Job, is_sooner, named_kernel, runs_whole, settings
 from elman.kernels.cpu import calls, library, masks
-from elman.nn.arguments import are_tensors
+from elman.kernels.torchs import Whole, as_torch
+from elman.nn.arguments import are_tensors, check_pack
 from elman.nn.long_way import LongWay
 from elman.recurrence import native, settled, traced, whole
 from elman.recurrence.operator import Recipe
 from elman.recurrence.settled import IN_FLOAT32, LONG_WAY, Settled
 from elman.recurrence.strand import autocast_on_a_cpu, is_cast, uncast
 from elman.recurrence.ways import Outputs
+
+
+def _is_plain_tensor(input: Tensor | PackedSequence) -> TypeGuard[Tensor]:
+    """Whether this is a tensor that is what it says, as those of other classes need not be."""
+    return type(input) in (Tensor, torch.nn.Parameter)
 
 
 class Module(LongWay):
@@ -48,7 +56,7 @@ class Module(LongWay):
         if traced.is_watched():
             with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
                 return self._run_long(input, state)
-        if type(input) is Tensor and self._is_one_row(input, state):
+        if _is_plain_tensor(input) and self._is_one_row(input, state):
             return self._run_one_row(input, state)
         return self._plain_call(input, state) or self._run_settled(input, state)
 
@@ -110,6 +118,8 @@ class Module(LongWay):
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
         how = None if key is None else self._settled.get(key)
+        if how is not None and input.data.is_cpu:
+            check_pack(len(input.data), input.batch_sizes.tolist())
         if how is None:
             with _unseen():
                 state = self._checked_pack(input, state)
@@ -150,8 +160,9 @@ class Module(LongWay):
         """The same in native code on a CPU, nothing cut; None: another kind of call."""
         if input.is_cuda or forward_ad._current_level >= 0:  # no gradient, but a tangent
             return None
-        if self._prepared is None and type(input) is Tensor and self._is_torchs(input):
-            return None
+        is_tensor = _is_plain_tensor(input)
+        if self._prepared is None and self._is_torchs(input if is_tensor else input.data):
+            return self._torchs_again(input, state) if is_tensor else None
         recipe = None
         if torch.is_grad_enabled():
             recipe = self._exact or self._remembered_recipe()
@@ -183,11 +194,18 @@ class Module(LongWay):
     ) -> tuple[calls.Prepared, Tensor, None] | None:
         """The last call, where this one is like it: then all that `_is_plain` asks is known."""
         call = self._prepared
-        if call is None or type(input) is not Tensor or self.batch_first:
+        if call is None or not _is_plain_tensor(input) or self.batch_first:
             return None
         cast = autocast_on_a_cpu(call.dtype) if torch._C._is_any_autocast_enabled() else None
+        if call.shape != input.shape or call.cast is not cast:
+            call = self._prepareds.get((input.shape, input.dtype, False, cast))
+            if call is None:
+                return None
         weights = map(self._parameters.get, self._flat_weights_names)
-        return (call, input, None) if call.suits_again(input, state, weights, cast) else None
+        if not call.suits_again(input, state, weights, cast):
+            return None
+        self.__dict__["_prepared"] = call  # sooner than torch's `__setattr__`
+        return call, input, None
 
     def _prepare(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -195,20 +213,36 @@ class Module(LongWay):
         """What native code needs for this call, its inputs, and how they are packed."""
         if not self._is_plain(input):
             return None
-        own, names = self._parameters, self._flat_weights_names
-        weights = [w for name in names if (w := own.get(name)) is not None]
-        if len(weights) < len(names):  # a parametrized one is elsewhere
-            return None
+        weights = [library.row_by_row(w) for w in self._weights()]
         xs, pack = self._rows_of(input)
         if pack is None and isinstance(input, PackedSequence):
             return None
-        call, cast = self._prepared, autocast_on_a_cpu(weights[0].dtype)
+        cast = autocast_on_a_cpu(weights[0].dtype)
+        own = map(self._parameters.get, self._flat_weights_names)
+        if not all(map(is_, weights, own)):  # parametrized, or turned: made for this call alone
+            call = self._new_call(input, xs, state, weights, pack, cast)
+            return None if call is None else (call, xs, pack)
+        key = calls.padded_shape(xs, pack), xs.dtype, pack is not None, cast
+        call = self._prepareds.get(key)
         if call is None or not call.suits(xs, state, weights, pack, cast):
-            job = functools.partial(self._asked, input, state)
-            directions = 2 if self.bidirectional else 1
-            call = native.prepared(call, xs, state, weights, directions, job, pack, cast)
-            self._prepared = call
+            call = self._new_call(input, xs, state, weights, pack, cast)
+            if call is not None:
+                self._prepareds.keep(key, call)
+        self.__dict__["_prepared"] = call
         return None if call is None else (call, xs, pack)
+
+    def _new_call(
+        self,
+        input: Tensor | PackedSequence,
+        xs: Tensor,
+        state: Sequence[Tensor] | None,
+        weights: list[Any],
+        pack: calls.Pack | None,
+        cast: torch.dtype | None,
+    ) -> calls.Prepared | None:
+        job = functools.partial(self._asked, input, state)
+        cell, directions = self.running_cell, 2 if self.bidirectional else 1
+        return native.prepared(cell, xs, state, weights, directions, job, pack, cast)
 
     def _remembered_recipe(self) -> Recipe:
         self._exact = self._recipe()
@@ -218,7 +252,7 @@ class Module(LongWay):
         """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
         is_packed = isinstance(input, PackedSequence)
         given = input.data if is_packed else input
-        if type(given) is not Tensor or not given.is_cpu or self._is_torchs(given):
+        if not _is_plain_tensor(given) or not given.is_cpu or self._is_torchs(given):
             return False
         if self.proj_size or self.is_noisy or self._cuts(input):
             return False
@@ -227,8 +261,15 @@ class Module(LongWay):
         return is_packed or self._is_batched(given)
 
     def _is_torchs(self, input: Tensor) -> bool:
-        """Whether no native call is worth trying: under autocast it is, also for narrow inputs."""
-        return self._asks_torch(input) and not torch.is_autocast_enabled("cpu")
+        """Whether no native call is worth trying: where autocast has work, it is."""
+        return self._asks_torch(input) and not self._is_cast_on_a_cpu(input)
+
+    def _is_cast_on_a_cpu(self, input: Tensor) -> bool:
+        """Whether autocast is on there, and finds another dtype than its own."""
+        if not torch.is_autocast_enabled("cpu"):
+            return False
+        dtype = torch.get_autocast_dtype("cpu")
+        return input.dtype is not dtype or self._first_weight().dtype is not dtype
 
     def _rows_of(self, input: Tensor | PackedSequence) -> tuple[Tensor, calls.Pack | None]:
         """Inputs as native code reads them, and how they are packed."""
@@ -249,8 +290,7 @@ class Module(LongWay):
 
     def _casts_inside(self, input: Tensor) -> bool:
         """Whether the kernel does autocast's work, and is handed everything in float32."""
-        weights = [self._parameters.get(name) for name in self._flat_weights_names]
-        if any(w is None or not autocast_on_a_cpu(w.dtype) for w in weights):
+        if not all(autocast_on_a_cpu(w.dtype) for w in self._weights()):
             return False
         if not self._is_plain(input):
             return False
@@ -258,25 +298,50 @@ class Module(LongWay):
 
     # ------------------------------------------------------------------ what is settled of a shape
 
+    def _torchs_again(self, input: Tensor, state: Sequence[Tensor] | None) -> Outputs | None:
+        """By torch's own function on a CPU, where that was settled: sooner than torch.nn's own."""
+        how = self._settled.get(self._cpu_key(input, state))
+        if how is None or not isinstance(how.how, Whole):
+            return None
+        stack, weights = how.how, self._weights()
+        if state is None:
+            state = stack.network.zeros(stack.rows, input.dtype, input.device)
+        return as_torch(stack.network, self.batch_first, input, state, weights, stack.dropout)
+
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides what runs a call; None where it is asked anew at every one."""
         if not self._asks_torch(input) or input.dim() != 3 or self._cuts(input):
             return None
+        if forward_ad._current_level >= 0:
+            return None
+        if input.is_cpu and not self._is_cast_on_a_cpu(input):
+            return self._cpu_key(input, state)
         kind = self._kind(input, state)
         return None if kind is None else (input.shape, *kind)
+
+    def _cpu_key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
+        """The same on a CPU, where autocast has nothing to do: little but shapes and modes."""
+        drops = self.training and self.dropout > 0
+        mode = torch.is_grad_enabled(), input.requires_grad, drops, named_kernel()
+        if state is None:
+            return input.shape, input.dtype, mode
+        if not are_tensors(state) or [s for s in state if s.dtype is not input.dtype]:
+            return None
+        given = [(s.shape, s.is_cpu) for s in state]
+        return input.shape, input.dtype, mode, *given
 
     def _packed_key(self, input: PackedSequence, state: Sequence[Tensor] | None) -> Hashable:
         """The same for rows of different lengths: how many, how long, but not which."""
         data, sizes = input.data, input.batch_sizes
-        if not data.is_cuda or data.dim() != 2 or self._chunks is not None:
+        if not self._asks_torch(data) or data.dim() != 2 or self._chunks is not None:
+            return None
+        if forward_ad._current_level >= 0 or (data.is_cpu and torch.is_autocast_enabled("cpu")):
             return None
         kind = self._kind(data, state)
         return None if kind is None else (sizes.shape[0], int(sizes[0]), data.shape[1], *kind)
 
     def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> tuple[Hashable, ...] | None:
         """The part of a key that is not the input's shape: one flat tuple, found soon."""
-        if forward_ad._current_level >= 0:
-            return None
         cast = None
         if torch._C._is_any_autocast_enabled() and is_cast(input.device):
             cast = torch.get_autocast_dtype(input.device.type)

@@ -22,11 +22,15 @@ from elman.kernels.cudnn import Cudnn
 from elman.kernels.torchs import Network
 from elman.recurrence import compiled, custom
 from elman.recurrence.chunked import SHORT
+from elman.recurrence.native import Prepareds
 from elman.recurrence.operator import Recipe
 from elman.recurrence.seams import Chunks, Seams
 from elman.recurrence.settled import Table
 
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
+_TOLD = {"carry", "memory", "time", "zoneout", "update_dropout"}
+_TOLD |= {"repeatable", "dropout", "training", "batch_first"} | {*custom.CHECKED}
+"""Attributes on which more depends than their own value."""
 
 Ours = tuple[Carry, Memory, Time, float, float]
 """What torch.nn's modules do not have: carry, memory, time, zoneout and update_dropout."""
@@ -46,7 +50,9 @@ class Parameters(torch.nn.RNNBase):
     from the same state of torch's generators: not cuDNN's."""
     _settled: Table
     _prepared: Prepared | None = None
-    """The last call of native code on a CPU, where there was one since anything changed."""
+    """The last call of native code on a CPU, where there was one since anything changed,"""
+    _prepareds: Prepareds
+    """and others that came before it."""
     _exact: Recipe | None = None
     """`_recipe()`, where it was asked for since."""
     _chunks: Chunks | None = None
@@ -60,7 +66,11 @@ class Parameters(torch.nn.RNNBase):
         self.cell, self._equations = cell, named(cell).fingerprint
         if mode is None:
             self._resize(named(cell))
-        self.carry, self.memory, self.time, zoneout, update_dropout = ours
+        carry, memory, time, zoneout, update_dropout = ours
+        custom.CHECKED["carry"](carry)
+        custom.CHECKED["memory"](memory)
+        self.__dict__.update(carry=carry, memory=memory)  # a module is made as soon as torch's
+        self.time = time
         self._begin_noise(zoneout, update_dropout)
 
     # ------------------------------------------------------------------ noise in every step
@@ -74,8 +84,7 @@ class Parameters(torch.nn.RNNBase):
             raise UserError("zoneout and update_dropout do not go with proj_size")
         self._check_noise_goes_with(self.carry, noisy)
         self._run_by(zoneout, update_dropout)
-        super().__setattr__("zoneout", zoneout)
-        super().__setattr__("update_dropout", update_dropout)
+        self.__dict__.update(zoneout=zoneout, update_dropout=update_dropout)
 
     def _check_noise_goes_with(self, carry: Carry, noisy: bool) -> None:
         if noisy and self.bidirectional and carry.in_blocks:
@@ -99,14 +108,13 @@ class Parameters(torch.nn.RNNBase):
         running = ""
         if zoneout or updates:
             running = with_noise(self.cell, zoneout, updates, self.training)
-        super().__setattr__("_running", running)  # a plain value to torch.compile
+        self.__dict__["_running"] = running  # a plain value to torch.compile
         self._forget()
 
     def _forget(self) -> None:
         """Nothing that was found out about calls is so any more."""
-        super().__setattr__("_settled", Table())
-        super().__setattr__("_prepared", None)
-        super().__setattr__("_exact", None)
+        found = {"_settled": Table(), "_prepared": None, "_prepareds": Prepareds(), "_exact": None}
+        self.__dict__.update(found)
 
     # ------------------------------------------------------------------ parameters
 
@@ -134,6 +142,8 @@ class Parameters(torch.nn.RNNBase):
         """As `torch.nn`; a cell's own numbers start where the cell says, its heads apart."""
         super().reset_parameters()
         cell = named(getattr(self, "cell", "tanh"))
+        if not cell.parameters and cell.heads == 1:
+            return
         with torch.no_grad():
             for name in self._flat_weights_names:
                 if name.startswith("own"):
@@ -151,7 +161,7 @@ class Parameters(torch.nn.RNNBase):
         """As `torch.nn`, for cells that cuDNN has; bfloat16 too, which torch forgets."""
         if named(getattr(self, "cell", "tanh")).torch_mode is not None:
             super().flatten_parameters()
-            weights = [w for w in self._flat_weights if isinstance(w, Tensor)]
+            weights = [w for w in self._flat_weights if isinstance(w, Tensor) and w.is_cuda]
             if len(weights) == len(self._flat_weights_names):
                 cudnn.flatten_bfloat16(self._network(self.mode), weights)
 
@@ -204,6 +214,9 @@ class Parameters(torch.nn.RNNBase):
     # ------------------------------------------------------------------ what changes later
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _TOLD:
+            super().__setattr__(name, value)
+            return
         if name in ("zoneout", "update_dropout"):  # refused before anything has changed
             noise = {"zoneout": self.zoneout, "update_dropout": self.update_dropout}
             self._begin_noise(**noise | {name: value})
@@ -215,14 +228,14 @@ class Parameters(torch.nn.RNNBase):
         super().__setattr__(name, value)
         if name == "time":
             self._begin_chunks(value)
-        if name in ("repeatable", "dropout"):
+        if name in ("repeatable", "dropout", "batch_first"):
             self._forget()
         if name == "training" and self.is_noisy:
             self._run_by(self.zoneout, self.update_dropout)
         if name in ("carry", "memory", "time") and hasattr(self, "carry") and hasattr(self, "time"):
             registered = compiled.register(self.carry, self.memory, self._chunks)
-            super().__setattr__("_registered", registered)  # its number lives as long as it does
-            super().__setattr__("_how", registered.number)  # a plain value to torch.compile
+            # its number lives as long as it does, and is a plain value to torch.compile
+            self.__dict__.update(_registered=registered, _how=registered.number)
             self._forget()
 
     @property
@@ -241,7 +254,7 @@ class Parameters(torch.nn.RNNBase):
         if isinstance(time, Chunked):
             chunks = Chunks(time, self._first_weight().device)
             self.register_buffer("chunk_overlaps", chunks.state, persistent=False)
-        super().__setattr__("_chunks", chunks)
+        self.__dict__["_chunks"] = chunks
 
     def _apply(self, *args: Any, **options: Any) -> Any:
         """Moved, or of another type: nothing is settled any more."""

@@ -8,17 +8,20 @@ find out what is to be run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from operator import is_
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from elman.cells import named
 from elman.errors import UserError
 from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
-from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, prepare
+from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, padded_shape, prepare
+from elman.kernels.torchs import Network, as_torch
 from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
 from elman.recurrence.strand import uncast
 
@@ -30,7 +33,7 @@ def takes(recipe: Recipe) -> bool:
 
 
 def prepared(
-    last: Prepared | None,
+    cell: str,
     xs: Tensor,
     state: Sequence[Tensor] | None,
     weights: list[Any],
@@ -39,12 +42,40 @@ def prepared(
     pack: Pack | None,
     cast: torch.dtype | None,
 ) -> Prepared | None:
-    """What native code needs to know; from the last call, if lengths or places changed alone."""
-    call = last and last.changed(xs, weights, pack)
+    """What native code needs to know: from any call, if lengths and weights are others alone."""
+    shapes = *[w.shape for w in weights], *padded_shape(xs, pack)[2:]
+    kind = (cell, directions, xs.dtype, weights[0].dtype, cast, torch.get_num_threads(), shapes)
+    known = _KNOWN.get(kind)
+    call = known and known.changed(xs, weights, pack)
     if call is not None and call.suits(xs, state, weights, pack, cast):
         return call
     call = prepare(xs, weights, directions, job, pack, cast)
-    return call if call is not None and call.suits(xs, state, weights, pack, cast) else None
+    if call is None or not call.suits(xs, state, weights, pack, cast):
+        return None
+    if len(_KNOWN) > 1000:
+        _KNOWN.clear()
+    _KNOWN[kind] = call.bare()
+    return call
+
+
+_KNOWN: dict[Hashable, Prepared] = {}
+"""Of every kind of call that any module has made, one without its weights."""
+
+
+@final
+class Prepareds(dict[Hashable, Prepared]):
+    """What one module has prepared for its weights, by the shapes that come along."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return Prepareds, ()  # a copied module has weights elsewhere, and prepares its own
+
+    def keep(self, key: Hashable, call: Prepared) -> Prepared:
+        """Have it for the next call of this key; those of other weights go."""
+        other = next(iter(self.values()), call)
+        if len(self) > 100 or not all(map(is_, other.tensors, call.tensors)):
+            self.clear()
+        self[key] = call
+        return call
 
 
 def use_of(pack: Pack | None, dropout: float) -> Use | None:
@@ -155,6 +186,10 @@ def _by_autograd(
     needs_dxs: bool,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
     """The same pulls, leaving a graph behind to differentiate them again."""
+    if pack is None and x.seed is None and x.xs.is_floating_point():
+        mode = named(recipe.cell).torch_mode
+        if mode is not None:
+            return _by_torch(recipe, mode, x, dys, dlast, needs_dxs)
     if pack is None:
         return backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
     sizes, order, back, _ = pack
@@ -165,6 +200,34 @@ def _by_autograd(
     dxs, dstate, dws = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
     dxs = None if dxs is None else pack_padded_sequence(dxs, lengths).data
     return dxs, _picked(dstate, back), dws
+
+
+def _by_torch(
+    recipe: Recipe,
+    mode: str,
+    x: Inputs,
+    dys: Tensor | None,
+    dlast: Sequence[Tensor | None],
+    needs_dxs: bool,
+) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
+    """The same by torch's own layers, run once more: in as few steps of Python as torch.nn."""
+    inputs, hidden = x.xs.shape[2], x.stacked[0].shape[2]
+    layers = len(x.stacked[0]) // recipe.directions
+    net = Network(mode, recipe.bias, inputs, hidden, 0, layers, recipe.directions)
+    ys, last = as_torch(net, False, x.xs, x.stacked, [*x.weights])
+    outs = [
+        (y, d)
+        for y, d in zip((ys, *last), (dys, *dlast), strict=True)
+        if d is not None and y.requires_grad
+    ]
+    read = (x.xs, *x.stacked, *x.weights)
+    wanted = [t for t in read if t.requires_grad]
+    ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
+    pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
+    found = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
+    dxs, *others = [found[id(t)] if id(t) in found else torch.zeros_like(t) for t in read]
+    count = len(x.stacked)
+    return dxs if needs_dxs else None, others[:count], others[count:]
 
 
 def _picked(states: Sequence[Tensor], order: Tensor | None) -> Sequence[Tensor]:

@@ -125,7 +125,7 @@ def settle(recipe: Recipe, x: Inputs, stack: Whole, theirs: bool, batch_first: b
 def settle_packed(recipe: Recipe, x: Inputs, batch_sizes: Tensor, stack: Whole | None) -> Settled:
     """The same of packed rows; `stack`: as torch's own layers run it, where they do."""
     if stack is not None:
-        return Settled(_as_torch(x, stack))
+        return Settled(aten.prepared(stack) if x.xs.is_cpu else _as_torch(x, stack))
     return Settled(prepare(recipe, x.padded(batch_sizes), False) or LONG_WAY)
 
 

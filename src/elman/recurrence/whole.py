@@ -27,8 +27,8 @@ def described(
     window, apart = None, None
     exact = steps if recipe.carry.exact else recipe.carry.exact_window()
     dropout = 0.0 if x.seed is None else recipe.dropout
-    if dropout:
-        apart = _refuses_dropout(dropout)
+    if dropout == 1:
+        apart = "it scales by 1 / (1 - dropout)"
     if exact is None:
         apart = f"carry={recipe.carry} changes the gradient inside its backward pass"
     elif exact < steps:
@@ -38,14 +38,8 @@ def described(
         apart = f"memory={recipe.memory} keeps states, and it stores everything"
     keeps = torch.is_grad_enabled() and any(t.requires_grad for t in x.flat())
     ids, dtype = not x.xs.is_floating_point(), x.weights[0].dtype
-    return Whole(network, steps, rows, dtype, ids, keeps, window, dropout, packed, apart)
-
-
-def _refuses_dropout(p: float) -> str | None:
-    """Why masks must be elman's own, which a seed of torch's generator brings back."""
-    if recomputes():
-        return "its dropout cannot be drawn twice alike, as a checkpointed call may want"
-    return "it scales by 1 / (1 - dropout)" if p == 1 else None
+    twice = dropout > 0 and recomputes()
+    return Whole(network, steps, rows, dtype, ids, keeps, window, dropout, twice, packed, apart)
 
 
 def recomputes() -> bool:

@@ -7,6 +7,7 @@ it is. So that is found out once; the next call only looks whether anything has 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from operator import is_
@@ -25,6 +26,7 @@ from elman.kernels.cpu.library import (
     HALF,
     KINDS,
     LayerArguments,
+    SeenArguments,
     StackArguments,
     UseArguments,
     is_plain,
@@ -112,7 +114,10 @@ def kind_of(real: torch.dtype, rows: int, cast: torch.dtype | None) -> int:
 
 @final
 class Prepared:
-    """Calls of one module with inputs of one shape. Never changes, so that threads may share it."""
+    """Calls of one module with inputs of one shape: what threads share is the same for all."""
+
+    seen: SeenArguments | None = None
+    """What `suits_again` asks in one native call, once it has been asked otherwise."""
 
     def __init__(
         self,
@@ -159,9 +164,7 @@ class Prepared:
         self.state = _without_memory(self.stacked, self.dtype)
         self.input_bytes = math.prod(shape) * self.input_dtype.itemsize
         self.state_bytes = self.stacked.numel() * self.dtype.itemsize
-        short = not is_packed and self.cast is None
-        inputs = shape, self.input_dtype
-        self.seen = library.seen(self.tensors, inputs, self.stacked) if short else None
+        self.seen = None
         for layer in self.layers:
             layer.T, layer.B = steps, rows
         self.stack.copies, self.stack.kind = copies, kind_of(self.dtype, steps * rows, self.cast)
@@ -178,20 +181,31 @@ class Prepared:
         Sequences of every length come along, and weights are replaced; asking again would take
         longer than running them.
         """
-        shape = _padded_shape(xs, pack)
+        shape = padded_shape(xs, pack)
         if shape[2:] != self.shape[2:] or len(shape) != len(self.shape) or 0 in shape:
             return None
         if [w.shape for w in weights] != self.weight_shapes:
             return None
         if not all(is_plain(w, self.dtype) for w in weights):
             return None
+        other = self._copied()
+        other._read(weights)
+        other._fit(shape, pack is not None)
+        return other
+
+    def bare(self) -> Prepared:
+        """The same without weights, for `changed` alone."""
+        other = self._copied()
+        other.tensors, other.weights, other.places = [], [], [None] * 4 * len(other.layers)
+        _point(other.layers, other.places)
+        return other
+
+    def _copied(self) -> Prepared:
         other = object.__new__(Prepared)
         other.__dict__.update(self.__dict__)
         other.layers = type(self.layers)(*self.layers)
         other.stack = StackArguments.from_buffer_copy(self.stack)
         other.stack.layers = other.layers
-        other._read(weights)
-        other._fit(shape, pack is not None)
         return other
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
@@ -235,7 +249,11 @@ class Prepared:
     ) -> bool:
         """The same of rows that are not packed, asked in one native call where that can be."""
         if self.seen is None or cast is not None:
-            return self.suits(xs, state, weights, None, cast)
+            if not self.suits(xs, state, weights, None, cast):
+                return False
+            if cast is None and not self.is_packed:
+                self.seen = library.seen(self.tensors, (self.shape, self.input_dtype), self.stacked)
+            return True
         h = c = None
         if state is not None:
             if len(state) != self.states:
@@ -258,7 +276,7 @@ class Prepared:
     def _suits_inputs(self, xs: Tensor, pack: Pack | None) -> bool:
         if pack is None:
             return xs.shape == self.shape and not self.is_packed
-        return _padded_shape(xs, pack) == self.shape and self.is_packed
+        return padded_shape(xs, pack) == self.shape and self.is_packed
 
     def __call__(
         self, xs: Tensor, state: Sequence[Tensor] | None, use: Use | None = None
@@ -387,7 +405,7 @@ def _point(layers: Iterable[LayerArguments], places: Sequence[int | None]) -> No
         layer.W_ih, layer.W_hh, layer.b_ih, layer.b_hh = places[4 * i : 4 * i + 4]
 
 
-def _padded_shape(xs: Tensor, pack: Pack | None) -> tuple[int, ...]:
+def padded_shape(xs: Tensor, pack: Pack | None) -> tuple[int, ...]:
     """(T, B, …) of inputs that may be packed."""
     return xs.shape if pack is None else (len(pack.sizes), pack.rows, *xs.shape[1:])
 
@@ -398,6 +416,7 @@ def _is_backed(t: Tensor, size: int) -> bool:
     return t.untyped_storage().nbytes() >= start + size and not t.is_neg()
 
 
+@functools.lru_cache(4096)
 def _without_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor to be like: torch makes one in half the time that it takes to read sizes."""
     with torch.inference_mode(False):
