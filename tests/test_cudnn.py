@@ -118,8 +118,9 @@ def test_large_batches_of_wide_layers_go_where_they_were_faster(
     cell, arithmetic, hidden, rows, steps, layers, backward, measured
 ):
     """Our kernel's speed by cuDNN's, as measured on an H200; ours must be surely the faster."""
-    shape = prices.Shape(cell, arithmetic, hidden, rows, steps, layers, 1, backward, inputs=hidden)
-    ours, theirs = (prices.microseconds(engine, shape) for engine in ("cuda", "cudnn"))
+    sizes = {"hidden": hidden, "rows": rows, "steps": steps, "layers": layers, "inputs": hidden}
+    like = {"cell": cell, "arithmetic": arithmetic, "backward": backward, "captured": False}
+    ours, theirs = (line(engine, **sizes, **like) for engine in ("cuda", "cudnn"))
     assert (ours <= choice.SURELY * theirs) == (measured > 1)
 
 
