@@ -132,7 +132,7 @@ def test_a_rate_under_which_the_model_diverges_is_halved_until_it_does_not():
     ("wrong", "message"),
     [
         ({"rate": -1.0}, "rate=-1.0 must be at least 0"),
-        ({"rate": math.inf}, "rate=inf must be at least 0"),
+        ({"rate": math.inf}, "rate=inf must be finite"),
         ({"window": 0}, "window=0 must be at least 1"),
     ],
 )
