@@ -66,6 +66,9 @@ def test_more_work_costs_more(engine):
     assert line(engine, steps=1, captured=False) > line(engine, steps=1)  # the host's time
 
 
+too_cheap = pytest.mark.xfail(strict=True, reason="few rows are priced up to 1.7 times too low")
+
+
 @pytest.mark.parametrize(
     ("cell", "arithmetic", "hidden", "rows", "measured"),
     [
@@ -78,6 +81,8 @@ def test_more_work_costs_more(engine):
         ("gru", "tf32", 1506, 256, 2.43),
         ("gru", "tf32", 513, 8, 1.11),
         ("lstm", "tf32", 1508, 256, 1.07),
+        pytest.param("gru", "tf32", 1506, 8, 2.03, marks=too_cheap),
+        pytest.param("lstm", "bf16", 1028, 8, 2.11, marks=too_cheap),
     ],
 )
 def test_rows_that_begin_anywhere_cost_cudnn_more(cell, arithmetic, hidden, rows, measured):
@@ -99,16 +104,31 @@ def test_cudnns_layers_run_beside_each_other_until_one_fills_the_gpu():
     assert times(350, 1232, directions=2) == pytest.approx(2)
 
 
+misjudged = pytest.mark.xfail(strict=True, reason="our kernel is slower there, and runs")
+
+
 @pytest.mark.parametrize(
     ("cell", "arithmetic", "hidden", "rows", "steps", "layers", "backward", "measured"),
     [
-        ("lstm", "bf16", 1773, 143, 21, 2, False, 2.41),
         ("lstm", "fp16", 1794, 344, 13, 2, False, 1.30),
-        ("gru", "bf16", 1485, 310, 88, 1, True, 2.09),
+        ("lstm", "bf16", 1773, 143, 21, 2, False, 2.41),
+        ("gru", "fp16", 1292, 352, 124, 1, True, 1.67),
+        ("gru", "tf32", 525, 476, 157, 2, False, 1.17),
         ("gru", "bf16", 1613, 358, 70, 3, True, 2.15),
+        ("lstm", "bf16", 1372, 342, 15, 3, False, 1.49),
+        ("gru", "bf16", 1485, 310, 88, 1, True, 2.09),
+        ("tanh", "tf32", 838, 467, 25, 1, False, 1.16),
+        ("lstm", "bf16", 1222, 350, 117, 2, True, 1.83),
+        ("lstm", "tf32", 367, 472, 164, 3, True, 1.35),
+        pytest.param("lstm", "fp16", 1796, 458, 7, 1, True, 0.96, marks=misjudged),
+        ("tanh", "tf32", 1018, 507, 48, 1, True, 1.11),
+        ("lstm", "bf16", 1995, 343, 60, 1, False, 1.78),
+        ("lstm", "bf16", 1290, 294, 20, 2, False, 1.37),
         ("lstm", "bf16", 1015, 467, 80, 3, True, 2.79),
         ("gru", "bf16", 1499, 298, 8, 2, True, 1.65),
+        pytest.param("lstm", "bf16", 1232, 260, 100, 3, True, 0.96, marks=misjudged),
         ("gru", "bf16", 1696, 191, 100, 2, False, 1.20),
+        ("lstm", "bf16", 1832, 146, 85, 3, True, 1.02),
         ("gru", "tf32", 552, 327, 100, 3, True, 1.45),
         ("lstm", "tf32", 496, 363, 117, 3, True, 1.55),
         ("lstm", "bf16", 1912, 230, 48, 3, False, 0.80),
@@ -117,11 +137,12 @@ def test_cudnns_layers_run_beside_each_other_until_one_fills_the_gpu():
 def test_large_batches_of_wide_layers_go_where_they_were_faster(
     cell, arithmetic, hidden, rows, steps, layers, backward, measured
 ):
-    """Our kernel's speed by cuDNN's, as measured on an H200; ours must be surely the faster."""
+    """Our kernel's speed by cuDNN's in every shape that was timed, some of which the rules were
+    made for: no proof for others. Ours runs where it is surely the faster."""
     sizes = {"hidden": hidden, "rows": rows, "steps": steps, "layers": layers, "inputs": hidden}
     like = {"cell": cell, "arithmetic": arithmetic, "backward": backward, "captured": False}
     ours, theirs = (line(engine, **sizes, **like) for engine in ("cuda", "cudnn"))
-    assert (ours <= choice.SURELY * theirs) == (measured > 1)
+    assert (ours <= choice.SURELY * theirs) == (choice.SURELY * measured >= 1)
 
 
 def test_a_layer_too_large_for_our_kernel_has_no_price_there():

@@ -31,7 +31,8 @@ def plainly(
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """The columns with every number as Python writes it, and notes on what was decided.
 
-    `separator` is what stands between the cells: where it is a comma, no comma is a decimal one.
+    `separator` is what stands between the cells. Where it is a comma, 12,345 is taken for 12345:
+    who means 12.345 by it would hardly write commas between cells, too. 7,5 is 7.5 everywhere.
 
     >>> plainly({"price": ["$1,200.50", "$950.00", ""]}, ",")
     ({'price': ['1200.50', '950.00', '']}, ('units left out: price ($)', 'thousands apart: price'))
