@@ -2,7 +2,7 @@
 
     python benchmarks/grid.py [--device cpu|cuda] [--quick] [--busy] [--random N] [--seed S]
                               [--wild] [--dtype NAME] [--only WORD] [--seconds S]
-                              [--json FILE] [--figure FILE]
+                              [--control] [--json FILE] [--figure FILE]
 
 A case is a cell, a hidden size, a batch, a number of steps, layers, directions, a dtype, and a
 job: `forward` (no gradient wanted), `both` (forward and backward), `step` (one step of B rows, no
@@ -12,9 +12,10 @@ elman is faster. Every case below 1 is listed, with the kernel that ran. `--rand
 shapes at random instead of walking the grid, because cliffs lie between the shapes one thinks of;
 with `--wild` it also draws how wide the inputs are and how the module is used (batch first, packed,
 dropout, no bias, projected, under autocast, or a sequence without a batch). `--dtype` measures
-every case in another dtype. On a GPU both run as torch runs them by default, and a call is timed
-until the GPU is done. `--busy` is for a machine with other work: one thread, and processor time
-instead of the clock on the wall.
+every case in another dtype. `--control` lets a second module of torch.nn take its turns, too, and
+gives torch's time by that: what the clock makes of a ratio that is 1. On a GPU both run as torch
+runs them by default, and a call is timed until the GPU is done. `--busy` is for a machine with
+other work: one thread, and processor time instead of the clock on the wall.
 """
 
 from __future__ import annotations
@@ -132,9 +133,12 @@ def drawn(device: str, count: int, seed: int, wild: bool = False) -> Iterator[Ca
 
 
 def contestants(
-    case: Case, device: str
+    case: Case, device: str, control: bool = False
 ) -> tuple[list[Callable[[], object]], Callable[[], kernels.Explanation]]:
-    """A call of torch's module and one of ours with the same weights; what says how ours ran."""
+    """A call of torch's module and one of ours with the same weights; what says how ours ran.
+
+    With `control`, another of torch's comes third.
+    """
     torch.manual_seed(0)
     like: dict[str, Any] = {"device": device, "dtype": DTYPES[case.dtype]}
     name = MODULES[case.cell]
@@ -143,7 +147,9 @@ def contestants(
     options = {"bidirectional": case.directions > 1, **like, **_options(case)}
     peer = getattr(torch.nn, name)(*shape, **options)
     mine = getattr(elman.nn, name)(*shape, **options)
-    mine.load_state_dict(peer.state_dict())
+    modules = [peer, mine, *([getattr(torch.nn, name)(*shape, **options)] if control else [])]
+    for module in modules[1:]:
+        module.load_state_dict(peer.state_dict())
     size = (case.B, case.T) if case.how == "batch first" else (case.T, case.B)
     x = torch.randn(*size, inputs, **like)
     depth, two = (case.layers * case.directions, case.B), case.cell == "lstm"
@@ -157,7 +163,7 @@ def contestants(
         with torch.set_grad_enabled(case.job == "both"), _precision(case, device):
             return kernels.explain(mine, _packed(case, x) if case.how == "packed" else x)
 
-    return [_job(case, module, x, state) for module in (peer, mine)], ran
+    return [_job(case, module, x, state) for module in modules], ran
 
 
 def _options(case: Case) -> dict[str, Any]:
@@ -214,40 +220,47 @@ def seconds(run: Callable[[], object], calls: int, device: str) -> float:
     return (clock() - start) / calls
 
 
-def measure(case: Case, device: str, rounds: int, slot: float) -> dict[str, Any]:
+def measure(
+    case: Case, device: str, rounds: int, slot: float, control: bool = False
+) -> dict[str, Any]:
     """torch's time by ours, taking turns; `slot` is how long one turn lasts, in seconds."""
-    (peer, mine), ran = contestants(case, device)
-    for run in (peer, mine):
+    runs, ran = contestants(case, device, control)
+    for run in runs:
         for _ in range(WARM):
             run()
-    calls = [max(1, round(slot / seconds(run, 2, device))) for run in (peer, mine)]
-    times = []
+    turns = [(i, run, max(1, round(slot / seconds(run, 2, device)))) for i, run in enumerate(runs)]
+    times = list[list[float]]()
     for i in range(rounds):
-        turn = [(peer, calls[0]), (mine, calls[1])]
-        found = [seconds(run, n, device) for run, n in (turn if i % 2 else turn[::-1])]
-        times.append(found if i % 2 else found[::-1])
+        found = {at: seconds(run, calls, device) for at, run, calls in turns[:: 1 if i % 2 else -1]}
+        times.append([found[at] for at in range(len(runs))])
     said = ran()
-    return {
+    ratios = [[row[0] / row[at] for row in times] for at in range(1, len(runs))]
+    row = {
         **case._asdict(),
         "kernel": said.runs,
         "captured": said.repeated,
-        "ratio": statistics.median(a / b for a, b in times),
-        "low": min(a / b for a, b in times),
-        "high": max(a / b for a, b in times),
-        "torch_ms": 1e3 * statistics.median(a for a, _ in times),
-        "elman_ms": 1e3 * statistics.median(b for _, b in times),
+        "ratio": statistics.median(ratios[0]),
+        "low": min(ratios[0]),
+        "high": max(ratios[0]),
+        "torch_ms": 1e3 * statistics.median(row[0] for row in times),
+        "elman_ms": 1e3 * statistics.median(row[1] for row in times),
     }
+    return row | ({"control": statistics.median(ratios[1])} if control else {})
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, object]:
-    ratios = [row["ratio"] for row in rows]
-    return {
-        "cases": len(rows),
-        "geometric_mean": statistics.geometric_mean(ratios),
-        "least": min(ratios),
-        "below_1": sum(r < 1 for r in ratios),
-        "below_0.97": sum(r < 0.97 for r in ratios),
-    }
+    def of(ratios: list[float]) -> dict[str, object]:
+        return {
+            "geometric_mean": statistics.geometric_mean(ratios),
+            "least": min(ratios),
+            "below_1": sum(r < 1 for r in ratios),
+            "below_0.97": sum(r < 0.97 for r in ratios),
+        }
+
+    found = {"cases": len(rows), **of([row["ratio"] for row in rows])}
+    if controls := [row["control"] for row in rows if "control" in row]:
+        found |= {f"control_{name}": value for name, value in of(controls).items()}
+    return found
 
 
 def draw(rows: Sequence[dict[str, Any]], file: str) -> None:
@@ -297,6 +310,7 @@ def main() -> None:
     parser.add_argument("--random", type=int, metavar="N", help="N shapes drawn at random instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wild", action="store_true", help="draw inputs and uses, too")
+    parser.add_argument("--control", action="store_true", help="torch.nn against itself, too")
     parser.add_argument("--dtype", choices=DTYPES, help="of all cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument(
@@ -331,7 +345,7 @@ def main() -> None:
     for i, case in enumerate(cases):
         if time.monotonic() > end:
             break
-        rows.append(row := measure(case, device, rounds, slot))
+        rows.append(row := measure(case, device, rounds, slot, options.control))
         mark = "  <" if row["ratio"] < 1 else ""
         print(
             f"{i + 1:4}/{len(cases)} {row['ratio']:6.2f}  {case} ({row['kernel']}){mark}",
@@ -343,7 +357,8 @@ def main() -> None:
         if row["ratio"] < 1:
             case = Case(*(row[name] for name in Case._fields))
             spread = f"{row['low']:.2f} to {row['high']:.2f}"
-            print(f"  {row['ratio']:.2f} ({spread})  {case} ({row['kernel']})")
+            control = f", control {row['control']:.2f}" if "control" in row else ""
+            print(f"  {row['ratio']:.2f} ({spread}{control})  {case} ({row['kernel']})")
     print(
         ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items())
     )
