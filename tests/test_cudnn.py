@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import random
 import warnings
 from functools import partial
 from unittest import mock
@@ -19,6 +20,7 @@ from elman.language_model.stepper import FEW, Stepper
 from elman.nn import arguments
 from elman.nn.module import Module
 from elman.recurrence import whole
+from elman.recurrence.settled import LONG_WAY, Settled, Table
 
 on_gpu = [
     pytest.mark.gpu,
@@ -624,6 +626,70 @@ def test_on_a_gpu_a_state_that_is_not_contiguous_is_taken(monkeypatch):
         ys, _ = rnn(given, h)
         wanted, _ = rnn(given, h.contiguous())
         assert torch.equal(getattr(ys, "data", ys), getattr(wanted, "data", wanted))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"input": torch.zeros(5, 3, 4)},
+        {"input": torch.zeros(6, 3, 4, dtype=torch.float64)},
+        {"state": None},
+        {"state": (torch.zeros(1, 3, 5),)},
+        {"state": (torch.zeros(1, 3, 5), torch.zeros(1, 2, 5))},
+        {"state": (torch.zeros(1, 3, 5), torch.zeros(1, 3, 5, dtype=torch.float64))},
+        {"mode": (False, True)},
+    ],
+    ids=[f"{number}" for number in range(7)],
+)
+def test_a_call_is_run_as_the_latest_only_where_all_that_decides_is_the_same(other):
+    state = torch.zeros(1, 3, 5), torch.zeros(1, 3, 5)
+    call = {"input": torch.zeros(6, 3, 4), "state": state, "mode": (True, True)}
+    table, how = Table(), Settled(LONG_WAY)
+    table.remember(how, **call)
+    assert table.latest is not None
+    assert table.latest.how is how
+    assert table.latest.is_like(**call)
+    assert not table.latest.is_like(**call | other)
+    assert not table.latest._replace(device=1).is_like(**call)
+    table.remember(how, **call | {"state": None})
+    assert table.latest.is_like(**call | {"state": None})
+    assert not table.latest.is_like(**call)
+    table.clear()
+    assert table.latest is None
+
+
+def test_a_state_of_another_type_is_not_remembered():
+    table = Table()
+    state = torch.zeros(1, 3, 5), torch.zeros(1, 3, 5, dtype=torch.float64)
+    table.remember(Settled(LONG_WAY), torch.zeros(6, 3, 4), state, ())
+    assert table.latest is None
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_calls_in_any_order_run_as_each_would_alone(kind):
+    """What the call before was like decides nothing, captured or not."""
+    torch.manual_seed(0)
+    draw, rnn = random.Random(kind.__name__), kind(4, 5, 2, dropout=0.5, device="cuda")
+    shapes = [(1, 3), (6, 3), (6, 2)]
+    inputs = {shape: torch.randn(*shape, 4, device="cuda") for shape in shapes}
+    first = {rows: torch.randn(2, rows, 5, device="cuda") for rows in (2, 3)}
+    for _ in range(60):
+        shape, given, keep = draw.choice(shapes), draw.random() < 0.5, draw.random() < 0.5
+        rnn.train(draw.random() < 0.3)
+        alone, h = copy.deepcopy(rnn), first[shape[1]]
+        state = None if not given else (h, 0.5 * h) if kind is nn.LSTM else h
+        asked = torch.set_grad_enabled(keep), torch.autocast("cuda", enabled=draw.random() < 0.2)
+        precise = torch.backends.cudnn.flags(enabled=draw.random() < 0.8)
+        with asked[0], asked[1], precise:
+            found = []
+            for module in (rnn, alone):
+                torch.manual_seed(1)
+                found.append(module(inputs[shape], state)[0])
+        assert found[0].requires_grad == keep
+        assert found[0].dtype == found[1].dtype
+        if not rnn.training:  # masks of cuDNN go on from call to call
+            torch.testing.assert_close(*found, rtol=2e-3, atol=2e-3)
 
 
 def in_pieces(peer, xs, window):

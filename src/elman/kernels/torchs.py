@@ -105,7 +105,9 @@ def as_torch(
     assert net.mode is not None
     run, both = TORCHS[net.mode], net.directions == 2
     train = dropout > 0 or torch.is_grad_enabled()
-    h: Any = [s.contiguous() for s in first] if x.is_cuda else first
+    h: Any = first
+    if x.is_cuda:  # to ask is sooner than to be given the same again
+        h = [s if s.is_contiguous() else s.contiguous() for s in first]
     h = h if len(h) > 1 else h[0]
     if batch_sizes is None:
         outputs = run(x, h, weights, net.bias, net.layers, dropout, train, both, batch_first)

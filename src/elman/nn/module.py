@@ -29,7 +29,7 @@ from elman.nn.arguments import are_tensors, check_pack
 from elman.nn.long_way import LongWay
 from elman.recurrence import native, settled, traced, whole
 from elman.recurrence.operator import Recipe
-from elman.recurrence.settled import IN_FLOAT32, LONG_WAY, Settled
+from elman.recurrence.settled import IN_FLOAT32, LONG_WAY, Latest, Settled
 from elman.recurrence.strand import autocast_on_a_cpu, is_cast, uncast
 from elman.recurrence.ways import Outputs
 
@@ -56,6 +56,8 @@ class Module(LongWay):
         if traced.is_watched():
             with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
                 return self._run_long(input, state)
+        if (latest := self._settled.latest) and (done := self._run_again(latest, input, state)):
+            return done
         if _is_plain_tensor(input) and self._is_one_row(input, state):
             return self._run_one_row(input, state)
         return self._plain_call(input, state) or self._run_settled(input, state)
@@ -99,7 +101,29 @@ class Module(LongWay):
         if how is None:  # from now on; and now, since bits may differ
             with _unseen():
                 how = self._settled.settle(key, self._settle(*self._time_first(input, state)))
+        if input.is_cuda and how.is_short and not torch._C._is_any_autocast_enabled():
+            self._settled.remember(how, input, state, self._how_called(input))
         return self._settled_call(how, input, state) or self._run_long(input, state)
+
+    def _run_again(
+        self, latest: Latest, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> Outputs | None:
+        """As the last call on a GPU ran; None where this one is another, or may be."""
+        if not _is_plain_tensor(input) or self._chunks is not None:
+            return None
+        if forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
+            return None
+        if self.dropout and self.training and whole.recomputes():
+            return None
+        if not (state is None or are_tensors(state)):
+            return None
+        if not latest.is_like(input, state, self._how_called(input)):
+            return None
+        return self._settled_call(latest.how, input, state)
+
+    def _how_called(self, input: Tensor) -> tuple[Hashable, ...]:
+        """All that decides what runs a call, but its tensors' shapes and types."""
+        return *self._mode(input), *settings(input.dtype)
 
     def _run_long(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -349,7 +373,7 @@ class Module(LongWay):
                 return None
         if self.dropout and self.training and whole.recomputes():
             return None
-        kind = [input.dtype, input.device, cast, *self._mode(input), *settings(input.dtype)]
+        kind = [input.dtype, input.device, cast, *self._how_called(input)]
         if state is not None:
             if not are_tensors(state):
                 return None

@@ -288,7 +288,10 @@ class Parameters(torch.nn.RNNBase):
 
     def _weights(self) -> list[Any]:
         own, names = self._parameters, self._flat_weights_names
-        return [own[n] if n in own else getattr(self, n) for n in names]  # parametrized: elsewhere
+        try:
+            return [*map(own.__getitem__, names)]
+        except KeyError:  # parametrized: elsewhere
+            return [own[n] if n in own else getattr(self, n) for n in names]
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The initial state where the caller passed none."""
