@@ -879,3 +879,25 @@ def test_on_a_gpu_random_numbers_are_not_touched(small):
         other(x)
         rnn(x)
     assert torch.equal(torch.randn(3, device="cuda"), exact)
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu_repeated_calls_under_autocast_are_captured(kind, dtype):
+    """In float32: only what comes out is cast."""
+    module, x = kind(5, 19, 2, device="cuda"), torch.randn(6, 7, 5, device="cuda")
+    found = []
+    for _ in range(EVERY):
+        module.zero_grad()
+        with torch.autocast("cuda", dtype):
+            ys = module(x)[0]
+            assert kernels.explain(module, x).runs in ("cuda", "cudnn")
+        assert ys.dtype == dtype
+        ys.float().square().sum().backward()
+        found.append([ys.detach(), *(p.grad.clone() for p in module.parameters())])
+    for again in found[1:]:
+        for a, b in zip(found[0], again, strict=True):
+            assert torch.equal(a, b)
+    assert torch.equal(found[0][0], module(x)[0].to(dtype))
+    assert any(settled.again for settled in module._settled.values())

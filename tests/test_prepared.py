@@ -16,6 +16,8 @@ from elman import nn
 from elman.cells import named
 from elman.kernels import cuda, products
 from elman.kernels.cuda import calls, widths
+from elman.nn import module
+from elman.nn.long_way import as_hx
 from elman.recurrence import operator, packed, prepared
 from elman.recurrence.prepared import Call
 
@@ -77,6 +79,87 @@ def test_a_prepared_call_is_the_reference(kind, layers, batch_first, bias, given
         torch.testing.assert_close([ys, *last], exact[: 1 + len(last)])
         again = twice(lambda x: call(x, state, weights)[0], x)
     torch.testing.assert_close(again, twice(lambda x: plain(x, state)[0], x))
+
+
+@pytest.mark.usefixtures("more")
+@pytest.mark.parametrize("kind", [*KINDS, "mgu", "slstm"])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_prepared_call_casts_what_it_is_given(kind, batch_first, turned, monkeypatch):
+    """As under autocast: here from float64 to float32. The weights' gradients are not rounded."""
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.manual_seed(0)
+    make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
+    rnn = make(4, 8, 2, batch_first=batch_first).double()
+    narrow = copy.deepcopy(rnn).float()
+    x = torch.randn(*((3, 5) if batch_first else (5, 3)), 4, dtype=torch.float64)
+    state = [torch.randn(2, 3, n).double() for n in named(rnn.cell).state_sizes(8)]
+
+    def plain(x, state):
+        return as_pair(narrow(x.float(), as_hx(tuple(s.float() for s in state))))
+
+    if turned:
+        for name in ("weight_ih_l0", "weight_hh_l1"):
+            p = rnn.get_parameter(name)
+            p.data = p.data.T.contiguous().T
+    with paper_gpu.launches_prepared():
+        inputs = narrow._inputs(*narrow._time_first(x.float(), None))
+        call = Call(narrow._recipe(), inputs, batch_first)
+        weights = [rnn.get_parameter(name) for name in rnn._flat_weights_names]
+        assert call.suits(weights)
+        assert not call.suits(weights[:-1])
+        assert not call.suits([weights[0][1:], *weights[1:]])
+        exact = answers(plain, narrow, x, state, True)
+        found = answers(lambda x, s: call(x, s, weights), rnn, x, state, True)
+        with torch.no_grad():
+            ys, last = call(x, state, weights)
+        again = twice(lambda x: call(x, state, weights)[0].double(), x)
+    outs = 1 + len(last)
+    assert all(t.dtype == torch.float32 for t in found[:outs])
+    assert all(t.dtype == torch.float64 for t in found[outs:])
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a.float(), b.float())
+    torch.testing.assert_close([ys, *last], exact[:outs])
+    theirs = twice(lambda x: plain(x, state)[0].double(), x)
+    torch.testing.assert_close(again, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stated", [False, True])
+def test_what_autocast_casts_at_every_call_is_prepared(kind, stated, monkeypatch):
+    """On a GPU; here the CPU is taken for one, and its autocast makes float32 of bfloat16."""
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.manual_seed(0)
+    rnn = kind(4, 8, 2).bfloat16()
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.float32)
+    monkeypatch.setattr(module, "runs_whole", lambda *_: False)
+    monkeypatch.setattr(prepared, "select", lambda _: prepared.KERNEL)
+    wide = copy.deepcopy(rnn).float()
+    state = [torch.randn(2, 3, n) for n in named(rnn.cell).state_sizes(8)] * stated
+
+    def cast(x, state):
+        with torch.autocast("cpu", torch.bfloat16):
+            done = rnn._cast_call(x, state or None)
+            assert torch.is_autocast_enabled("cpu")
+        return done
+
+    def plain(x, state):
+        return as_pair(wide(x, as_hx(tuple(state)) if stated else None))
+
+    for steps in (5, 5, 2):
+        x = torch.randn(steps, 3, 4)
+        with paper_gpu.launches_prepared():
+            found = answers(cast, rnn, x, state, True)
+        exact = answers(plain, wide, x, state, True)
+        rounded = len(found) - len([*rnn.parameters()])
+        for a, b in zip(found[:rounded], exact[:rounded], strict=True):
+            torch.testing.assert_close(a, b)
+        for a, b in zip(found[rounded:], exact[rounded:], strict=True):
+            torch.testing.assert_close(a, b.bfloat16(), rtol=0.01, atol=1e-5)
+    assert [type(settled.how) for settled in rnn._settled.values()] == [Call, Call]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rnn._cast_call(torch.randint(4, (5, 3)), None) is None  # ids are the long way's
+        assert rnn._cast_call(torch.randn(5, 4), None) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -279,6 +362,38 @@ def test_on_a_gpu_packed_rows_are_the_long_ways_to_the_bit(kind, dtype, monkeypa
         return ys * inside, last
 
     check_bits(rnn, short, long, x, state)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("hidden", [40, 1499])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_a_cast_call_is_the_narrow_modules(kind, hidden, monkeypatch):
+    """The same bits, but for gradients of weights, which are not rounded."""
+    torch.manual_seed(0)
+    rnn = kind(24, hidden, device="cuda")
+    monkeypatch.setattr(rnn, "_stays_in_float32", lambda *_: False)
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    narrow = copy.deepcopy(rnn).bfloat16()
+    x = torch.randn(9, 70, 24, device="cuda").bfloat16().float()
+    state = [s + 0.5 for s in rnn._zeros(70, torch.float32, x.device)]
+
+    def cast(x, state):
+        with torch.autocast("cuda", torch.bfloat16):
+            return as_pair(rnn(x, as_hx(tuple(state))))
+
+    def plain(x, state):
+        return as_pair(narrow(x.bfloat16(), as_hx(tuple(s.bfloat16() for s in state))))
+
+    found, exact = answers(cast, rnn, x, state, True), answers(plain, narrow, x, state, True)
+    assert any(isinstance(settled.how, Call) for settled in rnn._settled.values())
+    outs = 2 * len(state) + 2
+    for a, b in zip(found[:outs], exact[:outs], strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(found[outs:], exact[outs:], strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a.bfloat16(), b)
+        assert not torch.equal(a, b.float())
 
 
 def check_bits(rnn, short, long, x, state):

@@ -29,6 +29,8 @@ MASK = {"forward": 110.0, "both": 250.0}  # dropout by our kernel: of a layer's 
 MASKED = 12.0  # to draw 16 steps of it
 PADDING = {"forward": 320.0, "both": 600.0}  # packed rows by our kernel: padded, and packed again
 CASTS = {"forward": 10.0, "both": 35.0}  # of the host, for every tensor cast (as launches cost)
+CAST_INSIDE = 10.0  # the same by a call that is ready, which autograd does not see
+CAST_BEFORE = {"forward": 350.0, "both": 500.0}  # and more where all is cast before the long way
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
 LAUNCHES_IN_HALVES = 34.0  # the same of a gru or lstm in half precision, both
 LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured call
@@ -191,15 +193,14 @@ def cudnns_kernels(shape: Shape) -> str:
 
 
 def cast_microseconds(engine: str, shape: Shape, tensors: int) -> float | None:
-    """The price of the same call where so many tensors are cast first: by the long way."""
+    """The price of the same call where so many tensors are cast first."""
     gpu, what = gpu_microseconds(engine, shape), "both" if shape.backward else "forward"
     if gpu is None:
         return None
-    host = host_microseconds(engine, shape)
-    if engine == "cuda":
-        first, more = HOST["long way", what]
-        host = first + more * (shape.layers * shape.directions - 1)
-    return max(host + tensors * CASTS[what], gpu)
+    host = host_microseconds(engine, shape) + tensors * CAST_INSIDE
+    if engine != "cuda" or takes_the_long_way(shape):
+        host += CAST_BEFORE[what]
+    return max(host, gpu)
 
 
 def is_alone(shape: Shape) -> bool:

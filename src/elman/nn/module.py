@@ -92,7 +92,7 @@ class Module(LongWay):
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state, self._packed_key(input, state))
         cast = input.is_cuda and torch.is_autocast_enabled("cuda")
-        if cast and (done := self._autocast_call(input, state)):
+        if cast and (done := self._autocast_call(input, state) or self._cast_call(input, state)):
             return done
         key = self._key(input, state)
         if key is None:
@@ -426,6 +426,39 @@ class Module(LongWay):
         assert isinstance(ys, Tensor)
         return ys.to(dtype), tuple([s.to(dtype) for s in last])
 
+    def _cast_call(self, input: Tensor, state: Sequence[Tensor] | None) -> Outputs | None:
+        """In autocast's dtype, by a call that is ready and casts by itself; None: the long way."""
+        if input.dim() != 3 or not input.is_floating_point() or self._cuts(input):
+            return None
+        if forward_ad._current_level >= 0 or not (state is None or are_tensors(state)):
+            return None
+        if self.dropout and self.training and whole.recomputes():
+            return None
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind)
+        mode = *self._mode(input), *settings(dtype)
+        key = "cast", dtype, input.shape, input.dtype, input.device, mode, _like(state)
+        how = self._settled.get(key)
+        if how is None:
+            with _unseen():
+                how = self._settled.settle(key, self._settle_cast(input, state))
+        if not how.is_short:
+            return None
+        torch.set_autocast_enabled(kind, False)  # the context manager takes 3 µs
+        try:
+            return how.run(input, state, self._weights(), self.batch_first)
+        finally:
+            torch.set_autocast_enabled(kind, True)
+
+    def _settle_cast(self, input: Tensor, state: Sequence[Tensor] | None) -> Settled:
+        """How calls like this one are to be run."""
+        x = self._inputs(*self._time_first(input, state))
+        if self._first_weight().dtype == torch.float64:  # which autocast leaves alone
+            return Settled(LONG_WAY)
+        with uncast(input):
+            theirs = runs_whole(self._whole(x), input.device, lambda: self._job(x))
+            return settled.settle_cast(self._recipe(len(x.xs)), x, theirs, self.batch_first)
+
     def _stays_in_float32(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
         """Whether that is sooner than to cast all weights: settled once for each shape."""
         if self.repeatable or traced.listening():  # as `job` may be asked, not `_run`
@@ -457,6 +490,11 @@ def _unseen() -> contextlib.AbstractContextManager[object]:
     if torch.compiler.is_compiling() or not whole.is_hooked():
         return contextlib.nullcontext()
     return saved_tensors_hooks(lambda t: t, lambda t: t)
+
+
+def _like(state: Sequence[Tensor] | None) -> Hashable:
+    """What of given states decides about a call."""
+    return None if state is None else tuple([(s.shape, s.dtype, s.device) for s in state])
 
 
 def _widened(x: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, Sequence[Tensor] | None]:

@@ -3,6 +3,9 @@
 `operator.recurrence` takes any stack; this takes the commonest call again once everything about its
 shapes is known (`kernels.cuda.calls`): vectors in, one direction, nothing cut, everything stored.
 Dropout between layers multiplies by masks that the long way would draw from the same seed.
+
+Under autocast a call is prepared in its dtype and given tensors of another. They are cast inside
+the node, so that autograd sees one operation, and what is pulled on weights is never rounded to it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class Call:
         self.recipe, self.batch_first = recipe, batch_first
         self.drops = recipe.dropout > 0 and x.seed is not None
         self.prepared = wider.prepared(recipe.job(x), self.drops or x.lengths is not None)
+        self.dtype = self.prepared.dtype
         heads, W_hh = named(recipe.cell).heads, x.weights[1]
         self.blocks = None if heads == 1 else diagonal_blocks(W_hh.detach(), heads)
 
@@ -48,14 +52,29 @@ class Call:
         weights, seed = self.in_heads(weights), draw_seed() if self.drops else None
         if torch.is_grad_enabled():
             with torch.no_grad():  # before autograd is told, which takes a while
-                xs = self.time_first(input).contiguous()
-                begun = self.prepared.begin(xs, weights)
-            given = seed, lengths, xs, begun, len(state)
+                xs = self.time_first(input).to(self.dtype).contiguous()
+                cast = self.cast(weights)
+                begun = self.prepared.begin(xs, cast)
+            given = seed, lengths, xs, begun, cast, len(state)
             ys, *last = _Node.apply(self, given, input, *state, *weights)
             return ys, tuple(last)
-        xs, masks = self.time_first(input), self.masks(seed)
+        xs, masks = self.time_first(input).to(self.dtype), self.masks(seed)
+        state, weights = self.cast(state), self.cast(weights)
         ys, last, _ = self.prepared.forward(xs, state, weights, False, masks, lengths)
         return self.time_first(ys), last
+
+    def suits(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these weights can be read as those that this was prepared for, once cast."""
+        if weights[0].dtype is self.dtype:
+            return self.prepared.suits(weights)
+        shapes = [shape for shape, _ in self.prepared.shapes]
+        return [w.shape for w in weights] == shapes and weights[0].device == self.prepared.device
+
+    def cast(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The same, of the type that the kernel reads, and row by row where it was not of it."""
+        if not tensors or tensors[0].dtype is self.dtype:
+            return tensors
+        return [t.to(self.dtype, memory_format=torch.contiguous_format) for t in tensors]
 
     def masks(self, seed: Tensor | None) -> list[Tensor]:
         """Of dropout, for all layers but the last; rows are (time, batch)."""
@@ -93,15 +112,19 @@ class Call:
             torch.zeros((p.layers, p.rows, width), dtype=p.dtype, device=p.device)
             for width in p.widths
         ]
-        x = Inputs(self.time_first(input), stacked, weights, lengths, seed)
+        xs, stacked = self.time_first(input).to(self.dtype), self.cast(stacked)
+        x = Inputs(xs, stacked, self.cast(weights), lengths, seed)
         stack = self.recipe.stack(x, KERNEL)
         dys = None if dys is None else self.time_first(dys)
         dxs, dstate, dws = backward(stack, x, [], dys, dlast, needs_dxs)
         return dxs, dstate[: len(state)], dws
 
 
-Given = tuple[Tensor | None, Tensor | None, Tensor, list[Tensor], int]
-"""What autograd does not look at: a seed, lengths, inputs, what was begun, the number of states."""
+Given = tuple[Tensor | None, Tensor | None, Tensor, list[Tensor], Sequence[Tensor], int]
+"""What autograd does not look at.
+
+A seed, lengths, inputs, what was begun, the weights as the kernel reads them, the number of states.
+"""
 
 
 class _Node(torch.autograd.Function):
@@ -115,14 +138,16 @@ class _Node(torch.autograd.Function):
         input: Tensor,
         *tensors: Tensor,
     ) -> Any:
-        seed, lengths, xs, begun, n = given
+        seed, lengths, xs, begun, cast, n = given
         keep, masks = any(ctx.needs_input_grad), call.masks(seed)
         more = masks, lengths, begun
-        ys, last, kept = call.prepared.forward(xs, tensors[:n], tensors[n:], keep, *more)
+        ys, last, kept = call.prepared.forward(xs, call.cast(tensors[:n]), cast, keep, *more)
         if keep:
             traces = [t for trace in kept for t in trace]
-            ctx.save_for_backward(input, xs, *tensors, *traces, *masks)
+            read = cast if cast[0] is not tensors[n] else ()
+            ctx.save_for_backward(input, xs, *read, *tensors, *traces, *masks)
             ctx.call, ctx.n, ctx.m, ctx.masks = call, n, len(tensors), len(masks)
+            ctx.cast = len(read)
             ctx.seed, ctx.lengths = seed, lengths
             ctx.set_materialize_grads(False)
         return call.time_first(ys), *last
@@ -131,6 +156,7 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         dys, *dlast = grads
         input, xs, *rest = ctx.saved_tensors
+        cast, rest = rest[: ctx.cast], rest[ctx.cast :]
         call, n, m, end = ctx.call, ctx.n, ctx.m, len(rest) - ctx.masks
         state, weights, masks = rest[:n], rest[n:m], rest[end:]
         needs_dxs, *needs = ctx.needs_input_grad[2:]
@@ -142,7 +168,7 @@ class _Node(torch.autograd.Function):
             dys = None if dys is None else call.time_first(dys)
             wanted = needs_dxs, any(needs[:n])
             more = masks, ctx.lengths
-            found = call.prepared.backward(xs, weights, kept, dys, dlast, *wanted, *more)
+            found = call.prepared.backward(xs, cast or weights, kept, dys, dlast, *wanted, *more)
         dxs, dstate, dws = found
         dxs = None if dxs is None else call.time_first(dxs)
         return None, None, dxs, *(dstate or [None] * n), *dws

@@ -56,7 +56,7 @@ class Settled(NamedTuple):
             return done
         if isinstance(how, Whole):
             return _by_torch(how, input, state, weights, batch_first)
-        if not isinstance(how, Call) or not how.prepared.suits(weights):
+        if not isinstance(how, Call) or not how.suits(weights):
             return None
         return how(input, state or (), weights)
 
@@ -67,7 +67,7 @@ class Settled(NamedTuple):
         how, (data, sizes) = self.how, input[:2]
         if isinstance(how, Whole):
             return as_torch(how.network, False, data, first, weights, how.dropout, sizes)
-        if not isinstance(how, Call) or not how.prepared.suits(weights):
+        if not isinstance(how, Call) or not how.suits(weights):
             return None
         places = packed.places(sizes, len(data), data.device)
         ys, last = how(places.padded(data), first, weights, places.lengths)
@@ -163,6 +163,11 @@ def settle(recipe: Recipe, x: Inputs, stack: Whole, theirs: bool, batch_first: b
         return Settled(aten.prepared(stack) if theirs else LONG_WAY)
     how = _as_torch(x, stack) if theirs else prepare(recipe, x, batch_first) or LONG_WAY
     return Settled(how, _repeated(recipe, x, stack, theirs, how, batch_first))
+
+
+def settle_cast(recipe: Recipe, x: Inputs, theirs: bool, batch_first: bool) -> Settled:
+    """The same of calls whose tensors are cast at every call: ready, or the long way."""
+    return Settled(LONG_WAY if theirs else prepare(recipe, x, batch_first) or LONG_WAY)
 
 
 def settle_packed(recipe: Recipe, x: Inputs, batch_sizes: Tensor, stack: Whole | None) -> Settled:
