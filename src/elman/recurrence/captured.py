@@ -37,8 +37,9 @@ FEW = 4
 """Calls of one kind that run as they are: to record one costs as much as several of these."""
 SIDE_BY_SIDE = 4
 """Recordings of one kind, for calls whose backward passes are yet to come."""
-SURELY, BY_AUTOGRAD = 0.9, 200.0
-"""How much shorter a captured call must be; microseconds of autograd that it saves at least."""
+SURELY, BY_AUTOGRAD = {True: 0.9, False: 0.8}, 200.0
+"""How much shorter a captured call must be, with a backward pass and without, which differs by less
+than the host's speed does from one moment to the next; microseconds of autograd that it saves."""
 AS_IT_IS, AS_RECORDED = 20.0, 35.0
 """Microseconds of Python in a module's call before either is begun (an H200's host)."""
 MOST, MOST_LARGE = 64, 8
@@ -130,7 +131,7 @@ class Recording:
         Of a call with a backward pass the larger part is autograd's, which is not timed; where the
         GPU is busy for as long in the forward pass alone, nothing waits for that.
         """
-        return self.captured < SURELY * self.as_it_was
+        return self.captured < SURELY[self.kind.keep] * self.as_it_was
 
     def run(self, inputs: list[Tensor], stream: int) -> list[Tensor]:
         """ys and the last states, in memory of their own."""

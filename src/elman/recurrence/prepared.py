@@ -20,7 +20,7 @@ from elman.cells import named
 from elman.cells.base import diagonal_blocks
 from elman.kernels import select
 from elman.kernels.cuda import KERNEL, calls, wider
-from elman.kernels.cuda.calls import Kept
+from elman.kernels.cuda.calls import Kept, cast
 from elman.kernels.torchs import Whole
 from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
 from elman.recurrence.strand import Dropout
@@ -53,14 +53,14 @@ class Call:
         if torch.is_grad_enabled():
             with torch.no_grad():  # before autograd is told, which takes a while
                 xs = self.time_first(input).to(self.dtype).contiguous()
-                cast = self.cast(weights)
-                begun = self.prepared.begin(xs, cast)
-            given = seed, lengths, xs, begun, cast, len(state)
+                read = self.prepared.read(weights)
+                begun = self.prepared.begin(xs, read)
+            given = seed, lengths, xs, begun, read, len(state)
             ys, *last = _Node.apply(self, given, input, *state, *weights)
             return ys, tuple(last)
         xs, masks = self.time_first(input).to(self.dtype), self.masks(seed)
-        state, weights = self.cast(state), self.cast(weights)
-        ys, last, _ = self.prepared.forward(xs, state, weights, False, masks, lengths)
+        state, read = cast(state, self.dtype), self.prepared.read(weights)
+        ys, last, _ = self.prepared.forward(xs, state, read, False, masks, lengths)
         return self.time_first(ys), last
 
     def suits(self, weights: Sequence[Tensor]) -> bool:
@@ -69,12 +69,6 @@ class Call:
             return self.prepared.suits(weights)
         shapes = [shape for shape, _ in self.prepared.shapes]
         return [w.shape for w in weights] == shapes and weights[0].device == self.prepared.device
-
-    def cast(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The same, of the type that the kernel reads, and row by row where it was not of it."""
-        if not tensors or tensors[0].dtype is self.dtype:
-            return tensors
-        return [t.to(self.dtype, memory_format=torch.contiguous_format) for t in tensors]
 
     def masks(self, seed: Tensor | None) -> list[Tensor]:
         """Of dropout, for all layers but the last; rows are (time, batch)."""
@@ -112,8 +106,8 @@ class Call:
             torch.zeros((p.layers, p.rows, width), dtype=p.dtype, device=p.device)
             for width in p.widths
         ]
-        xs, stacked = self.time_first(input).to(self.dtype), self.cast(stacked)
-        x = Inputs(xs, stacked, self.cast(weights), lengths, seed)
+        xs, stacked = self.time_first(input).to(self.dtype), cast(stacked, self.dtype)
+        x = Inputs(xs, stacked, cast(weights, self.dtype), lengths, seed)
         stack = self.recipe.stack(x, KERNEL)
         dys = None if dys is None else self.time_first(dys)
         dxs, dstate, dws = backward(stack, x, [], dys, dlast, needs_dxs)
@@ -138,16 +132,17 @@ class _Node(torch.autograd.Function):
         input: Tensor,
         *tensors: Tensor,
     ) -> Any:
-        seed, lengths, xs, begun, cast, n = given
+        seed, lengths, xs, begun, read, n = given
         keep, masks = any(ctx.needs_input_grad), call.masks(seed)
         more = masks, lengths, begun
-        ys, last, kept = call.prepared.forward(xs, call.cast(tensors[:n]), cast, keep, *more)
+        first = cast(tensors[:n], call.dtype)
+        ys, last, kept = call.prepared.forward(xs, first, read, keep, *more)
         if keep:
             traces = [t for trace in kept for t in trace]
-            read = cast if cast[0] is not tensors[n] else ()
-            ctx.save_for_backward(input, xs, *read, *tensors, *traces, *masks)
+            apart = read if read[0] is not tensors[n] else ()
+            ctx.save_for_backward(input, xs, *apart, *tensors, *traces, *masks)
             ctx.call, ctx.n, ctx.m, ctx.masks = call, n, len(tensors), len(masks)
-            ctx.cast = len(read)
+            ctx.apart = len(apart)
             ctx.seed, ctx.lengths = seed, lengths
             ctx.set_materialize_grads(False)
         return call.time_first(ys), *last
@@ -156,7 +151,7 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         dys, *dlast = grads
         input, xs, *rest = ctx.saved_tensors
-        cast, rest = rest[: ctx.cast], rest[ctx.cast :]
+        read, rest = rest[: ctx.apart], rest[ctx.apart :]
         call, n, m, end = ctx.call, ctx.n, ctx.m, len(rest) - ctx.masks
         state, weights, masks = rest[:n], rest[n:m], rest[end:]
         needs_dxs, *needs = ctx.needs_input_grad[2:]
@@ -168,7 +163,7 @@ class _Node(torch.autograd.Function):
             dys = None if dys is None else call.time_first(dys)
             wanted = needs_dxs, any(needs[:n])
             more = masks, ctx.lengths
-            found = call.prepared.backward(xs, cast or weights, kept, dys, dlast, *wanted, *more)
+            found = call.prepared.backward(xs, read or weights, kept, dys, dlast, *wanted, *more)
         dxs, dstate, dws = found
         dxs = None if dxs is None else call.time_first(dxs)
         return None, None, dxs, *(dstate or [None] * n), *dws

@@ -141,7 +141,7 @@ class ByCall:
     def forward(
         self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
     ) -> tuple[Tensor, Sequence[Tensor], Any]:
-        xs, weights = self.call.time_first(x).contiguous(), self.call.in_heads(weights)
+        xs, weights = self.call.time_first(x).contiguous(), self._read(weights)
         ys, last, kept = self.call.prepared.forward(xs, first, weights, keep)
         return self.call.time_first(ys), last, (xs, [t for trace in kept for t in trace])
 
@@ -159,7 +159,7 @@ class ByCall:
         traces = [Kept(*flat[i : i + 3]) for i in range(0, len(flat), 3)]
         dxs, dstate, dws = call.prepared.backward(
             xs,
-            call.in_heads(weights),
+            self._read(weights),
             traces,
             None if dys is None else call.time_first(dys),
             dlast,
@@ -174,6 +174,9 @@ class ByCall:
         self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> Outputs:
         return self.call(x, first, weights)
+
+    def _read(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self.call.prepared.read(self.call.in_heads(weights))
 
 
 @final

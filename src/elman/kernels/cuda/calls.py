@@ -127,6 +127,10 @@ class Prepared:
         """Whether these weights can be read as those that this was prepared for."""
         return are_like(weights, self.shapes) and weights[0].device == self.device
 
+    def read(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Weights as the kernel reads them, which the two passes are given."""
+        return cast(weights, self.dtype)
+
     # ------------------------------------------------------------------ forward
 
     def begin(self, xs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -527,6 +531,13 @@ class Prepared:
         pulls = products.weight_pulls(w, xs, hs[: len(das)], das_ih, das_hh, totals=totals)
         pulls = pulls._replace(own=None if down is None else down.sum(0))
         return [d for d in pulls if d is not None]
+
+
+def cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """The same, where they are of this type; else of it, and row by row."""
+    if not tensors or tensors[0].dtype is dtype:
+        return tensors
+    return [t.to(dtype, memory_format=torch.contiguous_format) for t in tensors]
 
 
 def are_like(weights: Sequence[Tensor], shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> bool:

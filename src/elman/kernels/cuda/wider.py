@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -13,7 +15,7 @@ from elman.cells import Weights
 from elman.kernels.contract import Job
 from elman.kernels.cuda import KERNEL
 from elman.kernels.cuda.calls import Kept, Prepared, are_like
-from elman.kernels.cuda.widths import narrowed, widened
+from elman.kernels.cuda.widths import narrowed
 
 
 def prepared(job: Job, one_by_one: bool) -> Prepared | Wider:
@@ -32,21 +34,41 @@ class Wider:
         self.layers, self.widths = len(job.layers), job.cell.state_sizes(self.hidden)
         flat = [p for w in job.layers for p in w if p is not None]
         self.shapes, self.each = [(p.shape, p.dtype) for p in flat], len(flat) // self.layers
-        wide = self._weights(flat)
+        self.dtype, self.device = flat[0].dtype, flat[0].device
+        self.wide = [self._wide(at, p.shape) for at, p in enumerate(flat)]
+        wide = self.read(flat)
         layers = [Weights(*wide[i : i + self.each]) for i in range(0, len(wide), self.each)]
         states = [tuple(map(self._pad, state)) for state in job.states]
         inner = replace(job, layers=layers, states=states)
         self.inner = Prepared(inner, one_by_one, self.hidden)
         self.steps, self.rows = self.inner.steps, self.inner.rows
-        self.dtype, self.device = self.inner.dtype, self.inner.device
+
+    def _wide(self, at: int, shape: torch.Size) -> tuple[int, ...]:
+        """The shape of the weight at this place: layers above the first read wide outputs."""
+        layer, place = divmod(at, self.each)
+        reads_wide = place == 1 or (place == 0 and layer > 0)
+        columns = [self.size if reads_wide else n for n in shape[1:]]
+        return (self.cell.gates * self.size, *columns)
 
     def suits(self, weights: Sequence[Tensor]) -> bool:
         """Whether these weights can be read as those that this was prepared for."""
         return are_like(weights, self.shapes) and weights[0].device == self.device
 
+    @torch.no_grad()
+    def read(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The wider layers' weights, of the kernel's type; units that were added have none."""
+        sizes = [math.prod(shape) for shape in self.wide]
+        room = torch.zeros(sum(sizes), dtype=self.dtype, device=self.device)
+        found = [p.view(shape) for p, shape in zip(room.split(sizes), self.wide, strict=True)]
+        for wide, w in zip(found, weights, strict=True):
+            own = wide.unflatten(0, (self.cell.gates, -1))[:, : self.hidden]
+            own = own[..., : w.shape[1]] if w.dim() == 2 else own
+            own.copy_(w.unflatten(0, (self.cell.gates, -1)))
+        return found
+
     def begin(self, xs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Nothing: weights are padded first."""
-        return []
+        """As `Prepared.begin`, of what `read` gives."""
+        return self.inner.begin(xs, weights)
 
     def forward(
         self,
@@ -59,10 +81,8 @@ class Wider:
         begun: list[Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], list[Kept]]:
         """As `Prepared.forward`; what is kept is wide."""
-        del begun
         states, masks = [*map(self._pad, first)], [*map(self._pad, masks)]
-        wide = self._weights(weights)
-        ys, last, kept = self.inner.forward(xs, states, wide, keep, masks, lengths)
+        ys, last, kept = self.inner.forward(xs, states, weights, keep, masks, lengths, begun)
         return self._cut(ys), tuple(map(self._cut, last)), kept
 
     def backward(
@@ -79,9 +99,8 @@ class Wider:
     ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         """As `Prepared.backward`."""
         pulls = [None if d is None else self._pad(d) for d in (dys, *dlast)]
-        wide, drops = self._weights(weights), [*map(self._pad, masks)]
-        wanted = needs_dxs, needs_dstate, drops, lengths
-        dxs, dstate, dws = self.inner.backward(xs, wide, kept, pulls[0], pulls[1:], *wanted)
+        wanted = needs_dxs, needs_dstate, [*map(self._pad, masks)], lengths
+        dxs, dstate, dws = self.inner.backward(xs, weights, kept, pulls[0], pulls[1:], *wanted)
         return dxs, [*map(self._cut, dstate)], self._own(dws)
 
     def _pad(self, x: Tensor) -> Tensor:
@@ -89,15 +108,6 @@ class Wider:
 
     def _cut(self, x: Tensor) -> Tensor:
         return x[..., : self.hidden].contiguous()
-
-    def _weights(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Layer after layer, those above the first reading wide outputs."""
-        found = list[Tensor]()
-        for i in range(0, len(weights), self.each):
-            w = widened(self.cell, Weights(*weights[i : i + self.each]), self.size)
-            W_ih = self._pad(w.W_ih) if i else w.W_ih
-            found += [p for p in w._replace(W_ih=W_ih) if p is not None]
-        return found
 
     def _own(self, pulls: Sequence[Tensor]) -> list[Tensor]:
         """The pulls on the layer's own weights."""
