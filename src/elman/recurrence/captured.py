@@ -38,8 +38,9 @@ FEW = 4
 SIDE_BY_SIDE = 4
 """Recordings of one kind, for calls whose backward passes are yet to come."""
 SURELY, BY_AUTOGRAD = {True: 0.9, False: 0.8}, 200.0
-"""How much shorter a captured call must be, with a backward pass and without, which differs by less
-than the host's speed does from one moment to the next; microseconds of autograd that it saves."""
+"""How much shorter a captured call must be to be used: with a backward pass, and without one, where
+less is to be gained than the host's speed varies; microseconds of autograd that it saves at least.
+"""
 AS_IT_IS, AS_RECORDED = 20.0, 35.0
 """Microseconds of Python in a module's call before either is begun (an H200's host)."""
 MOST, MOST_LARGE = 64, 8
