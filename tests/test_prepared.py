@@ -16,7 +16,7 @@ from elman import nn
 from elman.cells import named
 from elman.kernels import cuda, products
 from elman.kernels.cuda import calls, widths
-from elman.nn import module
+from elman.nn import settling
 from elman.nn.long_way import as_hx
 from elman.recurrence import operator, packed, prepared
 from elman.recurrence.prepared import Call
@@ -132,7 +132,7 @@ def test_what_autocast_casts_at_every_call_is_prepared(kind, stated, monkeypatch
     torch.manual_seed(0)
     rnn = kind(4, 8, 2).bfloat16()
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.float32)
-    monkeypatch.setattr(module, "runs_whole", lambda *_: False)
+    monkeypatch.setattr(settling, "runs_whole", lambda *_: False)
     monkeypatch.setattr(prepared, "select", lambda _: prepared.KERNEL)
     wide = copy.deepcopy(rnn).float()
     state = [torch.randn(2, 3, n) for n in named(rnn.cell).state_sizes(8)] * stated
