@@ -95,7 +95,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             size = "--hidden-size 24 --embedding-size 8 --batch-size 4 --window 20 --epochs 2"
             words = ["train", str(folder / "book.txt"), "--out", str(folder / "run")]
             words += ["--preset", "quick"]
-            words += [*size.split(), "--learning-rate", "0.02", "--validate-every", "25"]
+            words += [*size.split(), "--learning-rate", "0.02"]
+            words += [] if "--validation" in options else ["--validate-every", "25"]
             quiet = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
             with quiet[0], quiet[1], pytest.MonkeyPatch.context() as patch:
                 patch.setattr("sys.argv", ["elman", *words, *options])  # the run remembers them

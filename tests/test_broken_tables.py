@@ -29,6 +29,14 @@ BROKEN = {
     "no header": (b"1,2\n3,4\n", {}, "line 1: the header 1, 2 is all numbers"),
     "no header but a row": (
         b"2024-01-01,5\n2024-01-02,6\n", {}, "header 2024-01-01, 5 is all numbers and dates"),
+    "no header, decimal commas": (
+        b"01.12.1999;500,42\n02.12.1999;501,17\n", {}, "header 01.12.1999, 500,42 is all numbers"),
+    "no header, quoted commas": (
+        b'"Mar 01, 2023"|"5,03"\n"Mar 02, 2023"|"5,48"\n', {}, "is all numbers and dates"),
+    "no header, commas in dates": (
+        b"Mar 01, 2023|5,03\nMar 02, 2023|5,48\n", {}, "is all numbers and dates"),
+    "no header, names of months": (
+        b"01-Dec-2019\t5,07\n08-Dec-2019\t5,58\n", {}, "is all numbers and dates"),
     "no header but days": (b"1.2.2024;5\n2.2.2024;6\n", {}, "all numbers and dates"),
     "a name twice": (b"x,x\n1,2\n", {}, "line 1: the header names 'x' twice .columns 1 and 2"),
     "a column without a name": (b"day,,sold\n1,2,3\n", {}, "line 1: column 2 .* has no name"),
@@ -144,7 +152,9 @@ WHOLE = frozenset({
     "empty file", "header only", "blank lines only", "an Excel workbook", "an old workbook",
     "compressed", "UTF-16", "Latin-1", "Chinese", "JSON", "a web page", "an open quote",
     "text after a quote",
-    "no header", "no header but a row", "no header but days", "a blank row inside",
+    "no header", "no header but a row", "no header but days", "no header, decimal commas",
+    "no header, quoted commas", "no header, commas in dates",
+    "no header, names of months", "a blank row inside",
     "no value at all", "only an index", "a day missing",
     "no such zone", "times across the top", "an hour that clocks skipped",
 })  # fmt: skip

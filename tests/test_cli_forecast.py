@@ -254,10 +254,10 @@ def shops(folder, days=100, ahead=7):
 ROLES = ["--group", "shop", "--time", "day", "--column", "sold", "--known", "promo", "--steps", "7"]
 
 
-@pytest.mark.parametrize("model", ["auto", "regression", "linear"])
+@pytest.mark.parametrize("model", ["auto --minutes 0", "regression", "linear"])
 def test_promotions_that_are_known_ahead_move_the_forecast(capsys, tmp_path, model):
     path, promo = shops(tmp_path)
-    said = answer(capsys, path, *ROLES, "--model", model, "--minutes", "0")
+    said = answer(capsys, path, *ROLES, "--model", *model.split())
     mean = np.array(said["forecast"]["north"]["sold"]["mean"])
     days = [d.weekday() for d in daily(7, dt.date(2024, 4, 10))]
     week = np.array([0, 1, 2, 3, 4, 8, 9])[days]
@@ -413,6 +413,9 @@ def test_runs_lists_forecasters_with_their_kind_and_score(capsys, tmp_path):
         (["airline", "--model", "linear", "--hidden-size", "4"], "--hidden-size means nothing to"),
         (["airline", "--model", "linear", "--epochs", "4"], "--epochs means nothing to"),
         (["airline", "--model", "linear", "--gaussian"], "--gaussian means nothing to"),
+        (["airline", "--model", "last", "--minutes", "3"], "--minutes 3.0 means nothing with"),
+        (["airline", "--model", "last", "--force"], "--force means nothing without --out"),
+        (["airline", "--missing", "interpolate", "--fill", "zero"], "--missing interpolate is"),
         (["airline", "--tau", "4"], "tau means nothing to --model auto"),
         (["airline", "--model", "gru", "--hidden-size", "100000"], "is more than 4096"),
         (["airline", "--time", "month", "--known", "month"], "asked for twice"),

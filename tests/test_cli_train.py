@@ -89,7 +89,8 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_every_option_reaches_the_run(options, text, tmp_path):
     given = options.split()
-    assert train(text, tmp_path / "run", "--validate-every", "20", *given) == 0
+    rhythm = [] if "--validation" in given else ["--validate-every", "20"]
+    assert train(text, tmp_path / "run", *rhythm, *given) == 0
     opened = Run.open(tmp_path / "run")
     stored = options_of(opened.config)
     for flag, value in zip(given[::2], given[1::2], strict=False):
@@ -171,6 +172,10 @@ REFUSED = {
     "no epochs": (["--epochs", "0"], "--epochs 0 must be at least 1"),
     "checkpoints": (["--checkpoint-every", "-1"], "--checkpoint-every -1 must be at least 0"),
     "unknown option": (["--bidirectional"], "elman train --help"),
+    "context": (["--context", "3"], "--context 3 means nothing with --model gru"),
+    "patience": (["--patience", "2", "--validation", "0"], "nothing with --validation 0.0"),
+    "plateau": (["--schedule", "plateau", "--validation", "0"], "hint: --validation 0.1, or leave"),
+    "bytes": (["--encoding", "latin-1", "--level", "byte"], "--encoding latin-1 means nothing"),
 }
 
 
@@ -337,6 +342,22 @@ def test_options_are_printed_as_they_are_typed(text, tmp_path, capsys):
     assert run(["train", str(text), "--out", str(tmp_path / "again"), *flags]) == 0
     first, again = (Run.open(tmp_path / name).config for name in ("run", "again"))
     assert (first.training, first.model) == (again.training, again.model)
+
+
+def test_of_the_printed_options_none_is_refused_when_typed(text, tmp_path, capsys):
+    """The preset's decay of an average goes with the average that it decays."""
+    assert train(text, tmp_path / "run", "--average", "none") == 0
+    said = next(s for s in capsys.readouterr().err.splitlines() if s.startswith("preset auto: "))
+    assert "--average none" in said
+    assert "--average-decay" not in said
+    flags = said.removeprefix("preset auto: ").split()
+    assert run(["train", str(text), "--out", str(tmp_path / "again"), *flags]) == 0
+
+
+def test_a_resume_refuses_what_the_run_cannot_heed(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run", "--validation", "0") == 0
+    assert run(["train", "--resume", str(tmp_path / "run"), "--patience", "2"]) == 2
+    assert "--patience 2 means nothing with --validation 0.0" in capsys.readouterr().err
 
 
 def test_without_tensorboard_it_is_named_and_nothing_is_written(

@@ -124,6 +124,10 @@ def test_evaluate_refuses_what_it_cannot_do(tiny_run, capsys, tmp_path):
     assert "no file" in refused(capsys, "evaluate", path, tmp_path / "nothing.txt")
     (tmp_path / "short.txt").write_text("a")
     assert "nothing to predict" in refused(capsys, "evaluate", path, tmp_path / "short.txt")
+    (tmp_path / "latin.txt").write_bytes("naïve café".encode("latin-1"))
+    hint = "iconv -f ENCODING -t utf-8"
+    for verb in ("evaluate", "gradients"):  # which have no --encoding
+        assert hint in refused(capsys, verb, path, tmp_path / "latin.txt")
     assert "held nothing out" in refused(capsys, "evaluate", tiny_run("--validation", "0"))
 
 
@@ -285,6 +289,9 @@ def test_control_characters_cannot_reach_a_terminal(monkeypatch):
         (("--beam", 2, "--top-k", 3), "--top-k belongs to sampling"),
         (("--beam", 2, "--temperature", 0.5), "--temperature belongs to sampling"),
         (("--beam", 2, "--samples", 3), "--samples belongs to sampling"),
+        (("--beam", 2, "--seed", 3), "--seed belongs to sampling"),
+        (("--temperature", 0, "--top-k", 3), "--top-k 3 means nothing with --temperature 0.0"),
+        (("--temperature", 0, "--top-p", 0.5), "--top-p 0.5 means nothing with --temperature 0.0"),
         (("--length", 0), "--length"),
         (("--weights", "worst"), "unknown weights"),
     ],

@@ -90,6 +90,26 @@ def test_what_of_a_folder_is_no_text_is_told(tmp_path):
     assert corpus.left_out(tmp_path / "sub", [tmp_path / "sub" / "d.html"]) == ""
 
 
+def test_pipes_and_linked_folders_are_told_as_not_read(tmp_path):
+    """A pipe may never end and a link may lead back: neither is read, and neither was told."""
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("text")
+    (tmp_path / "books" / "more").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "books" / "p.txt")
+    texts = corpus.texts_in(tmp_path / "books")
+    assert [file.name for file in texts] == ["a.txt"]
+    said = corpus.left_out(tmp_path / "books", texts)
+    assert said.startswith("2 of the 3 files")
+    assert {"1 more", "1 .txt"} == set(said.split(": ")[1].split(", "))
+
+
+def test_a_nul_that_is_no_byte_is_refused_as_one(tmp_path):
+    path = tmp_path / "seven.txt"
+    path.write_bytes(b"zero: +AAA-")  # UTF-7 for U+0000
+    with pytest.raises(UserError, match=r"seven.txt is a binary file: it holds NUL bytes; level"):
+        corpus.load(path, encoding="utf-7")
+
+
 @pytest.mark.parametrize(
     ("data", "kind", "command"),
     [

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 
 from elman import LanguageModel
 from elman.cli import run as elman
@@ -10,6 +11,7 @@ from elman.errors import UserError
 from elman.language_model.model import kinds
 from elman.runs import presets
 from elman.runs.effort import FOLLOW, Size, effort, passes
+from elman.training.segments import one_pass
 
 
 @pytest.mark.parametrize("tokens", [1, 500, 20_000, 300_000, 5_000_000, 10**9])
@@ -76,6 +78,19 @@ def test_every_carry_trains_by_default(tmp_path, carry):
     text.write_text("one two three " * 50)
     asked = ["--epochs", "1", "--hidden-size", "8", "--carry", carry]
     assert elman(["train", str(text), *asked, "--out", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize("accumulate", [1, 7])
+@pytest.mark.parametrize("carry", ["truncated", "sliding", "randomized", "polynomial", "full"])
+def test_the_warm_up_is_a_tenth_of_the_updates_that_there_are(carry, accumulate):
+    """With the full carry a pass is one update, and a warm-up of 100 once outlasted all 60."""
+    ids = torch.randint(0, 50, (30_000,))
+    given = {"carry": carry, "accumulate": accumulate}
+    options = presets.expand("auto", given, Size(len(ids), 50))
+    reading = presets.settings(options).reading
+    updates = len(one_pass(ids, reading, seed=0, epoch=0)) * options["epochs"] // accumulate
+    assert options["warm_up"] <= 1.1 * updates / 10
+    assert options["average_decay"] <= max(0.9, 1 - 12 / updates)
 
 
 @pytest.mark.parametrize("tokens", [50, 240, 1_000, 5_000])

@@ -448,10 +448,13 @@ def test_the_dearer_looks_and_the_search_for_units(page, finished):
     assert similar["positions"][0]["cosine"] > 0.9
 
 
-def test_what_the_page_writes_is_what_the_command_it_names_writes(page, finished, capsys):
+@pytest.mark.parametrize("temperature", [0.7, 0])
+def test_what_the_page_writes_is_what_the_command_it_names_writes(
+    page, finished, capsys, temperature
+):
     import shlex
 
-    asked = {"prompt": "the ", "length": 40, "seed": 3, "temperature": 0.7, "top_k": 5}
+    asked = {"prompt": "the ", "length": 40, "seed": 3, "temperature": temperature, "top_k": 5}
     lines = page.post(f"/api/runs/{finished}/write", json=asked).text.splitlines()
     written = "".join(json.loads(line)["text"] for line in lines[1:])
     command = shlex.split(json.loads(lines[0])["again"])

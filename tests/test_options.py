@@ -1,13 +1,13 @@
 """An option is described once, and checked, shown and stored by that description."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from elman.cli import run
 from elman.cli.made import BY_TEXT
 from elman.errors import UserError
-from elman.options import check, described, option, stored, typed
+from elman.options import Beside, as_flag, check, described, option, stored, typed
 from elman.runs import presets
 from elman.runs.effort import FOLLOW
 from elman.session import RunOptions
@@ -55,6 +55,40 @@ def test_options_are_found_on_the_fields_and_go_there_and_back():
     flat = typed(options, vars(Oven()))
     assert flat == {"oven_heat": 180.0, "oven_rack": "middle", "oven_minutes": 0}
     assert Oven(**stored(options, flat)) == Oven()
+
+
+@pytest.mark.parametrize(
+    ("beside", "options", "said"),
+    [
+        (Beside("dish", "cake"), {"dish": "soup"}, "heat=9 .* with dish=soup; dish=cake, or leave"),
+        (Beside("timer", such_as=5), {"timer": 0}, "heat=9 .* with timer=0; timer=5, or leave it"),
+        (Beside("lid", such_as="glass"), {"lid": None}, "means nothing without lid; lid=glass"),
+        (Beside("dish", but="ice", such_as="cake"), {"dish": "ice"}, "with dish=ice; dish=cake"),
+    ],
+)
+def test_what_means_nothing_beside_another_option_is_refused_in_words(beside, options, said):
+    with pytest.raises(UserError, match=said):
+        beside.refuse("heat", 9, options)
+    with pytest.raises(UserError, match=r"^--heat 9 means nothing"):
+        beside.refuse("heat", 9, options, as_flag)
+    replace(beside, only=8).refuse("heat", 9, options)  # another value does not need it
+    replace(beside, unless=Beside("fan")).refuse("heat", 9, {**options, "fan": True})
+
+
+def test_whatever_an_option_needs_is_another_option_that_can_be_as_the_hint_has_it():
+    """And neither a default nor a preset is ever refused."""
+    usual = presets.defaults()
+    needy = {name: o.option.beside for name, o in presets.OPTIONS.items() if o.option.beside}
+    assert {"context", "tolerance", "average_decay", "patience", "encoding"} <= needy.keys()
+    for name, beside in needy.items():
+        instead = beside.such_as if beside.value is None else beside.value
+        value = beside.only or object()
+        assert beside.met(value, usual | {beside.name: instead}), name
+        presets.OPTIONS[beside.name].option.refuse_outside(beside.name, instead, default=None)
+    presets.check_used(usual, usual)
+    for preset in presets.PRESETS:
+        options = presets.expand(preset, {})
+        presets.check_used(presets.named(preset, {}), options)
 
 
 def test_every_default_keeps_its_own_rule():

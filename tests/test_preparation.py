@@ -409,6 +409,13 @@ def test_what_cannot_be_streamed_is_refused(tmp_path, files):
         with pytest.raises(UserError, match=message):
             made(tmp_path, [path])
         assert not (tmp_path / "out-char").exists()
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "fl.txt").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"fl.txt: No such .* it is a link to nowhere"):
+        made(tmp_path, [tmp_path / "links"])
+    with pytest.raises(UserError, match=r"field=body means nothing: none of the files is .jsonl"):
+        list(prepare(Request((str(files[0]),), Data("-"), field="body"), tmp_path / "field"))
+    assert not (tmp_path / "field").exists()
     with pytest.raises(MissingSource, match="there is no file"):
         files_of([str(tmp_path / "none")])
     with pytest.raises(UserError, match="clean=letters joins all lines"):
@@ -436,6 +443,27 @@ def test_a_prepared_text_is_not_prepared_again(tmp_path, files):
     with pytest.raises(UserError, match="has been prepared already") as caught:
         files_of([str(tmp_path / "out-char")])
     assert "elman train" in (caught.value.hint or "")
+
+
+def test_what_is_no_text_is_called_what_it_is_as_by_every_other_verb(tmp_path, monkeypatch):
+    for data in (
+        "naïve café".encode("utf-16"),
+        "plain".encode("utf-16-le"),
+        b"PK\x03\x04" + bytes(range(255, 100, -1)),
+        b"caf\xe9 au lait",
+        b"good " * 30 + "日".encode()[:2],  # ends inside of a character
+        b"good " * 30 + b"\xe9\xe9 au lait",
+        b"good " * 30 + b"\0",
+    ):
+        path = _file(tmp_path / "x.txt", data)
+        with pytest.raises(UserError) as plain:
+            corpus.load(path)
+        monkeypatch.setattr(streaming, "BLOCK", 1 << 20)
+        with pytest.raises(UserError, match=re.escape(str(plain.value))):
+            made(tmp_path, [path])
+        monkeypatch.setattr(streaming, "BLOCK", 31)  # the place is counted from the file's begin
+        with pytest.raises(UserError, match=re.escape(plain.value.message[:60])):
+            made(tmp_path, [path])
 
 
 @pytest.mark.parametrize("stage", ["measuring", "counting", "encoding"])

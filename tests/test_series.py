@@ -222,6 +222,19 @@ def test_decimal_commas_are_read_and_said(tmp_path, separator):
     assert "decimal commas: Umsatz" in umsatz.notes
 
 
+def test_the_separator_is_the_one_that_cuts_every_row_alike(tmp_path):
+    """Once the header alone decided: a comma in a name, or in every number, won."""
+    path = tmp_path / "table.csv"
+    path.write_text("day;sold, net, in euros\n2024-01-01;5.5\n2024-01-02;6.5\n")
+    [sold] = series.load(str(path))
+    assert (sold.columns, sold.values[:, 0].tolist()) == (("sold, net, in euros",), [5.5, 6.5])
+    path.write_text("day;sold, net\n2024-01-01;5,5\n2024-01-02;\n2024-01-03;6,5\n")
+    [sold] = series.load(str(path), fill="linear")
+    assert sold.values[:, 0].tolist() == [5.5, 6.0, 6.5]
+    path.write_text('"day|time","sold"\n2024-01-01,5.5\n2024-01-02,6.5\n')
+    assert series.load(str(path))[0].columns == ("sold",)
+
+
 def test_excel_may_name_its_separator_in_a_first_line(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("sep=;\nday;sold, net\n2024-01-01;5\n2024-01-02;six\n")

@@ -25,6 +25,10 @@ class MissingSource(UserError, FileNotFoundError):
     """A file, folder or run that is not there."""
 
 
+class NotText(UserError):
+    """Bytes that are no text in the encoding in which they were to be read."""
+
+
 class Unreadable(UserError, OSError):
     """A file that is there and cannot be read: which says nothing about what is in it."""
 

@@ -38,6 +38,56 @@ KINDS: dict[Any, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What another option must be for an option to mean anything: `value`, or not `but`, or given.
+
+    >>> Beside("average", "ema").met(0.9, {"average": "none"}), Beside("k").met(1, {"k": 4})
+    (False, True)
+    >>> Beside("level", but="byte").met("latin-1", {"level": "byte"})
+    False
+    """
+
+    name: str
+    value: Any = None
+    but: Any = None
+    such_as: Any = None  # what to try, where that is not `value`
+    only: Any = None  # the value that needs it, where others do not
+    unless: "Beside | None" = None  # another that does instead
+
+    def met(self, value: Any, options: Mapping[str, Any]) -> bool:
+        """Whether an option of this value means anything beside these."""
+        now = options[self.name]
+        if self.only not in (None, value) or (self.unless and self.unless.met(value, options)):
+            return True
+        if self.but is not None:
+            return now != self.but
+        return bool(now) if self.value is None else now == self.value
+
+    def refuse(
+        self,
+        name: str,
+        value: Any,
+        options: Mapping[str, Any],
+        spelled: Callable[[str, Any], str] | None = None,
+    ) -> None:
+        """Raise a UserError for an option that nobody would heed beside these, unless it is met."""
+        if self.met(value, options):
+            return
+        spelled, now = spelled or as_setting, options[self.name]
+        nothing = now is None or now is False or now == ""
+        other = f"out {spelled(self.name, True)}" if nothing else f" {spelled(self.name, now)}"
+        instead = self.such_as if self.value is None else self.value
+        raise UserError(
+            f"{spelled(name, value)} means nothing with{other}",
+            hint=f"{spelled(self.name, instead)}, or leave it out",
+        )
+
+
+DECODED = Beside("level", but="byte", such_as="char", unless=Beside("clean", "letters"))
+"""What an option needs that says how bytes spell text: that they are read as text."""
+
+
+@dataclass(frozen=True)
 class Option:
     """What there is to know about one option, besides its type and default."""
 
@@ -56,6 +106,7 @@ class Option:
     read: Callable[[str], Any] | None = None  # from the word that is typed to the value
     show: Callable[[Any], str] = str  # and back
     later: bool = False  # a training may be continued with another value
+    beside: Beside | None = None  # without which it means nothing
 
     def refuse_outside(
         self, name: str, value: Any, kinds: Sequence[type] = (object,), *, default: Any
@@ -211,6 +262,24 @@ def stored(options: Iterable[Described], values: Mapping[str, Any]) -> dict[str,
 def typed(options: Iterable[Described], settings: Mapping[str, Any]) -> dict[str, Any]:
     """All options as typed, from the fields of a dataclass: `stored` read backwards."""
     return {o.name: o.as_typed(settings[o.field]) for o in options}
+
+
+def as_setting(name: str, value: Any) -> str:
+    """How Python spells an option with its value; True: the option alone.
+
+    >>> as_setting("chunks", 4), as_setting("chunks", True)
+    ('chunks=4', 'chunks')
+    """
+    return name if value is True else f"{name}={value}"
+
+
+def as_flag(name: str, value: Any) -> str:
+    """How a command line spells it.
+
+    >>> as_flag("top_k", 4), as_flag("top_k", True)
+    ('--top-k 4', '--top-k')
+    """
+    return flag(name) if value is True else f"{flag(name)} {value}"
 
 
 def flag(name: str) -> str:

@@ -100,9 +100,11 @@ class Session:
                 f"options are a mapping of names to values, not {given!r}",
                 hint='Session.begin({"source": "book.txt", "hidden_size": 128})',
             )
-        kept, given = kept or RunOptions(), prepared.adopted(dict(given or {}))
+        kept, asked = kept or RunOptions(), dict(given or {})
+        given = prepared.adopted(asked)
         use_threads(kept.threads)
         options = presets.expand(preset, given)
+        presets.check_used(asked, options)
         device = pick(kept.device)
         presets.settings(options)  # what is wrong with these is said before the text is read
         path = kept.out or free_folder(presets.data(options).source, options["model"])

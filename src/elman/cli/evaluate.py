@@ -11,7 +11,7 @@ from elman.cli.console import emit, note, quiet
 from elman.cli.console import progress as console_progress
 from elman.cli.device import pick, use_threads
 from elman.cli.limits import RunFolder, a_path
-from elman.cli.source import printable
+from elman.cli.source import printable, read_like
 from elman.errors import UserError
 from elman.options import DEVICES
 
@@ -223,7 +223,7 @@ def _other_text(run: "Run", source: str, baselines: bool) -> Text:
     from elman.text import prepared
 
     data, own = run.config.data, run.splits() if baselines else None
-    parts = prepared.all_held_out(data, prepared.read(data, source), run.vocab)
+    parts = prepared.all_held_out(data, read_like(data, source), run.vocab)
     what = "stdin" if source == "-" else source
     train = None if own is None else own.train
     # a run with two parts was scored before with nothing chosen on its validation part

@@ -225,6 +225,11 @@ def fill_of(fill: str | None, missing: str) -> str | None:
     """--fill, or what the older --missing asks for."""
     if missing not in ("error", "interpolate"):
         raise UserError(f"--missing {missing!r} is unknown", hint="error or interpolate")
+    if fill and missing == "interpolate":
+        raise UserError(
+            f"--missing interpolate is --fill linear, and --fill {fill} was given, too",
+            hint="leave out --missing",
+        )
     return fill or ("linear" if missing == "interpolate" else None)
 
 

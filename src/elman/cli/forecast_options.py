@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from elman.cli.limits import a_path
+from elman.options import Beside
 
 MODELS = (
     "auto (tries the others and keeps the best), last, seasonal, mean, drift, ets, linear, window, "
@@ -59,7 +60,9 @@ CarryBack = Annotated[
 Memory = Annotated[str | None, _model(help="stored, or a budget of a network's states: 64M")]
 Kernel = Annotated[str | None, _model(help="What trains a network: auto, cpu, reference …")]
 Minutes = Annotated[
-    float, _model(min=0, help="Time that auto may take; 0: no limit, and no networks")
+    float,
+    _model(min=0, help="Time that auto may take; 0: no limit, and no networks"),
+    Beside("model", "auto"),
 ]
 Seed = Annotated[int, _model(help="Same seed, same forecast")]
 Threads = Annotated[int, _model(min=0, help="Threads; 0: as many as there are")]
@@ -73,7 +76,9 @@ Windows = Annotated[
 Saved = Annotated[Path | None, _place(help="Use the forecaster saved in this folder")]
 Resume = Annotated[Path | None, _place(help="Go on with what was stopped in this --out folder")]
 Out = Annotated[Path | None, _place(help="Save the fitted forecaster here")]
-Force = Annotated[bool, _kept(help="Replace the forecaster in --out")]
+Force = Annotated[
+    bool, _kept(help="Replace the forecaster in --out"), Beside("out", such_as="FOLDER")
+]
 Output = Annotated[Path | None, _place(help="Write the forecast to this .csv, .parquet or .json")]
 Figure = Annotated[Path | None, _place(help="Draw to this .svg, .png or .pdf")]
 Json = Annotated[bool, _kept("--json", help="One JSON object on stdout")]

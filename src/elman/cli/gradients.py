@@ -14,6 +14,7 @@ import typer
 from elman.cli.console import emit, note
 from elman.cli.device import use_threads
 from elman.cli.limits import RunFolder, a_path
+from elman.cli.source import read_like
 
 if TYPE_CHECKING:
     from elman.diagnostics import ByLag, CarryScore, Clipping, Units
@@ -98,7 +99,7 @@ def text_ids(opened: Run, source: str | None) -> Any:
         parts = opened.splits()
         ids = parts.validation if len(parts.validation) else parts.train
     else:
-        data, text = opened.config.data, prepared.read(opened.config.data, source)
+        data, text = opened.config.data, read_like(opened.config.data, source)
         ids = prepared.all_held_out(data, text, opened.vocab).validation
     if len(ids) < 9:
         raise UserError(

@@ -1,6 +1,7 @@
 """What every verb refuses alike: numbers and paths that will not do, closed streams, no folder."""
 
 import functools
+import inspect
 import io
 import math
 import os
@@ -10,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from elman.cli.console import silence, terminals
 from elman.errors import UserError
-from elman.options import LARGEST, flag
+from elman.options import LARGEST, Beside, as_flag, flag
 
 LONGEST = 10**7
 """The longest text that a command writes, in tokens: at 50,000 a second, three minutes."""
@@ -35,7 +36,11 @@ RunFolder = Annotated[
 
 
 def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb, refusing numbers that no part of it could count with."""
+    """The verb, refusing numbers that no part of it could count with, and what means nothing.
+
+    An option that needs another says so where it is described: `Annotated[…, Beside("generate")]`.
+    """
+    needs = dict(_needs(verb))
 
     @functools.wraps(verb)
     def called(*positional: Any, **options: Any) -> Any:
@@ -46,10 +51,22 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
                 )
             if isinstance(value, float) and math.isnan(value):
                 raise UserError(f"{flag(name)} nan is not a number", hint="leave it out")
+        for name, (beside, default) in needs.items():
+            if options[name] != default:
+                beside.refuse(name, options[name], options, as_flag)
         with as_typed(options), stoppable():
             return verb(*positional, **options)
 
     return called
+
+
+def _needs(verb: Callable[..., Any]) -> Iterator[tuple[str, tuple[Beside, Any]]]:
+    """The options of a verb that mean nothing without another, with that and their defaults."""
+    hints = get_type_hints(verb, include_extras=True)
+    for name, parameter in inspect.signature(verb).parameters.items():
+        for said in getattr(hints[name], "__metadata__", ()):
+            if isinstance(said, Beside):
+                yield name, (said, parameter.default)
 
 
 class Stopped(Exception):

@@ -25,11 +25,13 @@ from elman.cli.source import (
 )
 from elman.errors import UserError
 from elman.files import check_target
+from elman.options import Beside
 
 if TYPE_CHECKING:
     from elman.counting.ngram import NgramModel
     from elman.text.prepared import Splits
 
+WRITING = Beside("generate", such_as=200)
 HIGHEST = 100
 """The highest order: each one keeps a table of up to as many n-grams as the text has tokens."""
 
@@ -69,9 +71,11 @@ def ngram(
         typer.Option(help="Write the model for NgramModel.load", parser=a_path, metavar="PATH"),
     ] = None,
     generate: Annotated[int, typer.Option(min=0, max=10**7, help="Tokens of text to write")] = 0,
-    prompt: Annotated[str, typer.Option(help="Text that the written text continues")] = "",
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text")] = 0,
+    prompt: Annotated[str, typer.Option(help="Text that the written text continues"), WRITING] = "",
+    temperature: Annotated[
+        float, typer.Option(min=0, help="0 takes the likeliest token"), WRITING
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text"), WRITING] = 0,
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elman.cli.console import note, progress
+from elman.options import DECODED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,12 +32,15 @@ Clean = Annotated[
     typer.Option(help="newlines (line ends made alike), letters (as the notes), or none"),
 ]
 Lower = Annotated[bool, typer.Option("--lower", help="Read the text in lower case")]
-Encoding = Annotated[str, typer.Option("--encoding", help="How the bytes of SOURCE spell text.")]
+Encoding = Annotated[
+    str, typer.Option("--encoding", help="How the bytes of SOURCE spell text."), DECODED
+]
 Errors = Annotated[
     str,
     typer.Option(
         "--errors", help="What to do about bytes that are not text: strict, replace or ignore."
     ),
+    DECODED,
 ]
 
 
@@ -57,6 +61,20 @@ def read(data: "Data") -> "Text":
         text = prepared.read(data, progress=_shown(bar, data.source))
     tell_left_out(data.source, corpus.texts_in)
     return text
+
+
+def read_like(data: "Data", source: str) -> "Text":
+    """Another text, read as a run reads its own, which no option changes."""
+    from elman.errors import NotText
+    from elman.text import prepared
+
+    try:
+        return prepared.read(data, source)
+    except NotText as wrong:
+        file = "FILE" if source == "-" else shlex.quote(source)
+        said = f"a run reads every text as {data.encoding}, as it was trained"
+        hint = f"{said}: iconv -f ENCODING -t {data.encoding} {file} | elman … -"
+        raise NotText(wrong.message, hint=hint) from wrong
 
 
 def tell_left_out(source: str, texts_in: "Callable[[Path], Iterable[Path]]") -> None:

@@ -148,8 +148,9 @@ def _begin(preset: str | None, given: dict[str, Any], processes: "Processes") ->
     session = Session.begin(asked, preset, kept, command, processes)
     size = Size(len(session.training.train_ids), len(session.run.vocab))
     chosen = presets.named(preset, asked, size) | asked
-    options = options_of(session.run.config)
-    note(f"preset {preset}: " + presets.as_flags({name: options[name] for name in chosen}))
+    options = presets.used(options_of(session.run.config))
+    flags = presets.as_flags({name: options[name] for name in chosen if name in options})
+    note(f"preset {preset}: {flags}")
     tell_left_out(session.run.config.data.source, corpus.texts_in)
     note(_text_words(session))
     return session

@@ -48,7 +48,7 @@ def _bytes(vocab: Vocab, path: Path) -> dict[int, int]:
         return {byte: byte for byte in range(256)}
     if vocab.level != "char":
         raise UserError(
-            f"{path} reads {vocab.level}s, which are not bytes",
+            f"{path} reads {vocab.level_used.units}, which are not bytes",
             hint="train a run with --level byte, which reads anything, or with --level char",
         )
     known = ((t, i) for i, t in enumerate(vocab.idx_to_token) if i != vocab.unk)

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -165,8 +166,13 @@ def _trimmed(row: list[str], cells: int) -> list[str]:
     return row
 
 
-_DATED = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?|\d{4}[-/]\d{1,2}")
+_DATED = re.compile(
+    r"(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?|\d{4}[-/](\d{1,2}|W\d\d?)"
+    r"|\d{1,2}[-. ]+[A-Z][a-z]+[-., ]+\d{2,4}|[A-Z][a-z]+ \d{1,2}, \d{4})$"
+)
 """A date, or a month: what a row begins with, and no column is called."""
+_NUMBER = re.compile(r"[-+]?\d[\d.,'\u00a0\u202f ]*")
+"""A number as anyone may write it."""
 _SEPARATOR = re.compile(r"sep=([,;|\t])\r?\n", re.IGNORECASE)
 
 
@@ -203,13 +209,32 @@ def _is_chinese(content: bytes) -> bool:
 
 
 def _delimiter(lines: io.StringIO) -> str:
-    """The separator that splits the header most, or that Excel names in a line before it."""
-    header = lines.readline()
-    if named := _SEPARATOR.match(header):
-        lines.seek(0)
+    """The separator that cuts the first rows into as many cells each.
+
+    Where a comma does so and another, too, the comma is one inside of numbers or dates. Excel may
+    name the separator in a line before the header.
+    """
+    text = lines.getvalue()
+    if named := _SEPARATOR.match(text):
         return named[1]
-    lines.seek(0)
-    return max(_DELIMITERS, key=lambda d: (header.count(d), d == ","))
+
+    def fits(delimiter: str) -> tuple[bool, bool, int, bool]:
+        header, *rows = _first_rows(text, delimiter) or [[]]
+        width = len(_trimmed(header, 0))
+        alike = width > 1 and all(len(_trimmed(row, width)) == width for row in rows)
+        return alike, alike and delimiter != ",", width, delimiter == ","
+
+    return max(_DELIMITERS, key=fits)
+
+
+def _first_rows(text: str, delimiter: str) -> list[list[str]]:
+    """The first rows that are not blank, cut in this way."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    rows = (row for row in reader if any(cell.strip() for cell in row))
+    try:
+        return list(islice(rows, 20))
+    except csv.Error:  # said, with its line, by whoever reads on
+        return []
 
 
 def _header(row: list[str], source: str, line: int) -> list[str]:
@@ -228,7 +253,7 @@ def _header(row: list[str], source: str, line: int) -> list[str]:
                 f"(columns {names.index(name) + 1} and {j + 1})",
                 hint="rename one of them",
             )
-    if all(_is_number(name) or _DATED.fullmatch(name) for name in names):
+    if all(_is_number(name) or _NUMBER.fullmatch(name) or _DATED.match(name) for name in names):
         shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         dates = "" if all(_is_number(name) for name in names) else " and dates"
         raise UserError(

@@ -437,6 +437,8 @@ class Named(NamedTuple):
     """The carry for segments of `window` steps and `history` steps read again before them."""
     suggests: Callable[[int], dict[str, int]] = lambda window: {}
     """Options of a reading that it wants in other than their usual values, unless they are said."""
+    whole: bool = False
+    """Whether all of a lane is one segment, so that a pass over the text is one update."""
 
 
 def _sliding(window: int, history: int) -> Carry:
@@ -470,7 +472,7 @@ CARRIES: dict[str, Named] = {
     "sliding": Named(_sliding, lambda window: {"history": window}),
     "randomized": Named(_randomized),
     "polynomial": Named(_polynomial_mean),
-    "full": Named(lambda window, history: Full(), lambda window: {"memory": 64 << 20}),
+    "full": Named(lambda window, history: Full(), lambda window: {"memory": 64 << 20}, whole=True),
 }
 """Every carry with a name. A seed is 0 here: a training draws from a seed of its own."""
 

@@ -93,6 +93,7 @@ class Jobs:
     def begin(self, source: str, name: str, given: dict[str, Any], preset: str) -> str:
         """Ask for a training; what is wrong with it is said now. Returns its id."""
         options = presets.expand(preset, given | {"source": source})
+        presets.check_used(given, options)
         presets.data(options)
         presets.settings(options)
         if not _is_long(source):

@@ -40,7 +40,7 @@ from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
 from elman.language_model.stepper import Stepper
 from elman.language_model.window_model import Window
 from elman.nn import of
-from elman.options import check, option
+from elman.options import Beside, check, option
 from elman.recurrence.traced import listening
 from elman.resources import check_memory
 
@@ -74,7 +74,9 @@ class Shape:
         None, "Numbers a token becomes; 0: one-hot", panel=PANEL, at_least=1, zero_is_none=True
     )
     tied: bool = option(False, "Output uses the embedding", panel=PANEL, flag="--tied/--untied")
-    context: int = option(8, "Tokens an mlp sees", panel=PANEL, at_least=1)
+    context: int = option(
+        8, "Tokens an mlp sees", panel=PANEL, at_least=1, beside=Beside("model", "mlp")
+    )
     dropout: Dropout = field(default_factory=Dropout)
     init: str = option(
         "default", "First weights, as torch's or N(0, 0.01)", panel=PANEL, choices=INITS

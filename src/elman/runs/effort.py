@@ -22,6 +22,8 @@ search's settings beat on all of them, by 0.02 to 0.07 nats.
 import math
 from typing import Any, NamedTuple
 
+from elman.gradients.carry import CARRIES
+
 LARGE = 1000
 """Tokens in a vocabulary from which on the output layer is most of the work."""
 
@@ -89,13 +91,27 @@ def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
     else:
         recipe = LARGE_VOCABULARY | {"epochs": passes(size.tokens, reads=2_000_000, most=40)}
     recipe = SHARED | _consistent(_shaped(recipe, size.tokens), given)
-    used = recipe | given
-    each = max(1, used["batch_size"] * used["window"])  # 0 is refused with the other settings
-    updates = max(1, used["epochs"] * size.tokens // each)
+    updates = _updates(size.tokens, recipe | given)
     return recipe | {
         "warm_up": min(100, updates // 10),
         "average_decay": round(min(0.998, max(0.9, 1 - 14 / updates)), 4),
     }
+
+
+def _updates(tokens: int, used: dict[str, Any]) -> int:
+    """How often the weights move: once a pass where nothing cuts the text into windows.
+
+    >>> used = {"batch_size": 4, "window": 25, "epochs": 30}
+    >>> _updates(10_000, used), _updates(10_000, used | {"accumulate": 5})
+    (3000, 600)
+    >>> _updates(10_000, used | {"carry": "full"})
+    30
+    """
+    each = max(1, used["batch_size"] * used["window"])  # 0 is refused with the other settings
+    carry = CARRIES.get(used.get("carry", "truncated"))
+    whole = carry is not None and carry.whole  # an unknown one, too, is refused with the others
+    segments = used["epochs"] if whole else used["epochs"] * tokens // each
+    return max(1, segments // max(1, used.get("accumulate", 1)))
 
 
 def _small(size: Size, given: dict[str, Any]) -> dict[str, Any]:

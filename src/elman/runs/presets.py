@@ -162,6 +162,28 @@ def check_names(given: Options) -> None:
             )
 
 
+def check_used(given: Options, options: Options) -> None:
+    """Refuse an option that was given and changes nothing, because of another one.
+
+    One that has the value it has anyway asks for nothing, and is let pass.
+    """
+    usual = defaults()
+    for name, value in given.items():
+        needed = OPTIONS[name].option.beside
+        if needed is not None and value != usual[name]:
+            needed.refuse(name, value, options)
+
+
+def used(options: Options) -> Options:
+    """Those of the options that change anything, as the others are."""
+    needed = {name: OPTIONS[name].option.beside for name in options}
+    return {
+        name: value
+        for name, value in options.items()
+        if (beside := needed[name]) is None or beside.met(value, options)
+    }
+
+
 def defaults() -> Options:
     """Every option that there is, in the value it has when nothing is asked."""
     return {name: o.as_typed(o.default) for name, o in OPTIONS.items()} | HELD_OUT
@@ -237,6 +259,7 @@ def changed(before: Options, given: Options) -> Options:
                 hint=f"leave {named} out, or train a new run; a resume may change "
                 + ", ".join(flag(n) for n in CHANGEABLE),
             )
+    check_used(different, before | different)
     return _with_what_carries_want(before, different) | different
 
 

@@ -125,10 +125,14 @@ def nats_of_lanes(
     A text too short for so many lanes is read as one, the first.
     """
     ids = ids if isinstance(ids, Tensor | ShardedIds) else np.asarray(ids)
-    if ids.ndim != 1 or len(ids) < 2:
+    if ids.ndim != 1:
         raise UserError(
-            f"a text of shape {tuple(ids.shape)} has nothing to predict",
-            hint="evaluate a one-dimensional text of at least two tokens",
+            f"ids of shape {tuple(ids.shape)} have nothing to predict", hint="a text is one row"
+        )
+    if len(ids) < 2:
+        raise UserError(
+            f"a text of {len(ids)} token{'s' * (len(ids) != 1)} has nothing to predict",
+            hint="a text of at least two",
         )
     flat = flat_integers(ids)
     is_known = isinstance(flat, ShardedIds | Tensor)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elman.errors import MissingSource, UserError
+from elman.errors import MissingSource, NotText, UserError
 from elman.files import contents, drained
 from elman.text.datasets import DATASETS, Progress, named, path_of
 
@@ -186,7 +186,7 @@ def _python_reference() -> str:
 def texts_in(folder: Path) -> list[Path]:
     """The files of a folder that are its text, in the order in which they are read."""
     named = (file for file in folder.rglob("*") if file.name.lower().endswith(TEXTS))
-    files = [file for file in named if file.is_file() or not file.exists()]  # a link to nothing
+    files = [file for file in named if file.is_file() or is_lost(file)]
     if not files:
         check_no_run(folder)
         raise MissingSource(
@@ -202,7 +202,7 @@ def left_out(folder: Path, texts: Iterable[Path]) -> str:
     Hidden ones, which systems and editors keep there, and those of runs are no news.
     """
     read = set(texts)
-    others = [file for file in folder.rglob("*") if file.is_file() and file not in read]
+    others = [file for file in folder.rglob("*") if file not in read and _is_no_folder(file)]
     others = [file for file in others if not _is_kept(file.relative_to(folder), folder)]
     if not others:
         return ""
@@ -210,6 +210,11 @@ def left_out(folder: Path, texts: Iterable[Path]) -> str:
     named = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(5))
     total = len(others) + len(read)
     return f"{len(others):,} of the {total:,} files in {folder} are not read as text: {named}"
+
+
+def _is_no_folder(file: Path) -> bool:
+    """A file, a pipe, or a link, even to a folder: none is followed, since it may lead back."""
+    return file.is_symlink() or not file.is_dir()
 
 
 def _is_kept(file: Path, folder: Path) -> bool:
@@ -226,6 +231,11 @@ def check_no_run(folder: Path) -> None:
         )
 
 
+def is_lost(path: Path) -> bool:
+    """Whether it is a link to nothing."""
+    return path.is_symlink() and not path.exists()
+
+
 def _read(path: Path) -> bytes:
     try:
         data = contents(path)
@@ -235,8 +245,7 @@ def _read(path: Path) -> bytes:
             f"{path} is not a whole gzip file: {problem}", hint="gzip -t FILE checks one"
         ) from problem
     except OSError as problem:
-        lost = path.is_symlink() and not path.exists()
-        hint = f"it is a link to {path.readlink()}" if lost else "check its permissions"
+        hint = f"it is a link to {path.readlink()}" if is_lost(path) else "check its permissions"
         raise UserError(f"cannot read {path}: {problem.strerror}", hint=hint) from problem
 
 
@@ -279,35 +288,41 @@ def check_encoding(encoding: str, errors: str) -> None:
 def _decode(data: bytes, where: str, encoding: str, errors: str) -> str:
     try:
         text = data.decode(encoding, errors)
-    except UnicodeDecodeError as problem:
-        if not 0 <= problem.start < len(data):  # punycode and idna do not say where
-            raise UserError(
-                f"{where} is not {encoding}: {problem.reason}", hint="name its encoding"
-            ) from problem
-        if b"\0" in data or kind_of(data):
-            raise _binary(where, data) from problem
-        raise UserError(
-            f"{where} is not {encoding}: byte {data[problem.start]:#04x} at offset {problem.start}",
-            hint=NOT_TEXT,
-        ) from problem
-    except ValueError as problem:  # what some codecs raise instead
-        raise UserError(f"{where} is not {encoding}: {problem}", hint="try utf-8") from problem
+    except ValueError as problem:
+        raise not_decoded(where, data, encoding, problem) from problem
     if "\0" in text:
-        raise _binary(where, data)
+        raise binary(where, data)
     return text.removeprefix("\ufeff")
 
 
-def _binary(where: str, data: bytes) -> UserError:
-    if known := kind_of(data):
+def not_decoded(
+    where: str, data: bytes, encoding: str, problem: ValueError, before: int = 0
+) -> UserError:
+    """Why bytes are no text in this encoding, and what they may be; `before`: bytes before them."""
+    if not isinstance(problem, UnicodeDecodeError):  # what some codecs raise instead
+        return NotText(f"{where} is not {encoding}: {problem}", hint="try utf-8")
+    if not 0 <= problem.start < len(data):  # punycode and idna do not say where
+        return NotText(f"{where} is not {encoding}: {problem.reason}", hint="name its encoding")
+    if b"\0" in data or (not before and kind_of(data)):
+        return binary(where, data, before)
+    wrong, offset = data[problem.start], before + problem.start
+    said = f"{where} is not {encoding}: byte {wrong:#04x} at offset {offset}"
+    return NotText(said, hint=NOT_TEXT)
+
+
+def binary(where: str, data: bytes, before: int = 0) -> UserError:
+    """What bytes with a NUL among them may be; `before`: how many came before them."""
+    if not before and (known := kind_of(data)):
         kind, command = known
         name = shlex.quote(where) if where != "stdin" else "FILE"
         return UserError(
             f"{where} is {kind}, not text", hint=f"pipe its text in: {command.format(name)}"
         )
-    encoding = _wide_encoding(data[:1000])
+    encoding = None if before else _wide_encoding(data[:1000])
+    where_from = f", the first at offset {before + data.index(0)}" if b"\0" in data else ""
     hint = f"it looks like encoding={encoding}" if encoding else "level=byte reads any file"
-    return UserError(
-        f"{where} is a binary file: it holds NUL bytes, the first at offset {data.index(0)}",
+    return NotText(
+        f"{where} is a binary file: it holds NUL bytes{where_from}",
         hint=hint,
     )
 

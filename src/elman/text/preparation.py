@@ -33,7 +33,7 @@ from elman.text import corpus, learned_vocab, prepared
 from elman.text.levels import Level, level_of
 from elman.text.prepared import Data
 from elman.text.shards import INDEX, VOCABULARY, Index, Shard, sha256_of
-from elman.text.streaming import Step, Stream, files_of
+from elman.text.streaming import Step, Stream, files_of, is_jsonl
 from elman.text.vocab import Vocab
 
 PROGRESS = "progress.json"
@@ -164,6 +164,11 @@ def _stream(request: Request) -> Stream:
     corpus.check_encoding(data.encoding, data.errors)
     files = files_of(list(request.sources))
     anywhere = level_of(data.level).cut_anywhere
+    if request.field != Request.field and not any(is_jsonl(file) for file in files):
+        raise UserError(
+            f"field={request.field} means nothing: none of the files is .jsonl",
+            hint="leave it out; other files are text from the first byte to the last",
+        )
     return Stream(files, data.raw, request.field, data.encoding, data.errors, anywhere)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.options import check, option
+from elman.options import DECODED, check, option
 from elman.text import corpus
 from elman.text.datasets import DATASETS
 from elman.text.levels import LEVELS, Level, as_bytes, byte_chunks, level_of
@@ -63,8 +63,10 @@ class Data:
     validation: float = option(
         0.1, "Part held out to choose by, before the test", panel=PANEL, at_least=0, below=1
     )
-    encoding: str = option("utf-8", "Of the text", panel=PANEL)
-    errors: str = option("strict", "Bytes that are not text", panel=PANEL, choices=corpus.ERRORS)
+    encoding: str = option("utf-8", "Of the text", panel=PANEL, beside=DECODED)
+    errors: str = option(
+        "strict", "Bytes that are not text", panel=PANEL, choices=corpus.ERRORS, beside=DECODED
+    )
     lower: bool = option(
         False, "Read the text in lower case", panel=PANEL, flag="--lower/--keep-case"
     )

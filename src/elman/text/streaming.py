@@ -81,7 +81,7 @@ class Stream:
     def _of(self, file: Path) -> Iterator[Piece]:
         try:
             with _opened(file) as data:
-                if _kind(file) == ".jsonl":
+                if is_jsonl(file):
                     yield from self._lines(data, file)
                 elif self.raw:
                     yield from _ended(_blocks(data))
@@ -132,21 +132,19 @@ class Stream:
     def _text(self, data: IO[bytes], file: Path) -> Iterator[str]:
         """A file's characters, as many at a time as come."""
         decoder = codecs.getincrementaldecoder(self.encoding)(self.errors)
-        first = True
+        first, before = True, 0
         for block in _blocks(data, last=True):
             try:
                 new = decoder.decode(block, final=not block)
-            except (UnicodeDecodeError, ValueError) as problem:
-                raise UserError(
-                    f"{file} is not {self.encoding}: {problem}",
-                    hint=corpus.NOT_TEXT,
-                ) from problem
+            except ValueError as problem:
+                left = getattr(problem, "object", block)  # with what the block before it left over
+                start = before + len(block) - len(left)
+                why = corpus.not_decoded(str(file), left, self.encoding, problem, start)
+                raise why from problem
             if "\0" in new:
-                raise UserError(
-                    f"{file} is a binary file: it holds NUL bytes", hint="level=byte reads any file"
-                )
+                raise corpus.binary(str(file), block, before)
             yield new.removeprefix("\ufeff") if first else new
-            first = first and not new
+            first, before = first and not new, before + len(block)
 
     def _cut(self, blocks: Iterable[str], file: Path) -> Iterator[str]:
         """The blocks of a text in pieces that can go on without what follows."""
@@ -193,13 +191,24 @@ def _files(source: str) -> list[Path]:
             f"{path} has been prepared already, and its text is not kept there",
             hint=f"elman train {shlex.quote(str(path))} reads it; prepare takes files",
         )
-    found = sorted(file for file in path.rglob("*") if _kind(file) in KINDS and file.is_file())
+    named_so = (file for file in path.rglob("*") if _kind(file) in KINDS)
+    found = sorted(file for file in named_so if file.is_file() or corpus.is_lost(file))
+    for lost in filter(corpus.is_lost, found):
+        raise UserError(
+            f"cannot read {lost}: No such file or directory",
+            hint=f"it is a link to {lost.readlink()}",
+        )
     if not found:
         raise MissingSource(
             f"the folder {path} holds no .txt or .jsonl file, plain or packed (.gz, .zst)",
             hint="name single files",
         )
     return found
+
+
+def is_jsonl(file: Path) -> bool:
+    """Whether each line of it is a document, in JSON."""
+    return _kind(file) == ".jsonl"
 
 
 def _kind(file: Path) -> str:

@@ -8,7 +8,7 @@ a ← a + (1-d)(w - a)                  averaging (EMA), or the mean since `aver
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, clip_norm
-from elman.options import check, option
+from elman.options import Beside, check, option
 
 PANEL = "Updates"
 SCHEDULES = ("constant", "cosine", "plateau")
 AVERAGES = ("none", "ema", "asgd")
+VALIDATED = Beside("validation", such_as=0.1)
+"""What an option needs that speaks of validations."""
 ENOUGH = 1 << 17
 """Weights from which on a second thread is worth waking for one pass over them."""
 
@@ -113,7 +115,9 @@ class Optimisation:
     learning_rate: float = option(
         1e-3, "Size of a step", panel=PANEL, above=0, hint="0.004 suits adam", later=True
     )
-    momentum: float = option(0.0, "Of sgd", panel=PANEL, at_least=0, below=1)
+    momentum: float = option(
+        0.0, "Of sgd", panel=PANEL, at_least=0, below=1, beside=Beside("optimizer", "sgd")
+    )
     weight_decay: float = option(0.0, "On matrices", panel=PANEL, at_least=0)
     clip: float | None = option(
         1.0,
@@ -124,18 +128,40 @@ class Optimisation:
         zero_is_none=True,
         later=True,
     )
-    schedule: str = option("constant", "Of the learning rate", panel=PANEL, choices=SCHEDULES)
+    schedule: str = option(
+        "constant",
+        "Of the learning rate",
+        panel=PANEL,
+        choices=SCHEDULES,
+        beside=replace(VALIDATED, only="plateau"),
+    )
     warm_up: int = option(0, "Updates to full learning rate", panel=PANEL, at_least=0)
     plateau_factor: float = option(
-        0.5, "Plateau: learning rate × this", panel=PANEL, at_least=0, below=1
+        0.5,
+        "Plateau: learning rate × this",
+        panel=PANEL,
+        at_least=0,
+        below=1,
+        beside=Beside("schedule", "plateau"),
     )
     plateau_patience: int = option(
-        2, "Plateau: after so many validations without a better one", panel=PANEL, at_least=0
+        2,
+        "Plateau: after so many validations without a better one",
+        panel=PANEL,
+        at_least=0,
+        beside=Beside("schedule", "plateau"),
     )
     average: str = option("none", "Of the weights, to be used", panel=PANEL, choices=AVERAGES)
-    average_decay: float = option(0.999, "Of ema", panel=PANEL, at_least=0, below=1)
+    average_decay: float = option(
+        0.999, "Of ema", panel=PANEL, at_least=0, below=1, beside=Beside("average", "ema")
+    )
     average_start: float = option(
-        0.5, "Of asgd: when, as part of the training", panel=PANEL, at_least=0, below=1
+        0.5,
+        "Of asgd: when, as part of the training",
+        panel=PANEL,
+        at_least=0,
+        below=1,
+        beside=Beside("average", "asgd"),
     )
 
     def __post_init__(self) -> None:

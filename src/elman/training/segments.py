@@ -43,7 +43,7 @@ from torch import Tensor
 from elman.errors import UserError
 from elman.gradients import Carry, Checkpointed, Chunked, Memory, Time
 from elman.gradients.carry import CARRIES, checked_carry, name_of, named
-from elman.options import check, option
+from elman.options import Beside, check, option
 from elman.text import batches
 
 SAMPLINGS = ("sequential", "random")
@@ -111,7 +111,12 @@ class Reading:
         0, "Stretches of time side by side; 0: step after step", panel=PANEL, at_least=0
     )
     tolerance: float = option(
-        1e-5, "Chunks: how far apart they may meet, of a state", panel=PANEL, above=0, below=1
+        1e-5,
+        "Chunks: how far apart they may meet, of a state",
+        panel=PANEL,
+        above=0,
+        below=1,
+        beside=Beside("chunks", such_as=8),
     )
 
     def __post_init__(self) -> None:

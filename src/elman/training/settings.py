@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from elman.errors import UserError
 from elman.options import check, option
-from elman.training.optimisation import PANEL, Optimisation
+from elman.training.optimisation import PANEL, VALIDATED, Optimisation
 from elman.training.segments import Reading
 
 PRECISIONS = ("float32", "bfloat16")
@@ -17,7 +17,11 @@ class Settings:
     epochs: int = option(10, "Passes over the text", panel=PANEL, at_least=1, later=True)
     accumulate: int = option(1, "Segments per update", panel=PANEL, at_least=1)
     validate_every: int = option(
-        0, "Updates; 0: twenty times, or a tenth of the time", panel=PANEL, at_least=0
+        0,
+        "Updates; 0: twenty times, or a tenth of the time",
+        panel=PANEL,
+        at_least=0,
+        beside=VALIDATED,
     )
     patience: int = option(
         0,
@@ -25,6 +29,7 @@ class Settings:
         panel=PANEL,
         at_least=0,
         later=True,
+        beside=VALIDATED,
     )
     precision: str = option(
         "float32", "Of the products, by autocast", panel=PANEL, choices=PRECISIONS
