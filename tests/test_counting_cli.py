@@ -101,7 +101,6 @@ def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
         (["--min-freq", "9" * 30], f"--min-freq {'9' * 30} must fit into 64 bits"),
         (["--min-freq", "9" * 9], "leaves no token: the most frequent, ' ', occurs"),
         (["--prompt", "the"], "--prompt the means nothing with --generate 0"),
-        (["--seed", "3"], "--seed 3 means nothing with --generate 0"),
         (["--temperature", "0"], "--temperature 0.0 means nothing with --generate 0"),
         (["--level", "byte", "--errors", "replace"], "--errors replace means nothing with --level"),
         (["--arpa", ""], "an empty path names nothing"),

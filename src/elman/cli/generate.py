@@ -10,14 +10,12 @@ from elman.cli.console import emit, note
 from elman.cli.device import pick, use_threads
 from elman.cli.limits import LONGEST, RunFolder
 from elman.errors import UserError
-from elman.options import DEVICES, Beside
+from elman.options import DEVICES
 
 if TYPE_CHECKING:
     from torch import nn
 
     from elman.text.vocab import Vocab
-
-CHOOSING = Beside("temperature", such_as=1.0)
 
 
 def generate(
@@ -30,13 +28,9 @@ def generate(
     temperature: Annotated[
         float, typer.Option(min=0, help="Below 1 bolder, above 1 wilder; 0: the likeliest token")
     ] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Only the k likeliest tokens"), CHOOSING
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Only the k likeliest tokens")] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(help="Only the likeliest tokens that make up p together"),
-        CHOOSING,
+        float | None, typer.Option(help="Only the likeliest tokens that make up p together")
     ] = None,
     beam: Annotated[
         int | None, typer.Option(min=1, help="Search the most probable text, keeping so many")
@@ -70,9 +64,7 @@ def generate(
         "start": generation.opening(opened.vocab),
     }
     if beam is not None:
-        _refuse_chance(
-            temperature=temperature != 1, top_k=top_k, top_p=top_p, samples=samples > 1, seed=seed
-        )
+        _refuse_chance(temperature=temperature != 1, top_k=top_k, top_p=top_p, samples=samples > 1)
         texts = _searched(opened.load_model(device, weights), prompts, length, beam, choices)
     else:
         choices |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}

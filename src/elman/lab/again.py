@@ -44,12 +44,7 @@ def whole(run: Run, asked: dict[str, Any]) -> str:
 
 
 def generating(path: Path, prompt: str, length: int, seed: int, **choices: Any) -> str:
-    """The `elman generate` that writes the same text.
-
-    Of the likeliest token alone none is left to choose from: top_k and top_p go with chance.
-    """
-    if choices.get("temperature") == 0:
-        choices = {"temperature": 0}
+    """The `elman generate` that writes the same text."""
     words = ["elman generate", shlex.quote(str(path)), "--prompt", shlex.quote(prompt)]
     words += [f"--length {length} --seed {seed}"]
     words += [f"{flag(name)} {value:g}" for name, value in choices.items() if value is not None]
