@@ -28,6 +28,7 @@ from elman.forecasting.panel import Backtest, Fitted, Windows
 from elman.forecasting.progress import Limit, Told, listening
 from elman.forecasting.scores import Scores, measured, widening
 from elman.forecasting.series import Series
+from elman.options import as_number, hold_numbers, whole_number
 
 MOST_STEPS = 10_000
 MOST_COMPARED = 100
@@ -56,6 +57,11 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
+        options = {name: as_number(value) for name, value in self.options.items()}
+        object.__setattr__(self, "options", options)
+        for name in ("steps", "difference", "windows", "seed"):
+            whole_number(name, getattr(self, name), hint=f"{name}={getattr(Settings, name)}")
         if self.model not in names():
             raise UserError(
                 f"--model {self.model!r} is unknown", hint=f"one of {', '.join(names())}"
