@@ -117,7 +117,7 @@ class SeriesForecaster:
         """
         self._check()
         ahead_of = self._steps if steps is None else whole_number("steps", steps, hint=_AHEAD)
-        given = self.series_ if data is None else self._series(data)
+        given = self._fitted() if data is None else self._series(data)
         columns, ahead = ensemble.match(self.ensemble_, given, ahead_of, calendar=self.calendar)
         like = self._like if data is None else data
         rows = output.rows_ahead(columns, ahead, self.model, moments=_home(like) in _FRAMES)
@@ -132,7 +132,7 @@ class SeriesForecaster:
         del y
         self._check()
         own, naive, steps = [], [], self._steps
-        for s in ensemble.single_columns(self._series(data)):
+        for s in self._scored(data):
             cut = s.until(len(s) - steps)
             _, [ahead] = ensemble.match(self.ensemble_, [cut], steps, calendar=self.calendar)
             truth, m = s.values[-steps:, 0], s.season or 1
@@ -195,6 +195,24 @@ class SeriesForecaster:
     def _check(self) -> None:
         if not hasattr(self, "ensemble_"):
             raise UserError("this forecaster is not fitted yet", hint="call fit(data) first")
+
+    def _fitted(self) -> list[Series]:
+        """The series that models were fitted on: not those that were too short."""
+        known = self.ensemble_.names
+        return [s for s in ensemble.single_columns(self.series_) if s.name in known]
+
+    def _scored(self, data: Any) -> list[Series]:
+        """The series in `data` that are longer than the steps to be forecast, by at least one."""
+        given = ensemble.single_columns(self._series(data))
+        long = [s for s in given if len(s) > self._steps]
+        if not long:
+            longest = max(given, key=len)
+            raise UserError(
+                f"{longest.name} has {len(longest)} steps: too few to forecast the last "
+                f"{self._steps} of them",
+                hint="a longer series",
+            )
+        return [s for s in long if s.name in self.ensemble_.names] or long
 
     @property
     def _steps(self) -> int:
