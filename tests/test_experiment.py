@@ -1,11 +1,14 @@
 """A forecast from beginning to end: choosing, looking back, looking ahead, keeping."""
 
+import itertools
 import json
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elman import forecasting as f
 from elman.errors import UserError
@@ -459,6 +462,22 @@ def test_a_saved_forecaster_fits_a_new_series_as_it_would_have(tmp_path, model, 
     (_, before), (_, after) = (ensemble.match(e, [*known, new], 3) for e in (fitted, again))
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one.point, other.point)
+
+
+@given(
+    widen=st.dictionaries(st.floats(1, 99.9), st.floats(0.2, 5), min_size=2, max_size=4),
+    seed=st.integers(0, 99),
+)
+def test_a_wider_interval_holds_the_narrower_ones_whatever_widens_them(widen, seed):
+    quantiles = np.sort(np.random.default_rng(seed).normal(size=(3, len(GRID))), axis=-1)
+    low, high = intervals.nested(quantiles, widen)
+    levels = sorted(widen)
+    assert list(low) == list(widen)
+    for a, b in itertools.pairwise(levels):
+        assert (low[b] <= low[a]).all()
+        assert (high[a] <= high[b]).all()
+    plain = intervals.interval(quantiles, levels[0], widen[levels[0]])
+    np.testing.assert_array_equal((low[levels[0]], high[levels[0]]), plain)
 
 
 def test_a_run_saved_when_one_column_told_series_apart_reads_as_before(tmp_path):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from elman.errors import UserError
 from elman.forecasting import panel
 from elman.forecasting.base import Forecaster
-from elman.forecasting.intervals import interval
+from elman.forecasting.intervals import nested
 from elman.forecasting.panel import Fitted
 from elman.forecasting.series import Series
 from elman.forecasting.transformed import Transformed
@@ -50,10 +50,7 @@ class Ensemble:
         said = [self.fitted[m].forecast(i, series, [origin], steps) for m in self.members[i]]
         point = np.mean([s.point[0] for s in said], axis=0)
         quantiles = np.mean([s.quantiles[0] for s in said], axis=0)
-        low: dict[float, NDArray[np.float64]] = {}
-        high: dict[float, NDArray[np.float64]] = {}
-        for level, wider in self.widen.items():
-            low[level], high[level] = interval(quantiles, level, wider)
+        low, high = nested(quantiles, self.widen)
         times = tuple(series.time(origin + k) for k in range(steps))
         return Ahead(times, point, low, high)
 
