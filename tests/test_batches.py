@@ -260,7 +260,7 @@ def test_the_tokens_said_to_be_enough_are_enough_and_one_less_is_not(kind, shape
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(UserError, match="seed=-1 must be 0 or more"):
+    with pytest.raises(UserError, match="seed=-1 must be at least 0"):
         batches.shuffled(range(40), batch=2, window=3, seed=-1)
 
 

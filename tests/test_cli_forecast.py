@@ -509,22 +509,22 @@ def test_one_process_at_a_time_compares_in_a_folder(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("table", "options", "hint"),
+    ("table", "options", "short"),
     [
-        ("a,b,c\n" + "1,,2\n3,,4\n2,,7\n" * 8 + "5,6,7\n8,9,7\n", [], "--column a --column c"),
-        (
-            "shop,x\n" + "n,1\nn,5\ns,4\n" * 12 + "new,3\nnew,4\n",
-            ["--group", "shop"],
-            "leave out the rows of new",
-        ),
+        ("a,b,c\n" + "1,,2\n3,,4\n2,,7\n" * 8 + "5,6,7\n8,9,7\n", [], "b"),
+        ("shop,x\n" + "n,1\nn,5\ns,4\n" * 12 + "new,3\nnew,4\n", ["--group", "shop"], "new"),
     ],
 )
-def test_a_series_too_short_among_others_is_told_with_how_to_leave_it_out(
-    tmp_path, capsys, table, options, hint
+def test_a_series_too_short_among_others_is_left_out_and_named(
+    tmp_path, capsys, table, options, short
 ):
     (tmp_path / "t.csv").write_text(table)
-    assert run(["forecast", str(tmp_path / "t.csv"), "--steps", "3", *options]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith(hint)
+    words = ["forecast", str(tmp_path / "t.csv"), "--steps", "3", "--model", "last"]
+    assert run([*words, *options, "--out", str(tmp_path / "run")]) == 0
+    note = f"left out, too short to forecast 3 ahead: {short} (2 steps)"
+    assert note in capsys.readouterr().out
+    again = ["forecast", str(tmp_path / "t.csv"), "--run", str(tmp_path / "run")]
+    assert run([*again, "--json"]) == 0  # the same table, and what was fitted on the rest
 
 
 def test_a_forecaster_and_a_run_are_told_apart(tmp_path, monkeypatch, capsys):

@@ -1,11 +1,14 @@
 """A forecast from beginning to end: choosing, looking back, looking ahead, keeping."""
 
+import itertools
 import json
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elman import forecasting as f
 from elman.errors import UserError
@@ -384,15 +387,97 @@ def test_a_new_series_beside_known_ones_is_forecast_by_what_most_of_them_are(tmp
     assert said.startswith("s3 is new: fitted on it is what most others have, Smoothing(")
 
 
-def test_a_new_series_that_is_too_short_is_refused_by_name():
+def test_a_new_series_that_is_too_short_is_left_out_and_named():
     known = seasonal(2)
     settings = Settings("linear", steps=2, options={"tau": 8}, **QUICK)
     fitted = fit_and_measure(known, settings).ensemble
     short = Series("new", np.zeros((3, 1)), ("y",), season=4)
-    with pytest.raises(
-        UserError, match=r"new is new, and .* cannot be fitted on it: a series of 3"
-    ):
-        ensemble.match(fitted, [*known, short], 2)
+    columns, ahead = ensemble.match(fitted, [short, *known], 2)
+    assert [s.name for s in columns] == ["s0", "s1"]
+    np.testing.assert_array_equal(ahead[1].point, fitted.after(1, known[1], 2).point)
+    assert columns[0].notes[0].startswith("new is new and left out: a series of 3 steps")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "length"),
+    [("auto", {}, 1), ("auto", {}, 5), ("ets", {}, 5), ("linear", {"tau": 9}, 10)],
+)
+def test_a_series_too_short_for_any_window_or_for_its_model_is_left_out_and_named(
+    model, options, length
+):
+    known = seasonal(3)
+    short = replace(known[0].newest(length), name="short")
+    settings = Settings(model, steps=4, windows=3, minutes=0, options=options)
+    alone, found = (fit_and_measure(p, settings) for p in (known, [short, *known]))
+    assert [s.name for s in found.series] == ["s0", "s1", "s2"]
+    assert found.windows == alone.windows
+    for here, there in zip(found.ahead, alone.ahead, strict=True):
+        np.testing.assert_array_equal(here.point, there.point)
+    named = [note for note in found.answer()["notes"] if f"short ({length} steps)" in note]
+    assert named == [f"left out, too short to forecast 4 ahead: short ({length} steps)"]
+
+
+def test_where_every_series_is_too_short_the_longest_is_named():
+    short = [replace(s.newest(3 + i), name=f"s{i}") for i, s in enumerate(seasonal(3))]
+    with pytest.raises(UserError, match="s2 has 5 steps: too few to forecast 4 ahead"):
+        fit_and_measure(short, Settings("last", steps=4))
+
+
+def test_a_series_with_room_for_a_window_but_not_for_its_model_there_is_not_measured():
+    known = seasonal(3)
+    short = replace(known[0].newest(14), name="short")
+    settings = Settings("linear", steps=3, windows=2, options={"tau": 9})
+    found = fit_and_measure([*known, short], settings)
+    assert found.compared == [0, 1, 2]
+    assert [s.name for s in found.series] == ["s0", "s1", "s2", "short"]
+    assert any("short (14 steps); forecast as" in note for note in found.answer()["notes"])
+
+
+def test_a_saved_forecaster_of_rare_demand_forecasts_as_it_did(tmp_path):
+    """`auto` then counts with medians, of which the fitted models themselves do not know."""
+    sold = np.array([1, 0, 0, 1, 2, 1, 0, 0, 2, 2, 0, 2, 2, 0, 1, 2, 2, 0, 0, 2.0])
+    rare = [Series("rare", sold[:, None], ("y",))]
+    methods = [Method("ets", median=True), Method("mean", median=True), Method("mean")]
+    fitted = {m.label: panel.fit(m, rare, 3) for m in methods}
+    for labels in (("ets, median",), ("mean, median", "mean")):
+        used = {label: fitted[label] for label in labels}
+        made = ensemble.Ensemble(used, [labels], ("rare",), {90.0: 1.0}, 3)
+        saved = Saved(made, Reading(column=("y",)), ("y",))
+        again = load_ensemble(save_ensemble(saved, tmp_path / labels[0])).ensemble
+        before, after = made.after(0, rare[0], 3), again.after(0, rare[0], 3)
+        np.testing.assert_array_equal(before.point, after.point)
+    plain = fitted["ets, median"].models[0].predict(rare[0].values, 3)
+    assert (fitted["ets, median"].forecast(0, rare[0], [20], 3).point != plain[:, 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "changed"),
+    [("linear", {"options": {"tau": 3}}), ("linear", {"difference": 4}), ("ets", {})],
+)
+def test_a_saved_forecaster_fits_a_new_series_as_it_would_have(tmp_path, model, changed):
+    *known, new = seasonal(3)
+    fitted = fit_and_measure(known, Settings(model, steps=3, **QUICK, **changed)).ensemble
+    saved = Saved(fitted, Reading(column=("y",)), ("y",))
+    again = load_ensemble(save_ensemble(saved, tmp_path / "run")).ensemble
+    (_, before), (_, after) = (ensemble.match(e, [*known, new], 3) for e in (fitted, again))
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one.point, other.point)
+
+
+@given(
+    widen=st.dictionaries(st.floats(1, 99.9), st.floats(0.2, 5), min_size=2, max_size=4),
+    seed=st.integers(0, 99),
+)
+def test_a_wider_interval_holds_the_narrower_ones_whatever_widens_them(widen, seed):
+    quantiles = np.sort(np.random.default_rng(seed).normal(size=(3, len(GRID))), axis=-1)
+    low, high = intervals.nested(quantiles, widen)
+    levels = sorted(widen)
+    assert list(low) == list(widen)
+    for a, b in itertools.pairwise(levels):
+        assert (low[b] <= low[a]).all()
+        assert (high[a] <= high[b]).all()
+    plain = intervals.interval(quantiles, levels[0], widen[levels[0]])
+    np.testing.assert_array_equal((low[levels[0]], high[levels[0]]), plain)
 
 
 def test_a_run_saved_when_one_column_told_series_apart_reads_as_before(tmp_path):

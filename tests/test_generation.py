@@ -85,6 +85,14 @@ def test_excluded_tokens_have_no_probability_and_the_rest_share_it():
     assert p.tolist() == [[0.0, 0.5, 0.0, 0.5]]
 
 
+@pytest.mark.parametrize("exclude", [0, None, ("a",), (0.5,)])
+def test_what_to_exclude_is_several_ids(exclude):
+    with pytest.raises(UserError, match=r"must be several token ids; exclude=\(0,\) excludes one"):
+        generate(Tiny(), [1], 3, exclude=exclude)
+    with pytest.raises(UserError, match="must be several token ids"):
+        beam_search(Tiny(), [1], 3, 2, exclude=exclude)
+
+
 def test_draws_follow_the_probabilities():
     logits = torch.tensor([[0.0, 1.0, 2.0, 0.5]])
     sampling = Sampling(temperature=0.8, exclude=(0,))

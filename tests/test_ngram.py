@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elman import NgramModel, Vocab, corpus
+from elman import MarkovChain, NgramModel, Vocab, corpus
 from elman.counting.ngram import backoff, counts, smoothing
 from elman.errors import MissingSource, UserError
 
@@ -480,3 +480,24 @@ def test_what_a_model_cannot_do_is_refused():
         model.generate(1, temperature=-2)
     with pytest.raises(UserError, match="vocab_size=3 disagrees with a vocabulary of 4"):
         NgramModel.fit("abc", 2, vocab=Vocab("abc"), vocab_size=3)
+
+
+KINDS = [list, torch.tensor, *(np.dtype(t).type for t in ("i1", "i2", "i4", "i8", "u1", "u8"))]
+
+
+@given(ids=texts, order=st.integers(1, 3), kind=st.sampled_from(KINDS))
+def test_ids_count_and_score_alike_in_whatever_they_are_held(ids, order, kind):
+    given = kind(ids) if kind in (list, torch.tensor) else np.array(ids, kind)
+    for model in (NgramModel, MarkovChain):
+        fitted, usual = (model.fit(x, order, vocab_size=V) for x in (given, np.array(ids)))
+        np.testing.assert_array_equal(fitted.score(given), usual.score(np.array(ids)))
+        states = fitted.read(fitted.start(), given), usual.read(usual.start(), np.array(ids))
+        assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("model", [NgramModel, MarkovChain])
+@pytest.mark.parametrize("wrong", [-1, V])
+def test_an_id_outside_the_vocabulary_is_not_scored_as_another(model, wrong):
+    fitted = model.fit([0, 1, 2, 3, 0, 1, 2], 2, vocab_size=V)
+    with pytest.raises(UserError, match=f"id {wrong} is not in a vocabulary of {V}"):
+        fitted.score(np.array([0, wrong]))

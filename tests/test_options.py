@@ -1,16 +1,25 @@
 """An option is described once, and checked, shown and stored by that description."""
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 
+import elman
+from elman import batches, forecasting, nn
 from elman.cli import run
 from elman.cli.made import BY_TEXT
 from elman.errors import UserError
+from elman.forecasting import experiment
+from elman.gradients import Checkpointed, Chunked, Randomized, Sliding, Truncated
+from elman.language_model import Dropout
 from elman.options import Beside, as_flag, check, described, option, stored, typed
 from elman.runs import presets
 from elman.runs.effort import FOLLOW
-from elman.session import RunOptions
+from elman.session import RunOptions, Session
+from elman.training import Reading, Settings
 
 
 @dataclass(frozen=True)
@@ -125,3 +134,68 @@ def test_a_shell_completes_options_and_their_choices(capsys, monkeypatch):
         with pytest.raises(SystemExit):
             run(None)
         assert expected in capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8, torch.tensor])
+def test_whole_numbers_of_other_libraries_are_taken_wherever_an_int_is(number):
+    """And held as Python's own, so that JSON has them and nothing overflows in eight bits."""
+    made = [
+        nn.LSTM(number(5), number(7), number(2), proj_size=number(3)),
+        elman.LanguageModel(number(9), hidden_size=number(7), embedding_size=number(4)).shape,
+        Settings(epochs=number(3), seed=number(4), reading=Reading(window=number(5))),
+        Truncated(number(4)),
+        Sliding(every=number(2), steps=number(4)),
+        Checkpointed(every=number(4)),
+        Chunked(chunks=number(2), overlap=number(3)),
+        forecasting.Window(tau=number(4), hidden=number(10)),
+        experiment.Settings("linear", steps=number(3), options={"tau": number(2)}),
+        batches.shuffled(range(99), batch=number(3), window=number(4), seed=number(5)),
+        elman.Vocab("hello", min_freq=number(1), vocab_size=number(3)),
+    ]
+    held = [v for thing in made for v in vars(thing).values()]
+    numbers = [v for v in held if hasattr(v, "__index__") and np.ndim(v) == 0]
+    assert len(numbers) > 30
+    assert {type(v) for v in numbers} <= {int, bool}
+
+
+def test_real_numbers_and_truths_of_other_libraries_are_taken():
+    drop = Dropout(outputs=np.float32(0.5))
+    assert type(drop.outputs) is float
+    assert type(Chunked(tolerance=np.float32(0.5)).tolerance) is float
+    assert Randomized(keep=np.float32(0.5), seed=1) == Randomized(keep=0.5, seed=1)
+    assert (
+        nn.GRU(3, 4, 2, np.True_, dropout=np.float64(0.5), zoneout=np.float32(0.5)).zoneout == 0.5
+    )
+    assert Oven(heat=Fraction(181, 2)).heat == 90.5
+    assert RunOptions(force=np.True_).force is True
+
+
+def test_a_run_is_begun_and_continued_with_numbers_of_numpy_and_a_path(tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("the time traveller for so it will be convenient to speak of him\n" * 40)
+    given = {"source": book, "hidden_size": np.int64(8), "window": np.int32(8)}
+    given |= {"batch_size": np.uint8(4), "epochs": np.int16(1), "learning_rate": np.float32(0.01)}
+    session = Session.begin(given, kept=RunOptions(out=tmp_path / "run"))
+    for _ in session.records():
+        pass
+    session = Session.resume(tmp_path / "run", {"epochs": np.int64(2), "source": book})
+    for _ in session.records():
+        pass
+    assert session.training.finished
+    assert session.run.config.training.epochs == 2
+
+
+@pytest.mark.parametrize("window", [True, np.True_, 3.0, np.float64(3.0), "3", np.array([3])])
+def test_what_is_no_whole_number_is_not_taken_for_one(window):
+    for refused in (
+        lambda: Truncated(window),
+        lambda: Reading(window=window),
+        lambda: batches.streams(range(99), batch=2, window=window),
+        lambda: batches.streams(range(99), batch=window, window=2),
+        lambda: batches.streams(range(99), batch=2, window=2, offset=window),
+        lambda: batches.shuffled(range(99), batch=2, window=2, seed=window),
+        lambda: elman.Vocab("hello", min_freq=window),
+        lambda: experiment.Settings(steps=window),
+    ):
+        with pytest.raises(UserError, match="must be a whole number"):
+            refused()

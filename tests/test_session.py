@@ -3,6 +3,7 @@
 import itertools
 import math
 import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from elman import runs
 from elman.cli import run as elman
 from elman.errors import UserError
 from elman.runs import Run, checkpoints
+from elman.scoring.dynamic import Adaptation
 from elman.scoring.evaluation import evaluate
 from elman.session import RunOptions, Session
 from elman.training import (
@@ -402,3 +404,33 @@ def test_another_carry_brings_what_it_wants_and_takes_it_along(tmp_path):
     assert sliding.training.settings.reading.history == 8
     back = Session.resume(session.run.path, {"carry": "truncated"})
     assert back.training.settings.reading.history == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"carry": "full", "average": "ema"}, {"carry": "sliding", "history": 3}],
+    ids=str,
+)
+def test_a_run_learns_the_same_where_its_caller_has_switched_gradients_off(tmp_path, options):
+    """Under no_grad parts of the gradient were missing, or an update ended in a traceback."""
+    book = tmp_path / "book.txt"
+    book.write_text("the time traveller for so it will be convenient to speak of him " * 20)
+    given = {"source": book, "hidden_size": 8, "epochs": 1, "window": 10, "batch_size": 4}
+    given |= {"max_tokens": 1000, "embedding_size": 4} | options
+    weights = []
+    for name, off in (("on", nullcontext), ("no", torch.no_grad), ("in", torch.inference_mode)):
+        out = tmp_path / name
+        with off():
+            session = Session.begin(given, kept=RunOptions(out=out, threads=1))
+            next(iter(session.records()))
+            session = Session.resume(out)
+            for _ in session.records():
+                pass
+            session.conclude()
+            trained = elman_load(out)
+        assert elman_load(out).score("the time", adapt=Adaptation()).total.nats_per_token > 0
+        assert not any(p.is_inference() for p in trained.model.parameters())
+        weights.append(trained.model.state_dict())
+    for other in weights[1:]:
+        for name, w in weights[0].items():
+            assert torch.equal(w, other[name]), name

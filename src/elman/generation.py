@@ -63,6 +63,7 @@ class Sampling:
     exclude: Sequence[int] = (UNK,)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "exclude", _ids_to_exclude(self.exclude))
         if not isinstance(self.temperature, Real) or not 0 <= self.temperature < math.inf:
             raise UserError(
                 f"temperature={self.temperature} must be a number from 0 up",
@@ -193,7 +194,7 @@ def beam_search(
     """
     width = whole_number("width", width, at_least=1, hint="1 is greedy")
     length = _checked_length(length)
-    text = _prompt(prompt_ids, start)
+    text, exclude = _prompt(prompt_ids, start), _ids_to_exclude(exclude)
     if length == 0:
         return [Continuation([], 0.0)]
     with evaluating(model):
@@ -396,6 +397,15 @@ def _prompt(ids: Ids, start: int) -> tuple[int, ...]:
             hint=hint,
         )
     return tuple(text.tolist()) or (start,)
+
+
+def _ids_to_exclude(exclude: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(index, exclude))
+    except TypeError as problem:
+        raise UserError(
+            f"exclude={exclude!r} must be several token ids", hint="exclude=(0,) excludes one"
+        ) from problem
 
 
 def _checked_length(length: int) -> int:

@@ -26,6 +26,7 @@ DEVICES = "auto, cpu, cuda, cuda:1, mps or another of torch"
 """What `--device` may be, for people: any name of a device that PyTorch knows and finds."""
 
 KEY = "option"
+_OWN = {int, float, bool, str, type(None)}
 LARGEST = 2**63 - 1
 """The largest whole number an option can have: more would not fit into 64 bits."""
 KINDS: dict[Any, tuple[Any, str]] = {
@@ -168,6 +169,31 @@ def option(default: Any, help: str, *, panel: str, **facts: Any) -> Any:
     return field(default=default, metadata={KEY: Option(help, panel, **facts)})
 
 
+def as_number(value: Any) -> Any:
+    """A number of whatever library as Python's own; anything else as it is.
+
+    >>> import numpy as np
+    >>> as_number(np.int64(64)), as_number(np.float32(0.5)), as_number(np.True_), as_number("64")
+    (64, 0.5, True, '64')
+    """
+    if type(value) in _OWN:
+        return value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # NumPy's, torch's
+        value = value.item()
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return value
+
+
+def hold_numbers(settings: Any) -> None:
+    """Hold the numbers of a dataclass, frozen or not, as Python's own."""
+    for name, value in list(vars(settings).items()):
+        if (own := as_number(value)) is not value:
+            object.__setattr__(settings, name, own)
+
+
 def whole_number(name: str, value: Any, *, at_least: int | None = None, hint: str) -> int:
     """A whole number of 64 bits that a caller has passed, of whatever library; else a UserError.
 
@@ -175,15 +201,20 @@ def whole_number(name: str, value: Any, *, at_least: int | None = None, hint: st
     Traceback (most recent call last):
     elman.errors.UserError: length=6.0 must be a whole number; length=200 writes 200 tokens
     """
+    value = as_number(value)
     if not isinstance(value, bool):
-        with contextlib.suppress(TypeError):  # of a tensor with one number, that number
+        with contextlib.suppress(TypeError):  # of whatever else counts
             value = index(value)
     Option("", "", at_least=at_least, hint=hint).refuse_outside(name, value, (int,), default=None)
     return value
 
 
 def check(settings: Any, label: str = "{}") -> None:
-    """Refuse any field of a dataclass that breaks the rule stated on it, or is of another type."""
+    """Refuse any field of a dataclass that breaks the rule stated on it, or is of another type.
+
+    Numbers of other libraries are held as Python's own.
+    """
+    hold_numbers(settings)
     kinds = _kinds(type(settings))
     for f in fields(settings):
         if KEY in f.metadata:

@@ -9,6 +9,7 @@ from typing import Any
 from elman.cells.described import Described
 from elman.cells.table import CELLS
 from elman.errors import UserError
+from elman.options import as_number
 
 
 def cell(
@@ -38,6 +39,7 @@ def cell(
     >>> leaky
     <cell leaky: 1 gate, 1 state>
     """
+    gates, states, heads = map(as_number, (gates, states, heads))
     sizes = (("gates", gates, 1, 16), ("states", states, 1, 8), ("heads", heads, 0, 4096))
     for what, value, least, most in sizes:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

@@ -84,8 +84,8 @@ class MarkovChain(SequenceModel[Context]):
         followed by anything every symbol is equally likely.
         """
         vocab, m = vocabulary_of(sequence, vocab, vocab_size)
-        ids = encode(sequence, vocab, m)
-        _check_fit(order, epsilon, m, len(ids))
+        ids = encode(sequence, vocab, m).astype(np.int64)
+        order = _checked_order(order, epsilon, m, len(ids))
         windows = _codes(ids, order, m)
         n = np.bincount(windows[:-1] * m + ids[order:], minlength=m ** (order + 1))
         n = n.reshape(-1, m) + epsilon / m
@@ -98,6 +98,7 @@ class MarkovChain(SequenceModel[Context]):
     # The questions every sequence model answers
 
     def score(self, ids: Ints) -> Floats:
+        ids = self.encode(ids).astype(np.int64)
         m, head = self.vocab_size, ids[: self.order]
         scores = [self.predict(tuple(head[:t].tolist()))[head[t]] for t in range(len(head))]
         windows = _codes(ids, self.order, m)[:-1]
@@ -109,7 +110,7 @@ class MarkovChain(SequenceModel[Context]):
         return ()
 
     def read(self, state: Context, ids: Ints) -> Context:
-        return (*state, *ids.tolist())[-self.order :]
+        return (*state, *self.encode(ids).tolist())[-self.order :]
 
     def predict(self, state: Context) -> Floats:
         if len(state) == self.order:
@@ -262,7 +263,7 @@ def _distributions(name: str, values: Any, shape: tuple[int, ...] | None = None)
     return table
 
 
-def _check_fit(order: int, epsilon: float, m: int, length: int) -> None:
+def _checked_order(order: int, epsilon: float, m: int, length: int) -> int:
     order = whole_number("order", order, at_least=1, hint="order=1 looks one symbol back")
     if not 0 <= epsilon < float("inf"):
         raise UserError(f"epsilon={epsilon} must be 0 or more and finite", hint="epsilon=1")
@@ -276,3 +277,4 @@ def _check_fit(order: int, epsilon: float, m: int, length: int) -> None:
             f"order {order} over {m} symbols needs a table of {m}^{order + 1} numbers",
             hint="NgramModel keeps only what occurs",
         )
+    return order

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from elman.defaults import learns
 from elman.diagnostics.passage import exact_copy, text_of_steps
 from elman.errors import UserError
 from elman.gradients import Carry, Full, Randomized, Sliding, Truncated
@@ -57,6 +58,7 @@ def carries(window: int, seed: int = 0) -> list[Carry]:
     ]
 
 
+@learns
 def compare_carries(
     model: LanguageModel, ids: Any, window: int, draws: int = 30, seed: int = 0
 ) -> list[CarryScore]:

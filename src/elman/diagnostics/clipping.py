@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from elman.defaults import learns
 from elman.errors import UserError
 
 
@@ -60,6 +61,7 @@ class StepBound:
         return self.constant * self.length
 
 
+@learns
 def step_bound(
     loss: Callable[[], Tensor],
     parameters: Sequence[Tensor],

@@ -26,7 +26,7 @@ from elman.forecasting.base import (
     as_values,
     check_origins,
 )
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 Trend = Literal["level", "line", "changes"]
 """No slope; a straight line; or everything above, of x_t - x_{t-1}, where a is the drift."""
@@ -59,6 +59,7 @@ class AutoregressiveErrors(Forecaster):
     a drift)."""
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         whole_number("tau", self.tau, at_least=0, hint="0: errors are independent")
         if self.season is not None:
             whole_number("season", self.season, at_least=1, hint="12 for monthly data")

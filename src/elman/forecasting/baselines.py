@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from elman.forecasting.base import Forecaster, Paths, State, Values, Windows
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 
 @final
@@ -39,6 +39,7 @@ class Seasonal(Forecaster):
     season: int
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         whole_number("season", self.season, at_least=1, hint="12 for monthly data")
 
     @property

@@ -16,7 +16,7 @@ from elman.forecasting.base import (
     windows_before,
 )
 from elman.forecasting.transformed import Transformed
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 
 @final
@@ -31,6 +31,7 @@ class Deseasonalised(Transformed):
     season: int
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         whole_number("season", self.season, at_least=2, hint="12 for monthly data")
 
     @property

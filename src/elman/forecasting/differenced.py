@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from elman.errors import UserError
 from elman.forecasting.base import Inputs, Paths, Values, Windows
 from elman.forecasting.transformed import Transformed
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 
 @final
@@ -25,6 +25,7 @@ class Differenced(Transformed):
     lag: int = 1
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         whole_number("lag", self.lag, at_least=1, hint="1, or the season")
 
     @property

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from elman.errors import UserError
 from elman.forecasting import panel
 from elman.forecasting.base import Forecaster
-from elman.forecasting.intervals import interval
+from elman.forecasting.intervals import nested
 from elman.forecasting.panel import Fitted
 from elman.forecasting.series import Series
 from elman.forecasting.transformed import Transformed
@@ -50,10 +50,7 @@ class Ensemble:
         said = [self.fitted[m].forecast(i, series, [origin], steps) for m in self.members[i]]
         point = np.mean([s.point[0] for s in said], axis=0)
         quantiles = np.mean([s.quantiles[0] for s in said], axis=0)
-        low: dict[float, NDArray[np.float64]] = {}
-        high: dict[float, NDArray[np.float64]] = {}
-        for level, wider in self.widen.items():
-            low[level], high[level] = interval(quantiles, level, wider)
+        low, high = nested(quantiles, self.widen)
         times = tuple(series.time(origin + k) for k in range(steps))
         return Ahead(times, point, low, high)
 
@@ -89,7 +86,7 @@ def match(
 
     A forecaster of one series forecasts any one; a network shared by all forecasts any number. A
     series that is new beside others that are known is forecast by what most of those were, fitted
-    on it, and a note says so.
+    on it, and a note says so; where that cannot be, it is left out, and a note says why.
     """
     columns = single_columns(given)
     if calendar:
@@ -102,29 +99,27 @@ def match(
             f"no model was fitted on a series called {strangers[0]!r}",
             hint=f"it knows {', '.join(ensemble.names[:10])}; fit again for others",
         )
-    known, ahead = [], []
+    known, ahead, left_out = [], [], []
     for s in columns:
         if s.name in strangers:
-            s, path = _newcomer(ensemble, s, steps)
+            try:
+                s, path = _newcomer(ensemble, s, steps)
+            except UserError as refusal:
+                left_out.append(f"{s.name} is new and left out: {refusal.message}")
+                continue
         else:
             i = ensemble.names.index(s.name) if s.name in ensemble.names else 0
             path = ensemble.after(i, s, steps)
         known.append(s)
         ahead.append(path)
+    known[0] = replace(known[0], notes=(*known[0].notes, *left_out))
     return known, ahead
 
 
 def _newcomer(ensemble: Ensemble, series: Series, steps: int) -> tuple[Series, Ahead]:
     """What most of the known series are forecast by, fitted on a new one; and a note of that."""
     usual = Counter(ensemble.members).most_common(1)[0][0]
-    try:
-        fitted = {label: _anew(ensemble.fitted[label], series, ensemble.steps) for label in usual}
-    except UserError as wrong:
-        raise UserError(
-            f"{series.name} is new, and what most others have cannot be fitted on it: "
-            f"{wrong.message}",
-            hint=f"leave it away, or fit again; known are {', '.join(ensemble.names[:10])}",
-        ) from wrong
+    fitted = {label: _anew(ensemble.fitted[label], series, ensemble.steps) for label in usual}
     alone = replace(ensemble, fitted=fitted, members=[usual], names=(series.name,))
     note = f"{series.name} is new: fitted on it is what most others have, {alone.description(0)}"
     return replace(series, notes=(*series.notes, note)), alone.after(0, series, steps)

@@ -19,6 +19,9 @@ from elman.forecasting.experiment import Experiment, Settings
 from elman.forecasting.reading import names_of
 from elman.forecasting.saving import Saved, load_ensemble, save_ensemble
 from elman.forecasting.series import Fill, Reading, Series, from_frame
+from elman.options import whole_number
+
+_AHEAD = "steps=16 looks 16 ahead"
 
 
 class SeriesForecaster:
@@ -113,8 +116,8 @@ class SeriesForecaster:
         Columns are `unique_id`, `ds`, the model's name and its intervals, `auto-lo-80` and so on.
         """
         self._check()
-        ahead_of = self.steps if steps is None else steps
-        given = self.series_ if data is None else self._series(data)
+        ahead_of = self._steps if steps is None else whole_number("steps", steps, hint=_AHEAD)
+        given = self._fitted() if data is None else self._series(data)
         columns, ahead = ensemble.match(self.ensemble_, given, ahead_of, calendar=self.calendar)
         like = self._like if data is None else data
         rows = output.rows_ahead(columns, ahead, self.model, moments=_home(like) in _FRAMES)
@@ -128,12 +131,12 @@ class SeriesForecaster:
         """
         del y
         self._check()
-        own, naive = [], []
-        for s in ensemble.single_columns(self._series(data)):
-            cut = s.until(len(s) - self.steps)
-            _, [ahead] = ensemble.match(self.ensemble_, [cut], self.steps, calendar=self.calendar)
-            truth, m = s.values[-self.steps :, 0], s.season or 1
-            repeated = cut.values[-m:, 0][np.arange(self.steps) % min(m, len(cut))]
+        own, naive, steps = [], [], self._steps
+        for s in self._scored(data):
+            cut = s.until(len(s) - steps)
+            _, [ahead] = ensemble.match(self.ensemble_, [cut], steps, calendar=self.calendar)
+            truth, m = s.values[-steps:, 0], s.season or 1
+            repeated = cut.values[-m:, 0][np.arange(steps) % min(m, len(cut))]
             own.append(np.abs(truth - ahead.point).mean())
             naive.append(np.abs(truth - repeated).mean())
         return float(1 - np.mean(own) / np.mean(naive)) if np.mean(naive) > 0 else 0.0
@@ -144,7 +147,7 @@ class SeriesForecaster:
         Columns are `unique_id`, `ds`, `cutoff`, `y`, then every rival that was tried.
         """
         settings = self._settings(
-            windows=self.windows if windows is None else windows, every=self.steps
+            windows=self.windows if windows is None else windows, every=self._steps
         )
         measured = experiment.fit_and_measure(self._series(data), settings)
         typed = _home(data) in _FRAMES
@@ -192,6 +195,28 @@ class SeriesForecaster:
     def _check(self) -> None:
         if not hasattr(self, "ensemble_"):
             raise UserError("this forecaster is not fitted yet", hint="call fit(data) first")
+
+    def _fitted(self) -> list[Series]:
+        """The series that models were fitted on: not those that were too short."""
+        known = self.ensemble_.names
+        return [s for s in ensemble.single_columns(self.series_) if s.name in known]
+
+    def _scored(self, data: Any) -> list[Series]:
+        """The series in `data` that are longer than the steps to be forecast, by at least one."""
+        given = ensemble.single_columns(self._series(data))
+        long = [s for s in given if len(s) > self._steps]
+        if not long:
+            longest = max(given, key=len)
+            raise UserError(
+                f"{longest.name} has {len(longest)} steps: too few to forecast the last "
+                f"{self._steps} of them",
+                hint="a longer series",
+            )
+        return [s for s in long if s.name in self.ensemble_.names] or long
+
+    @property
+    def _steps(self) -> int:
+        return whole_number("steps", self.steps, at_least=1, hint=_AHEAD)
 
     def _settings(self, **changed: Any) -> Settings:
         return Settings(**{

@@ -28,6 +28,7 @@ from elman.forecasting.panel import Backtest, Fitted, Windows
 from elman.forecasting.progress import Limit, Told, listening
 from elman.forecasting.scores import Scores, measured, widening
 from elman.forecasting.series import Series
+from elman.options import as_number, hold_numbers, whole_number
 
 MOST_STEPS = 10_000
 MOST_COMPARED = 100
@@ -56,6 +57,11 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
+        options = {name: as_number(value) for name, value in self.options.items()}
+        object.__setattr__(self, "options", options)
+        for name in ("steps", "difference", "windows", "seed"):
+            whole_number(name, getattr(self, name), hint=f"{name}={getattr(Settings, name)}")
         if self.model not in names():
             raise UserError(
                 f"--model {self.model!r} is unknown", hint=f"one of {', '.join(names())}"
@@ -212,11 +218,13 @@ def fit_and_measure(
     if settings.calendar:
         columns = [panel.with_calendar(s, settings.steps) for s in columns]
     check(columns, settings)
+    columns = _without_short_ones(columns, settings)
     say: Callable[[str], None] = told or (lambda _: None)
     inform = _INFORM if settings.model == "auto" else 0
     windows, long = panel.windows_for(
         columns, settings.steps, settings.windows + inform, every=settings.every
     )
+    long = _able(long, columns, windows, settings)
     columns = _with_short_ones_named(columns, long, windows)
     first = min(inform, max(0, windows.count - 1))
     stride = -(-len(long) // MOST_COMPARED)
@@ -258,6 +266,44 @@ def _shortened(series: Series) -> Series:
     return replace(series.newest(LONGEST), notes=(*series.notes, note))
 
 
+def _without_short_ones(columns: list[Series], settings: Settings) -> list[Series]:
+    """The series that are long enough for one window, and for a model that was named.
+
+    The first of them says which others are left out. Where none is long enough it is all of them:
+    whoever looks back at them says why that cannot be.
+    """
+    season = columns[0].season
+
+    def is_short(s: Series) -> bool:
+        if panel.room_for(s, settings.steps, season) < 1:
+            return True
+        return settings.model != "auto" and _too_few(settings, s) is not None
+
+    long = [s for s in columns if not is_short(s)]
+    if not long or len(long) == len(columns):
+        return columns
+    short = [s for s in columns if all(s is not other for other in long)]
+    note = f"left out, too short to forecast {settings.steps} ahead: {panel.named(short)}"
+    return [replace(long[0], notes=(*long[0].notes, note)), *long[1:]]
+
+
+def _too_few(settings: Settings, series: Series) -> str | None:
+    return choice.too_few(settings.method(), series, settings.steps, settings.seed)
+
+
+def _able(
+    long: list[int], columns: list[Series], windows: Windows, settings: Settings
+) -> list[int]:
+    """Of these series those that a named model can learn from before the first window.
+
+    Where it can from none it is all of them: the model then says what it lacks.
+    """
+    if settings.model == "auto":
+        return long
+    first = {i: columns[i].until(windows.starts(len(columns[i]))[0]) for i in long}
+    return [i for i in long if _too_few(settings, first[i]) is None] or long
+
+
 def _with_short_ones_named(
     columns: list[Series], long: list[int], windows: Windows
 ) -> list[Series]:
@@ -265,11 +311,9 @@ def _with_short_ones_named(
     short = sorted(set(range(len(columns))) - set(long))
     if not short:
         return columns
-    named = ", ".join(f"{columns[i].name} ({len(columns[i]):,} steps)" for i in short[:3])
-    others = f" and {len(short) - 3} others" if len(short) > 3 else ""
     note = (
-        f"too short for {windows.count} windows of {windows.steps}: {named}{others}; forecast as "
-        "the others are, and not measured"
+        f"too short for {windows.count} windows of {windows.steps}: "
+        f"{panel.named([columns[i] for i in short])}; forecast as the others are, and not measured"
     )
     first = columns[short[0]]
     named_there = replace(first, notes=(*first.notes, note))
@@ -312,8 +356,6 @@ def _rivals(settings: Settings, plan: Any, some: list[Series], windows: int) -> 
     if asked.of.direct and settings.steps > 1 and not plan.inputs:
         methods.append(replace(asked, direct=True, name=f"{asked.name}, direct"))
     baselines = ["last", "mean", "drift", "ets", *(["seasonal"] if plan.season else [])]
-    if plan.season is None and settings.model == "seasonal":
-        raise UserError("the seasonal model needs to know the season", hint="--season 12")
     methods += [Method(n) for n in baselines]
     if asked.kind != "linear":
         methods.append(Method("linear"))

@@ -34,7 +34,7 @@ from elman.forecasting.linear import check_window
 from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
 from elman.kernels import using
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 QUANTILES = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.975)
 _MIDDLE = QUANTILES.index(0.5)
@@ -127,6 +127,7 @@ class Global(Forecaster):
     _unit: Values = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         check_window(self.tau, self.direct)
         of_model(self.cell)
         for name in ("hidden", "num_layers", "updates", "batch"):

@@ -9,8 +9,9 @@ exchangeable, x_{t+k} lies within x̂_{t+k} ± radius_k with probability at leas
 others, 2005).
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -37,6 +38,21 @@ def interval(
     middle = quantiles[..., MIDDLE]
     ends = [_at(quantiles, q) for q in (tail, 1 - tail)]
     return middle + wider * (ends[0] - middle), middle + wider * (ends[1] - middle)
+
+
+def nested(
+    quantiles: NDArray[np.float64], widen: Mapping[float, float]
+) -> tuple[dict[float, NDArray[np.float64]], dict[float, NDArray[np.float64]]]:
+    """The lower and upper ends of several intervals by level, each of which holds the narrower.
+
+    How much wider each must be is measured by itself, so that without this one of 80 percent can
+    reach farther than one of 95.
+    """
+    ends = {level: interval(quantiles, level, wider) for level, wider in widen.items()}
+    for before, after in itertools.pairwise(sorted(ends)):
+        low, high = ends[after]
+        ends[after] = np.minimum(low, ends[before][0]), np.maximum(high, ends[before][1])
+    return {k: low for k, (low, _) in ends.items()}, {k: high for k, (_, high) in ends.items()}
 
 
 def _at(quantiles: NDArray[np.float64], q: float) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.forecasting.base import Forecaster, Paths, State, Values, Windows, features
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 
 @final
@@ -25,6 +25,7 @@ class Linear(Forecaster):
     _weights: Values = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         check_window(self.tau, self.direct)
 
     @property

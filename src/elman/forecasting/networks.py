@@ -24,7 +24,7 @@ from elman.forecasting.linear import check_window, feed_back
 from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
 from elman.kernels import using
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,7 @@ class _Network(Forecaster):
         return self.direct * columns * (2 if self.gaussian else 1)
 
     def _check(self) -> None:
+        hold_numbers(self)
         check_window(self.tau, self.direct)
         for name in ("hidden", "epochs", "batch"):
             whole_number(name, getattr(self, name), at_least=1, hint="e.g. 10")

@@ -4,7 +4,6 @@ A panel is a list of series of one column each. A method is fitted series by ser
 where it is shared; either way series i is then forecast by `fitted.models[i]`.
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -166,14 +165,16 @@ def windows_for(
     if count < 1:
         raise UserError(f"--windows {count} must be at least 1", hint="5 is common")
     season = panel[0].season
-    room = np.array([(len(s) - _least(len(s), steps, season)) // steps for s in panel])
-    if room.min() < 1:
-        shortest = min(panel, key=len)
-        least = _least(len(shortest), steps, season)
+    room = np.array([room_for(s, steps, season) for s in panel])
+    if room.max() < 1:
+        longest = max(panel, key=len)
+        least = _least(len(longest), steps, season)
+        left = len(longest) - least
+        fewer = f"--steps {max(1, left // 2)}, or " if left > 0 else ""
         raise UserError(
-            f"{shortest.name} has {len(shortest)} steps: too few to forecast {steps} ahead and see "
+            f"{longest.name} has {len(longest)} steps: too few to forecast {steps} ahead and see "
             f"how well that works, with {least} left to learn from",
-            hint=_fewer(len(shortest) - least, panel, room < 1),
+            hint=f"{fewer}a longer series",
         )
     spacing = every or (max(1, steps // 6) if len(panel) <= 10 else steps)
     compared = {c: np.flatnonzero(room >= c).tolist() for c in range(1, count + 1)}
@@ -187,22 +188,15 @@ def _least(length: int, steps: int, season: int | None) -> int:
     return max(4, length // 4, min(wanted, length - 2 * steps))
 
 
-def _fewer(left: int, panel: list[Series], short: NDArray[np.bool_]) -> str:
-    """What to ask for where `left` steps can be looked back at, in the shortest of some series."""
-    ways = [f"--steps {max(1, left // 2)}"] if left > 0 else []
-    without = [] if short.all() else [_without(panel, short)]
-    return ", or ".join([*ways, "a longer series", *without])
+def room_for(series: Series, steps: int, season: int | None) -> int:
+    """How many windows a series has room for, with enough before the first to learn from."""
+    return (len(series) - _least(len(series), steps, season)) // steps
 
 
-def _without(panel: list[Series], short: NDArray[np.bool_]) -> str:
-    """How to forecast the series that are not too short alone."""
-    names = [panel[i].name for i in np.flatnonzero(short)]
-    rest = [f"--column {shlex.quote(panel[i].name)}" for i in np.flatnonzero(~short)]
-    some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-    reading = panel[0].reading
-    if reading is None or reading.group:
-        return f"leave out the rows of {some}"
-    return "without it: " + " ".join(rest[:5]) + (" …" if len(rest) > 5 else "")
+def named(some: Sequence[Series]) -> str:
+    """The first three of some series by name, with their lengths."""
+    words = ", ".join(f"{s.name} ({len(s):,} steps)" for s in some[:3])
+    return words + (f" and {len(some) - 3} others" if len(some) > 3 else "")
 
 
 def cross_validate(

@@ -10,6 +10,7 @@ import numpy as np
 from elman.errors import UserError
 from elman.forecasting import tables, timestamps
 from elman.forecasting.tables import Table
+from elman.options import hold_numbers, whole_number
 
 Fill = Literal["forward", "linear", "zero"]
 FILLS: tuple[Fill, ...] = ("forward", "linear", "zero")
@@ -23,6 +24,7 @@ _TIME_NAMES = frozenset(
 _INDEX_NAMES = _TIME_NAMES | frozenset(
     ["id", "index", "row", "no", "nr", "unnamed: 0", "unique_id"]
 )
+_SEASON = "12 for monthly data, 1 for none"
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,12 @@ class Reading:
     season: int | None = None
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         object.__setattr__(self, "group", names_of(self.group))
         if self.fill is not None and self.fill not in FILLS:
             raise UserError(f"--fill {self.fill!r} is unknown", hint=f"one of {', '.join(FILLS)}")
-        if self.season is not None and self.season < 1:
-            raise UserError(
-                f"--season {self.season} must be at least 1",
-                hint="12 for monthly data, 1 for none",
-            )
+        if self.season is not None and whole_number("season", self.season, hint=_SEASON) < 1:
+            raise UserError(f"--season {self.season} must be at least 1", hint=_SEASON)
         named = [*self.column, *self.group, *self.known, *self.past, *self.static]
         named += [self.time] if self.time not in (None, "none") else []
         for name in named:

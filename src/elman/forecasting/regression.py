@@ -19,7 +19,7 @@ from elman.forecasting.base import (
     windows_before,
 )
 from elman.forecasting.linear import check_window
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 
 @final
@@ -37,6 +37,7 @@ class Regression(Forecaster):
     _weights: NDArray[np.float64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         check_window(self.tau, self.direct)
 
     @property

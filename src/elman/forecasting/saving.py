@@ -122,6 +122,7 @@ def save_ensemble(saved: Saved, folder: Path | str, extra: Mapping[str, Any] | N
             {
                 "label": label,
                 "kind": fitted.method.kind,
+                "method": _settings_of(fitted.method),
                 "series": users,
                 "models": [_describe(fitted.models[i]) for i in (users[:1] if shared else users)],
             }
@@ -194,7 +195,10 @@ def load_ensemble(folder: Path | str) -> Saved:
 
 
 def _restored(n: int, part: Any, arrays: State, series: int) -> panel.Fitted:
-    method = Method(part["kind"], name=part["label"])
+    old = {"median": part["label"].endswith(", median")}  # older folders say it there alone
+    settings: dict[str, Any] = part.get("method", old)
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    method = Method(part["kind"], **settings, name=part["label"])
     models: dict[int, Forecaster] = {}
     known: dict[int, Errors | None] = {}
     for described, i in zip(part["models"], part["series"], strict=False):
@@ -320,6 +324,16 @@ class _Whole:
 
 def _under(arrays: State, prefix: str) -> State:
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def _settings_of(method: Method) -> dict[str, Any]:
+    """How a method is fitted, on a series that it meets later too, besides its kind and name.
+
+    Of its options those that are plain values: a carry or memory of one's own has no words.
+    """
+    settings = {k: v for k, v in asdict(method).items() if k not in ("kind", "name")}
+    plain = {k: v for k, v in method.options.items() if isinstance(v, str | int | float)}
+    return settings | {"options": plain}
 
 
 def _describe(model: Forecaster) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from elman.forecasting.reading import (
     roles,
 )
 from elman.forecasting.tables import Table
+from elman.options import hold_numbers
 from elman.text.datasets import DATASETS
 
 Values = NDArray[np.float64]
@@ -64,6 +65,7 @@ class Series:
     """What the group's cells held: a frame gets it back."""
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         assert self.values.ndim == 2
         assert self.values.shape[1] == len(self.columns)
         if not self.known.shape[1]:

@@ -28,7 +28,7 @@ from elman.forecasting.base import (
     as_values,
     check_origins,
 )
-from elman.options import whole_number
+from elman.options import hold_numbers, whole_number
 
 Candidates = NDArray[np.float64]
 """(candidates, 6): α, β, γ, φ, whether there is a slope, whether there is a season."""
@@ -52,6 +52,7 @@ class Smoothing(Forecaster):
     _spread: NDArray[np.float64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         if self.season is not None:
             whole_number("season", self.season, at_least=1, hint="12 for monthly data")
 

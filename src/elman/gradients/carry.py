@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from elman.errors import UserError
+from elman.options import as_number, hold_numbers
 
 
 class Block(NamedTuple):
@@ -175,6 +176,7 @@ class Truncated(Carry):
     window: int
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         _at_least_one("window", self.window, "Full() never truncates")
 
     def weights(self, steps: int, rows: int = 1) -> Tensor:
@@ -262,6 +264,7 @@ class Randomized(Carry):
     _draws: list[int] = field(default_factory=lambda: [0], repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         if isinstance(self.keep, (Tensor, np.ndarray)):
             object.__setattr__(self, "keep", self.keep.tolist())
         if not isinstance(self.keep, (int, float, Polynomial)):
@@ -282,6 +285,7 @@ class Randomized(Carry):
         cls, mean: float, alpha: float = 4.0, seed: int | None = None, per_row: bool = False
     ) -> Randomized:
         """Cuts `mean` steps apart on average; weights grow polynomially (see `Polynomial`)."""
+        mean, alpha = as_number(mean), as_number(alpha)
         if not mean > 1:
             raise UserError(f"mean={mean} must be above 1 step", hint="mean=50 is a common choice")
         if not (alpha > 1 and math.isfinite(alpha)):
@@ -383,6 +387,7 @@ class Sliding(Carry):
     steps: int
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         _at_least_one("every", self.every, "every=1 carries each loss back by itself")
         _at_least_one("steps", self.steps, "steps=every is Truncated(window=every)")
         if self.steps < self.every:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 from elman.errors import UserError
+from elman.options import hold_numbers
 
 
 class Time:
@@ -51,6 +52,7 @@ class Chunked(Time):
     sweeps: int = 8
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         _whole("chunks", self.chunks, 2, "Stepped() runs time in one piece")
         _whole("sweeps", self.sweeps, 1, "sweeps=1 never runs a chunk again")
         if self.overlap != "auto":

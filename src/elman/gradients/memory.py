@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar, final
 
 from elman.errors import UserError
+from elman.options import hold_numbers
 
 S = TypeVar("S")
 
@@ -108,6 +109,7 @@ class Checkpointed(Memory):
     budget: int | None = None
 
     def __post_init__(self) -> None:
+        hold_numbers(self)
         if (self.every is None) == (self.budget is None):
             raise UserError(
                 f"every={self.every}, budget={self.budget}: Checkpointed takes one of the two",

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -84,7 +83,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         check(self)
-        if not isinstance(self.vocab_size, Integral) or self.vocab_size < 1:
+        if not isinstance(self.vocab_size, int) or self.vocab_size < 1:
             raise UserError(
                 f"vocab_size={self.vocab_size!r} must be at least 1, a whole number",
                 hint="vocab_size=len(vocab)",
@@ -194,6 +193,9 @@ class LanguageModel(nn.Module):
         if bidirectional:
             raise both_ways()
         self.shape.check_affordable()
+        vocab_size, hidden_size = self.shape.vocab_size, self.shape.hidden_size
+        layers, context = self.shape.layers, self.shape.context
+        embedding_size = self.shape.embedding_size
         self.vocab_size, self.cell, self.hidden_size = vocab_size, cell, hidden_size
         self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, (), device="cpu")))

@@ -20,6 +20,7 @@ from elman.kernels import cudnn
 from elman.kernels.cpu.calls import Prepared
 from elman.kernels.cudnn import Cudnn
 from elman.kernels.torchs import Network
+from elman.options import as_number
 from elman.recurrence import compiled, custom
 from elman.recurrence.chunked import SHORT
 from elman.recurrence.native import Prepareds
@@ -62,7 +63,7 @@ class Parameters(torch.nn.RNNBase):
 
     def __init__(self, cell: str, torchs: tuple[Any, ...], ours: Ours, **placed: Any) -> None:
         mode = named(cell).torch_mode
-        super().__init__(mode or "RNN_TANH", *torchs, **placed)
+        super().__init__(mode or "RNN_TANH", *map(as_number, torchs), **placed)
         self.cell, self._equations = cell, named(cell).fingerprint
         if mode is None:
             self._resize(named(cell))
@@ -71,7 +72,7 @@ class Parameters(torch.nn.RNNBase):
         custom.CHECKED["memory"](memory)
         self.__dict__.update(carry=carry, memory=memory)  # a module is made as soon as torch's
         self.time = time
-        self._begin_noise(zoneout, update_dropout)
+        self._begin_noise(as_number(zoneout), as_number(update_dropout))
 
     # ------------------------------------------------------------------ noise in every step
 

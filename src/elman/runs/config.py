@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from elman import __version__
-from elman.defaults import usual
+from elman.defaults import learns, usual
 from elman.errors import MissingSource, UserError
 from elman.language_model import Dropout, LanguageModel
 from elman.language_model.model import Shape
@@ -105,6 +105,7 @@ def fresh_model(config: Config) -> LanguageModel:
         return LanguageModel.from_config(config.model)
 
 
+@learns
 def fresh_training(
     config: Config, parts: Splits, device: str, processes: Processes = ALONE
 ) -> Training:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from elman import strict_json
+from elman.defaults import learns
 from elman.errors import MissingSource, UserError
 from elman.files import (
     BLANK_SEAL,
@@ -277,6 +278,7 @@ class Run:
         """Any text as the run's ids, cleaned the way its own text was."""
         return self.vocab.encode(prepared.cleaned(self.config.data, text))
 
+    @learns
     def load_model(
         self, device: torch.device | str = "cpu", which: str | None = None
     ) -> LanguageModel:
@@ -355,6 +357,7 @@ class Run:
             self.path / "state.safetensors", "state", tensors, numbers, training.processes
         )
 
+    @learns
     def resume(self, training: Training) -> presets.Options | None:
         """Put a fresh training where the run was last saved, and metrics.jsonl with it.
 

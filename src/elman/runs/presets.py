@@ -5,6 +5,7 @@ and stored, and any option given beside it wins. Nothing else in elman knows abo
 """
 
 import difflib
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from elman.errors import UserError
 from elman.gradients.carry import CARRIES
 from elman.language_model import Dropout
 from elman.language_model.model import Shape
-from elman.options import Described, described, flag, stored, typed
+from elman.options import Described, as_number, described, flag, stored, typed
 from elman.runs.effort import Size, effort
 from elman.runs.shown import Shown
 from elman.text.prepared import Data
@@ -141,7 +142,7 @@ def _not_hidden(options: Options) -> list[str]:
 
 def expand(preset: str, given: Options, size: Size | None = None) -> Options:
     """Every option with its value: as given, or as the preset has it, or as it is by default."""
-    check_names(given)
+    given = _checked(given)
     asked = named(preset, given, size) | given
     options = defaults() | asked
     if "test" not in asked:  # who wants nothing held out to choose by, wants nothing held out
@@ -151,8 +152,8 @@ def expand(preset: str, given: Options, size: Size | None = None) -> Options:
     return options | (carry.suggests(options["window"]) if carry else {}) | given
 
 
-def check_names(given: Options) -> None:
-    """Refuse an option that does not exist, which nobody would heed."""
+def _checked(given: Options) -> Options:
+    """The options that were given, as plain values; one that nobody would heed is refused."""
     for name in given:
         if name not in OPTIONS:
             like = ", ".join(difflib.get_close_matches(str(name), OPTIONS)) or "elman train --help"
@@ -160,6 +161,9 @@ def check_names(given: Options) -> None:
                 f"unknown option {name!r}",
                 hint=f"{like}; where a run is kept is said by kept=RunOptions(out=…)",
             )
+    if isinstance(source := given.get("source"), os.PathLike):
+        given = given | {"source": os.fspath(source)}
+    return {name: as_number(value) for name, value in given.items()}
 
 
 def check_used(given: Options, options: Options) -> None:
@@ -249,7 +253,7 @@ def flat(data: Data, model: dict[str, Any], settings: Settings, shown: Shown) ->
 
 def changed(before: Options, given: Options) -> Options:
     """The options that a resume asks to change; one that it cannot change is refused by name."""
-    check_names(given)
+    given = _checked(given)
     different = {name: value for name, value in given.items() if before[name] != value}
     for name, value in different.items():
         if name not in CHANGEABLE:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from elman.defaults import learns
 from elman.errors import UserError
 from elman.language_model import read
 from elman.language_model.nests import Nest, over
@@ -71,6 +72,7 @@ class Adaptation:
         check(self)
 
 
+@learns
 def gradient_sizes(model: nn.Module, train: Any, window: int = Adaptation.window) -> Sigma:
     """σ: the root mean square of each weight's gradient, over batches of the training text."""
     ids = torch.as_tensor(flat_integers(np.asarray(train)), device="cpu").long()
@@ -125,6 +127,7 @@ def adapted(
             progress(x.shape[1])
 
 
+@learns
 def adapted_scores(
     model: nn.Module, ids: Any, sigma: Sigma, settings: Adaptation, progress: Progress | None = None
 ) -> Floats:

@@ -92,10 +92,8 @@ class Batches(abc.ABC):
         self, ids: Ids, batch: int, window: int, offset: int, rank: int, world_size: int
     ) -> None:
         self.ids = flat_integers(ids)
-        _check_shape(batch, window, offset)
-        _check_rank(batch, rank, world_size)
-        self.batch, self.window, self.offset = batch, window, offset
-        self.rows = shares(batch, world_size)[rank]
+        self.batch, self.window, self.offset = _shape(batch, window, offset)
+        self.rows = _rows(self.batch, rank, world_size)
         self.position = 0
 
     @abc.abstractmethod
@@ -164,6 +162,7 @@ class Streams(Batches):
         self, ids: Ids, batch: int, window: int, offset: int, rank: int, world_size: int
     ) -> None:
         super().__init__(ids, batch, window, offset, rank, world_size)
+        batch, window, offset = self.batch, self.window, self.offset
         lane = max(len(self.ids) - offset - 1, 0) // batch
         if lane < window:
             raise UserError(
@@ -190,8 +189,8 @@ class Shuffled(Batches):
         self, ids: Ids, batch: int, window: int, offset: int, seed: int, rank: int, world_size: int
     ) -> None:
         super().__init__(ids, batch, window, offset, rank, world_size)
-        if seed < 0:
-            raise UserError(f"seed={seed} must be 0 or more", hint="any whole number will do")
+        batch, window, offset = self.batch, self.window, self.offset
+        seed = whole_number("seed", seed, at_least=0, hint="any whole number will do")
         windows = max(len(self.ids) - offset - 1, 0) // window
         if windows < batch:
             raise UserError(
@@ -245,27 +244,35 @@ def _int64(window: Any) -> Tensor:
     return torch.from_numpy(window.astype(np.int64, order="C"))
 
 
-def _check_shape(batch: int, window: int, offset: int) -> None:
-    for name, value in (("batch", batch), ("window", window)):
-        whole_number(name, value, at_least=1, hint=f"try {name}=32")
+def _shape(batch: int, window: int, offset: int) -> tuple[int, int, int]:
+    """The three as they were asked for, checked."""
+    batch = whole_number("batch", batch, at_least=1, hint="try batch=32")
+    window = whole_number("window", window, at_least=1, hint="try window=32")
+    offset = whole_number("offset", offset, hint="offset=0 begins at the first token")
     if not 0 <= offset <= window:
         raise UserError(
             f"offset={offset} must be from 0 to window={window}",
             hint="it only shifts where windows begin; corpus.split or a slice skips more text",
         )
+    return batch, window, offset
 
 
-def _check_rank(batch: int, rank: int, world_size: int) -> None:
+def _rows(batch: int, rank: int, world_size: int) -> slice:
+    """The rows of every batch that one of several processes reads."""
+    alone = "rank=0, world_size=1 is a single process"
+    rank = whole_number("rank", rank, hint=alone)
+    world_size = whole_number("world_size", world_size, hint=alone)
     if world_size < 1 or not 0 <= rank < world_size:
         raise UserError(
             f"rank={rank} must be from 0 to world_size - 1, and world_size={world_size} at least 1",
-            hint="rank=0, world_size=1 is a single process",
+            hint=alone,
         )
     if batch < world_size:
         raise UserError(
             f"batch={batch} rows are too few for world_size={world_size} ranks",
             hint=f"batch={world_size} gives each of them one",
         )
+    return shares(batch, world_size)[rank]
 
 
 def _tokens(ids: Any, offset: int) -> str:

@@ -86,6 +86,8 @@ class Data:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.source, os.PathLike):
+            object.__setattr__(self, "source", os.fspath(self.source))
         if self.min_freq is None and self.level in LEVELS:
             object.__setattr__(self, "min_freq", LEVELS[self.level].min_freq)
         check(self)

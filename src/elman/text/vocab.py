@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from elman.errors import MissingSource, OutOfRange, Unreadable, UserError
 from elman.files import BLANK_SEAL, check_seal, has_seal, read_bytes, write_sealed
+from elman.options import whole_number
 from elman.text.levels import LEVELS, Ids, Level, inferred, level_of
 from elman.text.tokens import count
 
@@ -70,16 +71,16 @@ class Vocab:
         counts = count_corpus(tokens)
         self.level_used = inferred(counts) if level is None else level_of(level)
         self.level = self.level_used.name
-        self.min_freq = min_freq
-        self.vocab_size = vocab_size
+        self.min_freq = whole_number("min_freq", min_freq, hint="0: all tokens")
+        self.vocab_size = whole_number("vocab_size", vocab_size, hint="0: all tokens")
         self.reserved_tokens = tuple(reserved_tokens or ())
         _check_tokens(self.level_used, counts)
-        _check_options(self.level_used, min_freq, self.reserved_tokens)
-        _check_size(self.level_used, vocab_size, 1 + len(self.reserved_tokens))
+        _check_options(self.level_used, self.min_freq, self.reserved_tokens)
+        _check_size(self.level_used, self.vocab_size, 1 + len(self.reserved_tokens))
         self._token_freqs = sorted(counts.items(), key=lambda item: item[1], reverse=True)
-        frequent = (token for token, n in self._token_freqs if n >= min_freq)
+        frequent = (token for token, n in self._token_freqs if n >= self.min_freq)
         special = (UNKNOWN, *self.reserved_tokens)
-        self.idx_to_token = self.level_used.assign(special, frequent, vocab_size or None)
+        self.idx_to_token = self.level_used.assign(special, frequent, self.vocab_size or None)
         self.token_to_idx = {token: idx for idx, token in enumerate(self.idx_to_token)}
 
     @classmethod

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elman.defaults import learns
 from elman.errors import UserError, WorkFailed
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
@@ -78,6 +79,7 @@ class Pending:
 class Training:
     """The state of one training, and the loop that moves it on."""
 
+    @learns
     def __init__(
         self,
         model: nn.Module,
@@ -233,6 +235,7 @@ class Training:
         every = self.settings.validate_every
         return self.finished or (every > 0 and self.step % every == 0)
 
+    @learns
     def update(self) -> Update:
         """Read the next segments, carry their losses back, and move the weights once.
 
@@ -502,6 +505,7 @@ class Training:
         self._hear_all()
         return saving.saved(self)
 
+    @learns
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, on this training's device."""
         saving.load(self, tensors, numbers)

@@ -104,12 +104,13 @@ class NgramModel(SequenceModel[Context]):
     # The questions every sequence model answers
 
     def score(self, ids: Ints) -> Floats:
-        return self.table.score(ids)
+        return self.table.score(self.encode(ids))
 
     def start(self) -> Context:
         return (self.table.base - 1,)[: self.order - 1] if self.boundaries else ()
 
     def read(self, state: Context, ids: Ints) -> Context:
+        ids = self.encode(ids)
         for token in ids[-(self.order - 1) :] if len(ids) >= self.order > 1 else ids:
             state = self.table.advance(state, int(token))
         return state
