@@ -131,7 +131,9 @@ struct Forward {
     /* All rows' c_t before any h_t, which would wait for its own. */
     void lstm(int64_t p, Rows rows, const real *sums, operand *next) const {
         constexpr int64_t MOST = ROWS<4> > 4 ? ROWS<4> : 4;
-        int64_t u = at.unit(p, 0), n = H - u, start = start_of(job, rows.t) + rows.b, last = before(job, rows.t) + rows.b;
+        int64_t u = at.unit(p, 0), n = H - u, start = start_of(job, rows.t) + rows.b;
+        const real *c_last = cs + (job->c_in_place ? rows.b : before(job, rows.t) + rows.b) * H + u;
+        real *c_next = cs + (job->c_in_place ? rows.b : start + B) * H + u;
         vec o[MOST], c[MOST];
         for (int64_t r = 0; r < rows.count; r++) {
             const real *x = input(p, rows, r);
@@ -141,8 +143,8 @@ struct Forward {
             a[1] = vsigmoid(a[1]);
             a[2] = vtanh(a[2]);
             a[3] = vsigmoid(a[3]);
-            o[r] = a[3], c[r] = a[1] * load(cs + (last + r) * H + u, n) + a[0] * a[2];
-            store(cs + (start + r + B) * H + u, c[r], n);
+            o[r] = a[3], c[r] = a[1] * load(c_last + r * H, n) + a[0] * a[2];
+            store(c_next + r * H, c[r], n);
             if (gates) FLATTEN for (int g = 0; g < 4; g++) store(gates + ((start + r) * 4 + g) * H + u, a[g], n);
         }
         for (int64_t r = 0; r < rows.count; r++) {
@@ -240,7 +242,10 @@ struct Forward {
         for (int64_t r = 0; r < rows.count; r++, s++) {
             for (int c = 0; !late && c < at.vectors(); c++) fetch<0>(input(p, rows, r) + c * apart(rows));
             fetch<1>(hs + (s + B) * H + u);
-            if (cs) fetch<0>(cs + s * C + u), fetch<1>(cs + (s + B) * C + u);
+            if (job->c_in_place)
+                fetch<1>(cs + (rows.b + r) * H + u);
+            else if (cs)
+                fetch<0>(cs + s * C + u), fetch<1>(cs + (s + B) * C + u);
             for (int64_t g = 0; g < kept; g++) fetch<1>(gates + (s * kept + g) * H + u);
         }
     }
@@ -328,7 +333,7 @@ struct Forward {
     void hold(int64_t t, int64_t b, const operand *h, operand *next) const {
         int64_t from = t * B + b, to = from + B;
         memcpy(hs + to * H, hs + from * H, size_t(H) * sizeof(real));
-        if (cs) memcpy(cs + to * C, cs + from * C, size_t(C) * sizeof(real));
+        if (cs && !job->c_in_place) memcpy(cs + to * C, cs + from * C, size_t(C) * sizeof(real));
         memcpy(next, h, size_t(padded(H)) * sizeof(operand));
     }
 };
