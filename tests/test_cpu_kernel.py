@@ -281,7 +281,9 @@ def test_cutting_time_into_pieces_changes_no_bit(problem, data):
 WAYS = {
     "W_hh where it lies": ("lstm", 5, 3, 7, 37),
     "one row, W_hh lined up for many steps": ("tanh", 12, 1, 600, 70),
-    "two rows, W_hh dealt out": ("gru", 14, 2, 5, 37),
+    "one row, inputs of one number": ("gru", 20, 1, 1, 37),
+    "two rows, W_hh dealt out": ("gru", 14, 2, 25, 37),
+    "two rows, inputs of three numbers": ("lstm", 12, 2, 3, 40),
     "three rows, fewer units than lanes": ("lstm", 12, 3, 5, 6),
     "four rows, W_ih block by block": ("lstm", 13, 4, 517, 33),
     "four rows of one gate": ("tanh", 15, 4, 3, 143),

@@ -400,13 +400,19 @@ struct Projection {
 
     bool run(const real *xs, int64_t S, real *in, int64_t stride) const {
 #ifndef HALF
-        if (job->B <= FEW) return few(xs, S, in, stride); /* by the batch alone, so that pieces of time agree to the last bit */
+        /* by the batch alone, so that pieces of time agree to the last bit: both sum in one order */
+        if (job->B <= FEW) return I <= LANES / 2 && S >= MANY_STEPS ? dealt(xs, S, in, stride) : few(xs, S, in, stride);
 #endif
         if (S <= READ_ONCE) return once(xs, S, in, stride);
         Buffer<operand> panels(at.size(I));
         return pack(panels) && packed(panels.data, xs, S, in, stride);
     }
 #ifndef HALF
+    /* Of inputs of a few numbers: `few` would add up lanes that hold nothing. */
+    bool dealt(const real *xs, int64_t S, real *in, int64_t stride) const {
+        Buffer<operand> panels(at.size(I));
+        return pack(panels, true) && packed(panels.data, xs, S, in, stride, true);
+    }
     bool few(const real *xs, int64_t S, real *in, int64_t stride) const {
         Buffer<real> x(S * padded(I));
         if (!x.ok()) return false;
@@ -439,14 +445,14 @@ struct Projection {
         });
         return true;
     }
-    bool pack(Buffer<operand> &panels) const {
+    bool pack(Buffer<operand> &panels, bool is_dealt = false) const {
         Buffer<operand> turned(threads * LANES * padded(I));
         if (!panels.ok() || !turned.ok()) return false;
-        pack_all(at, threads, W_ih, I, panels.data, turned.data);
+        pack_all(at, threads, W_ih, I, panels.data, turned.data, is_dealt);
         return true;
     }
-    bool packed(const operand *panels, const real *xs, int64_t S, real *in, int64_t stride) const {
-        Product product{xs, I, I, panels, bias, in, M, stride};
+    bool packed(const operand *panels, const real *xs, int64_t S, real *in, int64_t stride, bool is_dealt = false) const {
+        Product product{xs, I, I, panels, bias, in, M, stride, is_dealt};
         int64_t tasks = threads * 4;
         Buffer<operand> scratch(tasks * product.scratch());
         if (!scratch.ok()) return false;

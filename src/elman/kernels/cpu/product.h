@@ -314,17 +314,20 @@ void lined_dots(const real *h, const real *W, int64_t K, int64_t n, real *out) {
     }
 }
 
-/* Two rows and more meet panels whose k was dealt out: to the bits of `dots`, but with a unit in each lane, so that nothing is
- * added across lanes. The sums of hands wait for those that they are added to. */
+/* Rows meet panels whose k was dealt out: to the bits of `dots`, but with a unit in each lane, so that nothing is added
+ * across lanes. The sums of hands wait for those that they are added to; where k is so small that of 2, 4 … hands in
+ * succession the first alone has any, the others are left out. */
 constexpr int levels_of(int n) { return n < 2 ? 0 : 1 + levels_of(n / 2); }
 
 template <int C, int R> void dealt_tile(const real *a, int64_t row, const real *panel, int64_t K, real *out) {
     constexpr int LEVELS = levels_of(LANES);
     alignas(64) real waiting[LEVELS][R * C * LANES];
-    for (int i = 0; i < LANES; i++) {
+    int empty = 0;
+    while (empty < LEVELS && K <= LANES >> (empty + 1)) empty++;
+    for (int i = 0; i < LANES; i += 1 << empty) {
         vec sums[R][C] = {};
         for (int64_t k = hand(i); k < K; k += LANES, panel += C * LANES) meet<C, R>(a + k, row, panel, sums);
-        int level = 0;
+        int level = empty;
         for (; i >> level & 1; level++)
             FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++)
                 sums[r][c] += load(waiting[level] + (r * C + c) * LANES);
@@ -356,6 +359,7 @@ struct Product {
     const real *bias;
     real *Y;
     int64_t N, y_stride;
+    bool dealt = false; /* those panels, of one block of k */
 
     static constexpr int64_t ROWS_AT_ONCE = 12 * ROWS<2>, DEEP = 512; /* steps of k */
     int64_t scratch() const { return ROWS_AT_ONCE * padded(at_most(K, DEEP * PAIR)); }
@@ -377,10 +381,17 @@ struct Product {
                 alignas(64) real out[SUMS * LANES];
                 real *y = Y + (first + lo) * y_stride + n;
                 begin(int(hi - lo), n, y, out, k > 0);
-                two_vectors(N - n, int(hi - lo), x + lo * ld, ld, panel, end - k, out, k > 0);
+                multiply(n, int(hi - lo), x + lo * ld, ld, panel, k, end, out);
                 finish(int(hi - lo), n, out, y, end == k_steps);
             });
         }
+    }
+    INLINE void multiply(int64_t n, int rows, const operand *x, int64_t ld, const operand *panel, int64_t k, int64_t end,
+                         real *out) const {
+#ifndef HALF
+        if (dealt) return dealt_tile_of<2, ROWS<2>>(rows, x, ld, panel, K, out);
+#endif
+        two_vectors(N - n, rows, x, ld, panel, end - k, out, k > 0);
     }
     /* Every row, panels [from, to) alone, each packed into `panel` just before. For few rows: of a W that is read
      * once, nothing is written but what stays in the cache. */
