@@ -280,9 +280,13 @@ def test_cutting_time_into_pieces_changes_no_bit(problem, data):
 
 WAYS = {
     "W_hh where it lies": ("lstm", 5, 3, 7, 37),
-    "W_hh lined up for many steps": ("gru", 14, 2, 5, 37),
-    "one row, lined up": ("tanh", 12, 1, 600, 70),
+    "one row, W_hh lined up for many steps": ("tanh", 12, 1, 600, 70),
+    "one row, inputs of one number": ("gru", 20, 1, 1, 37),
+    "two rows, W_hh dealt out": ("gru", 14, 2, 25, 37),
+    "two rows, inputs of three numbers": ("lstm", 12, 2, 3, 40),
+    "three rows, fewer units than lanes": ("lstm", 12, 3, 5, 6),
     "four rows, W_ih block by block": ("lstm", 13, 4, 517, 33),
+    "four rows of one gate": ("tanh", 15, 4, 3, 143),
     "both packed": ("gru", 12, 9, 30, 50),
     "W_ih panel by panel": ("lstm", 2, 11, 130, 45),
     "one step": ("gru", 1, 13, 65, 66),
@@ -307,13 +311,15 @@ def test_however_weights_are_read_the_bits_are_one(way, level):
     """Step by step, all at once, and on several threads."""
     problem, kernel = Problem(*WAYS[way], False, True, False, "none", 3), Cpu(level)
     problem, before = problem.cast(torch.float32), torch.get_num_threads()
-    trace, everything = problem.there(kernel), bits(problem.everything(kernel))
-    for t, x in enumerate(problem.xs):
-        piece = Piece(named(problem.cell), problem.w, x[None], trace.state(t), None)
-        assert torch.equal(kernel.forward(piece, False).hs[1], trace.hs[t + 1])
     try:
-        torch.set_num_threads(3)
-        assert bits(problem.everything(kernel)) == everything
+        torch.set_num_threads(1)
+        trace, everything = problem.there(kernel), bits(problem.everything(kernel))
+        for t, x in enumerate(problem.xs):
+            piece = Piece(named(problem.cell), problem.w, x[None], trace.state(t), None)
+            assert torch.equal(kernel.forward(piece, False).hs[1], trace.hs[t + 1])
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            assert bits(problem.everything(kernel)) == everything
     finally:
         torch.set_num_threads(before)
 

@@ -118,6 +118,40 @@ def test_float64_gradients_are_autograds(kind, bidirectional):
     assert torch.autograd.gradgradcheck(run, inputs)
 
 
+NAMED = {
+    "x": lambda x, state, weights: [x],
+    "a state": lambda x, state, weights: state[-1:],
+    "one weight": lambda x, state, weights: weights[1:2],
+    "x, which is no leaf, and the weights": lambda x, state, weights: [x, *weights],
+    "everything": lambda x, state, weights: [x, *state, *weights],
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("named", NAMED)
+def test_gradients_of_gradients_that_were_asked_for_alone_are_torchs(kind, named, nodes):
+    """The first pass finds what it is asked for; the second, everything behind that."""
+    mine = kind(3, 7, 2, dtype=torch.float64)
+    peer = getattr(torch.nn, kind.__name__)(3, 7, 2, dtype=torch.float64)
+    peer.load_state_dict(mine.state_dict())
+    x, state = torch.randn(4, 2, 3, dtype=torch.float64), state_of(mine, 2, torch.float64)
+    found = []
+    for module in (mine, peer):
+        leaves = [t.clone().requires_grad_() for t in (x, *state)]
+        leaves += [*module.parameters()]
+        read = [2 * leaf for leaf in leaves[: 1 + len(state)]] if "no leaf" in named else leaves
+        given = read[1 : 1 + len(state)]
+        ys = module(read[0], tuple(given) if len(state) > 1 else given[0])[0]
+        wanted = NAMED[named](read[0], given, leaves[1 + len(state) :])
+        first = torch.autograd.grad((ys - 1).pow(3).sum(), wanted, create_graph=True)
+        loss = sum(g.square().sum() for g in first)
+        found.append([*first, *torch.autograd.grad(loss, leaves)])
+    assert len(nodes) == 1
+    for a, b in zip(*found, strict=True):
+        assert b.abs().amax() > 1e-4
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("kind", MODULES)
 def test_two_threads_take_a_direction_each_and_change_no_bit(kind):
     module, x = kind(40, 70, 2, bidirectional=True), torch.randn(30, 5, 40)

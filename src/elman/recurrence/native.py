@@ -144,11 +144,21 @@ class _Node(torch.autograd.Function):
         if torch.is_grad_enabled():
             x, dys, *dlast = _as_multiplied(ctx.call, xs, state, weights, use, grads)
             with uncast(xs):
-                found = _by_autograd(ctx.recipe, x, use and use.pack, dys, dlast, needs_dxs)
+                pack, asked = use and use.pack, _asks_for_weights(ctx)
+                found = _by_autograd(ctx.recipe, x, pack, dys, dlast, needs_dxs, asked)
         else:
             found = ctx.call.backward(xs, weights, track, kept, dys, dlast, needs_dxs, use)
         dxs, dstate, dws = found
         return None, None, None, None, dxs, *dstate[: ctx.n], *dws
+
+
+def _asks_for_weights(ctx: Any) -> bool:
+    """Whether this backward pass is to find any weight's gradient, not that of x alone."""
+    nodes = [node for node, _ in ctx.next_functions[1 + ctx.n :] if node is not None]
+    try:
+        return any(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:  # torch's answer for a leaf that `torch.autograd.grad` is asked for
+        return True
 
 
 def _same(pack: Pack | None, xs: Tensor, *places: Tensor | None) -> Pack | None:
@@ -184,12 +194,13 @@ def _by_autograd(
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
     needs_dxs: bool,
-) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
+    needs_dws: bool,
+) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """The same pulls, leaving a graph behind to differentiate them again."""
     if pack is None and x.seed is None and x.xs.is_floating_point():
         mode = named(recipe.cell).torch_mode
         if mode is not None:
-            return _by_torch(recipe, mode, x, dys, dlast, needs_dxs)
+            return _by_torch(recipe, mode, x, dys, dlast, needs_dxs, needs_dws)
     if pack is None:
         return backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
     sizes, order, back, _ = pack
@@ -209,7 +220,8 @@ def _by_torch(
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
     needs_dxs: bool,
-) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
+    needs_dws: bool,
+) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """The same by torch's own layers, run once more: in as few steps of Python as torch.nn."""
     inputs, hidden = x.xs.shape[2], x.stacked[0].shape[2]
     layers = len(x.stacked[0]) // recipe.directions
@@ -220,14 +232,15 @@ def _by_torch(
         for y, d in zip((ys, *last), (dys, *dlast), strict=True)
         if d is not None and y.requires_grad
     ]
-    read = (x.xs, *x.stacked, *x.weights)
+    read = (x.xs, *x.stacked, *(x.weights if needs_dws else ()))
     wanted = [t for t in read if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
     pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
     found = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
     dxs, *others = [found[id(t)] if id(t) in found else torch.zeros_like(t) for t in read]
     count = len(x.stacked)
-    return dxs if needs_dxs else None, others[:count], others[count:]
+    dws = others[count:] if needs_dws else [None] * len(x.weights)
+    return dxs if needs_dxs else None, others[:count], dws
 
 
 def _picked(states: Sequence[Tensor], order: Tensor | None) -> Sequence[Tensor]:

@@ -295,7 +295,7 @@ Job piece_of(const Job *job, int64_t t0, int64_t t1) {
 int back_through(const Job *job, const Output *out) {
     int64_t B = job->B, H = job->H, M = gates_of(job->cell) * H, threads = useful_threads(job);
     bool together = splits_units(job), apart = job->cell == GRU || (job->cell == OWN && OWN_APART);
-    int64_t blocks = blocks_of(job), y_size = block_rows(job) * padded(M);
+    int64_t blocks = blocks_of(job, threads), y_size = ceil_div(B, blocks) * padded(M);
     int64_t own = job->cell == OWN ? OWN_PARAMETERS * H : 0, C = extra_of(job->cell) * H;
     int64_t steps = steps_back(job, (apart ? 2 : 1) * M * int64_t(sizeof(real))), pieces = ceil_div(job->T, steps);
     int64_t most = ceil_div(job->T, pieces) * B;

@@ -8,11 +8,10 @@ namespace {
 /* A block of rows runs through all of time by itself, so threads never wait for one another. */
 constexpr int64_t BLOCK_ROWS = 64;
 
-INLINE int64_t blocks_of(const Job *job) {
+INLINE int64_t blocks_of(const Job *job, int64_t threads) {
     int64_t least = ceil_div(job->B, BLOCK_ROWS);
-    return at_most(job->B, ceil_div(least, job->threads) * job->threads);
+    return at_most(job->B, ceil_div(least, threads) * threads);
 }
-INLINE int64_t block_rows(const Job *job) { return ceil_div(job->B, blocks_of(job)); }
 
 /* Small jobs are done before a second thread has begun. */
 INLINE int64_t useful_threads(const Job *job) { return worth_two(work_of(job)) ? job->threads : 1; }
@@ -48,7 +47,8 @@ struct Forward {
     const Job *job;
     Layout at;
     const operand *panels; /* null: W_hh is read where it lies, */
-    const real *lined;     /* or where it was lined up for many steps, */
+    const real *lined;     /* or where it was lined up for many steps of one row, */
+    bool dealt;            /* or in those panels, but dealt out, for more rows than that but few; */
     operand *room;         /* or, in a single step, packed into this panel by panel, a place for each thread */
     const real *table;     /* rows of x W_ihᵀ + b_ih + b_hh (without b_hn for a gru) named by job->ids; null: in order */
     int64_t in_stride;     /* of a row of it, wherever it lies */
@@ -131,7 +131,9 @@ struct Forward {
     /* All rows' c_t before any h_t, which would wait for its own. */
     void lstm(int64_t p, Rows rows, const real *sums, operand *next) const {
         constexpr int64_t MOST = ROWS<4> > 4 ? ROWS<4> : 4;
-        int64_t u = at.unit(p, 0), n = H - u, start = start_of(job, rows.t) + rows.b, last = before(job, rows.t) + rows.b;
+        int64_t u = at.unit(p, 0), n = H - u, start = start_of(job, rows.t) + rows.b;
+        const real *c_last = cs + (job->c_in_place ? rows.b : before(job, rows.t) + rows.b) * H + u;
+        real *c_next = cs + (job->c_in_place ? rows.b : start + B) * H + u;
         vec o[MOST], c[MOST];
         for (int64_t r = 0; r < rows.count; r++) {
             const real *x = input(p, rows, r);
@@ -141,8 +143,8 @@ struct Forward {
             a[1] = vsigmoid(a[1]);
             a[2] = vtanh(a[2]);
             a[3] = vsigmoid(a[3]);
-            o[r] = a[3], c[r] = a[1] * load(cs + (last + r) * H + u, n) + a[0] * a[2];
-            store(cs + (start + r + B) * H + u, c[r], n);
+            o[r] = a[3], c[r] = a[1] * load(c_last + r * H, n) + a[0] * a[2];
+            store(c_next + r * H, c[r], n);
             if (gates) FLATTEN for (int g = 0; g < 4; g++) store(gates + ((start + r) * 4 + g) * H + u, a[g], n);
         }
         for (int64_t r = 0; r < rows.count; r++) {
@@ -195,7 +197,7 @@ struct Forward {
     /* The units of panels [from, to) alone. */
     template <int C>
     void step(Rows rows, const operand *h, operand *next, int64_t from, int64_t to, operand *place) const {
-        int64_t ld = padded(H), k_steps = ceil_div(H, PAIR), size = at.panel_size(H), inputs = at.panel_size(job->I);
+        int64_t ld = padded(H), size = at.panel_size(H), inputs = at.panel_size(job->I);
         operand *below = place && late ? place + size : nullptr, *turned = place ? place + size + (late ? inputs : 0) : nullptr;
         alignas(64) real sums[ROWS<C> * C * LANES], found[ROWS<C> * C * LANES];
         for (int64_t p = from; p < to; p++) {
@@ -206,10 +208,17 @@ struct Forward {
                 Rows some = part(rows, lo, hi);
                 if (late) some.found = multiply_inputs<C>(p, below ? below : W_ih + p * inputs, some, found);
                 expect(p, some);
-                tile_of<C>(int(hi - lo), h + lo * ld, ld, panel, k_steps, sums);
+                multiply<C>(int(hi - lo), h + lo * ld, panel, sums);
                 finish_cell(p, some, sums, next + lo * ld);
             });
         }
+    }
+    /* h W_hhᵀ of the rows, in `out`. */
+    template <int C> INLINE void multiply(int rows, const operand *h, const operand *panel, real *out) const {
+#ifndef HALF
+        if (dealt) return dealt_tile_of<C>(rows, h, padded(H), panel, H, out);
+#endif
+        tile_of<C>(rows, h, padded(H), panel, ceil_div(H, PAIR), out);
     }
     /* x W_ihᵀ + b of the rows, in `out`. */
     template <int C> INLINE const real *multiply_inputs(int64_t p, const operand *panel, Rows rows, real *out) const {
@@ -233,7 +242,10 @@ struct Forward {
         for (int64_t r = 0; r < rows.count; r++, s++) {
             for (int c = 0; !late && c < at.vectors(); c++) fetch<0>(input(p, rows, r) + c * apart(rows));
             fetch<1>(hs + (s + B) * H + u);
-            if (cs) fetch<0>(cs + s * C + u), fetch<1>(cs + (s + B) * C + u);
+            if (job->c_in_place)
+                fetch<1>(cs + (rows.b + r) * H + u);
+            else if (cs)
+                fetch<0>(cs + s * C + u), fetch<1>(cs + (s + B) * C + u);
             for (int64_t g = 0; g < kept; g++) fetch<1>(gates + (s * kept + g) * H + u);
         }
     }
@@ -245,8 +257,7 @@ struct Forward {
             for (int c = 0; c < at.vectors(); c++) {
                 int64_t u = at.unit(p, c), n = at_most(H - u, LANES);
                 if (n > 0 && lined)
-                    lined_dots_of(rows.count, h, padded(H), lined + (p * at.vectors() + c) * LANES * whole_vectors(H), H, n,
-                                  sums + c * LANES, row);
+                    lined_dots(h, lined + (p * at.vectors() + c) * LANES * whole_vectors(H), H, n, sums + c * LANES);
                 else if (n > 0)
                     dots_of(rows.count, h, padded(H), W_hh + (at.gate(c) * H + u) * H, H, n, sums + c * LANES, row);
             }
@@ -322,7 +333,7 @@ struct Forward {
     void hold(int64_t t, int64_t b, const operand *h, operand *next) const {
         int64_t from = t * B + b, to = from + B;
         memcpy(hs + to * H, hs + from * H, size_t(H) * sizeof(real));
-        if (cs) memcpy(cs + to * C, cs + from * C, size_t(C) * sizeof(real));
+        if (cs && !job->c_in_place) memcpy(cs + to * C, cs + from * C, size_t(C) * sizeof(real));
         memcpy(next, h, size_t(padded(H)) * sizeof(operand));
     }
 };
@@ -355,10 +366,13 @@ void look_up(const Job *job, int64_t threads, const int64_t *ids, int64_t rows, 
 }
 
 /* `turned` holds LANES · padded(K) operands for each thread. */
-void pack_all(Layout at, int64_t threads, const real *W, int64_t K, operand *panels, operand *turned) {
+void pack_all(Layout at, int64_t threads, const real *W, int64_t K, operand *panels, operand *turned, bool dealt = false) {
+    int64_t starts[LANES], dealt_before = 0;
+    for (int i = 0; i < LANES; dealt_before += hand_size(K, hand(i++))) starts[hand(i)] = dealt_before;
     each(threads, threads, [&](int64_t i) {
         for (int64_t p = at.panels() * i / threads; p < at.panels() * (i + 1) / threads; p++)
-            pack_transposed(at, p, W, K, panels + p * at.panel_size(K), turned + i * LANES * padded(K));
+            pack_transposed(at, p, W, K, panels + p * at.panel_size(K), turned + i * LANES * padded(K),
+                            dealt ? starts : nullptr);
     });
 }
 
@@ -386,13 +400,19 @@ struct Projection {
 
     bool run(const real *xs, int64_t S, real *in, int64_t stride) const {
 #ifndef HALF
-        if (job->B <= FEW) return few(xs, S, in, stride); /* by the batch alone, so that pieces of time agree to the last bit */
+        /* by the batch alone, so that pieces of time agree to the last bit: both sum in one order */
+        if (job->B <= FEW) return I <= LANES / 2 && S >= MANY_STEPS ? dealt(xs, S, in, stride) : few(xs, S, in, stride);
 #endif
         if (S <= READ_ONCE) return once(xs, S, in, stride);
         Buffer<operand> panels(at.size(I));
         return pack(panels) && packed(panels.data, xs, S, in, stride);
     }
 #ifndef HALF
+    /* Of inputs of a few numbers: `few` would add up lanes that hold nothing. */
+    bool dealt(const real *xs, int64_t S, real *in, int64_t stride) const {
+        Buffer<operand> panels(at.size(I));
+        return pack(panels, true) && packed(panels.data, xs, S, in, stride, true);
+    }
     bool few(const real *xs, int64_t S, real *in, int64_t stride) const {
         Buffer<real> x(S * padded(I));
         if (!x.ok()) return false;
@@ -425,14 +445,14 @@ struct Projection {
         });
         return true;
     }
-    bool pack(Buffer<operand> &panels) const {
+    bool pack(Buffer<operand> &panels, bool is_dealt = false) const {
         Buffer<operand> turned(threads * LANES * padded(I));
         if (!panels.ok() || !turned.ok()) return false;
-        pack_all(at, threads, W_ih, I, panels.data, turned.data);
+        pack_all(at, threads, W_ih, I, panels.data, turned.data, is_dealt);
         return true;
     }
-    bool packed(const operand *panels, const real *xs, int64_t S, real *in, int64_t stride) const {
-        Product product{xs, I, I, panels, bias, in, M, stride};
+    bool packed(const operand *panels, const real *xs, int64_t S, real *in, int64_t stride, bool is_dealt = false) const {
+        Product product{xs, I, I, panels, bias, in, M, stride, is_dealt};
         int64_t tasks = threads * 4;
         Buffer<operand> scratch(tasks * product.scratch());
         if (!scratch.ok()) return false;
@@ -484,16 +504,17 @@ int forward(const Job *job) {
         for (int64_t s = 0; s < S; s++)
             if (job->ids[s] < 0 || job->ids[s] >= names_of(job)) return BAD_ID;
 
-    int64_t many = few && job->T >= MANY_STEPS ? at.panels() * at.vectors() * LANES * ceil_div(H, LANES) * LANES : 0;
     bool once = !few && job->T == 1 && !job->lengths && !job->sizes, together = once || splits_units(job);
+    int64_t blocks = together ? 1 : blocks_of(job, threads), rows = ceil_div(job->B, blocks);
+    bool many = few && job->T >= MANY_STEPS, dealt = many && rows > 1, packed = dealt || (!few && !once);
     bool late = !few && (once ? steps_late(job) : multiplies_late(job)), ahead = !job->ids && !few && !together && !late && S > READ_ONCE;
-    Buffer<real> lined(many);
-    Buffer<operand> panels(few || once ? 0 : at.size(H)), turned(few || once ? 0 : threads * LANES * padded(H));
+    Buffer<real> lined(many && !dealt ? at.panels() * at.vectors() * LANES * ceil_div(H, LANES) * LANES : 0);
+    Buffer<operand> panels(packed ? at.size(H) : 0), turned(packed ? threads * LANES * padded(H) : 0);
     Buffer<operand> room(once ? threads * Forward::room_of(at, late ? job->I : 0) : 0);
     Buffer<operand> W_ih(late && once ? 0 : late ? at.size(job->I) : ahead ? Layout{1, M}.size(job->I) : 0), late_xs(late ? job->B * padded(job->I) : 0);
     Buffer<real> bias(M), looked(job->ids ? (table ? names_of(job) : S) * M : 0);
     Buffer<real> unwanted(!job->ids && !ahead && !late && gated && !job->gates ? S * kept * H : 0);
-    int64_t blocks = together ? 1 : blocks_of(job), state = ceil_div(job->B, blocks) * padded(H);
+    int64_t state = rows * padded(H);
     Buffer<operand> states(2 * blocks * state);
     if (!lined.ok() || !room.ok() || !panels.ok() || !turned.ok() || !bias.ok() || !looked.ok() || !unwanted.ok() || !states.ok() ||
         !late_xs.ok())
@@ -508,7 +529,7 @@ int forward(const Job *job) {
     if (lined.data) line_up_all(at, threads, static_cast<const real *>(job->W_hh), H, lined.data);
 #endif
     if (panels.data)
-        pack_all(at, threads, static_cast<const real *>(job->W_hh), H, panels.data, turned.data);
+        pack_all(at, threads, static_cast<const real *>(job->W_hh), H, panels.data, turned.data, dealt);
     Projection inputs{job, late ? at : Layout{1, M}, bias.data, threads};
     /* Projected inputs wait where the results of the same step will overwrite them, unless they are found as they are wanted. */
     real *in = job->ids ? looked.data : !gated ? hs + job->B * H : gates ? gates : unwanted.data;
@@ -519,7 +540,7 @@ int forward(const Job *job) {
     else if (!(once && late) && !(late || ahead ? inputs.pack(W_ih) : inputs.run(xs, job->E ? job->V : S, in, stride)))
         return NO_MEMORY;
 
-    Forward run{job, at, panels.data, lined.data, room.data, table ? in : nullptr, stride, gates, late, W_ih.data,
+    Forward run{job, at, panels.data, lined.data, dealt, room.data, table ? in : nullptr, stride, gates, late, W_ih.data,
                 bias.data, late_xs.data};
     if (together) {
         run.run_together(once ? threads : job->threads, read, states.data, states.data + state);

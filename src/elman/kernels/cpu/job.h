@@ -69,6 +69,7 @@ struct Job {
     void *dE;
     /* an output layer that pulls on hs in place of dhs, its loss and gradients found on the way back; or null */
     const Head *head;
+    int64_t c_in_place; /* forward of an lstm that is not gone back through: cs is (B, H), c_t takes the place of c_{t-1} */
 #ifdef OWN_CELL
     const void *noise; /* (S, N, H): drawn for every step; `OwnArguments` in library.py */
 #endif
@@ -126,7 +127,7 @@ struct Travel {
 };
 
 /* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 7;
+constexpr int64_t INTERFACE = 8;
 
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2, BAD_TARGET = 3 };
 

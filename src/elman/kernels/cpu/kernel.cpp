@@ -70,7 +70,7 @@ struct Pool {
     }
     /* Keeps the memory in place of the oldest blocks, or frees it. */
     void put(void *memory, int64_t bytes) {
-        if (bytes < LEAST || bytes > MOST / 2 || busy.test_and_set(std::memory_order_acquire)) return free(memory);
+        if (bytes < LEAST || bytes > MOST * 3 / 4 || busy.test_and_set(std::memory_order_acquire)) return free(memory);
         Block *place = make_room(bytes);
         *place = {memory, bytes, puts++};
         kept += bytes;

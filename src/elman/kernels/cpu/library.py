@@ -45,6 +45,7 @@ class LayerArguments(ctypes.Structure):
         ("E", ctypes.c_void_p),
         ("dE", ctypes.c_void_p),
         ("head", ctypes.c_void_p),
+        ("c_in_place", ctypes.c_int64),
     ]
 
 
@@ -149,7 +150,7 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
 WITH_PYTHONS_LOCK = ("elman_is_seen",)
 """Those that look at Python's objects, and are over at once."""
 
-INTERFACE = 7
+INTERFACE = 8
 """Counted up here and in job.h whenever what an entry means changes."""
 STRUCTS = (
     *(LayerArguments, HeadArguments, StackArguments, TravelArguments, UseArguments),

@@ -78,6 +78,17 @@ INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
  * width do not fall on the same cache lines. */
 INLINE int64_t padded(int64_t k) { return ceil_div(k, 2 * LANES) * 2 * LANES + LANES; }
 
+/* sums[r][c] += a[r] panel[c] of one k (or pair). */
+template <int C, int R> INLINE void meet(const operand *a, int64_t row, const operand *panel, vec (&sums)[R][C]) {
+    decltype(load_operands(panel)) b[C];
+    FLATTEN for (int c = 0; c < C; c++) b[c] = load_operands(panel + c * PANEL);
+    if constexpr (R > 1 && R < 4) FLATTEN for (int c = 0; c < C; c++) hold(b[c]);
+    FLATTEN for (int r = 0; r < R; r++) {
+        auto x = broadcast(a + r * row);
+        FLATTEN for (int c = 0; c < C; c++) sums[r][c] = multiply_add(x, b[c], sums[r][c]);
+    }
+}
+
 /* out[r][c] = Σ_k a[r][k] panel[k][c]; `a` steps by `row` per row and `step` per k (or pair). Of panels that are
  * WIDE vectors wide, the first C. A sum that was `begun` goes on from what `out` holds. */
 template <int C, int R, int WIDE = C>
@@ -85,14 +96,7 @@ void tile(const operand *a, int64_t row, int64_t step, const operand *panel, int
     vec sums[R][C];
     FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++)
         sums[r][c] = begun ? load(out + (r * WIDE + c) * LANES) : vec{};
-    for (int64_t i = 0; i < k; i++, a += step, panel += WIDE * PANEL) {
-        decltype(load_operands(panel)) b[C];
-        FLATTEN for (int c = 0; c < C; c++) b[c] = load_operands(panel + c * PANEL);
-        FLATTEN for (int r = 0; r < R; r++) {
-            auto x = broadcast(a + r * row);
-            FLATTEN for (int c = 0; c < C; c++) sums[r][c] = multiply_add(x, b[c], sums[r][c]);
-        }
-    }
+    for (int64_t i = 0; i < k; i++, a += step, panel += WIDE * PANEL) meet<C, R>(a, row, panel, sums);
     FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++)
         store(out + (r * WIDE + c) * LANES, sums[r][c]);
 }
@@ -192,8 +196,18 @@ INLINE Lines lines_of(const real *W, int64_t n, int64_t K, operand *rows) {
 #endif
 }
 
-/* Panel p into `out`; `rows` holds LANES rows of K operands while they are turned. */
-void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *out, operand *rows) {
+/* The LANES hands that k is dealt out to in turn, in the order in which `sums_of` adds them: 0, 8, 4, 12, 2 … of 16. */
+INLINE int64_t hand(int i) {
+    int64_t turned = 0;
+    for (int bit = 1, other = LANES / 2; other; bit *= 2, other /= 2)
+        if (i & bit) turned |= other;
+    return turned;
+}
+INLINE int64_t hand_size(int64_t K, int64_t hand) { return hand < K ? ceil_div(K - hand, LANES) : 0; }
+
+/* Panel p into `out`; `rows` holds LANES rows of K operands while they are turned. Steps of k lie in their order or, where
+ * `starts` is given, every LANES-th from one of those on. */
+void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *out, operand *rows, const int64_t *starts = nullptr) {
     int64_t k_steps = ceil_div(K, PAIR), width = at.vectors() * LANES;
     real *to = reinterpret_cast<real *>(out);
     for (int c = 0; c < at.vectors(); c++) {
@@ -205,7 +219,7 @@ void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *ou
                 block[i] = i < n ? load(lines.first + i * lines.stride + k, k_steps - k) : vec{};
             transpose(block);
             FLATTEN for (int i = 0; i < LANES; i++)
-                if (k + i < k_steps) store(to + (k + i) * width + c * LANES, block[i]);
+                if (k + i < k_steps) store(to + (starts ? starts[i] + k / LANES : k + i) * width + c * LANES, block[i]);
         }
     }
 }
@@ -278,8 +292,8 @@ void dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *
         if (i < n) dots<R, PADDED, N / 2>(h, ld, W + i * K, K, n - i, out + i, row);
 }
 
-/* And once more, for a W that is read in many steps: its vectors lie in the order in which they are read, ABREAST
- * rows side by side, with zeros past the last column and the last row of a block of LANES. */
+/* And once more for one row and a W that is read in many steps: its vectors lie in the order in which they are read,
+ * ABREAST rows side by side, with zeros past the last column and the last row of a block of LANES. */
 constexpr int ABREAST = LANES < 8 ? LANES : 8;
 INLINE int64_t whole_vectors(int64_t k) { return ceil_div(k, LANES) * LANES; }
 
@@ -289,28 +303,43 @@ void line_up(const real *W, int64_t K, int64_t n, real *out) {
             for (int64_t j = i; j < i + ABREAST; j++, out += LANES) store(out, j < n ? load(W + j * K + k, K - k) : vec{});
 }
 
-template <int R> void lined_dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
-    constexpr int N = MEETING<R> < ABREAST ? MEETING<R> : ABREAST;
-    for (int64_t i = 0; i < n; i += N) {
-        vec sums[R * N] = {};
-        const real *w = W + i / ABREAST * ABREAST * whole_vectors(K) + i % ABREAST * LANES;
-        for (int64_t k = 0; k < K; k += LANES, w += ABREAST * LANES) {
-            vec x[R];
-            FLATTEN for (int r = 0; r < R; r++) x[r] = load(h + r * ld + k);
-            FLATTEN for (int j = 0; j < N; j++) {
-                vec y = load(w + j * LANES);
-                FLATTEN for (int r = 0; r < R; r++) sums[r * N + j] += y * x[r];
-            }
+void lined_dots(const real *h, const real *W, int64_t K, int64_t n, real *out) {
+    for (int64_t i = 0; i < n; i += ABREAST) {
+        vec sums[ABREAST] = {};
+        for (int64_t k = 0; k < K; k += LANES, W += ABREAST * LANES) {
+            vec x = load(h + k);
+            FLATTEN for (int j = 0; j < ABREAST; j++) sums[j] += load(W + j * LANES) * x;
         }
-        add_up<R, N>(sums, at_most(N, n - i), out + i, row);
+        add_up<1, ABREAST>(sums, at_most(ABREAST, n - i), out + i, 0);
     }
 }
 
-INLINE void lined_dots_of(int64_t rows, const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *out, int64_t row) {
-    if (rows == 1) return lined_dots<1>(h, ld, W, K, n, out, row);
-    if (rows == 2) return lined_dots<2>(h, ld, W, K, n, out, row);
-    if (rows == 3) return lined_dots<3>(h, ld, W, K, n, out, row);
-    lined_dots<4>(h, ld, W, K, n, out, row);
+/* Rows meet panels whose k was dealt out: to the bits of `dots`, but with a unit in each lane, so that nothing is added
+ * across lanes. The sums of hands wait for those that they are added to; where k is so small that of 2, 4 … hands in
+ * succession the first alone has any, the others are left out. */
+constexpr int levels_of(int n) { return n < 2 ? 0 : 1 + levels_of(n / 2); }
+
+template <int C, int R> void dealt_tile(const real *a, int64_t row, const real *panel, int64_t K, real *out) {
+    constexpr int LEVELS = levels_of(LANES);
+    alignas(64) real waiting[LEVELS][R * C * LANES];
+    int empty = 0;
+    while (empty < LEVELS && K <= LANES >> (empty + 1)) empty++;
+    for (int i = 0; i < LANES; i += 1 << empty) {
+        vec sums[R][C] = {};
+        for (int64_t k = hand(i); k < K; k += LANES, panel += C * LANES) meet<C, R>(a + k, row, panel, sums);
+        int level = empty;
+        for (; i >> level & 1; level++)
+            FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++)
+                sums[r][c] += load(waiting[level] + (r * C + c) * LANES);
+        real *to = level < LEVELS ? waiting[level] : out;
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) store(to + (r * C + c) * LANES, sums[r][c]);
+    }
+}
+template <int C, int R = ROWS<C> < FEW ? ROWS<C> : FEW>
+INLINE void dealt_tile_of(int rows, const real *a, int64_t row, const real *panel, int64_t K, real *out) {
+    if constexpr (R > 1)
+        if (rows < R) return dealt_tile_of<C, R - 1>(rows, a, row, panel, K, out);
+    dealt_tile<C, R>(a, row, panel, K, out);
 }
 
 template <bool PADDED = true, int R = 1>
@@ -330,6 +359,7 @@ struct Product {
     const real *bias;
     real *Y;
     int64_t N, y_stride;
+    bool dealt = false; /* those panels, of one block of k */
 
     static constexpr int64_t ROWS_AT_ONCE = 12 * ROWS<2>, DEEP = 512; /* steps of k */
     int64_t scratch() const { return ROWS_AT_ONCE * padded(at_most(K, DEEP * PAIR)); }
@@ -351,10 +381,17 @@ struct Product {
                 alignas(64) real out[SUMS * LANES];
                 real *y = Y + (first + lo) * y_stride + n;
                 begin(int(hi - lo), n, y, out, k > 0);
-                two_vectors(N - n, int(hi - lo), x + lo * ld, ld, panel, end - k, out, k > 0);
+                multiply(n, int(hi - lo), x + lo * ld, ld, panel, k, end, out);
                 finish(int(hi - lo), n, out, y, end == k_steps);
             });
         }
+    }
+    INLINE void multiply(int64_t n, int rows, const operand *x, int64_t ld, const operand *panel, int64_t k, int64_t end,
+                         real *out) const {
+#ifndef HALF
+        if (dealt) return dealt_tile_of<2, ROWS<2>>(rows, x, ld, panel, K, out);
+#endif
+        two_vectors(N - n, rows, x, ld, panel, end - k, out, k > 0);
     }
     /* Every row, panels [from, to) alone, each packed into `panel` just before. For few rows: of a W that is read
      * once, nothing is written but what stays in the cache. */

@@ -26,7 +26,8 @@ struct Scratch {
 int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* What a call holds of every layer, and where: its states, of an lstm its memories, and for a call that keeps
- * them its gates. Who keeps nothing has two layers at a time, the one that is read and the one that is written. */
+ * them its gates. Who keeps nothing has two layers at a time, the one that is read and the one that is written, and of
+ * memories the last alone. */
 struct Places {
     const Stack &stack;
     bool keeps;
@@ -38,7 +39,7 @@ struct Places {
     const bool whole = !stack.copies; /* the last layer's states are what the caller asked for */
     const int64_t track = rounded(state + S * row), between = rounded(S * D * row);
     const int64_t gates_size = keeps && gated ? rounded(S * kept_of(first.cell) * row) : 0;
-    const int64_t each_size = track * (lstm ? 2 : 1) + gates_size;
+    const int64_t cs_size = !lstm ? 0 : keeps ? track : rounded(state), each_size = cs_size + gates_size + track;
 
     int64_t held() const { return keeps || layers < 2 ? layers : 2; }
     int64_t held_between() const { return D == 1 ? 0 : keeps || layers < 4 ? layers - 1 : 2; }
@@ -48,7 +49,7 @@ struct Places {
     /* The layer's states come last, so that the last layer's may be missing. */
     int64_t start(int64_t i) const { return held_between() * between + (i / D % held() * D + i % D) * each_size; }
     int64_t cs(int64_t i) const { return start(i); }
-    int64_t gates(int64_t i) const { return start(i) + (lstm ? track : 0); }
+    int64_t gates(int64_t i) const { return start(i) + cs_size; }
     int64_t hs(int64_t i) const { return gates(i) + gates_size; }
     int64_t ys(int64_t layer) const { return layer % held_between() * between; }
     bool top(int64_t i) const { return i / D == layers - 1; }
@@ -179,7 +180,7 @@ struct Call {
         bool ids = !layer && at.stack.reads_ids;
         job.xs = ids ? nullptr : in, job.ids = ids ? reinterpret_cast<const int64_t *>(in) : nullptr;
         job.hs = hs(i), job.cs = at.lstm ? memory + at.cs(i) : nullptr;
-        job.gates = at.gates_size ? memory + at.gates(i) : nullptr;
+        job.gates = at.gates_size ? memory + at.gates(i) : nullptr, job.c_in_place = at.lstm && !at.keeps;
         job.sizes = rows.sizes, job.starts = rows.starts, job.threads = threads;
         return job;
     }
@@ -203,7 +204,8 @@ struct Call {
         one.h_0 = h_0, one.c_0 = c ? c_0 : nullptr;
         if (int status = v->forward(&one)) return status;
         end(one.hs, h);
-        if (c) end(one.cs, c);
+        if (c && at.keeps) end(one.cs, c);
+        if (c && !at.keeps) memcpy(c, one.cs, size_t(at.state));
         if (at.top(i) ? !at.whole : at.D > 1)
             lay_out(i % at.D, static_cast<char *>(one.hs), at.top(i) ? y : memory + at.ys(i / at.D));
         return OK;

@@ -27,6 +27,15 @@ typedef word bits __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)
 
 INLINE vec splat(real x) { return x - vec{}; }
 
+/* Keeps a vector in its register, where a compiler would read it anew for everything that it meets. */
+template <class V> INLINE void hold(V &v) {
+#if defined(__x86_64__)
+    asm("" : "+v"(v));
+#else
+    (void)v;
+#endif
+}
+
 INLINE vec load(const real *p) { return *reinterpret_cast<const vec *>(p); }
 INLINE void store(real *p, vec v) { *reinterpret_cast<vec *>(p) = v; }
 
