@@ -292,6 +292,9 @@ WAYS = {
     "one step": ("gru", 1, 13, 65, 66),
     "inputs some steps ahead, back in pieces": ("lstm", 30, 70, 20, 70),
     "blocks of k": ("lstm", 9, 13, 1100, 140),
+    "gradients from states and inputs where they lie": ("gru", 7, 20, 32, 64),
+    "from inputs that are packed": ("lstm", 6, 17, 30, 32),
+    "from states that are packed": ("tanh", 6, 19, 16, 40),
 }
 """How products read their weights: by the batch, the steps and the sizes of a layer."""
 

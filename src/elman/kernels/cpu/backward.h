@@ -7,18 +7,34 @@
 
 namespace {
 
+/* Which gates' pulls on a_hh are not those on a_ih: they lie beside them, `shift` gates further. */
+INLINE Columns hidden_columns(const Job *job) {
+    int64_t gates = gates_of(job->cell);
+    if (job->cell == GRU) return {gates, job->H, 2, 1};
+    if (job->cell == OWN && OWN_APART) return {gates, job->H, 0, gates};
+    return {gates, job->H};
+}
+INLINE Columns input_columns(const Job *job) { return {gates_of(job->cell), job->H}; }
+/* Blocks of a row of pulls. */
+INLINE int64_t pulls_of(const Job *job) {
+    Columns hidden = hidden_columns(job);
+    return hidden.blocks() + hidden.shift * hidden.per_gate();
+}
+
 struct Backward {
     const Job *job;
     const operand *panels; /* W_hh for y ↦ y W_hh */
-    real *da, *da_hh;      /* (S, M): pulls on a_ih and on a_hh; one array unless a gate takes them apart */
+    real *da;              /* pulls on a_ih and, where they differ, on a_hh, by blocks */
     real *down;            /* (S, P, H): pulls on a described cell's own numbers */
-    int64_t first;         /* the row of time and batch that all three begin with */
+    int64_t first;         /* the row of time and batch that both begin with */
     const real *dhs;       /* (S, H), or null */
-    int64_t pulled;        /* the row that this begins with */
-    bool shared;           /* whether other threads will read da, whose rows are whole cache lines */
+    int64_t pulled;        /* the row that this begins with, */
+    real *found;           /* or the pulls of one step, (B, H), that are found just before it goes back, */
+    const Output *out;     /* from this loss */
+    bool shared;           /* whether other threads will read da */
 
     const int64_t T = job->T, B = job->B, H = job->H, gates_n = gates_of(job->cell), M = gates_n * H;
-    const int64_t C = extra_of(job->cell) * H;
+    const int64_t C = extra_of(job->cell) * H, per_gate = ceil_div(H, LANES), width = pulls_of(job) * LANES;
     const real *hs = static_cast<const real *>(job->hs), *cs = static_cast<const real *>(job->cs);
     const real *gates = static_cast<const real *>(job->gates);
     const real *xi = static_cast<const real *>(job->xi);
@@ -26,36 +42,47 @@ struct Backward {
     bool held(int64_t t, int64_t b) const { return job->lengths && t >= job->lengths[b]; }
     real carry(int64_t t, int64_t b) const { return !xi ? real(1) : job->xi_per_row ? xi[t * B + b] : xi[t]; }
 
+    /* The pulls of one row: a vector for each block, `apart` from one another. */
+    struct Kept {
+        real *first;
+        int64_t apart;
+    };
+    Kept kept_at(int64_t t, int64_t b) const {
+        return {da + (start_of(job, t) - first) * width + b * LANES, rows_at(job, t) * LANES};
+    }
     /* Pulls that others have read lie in their cores' caches, which must let go of a line before it can be written: so
      * those are written past all caches, where nobody waits. */
-    INLINE void keep_pull(real *to, vec v, int64_t n) const {
+    INLINE void keep_pull(Kept kept, int64_t gate, int64_t u, vec v) const {
+        real *to = kept.first + (gate * per_gate + u / LANES) * kept.apart;
         if (shared) return stream(to, v);
-        store(to, v, n);
+        store(to, v);
     }
     /* One row, its units [from, to): from dh + dhs (and dc) to da; leaves in dh what goes back without passing W_hh. */
     template <int CELL>
-    void row(int64_t s, int64_t last, real keep, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
+    void row(int64_t s, int64_t last, const real *pull, Kept kept, real keep, real *dh, real *dc, operand *y, int64_t from,
+             int64_t to) const {
         for (int64_t u = from; u < to; u += LANES) {
             int64_t n = H - u;
             vec d = load(dh + u, n);
-            if (dhs) d += load(dhs + (s - pulled) * H + u, n);
+            if (pull) d += load(pull + u, n);
             if constexpr (CELL == GRU || CELL == LSTM)
-                gated<CELL>(s, last, u, n, keep, d, dh, dc, y);
+                gated<CELL>(s, last, u, n, kept, keep, d, dh, dc, y);
 #ifdef OWN_CELL
             else if constexpr (CELL == OWN)
-                own(s, last, u, n, keep, d, dh, dc, y);
+                own(s, last, u, n, kept, keep, d, dh, dc, y);
 #endif
             else {
                 vec h = load(hs + (s + B) * H + u, n);
                 d = CELL == TANH ? d * (real(1) - h * h) : CELL == RELU ? (h <= 0 ? vec{} : d) : d;
-                keep_pull(da + (s - first) * M + u, d, n);
+                keep_pull(kept, 0, u, d);
                 store_operand(y + u, d, n);
                 store(dh + u, vec{}, n);
             }
         }
     }
     template <int CELL>
-    INLINE void gated(int64_t s, int64_t last, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
+    INLINE void gated(int64_t s, int64_t last, int64_t u, int64_t n, Kept kept, real keep, vec d, real *dh, real *dc,
+                      operand *y) const {
         vec g[4], a[4];
         FLATTEN for (int i = 0; i < 4; i++) g[i] = load(gates + (s * 4 + i) * H + u, n);
         if constexpr (CELL == GRU) { /* g = r z n a_hn */
@@ -65,12 +92,8 @@ struct Backward {
             a[0] = a[2] * g[3] * (g[0] * (real(1) - g[0]));
             a[3] = a[2] * g[0];
             store(dh + u, d * g[1], n);
-            FLATTEN for (int i = 0; i < 3; i++) {
-                vec hidden_side = a[i == 2 ? 3 : i];
-                keep_pull(da + (s - first) * M + i * H + u, a[i], n);
-                keep_pull(da_hh + (s - first) * M + i * H + u, hidden_side, n);
-                store_operand(y + i * H + u, hidden_side, n);
-            }
+            FLATTEN for (int i = 0; i < 4; i++) keep_pull(kept, i, u, a[i]);
+            FLATTEN for (int i = 0; i < 3; i++) store_operand(y + i * H + u, a[i == 2 ? 3 : i], n);
         } else { /* g = i f g o */
             vec tanh_c = vtanh(load(cs + (s + B) * H + u, n)), c = load(cs + last * H + u, n);
             vec e = load(dc + u, n) + d * g[3] * (real(1) - tanh_c * tanh_c);
@@ -81,13 +104,14 @@ struct Backward {
             store(dh + u, vec{}, n);
             store(dc + u, keep == 0 ? vec{} : keep * e * g[1], n);
             FLATTEN for (int i = 0; i < 4; i++) {
-                keep_pull(da + (s - first) * M + i * H + u, a[i], n);
+                keep_pull(kept, i, u, a[i]);
                 store_operand(y + i * H + u, a[i], n);
             }
         }
     }
 #ifdef OWN_CELL
-    INLINE void own(int64_t s, int64_t last, int64_t u, int64_t n, real keep, vec d, real *dh, real *dc, operand *y) const {
+    INLINE void own(int64_t s, int64_t last, int64_t u, int64_t n, Kept pulls, real keep, vec d, real *dh, real *dc,
+                    operand *y) const {
         const real *from = gates + s * kept_of(OWN) * H + u, *p = static_cast<const real *>(job->own);
         vec kept[OWN_GATES + OWN_APART], before[OWN_STATES], own[OWN_PARAMETERS + 1], dafter[OWN_STATES];
         vec da_x[OWN_GATES], da_h[OWN_GATES], dbefore[OWN_STATES], downs[OWN_PARAMETERS + 1];
@@ -107,32 +131,34 @@ struct Backward {
             store(dc + (i - 1) * H + u, keep == 0 ? vec{} : keep * dbefore[i], n);
         FLATTEN for (int i = 0; i < OWN_PARAMETERS; i++) store(down + ((s - first) * OWN_PARAMETERS + i) * H + u, downs[i], n);
         FLATTEN for (int g = 0; g < OWN_GATES; g++) {
-            store(da + (s - first) * M + g * H + u, da_x[g], n);
-            if (OWN_APART) store(da_hh + (s - first) * M + g * H + u, da_h[g], n);
+            keep_pull(pulls, g, u, da_x[g]);
+            if (OWN_APART) keep_pull(pulls, OWN_GATES + g, u, da_h[g]);
             store_operand(y + g * H + u, da_h[g], n);
         }
     }
 #endif
     void row_of_cell(int64_t t, int64_t b, real *dh, real *dc, operand *y, int64_t from, int64_t to) const {
         int64_t s = start_of(job, t) + b, last = before(job, t) + b;
+        Kept kept = kept_at(t, b);
         real keep = carry(t, b);
 #ifdef OWN_CELL
-        return row<OWN>(s, last, keep, dh, dc, y, from, to);
+        return row<OWN>(s, last, pull_on(t, b), kept, keep, dh, dc, y, from, to);
 #endif
         switch (job->cell) {
-        case TANH: return row<TANH>(s, last, keep, dh, dc, y, from, to);
-        case RELU: return row<RELU>(s, last, keep, dh, dc, y, from, to);
-        case LINEAR: return row<LINEAR>(s, last, keep, dh, dc, y, from, to);
-        case GRU: return row<GRU>(s, last, keep, dh, dc, y, from, to);
-        default: return row<LSTM>(s, last, keep, dh, dc, y, from, to);
+        case TANH: return row<TANH>(s, last, pull_on(t, b), kept, keep, dh, dc, y, from, to);
+        case RELU: return row<RELU>(s, last, pull_on(t, b), kept, keep, dh, dc, y, from, to);
+        case LINEAR: return row<LINEAR>(s, last, pull_on(t, b), kept, keep, dh, dc, y, from, to);
+        case GRU: return row<GRU>(s, last, pull_on(t, b), kept, keep, dh, dc, y, from, to);
+        default: return row<LSTM>(s, last, pull_on(t, b), kept, keep, dh, dc, y, from, to);
         }
     }
     /* A held step: its pull passes by it, its weights get nothing. */
-    void pass(int64_t s, real *dh, operand *y) const {
-        for (int64_t u = 0; dhs && u < H; u += LANES)
-            store(dh + u, load(dh + u, H - u) + load(dhs + (s - pulled) * H + u, H - u), H - u);
-        memset(da + (s - first) * M, 0, size_t(M) * sizeof(real));
-        memset(da_hh + (s - first) * M, 0, size_t(M) * sizeof(real));
+    void pass(int64_t t, int64_t b, real *dh, operand *y) const {
+        int64_t s = t * B + b;
+        const real *pull = pull_on(t, b);
+        for (int64_t u = 0; pull && u < H; u += LANES) store(dh + u, load(dh + u, H - u) + load(pull + u, H - u), H - u);
+        Kept kept = kept_at(t, b);
+        for (int64_t p = 0; p < pulls_of(job); p++) store(kept.first + p * kept.apart, vec{});
         if (down) memset(down + (s - first) * OWN_PARAMETERS * H, 0, size_t(OWN_PARAMETERS * H) * sizeof(real));
         memset(y, 0, size_t(M) * sizeof(operand));
     }
@@ -158,14 +184,24 @@ struct Backward {
             if (held(t, b) || carry(t, b) != 0) return false;
         return true;
     }
-    /* Rows [b0, b1) back through steps [t0, t1); dh and dc hold their pulls, y one step of da. */
-    void run(int64_t t0, int64_t t1, int64_t b0, int64_t b1, real *dh, real *dc, operand *y) const {
+    /* The pull on a row of h_t from outside. */
+    const real *pull_on(int64_t t, int64_t b) const {
+        return found ? found + b * H : dhs ? dhs + (start_of(job, t) + b - pulled) * H : nullptr;
+    }
+    void find_pulls(int64_t t, int64_t b0, int64_t b1, operand *scratch) const {
+        groups(b1 - b0, Output::ROWS_AT_ONCE, [&](int64_t from, int64_t to) {
+            out->run(t * B + b0 + from, t * B + b0 + to, found + (b0 + from) * H, scratch);
+        });
+    }
+    /* Rows [b0, b1) back through steps [t0, t1); dh and dc hold their pulls, y one step of da; `scratch` is for the loss. */
+    void run(int64_t t0, int64_t t1, int64_t b0, int64_t b1, real *dh, real *dc, operand *y, operand *scratch) const {
         int64_t y_row = padded(M);
         for (int64_t t = t1 - 1; t >= t0; t--) {
+            if (found) find_pulls(t, b0, b1, scratch);
             int64_t active = 0, rows = at_most(rows_at(job, t), b1) - b0;
             for (int64_t r = 0; r < rows; r++) {
                 if (held(t, b0 + r)) {
-                    pass(t * B + b0 + r, dh + r * H, y + r * y_row);
+                    pass(t, b0 + r, dh + r * H, y + r * y_row);
                 } else {
                     row_of_cell(t, b0 + r, dh + r * H, dc ? dc + r * C : nullptr, y + r * y_row, 0, H);
                     active = r + 1;
@@ -207,50 +243,71 @@ void pack_inputs_back(const Job *job, int64_t threads, operand *panels) {
 struct InputTasks {
     const Job *job;
     const operand *panels;
-    const real *da;
+    const Blocks *da;
     int64_t S;
     void *dxs;
     int64_t threads;
+    const real *rows = nullptr; /* or row by row */
     const int64_t M = gates_of(job->cell) * job->H, I = job->I, tasks = dxs ? threads * 4 : 0;
-    const Product product{da, M, M, panels, nullptr, static_cast<real *>(dxs), I, I};
+    const Product product{rows, M, M, panels, nullptr, static_cast<real *>(dxs), I, I, false, da};
     const Buffer<operand> scratch{tasks * product.scratch()};
 
     void run(int64_t i) const { product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch()); }
 };
 
-/* Those of weights and inputs, of steps [t0, t1) alone, which are `piece`. The largest parts come first, so that threads
- * end together. */
-bool gradients_of_piece(const Job *piece, int64_t threads, const real *da, const real *da_hh, const InputTasks &below,
-                        const OutputTasks &above, const ByToken &tokens, int64_t t0) {
-    int64_t M = gates_of(piece->cell) * piece->H;
-    real *db_ih = static_cast<real *>(piece->db_ih), *db_hh = static_cast<real *>(piece->db_hh);
-    bool fresh = piece->fresh, same = da == da_hh;
-    OuterTasks hidden{{piece->T, piece->B, da_hh, M, static_cast<const real *>(piece->hs), piece->H, piece->H,
-                       static_cast<real *>(piece->dW_hh), fresh, piece->sizes, piece->starts, true}, threads};
-    OuterTasks input{{piece->T, piece->B, da, M, static_cast<const real *>(piece->xs), piece->I, piece->I,
-                      static_cast<real *>(piece->dW_ih), fresh, piece->sizes, piece->starts}, threads};
-    int64_t inputs = piece->ids ? 0 : input.tasks, outputs = above.tasks;
-    int64_t strips = db_ih && db_hh ? ceil_div(M, STRIP) : 0;
-    std::atomic<bool> ok{true};
-    each(threads, hidden.tasks + inputs + below.tasks + outputs + tokens.tasks + strips, [&](int64_t i) {
+/* What a piece of time, steps [t0, t1), adds to every gradient of weights, and the pull on its inputs. */
+struct PieceTasks {
+    const Job *piece;
+    int64_t t0, threads;
+    Grid da;
+    const ByToken &tokens;
+    const Output *out;
+    int64_t out_from, out_to; /* of its steps */
+    const operand *inputs;    /* W_ih for y ↦ y W_ih */
+
+    const Steps at{piece->T, piece->B, piece->sizes, piece->starts};
+    const Columns hidden_side = hidden_columns(piece), input_side = input_columns(piece);
+    const real *h = static_cast<const real *>(piece->hs), *x = static_cast<const real *>(piece->xs);
+    const int64_t I = piece->ids ? 0 : piece->I;
+    const Buffer<operand> H{Side{at, h, piece->H}.size()}, X{Side{at, x, I}.size()};
+    const Side hs{at, h, piece->H, true, H.data}, xs{at, x, I, false, X.data};
+    const OuterTasks hidden{{at, da, hidden_side, hs, static_cast<real *>(piece->dW_hh), piece->fresh != 0}, threads};
+    const OuterTasks input{{at, da, input_side, xs, static_cast<real *>(piece->dW_ih), piece->fresh != 0}, threads};
+    const Blocks rows{at, da, input_side};
+    const InputTasks below{piece, inputs, &rows, start_of(piece, piece->T) - start_of(piece, 0), piece->dxs, threads};
+    const OutputTasks above{out, out_from, out_to, threads};
+    const int64_t input_tasks = piece->ids ? 0 : input.tasks;
+    const int64_t tasks = hidden.tasks + input_tasks + below.tasks + above.tasks;
+
+    bool ok() const { return H.ok() && X.ok() && below.scratch.ok() && above.X.ok(); }
+    /* Part i of `parts` of what all tasks read, but for the pulls. */
+    void pack(int64_t i, int64_t parts) const {
+        int64_t b0 = at.B * i / parts, b1 = at.B * (i + 1) / parts;
+        hs.pack(b0, b1, H.data);
+        if (xs.N) xs.pack(b0, b1, X.data);
+        above.pack(i, parts);
+    }
+    /* Whether there was memory. The largest parts come first, so that threads end together. */
+    bool run(int64_t i) const {
         if (i < hidden.tasks) {
-            if (!hidden.run(i)) ok = false;
-        } else if ((i -= hidden.tasks) < inputs) {
-            if (!input.run(i)) ok = false;
-        } else if ((i -= inputs) < below.tasks) {
-            below.run(i);
-        } else if ((i -= below.tasks) < outputs) {
-            if (!above.run(i)) ok = false;
-        } else if ((i -= outputs) < tokens.tasks) {
-            tokens.run(i, t0, t0 + piece->T, da);
-        } else {
-            int64_t m = (i - tokens.tasks) * STRIP;
-            add_rows(piece, M, da, m, fresh, db_ih, same ? db_hh : nullptr);
-            if (!same) add_rows(piece, M, da_hh, m, fresh, db_hh);
+            for (int64_t p = hidden.first(i); i % hidden.across == 0 && p < hidden.last(i); p++) sum(p);
+            return hidden.run(i);
         }
-    });
-    return ok;
-}
+        if ((i -= hidden.tasks) < input_tasks) return input.run(i);
+        if ((i -= input_tasks) < above.tasks) return above.run(i);
+        below.run(i - above.tasks);
+        return true;
+    }
+    /* Biases and tokens: block p of the rows of all weights. */
+    void sum(int64_t p) const {
+        if (piece->ids) tokens.run(p, t0, at, da);
+        real *db_ih = static_cast<real *>(piece->db_ih), *db_hh = static_cast<real *>(piece->db_hh);
+        if (!db_ih || !db_hh) return;
+        bool same = input_side.place(p) == hidden_side.place(p);
+        add_rows(at, da, input_side, p, piece->fresh, db_ih, same ? db_hh : nullptr);
+        if (!same) add_rows(at, da, hidden_side, p, piece->fresh, db_hh);
+    }
+};
 
 /* Through an embedding: dW_ih = Dᵀ E, dE = D W_ih: products with a row for each token instead of each step. */
 bool embedding_gradients(const Job *job, int64_t threads, const ByToken &tokens) {
@@ -258,7 +315,13 @@ bool embedding_gradients(const Job *job, int64_t threads, const ByToken &tokens)
     Buffer<real> D(V * M);
     if (!D.ok()) return false;
     tokens.copy(D.data);
-    OuterTasks outer{{1, V, D.data, M, static_cast<const real *>(job->E), I, I, static_cast<real *>(job->dW_ih), true}, threads};
+    Steps at{1, V};
+    const real *rows = static_cast<const real *>(job->E);
+    Buffer<operand> X(Side{at, rows, I}.size());
+    Side E{at, rows, I, false, X.data};
+    if (!X.ok()) return false;
+    each(threads, threads, [&](int64_t i) { E.pack(V * i / threads, V * (i + 1) / threads, X.data); });
+    OuterTasks outer{{at, {D.data, M, false}, {1, M}, E, static_cast<real *>(job->dW_ih), true}, threads};
     std::atomic<bool> ok{true};
     each(threads, outer.tasks, [&](int64_t i) {
         if (!outer.run(i)) ok = false;
@@ -266,7 +329,7 @@ bool embedding_gradients(const Job *job, int64_t threads, const ByToken &tokens)
     Buffer<operand> panels(Layout{1, I}.size(M));
     if (!ok || !panels.ok()) return false;
     pack_inputs_back(job, threads, panels.data);
-    InputTasks back{job, panels.data, D.data, V, job->dE, threads};
+    InputTasks back{job, panels.data, nullptr, V, job->dE, threads, D.data};
     if (!back.scratch.ok()) return false;
     each(threads, back.tasks, [&](int64_t i) { back.run(i); });
     return true;
@@ -294,17 +357,18 @@ Job piece_of(const Job *job, int64_t t0, int64_t t1) {
 /* Back through all of time. Where an output layer is given it pulls on hs, a piece of time just before that is read. */
 int back_through(const Job *job, const Output *out) {
     int64_t B = job->B, H = job->H, M = gates_of(job->cell) * H, threads = useful_threads(job);
-    bool together = splits_units(job), apart = job->cell == GRU || (job->cell == OWN && OWN_APART);
+    bool together = splits_units(job);
     int64_t blocks = blocks_of(job, threads), y_size = ceil_div(B, blocks) * padded(M);
     int64_t own = job->cell == OWN ? OWN_PARAMETERS * H : 0, C = extra_of(job->cell) * H;
-    int64_t steps = steps_back(job, (apart ? 2 : 1) * M * int64_t(sizeof(real))), pieces = ceil_div(job->T, steps);
+    int64_t width = pulls_of(job) * LANES, steps = steps_back(job, width * int64_t(sizeof(real)));
+    int64_t pieces = ceil_div(job->T, steps);
     int64_t most = ceil_div(job->T, pieces) * B;
     Layout at{1, H};
     Buffer<operand> panels(at.size(M)), ys(together ? 2 * B * padded(M) : blocks * y_size);
     Buffer<operand> inputs(job->dxs ? Layout{1, job->I}.size(M) : 0), scratch(out && !together ? blocks * out->scratch() : 0);
-    Buffer<real> da(most * M), da_hh(apart ? most * M : 0), down(most * own), pulls(out ? most * H : 0);
+    Buffer<real> da(most * width), down(most * own), pulls(out ? (together ? most : B) * H : 0);
     ByToken tokens{job};
-    if (!panels.ok() || !ys.ok() || !inputs.ok() || !scratch.ok() || !da.ok() || !da_hh.ok() || !down.ok() || !pulls.ok() ||
+    if (!panels.ok() || !ys.ok() || !inputs.ok() || !scratch.ok() || !da.ok() || !down.ok() || !pulls.ok() ||
         !tokens.sums.ok())
         return NO_MEMORY;
 
@@ -320,31 +384,32 @@ int back_through(const Job *job, const Output *out) {
     int64_t read = out ? out->head->T : 0; /* steps of the output layer from here on are in its gradients */
     for (int64_t i = pieces - 1; i >= 0; i--) {
         int64_t t0 = job->T * i / pieces, t1 = job->T * (i + 1) / pieces, first = start_of(job, t0);
-        real *hidden_side = apart ? da_hh.data : da.data;
-        Backward run{job, panels.data, da.data, hidden_side, own ? down.data : nullptr, first,
-                     out ? pulls.data : static_cast<const real *>(job->dhs), out ? first : 0, threads > 1 && !together && H % LANES == 0};
+        const real *dhs = out ? pulls.data : static_cast<const real *>(job->dhs);
+        Backward run{job, panels.data, da.data, own ? down.data : nullptr, first, dhs, out ? first : 0,
+                     together ? nullptr : pulls.data, out, threads > 1 && !together};
+        Job piece = piece_of(job, t0, t1);
+        int64_t whole = out ? ceil_div(first, out->head->B) : 0; /* the first of its steps that is read from its beginning */
+        PieceTasks gradients{&piece, t0, threads, {da.data, width, true}, tokens, out, whole, read, inputs.data};
+        read = whole;
+        if (!gradients.ok()) return NO_MEMORY;
         if (together) {
             if (out && !out->run_all(first, t1 * B, pulls.data)) return NO_MEMORY;
             run.run_together(job->threads, t0, t1, dh, dc, ys.data);
+            each(threads, threads, [&](int64_t i) { gradients.pack(i, threads); });
         } else
             each(threads, blocks, [&](int64_t i) {
                 int64_t b0 = B * i / blocks, b1 = B * (i + 1) / blocks;
-                for (int64_t t = t0; out && t < t1; t++)
-                    groups(b1 - b0, Output::ROWS_AT_ONCE, [&](int64_t from, int64_t to) {
-                        int64_t s = t * B + b0;
-                        out->run(s + from, s + to, pulls.data + (s + from - first) * H, scratch.data + i * out->scratch());
-                    });
-                run.run(t0, t1, b0, b1, dh + b0 * H, dc ? dc + b0 * C : nullptr, ys.data + i * y_size);
+                run.run(t0, t1, b0, b1, dh + b0 * H, dc ? dc + b0 * C : nullptr, ys.data + i * y_size,
+                        out ? scratch.data + i * out->scratch() : nullptr);
+                gradients.pack(i, blocks);
             });
-        Job piece = piece_of(job, t0, t1);
-        for (int64_t m = 0; m < own; m += STRIP)
-            add_rows(&piece, own, down.data, m, piece.fresh, static_cast<real *>(job->down));
-        InputTasks below{job, inputs.data, da.data, start_of(job, t1) - first, piece.dxs, threads};
-        int64_t whole = out ? ceil_div(first, out->head->B) : 0; /* the first of its steps that has been read from its beginning */
-        OutputTasks above{out, whole, read, threads};
-        read = whole;
-        if (!below.scratch.ok() || !gradients_of_piece(&piece, threads, da.data, hidden_side, below, above, tokens, t0))
-            return NO_MEMORY;
+        for (int64_t p = 0; p < ceil_div(own, LANES); p++)
+            add_rows(gradients.at, {down.data, own, false}, {1, own}, p, piece.fresh, static_cast<real *>(job->down));
+        std::atomic<bool> ok{true};
+        each(threads, gradients.tasks, [&](int64_t i) {
+            if (!gradients.run(i)) ok = false;
+        });
+        if (!ok) return NO_MEMORY;
     }
     return !job->E || embedding_gradients(job, threads, tokens) ? OK : NO_MEMORY;
 }

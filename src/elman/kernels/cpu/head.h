@@ -94,19 +94,24 @@ struct OutputTasks {
     int64_t t0, t1, threads;
     const bool wanted = out && out->head->dW && t1 > t0;
     const Head none = {}, *head = wanted ? out->head : &none;
-    const int64_t V = head->V, H = head->H, B = head->B;
-    const real *d = wanted ? out->o.data + t0 * B * V : nullptr;
-    const real *hs = wanted ? static_cast<const real *>(head->hs) + t0 * B * H : nullptr;
+    const Steps at{wanted ? t1 - t0 : 0, head->B};
+    const Side all{at, wanted ? static_cast<const real *>(head->hs) + t0 * head->B * head->H : nullptr, head->H, false};
+    const Grid d{wanted ? out->o.data + t0 * head->B * head->V : nullptr, head->V, false};
+    const Columns columns{1, head->V};
+    const Buffer<operand> X{wanted ? all.size() : 0};
+    const Side states{at, all.X, all.N, false, X.data};
     const bool fresh = t1 == head->T;
-    const OuterTasks outer{{t1 - t0, B, d, V, hs, H, H, static_cast<real *>(head->dW), fresh}, threads};
-    const int64_t tasks = outer.tasks + (head->db ? ceil_div(V, STRIP) : 0);
+    const OuterTasks outer{{at, d, columns, states, static_cast<real *>(head->dW), fresh}, threads};
+    const int64_t tasks = wanted ? outer.tasks : 0;
 
+    /* Part i of `parts` of what all tasks read. */
+    void pack(int64_t i, int64_t parts) const {
+        if (wanted) states.pack(head->B * i / parts, head->B * (i + 1) / parts, X.data);
+    }
     bool run(int64_t i) const {
-        if (i < outer.tasks) return outer.run(i);
-        Job rows = {};
-        rows.T = t1 - t0, rows.B = B;
-        add_rows(&rows, V, d, (i - outer.tasks) * STRIP, fresh, static_cast<real *>(head->db));
-        return true;
+        for (int64_t p = outer.first(i); head->db && i % outer.across == 0 && p < outer.last(i); p++)
+            add_rows(at, d, columns, p, fresh, static_cast<real *>(head->db));
+        return outer.run(i);
     }
 };
 
@@ -117,11 +122,16 @@ int head(const Head *head) {
     out.pack();
     if (!out.run_all(0, out.S, static_cast<real *>(head->dhs))) return NO_MEMORY;
     out.finish();
-    OutputTasks weights{&out, 0, head->T, out.threads};
     std::atomic<bool> ok{true};
-    each(out.threads, weights.tasks, [&](int64_t i) {
-        if (!weights.run(i)) ok = false;
-    });
+    int64_t steps = ceil_div(1 << 20, head->B * head->H * int64_t(sizeof(real))); /* whose states stay in the cache */
+    for (int64_t t1 = head->T; t1 > 0 && ok; t1 -= at_most(steps, t1)) {
+        OutputTasks weights{&out, t1 - at_most(steps, t1), t1, out.threads};
+        if (!weights.X.ok()) return NO_MEMORY;
+        each(out.threads, out.threads, [&](int64_t i) { weights.pack(i, out.threads); });
+        each(out.threads, weights.tasks, [&](int64_t i) {
+            if (!weights.run(i)) ok = false;
+        });
+    }
     return ok ? OK : NO_MEMORY;
 }
 

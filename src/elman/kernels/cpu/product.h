@@ -71,8 +71,8 @@ INLINE vec multiply_add(real a, vec b, vec sum) { return sum + b * a; }
 constexpr int PANEL = PAIR * LANES; /* operands of one packed vector */
 constexpr int SUMS = REGISTERS * 3 / 4;
 
-INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* A row of operands is padded to whole vectors, and past them so that rows of a power-of-two
  * width do not fall on the same cache lines. */
@@ -350,6 +350,71 @@ INLINE void dots_of(int64_t rows, const real *h, int64_t ld, const real *W, int6
 }
 #endif
 
+/* The rows of a piece of time: those of the batch, step after step. */
+struct Steps {
+    int64_t T, B;
+    const int64_t *sizes = nullptr, *starts = nullptr; /* as in `Job` */
+
+    int64_t rows(int64_t t) const { return sizes ? sizes[t] : B; }
+    int64_t start(int64_t t) const { return sizes ? starts[t] - starts[0] : t * B; }
+    int64_t pairs(int64_t t) const { return ceil_div(rows(t), PAIR); }
+    int64_t pairs_from(int64_t t) const { /* of this step and all later ones */
+        if (!sizes) return (T - t) * pairs(0);
+        int64_t sum = 0;
+        for (; t < T; t++) sum += pairs(t);
+        return sum;
+    }
+};
+
+/* A row of numbers for each of those rows, one after the other; or by blocks of LANES columns, of each step the first block
+ * of all its rows, then the next: whoever sums over rows then reads a block from its beginning to its end. */
+struct Grid {
+    const real *data;
+    int64_t width; /* of a row, whole blocks where they lie so */
+    bool by_blocks;
+
+    const real *at(int64_t start, int64_t rows, int64_t block) const {
+        return data + start * width + block * (by_blocks ? rows : 1) * LANES;
+    }
+    int64_t stride() const { return by_blocks ? LANES : width; }
+};
+
+/* The rows of dW by blocks of LANES: gates of `units` each. What pulls on gates from `aside` on lies `shift` gates further
+ * in a grid of pulls. */
+struct Columns {
+    int64_t gates, units, aside = gates, shift = 0;
+
+    int64_t per_gate() const { return ceil_div(units, LANES); }
+    int64_t blocks() const { return gates * per_gate(); }
+    int64_t first(int64_t p) const { return p / per_gate() * units + p % per_gate() * LANES; }
+    int64_t count(int64_t p) const { return at_most(LANES, units - p % per_gate() * LANES); }
+    int64_t place(int64_t p) const { return p + (p / per_gate() >= aside ? shift * per_gate() : 0); }
+};
+
+/* Rows of a grid by blocks, to be multiplied. */
+struct Blocks {
+    Steps at;
+    Grid grid;
+    Columns columns;
+
+    /* Columns [k, end) of rows [first, first + rows), gathered in `room`. */
+    Operands operands(int64_t first, int64_t rows, int64_t k, int64_t end, operand *room) const {
+        int64_t ld = padded(end - k);
+        for (int64_t r = 0; (end - k) % PAIR && r < rows; r++) room[r * ld + end - k] = 0;
+        for (int64_t p = 0; p < columns.blocks(); p++) {
+            int64_t column = columns.first(p), from = column < k ? k : column, to = at_most(column + columns.count(p), end);
+            if (from >= to) continue;
+            int64_t t = 0;
+            for (int64_t r = 0; r < rows; r++) {
+                while (first + r >= at.start(t) + at.rows(t)) t++;
+                const real *x = grid.at(at.start(t), at.rows(t), columns.place(p)) + (first + r - at.start(t)) * LANES;
+                store_operand(room + r * ld + from - k, load(x + from - column, to - from), to - from);
+            }
+        }
+        return {room, ld};
+    }
+};
+
 /* Y (S, N) = X (S, K) · panels + bias, rows [first, last). A block of rows and of k and the panel that meets them stay in
  * the second-level cache; from one block of k to the next Y holds the sums. */
 struct Product {
@@ -359,7 +424,8 @@ struct Product {
     const real *bias;
     real *Y;
     int64_t N, y_stride;
-    bool dealt = false; /* those panels, of one block of k */
+    bool dealt = false;             /* those panels, of one block of k */
+    const Blocks *blocks = nullptr; /* X lies in these */
 
     static constexpr int64_t ROWS_AT_ONCE = 12 * ROWS<2>, DEEP = 512; /* steps of k */
     int64_t scratch() const { return ROWS_AT_ONCE * padded(at_most(K, DEEP * PAIR)); }
@@ -409,6 +475,7 @@ struct Product {
         }
     }
     Operands operands(int64_t first, int64_t rows, int64_t k, int64_t end, operand *scratch) const {
+        if (blocks) return blocks->operands(first, rows, k, end, scratch);
         return operands_of(X + first * x_stride + k, x_stride, rows, end - k, scratch);
     }
     /* Sums that Y holds already into `sums`, or the places where they will go, fetched while they are found. */
@@ -434,99 +501,98 @@ struct Product {
     }
 };
 
+/* X for sums over rows: where it lies or, as panels of C vectors of columns, packed step after step, the last first. */
+struct Side {
+    /* Rows and vectors of columns of a tile of such a sum, and whether its running totals have registers, too. */
+    static constexpr int R = at_most(LANES, REGISTERS / 4);
+    static constexpr bool TOTALS = R >= 8;
+    static constexpr int C = TOTALS ? 1 : REGISTERS / 2 / R;
+    Steps at;
+    const real *X;
+    int64_t N;
+    bool states = false; /* X are those before each step */
+
+    const operand *packed = nullptr;
+
+    /* Narrow rows, and enough of them in a step, are read as fast where they lie. */
+    bool in_place() const {
+        return PAIR == 1 && at.B >= 16 && N % (C * LANES) == 0 && N * int64_t(sizeof(real)) <= 2048;
+    }
+    int64_t panels() const { return ceil_div(N, C * LANES); }
+    int64_t panel_size() const { return at.pairs_from(0) * C * PANEL; }
+    int64_t size() const { return in_place() ? 0 : panels() * panel_size(); }
+    int64_t start(int64_t t) const { return at.start(t) + (at.sizes && states ? at.B - at.sizes[t - 1] : 0); }
+
+    /* Rows [b0, b1) of every step, in whole pairs. */
+    void pack(int64_t b0, int64_t b1, operand *out) const {
+        if (in_place()) return;
+        int64_t panel = panel_size();
+        b0 = ceil_div(b0, PAIR) * PAIR;
+        for (int64_t t = at.T - 1; t >= 0; out += at.pairs(t--) * C * PANEL) {
+            int64_t rows = at.rows(t);
+            for (int64_t b = b0; b < at_most(b1, rows); b += PAIR) {
+                const real *x = X + (start(t) + b) * N;
+                operand *to = out + b / PAIR * C * PANEL;
+                for (int64_t n = 0; n < panels() * C * LANES; n += LANES) {
+                    vec two[PAIR];
+                    FLATTEN for (int i = 0; i < PAIR; i++) two[i] = n < N && b + i < rows ? load(x + i * N + n, N - n) : vec{};
+                    store_rows(to + n / (C * LANES) * panel + n / LANES % C * PANEL, two);
+                }
+            }
+        }
+    }
+};
+
 /* dW (M, N) += Σ_t Σ_b A_tb ⊗ X_tb.
  *
  * Each step of time is summed by itself and then added, the last step first: about as accurate as
  * autograd's own order, and independent of how time was cut into pieces. */
 struct Outer {
-    int64_t T, B;
-    const real *A;
-    int64_t M;
-    const real *X;
-    int64_t N, ld; /* columns taken, and columns there are */
+    Steps at;
+    Grid A;
+    Columns columns;
+    Side X;
     real *dW;
     bool fresh; /* dW holds nothing yet */
-    const int64_t *sizes = nullptr, *starts = nullptr; /* as in `Job` */
-    bool states = false;                               /* X are those before each step */
 
-    int64_t rows_at(int64_t t) const { return sizes ? sizes[t] : B; }
-    int64_t a_start(int64_t t) const { return sizes ? starts[t] - starts[0] : t * B; }
-    int64_t x_start(int64_t t) const { return a_start(t) + (sizes && states ? B - sizes[t - 1] : 0); }
-    int64_t pairs_at(int64_t t) const { return ceil_div(rows_at(t), PAIR); }
-    int64_t pairs_in(int64_t t0, int64_t steps) const {
-        if (!sizes) return steps * pairs();
-        int64_t sum = 0;
-        for (int64_t t = t0; t < t0 + steps; t++) sum += pairs_at(t);
-        return sum;
-    }
+    static constexpr int R = Side::R, C = Side::C;
+    const bool packs = PAIR > 1 || !A.by_blocks, in_place = X.in_place();
+    const int64_t N = X.N, panel = X.panel_size(), apart = in_place ? N : C * PANEL;
+    static const operand *where_it_lies(const real *x) { return reinterpret_cast<const operand *>(x); } /* they are the same */
 
-    static constexpr int R = SUMS / 4, C = 2; /* half the registers hold the running totals */
-    static constexpr int GROUP = 8;           /* tiles packed at a time, so that whole cache lines are read */
-    static constexpr int64_t AHEAD = 8;       /* rows of A, pages apart, fetched before they are packed */
-    int64_t pairs() const { return ceil_div(B, PAIR); }
-    int64_t width() const { return ceil_div(N, C * LANES) * C * LANES; }
-    Outer columns(int64_t from, int64_t to) const {
-        Outer part = *this;
-        part.X += from, part.N = to - from, part.dW += from;
-        return part;
+    int64_t chunk() const { /* steps of time of which a block of A and a panel of X take little of the second-level cache */
+        int64_t steps = (64 << 10) / (at.pairs(0) * (C + 1) * PANEL * int64_t(sizeof(operand)));
+        return steps < 1 ? 1 : at_most(steps, at.T);
     }
-    int64_t chunk() const { /* steps of time whose packed X stays in the second-level cache */
-        int64_t bytes = pairs() * width() * PAIR * int64_t(sizeof(operand));
-        int64_t steps = (384 << 10) / bytes;
-        return steps < 1 ? 1 : at_most(steps, T);
-    }
-    int64_t x_size() const { return chunk() * pairs() * width() * PAIR; }
-    int64_t a_size() const { return GROUP * chunk() * pairs() * R * PAIR; }
+    int64_t scratch() const { return packs ? chunk() * ceil_div(at.B, PAIR) * PANEL : 0; }
 
-    /* X of steps [t0, t0 + steps), latest first, as panels [column block][step][pair][vector]. */
-    void pack_x(int64_t t0, int64_t steps, operand *out) const {
-        int64_t step = C * PANEL, panel = pairs_in(t0, steps) * step;
-        for (int64_t t = t0 + steps - 1; t >= t0; t--)
-            for (int64_t b = 0, B = rows_at(t); b < B; b += PAIR, out += step) {
-                const real *x = X + (x_start(t) + b) * ld;
-                for (int64_t n = 0; n < width(); n += LANES) {
-                    vec rows[PAIR];
-                    FLATTEN for (int i = 0; i < PAIR; i++)
-                        rows[i] = n < N && b + i < B ? load(x + i * ld + n, N - n) : vec{};
-                    store_rows(out + n / (C * LANES) * panel + n / LANES % C * PANEL, rows);
-                }
+    /* A block of A of steps [t0, t1), the last first, as pairs of rows. */
+    void pack(int64_t p, int64_t t0, int64_t t1, operand *out) const {
+        int64_t block = columns.place(p), n = columns.count(p), stride = A.stride();
+        for (int64_t t = t1 - 1; t >= t0; t--) {
+            const real *a = A.at(at.start(t), at.rows(t), block);
+            for (int64_t b = 0, rows = at.rows(t); b < rows; b += PAIR, out += PANEL) {
+                vec two[PAIR];
+                FLATTEN for (int i = 0; i < PAIR; i++) two[i] = b + i < rows ? load(a + (b + i) * stride, n) : vec{};
+                store_rows(out, two);
             }
-    }
-    /* Columns [m, m + rows) of A, as [tile][step][pair][column]; rows < GROUP·R only at the end. */
-    void pack_a(int64_t t0, int64_t steps, int64_t m, int64_t rows, operand *out) const {
-        int64_t tile = pairs_in(t0, steps) * R * PAIR, tiles = ceil_div(rows, R);
-        alignas(64) operand line[(GROUP * R + LANES) * PAIR] = {};
-        for (int64_t t = t0 + steps - 1; t >= t0; t--)
-            for (int64_t b = 0, B = rows_at(t); b < B; b += PAIR, out += R * PAIR) {
-                const real *a = A + (a_start(t) + b) * M + m;
-                const real *soon = a + (b + AHEAD < B ? AHEAD : AHEAD - 2 * B) * M; /* in the next step, if not in this */
-                for (int64_t r = 0; r < rows; r += LANES) __builtin_prefetch(soon + r);
-                const operand *from = pairs_of(a, rows, b + 1 < B, line);
-                for (int64_t g = 0; g < tiles; g++) memcpy(out + g * tile, from + g * R * PAIR, R * PAIR * sizeof(operand));
-            }
-    }
-    /* The columns of one pair of rows side by side, with zeros past the last: in `line`, or where they lie. */
-    INLINE const operand *pairs_of(const real *a, int64_t rows, bool paired, operand *line) const {
-#ifndef HALF
-        if (rows == GROUP * R) return a;
-#endif
-        for (int64_t r = 0; r < rows; r += LANES) {
-            vec two[PAIR];
-            FLATTEN for (int i = 0; i < PAIR; i++) two[i] = i == 0 || paired ? load(a + i * M + r, rows - r) : vec{};
-            store_rows(line + r * PAIR, two);
         }
-        return line;
     }
-    /* dW[r][·] += Σ_s Σ_b a[s][b][r] x[s][b][·], each step summed by itself; `row` steps dW by r. */
-    void add(int64_t t0, int64_t steps, const operand *a, const operand *x, bool fresh, real *dW, int64_t row) const {
+    /* dW[r][·] += Σ_t Σ_b a[t][b][r] x[t][b][·], each step summed by itself; `row` steps dW by r. The block of `a` is in
+     * `packed`, or where it lies. */
+    void add(int64_t p, int64_t from, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x, bool fresh,
+             real *dW, int64_t row) const {
+        int64_t block = columns.place(p);
         vec totals[R][C];
-        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
+        if (Side::TOTALS) FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
             totals[r][j] = fresh ? vec{} : load(dW + r * row + j * LANES);
-        for (int64_t t = t0 + steps - 1, pairs = pairs_at(t); t >= t0; t--) {
-            if (sizes) pairs = pairs_at(t);
+        for (int64_t t = t1 - 1; t >= t0; t--) {
+            const operand *a = (packs ? packed : where_it_lies(A.at(at.start(t), at.rows(t), block))) + from * PAIR;
+            if (in_place) x = where_it_lies(X.X + X.start(t) * N + n);
             vec sums[R][C];
             FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++) sums[r][j] = vec{};
-            for (int64_t b = 0; b < pairs; b++, a += R * PAIR, x += C * PANEL) {
+            int64_t pairs = at.pairs(t);
+            for (int64_t b = 0; b < pairs; b++, a += PANEL, x += apart) {
                 decltype(load_operands(x)) columns[C];
                 FLATTEN for (int j = 0; j < C; j++) columns[j] = load_operands(x + j * PANEL);
                 FLATTEN for (int r = 0; r < R; r++) {
@@ -534,32 +600,40 @@ struct Outer {
                     FLATTEN for (int j = 0; j < C; j++) sums[r][j] = multiply_add(y, columns[j], sums[r][j]);
                 }
             }
-            FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++) totals[r][j] += sums[r][j];
+            if (packs) packed += pairs * PANEL;
+            FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
+                if constexpr (Side::TOTALS) {
+                    totals[r][j] += sums[r][j];
+                } else {
+                    real *to = dW + r * row + j * LANES;
+                    store(to, (fresh ? vec{} : load(to)) + sums[r][j]);
+                }
+            fresh = false;
         }
-        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
+        if (Side::TOTALS) FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
             store(dW + r * row + j * LANES, totals[r][j]);
     }
-    /* The same for the part of a tile that lies inside dW, from column n of row c. */
-    void add_part(int64_t t0, int64_t steps, const operand *a, const operand *x, bool empty, int64_t rows, int64_t n,
-                  real *c) const {
-        if (rows == R && n + C * LANES <= N) return add(t0, steps, a, x, empty, c, ld);
+    /* The same for the part of a tile that lies inside dW: rows from the `from`th of block p, columns from n on. */
+    void add_part(int64_t p, int64_t from, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x) const {
+        bool empty = fresh && t1 == at.T;
+        int64_t rows = at_most(R, columns.count(p) - from);
+        real *c = dW + (columns.first(p) + from) * N + n;
+        if (rows == R && n + C * LANES <= N) return add(p, from, n, t0, t1, packed, x, empty, c, N);
         alignas(64) real whole[R * C * LANES] = {};
         size_t bytes = size_t(at_most(N - n, C * LANES)) * sizeof(real);
-        for (int64_t r = 0; !empty && r < rows; r++) memcpy(whole + r * C * LANES, c + r * ld, bytes);
-        add(t0, steps, a, x, false, whole, C * LANES);
-        for (int64_t r = 0; r < rows; r++) memcpy(c + r * ld, whole + r * C * LANES, bytes);
+        for (int64_t r = 0; !empty && r < rows; r++) memcpy(whole + r * C * LANES, c + r * N, bytes);
+        add(p, from, n, t0, t1, packed, x, false, whole, C * LANES);
+        for (int64_t r = 0; r < rows; r++) memcpy(c + r * N, whole + r * C * LANES, bytes);
     }
-    void run(int64_t first, int64_t last, operand *a, operand *x) const {
-        for (int64_t stop = T; stop > 0; stop -= chunk()) {
-            int64_t steps = at_most(chunk(), stop), t0 = stop - steps, pairs = pairs_in(t0, steps);
-            pack_x(t0, steps, x);
-            for (int64_t m = first; m < last; m += R) {
-                int64_t tile = (m - first) / R % GROUP;
-                if (tile == 0) pack_a(t0, steps, m, at_most(GROUP * R, last - m), a);
-                const operand *rows = a + tile * pairs * R * PAIR;
-                for (int64_t n = 0; n < N; n += C * LANES)
-                    add_part(t0, steps, rows, x + n / LANES * pairs * PANEL, fresh && stop == T,
-                             at_most(R, last - m), n, dW + m * ld + n);
+    /* Blocks [first, last) of the rows of dW, panels [begin, end) of its columns. */
+    void run(int64_t first, int64_t last, int64_t begin, int64_t end, operand *scratch) const {
+        for (int64_t t1 = at.T; t1 > 0; t1 -= at_most(chunk(), t1)) {
+            int64_t t0 = t1 - at_most(chunk(), t1), skipped = at.pairs_from(t1) * C * PANEL;
+            for (int64_t p = first; p < last; p++) {
+                if (packs) pack(p, t0, t1, scratch);
+                for (int64_t n = begin; n < end; n++)
+                    for (int64_t from = 0; from < columns.count(p); from += R)
+                        add_part(p, from, n * C * LANES, t0, t1, scratch, X.packed + n * panel + skipped);
             }
         }
     }
