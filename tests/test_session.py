@@ -248,6 +248,29 @@ def test_a_stopped_session_continues_where_it_was(tmp_path):
         Session.resume(stopped.run.path, {"hidden_size": 7})
 
 
+@pytest.mark.parametrize("left", [0, 7, 20, -3, -1])
+def test_leaving_the_loop_saves_as_stopping_does(left, tmp_path):
+    """Also at the last record: the result is then of what was trained, not of what lay there."""
+    whole = begin(tmp_path / "whole", checkpoint_seconds=0.0)
+    records = list(whole.records())
+    session = begin(tmp_path / "left", checkpoint_seconds=0.0)
+    for number, _ in enumerate(session.records()):
+        if number == range(len(records))[left]:
+            break
+    saved, _ = checkpoints.read(session.run.path / "state.safetensors", "state")
+    now, _ = session.training.state_dict()
+    assert saved.keys() == now.keys()
+    assert all(torch.equal(saved[name], now[name]) for name in now)
+    if left != -1:
+        session = Session.resume(session.run.path)
+        list(session.records())
+    assert session.conclude() == whole.conclude()
+    end, wanted = (
+        checkpoints.read(s.run.path / "state.safetensors", "state")[0] for s in (session, whole)
+    )
+    assert all(torch.equal(end[name], wanted[name]) for name in wanted)
+
+
 def test_every_kind_of_record_comes_back_from_its_line(tmp_path):
     session = begin(tmp_path)
     records = list(session.records(stop=lambda: session.training.step >= 8))

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,9 +30,9 @@ def train(
 
     The `remarks` on a record, such as a sample of the model's writing, are kept and yielded after
     it. A checkpoint is written every so many updates, every so many seconds, with each better
-    validation, when stopped and at the end. A run that this one replaces is gone with the first
-    that comes by itself; it is back where the training fails before any. Ctrl-C is heeded between
-    two records, and whoever trains on goes on from there.
+    validation, when stopped, where the loop over the records is left, and at the end. A run that
+    this one replaces is gone with the first that comes by itself; it is back where the training
+    fails before any. Ctrl-C is heeded between two records; whoever trains on goes on from there.
     """
     return whole(_records(run, training, every_steps, every_seconds, stop, remarks))
 
@@ -57,7 +58,12 @@ def _records(
                 _checkpoint(run, training, log, better)
                 run.forget_replaced()
                 saved_at = time.monotonic()
-            yield from told
+            try:
+                yield from told
+            except GeneratorExit:  # whoever leaves the loop stops it, unless Python itself ends
+                if training.processes.size == 1 and not sys.is_finalizing():
+                    _checkpoint(run, training, log, better=False)
+                raise
             if stopped:
                 break
         _checkpoint(run, training, log, better=False)
