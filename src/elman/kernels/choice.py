@@ -77,7 +77,8 @@ def runs_whole(whole: Whole, device: torch.device, job: Callable[[], Job]) -> bo
 def settings(dtype: torch.dtype) -> tuple[Hashable, ...]:
     """What else a choice depends on: the environment and torch's switches."""
     float32 = precision() if dtype is torch.float32 else None
-    return named_kernel(), _ENVIRONMENT.get(_CAPTURE), torch._C._get_cudnn_enabled(), float32
+    asked = _ENVIRONMENT.get
+    return asked(_NAMED), asked(_CAPTURE), torch._C._get_cudnn_enabled(), float32
 
 
 def named_kernel() -> Hashable:
@@ -188,6 +189,18 @@ def allows(name: str) -> bool:
 
 def _choose(job: Job) -> tuple[Kernel | Torchs, dict[str, str]]:
     """The kernel that runs, and the reason of every one asked before it."""
+    kernel, reasons = _first_that_runs(job)
+    if kernel is None:
+        asked = requested()
+        raise UserError(
+            f"ELMAN_KERNELS={asked}: this kernel cannot run here, {reasons[asked]}",
+            hint="ELMAN_KERNELS=auto takes the fastest that can",
+        )
+    return kernel, reasons
+
+
+def _first_that_runs(job: Job) -> tuple[Kernel | Torchs | None, dict[str, str]]:
+    """The same; None where one was asked for that cannot."""
     reasons: dict[str, str] = {}
     asked = requested()
     for name in FASTEST_FIRST if asked == "auto" else (asked,):
@@ -200,10 +213,7 @@ def _choose(job: Job) -> tuple[Kernel | Torchs, dict[str, str]]:
         if kernel is not None and reason is None:
             return kernel, reasons
         reasons[name] = str(reason)
-    raise UserError(
-        f"ELMAN_KERNELS={asked}: this kernel cannot run here, {reasons[asked]}",
-        hint="ELMAN_KERNELS=auto takes the fastest that can",
-    )
+    return None, reasons
 
 
 def _refusal(kernel: Kernel | Torchs, job: Job) -> str | None:
@@ -278,7 +288,10 @@ def is_sooner(wide: Job, narrow: Job) -> bool:
     full, cast = wide.whole, narrow.whole
     if full is None or cast is None or cast.network.mode is None or cast.apart or cast.pieces > 1:
         return False  # calls that are not captured
-    engines = [_choose(job)[0].name for job in (wide, narrow)]
+    kernels = [_first_that_runs(job)[0] for job in (wide, narrow)]
+    engines = [kernel.name for kernel in kernels if kernel is not None]
+    if len(engines) < 2:  # one was asked for by name that can run only the other, or neither
+        return kernels[0] is not None
     if not {*engines} <= {"cuda", Cudnn.name}:
         return False
     states, what = len(narrow.cell.states), "both" if cast.keeps else "forward"
@@ -292,7 +305,7 @@ def is_sooner(wide: Job, narrow: Job) -> bool:
         return False
     shape = _shape(full)
     alone = engines[0] == Cudnn.name and prices.is_alone(shape)
-    if alone or uncaptured(engines[0], full, device) is None:
+    if alone or engines[1] != Cudnn.name or uncaptured(engines[0], full, device) is None:
         return True
     gpu = prices.gpu_microseconds(engines[0], shape) or 0.0
     return gpu < (prices.gpu_microseconds(engines[1], _shape(cast)) or 0.0)

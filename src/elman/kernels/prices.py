@@ -29,13 +29,16 @@ MASK = {"forward": 110.0, "both": 250.0}  # dropout by our kernel: of a layer's 
 MASKED = 12.0  # to draw 16 steps of it
 PADDING = {"forward": 320.0, "both": 600.0}  # packed rows by our kernel: padded, and packed again
 CASTS = {"forward": 10.0, "both": 35.0}  # of the host, for every tensor cast (as launches cost)
-CAST_INSIDE = 10.0  # the same by a call that is ready, which autograd does not see
+CAST_INSIDE = 15.0  # the same by a call that is ready, which autograd does not see
+WIDENED, BY_MILLIONS = 100.0, 20.0  # and more where weights are copied into a wider layer's
 CAST_BEFORE = {"forward": 350.0, "both": 500.0}  # and more where all is cast before the long way
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
 LAUNCHES_IN_HALVES = 34.0  # the same of a gru or lstm in half precision, both
 LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured call
 ALONE = 7.0  # cuDNN's steps, there and back, below so many microseconds are of one kernel per layer
 
+
+GATES = {"tanh": 1, "gru": 3, "lstm": 4}
 
 AT_ONCE = {"tanh": 256, "gru": 128, "lstm": 128}
 """Up to so many units of float32 cuDNN is fast, there and back; one more unit, and it is not."""
@@ -50,13 +53,16 @@ class Apart(NamedTuple):
     times: float
     by_rows: float  # exponents
     by_units: float
+    widest: int = 2048  # beyond so many units it is the same
 
 
-ODD, EVEN, IN_FLOAT32 = Apart(2.8, 0.22, 0.55), Apart(1.85, 0.15, 0.25), Apart(1.65, 0.22, 0.4)
+ODD, EVEN = Apart(2.8, 0.22, 0.55), Apart(1.85, 0.15, 0.25)
+IN_FLOAT32 = Apart(1.65, 0.12, 0.4, 1024)
 """Of half precision at odd widths and at even ones that are no whole 16 bytes, and of float32.
 
 Fitted to forward passes of gru and lstm, 512 to 1508 units, 8 to 256 rows: 1.0 to 4.3 times, within
-11 % (odd), 24 and 22 % rms, and up to 1.7 times too low at 8 rows. One gate: some 15 % too high."""
+11 % (odd) and 24 % rms, and up to 1.7 times too low at 8 rows; in float32 701 to 1999 units, 64 to
+512 rows: 1.4 to 2.8 times, within 19 % rms. One gate: some 15 % too high."""
 MOST_APART = 4.2
 
 
@@ -122,8 +128,13 @@ def _whole_rows(shape: Shape) -> int:
 
     A batch of 260 takes as long as one of 320; prices were measured at 128 and 256.
     """
-    most = IN_CLUSTERS[shape.cell] // (2 if shape.arithmetic in ("tf32", "fp32") else 1)
-    return shape.rows if shape.hidden <= most or shape.rows <= 128 else -(-shape.rows // 64) * 64
+    in_clusters = shape.hidden <= _in_clusters(shape)
+    return shape.rows if in_clusters or shape.rows <= 128 else -(-shape.rows // 64) * 64
+
+
+def _in_clusters(shape: Shape) -> int:
+    """Units up to which our kernel runs in clusters: half as many of float32."""
+    return IN_CLUSTERS[shape.cell] // (2 if shape.arithmetic in ("tf32", "fp32") else 1)
 
 
 def _beside_each_other(shape: Shape) -> float:
@@ -131,7 +142,7 @@ def _beside_each_other(shape: Shape) -> float:
 
     It runs them beside each other, until a step of one keeps the whole GPU busy.
     """
-    values = shape.rows * {"tanh": 1, "gru": 3, "lstm": 4}[shape.cell] * shape.hidden  # of a step
+    values = shape.rows * GATES[shape.cell] * shape.hidden  # of a step
     share = min(max((values - FEW_VALUES) / (MANY_VALUES - FEW_VALUES), 0.0), 1.0)
     by_layers, by_directions = (alone + (1 - alone) * share for alone in (0.45, 0.3))
     return shape.layers**by_layers * shape.directions**by_directions
@@ -143,7 +154,8 @@ def _apart(shape: Shape) -> float:
     if width <= AT_ONCE[shape.cell] or width % (4 if wide else 8) == 0:
         return 1.0
     it = IN_FLOAT32 if wide else ODD if width % 2 else EVEN
-    times = it.times * (shape.rows / 64) ** it.by_rows * (width / 1024) ** it.by_units
+    units = min(width, it.widest) / 1024
+    times = it.times * (shape.rows / 64) ** it.by_rows * units**it.by_units
     return min(max(times, 1.0), MOST_APART)
 
 
@@ -200,7 +212,21 @@ def cast_microseconds(engine: str, shape: Shape, tensors: int) -> float | None:
     host = host_microseconds(engine, shape) + tensors * CAST_INSIDE
     if engine != "cuda" or takes_the_long_way(shape):
         host += CAST_BEFORE[what]
+    elif is_widened(shape):
+        host += WIDENED + BY_MILLIONS * _weights(shape) / 1e6
     return max(host, gpu)
+
+
+def _weights(shape: Shape) -> int:
+    """How many there are in all layers."""
+    read = shape.inputs + (2 * shape.layers - 1) * shape.hidden
+    return GATES[shape.cell] * shape.hidden * read * shape.directions
+
+
+def is_widened(shape: Shape) -> bool:
+    """Whether our kernel runs a layer with more units: beyond clusters, in whole 16 bytes."""
+    whole = 4 if shape.arithmetic in ("tf32", "fp32") else 8
+    return shape.hidden > _in_clusters(shape) and shape.hidden % whole > 0
 
 
 def is_alone(shape: Shape) -> bool:

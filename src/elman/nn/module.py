@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.nn.utils.rnn import PackedSequence
 
 from elman.cells import named
@@ -28,14 +29,14 @@ from elman.nn.arguments import are_tensors, check_pack
 from elman.nn.settling import Settling, unseen, widened
 from elman.recurrence import native, traced, whole
 from elman.recurrence.operator import Recipe
-from elman.recurrence.settled import Latest, Settled
+from elman.recurrence.settled import Latest, Settled, packed_shape, rows_of
 from elman.recurrence.strand import autocast_on_a_cpu, uncast
 from elman.recurrence.ways import Outputs
 
 
 def _is_plain_tensor(input: Tensor | PackedSequence) -> TypeGuard[Tensor]:
     """Whether this is a tensor that is what it says, as those of other classes need not be."""
-    return type(input) in (Tensor, torch.nn.Parameter)
+    return type(input) in (Tensor, Parameter)
 
 
 class Module(Settling):
@@ -47,6 +48,8 @@ class Module(Settling):
         """Output and last state, in the caller's layout."""
         if torch.compiler.is_compiling():
             return self._run_long(input, state)
+        if (latest := self._settled.latest) and (done := self._run_again(latest, input, state)):
+            return done
         if named(self.cell).fingerprint != self._equations:
             raise UserError(
                 f"{self.cell} was declared again, with other equations, after this module was made",
@@ -55,8 +58,6 @@ class Module(Settling):
         if traced.is_watched():
             with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
                 return self._run_long(input, state)
-        if (latest := self._settled.latest) and (done := self._run_again(latest, input, state)):
-            return done
         if _is_plain_tensor(input) and self._is_one_row(input, state):
             return self._run_one_row(input, state)
         return self._plain_call(input, state) or self._run_settled(input, state)
@@ -77,12 +78,25 @@ class Module(Settling):
         self, input: Tensor, state: Sequence[Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The same as a batch of one, which has short ways."""
-        row = 0 if self.batch_first else 1
+        batch, given = self._as_a_batch(input, state)
+        done = self._plain_call(batch, given) or self._run_settled(batch, given)
+        latest = self._settled.latest
+        if latest is not None and not latest.alone:  # it was this call, or this is found out anew
+            mode = self._how_called(input)
+            if latest.is_like(batch, batch.shape, given, mode):
+                self._settled.remember(latest.how, input, input.shape, state, mode, alone=True)
+        return self._without_a_batch(*done)
+
+    def _as_a_batch(
+        self, input: Tensor, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor, Sequence[Tensor] | None]:
         given = None if state is None else [s.unsqueeze(1) for s in state]
-        batch = input.unsqueeze(row)
-        ys, last = self._plain_call(batch, given) or self._run_settled(batch, given)
-        assert isinstance(ys, Tensor)
-        return ys.squeeze(row), tuple([s.squeeze(1) for s in last])
+        return input.unsqueeze(0 if self.batch_first else 1), given
+
+    def _without_a_batch(
+        self, ys: Any, last: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return ys.squeeze(0 if self.batch_first else 1), tuple([s.squeeze(1) for s in last])
 
     def _run_settled(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -100,25 +114,40 @@ class Module(Settling):
         if how is None:  # from now on; and now, since bits may differ
             with unseen():
                 how = self._settled.settle(key, self._settle(*self._time_first(input, state)))
-        if input.is_cuda and how.is_short and not torch._C._is_any_autocast_enabled():
-            self._settled.remember(how, input, state, self._how_called(input))
-        return self._settled_call(how, input, state) or self._run_long(input, state)
+        if not how.is_short:
+            return self._run_long(input, state)
+        if input.is_cuda and not torch.is_autocast_enabled("cuda"):
+            self._settled.remember(how, input, input.shape, state, self._how_called(input))
+        done = how.run(input, state, self._weights(), self.batch_first)
+        return done or self._run_long(input, state)
 
     def _run_again(
-        self, latest: Latest, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
-    ) -> Outputs | None:
-        """As the last call on a GPU ran; None where this one is another, or may be."""
-        if not _is_plain_tensor(input) or self._chunks is not None:
+        self, latest: Latest, input: Any, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
+        """As the last call on a GPU ran; None where this one is another, or may be.
+
+        A small call waits for Python, so this asks no more than it must, and what soon differs
+        first.
+        """
+        is_packed = isinstance(input, PackedSequence)
+        if not is_packed and not _is_plain_tensor(input):
             return None
-        if forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
+        data, shape = (input.data, packed_shape(input)) if is_packed else (input, input.shape)
+        if not latest.is_like(data, shape, state, self._how_called(data)):
+            return None
+        if traced.is_watched() or forward_ad._current_level >= 0:
+            return None
+        if torch.is_autocast_enabled("cuda"):
             return None
         if self.dropout and self.training and whole.recomputes():
             return None
-        if not (state is None or are_tensors(state)):
-            return None
-        if not latest.is_like(input, state, self._how_called(input)):
-            return None
-        return self._settled_call(latest.how, input, state)
+        if is_packed:
+            return self._packed_call(latest.how, input, state)
+        if not latest.alone:
+            return latest.how.run(input, state, self._weights(), self.batch_first)
+        batch, given = self._as_a_batch(input, state)
+        done = latest.how.run(batch, given, self._weights(), self.batch_first)
+        return None if done is None else self._without_a_batch(*done)
 
     def _run_long(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -139,23 +168,34 @@ class Module(Settling):
         how = None if key is None else self._settled.get(key)
         if how is not None and input.data.is_cpu:
             check_pack(len(input.data), input.batch_sizes.tolist())
+        given = state
         if how is None:
             with unseen():
                 state = self._checked_pack(input, state)
-        elif state is None:
-            state = self._zeros(int(input.batch_sizes[0]), input.data.dtype, input.data.device)
-        if input.sorted_indices is not None:
-            state = [s.index_select(1, input.sorted_indices) for s in state]
-        if key is not None and how is None:
-            with unseen():
-                how = self._settled.settle(key, self._settle_packed(input, state))
+                if key is not None:
+                    how = self._settled.settle(key, self._settle_packed(input, state))
+        data = input.data
+        if how is not None and how.is_short and data.is_cuda:
+            mode = self._how_called(data)
+            self._settled.remember(how, data, packed_shape(input), given, mode)
+        return self._packed_call(how, input, state)
+
+    def _packed_call(
+        self, how: Settled | None, input: PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
+        """The same as it was settled, or by the long way; states in the caller's order."""
+        data, sizes, order, back = input
+        if state is None:  # alike for all rows
+            state = self._zeros(rows_of(sizes), data.dtype, data.device)
+        elif order is not None:
+            state = [s.index_select(1, order) for s in state]
         done = None
         if how is not None and how.is_short:
             done = how.run_packed(input, state, self._weights())
-        ys, last = done or self._recur_packed(input.data, input.batch_sizes, state)
-        if input.unsorted_indices is not None:
-            last = tuple([s.index_select(1, input.unsorted_indices) for s in last])
-        return input._replace(data=ys), last
+        ys, last = done or self._recur_packed(data, sizes, state)
+        if back is not None:
+            last = tuple([s.index_select(1, back) for s in last])
+        return PackedSequence._make((ys, sizes, order, back)), last
 
     def job(
         self, x: Tensor | PackedSequence, state: Tensor | Sequence[Tensor] | None = None
@@ -319,14 +359,6 @@ class Module(Settling):
         if state is None:
             state = stack.network.zeros(stack.rows, input.dtype, input.device)
         return as_torch(stack.network, self.batch_first, input, state, weights, stack.dropout)
-
-    def _settled_call(
-        self, how: Settled, input: Tensor, state: Sequence[Tensor] | None
-    ) -> Outputs | None:
-        """The call as it was settled; None where it takes the long way."""
-        if not how.is_short:
-            return None
-        return how.run(input, state, self._weights(), self.batch_first)
 
     # ------------------------------------------------------------------ under autocast on a GPU
 

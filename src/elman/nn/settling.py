@@ -19,7 +19,7 @@ from elman.kernels import Job, is_sooner, named_kernel, runs_whole, settings
 from elman.nn.arguments import are_tensors
 from elman.nn.long_way import LongWay
 from elman.recurrence import settled, traced, whole
-from elman.recurrence.settled import IN_FLOAT32, LONG_WAY, Settled
+from elman.recurrence.settled import IN_FLOAT32, LONG_WAY, Settled, packed_shape
 from elman.recurrence.strand import is_cast, uncast
 
 
@@ -52,13 +52,13 @@ class Settling(LongWay):
 
     def _packed_key(self, input: PackedSequence, state: Sequence[Tensor] | None) -> Hashable:
         """The same for rows of different lengths: how many, how long, but not which."""
-        data, sizes = input.data, input.batch_sizes
+        data = input.data
         if not self._asks_torch(data) or data.dim() != 2 or self._chunks is not None:
             return None
         if forward_ad._current_level >= 0 or (data.is_cpu and torch.is_autocast_enabled("cpu")):
             return None
         kind = self._kind(data, state)
-        return None if kind is None else (sizes.shape[0], int(sizes[0]), data.shape[1], *kind)
+        return None if kind is None else (packed_shape(input), *kind)
 
     def _cast_key(
         self, input: Tensor, state: Sequence[Tensor] | None, dtype: torch.dtype
@@ -83,7 +83,7 @@ class Settling(LongWay):
                 return None
         if self.dropout and self.training and whole.recomputes():
             return None
-        kind = [input.dtype, input.device, cast, *self._how_called(input)]
+        kind = [input.device, cast, *self._how_called(input)]
         if state is not None:
             if not are_tensors(state):
                 return None
@@ -92,8 +92,9 @@ class Settling(LongWay):
         return tuple(kind)
 
     def _how_called(self, input: Tensor) -> tuple[Hashable, ...]:
-        """All that decides what runs a call, but its tensors' shapes and types."""
-        return *self._mode(input), *settings(input.dtype)
+        """All that decides what runs a call, but its tensors' shapes and devices."""
+        grad, training, dtype = torch.is_grad_enabled(), self.training, input.dtype
+        return dtype, grad, training, self.dropout, input.requires_grad, settings(dtype)
 
     def _mode(self, input: Tensor) -> tuple[Hashable, ...]:
         return torch.is_grad_enabled(), self.training, self.dropout, input.requires_grad

@@ -296,9 +296,10 @@ class Repeated:
         return type(None), ()  # a copied module records its own
 
     def __call__(
-        self, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
+        self, x: Tensor, state: Sequence[Tensor] | None, weights: Sequence[Tensor]
     ) -> Outputs | None:
         """Outputs and last states; None where this call runs as it is."""
+        state = state or ()
         grad, stream = torch.is_grad_enabled(), current_stream(self.device)
         if stream is None or type(x) is not Tensor or is_watched(grad):
             return None

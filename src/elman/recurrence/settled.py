@@ -17,13 +17,16 @@ from torch.nn.utils.rnn import PackedSequence
 from elman.cells import named
 from elman.kernels import aten, cudnn, select
 from elman.kernels.cudnn import Cudnn
-from elman.kernels.torchs import Whole, as_torch
+from elman.kernels.torchs import Network, Whole, as_torch
 from elman.recurrence import captured, packed
 from elman.recurrence.operator import Inputs, Recipe
 from elman.recurrence.prepared import Call, prepare
 from elman.recurrence.strand import autocast_on_a_cpu
 from elman.recurrence.ways import ByCall, ByCudnn, ByStack, Outputs
 
+Form = tuple[int | str, ...]
+"""An input's shape; of packed rows "packed", how many steps, rows and numbers."""
+FEW_SIZES = 64
 LONG_WAY, IN_FLOAT32 = "the long way", "in float32"
 MOST = 1000
 """Shapes that a module keeps: sequences may be of every length."""
@@ -51,11 +54,13 @@ class Settled(NamedTuple):
     ) -> Outputs | None:
         """Outputs and last states, in the caller's layout; None where it is the long way still."""
         how, again = self
-        live = None if again is None or again.given_up else again
-        if live is not None and (done := live(input, state or (), weights)):
+        if again is not None and not again.given_up and (done := again(input, state, weights)):
             return done
         if isinstance(how, Whole):
-            return _by_torch(how, input, state, weights, batch_first)
+            if state is None:
+                state = how.network.zeros(how.rows, input.dtype, input.device)
+            run = as_torch if input.is_cuda else _by_torch_on_a_cpu
+            return run(how.network, batch_first, input, state, weights, how.dropout)
         if not isinstance(how, Call) or not how.suits(weights):
             return None
         return how(input, state or (), weights)
@@ -74,21 +79,32 @@ class Settled(NamedTuple):
         return places.packed(ys), last
 
 
-def _by_torch(
-    stack: Whole,
-    input: Tensor,
-    state: Sequence[Tensor] | None,
-    weights: list[Any],
+def _by_torch_on_a_cpu(
+    net: Network,
     batch_first: bool,
+    x: Tensor,
+    first: Sequence[Tensor],
+    weights: list[Any],
+    dropout: float,
 ) -> Outputs:
-    """By the very function that torch.nn calls."""
-    net, cast = stack.network, autocast_on_a_cpu(weights[0].dtype) if input.is_cpu else None
-    if state is None:
-        state = net.zeros(stack.rows, input.dtype, input.device)
-    if cast is not None:  # torch's products are cast, but not all that comes out
-        state = [s.float() for s in state]
-    ys, last = as_torch(net, batch_first, input, state, weights, stack.dropout)
-    return (ys, last) if cast is None else (ys.to(cast), tuple([s.to(cast) for s in last]))
+    """As `as_torch`, under autocast as well: torch casts its products, not all that comes out."""
+    cast = autocast_on_a_cpu(weights[0].dtype)
+    if cast is None:
+        return as_torch(net, batch_first, x, first, weights, dropout)
+    first = [s.float() for s in first]
+    ys, last = as_torch(net, batch_first, x, first, weights, dropout)
+    return ys.to(cast), tuple([s.to(cast) for s in last])
+
+
+def packed_shape(input: PackedSequence) -> Form:
+    """What is settled of packed rows goes by this: how many they are and how long, not which."""
+    data, sizes = input[:2]
+    return "packed", sizes.numel(), rows_of(sizes), *data.shape[1:]
+
+
+def rows_of(sizes: Tensor) -> int:
+    """The first of a pack's batch sizes, the soonest way."""
+    return sizes.tolist()[0] if sizes.numel() < FEW_SIZES else int(sizes[0])
 
 
 class Latest(NamedTuple):
@@ -98,24 +114,35 @@ class Latest(NamedTuple):
     """
 
     how: Settled
-    shape: torch.Size
+    shape: Form
     dtype: torch.dtype
     device: int
     mode: Hashable
     """All that decides besides tensors."""
     states: list[torch.Size] | None
     """Of the input's type and on its device, or none were given."""
+    alone: bool = False
+    """Whether it was a sequence without a batch, run as a batch of one."""
 
-    def is_like(self, input: Tensor, state: Sequence[Tensor] | None, mode: Hashable) -> bool:
+    def is_like(
+        self, data: Tensor, shape: Form, state: Sequence[Tensor] | None, mode: Hashable
+    ) -> bool:
         """Whether a call with these would be settled as that one was."""
-        _, shape, dtype, device, known, states = self
-        if input.shape != shape or input.dtype is not dtype or mode != known:
+        _, known, dtype, device, known_mode, states, _ = self
+        if shape != known or data.dtype is not dtype or mode != known_mode:
             return False
-        if input.get_device() != device:
+        if data.get_device() != device:
             return False
         if state is None or states is None:
             return state is states
-        return states == [s.shape for s in state if s.dtype is dtype and s.get_device() == device]
+        if not isinstance(state, (tuple, list)) or len(state) != len(states):
+            return False
+        for s, known in zip(state, states, strict=True):
+            if not isinstance(s, Tensor) or s.shape != known:
+                return False
+            if s.dtype is not dtype or s.get_device() != device:
+                return False
+        return True
 
 
 @final
@@ -140,12 +167,18 @@ class Table(dict[Hashable, Settled]):
         return settled
 
     def remember(
-        self, how: Settled, input: Tensor, state: Sequence[Tensor] | None, mode: Hashable
+        self,
+        how: Settled,
+        data: Tensor,
+        shape: Form,
+        state: Sequence[Tensor] | None,
+        mode: Hashable,
+        alone: bool = False,
     ) -> None:
         """This is the latest call on a GPU: in no dtype but its input's, on no other device."""
         states = None if state is None else [s.shape for s in state]
-        latest = Latest(how, input.shape, input.dtype, input.get_device(), mode, states)
-        self.latest = latest if latest.is_like(input, state, mode) else None
+        latest = Latest(how, shape, data.dtype, data.get_device(), mode, states, alone)
+        self.latest = latest if latest.is_like(data, shape, state, mode) else None
 
     def words(self, recipe: Recipe, x: Inputs, stack: Whole, kernel: str) -> str:
         """Whether repeated calls are captured, or why not, for `explain`."""
