@@ -588,8 +588,31 @@ def test_a_call_that_torch_runs_twice_is_known_by_it(reentrant):
     assert seen == [True, True]
     with torch.no_grad():
         run(torch.ones(1))
+    with torch.inference_mode():
+        run(torch.ones(1))
     run(torch.ones(1))
-    assert seen[2:] == [False, False]
+    Doubled.apply(torch.ones(1, requires_grad=True), run)
+    assert seen[2:] == [False] * 4
+
+
+class Doubled(torch.autograd.Function):
+    """A node of autograd that is not a checkpoint's."""
+
+    @staticmethod
+    def forward(ctx, x, run):
+        return 2 * run(x)
+
+
+def test_gradients_switched_on_inside_a_checkpoint_are_run_twice_all_the_same():
+    seen = []
+
+    def run(x):
+        with torch.enable_grad():
+            seen.append(whole.recomputes())
+        return x * x
+
+    checkpoint(run, torch.ones(1, requires_grad=True), use_reentrant=True).backward()
+    assert seen == [True, True]
 
 
 @gpu

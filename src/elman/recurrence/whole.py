@@ -45,12 +45,15 @@ def described(
 def recomputes() -> bool:
     """Whether `torch.utils.checkpoint` runs this call twice, or whoever hooks saved tensors may.
 
-    With `use_reentrant` it leaves no hooks: it runs a call without gradients, and then once more
-    inside its own backward pass.
+    With `use_reentrant` it leaves no hooks: it runs a call inside a node of autograd, where tangents
+    are off as well as gradients, and then once more inside its own backward pass. To walk through
+    all frames takes longer than all else that Python does for a small call.
     """
     if is_hooked():
         return True
-    if torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
+    if torch._C._is_fwd_grad_enabled() and torch._C._current_graph_task_id() < 0:
+        return False
+    if torch.is_inference_mode_enabled():  # in which nothing is run again
         return False
     frame, (forward, backward) = sys._getframe(), _REENTRANT
     while frame is not None:
