@@ -56,7 +56,7 @@ def test_a_price_on_the_grid_is_what_was_measured_there(engine):
     place = tables["sizes"].index(256), tables["batches"].index(64)
     start, step = tables[engine]["lstm"]["tf32"]["both"][place[0]][place[1]]
     assert line(engine) == pytest.approx(start + 100 * step)
-    assert line(engine, hidden=255) == pytest.approx(line(engine), rel=0.05)
+    assert line(engine, hidden=248) == pytest.approx(line(engine), rel=0.05)
 
 
 @pytest.mark.parametrize("engine", ["cuda", "cudnn"])
@@ -95,6 +95,30 @@ def test_rows_that_begin_anywhere_cost_cudnn_more(cell, arithmetic, hidden, rows
     like = {"cell": cell, "arithmetic": arithmetic, "rows": rows, "backward": False, "steps": 10**4}
     ratio = line("cudnn", hidden=hidden, **like) / line("cudnn", hidden=hidden // 16 * 16, **like)
     assert measured / 1.4 < ratio < measured * 1.4
+
+
+def test_rows_that_begin_anywhere_cost_our_kernel_more_unless_it_makes_them_wider():
+    """Of gru 93, 860 steps both ways, its kernels took 1395 µs in bfloat16, of 88 and 96 1125."""
+    like = {"cell": "gru", "arithmetic": "bf16", "rows": 1, "backward": False, "steps": 10**4}
+    assert 1.1 < line("cuda", hidden=93, **like) / line("cuda", hidden=96, **like) < 1.3
+    wide = line("cuda", hidden=1001, **like) / line("cuda", hidden=1008, **like)
+    assert wide == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cell", "sizes", "more", "measured"),
+    [
+        ("gru", (1130, 315, 9), {"layers": 2, "dropout": True, "backward": True}, 0.93),
+        ("lstm", (1601, 271, 7), {"packed": True, "backward": False}, 0.34),
+        ("lstm", (1600, 271, 7), {"packed": True, "backward": False}, 0.53),
+    ],
+)
+def test_copies_for_a_few_steps_of_wide_layers_are_left_out(cell, sizes, more, measured):
+    """Padded, made wider or masked by our kernel: its speed by cuDNN's, which runs where it is."""
+    hidden, rows, steps = sizes
+    like = {"cell": cell, "arithmetic": "bf16", "hidden": hidden, "rows": rows, "steps": steps}
+    ours, theirs = (line(name, captured=False, **like, **more) for name in ("cuda", "cudnn"))
+    assert (ours <= choice.SURELY * theirs) == (choice.SURELY * measured >= 1)
 
 
 def test_cudnns_layers_run_beside_each_other_until_one_fills_the_gpu():

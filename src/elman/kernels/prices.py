@@ -30,8 +30,8 @@ MASKED = 12.0  # to draw 16 steps of it
 PADDING = {"forward": 320.0, "both": 600.0}  # packed rows by our kernel: padded, and packed again
 CASTS = {"forward": 10.0, "both": 35.0}  # of the host, for every tensor cast (as launches cost)
 CAST_INSIDE = 15.0  # the same by a call that is ready, which autograd does not see
-WIDENED, BY_MILLIONS = 100.0, 20.0  # and more where weights are copied into a wider layer's
 CAST_BEFORE = {"forward": 350.0, "both": 500.0}  # and more where all is cast before the long way
+WIDENED, BY_MILLIONS = 100.0, 20.0  # to copy weights, and millions of them, into a wider layer's
 LAUNCHES = {"forward": 15.0, "both": 28.0}  # of cuDNN's slower way: of the host, for every step
 LAUNCHES_IN_HALVES = 34.0  # the same of a gru or lstm in half precision, both
 LAUNCHED = {"forward": 55.0, "both": 310.0}  # the host's part of a captured call
@@ -64,6 +64,10 @@ Fitted to forward passes of gru and lstm, 512 to 1508 units, 8 to 256 rows: 1.0 
 11 % (odd) and 24 % rms, and up to 1.7 times too low at 8 rows; in float32 701 to 1999 units, 64 to
 512 rows: 1.4 to 2.8 times, within 19 % rms. One gate: some 15 % too high."""
 MOST_APART = 4.2
+OURS_APART = 1.2
+"""The same of our kernel, seen at gru 93 beside 88 and 96, one row: 1.2 (float32) to 1.24 times."""
+SHARE_OF_A_PACK = 0.6
+"""Of all steps of all rows of a pack: cuDNN runs no others, but lengths are not in a price."""
 
 
 IN_CLUSTERS = {"tanh": 1536, "gru": 768, "lstm": 768}
@@ -116,10 +120,11 @@ def gpu_microseconds(engine: str, shape: Shape) -> float | None:
         return None
     strands = shape.layers * shape.directions
     if engine == "cuda":
-        return strands * (line.start + shape.steps * line.step)
+        return strands * (line.start + shape.steps * line.step * _ours_apart(shape))
     if is_alone(shape):
         return strands * (shape.pieces * line.start + shape.steps * line.step)
-    one_layer = shape.pieces * line.start + shape.steps * line.step * _apart(shape)
+    there = SHARE_OF_A_PACK if shape.packed else 1.0
+    one_layer = shape.pieces * line.start + shape.steps * line.step * _apart(shape) * there
     return _beside_each_other(shape) * one_layer
 
 
@@ -150,13 +155,19 @@ def _beside_each_other(shape: Shape) -> float:
 
 def _apart(shape: Shape) -> float:
     """How much longer a step of cuDNN's slower way takes than at the widths that were priced."""
-    wide, width = shape.arithmetic in ("tf32", "fp32"), shape.hidden
-    if width <= AT_ONCE[shape.cell] or width % (4 if wide else 8) == 0:
+    whole, width = _whole_units(shape), shape.hidden
+    if width <= AT_ONCE[shape.cell] or width % whole == 0:
         return 1.0
-    it = IN_FLOAT32 if wide else ODD if width % 2 else EVEN
+    it = IN_FLOAT32 if whole == 4 else ODD if width % 2 else EVEN
     units = min(width, it.widest) / 1024
     times = it.times * (shape.rows / 64) ** it.by_rows * units**it.by_units
     return min(max(times, 1.0), MOST_APART)
+
+
+def _ours_apart(shape: Shape) -> float:
+    """The same of our kernel; beyond clusters it has units of its own that make rows whole."""
+    is_whole = shape.hidden % _whole_units(shape) == 0
+    return 1.0 if is_whole or is_widened(shape) else OURS_APART
 
 
 def host_microseconds(engine: str, shape: Shape) -> float:
@@ -166,6 +177,7 @@ def host_microseconds(engine: str, shape: Shape) -> float:
     first, more = HOST["long way" if long else engine, what]
     host = first + more * (strands - 1)
     if engine == "cuda":
+        host += WIDENED + BY_MILLIONS * _weights(shape) / 1e6 if is_widened(shape) else 0
         return host + _masks(shape, what) + (PADDING[what] if shape.packed else 0)
     in_halves = shape.backward and shape.cell != "tanh" and shape.arithmetic in ("fp16", "bf16")
     launch = LAUNCHES_IN_HALVES if in_halves else LAUNCHES[what]
@@ -212,8 +224,6 @@ def cast_microseconds(engine: str, shape: Shape, tensors: int) -> float | None:
     host = host_microseconds(engine, shape) + tensors * CAST_INSIDE
     if engine != "cuda" or takes_the_long_way(shape):
         host += CAST_BEFORE[what]
-    elif is_widened(shape):
-        host += WIDENED + BY_MILLIONS * _weights(shape) / 1e6
     return max(host, gpu)
 
 
@@ -225,8 +235,12 @@ def _weights(shape: Shape) -> int:
 
 def is_widened(shape: Shape) -> bool:
     """Whether our kernel runs a layer with more units: beyond clusters, in whole 16 bytes."""
-    whole = 4 if shape.arithmetic in ("tf32", "fp32") else 8
-    return shape.hidden > _in_clusters(shape) and shape.hidden % whole > 0
+    return shape.hidden > _in_clusters(shape) and shape.hidden % _whole_units(shape) > 0
+
+
+def _whole_units(shape: Shape) -> int:
+    """Of how many units rows are whole 16 bytes."""
+    return 4 if shape.arithmetic in ("tf32", "fp32") else 8
 
 
 def is_alone(shape: Shape) -> bool:

@@ -45,9 +45,9 @@ def described(
 def recomputes() -> bool:
     """Whether `torch.utils.checkpoint` runs this call twice, or whoever hooks saved tensors may.
 
-    With `use_reentrant` it leaves no hooks: it runs a call inside a node of autograd, where tangents
-    are off as well as gradients, and then once more inside its own backward pass. To walk through
-    all frames takes longer than all else that Python does for a small call.
+    With `use_reentrant` it leaves no hooks: it runs a call inside a node of autograd, where
+    tangents are off as well as gradients, and then once more inside its own backward pass. To walk
+    through all frames takes longer than all else that Python does for a small call.
     """
     if is_hooked():
         return True
