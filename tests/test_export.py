@@ -397,6 +397,8 @@ def test_the_loss_can_be_traced():
     want = linear_cross_entropy(hs[1], weight, None, targets[1])
     torch.testing.assert_close(trace(hs[1], targets[1]), want)
     assert linear_cross_entropy(hs[0], weight, None, targets[0]) != want
+    graph = make_fx(lambda hs, targets: linear_cross_entropy(hs, weight, None, targets))
+    torch.testing.assert_close(graph(hs[0], targets[0])(hs[1], targets[1]), want)
 
 
 # ------------------------------------------------------------------------------------- to_torch

@@ -62,11 +62,12 @@ class Module(Settling):
                 f"{self.cell} was declared again, with other equations, after this module was made",
                 hint="make the module again, or give the other cell a name of its own",
             )
-        if traced.is_watched():
-            with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
-                return self._run_long(input, state)
-        if traced.is_seen_through() and self._is_torch_nns():
-            return self._run_aloud(input, state)
+        if traced.is_seen():
+            if traced.is_watched():
+                with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
+                    return self._run_long(input, state)
+            if self._is_torch_nns():
+                return self._run_aloud(input, state)
         if (latest := self._settled.latest) and (done := self._run_again(latest, input, state)):
             return done
         if _is_plain_tensor(input):

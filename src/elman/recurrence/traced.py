@@ -37,16 +37,20 @@ def listening() -> bool:
 
 
 def is_watched() -> bool:
-    """The same of a call that is not being compiled, asked at every one."""
+    """The same of a call that is not being compiled."""
     # is_exporting() itself is True inside torch.compile, too, with torch 2.11
     if torch._C._is_tracing() or torch.compiler._is_exporting_flag:
         return True
     return _functorch.peek_interpreter_stack() is not None or _ALOUD.get()
 
 
-def is_seen_through() -> bool:
-    """Whether torch is to see every operation, asked at every call: by a mode, or for tangents."""
-    return torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0
+def is_seen() -> bool:
+    """Whether that may be so, or a mode sees operations, or tangents flow: asked at every call."""
+    if torch._C._is_tracing() or torch.compiler._is_exporting_flag:
+        return True
+    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 _ALOUD = contextvars.ContextVar("in torch's own operators", default=False)
