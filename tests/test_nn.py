@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn as torch_nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -376,6 +377,17 @@ def test_torch_compile_takes_a_module_whole(case, compiler):
         same(outputs(whole, xs), outputs(eager, xs))
     with torch.no_grad():
         same([whole(xs)[0]], [eager(xs)[0]])
+
+
+@pytest.mark.parametrize("case", ["elman", "both ways"])
+def test_compiled_code_takes_sequences_of_any_length(case, compiler):
+    """It was compiled for each: eight times, and then given up."""
+    eager, graphs = COMPILED[case](), CompileCounterWithBackend("aot_eager")
+    whole = compiler(copy.deepcopy(eager), backend=graphs)
+    for steps in range(4, 14):
+        xs = torch.randn(steps, 3, 4, **DOUBLE)
+        same(outputs(whole, xs), outputs(eager, xs))
+    assert graphs.frame_count == 2  # for the first length, and for all others
 
 
 def test_a_changed_carry_reaches_compiled_code(compiler):
