@@ -1,6 +1,7 @@
 """What torch writes down of our modules (ONNX, torch.export, jit.trace) computes what they do."""
 
 import concurrent.futures
+import contextlib
 import copy
 import multiprocessing
 from pathlib import Path
@@ -10,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from elman import LanguageModel, cells, nn
 from elman.errors import UserError
@@ -285,6 +290,104 @@ def test_a_cell_of_ones_own_is_written_down_step_by_step():
         agree(outputs(copied, (other,)), outputs(module, (other,)))
 
 
+# ------------------------------------------------------------------------- modes, classes, graphs
+
+TORCHS = ["tanh", "relu, two layers", "gru both ways", "lstm, batch first", "lstm, projected"]
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_a_graph_of_operations_reads_its_input(name):
+    """`make_fx` kept the example's results as constants."""
+    module = made(name)
+    graph = make_fx(lambda x: module(x)[0])(an_input(module))
+    other = an_input(module)
+    agree([graph(other).detach()], outputs(module, (other,))[:1])
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.rnn = module
+
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        ys, last = self.rnn(x) if hx is None else self.rnn(x, hx)
+        return ys.sin(), last
+
+
+@pytest.mark.parametrize("with_state", [False, True], ids=["from nothing", "from a state"])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_graph_of_modules_keeps_ours_whole(name, with_state):
+    """As torch's own: `torch.fx.symbolic_trace` does not look into them."""
+    tagger = Tagger(made(name))
+    arguments = (an_input(tagger.rnn), *([a_state(tagger.rnn)] if with_state else []))
+    graph = torch.fx.symbolic_trace(tagger, None if with_state else {"hx": None})
+    called = [node.target for node in graph.graph.nodes if node.op == "call_module"]
+    assert called == ["rnn"]
+    agree(outputs(graph, arguments), outputs(tagger, arguments))
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_a_mode_counts_the_operations_of_torchs_module(name):
+    module, counts = made(name), []
+    for each in (module, module.to_torch()):
+        with FlopCounterMode(display=False) as flops:
+            each(an_input(module))[0].sum().backward()
+        counts.append(flops.get_total_flops())
+    assert counts[0] == counts[1]
+    assert counts[0] > 0 or module.mode == "LSTM"  # whose operator torch does not count
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_fake_tensors_have_the_shapes_of_real_ones(name):
+    module = made(name)
+    shapes = [t.shape for t in outputs(module, (an_input(module),))]
+    with FakeTensorMode():
+        fake = made(name)
+        ys, *last = pytree.tree_leaves(fake(an_input(fake)))
+        ys.sum().backward()
+    assert [t.shape for t in (ys, *last)] == shapes
+    assert fake.weight_hh_l0.grad.shape == module.weight_hh_l0.shape
+
+
+def test_a_carry_is_not_lost_under_a_mode():
+    module = nn.GRU(INPUT, HIDDEN, carry=Truncated(2))
+    x, found = an_input(module), []
+    for mode in (contextlib.nullcontext(), FlopCounterMode(display=False)):
+        with mode:
+            found.append(torch.autograd.grad(module(x)[0].sum(), module.weight_hh_l0)[0])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+class Tagged(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_tensors_of_another_class_come_out_as_they_go_in(name):
+    module = made(name)
+    x = an_input(module)
+    ys = module(x.as_subclass(Tagged))[0]
+    assert type(ys) is Tagged
+    agree([ys.detach().as_subclass(Tensor)], outputs(module, (x,))[:1])
+
+
+@pytest.mark.parametrize("what", ["input", "state", "weights"])
+@pytest.mark.parametrize("name", ["gru both ways", "lstm"])
+def test_tensors_that_hold_others_go_through(name, what):
+    """They have no memory of their own for a kernel to read."""
+    module = made(name)
+    x, state = an_input(module), a_state(module)
+    if what == "weights":
+        for key, p in [*module.named_parameters()]:
+            setattr(module, key, torch.nn.Parameter(TwoTensor(p.detach(), 2 * p.detach())))
+    x = TwoTensor(x, 2 * x) if what == "input" else x
+    if what == "state":
+        state = pytree.tree_map(lambda s: TwoTensor(s, 2 * s), state)
+    found, want = [pytree.tree_leaves(each(x, state)) for each in (module, module.to_torch())]
+    for half in ("a", "b"):
+        agree(*[[getattr(t, half).detach() for t in some] for some in (found, want)])
+
+
 def test_the_loss_can_be_traced():
     hs, weight = torch.randn(2, 5, 3, HIDDEN), torch.randn(20, HIDDEN)
     targets = torch.randint(0, 20, (2, 5, 3))
@@ -294,6 +397,8 @@ def test_the_loss_can_be_traced():
     want = linear_cross_entropy(hs[1], weight, None, targets[1])
     torch.testing.assert_close(trace(hs[1], targets[1]), want)
     assert linear_cross_entropy(hs[0], weight, None, targets[0]) != want
+    graph = make_fx(lambda hs, targets: linear_cross_entropy(hs, weight, None, targets))
+    torch.testing.assert_close(graph(hs[0], targets[0])(hs[1], targets[1]), want)
 
 
 # ------------------------------------------------------------------------------------- to_torch

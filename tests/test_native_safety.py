@@ -334,16 +334,18 @@ def test_a_pull_of_whole_numbers_is_refused():
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # torch says so, too
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("cell", ["gru", "peephole"])
+@pytest.mark.parametrize("cell", ["linear", "peephole"])
 def test_tensors_that_only_pretend_to_have_memory_are_refused(cell, grad, monkeypatch):
-    """A FakeTensor is on the CPU, contiguous and long enough, and lies at address 0."""
+    """A FakeTensor is on the CPU, contiguous and long enough, and lies at address 0.
+
+    Of a cell that torch has, and of the loss, torch's own operators take it.
+    """
     with FakeTensorMode(), torch.set_grad_enabled(grad):
         rnn, xs = nn.of(cell, 5, 8), torch.randn(3, 2, 5)
         with pytest.raises(UserError, match="has no memory of its own"):
             rnn(xs)
         hs, W = torch.randn(3, 2, 8), torch.randn(7, 8)
-        with pytest.raises(UserError, match="has no memory of its own"):
-            linear_cross_entropy(hs, W, None, torch.zeros(3, 2, dtype=torch.int64))
+        assert linear_cross_entropy(hs, W, None, torch.zeros(3, 2, dtype=torch.int64)).shape == ()
         monkeypatch.setenv("ELMAN_KERNELS", "reference")
         assert rnn(xs)[0].shape == (3, 2, 8)
     monkeypatch.delenv("ELMAN_KERNELS")

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn as torch_nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -192,6 +193,98 @@ def test_weights_may_be_frozen_and_inputs_need_no_gradient():
     assert bool((state[0].grad != 0).all())
 
 
+def tied(module):
+    module.weight_hh_l1 = module.weight_hh_l0
+    return module
+
+
+GRAPHS = {
+    "tanh": lambda: nn.RNN(5, 5, **DOUBLE),
+    "linear": lambda: nn.RNN(5, 5, nonlinearity="linear", **DOUBLE),
+    "gru": lambda: nn.GRU(5, 5, **DOUBLE),
+    "lstm": lambda: nn.LSTM(5, 5, **DOUBLE),
+    "mgu": lambda: nn.Layers("mgu", 5, 5, **DOUBLE),
+    "tied": lambda: tied(nn.GRU(5, 5, 2, **DOUBLE)),
+    "tied and truncated": lambda: tied(nn.GRU(5, 5, 2, carry=Truncated(4), **DOUBLE)),
+    "checkpointed": lambda: nn.LSTM(5, 5, 2, memory=Checkpointed(2), **DOUBLE),
+    "sliding": lambda: nn.GRU(5, 5, carry=Sliding(2, 2), **DOUBLE),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_gradient_that_leaves_a_graph_is_the_gradient(name, packed):
+    """A module that is called again on its own state; one tensor for both states of an lstm.
+
+    What the first call had made of the weights was found twice, and the linear cell was a tanh.
+    """
+    torch.manual_seed(0)
+    module, found = GRAPHS[name](), []
+    for create_graph in (False, True):
+        xs = torch.linspace(-2, 2, 90, **DOUBLE).view(6, 3, 5).requires_grad_()
+        h = torch.full((module.num_layers, 3, 5), 0.3, **DOUBLE, requires_grad=True)
+        input = pack_padded_sequence(xs, torch.tensor([6, 4, 1])) if packed else xs
+        last = module(input, (h, h) if name in ("lstm", "checkpointed") else h)[1]
+        ys = module(input, last)[0]
+        wanted = [xs, h, *module.parameters()]
+        loss = (ys.data if packed else ys).square().sum()
+        found.append(torch.autograd.grad(loss, wanted, create_graph=create_graph))
+    same(*found[::-1])
+
+
+def everything_batched(module, xs, pulls):
+    ys, last = module(xs)
+    wanted = [xs, *module.parameters()]
+    outs = [ys, first(last)]
+    return torch.autograd.grad(outs, wanted, pulls, is_grads_batched=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_pulls_go_back_at_once(kind, options):
+    ours, theirs = pair(kind, **options)
+    xs = torch.randn(6, 3, 4, **DOUBLE, requires_grad=True)
+    with torch.no_grad():
+        ys, last = theirs(xs)
+    pulls = [torch.randn(7, *t.shape, **DOUBLE) for t in (ys, first(last))]
+    found = everything_batched(ours, xs, pulls)
+    same(found, everything_batched(theirs, xs, pulls))
+    assert not any(g.requires_grad for g in found)
+
+
+@pytest.mark.parametrize("name", ["linear", "mgu", "tied and truncated"])
+def test_many_pulls_go_back_at_once_through_what_torch_does_not_have(name):
+    torch.manual_seed(0)
+    module, xs = GRAPHS[name](), torch.randn(6, 3, 5, **DOUBLE, requires_grad=True)
+    ys, _ = module(xs)
+    pulls = torch.randn(3, *ys.shape, **DOUBLE)
+    wanted = [xs, *module.parameters()]
+    each = [torch.autograd.grad(ys, wanted, pull, retain_graph=True) for pull in pulls]
+    found = torch.autograd.grad(ys, wanted, pulls, is_grads_batched=True)
+    same(found, [torch.stack(gs) for gs in zip(*each, strict=True)])
+
+
+def test_a_vectorised_jacobian_is_torchs():
+    ours, theirs = pair("gru")
+    xs = torch.randn(3, 2, 4, **DOUBLE)
+    jacobians = [
+        torch.autograd.functional.jacobian(lambda x, m=m: m(x)[0], xs, vectorize=True)
+        for m in (ours, theirs)
+    ]
+    same(*jacobians)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tangents_flow_forward_as_through_torchs(kind):
+    ours, theirs = pair(kind)
+    xs, tangent = torch.randn(2, 6, 3, 4, **DOUBLE)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(xs, tangent)
+        found, wanted = [torch.autograd.forward_ad.unpack_dual(m(dual)[0]) for m in (ours, theirs)]
+    same(found, wanted)
+
+
 def test_hooks_see_the_outputs_and_the_gradients():
     ours, _ = pair("gru")
     seen = []
@@ -284,6 +377,17 @@ def test_torch_compile_takes_a_module_whole(case, compiler):
         same(outputs(whole, xs), outputs(eager, xs))
     with torch.no_grad():
         same([whole(xs)[0]], [eager(xs)[0]])
+
+
+@pytest.mark.parametrize("case", ["elman", "both ways"])
+def test_compiled_code_takes_sequences_of_any_length(case, compiler):
+    """It was compiled for each: eight times, and then given up."""
+    eager, graphs = COMPILED[case](), CompileCounterWithBackend("aot_eager")
+    whole = compiler(copy.deepcopy(eager), backend=graphs)
+    for steps in range(4, 14):
+        xs = torch.randn(steps, 3, 4, **DOUBLE)
+        same(outputs(whole, xs), outputs(eager, xs))
+    assert graphs.frame_count == 2  # for the first length, and for all others
 
 
 def test_a_changed_carry_reaches_compiled_code(compiler):
@@ -482,6 +586,46 @@ def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
 def test_what_cannot_be_run_is_refused_by_name_and_rule(call, said):
     with pytest.raises(UserError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: nn.RNN(3, 4)(torch.zeros(5, 2, 7)),
+        lambda: nn.RNN(3, 4)(torch.zeros(0, 2, 3)),
+        lambda: nn.RNN(3, 4)(torch.zeros(5, 2, 3, device="meta")),
+        lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 3, 4)),
+        lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 2, 4).double()),
+        lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 2, 4, device="meta")),
+    ],
+)
+def test_what_torch_calls_a_runtime_error_is_one(call):
+    with pytest.raises(RuntimeError):
+        call()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_one_tensor_is_not_both_states(grad):
+    """Its halves were gone before native code looked at them."""
+    lstm, xs, both = nn.LSTM(3, 4), torch.zeros(5, 2, 3), torch.zeros(2, 1, 2, 4)
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            lstm(xs, tuple(both))
+            with pytest.raises(UserError, match="must be a pair of tensors"):
+                lstm(xs, both)
+
+
+def test_an_lstm_answers_what_torchs_answers():
+    ours, theirs = pair("projected", bidirectional=True)
+    xs = torch.zeros(5, 2, 4, **DOUBLE)
+    state = [torch.randn(2, 2, n, **DOUBLE) for n in (3, 5)]
+    for lstm in (ours, theirs):
+        assert lstm.get_expected_cell_size(xs, None) == (2, 2, 5)
+        lstm.check_forward_args(xs, state, None)
+        with pytest.raises(RuntimeError, match=r"Expected hidden\[0\] size"):
+            lstm.check_forward_args(xs, state[::-1], None)
+    order = torch.tensor([1, 0])
+    same(ours.permute_hidden(state, order), theirs.permute_hidden(state, order))
 
 
 PASSAGES = {

@@ -125,6 +125,16 @@ def test_its_gradient_can_be_differentiated_again():
     assert torch.autograd.gradgradcheck(lambda *t: linear_cross_entropy(*t, targets), inputs)
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_states_may_be_made_of_its_own_weights(create_graph):
+    """As with tied embeddings: what they pull was found twice where the gradient left a graph."""
+    W_hq = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    ids, targets = torch.randint(7, (2, 4, 3))
+    losses = [f(W_hq[ids].tanh(), W_hq, None, targets) for f in (linear_cross_entropy, torchs)]
+    found, wanted = [torch.autograd.grad(x, W_hq, create_graph=create_graph) for x in losses]
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
 def test_compiled_and_autocast_calls_are_torchs_own():
     torch.manual_seed(0)
     hs, W_hq, targets = torch.randn(6, 3), torch.randn(5, 3), torch.randint(5, (6,))

@@ -37,6 +37,11 @@ class OutOfRange(UserError, IndexError):
     """An index that points outside what it indexes."""
 
 
+class Misfit(UserError, RuntimeError):
+    """Tensors that do not fit a module or one another, which torch.nn answers with a
+    `RuntimeError`: who catches that catches this."""
+
+
 class WorkFailed(RuntimeError):
     """Work that was asked for rightly and went wrong on the way."""
 

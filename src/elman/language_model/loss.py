@@ -5,8 +5,8 @@
 
 On a CPU in float32 or float64 this is native code, and under autocast where the states are already
 bfloat16; on a GPU the loss and its gradient are one kernel each. Elsewhere, and where torch
-compiles or traces, it is `torch.nn.functional`'s `linear` and `cross_entropy`: the same numbers to
-rounding.
+compiles, traces or sees every operation, it is `torch.nn.functional`'s `linear` and
+`cross_entropy`: the same numbers to rounding.
 
 The logits of a window are batch × window × vocabulary numbers. Where those are many (`LARGE`), they
 are made a piece at a time, turned into ŷ - 1 in place, multiplied into both gradients and
@@ -24,7 +24,7 @@ from elman.errors import UserError
 from elman.kernels import allows
 from elman.kernels.cpu import KERNEL, head
 from elman.kernels.cuda import small
-from elman.recurrence.traced import listening
+from elman.recurrence.traced import is_seen, listening
 
 LARGE = 1 << 24
 """Logits that are never in memory all at once, if there are more."""
@@ -48,6 +48,8 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
     if in_pieces(targets.numel(), len(W_hq)):
         return _Fused.apply(_pieces, hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
+    if is_seen():
+        return _plain(hs, W_hq, b_q, targets)
     if hs.is_cuda and targets.dim() == 2 and targets.is_cuda and _takes(hs, W_hq, targets):
         return _OnGpu.apply(hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
     native = head.runs(KERNEL, hs, W_hq, b_q)
@@ -178,7 +180,8 @@ def _plain_gradient(
     hs, W_hq, b_q, targets = saved
 
     def own(t: Tensor) -> Tensor:
-        return t if graph else t.detach().requires_grad_(t.requires_grad)
+        # a view: hs may be made of W_hq, whose pull by that way is not found here
+        return t.view_as(t) if graph else t.detach().requires_grad_(t.requires_grad)
 
     with torch.enable_grad(), torch.autocast(hs.device.type, hs.dtype, hs.dtype != W_hq.dtype):
         inputs = (own(hs), own(W_hq), None if b_q is None else own(b_q))

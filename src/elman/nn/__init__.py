@@ -141,6 +141,11 @@ class LSTM(Module):
         ours = carry, memory, time, zoneout, update_dropout
         super().__init__("lstm", (*sizes, proj_size), ours, device=device, dtype=dtype)
 
+    # what torch.nn's users may ask it besides, and every cell but this one has from its base
+    get_expected_cell_size: Any = torch.nn.LSTM.get_expected_cell_size
+    check_forward_args: Any = torch.nn.LSTM.check_forward_args
+    permute_hidden: Any = torch.nn.LSTM.permute_hidden
+
     def forward(
         self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
     ) -> Any:

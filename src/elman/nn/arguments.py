@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from elman.cells import named
-from elman.errors import UserError
+from elman.errors import Misfit, UserError
 from elman.nn.parameters import Parameters
 from elman.recurrence.strand import is_cast
 
@@ -19,7 +19,7 @@ def check_input(module: Parameters, input: Tensor, time: int) -> None:
     name, weight, shape = type(module).__name__, module._first_weight(), tuple(input.shape)
     kind = input.dtype
     if input.device != weight.device:
-        raise UserError(
+        raise Misfit(
             f"input is on {input.device}, the weights of {name} are on {weight.device}",
             hint="move both to one device, with .to(device)",
         )
@@ -37,9 +37,9 @@ def check_input(module: Parameters, input: Tensor, time: int) -> None:
             f"input has shape {shape}; {name} reads {rule.format(layout, module.input_size)}"
         )
     if not integer and shape[-1] != module.input_size:
-        raise UserError(f"input has shape {shape}; its last size must be {module.input_size}")
+        raise Misfit(f"input has shape {shape}; its last size must be {module.input_size}")
     if shape[time] == 0:
-        raise UserError(f"input has shape {shape}: no time steps")
+        raise Misfit(f"input has shape {shape}: no time steps")
 
 
 def checked_state(
@@ -56,7 +56,7 @@ def checked_state(
     cell, places = named(module.cell), module.num_layers * (2 if module.bidirectional else 1)
     names = [f"{state}0" for state in cell.states]
     sizes = cell.state_sizes(module.hidden_size, module.proj_size)
-    if len(state) != len(sizes) or not all(isinstance(s, Tensor) for s in state):
+    if not are_tensors(state) or len(state) != len(sizes):
         rule = f"a pair of tensors ({', '.join(names)})" if len(names) > 1 else "one tensor h0"
         raise UserError(f"the initial state of {type(module).__name__} must be {rule}")
     for name, s, n in zip(names, state, sizes, strict=True):
@@ -64,11 +64,11 @@ def checked_state(
         shape = s.shape if batched else (s.shape[0], *s.shape[2:])
         if tuple(shape) != rule:
             what = "layers · directions, batch, size" if batched else "layers · directions, size"
-            raise UserError(f"{name} has shape {tuple(shape)}; it must be {rule}: ({what})")
+            raise Misfit(f"{name} has shape {tuple(shape)}; it must be {rule}: ({what})")
         if s.device != device:
-            raise UserError(f"{name} is on {s.device}, the input on {device}")
+            raise Misfit(f"{name} is on {s.device}, the input on {device}")
         if s.dtype != dtype and not is_cast(device):
-            raise UserError(f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights")
+            raise Misfit(f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights")
     return state
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx import Proxy
 from torch.nn import Parameter
 from torch.nn.utils.rnn import PackedSequence
 
@@ -39,6 +40,15 @@ def _is_plain_tensor(input: Tensor | PackedSequence) -> TypeGuard[Tensor]:
     return type(input) in (Tensor, Parameter)
 
 
+def _node(module: Module, input: Any, state: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A call of this module in a graph of `torch.fx`, which looks into all modules but torch's."""
+    tracer, pair = input.tracer, len(named(module.cell).states) > 1
+    hx = state[0] if isinstance(state, tuple) and not pair else state
+    made = tracer.create_proxy("call_module", tracer.path_of_module(module), (input, hx), {})
+    last = made[1]
+    return made[0], (last[0], last[1]) if pair else (last,)
+
+
 class Module(Settling):
     """A module as its own calls find it: by a short way where there is one."""
 
@@ -55,12 +65,32 @@ class Module(Settling):
                 f"{self.cell} was declared again, with other equations, after this module was made",
                 hint="make the module again, or give the other cell a name of its own",
             )
-        if traced.is_watched():
-            with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
-                return self._run_long(input, state)
-        if _is_plain_tensor(input) and self._is_one_row(input, state):
-            return self._run_one_row(input, state)
-        return self._plain_call(input, state) or self._run_settled(input, state)
+        if traced.is_seen():
+            if traced.is_watched():
+                with traced.quietly() if torch.jit.is_tracing() else contextlib.nullcontext():
+                    return self._run_long(input, state)
+            if self._is_torch_nns():
+                return self._run_aloud(input, state)
+        if _is_plain_tensor(input):
+            if self._is_one_row(input, state):
+                return self._run_one_row(input, state)
+        elif isinstance(input, Proxy):
+            return _node(self, input, state)
+        elif isinstance(input, Tensor) and self._is_torch_nns():
+            return self._run_aloud(input, state)
+        try:
+            return self._plain_call(input, state) or self._run_settled(input, state)
+        except library.NoMemory:  # a state's numbers, or a weight's
+            if not self._is_torch_nns():
+                raise
+        return self._run_aloud(input, state)
+
+    def _run_aloud(
+        self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        """In torch's own operators, which every mode and every class of tensors knows."""
+        with traced.aloud():
+            return self._run_long(input, state)
 
     def _is_one_row(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
         """Whether this is a sequence without a batch, nothing wrong with it: else it is told so."""
@@ -135,9 +165,7 @@ class Module(Settling):
         data, shape = (input.data, packed_shape(input)) if is_packed else (input, input.shape)
         if not latest.is_like(data, shape, state, self._how_called(data)):
             return None
-        if traced.is_watched() or forward_ad._current_level >= 0:
-            return None
-        if torch.is_autocast_enabled("cuda"):
+        if traced.is_seen() or torch.is_autocast_enabled("cuda"):
             return None
         if self.dropout and self.training and whole.recomputes():
             return None

@@ -205,6 +205,12 @@ class Parameters(torch.nn.RNNBase):
             setattr(twin, name, getattr(self, name))
         return twin.train(self.training)
 
+    def _is_torch_nns(self) -> bool:
+        """Whether torch.nn's module of this name computes all of it: gradient, memory and time."""
+        plain = self.carry.exact and not self.carry.in_blocks and self.memory.keeps_all
+        plain = plain and self._chunks is None and not self.is_noisy
+        return plain and is_torchs(named(self.cell))
+
     def __prepare_scriptable__(self) -> Any:
         """What `torch.jit.script` asks a module first; it could not read how this one runs."""
         raise UserError(

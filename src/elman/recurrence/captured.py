@@ -30,7 +30,7 @@ from elman.kernels import captures, largest, uncaptured
 from elman.kernels.cuda import Cuda, graphs
 from elman.kernels.cudnn import Cudnn
 from elman.kernels.torchs import Whole
-from elman.recurrence.operator import Inputs, Recipe
+from elman.recurrence.operator import Inputs, Recipe, apart, is_mapped, mapped
 from elman.recurrence.ways import Outputs, Pulls, Way
 
 FEW = 4
@@ -360,6 +360,8 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *pulls: Tensor | None) -> Any:
+        if is_mapped(pulls):
+            return mapped(_Recorded.backward, ctx, pulls)
         x, *rest = ctx.saved_tensors  # torch complains here if the weights have changed
         state, weights = rest[: ctx.n], rest[ctx.n :]
         needs, recording = ctx.needs_input_grad[2:], ctx.recording
@@ -379,9 +381,9 @@ def _differentiable(
     pulls: Sequence[Tensor | None],
 ) -> Pulls:
     """The pulls by autograd, from a forward pass of its own, leaving a graph behind."""
-    ys, last = way.uncaptured_call(x, state, weights)
+    x, *rest = leaves = apart([x, *state, *weights])
+    ys, last = way.uncaptured_call(x, rest[: len(state)], rest[len(state) :])
     ends = [(y, p) for y, p in zip((ys, *last), pulls, strict=True) if p is not None]
-    leaves = [x, *state, *weights]
     wanted = [t for t in leaves if t.requires_grad]
     found = iter(
         torch.autograd.grad(

@@ -16,13 +16,21 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from elman.cells import named
+from elman.cells import is_torchs, named
 from elman.errors import UserError
 from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, padded_shape, prepare
 from elman.kernels.torchs import Network, as_torch
-from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
+from elman.recurrence.operator import (
+    Inputs,
+    Recipe,
+    apart,
+    backward,
+    draw_seed,
+    is_mapped,
+    mapped,
+)
 from elman.recurrence.strand import uncast
 
 
@@ -136,6 +144,8 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if is_mapped(grads):
+            return mapped(_Node.backward, ctx, grads)
         dys, *dlast = grads
         xs, track, kept, sizes, order, back, *tensors = ctx.saved_tensors
         state, weights = tensors[: ctx.n], tensors[ctx.n :]
@@ -198,9 +208,9 @@ def _by_autograd(
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """The same pulls, leaving a graph behind to differentiate them again."""
     if pack is None and x.seed is None and x.xs.is_floating_point():
-        mode = named(recipe.cell).torch_mode
-        if mode is not None:
-            return _by_torch(recipe, mode, x, dys, dlast, needs_dxs, needs_dws)
+        cell = named(recipe.cell)
+        if is_torchs(cell):
+            return _by_torch(recipe, cell.torch_mode, x, dys, dlast, needs_dxs, needs_dws)
     if pack is None:
         return backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
     sizes, order, back, _ = pack
@@ -215,7 +225,7 @@ def _by_autograd(
 
 def _by_torch(
     recipe: Recipe,
-    mode: str,
+    mode: str | None,
     x: Inputs,
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
@@ -226,20 +236,22 @@ def _by_torch(
     inputs, hidden = x.xs.shape[2], x.stacked[0].shape[2]
     layers = len(x.stacked[0]) // recipe.directions
     net = Network(mode, recipe.bias, inputs, hidden, 0, layers, recipe.directions)
-    ys, last = as_torch(net, False, x.xs, x.stacked, [*x.weights])
+    xs, *others = apart(x.flat())
+    stacked, weights = others[: len(x.stacked)], others[len(x.stacked) :]
+    ys, last = as_torch(net, False, xs, stacked, weights)
     outs = [
         (y, d)
         for y, d in zip((ys, *last), (dys, *dlast), strict=True)
         if d is not None and y.requires_grad
     ]
-    read = (x.xs, *x.stacked, *(x.weights if needs_dws else ()))
+    read = (xs, *stacked, *(weights if needs_dws else ()))
     wanted = [t for t in read if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
     pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
     found = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
     dxs, *others = [found[id(t)] if id(t) in found else torch.zeros_like(t) for t in read]
-    count = len(x.stacked)
-    dws = others[count:] if needs_dws else [None] * len(x.weights)
+    count = len(stacked)
+    dws = others[count:] if needs_dws else [None] * len(weights)
     return dxs if needs_dxs else None, others[:count], dws
 
 

@@ -2,7 +2,8 @@
 
 Run eagerly it is an `autograd.Function`; inside `torch.compile` it is a custom operator, which the
 compiler takes as it is. Both run a `Stack`. Where the gradient itself is to be differentiated
-(`create_graph=True`) it is computed again as a bare loop that autograd can see.
+(`create_graph=True`) it is computed again as a bare loop that autograd can see; and where it is
+computed for many pulls at once (`is_grads_batched=True`), which only torch's own operations can be.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from elman import kernels
 from elman.cells import Weights, named
@@ -150,6 +152,23 @@ def recurrence(recipe: Recipe, x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
     return ys, tuple(last)
 
 
+def is_mapped(pulls: Sequence[Tensor | None]) -> bool:
+    """Whether a backward pass runs for many pulls at once, leaving no graph of itself behind."""
+    if torch.is_grad_enabled():
+        return False
+    for pull in pulls:
+        if pull is not None and _functorch.is_legacy_batchedtensor(pull):
+            return True
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def mapped(backward: Callable[..., Any], ctx: Any, pulls: Sequence[Tensor | None]) -> Any:
+    """What `backward` finds where it is itself differentiable, and so in torch's operations."""
+    with torch.enable_grad():
+        found = backward(ctx, *pulls)
+    return tuple([None if d is None else d.clone() for d in found])  # such pulls know no detach
+
+
 class _Eager(torch.autograd.Function):
     """The operation as autograd sees it."""
 
@@ -176,6 +195,8 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if is_mapped(grads):
+            return mapped(_Eager.backward, ctx, grads)
         lengths, seed, xs, *rest = ctx.saved_tensors
         x = Inputs(xs, rest[: ctx.n], rest[ctx.n : ctx.m], lengths, seed)
         stack, (dys, *dlast) = ctx.recipe.stack(x, ctx.kernel), grads
@@ -221,6 +242,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if is_mapped(grads):
+            return mapped(_Layer.backward, ctx, grads)
         lengths, xs, *rest = ctx.saved_tensors
         recipe, stacked, weights = ctx.recipe, rest[: ctx.n], rest[ctx.n : ctx.m]
         dys, *dlast = grads
@@ -327,11 +350,14 @@ def _bare(
     """The same by autograd, leaving a graph behind."""
     xis = xis or [None] * len(stack.layers)
     loops = [Bare(stack.turn_xi(xi, i % stack.directions)) for i, xi in enumerate(xis)]
-    seen = stack.replaced(kernels=loops, memory=Stored())
+    xs, *flat = apart([xs, *_flat(stack.layers)])
+    tensors = iter(flat)
+    layers = [w.map(lambda _: next(tensors)) for w in stack.layers]
+    seen = stack.replaced(layers=layers, kernels=loops, memory=Stored())
     ys, last, _ = seen.forward(xs, states, keep=False)
     outs = zip([ys, *_flat(last)], [dys, *_flat(dlast)], strict=True)
     outs = [(y, d) for y, d in outs if d is not None and y.requires_grad]
-    wanted = [t for t in (xs, *_flat(states), *_flat(stack.layers)) if t.requires_grad]
+    wanted = [t for t in (xs, *_flat(states), *_flat(layers)) if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
     pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
     grads = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
@@ -339,8 +365,17 @@ def _bare(
     def pull(t: Tensor) -> Tensor:
         return grads[id(t)] if id(t) in grads else torch.zeros_like(t)
 
-    dws = [w.map(pull) for w in stack.layers]
+    dws = [w.map(pull) for w in layers]
     return Pulls(pull(xs) if needs_dxs else None, [tuple(map(pull, s)) for s in states], dws)
+
+
+def apart(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors, each at the end of every path that autograd can take back from here.
+
+    Else it would find at W what comes by another way too: by a state that an earlier call has made
+    of W, or by another place of a weight that is tied; and that is found there once more.
+    """
+    return [t.view_as(t) if t.requires_grad else t for t in tensors]
 
 
 def _flat(tensors: Sequence[Sequence[Tensor | None]]) -> list[Tensor]:

@@ -22,7 +22,7 @@ from elman.kernels import select
 from elman.kernels.cuda import KERNEL, calls, wider
 from elman.kernels.cuda.calls import Kept, cast
 from elman.kernels.torchs import Whole
-from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
+from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed, is_mapped, mapped
 from elman.recurrence.strand import Dropout
 
 
@@ -149,6 +149,8 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if is_mapped(grads):
+            return mapped(_Node.backward, ctx, grads)
         dys, *dlast = grads
         input, xs, *rest = ctx.saved_tensors
         read, rest = rest[: ctx.apart], rest[ctx.apart :]

@@ -147,7 +147,8 @@ class Strand:
 
     def plan(self, xs: Tensor, states: States, memory: Memory) -> Plan:
         """How the memory cuts this strand's time."""
-        return memory.plan(len(xs), lambda: self._sizes(xs, states), self.siblings)
+        steps = xs.shape[0]  # of any number of steps in compiled code, which `len` would fix
+        return memory.plan(steps, lambda: self._sizes(xs, states), self.siblings)
 
     def _sizes(self, xs: Tensor, states: States) -> Sizes:
         step = sum(self._step_bytes(i, xs, state) for i, state in enumerate(states))
@@ -207,7 +208,7 @@ def run(
     if plan.pieces == 1:
         traces = strand.forward(xs, states, 0, plan.steps, needs_gates=keep and gates)
         kept = [t for trace in traces for t in trace if t is not None] if keep else []
-        return traces[-1].hs[1:], [trace.state(plan.steps) for trace in traces], kept
+        return traces[-1].hs[1:], [trace.state(-1) for trace in traces], kept
     rows = {piece: row for row, piece in enumerate(plan.kept())} if keep else {}
     kept = [s.new_empty(len(rows), *s.shape) for s in _flat(states)] if keep else []
     ys = states[-1][0].new_empty(plan.steps, *states[-1][0].shape)

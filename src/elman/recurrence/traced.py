@@ -3,20 +3,24 @@
 `torch.jit.trace`, `torch.export` and both exporters to ONNX run a module once and keep the
 operations that they know; of a kernel of ours they would keep nothing but its results, as
 constants. While one of them listens, or a transform of `torch.func`, the forward pass is torch's
-own operator (`aten::lstm`, …) with the same weights. A cell that torch does not have, a projection
-on its way to ONNX, and what `torch.vmap` runs over, goes step by step: so a copy takes sequences of
-that one length and refuses others.
+own operator (`aten::lstm`, …) with the same weights. So it is under a mode that sees every
+operation (one that counts them, or makes fake tensors), where tangents flow forward, and for
+tensors of a class of their own, which need not have memory. A cell that torch does not have, a
+projection on its way to ONNX, and what `torch.vmap` runs over, goes step by step: so a copy takes
+sequences of that one length and refuses others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.autograd import forward_ad
 from torch.nn.functional import dropout, one_hot
 
 from elman.cells import Cell, State, Weights, is_torchs, named
@@ -33,11 +37,33 @@ def listening() -> bool:
 
 
 def is_watched() -> bool:
-    """The same of a call that is not being compiled, asked at every one."""
+    """The same of a call that is not being compiled."""
     # is_exporting() itself is True inside torch.compile, too, with torch 2.11
     if torch._C._is_tracing() or torch.compiler._is_exporting_flag:
         return True
-    return _functorch.peek_interpreter_stack() is not None
+    return _functorch.peek_interpreter_stack() is not None or _ALOUD.get()
+
+
+def is_seen() -> bool:
+    """Whether that may be so, or a mode sees operations, or tangents flow: asked at every call."""
+    if torch._C._is_tracing() or torch.compiler._is_exporting_flag:
+        return True
+    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+_ALOUD = contextvars.ContextVar("in torch's own operators", default=False)
+
+
+@contextlib.contextmanager
+def aloud() -> Iterator[None]:
+    """Inside this block everything runs in torch's own operators."""
+    token = _ALOUD.set(True)
+    try:
+        yield
+    finally:
+        _ALOUD.reset(token)
 
 
 @contextlib.contextmanager

@@ -231,7 +231,7 @@ class Prepared:
             if not w.is_contiguous() or w.is_neg():
                 return False  # `w.data = …` may leave it where it was, and yet not what it was
         if state is not None:
-            if len(state) != self.states:
+            if not isinstance(state, (tuple, list)) or len(state) != self.states:
                 return False
             for s in state:
                 if not isinstance(s, Tensor) or s.shape != self.stacked:
@@ -256,7 +256,8 @@ class Prepared:
             return True
         h = c = None
         if state is not None:
-            if len(state) != self.states:
+            # of anything else, what it is asked for may be gone before it is looked at
+            if not isinstance(state, (tuple, list)) or len(state) != self.states:
                 return False
             h, c = id(state[0]), id(state[1]) if self.states > 1 else None
         if not all(map(is_, self.tensors, weights)) or any(map(is_neg, self.tensors)):

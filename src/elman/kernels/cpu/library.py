@@ -281,13 +281,17 @@ def integers(t: Tensor, name: str) -> Tensor:
     return plain(t, torch.int64)
 
 
+class NoMemory(UserError):
+    """A tensor whose numbers lie nowhere, or elsewhere: of a class of its own."""
+
+
 def pointer(t: Tensor | None) -> int | None:
     """Where the numbers lie; whoever asks keeps the tensor alive."""
     if t is None:
         return None
     where = t.data_ptr()
     if not where and t.numel():  # a FakeTensor says that it is on the CPU
-        raise UserError(
+        raise NoMemory(
             f"a {type(t).__name__} of shape {tuple(t.shape)} has no memory of its own",
             hint="ELMAN_KERNELS=reference runs without native code",
         )
