@@ -480,6 +480,26 @@ def test_a_wider_interval_holds_the_narrower_ones_whatever_widens_them(widen, se
     np.testing.assert_array_equal((low[levels[0]], high[levels[0]]), plain)
 
 
+def test_the_coverage_that_is_published_is_of_intervals_as_they_are_delivered():
+    narrow, wide = 80.0, 95.0
+    z = np.interp(GRID, (0.025, 0.1, 0.9, 0.975), (-1.1, -1, 1, 10))
+    truth = np.full((60, 1), 3.0)  # nearer than 95 % on that side, farther than 80 %
+    truth[40::8] = -2
+    quantiles = np.broadcast_to(z, (60, 1, len(GRID)))
+    backtest = Backtest(np.arange(60), np.arange(60), truth, np.zeros((60, 1)), quantiles)
+    apart = {k: scores._in_turn([backtest], k) for k in (narrow, wide)}
+    alone = intervals.interval(quantiles, wide, apart[wide])
+    low, high = intervals.nested(quantiles, apart)
+    assert (alone[0] > low[wide]).any()  # or there is nothing to tell them apart by
+    found = scores.measured([backtest], np.ones(1), (narrow, wide))
+    assert found.width is not None
+    for k in (narrow, wide):
+        held = ((low[k] <= truth) & (truth <= high[k])).mean()
+        assert found.coverage[k][0] == pytest.approx(held)
+        assert found.width[k][0] == pytest.approx((high[k] - low[k]).mean())
+    assert found.coverage[wide][0] >= found.coverage[narrow][0]
+
+
 def test_a_run_saved_when_one_column_told_series_apart_reads_as_before(tmp_path):
     fitted = fit_and_measure(seasonal(2), Settings("last", steps=2)).ensemble
     saved = Saved(fitted, Reading(("y",), group=("shop",)), ("y",))
