@@ -78,8 +78,9 @@ def test_options_are_found_on_the_fields_and_go_there_and_back():
 def test_what_means_nothing_beside_another_option_is_refused_in_words(beside, options, said):
     with pytest.raises(UserError, match=said):
         beside.refuse("heat", 9, options)
-    with pytest.raises(UserError, match=r"^--heat 9 means nothing"):
+    with pytest.raises(UserError, match=r"^heat=9 means nothing") as refused:  # Python's words
         beside.refuse("heat", 9, options, as_flag)
+    assert refused.value.message.startswith("--heat 9 means nothing")  # a command line's
     replace(beside, only=8).refuse("heat", 9, options)  # another value does not need it
     replace(beside, unless=Beside("fan")).refuse("heat", 9, {**options, "fan": True})
 

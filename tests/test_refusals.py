@@ -4,10 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from elman import LanguageModel, MarkovChain, NgramModel, batches, generation, metrics
+from elman import (
+    LanguageModel,
+    MarkovChain,
+    NgramModel,
+    batches,
+    forecasting,
+    generation,
+    metrics,
+)
+from elman.cli import run
 from elman.errors import UserError
 from elman.forecasting.baselines import Seasonal
 from elman.runs.shown import Shown
+from elman.session import Session
 from elman.training import Optimisation, Reading, Settings, Training
 
 IDS = np.arange(4000) % 5
@@ -102,3 +112,37 @@ def test_a_number_of_any_library_is_a_number():
 def test_ids_may_lie_in_any_kind_of_integers():
     for held_out in (IDS.tolist(), IDS.astype("u1"), torch.from_numpy(IDS)):
         assert len(Training(MODEL, IDS, held_out).validation_ids) == len(IDS)
+
+
+@pytest.mark.parametrize(
+    ("call", "typed", "python", "line"),
+    [
+        (
+            lambda: forecasting.SeriesForecaster("last", steps=0).fit(IDS),
+            ["forecast", "sine", "--model", "last", "--steps", "0"],
+            "steps=0 must be at least 1 and at most 10000; steps=16 looks 16 steps ahead",
+            "--steps 0 must be at least 1",
+        ),
+        (
+            lambda: forecasting.SeriesForecaster("best").fit(IDS),
+            ["forecast", "sine", "--model", "best"],
+            "model='best' is unknown",
+            "--model 'best' is unknown",
+        ),
+        (
+            lambda: Session.begin({"momentum": 0.5, "optimizer": "adam"}),
+            ["train", "--momentum", "0.5", "--optimizer", "adam"],
+            "momentum=0.5 means nothing with optimizer=adam; optimizer=sgd",
+            "--momentum 0.5 means nothing with --optimizer adam",
+        ),
+    ],
+    ids=["steps", "model", "momentum"],
+)
+def test_python_and_the_command_line_are_told_in_the_words_they_type(
+    call, typed, python, line, capsys
+):
+    with pytest.raises(UserError) as refused:
+        call()
+    assert str(refused.value).startswith(python)
+    assert run(typed) == 2
+    assert line in capsys.readouterr().err

@@ -438,7 +438,7 @@ def test_missing_parts_are_named(trained, tmp_path):
 
 def test_a_run_is_never_overwritten_unasked(trained):
     config, vocab = trained.config, trained.vocab
-    with pytest.raises(UserError, match=r"is a run already.*--force"):
+    with pytest.raises(UserError, match=r"is a run already.*with force"):
         Run.create(trained.path, config, vocab)
     assert Run.open(trained.path).metrics()
     fresh = Run.create(trained.path, config, vocab, force=True)
