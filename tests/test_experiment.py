@@ -1,5 +1,6 @@
 """A forecast from beginning to end: choosing, looking back, looking ahead, keeping."""
 
+import datetime as dt
 import itertools
 import json
 from dataclasses import replace
@@ -15,6 +16,7 @@ from elman.errors import UserError
 from elman.forecasting import choice, ensemble, intervals, panel, scores
 from elman.forecasting.candidates import candidates
 from elman.forecasting.catalogue import FORECASTERS, Kind, Method, Plan
+from elman.forecasting.dates import Clock, Frequency
 from elman.forecasting.experiment import Settings, fit_and_measure
 from elman.forecasting.intervals import GRID
 from elman.forecasting.panel import Backtest, Windows
@@ -42,7 +44,7 @@ def seasonal(count=3, steps=80, noise=0.3, seed=0):
 
 def test_a_named_model_that_runs_away_says_which_series_it_lost(monkeypatch):
     monkeypatch.setattr(choice, "_runs_away", lambda backtest, series: series.name == "s1")
-    with pytest.raises(UserError, match="--model linear: its forecasts of s1 run away"):
+    with pytest.raises(UserError, match="model linear: its forecasts of s1 run away"):
         fit_and_measure(seasonal(3), Settings("linear", steps=4))
 
 
@@ -328,7 +330,7 @@ def test_inputs_that_cannot_be_read_or_do_not_reach_are_refused():
     series, _ = driven(future=2)
     with pytest.raises(
         UserError,
-        match="--model ets does not read inputs of the kind --known, and promo were given",
+        match="model ets does not read inputs of the kind known, and promo were given",
     ):
         fit_and_measure([series], Settings("ets", steps=2))
     with pytest.raises(UserError, match="x: known inputs end after step 102"):
@@ -395,7 +397,7 @@ def test_a_new_series_that_is_too_short_is_left_out_and_named():
     columns, ahead = ensemble.match(fitted, [short, *known], 2)
     assert [s.name for s in columns] == ["s0", "s1"]
     np.testing.assert_array_equal(ahead[1].point, fitted.after(1, known[1], 2).point)
-    assert columns[0].notes[0].startswith("new is new and left out: a series of 3 steps")
+    assert columns[0].notes[0].startswith("new is new and left out: 3 steps are too few")
 
 
 @pytest.mark.parametrize(
@@ -462,6 +464,66 @@ def test_a_saved_forecaster_fits_a_new_series_as_it_would_have(tmp_path, model, 
     (_, before), (_, after) = (ensemble.match(e, [*known, new], 3) for e in (fitted, again))
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one.point, other.point)
+
+
+def test_a_network_fitted_on_a_new_series_follows_the_seed(tmp_path):
+    *known, new = seasonal(3, steps=40)
+    settings = Settings("window", steps=2, seed=7, options={"epochs": 1, "hidden": 4})
+    fitted = fit_and_measure(known, settings).ensemble
+    saved = Saved(fitted, Reading(column=("y",)), ("y",))
+    again = load_ensemble(save_ensemble(saved, tmp_path / "run")).ensemble
+    alone = f.Window(4, hidden=4, epochs=1, seed=7).fit(new.values).predict(new.values, 2)
+    for found in (fitted, again):
+        _, [*_, path] = ensemble.match(found, [*known, new], 2)
+        np.testing.assert_array_equal(path.point, alone[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "steps", "why"),
+    [
+        ("last", {}, 6, "7 steps are too few to forecast 6 ahead"),
+        ("linear", {"tau": 6}, 2, "reads 6 values, and there are too few"),
+    ],
+)
+def test_what_fit_leaves_out_predict_leaves_out_and_both_name_it(model, options, steps, why):
+    rows = {"unique_id": [], "ds": [], "y": []}
+    for name, count in (("long", 40), ("longer", 44), ("short", 7)):
+        rows["unique_id"] += [name] * count
+        rows["ds"] += range(count)
+        rows["y"] += np.random.default_rng(count).normal(size=count).tolist()
+    forecaster = f.SeriesForecaster(model, steps, options=options).fit(rows)
+    assert f"left out, too short to forecast {steps} ahead: short (7 steps)" in forecaster.notes_
+    before, after = forecaster.predict(), forecaster.predict(rows)
+    assert before == after
+    assert set(before["unique_id"]) == {"long", "longer"}
+    assert f"short is new and left out: {why}" in forecaster.notes_
+
+
+def test_a_shared_network_leaves_out_what_is_too_short_and_refuses_nothing_else():
+    options = {"updates": 3, "hidden": 4, "tau": 6}
+    *known, new = seasonal(3, steps=40)
+    found = fit_and_measure(known, Settings("global-gru", steps=3, options=options)).ensemble
+    given, ahead = ensemble.match(found, [known[0], new.until(5), replace(new, name="other")], 3)
+    assert [s.name for s in given] == ["s0", "other"]
+    assert len(ahead) == 2
+    assert "s2 is new and left out: 5 steps are too few" in " ".join(given[0].notes)
+    with pytest.raises(UserError, match="s2 is new and left out"):
+        ensemble.match(found, [new.until(5)], 3)
+
+
+@pytest.mark.parametrize(
+    ("clock", "refused"),
+    [
+        (Clock(dt.datetime(1900, 3, 1), Frequency("month", 12)), "each step is at the same time"),
+        (Clock(1900, Frequency("step")), "have no dates"),
+        (None, "have no dates"),
+    ],
+    ids=["yearly", "counted", "none"],
+)
+def test_calendar_is_refused_where_it_has_nothing_to_tell(clock, refused):
+    series = replace(seasonal(1)[0], clock=clock)
+    with pytest.raises(UserError, match=refused):
+        fit_and_measure([series], Settings("linear", steps=2, calendar=True))
 
 
 @given(

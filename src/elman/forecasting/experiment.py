@@ -22,7 +22,7 @@ from elman.forecasting import accuracy, choice, panel
 from elman.forecasting.candidates import candidates
 from elman.forecasting.catalogue import Method, forecasters, names
 from elman.forecasting.choice import Choice, Verdict
-from elman.forecasting.ensemble import Ahead, Ensemble, losses, single_columns
+from elman.forecasting.ensemble import Ahead, Ensemble, losses, notes_of, single_columns
 from elman.forecasting.output import look_ahead_plain, plain
 from elman.forecasting.panel import Backtest, Fitted, Windows
 from elman.forecasting.progress import Limit, Told, listening
@@ -161,6 +161,10 @@ class Experiment:
             if columns and kind not in read
         ]
 
+    def notes(self) -> list[str]:
+        """How the series were read, which are left out, and which inputs nobody reads."""
+        return notes_of(self.series) + self.unread()
+
     def answer(self) -> dict[str, Any]:
         """Everything as plain values for JSON."""
         several = len(self.series) > 1
@@ -184,7 +188,7 @@ class Experiment:
             "left_out": self.choice.left_out,
             "growth": None if several else _growth(own),
             "losses": losses(self.ensemble),
-            "notes": list(dict.fromkeys(n for s in self.series for n in s.notes)) + self.unread(),
+            "notes": self.notes(),
             "forecast": look_ahead_plain(self.series, self.ahead),
         }
         if several:
@@ -417,7 +421,8 @@ def refit(
         with listening(lambda said, line=line: say(f"{line}, {said}")):
             fitted[name] = _fit_some(by_label[name], columns, users, settings)
     widen = {level: widening(picked.crossed, level) for level in settings.levels}
-    return Ensemble(fitted, members, tuple(s.name for s in columns), widen, settings.steps)
+    named = tuple(s.name for s in columns)
+    return Ensemble(fitted, members, named, widen, settings.steps, settings.seed)
 
 
 def _fit_some(
