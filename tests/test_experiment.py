@@ -466,6 +466,48 @@ def test_a_saved_forecaster_fits_a_new_series_as_it_would_have(tmp_path, model, 
         np.testing.assert_array_equal(one.point, other.point)
 
 
+@pytest.mark.parametrize("model", ["last", "seasonal", "mean", "drift", "ets"])
+def test_a_baseline_of_changes_is_not_taken_for_the_baseline_itself(model):
+    [series] = seasonal(1)
+    found = fit_and_measure([series], Settings(model, steps=3, difference=1))
+    label = f"{model}, changes over 1"
+    assert next(iter(found.backtests())) == label
+    assert model in found.backtests()
+    [plain] = fit_and_measure([series], Settings(model, steps=3)).ahead
+    assert (found.ahead[0].point != plain.point).any()
+    if model == "last":
+        x = series.values[:, 0]
+        expected = x[-1] + (x[-1] - x[-2]) * np.arange(1, 4)
+        np.testing.assert_allclose(found.ahead[0].point, expected)
+
+
+@pytest.mark.parametrize("levels", [80, "80", ("many",), None])
+def test_levels_that_are_no_percents_are_refused(levels):
+    with pytest.raises(UserError, match="must"):
+        f.SeriesForecaster("last", 2, levels=levels).fit(np.arange(30.0))
+
+
+def test_levels_are_told_apart_by_what_tables_call_them():
+    levels = (33.33333, 33.3333333, 99.9999, 50)
+    forecaster = f.SeriesForecaster("last", 2, levels=levels).fit(np.sin(np.arange(30.0)))
+    ahead = forecaster.predict()
+    assert {len(column) for column in ahead.values()} == {2}
+    assert [c for c in ahead if "-hi-" in c] == ["last-hi-33.3333", "last-hi-50", "last-hi-99.9999"]
+
+
+@pytest.mark.parametrize("steps", [0, 10_001])
+def test_a_fitted_forecaster_looks_no_farther_than_one_that_is_fitted_for_it(steps):
+    forecaster = f.SeriesForecaster("last", 2).fit(np.sin(np.arange(30.0)))
+    with pytest.raises(UserError, match=f"steps={steps} must be at least 1 and at most 10000"):
+        forecaster.predict(steps=steps)
+
+
+def test_one_column_needs_no_list():
+    rows = {"yy": np.sin(np.arange(30.0)).tolist(), "zz": np.cos(np.arange(30.0)).tolist()}
+    ahead = f.SeriesForecaster("last", 2, column="yy").fit(rows).predict()
+    assert ahead["last"] == [rows["yy"][-1]] * 2
+
+
 def test_a_network_fitted_on_a_new_series_follows_the_seed(tmp_path):
     *known, new = seasonal(3, steps=40)
     settings = Settings("window", steps=2, seed=7, options={"epochs": 1, "hidden": 4})

@@ -17,6 +17,17 @@ from elman.forecasting.panel import Fitted
 from elman.forecasting.series import Series
 from elman.forecasting.transformed import Transformed
 
+MOST_STEPS = 10_000
+
+
+def check_steps(steps: int) -> None:
+    """Refuse to look ahead by nothing, or farther than anyone would want to read."""
+    if not 1 <= steps <= MOST_STEPS:
+        raise UserError(
+            f"--steps {steps} must be at least 1 and at most {MOST_STEPS}",
+            hint="--steps 16 looks 16 steps ahead",
+        )
+
 
 @dataclass(frozen=True)
 class Ahead:
@@ -92,6 +103,7 @@ def match(
     on it, and a note says so. One that is too short to be fitted on is left out, as it would have
     been then, and a note says why.
     """
+    check_steps(steps)
     columns = single_columns(given)
     if calendar:
         columns = [panel.with_calendar(s, steps) for s in columns]

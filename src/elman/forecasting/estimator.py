@@ -51,10 +51,10 @@ class SeriesForecaster:
         options: Mapping[str, Any] | None = None,
         time: str | None = None,
         group: str | Sequence[str] | None = None,
-        column: Sequence[str] = (),
-        known: Sequence[str] = (),
-        past: Sequence[str] = (),
-        static: Sequence[str] = (),
+        column: str | Sequence[str] = (),
+        known: str | Sequence[str] = (),
+        past: str | Sequence[str] = (),
+        static: str | Sequence[str] = (),
         calendar: bool = False,
         fill: Fill | None = None,
         date_format: str | None = None,
@@ -229,15 +229,15 @@ class SeriesForecaster:
     def _settings(self, **changed: Any) -> Settings:
         return Settings(**{
             "model": self.model, "steps": self.steps, "difference": self.difference,
-            "options": dict(self.options or {}), "levels": tuple(float(x) for x in self.levels),
+            "options": dict(self.options or {}), "levels": self.levels,
             "windows": self.windows, "calendar": self.calendar, "minutes": self.minutes,
             "seed": self.seed, **changed,
         })  # fmt: skip
 
     def _reading(self) -> Reading:
         return Reading(
-            tuple(self.column), self.time, names_of(self.group), tuple(self.known),
-            tuple(self.past), tuple(self.static), self.fill, self.date_format, self.timezone,
+            names_of(self.column), self.time, names_of(self.group), names_of(self.known),
+            names_of(self.past), names_of(self.static), self.fill, self.date_format, self.timezone,
             self.season,
         )  # fmt: skip
 
