@@ -101,6 +101,14 @@ def test_whatever_an_option_needs_is_another_option_that_can_be_as_the_hint_has_
         presets.check_used(presets.named(preset, {}), options)
 
 
+@pytest.mark.parametrize("preset", presets.PRESETS)
+def test_what_a_preset_has_and_the_user_makes_idle_is_as_usual(preset):
+    given = {"average": "none", "schedule": "constant", "optimizer": "adam", "carry": "full"}
+    made = presets.settings(presets.expand(preset, given))
+    assert made.optimisation.average_decay == presets.defaults()["average_decay"]
+    assert made.accumulate == 1
+
+
 def test_every_default_keeps_its_own_rule():
     for o in (*presets.OPTIONS.values(), *described(RunOptions)):
         if o.default is not None:  # None: what suits the text

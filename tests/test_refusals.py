@@ -18,6 +18,7 @@ from elman.errors import UserError
 from elman.forecasting.baselines import Seasonal
 from elman.runs.shown import Shown
 from elman.session import Session
+from elman.text.prepared import Data
 from elman.training import Optimisation, Reading, Settings, Training
 
 IDS = np.arange(4000) % 5
@@ -32,6 +33,37 @@ CALLS = {
     "a size in quotes": (lambda: Reading(memory="64M"), "memory='64M' must be a whole number"),
     "a list of words": (lambda: Reading(sampling=["random"]), "one of sequential, random"),
     "a number for a word": (lambda: Shown(sample_prompt=3), "sample_prompt=3 must be a word"),
+    "a factor of no plateau": (
+        lambda: Optimisation(plateau_factor=0.1),
+        "plateau_factor=0.1 means nothing with schedule=constant; schedule=plateau, or leave",
+    ),
+    "a decay of no average": (lambda: Optimisation(average_decay=0.9), "nothing with average=none"),
+    "a start of another": (
+        lambda: Optimisation(average="ema", average_start=0.1),
+        "average_start=0.1 means nothing with average=ema",
+    ),
+    "a tolerance of no chunks": (lambda: Reading(tolerance=1e-3), "nothing with chunks=0"),
+    "a past of all": (
+        lambda: Reading(carry="full", history=3),
+        "history=3 means nothing with carry=full; carry=sliding",
+    ),
+    "segments of one": (
+        lambda: Settings(accumulate=2, reading=Reading(carry="full")),
+        "accumulate=2 means nothing with carry=full",
+    ),
+    "a context with a state": (
+        lambda: LanguageModel(5, context=3),
+        "context=3 means nothing with cell=elman; cell=mlp",
+    ),
+    "bytes in a code": (lambda: Data(level="byte", encoding="latin-1"), "nothing with level=byte"),
+    "patience for nothing": (
+        lambda: Training(MODEL, IDS, None, Settings(patience=3)),
+        "patience=3 means nothing without held-out tokens",
+    ),
+    "a plateau of nothing": (
+        lambda: Training(MODEL, IDS, None, Settings(optimisation=Optimisation(schedule="plateau"))),
+        "schedule=plateau means nothing without held-out tokens",
+    ),
     "settings of settings": (lambda: Settings(reading={}), "must be of the type Reading"),
     "settings in a dict": (lambda: Training(MODEL, IDS, None, {}), "of the type Settings"),
     "settings too early": (lambda: Training(MODEL, IDS, Settings()), "one-dimensional integers"),

@@ -433,6 +433,17 @@ def test_missing_parts_are_named(trained, tmp_path):
         trained.load_model(which="first")
 
 
+def test_what_older_runs_wrote_down_and_nobody_heeded_is_read_as_usual(trained):
+    record = json.loads(json.dumps(trained.config.json()))
+    record["training"] |= {"accumulate": 3, "patience": 2}
+    record["training"]["reading"] |= {"carry": "full", "history": 5, "tolerance": 0.1, "chunks": 0}
+    record["training"]["optimisation"] |= {"average": "none", "average_decay": 0.5}
+    record["data"] |= {"validation": 0.0}
+    read = Config.from_json(record, Path("config.json")).training
+    assert (read.accumulate, read.patience, read.reading.history) == (1, 0, 0)
+    assert (read.reading.tolerance, read.optimisation.average_decay) == (1e-5, 0.999)
+
+
 # ---------------------------------------------------------------------- overwriting
 
 
