@@ -12,6 +12,7 @@ from elman import (
     forecasting,
     generation,
     metrics,
+    series,
 )
 from elman.cli import run
 from elman.errors import UserError
@@ -63,6 +64,11 @@ CALLS = {
     "a plateau of nothing": (
         lambda: Training(MODEL, IDS, None, Settings(optimisation=Optimisation(schedule="plateau"))),
         "schedule=plateau means nothing without held-out tokens",
+    ),
+    "a seed below zero": (lambda: series.load("sine", seed=-1), "seed=-1 must be at least 0"),
+    "a seed of no forecast": (
+        lambda: forecasting.SeriesForecaster("last", seed=-1).fit(IDS),
+        "seed=-1 must be at least 0",
     ),
     "settings of settings": (lambda: Settings(reading={}), "must be of the type Reading"),
     "settings in a dict": (lambda: Training(MODEL, IDS, None, {}), "of the type Settings"),

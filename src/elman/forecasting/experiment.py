@@ -70,7 +70,9 @@ class Settings:
         options = {name: as_number(value) for name, value in self.options.items()}
         object.__setattr__(self, "options", options)
         for name in ("steps", "difference", "windows", "seed"):
-            whole_number(name, getattr(self, name), hint=f"{name}={getattr(Settings, name)}")
+            least = 0 if name == "seed" else None  # of the others more is said below
+            hint = f"{name}={getattr(Settings, name)}"
+            whole_number(name, getattr(self, name), at_least=least, hint=hint)
         if self.model not in names():
             raise UserError(
                 f"--model {self.model!r} is unknown", hint=f"one of {', '.join(names())}"

@@ -31,7 +31,7 @@ from elman.forecasting.reading import (
     roles,
 )
 from elman.forecasting.tables import Table
-from elman.options import hold_numbers
+from elman.options import hold_numbers, whole_number
 from elman.text.datasets import DATASETS
 
 Values = NDArray[np.float64]
@@ -159,6 +159,7 @@ def load(
 
 def sine(steps: int = 1000, *, noise: float = 0.2, seed: int = 0) -> Series:
     """The notes' data: x_t = sin(0.01 t) + ε_t, ε_t ~ N(0, noise), t = 1 … steps."""
+    seed = whole_number("seed", seed, at_least=0, hint="seed=0")
     t = np.arange(1, steps + 1)
     x = np.sin(0.01 * t) + np.random.default_rng(seed).normal(0, noise, steps)
     return Series("sine", x[:, None], ("x",))
