@@ -165,9 +165,10 @@ def test_a_broken_table_is_refused_with_its_place(kind, tmp_path):
     content, options, message = BROKEN[kind]
     path = tmp_path / "table.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=f"(?s){message}") as refusal:
+    with pytest.raises(UserError) as refusal:
         series.load(str(path), **options)
     assert refusal.value.hint
+    assert re.search(message, f"{refusal.value.message}; {refusal.value.hint}", re.DOTALL)
     if kind not in WHOLE:
         assert re.search(r"\blines? \d+", refusal.value.message)
         assert re.search(r"\bcolumns? ('|\d)", refusal.value.message)

@@ -601,9 +601,9 @@ def test_a_training_through_a_whole_text_is_that_of_step_after_step():
     """Carry full: one update per pass, forward and backward through every lane in chunks."""
     ids = some_ids(4000)
     found = []
-    for chunks in (0, 8):
+    for order in ({}, {"chunks": 8, "tolerance": 1e-9}):
         m = reading_model()
-        reading = Reading(batch_size=2, carry="full", memory=0, chunks=chunks, tolerance=1e-9)
+        reading = Reading(batch_size=2, carry="full", memory=0, **order)
         training = Training(m, ids, settings=Settings(epochs=3, reading=reading))
         records = list(training.records())
         found.append([torch.tensor([r.nats for r in records]), *m.parameters()])

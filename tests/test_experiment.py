@@ -1,5 +1,6 @@
 """A forecast from beginning to end: choosing, looking back, looking ahead, keeping."""
 
+import datetime as dt
 import itertools
 import json
 from dataclasses import replace
@@ -15,6 +16,7 @@ from elman.errors import UserError
 from elman.forecasting import choice, ensemble, intervals, panel, scores
 from elman.forecasting.candidates import candidates
 from elman.forecasting.catalogue import FORECASTERS, Kind, Method, Plan
+from elman.forecasting.dates import Clock, Frequency
 from elman.forecasting.experiment import Settings, fit_and_measure
 from elman.forecasting.intervals import GRID
 from elman.forecasting.panel import Backtest, Windows
@@ -42,7 +44,7 @@ def seasonal(count=3, steps=80, noise=0.3, seed=0):
 
 def test_a_named_model_that_runs_away_says_which_series_it_lost(monkeypatch):
     monkeypatch.setattr(choice, "_runs_away", lambda backtest, series: series.name == "s1")
-    with pytest.raises(UserError, match="--model linear: its forecasts of s1 run away"):
+    with pytest.raises(UserError, match="model linear: its forecasts of s1 run away"):
         fit_and_measure(seasonal(3), Settings("linear", steps=4))
 
 
@@ -328,7 +330,7 @@ def test_inputs_that_cannot_be_read_or_do_not_reach_are_refused():
     series, _ = driven(future=2)
     with pytest.raises(
         UserError,
-        match="--model ets does not read inputs of the kind --known, and promo were given",
+        match="model ets does not read inputs of the kind known, and promo were given",
     ):
         fit_and_measure([series], Settings("ets", steps=2))
     with pytest.raises(UserError, match="x: known inputs end after step 102"):
@@ -395,7 +397,7 @@ def test_a_new_series_that_is_too_short_is_left_out_and_named():
     columns, ahead = ensemble.match(fitted, [short, *known], 2)
     assert [s.name for s in columns] == ["s0", "s1"]
     np.testing.assert_array_equal(ahead[1].point, fitted.after(1, known[1], 2).point)
-    assert columns[0].notes[0].startswith("new is new and left out: a series of 3 steps")
+    assert columns[0].notes[0].startswith("new is new and left out: 3 steps are too few")
 
 
 @pytest.mark.parametrize(
@@ -464,6 +466,108 @@ def test_a_saved_forecaster_fits_a_new_series_as_it_would_have(tmp_path, model, 
         np.testing.assert_array_equal(one.point, other.point)
 
 
+@pytest.mark.parametrize("model", ["last", "seasonal", "mean", "drift", "ets"])
+def test_a_baseline_of_changes_is_not_taken_for_the_baseline_itself(model):
+    [series] = seasonal(1)
+    found = fit_and_measure([series], Settings(model, steps=3, difference=1))
+    label = f"{model}, changes over 1"
+    assert next(iter(found.backtests())) == label
+    assert model in found.backtests()
+    [plain] = fit_and_measure([series], Settings(model, steps=3)).ahead
+    assert (found.ahead[0].point != plain.point).any()
+    if model == "last":
+        x = series.values[:, 0]
+        expected = x[-1] + (x[-1] - x[-2]) * np.arange(1, 4)
+        np.testing.assert_allclose(found.ahead[0].point, expected)
+
+
+@pytest.mark.parametrize("levels", [80, "80", ("many",), None])
+def test_levels_that_are_no_percents_are_refused(levels):
+    with pytest.raises(UserError, match="must"):
+        f.SeriesForecaster("last", 2, levels=levels).fit(np.arange(30.0))
+
+
+def test_levels_are_told_apart_by_what_tables_call_them():
+    levels = (33.33333, 33.3333333, 99.9999, 50)
+    forecaster = f.SeriesForecaster("last", 2, levels=levels).fit(np.sin(np.arange(30.0)))
+    ahead = forecaster.predict()
+    assert {len(column) for column in ahead.values()} == {2}
+    assert [c for c in ahead if "-hi-" in c] == ["last-hi-33.3333", "last-hi-50", "last-hi-99.9999"]
+
+
+@pytest.mark.parametrize("steps", [0, 10_001])
+def test_a_fitted_forecaster_looks_no_farther_than_one_that_is_fitted_for_it(steps):
+    forecaster = f.SeriesForecaster("last", 2).fit(np.sin(np.arange(30.0)))
+    with pytest.raises(UserError, match=f"steps={steps} must be at least 1 and at most 10000"):
+        forecaster.predict(steps=steps)
+
+
+def test_one_column_needs_no_list():
+    rows = {"yy": np.sin(np.arange(30.0)).tolist(), "zz": np.cos(np.arange(30.0)).tolist()}
+    ahead = f.SeriesForecaster("last", 2, column="yy").fit(rows).predict()
+    assert ahead["last"] == [rows["yy"][-1]] * 2
+
+
+def test_a_network_fitted_on_a_new_series_follows_the_seed(tmp_path):
+    *known, new = seasonal(3, steps=40)
+    settings = Settings("window", steps=2, seed=7, options={"epochs": 1, "hidden": 4})
+    fitted = fit_and_measure(known, settings).ensemble
+    saved = Saved(fitted, Reading(column=("y",)), ("y",))
+    again = load_ensemble(save_ensemble(saved, tmp_path / "run")).ensemble
+    alone = f.Window(4, hidden=4, epochs=1, seed=7).fit(new.values).predict(new.values, 2)
+    for found in (fitted, again):
+        _, [*_, path] = ensemble.match(found, [*known, new], 2)
+        np.testing.assert_array_equal(path.point, alone[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "steps", "why"),
+    [
+        ("last", {}, 6, "7 steps are too few to forecast 6 ahead"),
+        ("linear", {"tau": 6}, 2, "reads 6 values, and there are too few"),
+    ],
+)
+def test_what_fit_leaves_out_predict_leaves_out_and_both_name_it(model, options, steps, why):
+    rows = {"unique_id": [], "ds": [], "y": []}
+    for name, count in (("long", 40), ("longer", 44), ("short", 7)):
+        rows["unique_id"] += [name] * count
+        rows["ds"] += range(count)
+        rows["y"] += np.random.default_rng(count).normal(size=count).tolist()
+    forecaster = f.SeriesForecaster(model, steps, options=options).fit(rows)
+    assert f"left out, too short to forecast {steps} ahead: short (7 steps)" in forecaster.notes_
+    before, after = forecaster.predict(), forecaster.predict(rows)
+    assert before == after
+    assert set(before["unique_id"]) == {"long", "longer"}
+    assert f"short is new and left out: {why}" in forecaster.notes_
+
+
+def test_a_shared_network_leaves_out_what_is_too_short_and_refuses_nothing_else():
+    options = {"updates": 3, "hidden": 4, "tau": 6}
+    *known, new = seasonal(3, steps=40)
+    found = fit_and_measure(known, Settings("global-gru", steps=3, options=options)).ensemble
+    given, ahead = ensemble.match(found, [known[0], new.until(5), replace(new, name="other")], 3)
+    assert [s.name for s in given] == ["s0", "other"]
+    assert len(ahead) == 2
+    assert "s2 is new and left out: 5 steps are too few" in " ".join(given[0].notes)
+    with pytest.raises(UserError, match="s2 is new and left out"):
+        ensemble.match(found, [new.until(5)], 3)
+
+
+@pytest.mark.parametrize(
+    ("clock", "refused"),
+    [
+        (Clock(dt.datetime(1900, 3, 1), Frequency("month", 12)), "each step is at the same time"),
+        (Clock(1900, Frequency("step")), "have no dates"),
+        (None, "have no dates"),
+    ],
+    ids=["yearly", "counted", "none"],
+)
+def test_calendar_is_refused_where_it_has_nothing_to_tell(clock, refused):
+    series = replace(seasonal(1)[0], clock=clock)
+    with pytest.raises(UserError, match=refused):
+        fit_and_measure([series], Settings("linear", steps=2, calendar=True))
+
+
 @given(
     widen=st.dictionaries(st.floats(1, 99.9), st.floats(0.2, 5), min_size=2, max_size=4),
     seed=st.integers(0, 99),
@@ -478,6 +582,26 @@ def test_a_wider_interval_holds_the_narrower_ones_whatever_widens_them(widen, se
         assert (high[a] <= high[b]).all()
     plain = intervals.interval(quantiles, levels[0], widen[levels[0]])
     np.testing.assert_array_equal((low[levels[0]], high[levels[0]]), plain)
+
+
+def test_the_coverage_that_is_published_is_of_intervals_as_they_are_delivered():
+    narrow, wide = 80.0, 95.0
+    z = np.interp(GRID, (0.025, 0.1, 0.9, 0.975), (-1.1, -1, 1, 10))
+    truth = np.full((60, 1), 3.0)  # nearer than 95 % on that side, farther than 80 %
+    truth[40::8] = -2
+    quantiles = np.broadcast_to(z, (60, 1, len(GRID)))
+    backtest = Backtest(np.arange(60), np.arange(60), truth, np.zeros((60, 1)), quantiles)
+    apart = {k: scores._in_turn([backtest], k) for k in (narrow, wide)}
+    alone = intervals.interval(quantiles, wide, apart[wide])
+    low, high = intervals.nested(quantiles, apart)
+    assert (alone[0] > low[wide]).any()  # or there is nothing to tell them apart by
+    found = scores.measured([backtest], np.ones(1), (narrow, wide))
+    assert found.width is not None
+    for k in (narrow, wide):
+        held = ((low[k] <= truth) & (truth <= high[k])).mean()
+        assert found.coverage[k][0] == pytest.approx(held)
+        assert found.width[k][0] == pytest.approx((high[k] - low[k]).mean())
+    assert found.coverage[wide][0] >= found.coverage[narrow][0]
 
 
 def test_a_run_saved_when_one_column_told_series_apart_reads_as_before(tmp_path):

@@ -146,5 +146,5 @@ def test_a_new_optimizer_is_one_entry_in_the_table(monkeypatch):
         strict=True,
     ):
         assert torch.equal(a, b)
-    with pytest.raises(UserError, match=r"momentum=0.9 belongs to sgd, not rmsprop"):
+    with pytest.raises(UserError, match=r"momentum=0.9 means nothing with optimizer=rmsprop"):
         Optimisation("rmsprop", momentum=0.9)

@@ -78,8 +78,9 @@ def test_options_are_found_on_the_fields_and_go_there_and_back():
 def test_what_means_nothing_beside_another_option_is_refused_in_words(beside, options, said):
     with pytest.raises(UserError, match=said):
         beside.refuse("heat", 9, options)
-    with pytest.raises(UserError, match=r"^--heat 9 means nothing"):
+    with pytest.raises(UserError, match=r"^heat=9 means nothing") as refused:  # Python's words
         beside.refuse("heat", 9, options, as_flag)
+    assert refused.value.message.startswith("--heat 9 means nothing")  # a command line's
     replace(beside, only=8).refuse("heat", 9, options)  # another value does not need it
     replace(beside, unless=Beside("fan")).refuse("heat", 9, {**options, "fan": True})
 
@@ -98,6 +99,14 @@ def test_whatever_an_option_needs_is_another_option_that_can_be_as_the_hint_has_
     for preset in presets.PRESETS:
         options = presets.expand(preset, {})
         presets.check_used(presets.named(preset, {}), options)
+
+
+@pytest.mark.parametrize("preset", presets.PRESETS)
+def test_what_a_preset_has_and_the_user_makes_idle_is_as_usual(preset):
+    given = {"average": "none", "schedule": "constant", "optimizer": "adam", "carry": "full"}
+    made = presets.settings(presets.expand(preset, given))
+    assert made.optimisation.average_decay == presets.defaults()["average_decay"]
+    assert made.accumulate == 1
 
 
 def test_every_default_keeps_its_own_rule():

@@ -4,10 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from elman import LanguageModel, MarkovChain, NgramModel, batches, generation, metrics
+from elman import (
+    LanguageModel,
+    MarkovChain,
+    NgramModel,
+    batches,
+    forecasting,
+    generation,
+    metrics,
+    series,
+)
+from elman.cli import run
 from elman.errors import UserError
 from elman.forecasting.baselines import Seasonal
 from elman.runs.shown import Shown
+from elman.session import Session
+from elman.text.prepared import Data
 from elman.training import Optimisation, Reading, Settings, Training
 
 IDS = np.arange(4000) % 5
@@ -22,6 +34,42 @@ CALLS = {
     "a size in quotes": (lambda: Reading(memory="64M"), "memory='64M' must be a whole number"),
     "a list of words": (lambda: Reading(sampling=["random"]), "one of sequential, random"),
     "a number for a word": (lambda: Shown(sample_prompt=3), "sample_prompt=3 must be a word"),
+    "a factor of no plateau": (
+        lambda: Optimisation(plateau_factor=0.1),
+        "plateau_factor=0.1 means nothing with schedule=constant; schedule=plateau, or leave",
+    ),
+    "a decay of no average": (lambda: Optimisation(average_decay=0.9), "nothing with average=none"),
+    "a start of another": (
+        lambda: Optimisation(average="ema", average_start=0.1),
+        "average_start=0.1 means nothing with average=ema",
+    ),
+    "a tolerance of no chunks": (lambda: Reading(tolerance=1e-3), "nothing with chunks=0"),
+    "a past of all": (
+        lambda: Reading(carry="full", history=3),
+        "history=3 means nothing with carry=full; carry=sliding",
+    ),
+    "segments of one": (
+        lambda: Settings(accumulate=2, reading=Reading(carry="full")),
+        "accumulate=2 means nothing with carry=full",
+    ),
+    "a context with a state": (
+        lambda: LanguageModel(5, context=3),
+        "context=3 means nothing with cell=elman; cell=mlp",
+    ),
+    "bytes in a code": (lambda: Data(level="byte", encoding="latin-1"), "nothing with level=byte"),
+    "patience for nothing": (
+        lambda: Training(MODEL, IDS, None, Settings(patience=3)),
+        "patience=3 means nothing without held-out tokens",
+    ),
+    "a plateau of nothing": (
+        lambda: Training(MODEL, IDS, None, Settings(optimisation=Optimisation(schedule="plateau"))),
+        "schedule=plateau means nothing without held-out tokens",
+    ),
+    "a seed below zero": (lambda: series.load("sine", seed=-1), "seed=-1 must be at least 0"),
+    "a seed of no forecast": (
+        lambda: forecasting.SeriesForecaster("last", seed=-1).fit(IDS),
+        "seed=-1 must be at least 0",
+    ),
     "settings of settings": (lambda: Settings(reading={}), "must be of the type Reading"),
     "settings in a dict": (lambda: Training(MODEL, IDS, None, {}), "of the type Settings"),
     "settings too early": (lambda: Training(MODEL, IDS, Settings()), "one-dimensional integers"),
@@ -102,3 +150,37 @@ def test_a_number_of_any_library_is_a_number():
 def test_ids_may_lie_in_any_kind_of_integers():
     for held_out in (IDS.tolist(), IDS.astype("u1"), torch.from_numpy(IDS)):
         assert len(Training(MODEL, IDS, held_out).validation_ids) == len(IDS)
+
+
+@pytest.mark.parametrize(
+    ("call", "typed", "python", "line"),
+    [
+        (
+            lambda: forecasting.SeriesForecaster("last", steps=0).fit(IDS),
+            ["forecast", "sine", "--model", "last", "--steps", "0"],
+            "steps=0 must be at least 1 and at most 10000; steps=16 looks 16 steps ahead",
+            "--steps 0 must be at least 1",
+        ),
+        (
+            lambda: forecasting.SeriesForecaster("best").fit(IDS),
+            ["forecast", "sine", "--model", "best"],
+            "model='best' is unknown",
+            "--model 'best' is unknown",
+        ),
+        (
+            lambda: Session.begin({"momentum": 0.5, "optimizer": "adam"}),
+            ["train", "--momentum", "0.5", "--optimizer", "adam"],
+            "momentum=0.5 means nothing with optimizer=adam; optimizer=sgd",
+            "--momentum 0.5 means nothing with --optimizer adam",
+        ),
+    ],
+    ids=["steps", "model", "momentum"],
+)
+def test_python_and_the_command_line_are_told_in_the_words_they_type(
+    call, typed, python, line, capsys
+):
+    with pytest.raises(UserError) as refused:
+        call()
+    assert str(refused.value).startswith(python)
+    assert run(typed) == 2
+    assert line in capsys.readouterr().err

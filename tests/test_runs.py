@@ -433,12 +433,23 @@ def test_missing_parts_are_named(trained, tmp_path):
         trained.load_model(which="first")
 
 
+def test_what_older_runs_wrote_down_and_nobody_heeded_is_read_as_usual(trained):
+    record = json.loads(json.dumps(trained.config.json()))
+    record["training"] |= {"accumulate": 3, "patience": 2}
+    record["training"]["reading"] |= {"carry": "full", "history": 5, "tolerance": 0.1, "chunks": 0}
+    record["training"]["optimisation"] |= {"average": "none", "average_decay": 0.5}
+    record["data"] |= {"validation": 0.0}
+    read = Config.from_json(record, Path("config.json")).training
+    assert (read.accumulate, read.patience, read.reading.history) == (1, 0, 0)
+    assert (read.reading.tolerance, read.optimisation.average_decay) == (1e-5, 0.999)
+
+
 # ---------------------------------------------------------------------- overwriting
 
 
 def test_a_run_is_never_overwritten_unasked(trained):
     config, vocab = trained.config, trained.vocab
-    with pytest.raises(UserError, match=r"is a run already.*--force"):
+    with pytest.raises(UserError, match=r"is a run already.*with force"):
         Run.create(trained.path, config, vocab)
     assert Run.open(trained.path).metrics()
     fresh = Run.create(trained.path, config, vocab, force=True)

@@ -172,9 +172,9 @@ def test_gaps_are_named_by_line_or_bridged_when_asked(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("x,y\n1,2\n", {"column": ["z"]}, r"--column 'z' is not a column; the columns are x, y"),
-        ("x,y\n1,2\n", {"time": "when"}, r"--time 'when' is not a column"),
-        ("x,y\n1,2\n", {"group": "who"}, r"--group 'who' is not a column"),
+        ("x,y\n1,2\n", {"column": ["z"]}, r"^column='z' is not a column; the columns are x, y"),
+        ("x,y\n1,2\n", {"time": "when"}, r"^time='when' is not a column"),
+        ("x,y\n1,2\n", {"group": "who"}, r"^group='who' is not a column"),
         ("t,x\n1,2\n1,3\n", {"time": "t"}, r"lines 2 and 3 have the same t '1'"),
         ("x,y\n1\n", {}, r"line 2, column 'y' has no cell: the row does not have the 2 cells"),
         ("x\n", {}, r"no rows of data"),
@@ -322,3 +322,37 @@ def test_whole_numbers_that_a_float_cannot_hold_are_rounded_and_said(tmp_path):
     assert [n for n in found.notes if "2^53" in n] == [f"column 'x' has '{2**53 + 1}' {said}"]
     assert found.times[0] == str(2**60), "and times are told apart to the last digit"
     assert found.time(9) == str(2**60 + 9)
+
+
+@pytest.mark.parametrize("said", [{"date_format": "%Y-%m-%d"}, {"timezone": "Europe/Berlin"}])
+@pytest.mark.parametrize("asked", [{}, {"time": "none"}])
+def test_how_times_are_written_means_nothing_without_times(tmp_path, said, asked):
+    path = table(tmp_path, "x\n1\n2\n3\n")
+    with pytest.raises(UserError, match="means nothing without a column of times"):
+        series.load(path, **said, **asked)
+    if not asked:
+        with pytest.raises(UserError, match="means nothing without a column of times"):
+            series.load("sine", **said)
+
+
+def test_a_time_zone_means_nothing_to_steps_that_are_counted(tmp_path):
+    path = table(tmp_path, "t,x\n1,1\n2,2\n3,4\n")
+    with pytest.raises(UserError, match=r"timezone='Asia/Tokyo' means nothing"):
+        series.load(path, timezone="Asia/Tokyo")
+
+
+def test_a_column_of_truths_is_not_the_time():
+    frame = {"open": [True, False] * 10, "x": np.sin(np.arange(20.0)).tolist()}
+    [read] = series.from_frame(frame)
+    assert read.columns == ("x",)
+    assert read.clock is None
+    assert "not forecast, as they hold no numbers: open" in read.notes
+
+
+def test_numbers_whose_squares_vanish_are_refused():
+    """Errors and the widths of intervals would be 0."""
+    tiny = 1e-200 * np.sin(np.arange(20.0))
+    with pytest.raises(UserError, match="no number beyond ±1e-100: squared errors would vanish"):
+        series.from_frame({"x": tiny})
+    [read] = series.from_frame({"x": [*tiny[:-1], 1.0]})  # beside others they are 0
+    np.testing.assert_array_equal(read.values[:-1, 0], tiny[:-1])

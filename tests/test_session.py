@@ -244,7 +244,7 @@ def test_a_stopped_session_continues_where_it_was(tmp_path):
     longer = Session.resume(stopped.run.path, {"epochs": 3})
     assert not longer.training.finished
     assert Run.open(longer.run.path).config.training.epochs == 3
-    with pytest.raises(UserError, match=r"--hidden-size 7 cannot be changed"):
+    with pytest.raises(UserError, match=r"hidden_size=7 cannot be changed"):
         Session.resume(stopped.run.path, {"hidden_size": 7})
 
 

@@ -4,7 +4,35 @@ A `UserError` is a request that cannot be served: a wrong argument, a missing fi
 is wrong (the value and the rule) and a hint: what to try instead. The command line prints both and
 exits with status 2. `WorkFailed` is a good request whose work went wrong (a loss that became NaN):
 exit status 1. Anything else that escapes is a bug and shows its traceback.
+
+Readers meet the names that they type. `message` and `hint` are for whoever prints them and may
+name options as a command line has them; the error itself, which Python shows, spells those as
+arguments. (`elman.cli.limits.as_typed` does the reverse for settings in a message.)
 """
+
+import re
+
+_FLAG = re.compile(
+    r"(?P<command>\b(?:elman|python|pip|torchrun) [^;]*)"  # to be typed as it is
+    r"|--(?P<name>[a-z]+(?:-[a-z]+)*)(?P<value>[ =](?=['\"\d%A-Z]|\S*[\d/:]\w))?"
+)
+
+
+def as_arguments(text: str) -> str:
+    """Options of a command line as Python spells them; whole commands stay as they are.
+
+    >>> as_arguments("--top-k 0 must be at least 1; --top-k 5, or leave --top-k away")
+    'top_k=0 must be at least 1; top_k=5, or leave top_k away'
+    >>> as_arguments("no run there; elman train BOOK.txt --out RUN makes one")
+    'no run there; elman train BOOK.txt --out RUN makes one'
+    """
+
+    def spelled(found: re.Match[str]) -> str:
+        if found["command"]:
+            return found["command"]
+        return found["name"].replace("-", "_") + ("=" if found["value"] else "")
+
+    return _FLAG.sub(spelled, text)
 
 
 class UserError(ValueError):
@@ -16,7 +44,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
+        super().__init__(as_arguments(f"{message}; {hint}" if hint else message))
         self.message = message
         self.hint = hint
 
@@ -46,6 +74,6 @@ class WorkFailed(RuntimeError):
     """Work that was asked for rightly and went wrong on the way."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
+        super().__init__(as_arguments(f"{message}; {hint}" if hint else message))
         self.message = message
         self.hint = hint

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from operator import index
 from typing import Any, get_args, get_type_hints
@@ -54,6 +54,10 @@ class Beside:
     such_as: Any = None  # what to try, where that is not `value`
     only: Any = None  # the value that needs it, where others do not
     unless: "Beside | None" = None  # another that does instead
+
+    def known(self, options: Mapping[str, Any]) -> bool:
+        """Whether these options say what it asks about."""
+        return self.name in options and (self.unless is None or self.unless.known(options))
 
     def met(self, value: Any, options: Mapping[str, Any]) -> bool:
         """Whether an option of this value means anything beside these."""
@@ -212,7 +216,8 @@ def whole_number(name: str, value: Any, *, at_least: int | None = None, hint: st
 def check(settings: Any, label: str = "{}") -> None:
     """Refuse any field of a dataclass that breaks the rule stated on it, or is of another type.
 
-    Numbers of other libraries are held as Python's own.
+    And one that means nothing beside the others, those of settings inside it included. Numbers of
+    other libraries are held as Python's own.
     """
     hold_numbers(settings)
     kinds = _kinds(type(settings))
@@ -221,6 +226,47 @@ def check(settings: Any, label: str = "{}") -> None:
             said: Option = f.metadata[KEY]
             value, default = getattr(settings, f.name), f.default
             said.refuse_outside(label.format(f.name), value, kinds[f.name], default=default)
+    options, fields_of = _all_options(settings)
+    for o, needed in _idle(described(type(settings)), options):
+        needed.refuse(o.name, options[o.name], options, lambda n, v: as_setting(fields_of[n], v))
+
+
+def _all_options(settings: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options of a dataclass and of those in its fields, and the fields they are called by."""
+    inside = [getattr(settings, f.name) for f in fields(settings)]
+    found = [
+        (o, getattr(each, o.field))
+        for each in [settings, *(i for i in inside if is_dataclass(i) and not isinstance(i, type))]
+        for o in described(type(each))
+    ]
+    return {o.name: value for o, value in found}, {o.name: o.field for o, _ in found}
+
+
+def _idle(
+    owned: Iterable["Described"], options: Mapping[str, Any]
+) -> list[tuple["Described", Beside]]:
+    """Those of some options that mean nothing beside all of them, and are not as usual."""
+    return [
+        (o, needed)
+        for o in owned
+        if (needed := o.option.beside) is not None
+        and options[o.name] != o.default
+        and needed.known(options)
+        and not needed.met(options[o.name], options)
+    ]
+
+
+def heeded(
+    owner: type, arguments: Mapping[str, Any], others: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The arguments of a dataclass, the default standing for each that means nothing.
+
+    So a preset may have what one of the user's own options makes idle, and what was written down
+    before that was refused can be read. `others` are options of other dataclasses.
+    """
+    owned = described(owner)
+    options = {**(others or {}), **{o.name: arguments.get(o.field, o.default) for o in owned}}
+    return {**arguments, **{o.field: o.default for o, _ in _idle(owned, options)}}
 
 
 @functools.cache

@@ -81,7 +81,8 @@ def forecast(
     asked = {k: v for k, v in asked.items() if v is not None}
     if run is not None:
         refuse_beside(context, "--run", run, (*READ, "run", "steps", "output", "seed", "json"))
-        continue_run(run, source, steps, asked, seed, output=output, as_json=json)
+        typed = seed if was_typed(context, "seed") else None
+        continue_run(run, source, steps, asked, typed, output=output, as_json=json)
         return
     options = {
         "tau": tau, "hidden": hidden_size, "epochs": epochs, "updates": updates,
@@ -212,13 +213,18 @@ def refuse_beside(
 ) -> None:
     """Refuse options that were typed beside one that has settled them."""
     for name in context.params:
-        where = context.get_parameter_source(name)
-        if where is not None and where.name == "COMMANDLINE" and name not in allowed:
+        if was_typed(context, name) and name not in allowed:
             word = "SOURCE" if name == "source" else option_of(name)
             raise UserError(
                 f"{word} means nothing with {flag}: {folder} has its own",
                 hint=f"leave {word} away, or leave {flag} away and fit again",
             )
+
+
+def was_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line, be it with the value it has anyway."""
+    where = context.get_parameter_source(name)
+    return where is not None and where.name == "COMMANDLINE"
 
 
 def fill_of(fill: str | None, missing: str) -> str | None:
@@ -286,22 +292,28 @@ def continue_run(
     source: str,
     steps: int,
     asked: dict[str, Any],
-    seed: int,
+    seed: int | None,
     *,
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Forecast new data with a forecaster fitted before, reading it as it was read then."""
+    """Forecast new data with a forecaster fitted before, reading it as it was read then.
+
+    Networks that are fitted on new series begin from the seed of those before, or from `seed`.
+    """
+    from dataclasses import replace
+
     from elman.forecasting import output as tables
-    from elman.forecasting.ensemble import match
+    from elman.forecasting.ensemble import match, notes_of
     from elman.forecasting.saving import load_ensemble
 
     saved = load_ensemble(run)
-    given = read_like(saved, source, asked, seed)
-    columns, ahead = match(saved.ensemble, given, steps, calendar=saved.calendar)
+    ensemble = saved.ensemble if seed is None else replace(saved.ensemble, seed=seed)
+    given = read_like(saved, source, asked, ensemble.seed)
+    columns, ahead = match(ensemble, given, steps, calendar=saved.calendar)
     answer: dict[str, Any] = {
         "model": saved.ensemble.description(0),
-        "notes": list(dict.fromkeys(n for s in columns for n in s.notes)),
+        "notes": notes_of(columns),
         "forecast": tables.look_ahead_plain(columns, ahead),
     }
     if steps > saved.ensemble.steps:

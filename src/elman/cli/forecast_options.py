@@ -64,7 +64,7 @@ Minutes = Annotated[
     _model(min=0, help="Time that auto may take; 0: no limit, and no networks"),
     Beside("model", "auto"),
 ]
-Seed = Annotated[int, _model(help="Same seed, same forecast")]
+Seed = Annotated[int, _model(min=0, help="Same seed, same forecast")]
 Threads = Annotated[int, _model(min=0, help="Threads; 0: as many as there are")]
 
 Steps = Annotated[int, _measure(help="How many steps to look ahead")]

@@ -15,7 +15,7 @@ from elman.figures.style import COLOURS, STYLES, house
 from elman.forecasting.accuracy import growth
 from elman.forecasting.base import Forecaster, as_values
 from elman.forecasting.experiment import Experiment
-from elman.forecasting.intervals import interval
+from elman.forecasting.intervals import nested
 from elman.forecasting.scores import Scores
 from elman.forecasting.series import Series
 
@@ -124,9 +124,9 @@ def windows(axes: Axes, experiment: Experiment, compared: int) -> None:
     for n, w in enumerate(sorted(set(backtest.window.tolist()))):
         row = int(np.flatnonzero(backtest.window == w)[0])
         at = moments(series, int(backtest.origins[row]), experiment.settings.steps)
-        low, high = interval(backtest.quantiles[row], level, experiment.ensemble.widen[level])
+        low, high = nested(backtest.quantiles[row], experiment.ensemble.widen)
         colour = COLOURS[n % 2 + 1]
-        axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(at, low[level], high[level], color=colour, alpha=0.2, linewidth=0)
         label = "forecast then" if n == 0 else None
         axes.plot(at, backtest.point[row], color=colour, linestyle="-", label=label)
     _finish(axes, series, "Windows it was not shown")

@@ -21,6 +21,8 @@ from elman.forecasting.tables import Table
 Unit = Literal["step", "second", "day", "business day", "month"]
 Moment = dt.datetime | int
 _SEASONS = {"business day": 5, "month": 12}
+_YEAR = 365.25
+"""Days."""
 
 
 @dataclass(frozen=True)
@@ -243,11 +245,11 @@ def calendar_features(clock: Clock, first: int, steps: int) -> tuple[np.ndarray,
         return np.zeros((steps, 0)), ()
     dates = [m for m in moments if isinstance(m, dt.datetime)]
     unit, count = clock.frequency.unit, clock.frequency.count
-    length = {"second": count / 86400, "month": 30.4 * count, "day": count}.get(unit, 1.0)
+    length = {"second": count / 86400, "month": _YEAR / 12 * count, "day": count}.get(unit, 1.0)
     cycles: dict[str, tuple[float, Callable[[dt.datetime], float]]] = {
         "day": (1.0, lambda d: (d.hour + d.minute / 60 + d.second / 3600) / 24),
         "week": (7.0, lambda d: (d.weekday() + d.hour / 24) / 7),
-        "year": (365.0, lambda d: (d.timetuple().tm_yday - 1) / 365.25),
+        "year": (_YEAR, lambda d: (d.timetuple().tm_yday - 1) / _YEAR),
     }
     columns: list[np.ndarray] = []
     names: list[str] = []

@@ -11,10 +11,22 @@ from numpy.typing import NDArray
 from elman.errors import UserError
 from elman.forecasting import panel
 from elman.forecasting.base import Forecaster
+from elman.forecasting.choice import too_few
 from elman.forecasting.intervals import nested
 from elman.forecasting.panel import Fitted
 from elman.forecasting.series import Series
 from elman.forecasting.transformed import Transformed
+
+MOST_STEPS = 10_000
+
+
+def check_steps(steps: int) -> None:
+    """Refuse to look ahead by nothing, or farther than anyone would want to read."""
+    if not 1 <= steps <= MOST_STEPS:
+        raise UserError(
+            f"--steps {steps} must be at least 1 and at most {MOST_STEPS}",
+            hint="--steps 16 looks 16 steps ahead",
+        )
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,8 @@ class Ahead:
 class Ensemble:
     """Fitted methods by label, and for each series the labels whose mean forecasts it.
 
-    `widen` holds, for each level, how much wider intervals must be than the models say.
+    `widen` holds, for each level, how much wider intervals must be than the models say; `seed` is
+    what networks were begun from, and are again where one is fitted on a new series.
     """
 
     fitted: dict[str, Fitted]
@@ -39,6 +52,7 @@ class Ensemble:
     names: tuple[str, ...]
     widen: dict[float, float]
     steps: int
+    seed: int = 0
 
     def look_ahead(self, series: Sequence[Series], steps: int) -> list[Ahead]:
         """The steps after the last known one of each series, in the order they were fitted."""
@@ -86,15 +100,17 @@ def match(
 
     A forecaster of one series forecasts any one; a network shared by all forecasts any number. A
     series that is new beside others that are known is forecast by what most of those were, fitted
-    on it, and a note says so; where that cannot be, it is left out, and a note says why.
+    on it, and a note says so. One that is too short to be fitted on is left out, as it would have
+    been then, and a note says why.
     """
+    check_steps(steps)
     columns = single_columns(given)
     if calendar:
         columns = [panel.with_calendar(s, steps) for s in columns]
     shared = all(f.method.of.shared for f in ensemble.fitted.values())
-    any_one = shared or (len(ensemble.names) == 1 and len(columns) == 1)
+    any_one = len(ensemble.names) == 1 and len(columns) == 1
     strangers = [s.name for s in columns if s.name not in ensemble.names and not any_one]
-    if len(strangers) == len(columns):
+    if len(strangers) == len(columns) and not shared:
         raise UserError(
             f"no model was fitted on a series called {strangers[0]!r}",
             hint=f"it knows {', '.join(ensemble.names[:10])}; fit again for others",
@@ -112,24 +128,45 @@ def match(
             path = ensemble.after(i, s, steps)
         known.append(s)
         ahead.append(path)
+    if not known:
+        raise UserError(left_out[0], hint="a longer series")
     known[0] = replace(known[0], notes=(*known[0].notes, *left_out))
     return known, ahead
 
 
 def _newcomer(ensemble: Ensemble, series: Series, steps: int) -> tuple[Series, Ahead]:
     """What most of the known series are forecast by, fitted on a new one; and a note of that."""
+    if panel.room_for(series, ensemble.steps, series.season) < 1:
+        raise UserError(
+            f"{len(series):,} steps are too few to forecast {ensemble.steps} ahead",
+            hint="a longer series",
+        )
     usual = Counter(ensemble.members).most_common(1)[0][0]
-    fitted = {label: _anew(ensemble.fitted[label], series, ensemble.steps) for label in usual}
-    alone = replace(ensemble, fitted=fitted, members=[usual], names=(series.name,))
+    methods = [ensemble.fitted[label].method for label in usual]
+    lacks = [too_few(m, series, ensemble.steps, ensemble.seed) for m in methods]
+    able = tuple(label for label, refusal in zip(usual, lacks, strict=True) if refusal is None)
+    if not able:
+        raise UserError(str(lacks[0]), hint="a longer series")
+    fitted = {label: _anew(ensemble, label, series) for label in able}
+    alone = replace(ensemble, fitted=fitted, members=[able], names=(series.name,))
+    path = alone.after(0, series, steps)
+    if all(f.method.of.shared for f in fitted.values()):
+        return series, path
     note = f"{series.name} is new: fitted on it is what most others have, {alone.description(0)}"
-    return replace(series, notes=(*series.notes, note)), alone.after(0, series, steps)
+    return replace(series, notes=(*series.notes, note)), path
 
 
-def _anew(before: Fitted, series: Series, steps: int) -> Fitted:
+def _anew(ensemble: Ensemble, label: str, series: Series) -> Fitted:
     """A method fitted on another series; a network shared by all serves it as it is."""
+    before = ensemble.fitted[label]
     if before.method.of.shared:
         return Fitted(before.method, before.models[:1], before.errors[:1])
-    return panel.fit(before.method, [series], steps)
+    return panel.fit(before.method, [series], ensemble.steps, ensemble.seed)
+
+
+def notes_of(series: Sequence[Series]) -> list[str]:
+    """What there is to say about series: how they were read, what was filled, what is left out."""
+    return list(dict.fromkeys(note for s in series for note in s.notes))
 
 
 def losses(ensemble: Ensemble) -> dict[str, Any]:

@@ -34,7 +34,9 @@ class SeriesForecaster:
     [1.0, 4.0, 9.0]
 
     `levels` are percents of central intervals. `known`, `past` and `static` name input columns.
-    `options` go to the model: `{"carry": Truncated(24)}`, `{"hidden": 64}`, `{"tau": 12}`.
+    `options` go to the model: `{"carry": Truncated(24)}`, `{"hidden": 64}`, `{"tau": 12}`. What
+    `elman forecast` would print about the data (what was filled, which series were too short) is in
+    `notes_` after `fit` and `predict(data)`.
     """
 
     def __init__(
@@ -49,10 +51,10 @@ class SeriesForecaster:
         options: Mapping[str, Any] | None = None,
         time: str | None = None,
         group: str | Sequence[str] | None = None,
-        column: Sequence[str] = (),
-        known: Sequence[str] = (),
-        past: Sequence[str] = (),
-        static: Sequence[str] = (),
+        column: str | Sequence[str] = (),
+        known: str | Sequence[str] = (),
+        past: str | Sequence[str] = (),
+        static: str | Sequence[str] = (),
         calendar: bool = False,
         fill: Fill | None = None,
         date_format: str | None = None,
@@ -108,17 +110,22 @@ class SeriesForecaster:
         self.series_ = self._series(data)
         self.experiment_: Experiment = experiment.fit_and_measure(self.series_, self._settings())
         self.ensemble_: Ensemble = self.experiment_.ensemble
+        self.notes_: list[str] = self.experiment_.notes()
         return self
 
     def predict(self, data: Any = None, *, steps: int | None = None) -> Any:
         """What comes after the data it was fitted on, or after newer `data`: one row a step.
 
         Columns are `unique_id`, `ds`, the model's name and its intervals, `auto-lo-80` and so on.
+        A series in `data` that `fit` did not see is forecast by what most others have, fitted on
+        it; one that is too short for `fit` has no rows here either. `notes_` names them.
         """
         self._check()
         ahead_of = self._steps if steps is None else whole_number("steps", steps, hint=_AHEAD)
         given = self._fitted() if data is None else self._series(data)
         columns, ahead = ensemble.match(self.ensemble_, given, ahead_of, calendar=self.calendar)
+        if data is not None:
+            self.notes_ = ensemble.notes_of(columns)
         like = self._like if data is None else data
         rows = output.rows_ahead(columns, ahead, self.model, moments=_home(like) in _FRAMES)
         return _in_kind(rows, like)
@@ -185,9 +192,10 @@ class SeriesForecaster:
         told["column"] = told["column"] or saved.columns
         estimator = cls(
             "forecast", saved.ensemble.steps, levels=tuple(saved.ensemble.widen),
-            calendar=saved.calendar, **told,
+            calendar=saved.calendar, seed=saved.ensemble.seed, **told,
         )  # fmt: skip
         estimator.ensemble_, estimator.series_, estimator._like = saved.ensemble, [], None
+        estimator.notes_ = []
         return estimator
 
     # Inside
@@ -221,15 +229,15 @@ class SeriesForecaster:
     def _settings(self, **changed: Any) -> Settings:
         return Settings(**{
             "model": self.model, "steps": self.steps, "difference": self.difference,
-            "options": dict(self.options or {}), "levels": tuple(float(x) for x in self.levels),
+            "options": dict(self.options or {}), "levels": self.levels,
             "windows": self.windows, "calendar": self.calendar, "minutes": self.minutes,
             "seed": self.seed, **changed,
         })  # fmt: skip
 
     def _reading(self) -> Reading:
         return Reading(
-            tuple(self.column), self.time, names_of(self.group), tuple(self.known),
-            tuple(self.past), tuple(self.static), self.fill, self.date_format, self.timezone,
+            names_of(self.column), self.time, names_of(self.group), names_of(self.known),
+            names_of(self.past), names_of(self.static), self.fill, self.date_format, self.timezone,
             self.season,
         )  # fmt: skip
 

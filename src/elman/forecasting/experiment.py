@@ -22,7 +22,14 @@ from elman.forecasting import accuracy, choice, panel
 from elman.forecasting.candidates import candidates
 from elman.forecasting.catalogue import Method, forecasters, names
 from elman.forecasting.choice import Choice, Verdict
-from elman.forecasting.ensemble import Ahead, Ensemble, losses, single_columns
+from elman.forecasting.ensemble import (
+    Ahead,
+    Ensemble,
+    check_steps,
+    losses,
+    notes_of,
+    single_columns,
+)
 from elman.forecasting.output import look_ahead_plain, plain
 from elman.forecasting.panel import Backtest, Fitted, Windows
 from elman.forecasting.progress import Limit, Told, listening
@@ -30,12 +37,14 @@ from elman.forecasting.scores import Scores, measured, widening
 from elman.forecasting.series import Series
 from elman.options import as_number, hold_numbers, whole_number
 
-MOST_STEPS = 10_000
 MOST_COMPARED = 100
 """How many series rivals are compared on; of more, evenly chosen ones stand for the rest."""
 
 LONGEST = 20_000
 """How many of a series' newest steps are learned from, unless a network is named."""
+
+_BASELINES = ("last", "mean", "drift", "ets", "seasonal")
+"""What a named model is compared with, besides `linear`."""
 
 _INFORM = 3
 """Windows that only inform the first choice of `auto`."""
@@ -61,22 +70,21 @@ class Settings:
         options = {name: as_number(value) for name, value in self.options.items()}
         object.__setattr__(self, "options", options)
         for name in ("steps", "difference", "windows", "seed"):
-            whole_number(name, getattr(self, name), hint=f"{name}={getattr(Settings, name)}")
+            least = 0 if name == "seed" else None  # of the others more is said below
+            hint = f"{name}={getattr(Settings, name)}"
+            whole_number(name, getattr(self, name), at_least=least, hint=hint)
         if self.model not in names():
             raise UserError(
                 f"--model {self.model!r} is unknown", hint=f"one of {', '.join(names())}"
             )
-        if not 1 <= self.steps <= MOST_STEPS:
-            raise UserError(
-                f"--steps {self.steps} must be at least 1 and at most {MOST_STEPS}",
-                hint="--steps 16 looks 16 steps ahead",
-            )
+        check_steps(self.steps)
         if self.difference < 0:
             raise UserError(
                 f"--difference {self.difference} is negative", hint="0 leaves values alone"
             )
         if self.windows < 1:
             raise UserError(f"--windows {self.windows} must be at least 1", hint="5 is common")
+        object.__setattr__(self, "levels", _percents(self.levels))
         for level in self.levels:
             if not 0 < level < 100:
                 raise UserError(
@@ -110,6 +118,14 @@ class Settings:
         """The one model that was asked for."""
         lags = (self.difference,) if self.difference else ()
         return Method(self.model, dict(self.options), lags, name=self.model)
+
+
+def _percents(levels: Any) -> tuple[float, ...]:
+    """Levels as percents to four places, by which tables name them; each once."""
+    try:
+        return tuple(dict.fromkeys(round(float(x), 4) for x in [*levels]))
+    except (TypeError, ValueError) as wrong:
+        raise UserError(f"levels={levels!r} must be percents", hint="levels=(80, 95)") from wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +177,10 @@ class Experiment:
             if columns and kind not in read
         ]
 
+    def notes(self) -> list[str]:
+        """How the series were read, which are left out, and which inputs nobody reads."""
+        return notes_of(self.series) + self.unread()
+
     def answer(self) -> dict[str, Any]:
         """Everything as plain values for JSON."""
         several = len(self.series) > 1
@@ -184,7 +204,7 @@ class Experiment:
             "left_out": self.choice.left_out,
             "growth": None if several else _growth(own),
             "losses": losses(self.ensemble),
-            "notes": list(dict.fromkeys(n for s in self.series for n in s.notes)) + self.unread(),
+            "notes": self.notes(),
             "forecast": look_ahead_plain(self.series, self.ahead),
         }
         if several:
@@ -352,11 +372,12 @@ def _rivals(settings: Settings, plan: Any, some: list[Series], windows: int) -> 
     if settings.model == "auto":
         return choice.affordable(candidates(plan, some), some, windows, 60 * settings.minutes)
     asked = settings.method()
+    if asked.kind in _BASELINES and asked != Method(asked.kind, name=asked.name):
+        asked = replace(asked, name="")  # or it would be taken for the baseline of that name
     methods = [asked]
     if asked.of.direct and settings.steps > 1 and not plan.inputs:
         methods.append(replace(asked, direct=True, name=f"{asked.name}, direct"))
-    baselines = ["last", "mean", "drift", "ets", *(["seasonal"] if plan.season else [])]
-    methods += [Method(n) for n in baselines]
+    methods += [Method(n) for n in _BASELINES if n != "seasonal" or plan.season]
     if asked.kind != "linear":
         methods.append(Method("linear"))
     return list({m.label: m for m in methods}.values())
@@ -417,7 +438,8 @@ def refit(
         with listening(lambda said, line=line: say(f"{line}, {said}")):
             fitted[name] = _fit_some(by_label[name], columns, users, settings)
     widen = {level: widening(picked.crossed, level) for level in settings.levels}
-    return Ensemble(fitted, members, tuple(s.name for s in columns), widen, settings.steps)
+    named = tuple(s.name for s in columns)
+    return Ensemble(fitted, members, named, widen, settings.steps, settings.seed)
 
 
 def _fit_some(

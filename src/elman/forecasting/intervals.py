@@ -41,7 +41,7 @@ def interval(
 
 
 def nested(
-    quantiles: NDArray[np.float64], widen: Mapping[float, float]
+    quantiles: NDArray[np.float64], widen: Mapping[float, float | NDArray[np.float64]]
 ) -> tuple[dict[float, NDArray[np.float64]], dict[float, NDArray[np.float64]]]:
     """The lower and upper ends of several intervals by level, each of which holds the narrower.
 

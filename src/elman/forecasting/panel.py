@@ -56,11 +56,21 @@ class Fitted:
 
 def with_calendar(series: Series, steps: int) -> Series:
     """A series whose known inputs include where in the day, week and year each step lies."""
-    if series.clock is None:
-        return series
+    if series.clock is None or isinstance(series.clock.start, int):
+        raise UserError(
+            f"--calendar has no days, weeks or years to tell: the steps of {series.name} have "
+            "no dates",
+            hint="leave --calendar away, or name the column of dates with --time",
+        )
     have = series.known.shape[1]
     rows = max(len(series) + steps, len(series.known)) if not have else len(series.known)
     features, _ = calendar_features(series.clock, 0, rows)
+    if not features.shape[1]:
+        raise UserError(
+            f"--calendar has nothing to tell: {series.name} is {series.clock.frequency.name}, "
+            "so that each step is at the same time of the year",
+            hint="leave --calendar away",
+        )
     known = np.concatenate([series.known[:rows], features], axis=1) if have else features
     return replace(series, known=known)
 

@@ -45,7 +45,8 @@ class Reading:
 
     def __post_init__(self) -> None:
         hold_numbers(self)
-        object.__setattr__(self, "group", names_of(self.group))
+        for name in ("column", "group", "known", "past", "static"):
+            object.__setattr__(self, name, names_of(getattr(self, name)))
         if self.fill is not None and self.fill not in FILLS:
             raise UserError(f"--fill {self.fill!r} is unknown", hint=f"one of {', '.join(FILLS)}")
         if self.season is not None and whole_number("season", self.season, hint=_SEASON) < 1:
@@ -95,9 +96,23 @@ def roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
         reading = replace(reading, time=_time_column(table, taken, reading.date_format, notes))
         if reading.time:
             notes.append(f"time: column {reading.time!r} (--time none would ignore it)")
+    check_times(reading)
     if not reading.column:
         reading = replace(reading, column=_target_columns(table, {*taken, reading.time}, notes))
     return reading
+
+
+def check_times(reading: Reading) -> None:
+    """Refuse what says how times are written where there is no column of times."""
+    for flag, value in (
+        ("--date-format", reading.date_format),
+        ("--timezone", reading.timezone),
+    ):
+        if value is not None and reading.time is None:
+            raise UserError(
+                f"{flag} {value!r} means nothing without a column of times",
+                hint=f"name it with --time, or leave {flag} away",
+            )
 
 
 _PARTS = {("month", "day"): "{}-{:02}-{:02}", ("month",): "{}-{:02}", ("quarter",): "{}-Q{}"}

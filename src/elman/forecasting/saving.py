@@ -134,6 +134,7 @@ def save_ensemble(saved: Saved, folder: Path | str, extra: Mapping[str, Any] | N
         "names": ensemble.names,
         "widen": {f"{k:g}": v for k, v in ensemble.widen.items()},
         "steps": ensemble.steps,
+        "seed": ensemble.seed,
         "columns": saved.columns,
         "reading": asdict(saved.reading),
         "calendar": saved.calendar,
@@ -187,6 +188,7 @@ def load_ensemble(folder: Path | str) -> Saved:
             tuple(config["names"]),
             {float(k): float(v) for k, v in config["widen"].items()},
             int(config["steps"]),
+            int(config.get("seed", 0)),  # older folders do not say
         )
         kept = config["reading"].items()
         reading: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kept}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.forecasting import accuracy
-from elman.forecasting.intervals import GRID, MIDDLE, interval
+from elman.forecasting.intervals import GRID, MIDDLE, interval, nested
 from elman.forecasting.output import plain
 from elman.forecasting.panel import Backtest
 
@@ -45,7 +45,8 @@ class Scores:
 def measured(rows: list[Backtest], units: NDArray[np.float64], levels: Sequence[float]) -> Scores:
     """Score backtests of one or several series; several are only pooled in units of their own.
 
-    The intervals of each window are widened by what the windows before it showed, as they would be.
+    The intervals of each window are widened by what the windows before it showed, as they would be,
+    and each holds the narrower ones, as in the forecast itself.
     """
     one = len(rows) == 1
     truth = np.concatenate([b.truth for b in rows])[..., None]
@@ -55,11 +56,8 @@ def measured(rows: list[Backtest], units: NDArray[np.float64], levels: Sequence[
     quantiles = np.concatenate([b.quantiles for b in rows])
     crps = accuracy.quantile_crps(truth[..., 0], quantiles, GRID)
     missed = np.abs(truth - point)[..., 0]
-    ends = {level: _in_turn(rows, level) for level in levels}
-    inside = {
-        level: accuracy.coverage(truth, low[..., None], high[..., None])
-        for level, (low, high) in ends.items()
-    }
+    low, high = nested(quantiles, {level: _in_turn(rows, level) for level in levels})
+    inside = {k: accuracy.coverage(truth, low[k][..., None], high[k][..., None]) for k in low}
     return Scores(
         len(truth),
         accuracy.rmse(truth, point) if one else None,
@@ -69,19 +67,18 @@ def measured(rows: list[Backtest], units: NDArray[np.float64], levels: Sequence[
         crps.mean(0) if one else None,
         (crps[moves] / unit[moves, None]).mean(0) if moves.any() else None,
         inside,
-        {level: (high - low).mean(0) for level, (low, high) in ends.items()} if one else None,
+        {level: (high[level] - low[level]).mean(0) for level in low} if one else None,
     )
 
 
-def _in_turn(rows: list[Backtest], level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Both ends of every interval, widened window by window with what was known then."""
+def _in_turn(rows: list[Backtest], level: float) -> NDArray[np.float64]:
+    """How much wider every interval is made, window by window, by what was known then."""
     wider: dict[int, float] = {}
     seen = sorted({int(w) for b in rows for w in b.window})
     for w in seen:
         before = [b.only([v for v in seen if v < w]) for b in rows]
         wider[w] = widening(before, level) if w > seen[0] else 1.0
-    factor = np.concatenate([[wider[int(w)] for w in b.window] for b in rows])[:, None]
-    return interval(np.concatenate([b.quantiles for b in rows]), level, factor)
+    return np.concatenate([[wider[int(w)] for w in b.window] for b in rows])[:, None]
 
 
 def widening(rows: list[Backtest], level: float) -> float:

@@ -23,6 +23,7 @@ from elman.forecasting.gaps import constant, filled_in, last_known, missing_rows
 from elman.forecasting.reading import (
     Fill,
     Reading,
+    check_times,
     check_upright,
     counted_dates,
     joined_dates,
@@ -30,7 +31,7 @@ from elman.forecasting.reading import (
     roles,
 )
 from elman.forecasting.tables import Table
-from elman.options import hold_numbers
+from elman.options import hold_numbers, whole_number
 from elman.text.datasets import DATASETS
 
 Values = NDArray[np.float64]
@@ -113,15 +114,15 @@ class Series:
 def load(
     source: str,
     *,
-    column: Sequence[str] = (),
+    column: str | Sequence[str] = (),
     time: str | None = None,
     group: str | Sequence[str] | None = None,
     missing: Missing = "error",
     season: int | None = None,
     seed: int = 0,
-    known: Sequence[str] = (),
-    past: Sequence[str] = (),
-    static: Sequence[str] = (),
+    known: str | Sequence[str] = (),
+    past: str | Sequence[str] = (),
+    static: str | Sequence[str] = (),
     fill: Fill | None = None,
     date_format: str | None = None,
     timezone: str | None = None,
@@ -138,7 +139,7 @@ def load(
     (1000, 1)
     """
     reading = Reading(
-        tuple(column), time, names_of(group), tuple(known), tuple(past), tuple(static),
+        names_of(column), time, names_of(group), names_of(known), names_of(past), names_of(static),
         fill or ("linear" if missing == "interpolate" else None), date_format, timezone, season,
     )  # fmt: skip
     if source == "sine":
@@ -158,6 +159,7 @@ def load(
 
 def sine(steps: int = 1000, *, noise: float = 0.2, seed: int = 0) -> Series:
     """The notes' data: x_t = sin(0.01 t) + ε_t, ε_t ~ N(0, noise), t = 1 … steps."""
+    seed = whole_number("seed", seed, at_least=0, hint="seed=0")
     t = np.arange(1, steps + 1)
     x = np.sin(0.01 * t) + np.random.default_rng(seed).normal(0, noise, steps)
     return Series("sine", x[:, None], ("x",))
@@ -171,6 +173,7 @@ def _named_sine(reading: Reading, seed: int) -> Series:
     for flag, names in flags.items():
         for name in names:
             shown.column(name, flag)
+    check_times(reading)
     return sine(seed=seed)
 
 
@@ -345,6 +348,11 @@ def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[int]
     pattern, zone = "", None
     moments: Sequence[Moment | float]
     if numbers is not None:
+        if reading.timezone is not None:
+            raise UserError(
+                f"--timezone {reading.timezone!r} means nothing to {time!r}, which holds numbers",
+                hint="leave --timezone away, or say how dates are counted: --date-format unix",
+            )
         moments = numbers
     else:
         moments, pattern, zone = timestamps.read_times(

@@ -346,6 +346,12 @@ def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:
         except UserError as wrong:
             place = f"{table.where(i)}, column {name!r}: {_shown(cell)}"
             raise UserError(f"{place} {wrong.message}", hint=wrong.hint) from None
+    largest = np.abs(values[~np.isnan(values)]).max(initial=0.0)
+    if 0 < largest < 1 / _LARGEST:
+        raise UserError(
+            f"column {name!r} has no number beyond ±{1 / _LARGEST:g}: squared errors would vanish",
+            hint="write the column in smaller units",
+        )
     return values
 
 

@@ -43,12 +43,12 @@ COUNTED: dict[str, tuple[dt.datetime, float, float, float]] = {
 
 
 def as_numbers(cells: Sequence[Any]) -> list[int | float] | None:
-    """Times that are plain numbers (years, counters), or None if they are dates or text.
+    """Times that are plain numbers (years, counters), or None if they are dates, text or truths.
 
     Whole ones are whole, of any length: counters of nanoseconds have more digits than a float.
     """
     try:
-        values = [float(c) for c in cells if not isinstance(c, dt.date)]
+        values = [float(c) for c in cells if not isinstance(c, dt.date | bool)]
     except (TypeError, ValueError):
         return None
     if len(values) < len(cells) or not np.isfinite(values).all():

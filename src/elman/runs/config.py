@@ -12,6 +12,7 @@ from elman.defaults import learns, usual
 from elman.errors import MissingSource, UserError
 from elman.language_model import Dropout, LanguageModel
 from elman.language_model.model import Shape
+from elman.options import heeded
 from elman.runs import presets
 from elman.runs.device import is_here
 from elman.runs.shown import Shown
@@ -55,11 +56,14 @@ class Config:
         try:
             if record["format"] != FORMAT:
                 raise ValueError(f"its format is {record['format']}, this elman reads {FORMAT}")
-            options = dict(record["training"])
-            options["reading"] = Reading(**options["reading"])
-            options["optimisation"] = Optimisation(**options["optimisation"])
+            kept, others = record["training"], dict(record["data"])
+            reading = Reading(**heeded(Reading, kept["reading"], others))
+            others["carry"] = reading.carry
+            optimisation = heeded(Optimisation, kept["optimisation"], others)
+            options = heeded(Settings, kept, others)
+            options["reading"], options["optimisation"] = reading, Optimisation(**optimisation)
             return cls(
-                data=Data(**record["data"]),
+                data=Data(**heeded(Data, record["data"])),
                 model=asdict(shape_of(record["model"])),
                 training=Settings(**options),
                 sha256=str(record["sha256"]),

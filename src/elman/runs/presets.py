@@ -16,7 +16,7 @@ from elman.errors import UserError
 from elman.gradients.carry import CARRIES
 from elman.language_model import Dropout
 from elman.language_model.model import Shape
-from elman.options import Described, as_number, described, flag, stored, typed
+from elman.options import Described, as_number, described, flag, heeded, stored, typed
 from elman.runs.effort import Size, effort
 from elman.runs.shown import Shown
 from elman.text.prepared import Data
@@ -195,7 +195,7 @@ def defaults() -> Options:
 
 def data(options: Options) -> Data:
     """The part of the options that says which text."""
-    return Data(**stored(GROUPS[Data], options))
+    return Data(**heeded(Data, stored(GROUPS[Data], options)))
 
 
 def model(options: Options, vocab_size: int) -> dict[str, Any]:
@@ -209,10 +209,14 @@ def settings(options: Options, train_ids: Any = None, held_out: int = 0) -> Sett
 
     A `validate_every` that was given stays as it is.
     """
+    parts = {
+        part: heeded(part, stored(GROUPS[part], options), options)
+        for part in (Settings, Reading, Optimisation)
+    }
     made = Settings(
-        **stored(GROUPS[Settings], options),
-        reading=Reading(**stored(GROUPS[Reading], options)),
-        optimisation=Optimisation(**stored(GROUPS[Optimisation], options)),
+        **parts[Settings],
+        reading=Reading(**parts[Reading]),
+        optimisation=Optimisation(**parts[Optimisation]),
     )
     if train_ids is None or made.validate_every:
         return made

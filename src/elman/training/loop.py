@@ -103,6 +103,7 @@ class Training:
         self.train_ids = self._beside_model(self._known_ids(train_ids))
         self.validation_ids = None if validation_ids is None else self._known_ids(validation_ids)
         self._check_model()
+        self._check_held_out()
         self.optimizer = build_optimizer(model, self.settings.optimisation)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.average = Average(model, self.settings.optimisation)
@@ -118,6 +119,19 @@ class Training:
         self._passes = {0: self._one_pass(0)}  # too little text is refused here
         self._ahead: tuple[tuple[Pass, int], Segment] | None = None
         self._choice = choose(self)
+
+    def _check_held_out(self) -> None:
+        """Refuse what waits for validations where none will come."""
+        waiting = {
+            "schedule=plateau": self.settings.optimisation.schedule == "plateau",
+            f"patience={self.settings.patience}": self.settings.patience > 0,
+        }
+        for said, waits in waiting.items():
+            if waits and self.validation_ids is None:
+                raise UserError(
+                    f"{said} means nothing without held-out tokens",
+                    hint="Training(model, train_ids, validation_ids, …), or leave it out",
+                )
 
     def _check_model(self) -> None:
         reading = self.settings.reading

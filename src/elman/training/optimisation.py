@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, clip_norm
 from elman.options import Beside, check, option
 
@@ -166,13 +165,6 @@ class Optimisation:
 
     def __post_init__(self) -> None:
         check(self)
-        for name, entry in OPTIMIZERS.items():
-            for own in entry.own:
-                if getattr(self, own) and own not in OPTIMIZERS[self.optimizer].own:
-                    raise UserError(
-                        f"{own}={getattr(self, own)} belongs to {name}, not {self.optimizer}",
-                        hint=f"leave {own} at 0, or optimizer={name!r}",
-                    )
 
 
 def build_optimizer(model: nn.Module, settings: Optimisation) -> torch.optim.Optimizer:

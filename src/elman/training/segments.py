@@ -32,7 +32,7 @@ through time").
 """
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, final
 
@@ -48,6 +48,8 @@ from elman.text import batches
 
 SAMPLINGS = ("sequential", "random")
 PANEL = "Reading"
+CUT = Beside("carry", but="full", such_as="truncated")
+"""What an option needs that speaks of several segments in a pass."""
 
 
 def bytes_of(text: str) -> int:
@@ -95,7 +97,12 @@ class Reading:
         later=True,
     )
     history: int = option(
-        0, "Sliding: steps read again before a window", panel=PANEL, at_least=0, later=True
+        0,
+        "Sliding: steps read again before a window",
+        panel=PANEL,
+        at_least=0,
+        later=True,
+        beside=replace(CUT, such_as="sliding"),
     )
     memory: int | Memory = option(
         0,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from elman.errors import UserError
 from elman.options import check, option
 from elman.training.optimisation import PANEL, VALIDATED, Optimisation
-from elman.training.segments import Reading
+from elman.training.segments import CUT, Reading
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -15,7 +15,7 @@ class Settings:
     """A whole training: how to read, how to update, for how long."""
 
     epochs: int = option(10, "Passes over the text", panel=PANEL, at_least=1, later=True)
-    accumulate: int = option(1, "Segments per update", panel=PANEL, at_least=1)
+    accumulate: int = option(1, "Segments per update", panel=PANEL, at_least=1, beside=CUT)
     validate_every: int = option(
         0,
         "Updates; 0: twenty times, or a tenth of the time",
