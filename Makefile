@@ -20,6 +20,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard $(KERNEL)/*.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(INSTALL) -e '.[dev,docs,oracles]' \
 		|| { echo "note: some test oracles could not be installed; their tests will skip"; $(INSTALL) -e '.[dev,docs]'; }
+	@$(BIN)/python -c 'from elman.runs.device import remark; remark("cpu") and print(remark("cpu"))'
 	@touch $@
 
 # Three minutes: learn a book, beat counting, see the gradient, survive a kill.
@@ -90,7 +91,7 @@ SANITIZED := -fsanitize=address -fno-omit-frame-pointer -O1 -g1 --param asan-ins
 fuzz-sanitized: setup
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/elman build/sanitized/elman
 	printf '#!/bin/sh\nexec $(CXX) "$$@" $(SANITIZED)\n' > build/sanitized/cxx && chmod +x build/sanitized/cxx
-	cd build/sanitized/elman/kernels/cpu && $(CXX) -std=c++17 -ffp-contract=fast $(SANITIZED) -shared -fPIC -o $$(basename *.so) *.cpp -ldl -lpthread
+	cd build/sanitized/elman/kernels/cpu && $(CXX) -std=c++17 -ffp-contract=fast $(SANITIZED) "-DELMAN_SOURCES=\"$$($(CURDIR)/$(BIN)/python -P -c 'from elman.built import digest; print(digest("."))')\"" -shared -fPIC -o $$(basename *.so) *.cpp -ldl -lpthread
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 PYTHONPATH=build/sanitized CXX=$(CURDIR)/build/sanitized/cxx XDG_CACHE_HOME=$(CURDIR)/build/sanitized/cache $(BIN)/python -m pytest -s -p no:cacheprovider tests/fuzz/test_native.py
 
 wheel: setup

@@ -12,6 +12,7 @@ PACKAGE = ROOT / "src" / "elman"
 
 STAGES = (
     "errors",
+    "built",
     "files",
     "folders",
     "strict_json",

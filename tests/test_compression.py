@@ -222,7 +222,7 @@ def test_any_bytes_come_back_at_every_level(tmp_path, level):
 def test_without_native_code_the_file_is_the_same(tmp_path, monkeypatch):
     monkeypatch.setitem(LEVELS, "default", SMALLEST)
     ours = packed(tmp_path, PROSE[:20])
-    library.native.cache_clear()
+    library.found.cache_clear()
     monkeypatch.setenv("ELMAN_KERNELS", "reference")
     try:
         assert native() is None
@@ -230,7 +230,7 @@ def test_without_native_code_the_file_is_the_same(tmp_path, monkeypatch):
         compression.decompress(tmp_path / "packed", tmp_path / "out")
     finally:
         monkeypatch.delenv("ELMAN_KERNELS")
-        library.native.cache_clear()
+        library.found.cache_clear()
     assert (tmp_path / "out").read_bytes() == PROSE[:20]
 
 

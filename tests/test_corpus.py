@@ -127,7 +127,7 @@ def test_a_packed_text_is_named_with_what_unpacks_it(tmp_path, data, kind, comma
     with pytest.raises(UserError, match=f"is {kind}.*not text") as refusal:
         corpus.load(path)
     assert f"{command} '{path}'" in refusal.value.hint
-    assert refusal.value.hint.endswith(" | elman … -")
+    assert refusal.value.hint.endswith(" > TEXT.txt"), "elman prepare reads no pipe"
 
 
 @pytest.mark.parametrize("encoding", ["undefined", "rot13", "hex", "base64", "no-such", ""])
@@ -401,6 +401,17 @@ def test_a_download_cut_short_leaves_nothing(served, cache, monkeypatch):
     pretend(monkeypatch, served["url"])
     refusal("new")
     assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_made_is_not_the_networks_fault(served, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(datasets, "cache_folder", lambda: tmp_path / "file" / "elman")
+    pretend(monkeypatch, served["url"])
+    error = refusal("new")
+    assert "new.txt cannot be kept in the cache" in error.message
+    assert str(tmp_path / "file") in error.message
+    assert "XDG_CACHE_HOME" in error.hint
+    assert served["asked"] == 0
 
 
 def test_an_absent_page_or_network_is_refused_with_other_ways_to_get_the_text(

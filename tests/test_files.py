@@ -1,5 +1,6 @@
 """Files are whole or absent, links are followed, devices survive, and a flipped bit is noticed."""
 
+import errno
 import json
 import os
 import socket
@@ -31,6 +32,35 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         interrupted()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_disk_that_takes_no_writing_is_named_with_the_file_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a disk refuses to delete what is not there, too."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with (
+        pytest.raises(OSError, match="Read-only") as refused,
+        files.atomic(tmp_path / "a") as draft,
+    ):
+        draft.write_bytes(b"")
+    assert refused.value.filename == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_that_may_not_be_written_to_is_refused_before_the_work(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if there:
+        (tmp_path / "a").write_text("old")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=f"the folder {tmp_path} may not be written to"):
+        files.check_target(tmp_path / "a")
 
 
 def test_two_threads_that_write_one_file_do_not_mix(tmp_path: Path) -> None:

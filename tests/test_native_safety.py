@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, linear
 
 import elman
-from elman import nn
+from elman import built, nn
 from elman.cells import Weights, named
 from elman.errors import UserError
 from elman.kernels import Piece, Pull, described, reference
@@ -209,11 +209,15 @@ def test_a_storage_that_is_too_short_is_refused():
 
 # ---------------------------------------------------------------------- another library
 
-ABSENT = "it has no elman_interface"
+SOURCES = 'extern "C" const char *elman_sources() { return ELMAN_SOURCES; }\n'
 OTHERS = {
     "not a library": (None, "file too short"),
-    "an older one": ("", ABSENT),
-    "a newer one": ('extern "C" long elman_interface(int) { return 7; }', "has no elman_forward"),
+    "an older one": ("", "it has no elman_sources"),
+    "one of other sources": (
+        'extern "C" const char *elman_sources() { return "0"; }',
+        "the C++ beside it has changed since",
+    ),
+    "a newer one": (SOURCES, "has no elman_size"),
 }
 
 
@@ -224,19 +228,19 @@ def compiled(folder, source):
         pytest.skip("no C++ compiler here")
     (folder / "other.cpp").write_text(source)
     file = folder / library.path().name
-    flags = ["-shared", "-fPIC", "-o", str(file), str(folder / "other.cpp")]
+    sources = f'-DELMAN_SOURCES="{built.digest(folder)}"'
+    flags = ["-shared", "-fPIC", sources, "-o", str(file), str(folder / "other.cpp")]
     subprocess.run([compiler, *flags], check=True)
     return file
 
 
-def whole_interface(numbers):
-    """All entries, doing nothing, and an interface of these numbers."""
-    names = [name for name in library.ENTRIES if name != "elman_interface"]
+def whole_interface(sizes):
+    """All entries, doing nothing, and structures of these sizes."""
+    names = [name for name in library.ENTRIES if name != "elman_size"]
     entries = "".join(f'extern "C" int {name}() {{ return 0; }}\n' for name in names)
-    parts = ", ".join(map(str, numbers))
-    return entries + (
-        f'extern "C" long elman_interface(int i) {{ const long n[] = {{{parts}}}; return n[i]; }}'
-    )
+    parts = ", ".join(map(str, sizes))
+    size = f'extern "C" long elman_size(int i) {{ const long n[] = {{{parts}}}; return n[i]; }}'
+    return SOURCES + entries + size
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -254,12 +258,14 @@ def test_a_library_of_another_version_is_not_used(kind, tmp_path, monkeypatch):
     assert "\n" not in kernel.problem
 
 
-@pytest.mark.parametrize("which", range(1 + len(library.STRUCTS)))
+@pytest.mark.parametrize("which", range(len(library.STRUCTS)))
 def test_a_library_with_other_structures_is_not_used(which, tmp_path):
-    numbers = [KERNEL.library.elman_interface(i) for i in range(1 + len(library.STRUCTS))]
-    numbers[which] += 8
-    with pytest.raises(OSError, match="its interface is"):
-        library.load(compiled(tmp_path, whole_interface(numbers)))
+    sizes = [KERNEL.library.elman_size(i) for i in range(len(library.STRUCTS))]
+    library.load(compiled(tmp_path, whole_interface(sizes)))
+    sizes[which] += 8
+    (tmp_path / "other").mkdir()
+    with pytest.raises(OSError, match="its structures have"):
+        library.load(compiled(tmp_path / "other", whole_interface(sizes)))
 
 
 def test_without_its_library_everything_runs_on_plain_torch(tmp_path, tiny_run):

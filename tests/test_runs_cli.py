@@ -88,15 +88,36 @@ def _without_hidden_size(path):
 
 
 def test_runs_side_by_side_show_what_differs_and_the_scores(folder, capsys):
-    output = said(capsys, folder / "one", folder / "other", folder / "lost")
+    output = said(capsys, folder / "one", folder / "other")
     rows = {line.split("  ")[0]: line.split()[-2:] for line in output.out.splitlines()}
     assert rows["--hidden-size"] == ["24", "12"]
     results = [result_of(folder / name) for name in ("one", "other")]
     assert rows["nats/token"] == [f"{r.nats_per_token:.4f}" for r in results]
     assert rows["bits/char"] == [f"{r.bits_per_char:.4f}" for r in results]
     assert "--epochs" not in output.out
-    assert "has no config.json" in output.err
     assert "next: " in output.err
+
+
+@pytest.mark.parametrize("how", [[], ["--json"]], ids=["people", "programs"])
+def test_a_run_that_was_named_and_is_not_there_is_an_error_and_the_others_are_shown(
+    how, folder, capsys
+):
+    words = [folder / "one", folder / "lost", folder / "nowhere", folder / "damaged", *how]
+    assert run(["runs", *map(str, words)]) == 2
+    output = capsys.readouterr()
+    assert f"{result_of(folder / 'one').nats_per_token:.4f}"[:5] in output.out
+    error = next(line for line in output.err.splitlines() if line.startswith("error: "))
+    for name in ("lost", "nowhere", "damaged"):
+        assert str(folder / name) in error
+    assert str(folder / "one") not in error
+    assert "hint: elman runs FOLDER" in output.err
+
+
+def test_a_prepared_text_is_no_broken_run(folder, capsys):
+    (folder / "book.txt").write_text("a text to prepare, " * 30)
+    assert run(["prepare", str(folder / "book.txt"), "--out", str(folder / "book")]) == 0
+    capsys.readouterr()
+    assert "book:" not in said(capsys, folder).err
 
 
 def test_programs_get_every_option_and_score(folder, capsys):

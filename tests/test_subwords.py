@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman import Vocab, corpus
+from elman.cli import run
 from elman.errors import OutOfRange, UserError
 from elman.scoring.evaluation import evaluate
 from elman.text import prepared
@@ -183,6 +184,24 @@ def test_without_the_library_the_level_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"pip install 'elman\[bpe\]'"):
         learn("abc", "bpe")
+
+
+@pytest.mark.parametrize("verb", ["train", "prepare", "ngram"])
+def test_without_the_library_nothing_is_read_before_that_is_said(
+    verb, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    out = [] if verb == "ngram" else ["--out", str(tmp_path / "out")]
+    assert run([verb, str(tmp_path / "no such text"), "--level", "bpe", *out]) == 2
+    assert "hint: pip install 'elman[bpe]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_the_library_a_vocabulary_is_not_called_damaged(level, monkeypatch):
+    record = Vocab.from_text(TEXT, "bpe", vocab_size=300).record()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"^level bpe needs Hugging Face's tokenizers"):
+        Vocab.from_record(record)
 
 
 def test_words_can_be_limited_in_number_too():

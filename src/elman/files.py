@@ -72,7 +72,8 @@ def atomic(path: Path | str) -> Iterator[Path]:
         os.replace(draft, target)
         _flush(target.parent)
     except BaseException as problem:
-        draft.unlink(missing_ok=True)
+        if draft.exists():  # or a disk that takes no writing would refuse this, too, and hide why
+            draft.unlink()
         if isinstance(problem, OSError) and problem.filename in (None, str(draft)):
             problem.filename = str(path)  # the name that was asked for, not a passing one
         raise
@@ -127,15 +128,23 @@ def check_target(path: Path | str) -> bool:
     if not stat.S_ISREG(mode):
         kind = "folder" if stat.S_ISDIR(mode) else "device or socket"
         raise UserError(f"{path} is a {kind}, not a file", hint="name a file to write")
-    return not str(path).startswith(_DESCRIPTORS)  # output that a shell sent into a file
+    if str(path).startswith(_DESCRIPTORS):  # output that a shell sent into a file
+        return False
+    _check_folder(Path(path))
+    return True
 
 
 def _check_folder(path: Path) -> None:
-    """A new file needs a folder that is there."""
+    """A new file, which replaces an old one, needs a folder that is there and may be written to."""
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
         raise MissingSource(
             f"{path} cannot be written: there is no folder {folder}", hint=f"mkdir -p {folder}"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{path} cannot be written: the folder {folder} may not be written to",
+            hint="name a file in another folder",
         )
 
 

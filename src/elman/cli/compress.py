@@ -51,6 +51,7 @@ def compress(
 
     level_named(level)
     target = _target(file, out, f"{file}{SUFFIX}", force, as_json)
+    _tell_how_fast()
     with _source(file) as source, _bar(source) as show:
         packed = compression.compress(source, target, level, run, show)
     _tell(packed, target, as_json)
@@ -70,6 +71,7 @@ def decompress(
             hint="name it with -o",
         )
     target = _target(file, out, file.removesuffix(SUFFIX), force, as_json)
+    _tell_how_fast()
     with _source(file) as source, _bar(source, decoding=True) as show:
         packed = compression.decompress(source, target, run, show)
     _tell(packed, target, as_json)
@@ -86,6 +88,13 @@ def _target(file: str, out: str | None, otherwise: str, force: bool, as_json: bo
     if target != STDOUT and target.is_file() and not force:
         raise UserError(f"{target} exists already", hint="name another with -o, or --force")
     return target
+
+
+def _tell_how_fast() -> None:
+    from elman.compression import library
+
+    if remark := library.remark():
+        note(remark)
 
 
 def _way_back(target: Path, run: Path | None) -> str:

@@ -48,23 +48,34 @@ def runs(
             "differ": comparison.differing(summaries),
         }
         emit(record | ({"forecasters": [f.json() for f in forecasters]} if forecasters else {}))
-        return
-    if forecasters:
-        typer.echo(_forecasters(forecasters))
-        for broken in (f for f in forecasters if f.problem):
-            note(f"{broken.path}: {broken.problem}")
-        if not summaries:
-            note(_next_forecast(forecasters))
-            return
-        typer.echo("")
-    if not summaries:
+    elif not summaries and not forecasters:
         raise UserError(f"there are no runs in {given[0]}", hint="elman train BOOK.txt makes one")
+    else:
+        _show(summaries, forecasters, listing)
+    broken = [s.problem for s in (*forecasters, *summaries) if s.problem]
+    if broken and not listing:
+        raise UserError("; ".join(broken), hint="elman runs FOLDER lists the runs that are there")
+
+
+def _show(
+    summaries: Sequence["Summary"], forecasters: Sequence["Forecaster"], listing: bool
+) -> None:
+    """Forecasters, then runs, then what to type next; in a listing, what is wrong with the rest."""
+    from elman.runs import comparison
+
     whole = [s for s in summaries if not s.problem]
+    working = [f for f in forecasters if not f.problem]
+    tables = [_forecasters(working)] if working else []
     if whole:
-        typer.echo(_listed(whole) if listing else _side_by_side(whole))
-    for broken in summaries[len(whole) :] if listing else [s for s in summaries if s.problem]:
+        tables.append(_listed(whole) if listing else _side_by_side(whole))
+    if tables:
+        typer.echo("\n\n".join(tables))
+    for broken in (s for s in (*forecasters, *summaries) if listing and s.problem):
         note(f"{broken.path}: {broken.problem}")
-    note(_next(comparison.best_first(whole)))
+    if whole or not working:
+        note(_next(comparison.best_first(whole)))
+    else:
+        note(_next_forecast(working))
 
 
 def _listed(runs: Sequence["Summary"]) -> str:
@@ -116,7 +127,7 @@ def _scores(run: "Summary") -> list[str]:
 def _forecasters(found: Sequence["Forecaster"]) -> str:
     """A line for each forecaster: what it is, how far it looks, how it did at past origins."""
     rows = [["forecaster", "model", "steps", "series", "MASE", "CRPS"]]
-    for f in (f for f in found if not f.problem):
+    for f in found:
         scores = [f"{x:.3f}" if x is not None else "–" for x in (f.mase, f.crps)]
         series = "–" if f.unfinished else f"{f.series:,}"
         model = f"{f.model} (stopped)" if f.unfinished else f.model

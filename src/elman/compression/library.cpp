@@ -33,6 +33,11 @@ const Variant &variant(int level) {
 
 } // namespace
 
+/* What Python checks when it loads this: the sources it was built from (setup.py). */
+#ifndef ELMAN_SOURCES
+#define ELMAN_SOURCES "unknown"
+#endif
+PUBLIC const char *elman_sources() { return ELMAN_SOURCES; }
 PUBLIC const char *elman_compressor_variant(int level) { return variant(level).name; }
 PUBLIC void *elman_compressor_make(const Options *options, const float *weights, int level) {
     return variant(level).make(options, weights);

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import importlib.machinery
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from elman import built
 from elman.compression import reference
 from elman.compression.options import Options
 from elman.compression.primer import PRIMER
@@ -55,16 +55,31 @@ class _Options(ctypes.Structure):
 
 
 @functools.cache
+def found() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled compressor; or why there is none and what to do, "" where none is wanted."""
+    if os.environ.get("ELMAN_KERNELS") == "reference":
+        return None, ""
+    return built.find(Path(__file__).parent, NAME, load)
+
+
 def native() -> ctypes.CDLL | None:
     """The compiled compressor; None where the build made none, or it is not wanted."""
-    if os.environ.get("ELMAN_KERNELS") == "reference":
-        return None
-    suffixes = importlib.machinery.EXTENSION_SUFFIXES
-    files = (Path(__file__).with_name(NAME + suffix) for suffix in suffixes)
-    file = next((file for file in files if file.exists()), None)
-    if file is None:
-        return None
-    library, pointer, number = ctypes.CDLL(str(file)), ctypes.c_void_p, ctypes.c_int64
+    return found()[0]
+
+
+def remark() -> str:
+    """What to say before a long wait; "" where the compiled compressor runs, or is not wanted."""
+    library, problem = found()
+    if library is not None or not problem:
+        return ""
+    if problem == built.NOT_BUILT:
+        problem = "it was not built: install a C++ compiler, then elman again"
+    return f"note: the plain compressor runs, a hundred bytes a second; the compiled one: {problem}"
+
+
+def load(file: Path) -> ctypes.CDLL:
+    """The compiled compressor; an OSError, in words, for a file that is not that of this Python."""
+    library, pointer, number = built.load(file), ctypes.c_void_p, ctypes.c_int64
     library.elman_compressor_variant.argtypes = [ctypes.c_int]
     library.elman_compressor_variant.restype = ctypes.c_char_p
     library.elman_compressor_make.argtypes = [ctypes.POINTER(_Options), pointer, ctypes.c_int]

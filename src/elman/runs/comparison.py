@@ -12,6 +12,7 @@ from elman.files import check_seal, read_bytes
 from elman.runs.config import options_of
 from elman.runs.folder import Run
 from elman.runs.presets import Options
+from elman.text.shards import is_prepared
 from elman.training import Result, Update, Validation
 
 _UNFINISHED = "request.json"
@@ -116,7 +117,7 @@ def forecaster(path: Path) -> Forecaster | None:
     except UserError as refusal:
         return Forecaster(path, problem=refusal.message)
     except (KeyError, TypeError, AttributeError) as problem:
-        return Forecaster(path, problem=f"its files cannot be read: {problem!r}")
+        return Forecaster(path, problem=f"the files of {path} cannot be read: {problem!r}")
 
 
 def summary(path: Path | str) -> Summary:
@@ -127,7 +128,7 @@ def summary(path: Path | str) -> Summary:
     except UserError as refusal:
         return Summary(Path(path), {}, problem=refusal.message)
     except (KeyError, OSError) as problem:
-        return Summary(Path(path), {}, problem=f"its files cannot be read: {problem!r}")
+        return Summary(Path(path), {}, problem=f"the files of {path} cannot be read: {problem!r}")
     updates = [r for r in records if isinstance(r, Update)]
     results = [r for r in records if isinstance(r, Result)]
     return Summary(
@@ -145,7 +146,7 @@ def below(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise MissingSource(f"there is no folder {folder}", hint="elman train writes into runs/")
     inside = sorted(p for p in folder.iterdir() if p.is_dir())
-    return [p for p in inside if any((p / mark).exists() for mark in MARKS)]
+    return [p for p in inside if is_run(p) and not is_prepared(p)]
 
 
 def is_run(folder: Path) -> bool:

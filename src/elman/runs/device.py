@@ -60,16 +60,17 @@ def remark(device: str) -> str:
 
 
 def _about_the_cpu() -> str:
+    from elman.built import NOT_BUILT
     from elman.kernels import choice
     from elman.kernels.cpu import KERNEL
-    from elman.kernels.cpu.library import NOT_BUILT
 
     if KERNEL.library is None:
         if KERNEL.problem not in ("", NOT_BUILT):
             return f"note: elman's CPU kernel does not run: {KERNEL.problem}"
         return (
             "note: elman's CPU kernel was not built, and plain PyTorch is several times slower: "
-            "install a C++ compiler (on Debian, apt install g++), then elman again"
+            "install a C++ compiler (on Debian, apt install g++), then elman again; pip install -v "
+            "shows what a compiler says"
         )
     if not choice.allows(KERNEL.name):
         return (

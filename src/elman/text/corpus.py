@@ -316,7 +316,7 @@ def binary(where: str, data: bytes, before: int = 0) -> UserError:
         kind, command = known
         name = shlex.quote(where) if where != "stdin" else "FILE"
         return UserError(
-            f"{where} is {kind}, not text", hint=f"pipe its text in: {command.format(name)}"
+            f"{where} is {kind}, not text", hint=f"unpack it first: {command.format(name)}"
         )
     encoding = None if before else _wide_encoding(data[:1000])
     where_from = f", the first at offset {before + data.index(0)}" if b"\0" in data else ""
@@ -348,7 +348,7 @@ def kind_of(data: bytes) -> tuple[str, str] | None:
     found = next((what for start, what in PACKED.items() if data.startswith(start)), None)
     if found is None and data[257:262] == b"ustar":
         found = "a tar archive", "tar -xOf {}"
-    return found and (found[0], f"{found[1]} | elman … -")
+    return found and (found[0], f"{found[1]} > TEXT.txt")
 
 
 def _wide_encoding(data: bytes) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from elman.errors import MissingSource, UserError
-from elman.files import atomic
+from elman.files import atomic, check_target
 
 Progress = Callable[[int, int | None], None]
 """Told the bytes received so far, and the bytes expected if the server said."""
@@ -129,8 +129,8 @@ def cache_folder() -> Path:
 
 def _fetch(download: Download, path: Path, progress: Progress | None) -> Path:
     """Download into `path`: whole and with the right contents, or not at all."""
+    _check_cache(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as draft:
             data = b"".join(_blocks(download.url, progress))
             _check(data, download, download.url)
@@ -146,6 +146,20 @@ def _fetch(download: Download, path: Path, progress: Progress | None) -> Path:
             "or give the path of any text; python-reference needs no network",
         ) from problem
     return path
+
+
+def _check_cache(path: Path) -> None:
+    """Refuse a cache that cannot be written to, which no network mends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_target(path)
+    except (OSError, UserError) as problem:
+        why = problem.message if isinstance(problem, UserError) else problem
+        raise UserError(
+            f"{path.name} cannot be kept in the cache: {why}",
+            hint="name another place in XDG_CACHE_HOME, "
+            f"or in ELMAN_DATA a folder that has {path.name}",
+        ) from problem
 
 
 def _blocks(url: str, progress: Progress | None) -> Iterator[bytes]:

@@ -135,8 +135,9 @@ def learning_price(word: str) -> int:
 
 
 def check_subwords(data: Data) -> None:
-    """Refuse a vocabulary of subwords that is too large, or too small, before anything is read."""
+    """Refuse subwords without their library, too many or too few, before anything is read."""
     level = level_of(data.level)
+    level.check_library()
     if not isinstance(level, Subwords):
         return
     if data.tokenizer:

@@ -170,6 +170,7 @@ def read(
     A folder that `elman prepare` has written is opened, not read.
     """
     where = data.source if source is None else source
+    level_of(data.level).check_library()
     if is_prepared(where):
         return Shards(where, check=os.environ.get("LOCAL_RANK", "0") == "0")  # once a machine
     if data.raw:

@@ -126,9 +126,6 @@ struct Travel {
     void *norms;                                       /* (T - first, lags + 1) */
 };
 
-/* Counted up here and in library.py whenever what an entry means changes. */
-constexpr int64_t INTERFACE = 8;
-
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2, BAD_TARGET = 3 };
 
 /* One compiled variant of recurrence.h. */

@@ -121,10 +121,15 @@ __attribute__((constructor)) static void free_a_large_block() {
     free(block);
 }
 
-/* What Python checks when it loads this: the number of the interface, then the sizes of its structs. */
-PUBLIC int64_t elman_interface(int which) {
-    const int64_t parts[] = {INTERFACE, sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use), sizeof(Seen)};
-    return which >= 0 && which < 7 ? parts[which] : -1;
+/* What Python checks when it loads this: the sources it was built from (setup.py), and the sizes of its structs. */
+#ifndef ELMAN_SOURCES
+#define ELMAN_SOURCES "unknown"
+#endif
+PUBLIC const char *elman_sources() { return ELMAN_SOURCES; }
+
+PUBLIC int64_t elman_size(int which) {
+    const int64_t sizes[] = {sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use), sizeof(Seen)};
+    return which >= 0 && which < 6 ? sizes[which] : -1;
 }
 
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }

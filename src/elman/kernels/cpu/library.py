@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -11,6 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from elman import built
 from elman.errors import UserError
 
 NAME = "_recurrence"
@@ -117,16 +117,14 @@ class SeenArguments(ctypes.Structure):
 
 def path() -> Path | None:
     """Where the build put the kernel; None where it built none."""
-    suffixes = importlib.machinery.EXTENSION_SUFFIXES
-    candidates = (Path(__file__).with_name(NAME + suffix) for suffix in suffixes)
-    return next((file for file in candidates if file.exists()), None)
+    return built.path(Path(__file__).parent, NAME)
 
 
 INT, INT64, REAL, POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 _LAYER, _HEAD_POINTER = ctypes.POINTER(LayerArguments), ctypes.POINTER(HeadArguments)
 _STACK, _USE = ctypes.POINTER(StackArguments), ctypes.POINTER(UseArguments)
 ENTRIES: dict[str, tuple[Any, list[Any]]] = {
-    "elman_interface": (INT64, [INT]),
+    "elman_size": (INT64, [INT]),
     "elman_forward": (INT, [_LAYER, INT, INT]),
     "elman_backward": (INT, [_LAYER, INT, INT]),
     "elman_head": (INT, [_HEAD_POINTER, INT, INT]),
@@ -150,20 +148,16 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
 WITH_PYTHONS_LOCK = ("elman_is_seen",)
 """Those that look at Python's objects, and are over at once."""
 
-INTERFACE = 8
-"""Counted up here and in job.h whenever what an entry means changes."""
 STRUCTS = (
     *(LayerArguments, HeadArguments, StackArguments, TravelArguments, UseArguments),
     SeenArguments,
 )
-"""In the order of `elman_interface`."""
-NOT_BUILT = "it was not built: the installation found no working C++ compiler"
-REBUILD = "build it again: in elman's checkout, python setup.py build_ext --inplace --force"
+"""In the order of `elman_size`."""
 
 
 def load(file: Path) -> ctypes.CDLL:
     """The compiled kernel; an OSError, in words, for a file that is not the one of this Python."""
-    library = ctypes.CDLL(str(file))  # an OSError of its own for what is no library
+    library = built.load(file)
     for name, (result, arguments) in ENTRIES.items():
         entry = getattr(library, name, None)
         if entry is None:
@@ -172,23 +166,16 @@ def load(file: Path) -> ctypes.CDLL:
             entry = getattr(ctypes.PyDLL(str(file)), name)
             setattr(library, name, entry)
         entry.restype, entry.argtypes = result, arguments
-    expected = [INTERFACE, *map(ctypes.sizeof, STRUCTS)]
-    interface = [library.elman_interface(which) for which in range(len(expected))]
-    if interface != expected:
-        raise OSError(f"its interface is {interface}, not {expected}")
+    expected = list(map(ctypes.sizeof, STRUCTS))
+    sizes = [library.elman_size(which) for which in range(len(expected))]
+    if sizes != expected:
+        raise OSError(f"its structures have {sizes} bytes, not {expected}")
     return library
 
 
 def find() -> tuple[ctypes.CDLL | None, str]:
     """The compiled kernel, or why there is none and what to do."""
-    file = path()
-    if file is None:
-        return None, NOT_BUILT
-    try:
-        return load(file), ""
-    except OSError as problem:
-        why = str(problem).removeprefix(f"{file}: ")
-        return None, f"{file.name} was built for another version or machine ({why}); {REBUILD}"
+    return built.find(Path(__file__).parent, NAME, load)
 
 
 def _describing() -> int | None:

@@ -88,6 +88,10 @@ class Level(abc.ABC):
         """Which of these tokens end a line."""
         return np.array([token == self.line_end for token in tokens], bool)
 
+    def check_library(self) -> None:
+        """Refuse a level that needs a library which is not installed; most need none."""
+        return
+
     def learned(
         self, text: "str | bytes | Sequence[str]", vocab_size: int = 0, tokenizer: str = ""
     ) -> "Level":

@@ -76,6 +76,9 @@ class Subwords(Level):
     def __init__(self, tokenizer: Any = None) -> None:
         self._given = tokenizer
 
+    def check_library(self) -> None:
+        _library()
+
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer; one that has learned nothing, unless one was given."""
@@ -279,8 +282,9 @@ class Subwords(Level):
         return {"tokenizer": json.loads(self.tokenizer.to_str())}
 
     def restored(self, record: Mapping[str, Any]) -> Self:
+        library = _library()
         try:
-            tokenizer = _library().Tokenizer.from_str(json.dumps(record["tokenizer"]))
+            tokenizer = library.Tokenizer.from_str(json.dumps(record["tokenizer"]))
         except Exception as problem:  # the library's own class is Exception itself
             raise ValueError(f"its tokenizer cannot be read: {problem}") from problem
         return type(self)(checked(tokenizer, "the tokenizer"))
