@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from elman.built import NOT_BUILT
 from elman.cells import Cell, Gradients, State, Weights
 from elman.errors import UserError
 from elman.kernels.contract import Job, Piece, Pull, Trace
@@ -136,7 +137,7 @@ class Cpu(Native):
         if self.name not in cell.kernels:
             return f"it has no {cell.name} cell"
         if self.library is None:
-            return self.problem or library.NOT_BUILT
+            return self.problem or NOT_BUILT
         if not xs.is_cpu:
             return f"the input is on {xs.device}"
         if w.W_hr is not None:
