@@ -152,6 +152,35 @@ def test_gradients_of_gradients_that_were_asked_for_alone_are_torchs(kind, named
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+WAYS = {
+    "plain": lambda module: {},
+    "packed": lambda module: {"lengths": [4, 2]},
+    "the long way": lambda module: setattr(module, "memory", Checkpointed(every=2)) or {},
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_gradients_of_what_was_made_of_the_same_weights(kind, way):
+    """A module that reads its own output and its own last state: each way back counts once."""
+    mine = kind(6, 6, dtype=torch.float64)
+    peer = getattr(torch.nn, kind.__name__)(6, 6, dtype=torch.float64)
+    peer.load_state_dict(mine.state_dict())
+    x, more = torch.randn(4, 2, 6, dtype=torch.float64), WAYS[way](mine)
+    found = []
+    for module in (mine, peer):
+        leaves = [x.clone().requires_grad_(), *module.parameters()]
+        ys, last = module(leaves[0])
+        ys = module(packed(ys, more["lengths"]) if more else ys, last)[0]
+        loss = ((ys.data if more else ys) - 1).pow(3).sum()
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        found.append([*first, *second])
+    for a, b in zip(*found, strict=True):
+        assert b.abs().amax() > 1e-3
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("kind", MODULES)
 def test_two_threads_take_a_direction_each_and_change_no_bit(kind):
     module, x = kind(40, 70, 2, bidirectional=True), torch.randn(30, 5, 40)

@@ -125,6 +125,21 @@ def test_its_gradient_can_be_differentiated_again():
     assert torch.autograd.gradgradcheck(lambda *t: linear_cross_entropy(*t, targets), inputs)
 
 
+def test_its_gradient_can_be_differentiated_again_where_states_are_made_of_the_same_weights():
+    """As with tied embeddings: the way through the states is counted by them alone."""
+    W, x = torch.randn(5, 5, dtype=torch.float64), torch.randn(4, 2, 5, dtype=torch.float64)
+    targets, b, found = torch.randint(5, (4, 2)), torch.zeros(5, dtype=torch.float64), []
+    for nats in (
+        linear_cross_entropy,
+        lambda hs, W, b, targets: cross_entropy(linear(hs, W, b).flatten(0, 1), targets.flatten()),
+    ):
+        tied = W.clone().requires_grad_()
+        loss = nats(torch.tanh(x @ tied), tied, b, targets)
+        (dW,) = torch.autograd.grad(loss, tied, create_graph=True)
+        found.append((dW, *torch.autograd.grad(dW.square().sum(), tied)))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
 def test_compiled_and_autocast_calls_are_torchs_own():
     torch.manual_seed(0)
     hs, W_hq, targets = torch.randn(6, 3), torch.randn(5, 3), torch.randint(5, (6,))

@@ -24,6 +24,7 @@ from elman.errors import UserError
 from elman.kernels import allows
 from elman.kernels.cpu import KERNEL, head
 from elman.kernels.cuda import small
+from elman.recurrence.operator import apart
 from elman.recurrence.traced import listening
 
 LARGE = 1 << 24
@@ -178,7 +179,7 @@ def _plain_gradient(
     hs, W_hq, b_q, targets = saved
 
     def own(t: Tensor) -> Tensor:
-        return t if graph else t.detach().requires_grad_(t.requires_grad)
+        return apart(t) if graph else t.detach().requires_grad_(t.requires_grad)
 
     with torch.enable_grad(), torch.autocast(hs.device.type, hs.dtype, hs.dtype != W_hq.dtype):
         inputs = (own(hs), own(W_hq), None if b_q is None else own(b_q))

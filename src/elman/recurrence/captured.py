@@ -30,7 +30,7 @@ from elman.kernels import captures, largest, uncaptured
 from elman.kernels.cuda import Cuda, graphs
 from elman.kernels.cudnn import Cudnn
 from elman.kernels.torchs import Whole
-from elman.recurrence.operator import Inputs, Recipe
+from elman.recurrence.operator import Inputs, Recipe, apart
 from elman.recurrence.ways import Outputs, Pulls, Way
 
 FEW = 4
@@ -378,6 +378,7 @@ def _differentiable(
     pulls: Sequence[Tensor | None],
 ) -> Pulls:
     """The pulls by autograd, from a forward pass of its own, leaving a graph behind."""
+    x, state, weights = apart(x), [*map(apart, state)], [*map(apart, weights)]
     ys, last = way.uncaptured_call(x, state, weights)
     ends = [(y, p) for y, p in zip((ys, *last), pulls, strict=True) if p is not None]
     leaves = [x, *state, *weights]

@@ -22,7 +22,7 @@ from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, padded_shape, prepare
 from elman.kernels.torchs import Network, as_torch
-from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed
+from elman.recurrence.operator import Inputs, Recipe, apart, backward, draw_seed
 from elman.recurrence.strand import uncast
 
 
@@ -226,6 +226,9 @@ def _by_torch(
     inputs, hidden = x.xs.shape[2], x.stacked[0].shape[2]
     layers = len(x.stacked[0]) // recipe.directions
     net = Network(mode, recipe.bias, inputs, hidden, 0, layers, recipe.directions)
+    x = x._replace(
+        xs=apart(x.xs), stacked=[*map(apart, x.stacked)], weights=[*map(apart, x.weights)]
+    )
     ys, last = as_torch(net, False, x.xs, x.stacked, [*x.weights])
     outs = [
         (y, d)

@@ -327,11 +327,13 @@ def _bare(
     """The same by autograd, leaving a graph behind."""
     xis = xis or [None] * len(stack.layers)
     loops = [Bare(stack.turn_xi(xi, i % stack.directions)) for i, xi in enumerate(xis)]
-    seen = stack.replaced(kernels=loops, memory=Stored())
+    xs, states = apart(xs), [tuple(map(apart, s)) for s in states]
+    layers = [w.map(apart) for w in stack.layers]
+    seen = stack.replaced(layers=layers, kernels=loops, memory=Stored())
     ys, last, _ = seen.forward(xs, states, keep=False)
     outs = zip([ys, *_flat(last)], [dys, *_flat(dlast)], strict=True)
     outs = [(y, d) for y, d in outs if d is not None and y.requires_grad]
-    wanted = [t for t in (xs, *_flat(states), *_flat(stack.layers)) if t.requires_grad]
+    wanted = [t for t in (xs, *_flat(states), *_flat(layers)) if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
     pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
     grads = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
@@ -339,8 +341,17 @@ def _bare(
     def pull(t: Tensor) -> Tensor:
         return grads[id(t)] if id(t) in grads else torch.zeros_like(t)
 
-    dws = [w.map(pull) for w in stack.layers]
+    dws = [w.map(pull) for w in layers]
     return Pulls(pull(xs) if needs_dxs else None, [tuple(map(pull, s)) for s in states], dws)
+
+
+def apart(t: Tensor) -> Tensor:
+    """The tensor in a place of its own in the graph: whoever differentiates by it stops there.
+
+    An input or a state may be made of the very weights that are differentiated by beside it (a
+    module read its own output, a state was carried over); that way is not this operation's.
+    """
+    return t.view_as(t) if t.requires_grad else t
 
 
 def _flat(tensors: Sequence[Sequence[Tensor | None]]) -> list[Tensor]:
