@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.autograd.functional import hessian, jacobian
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -179,6 +180,28 @@ def test_gradients_of_gradients_of_what_was_made_of_the_same_weights(kind, way):
     for a, b in zip(*found, strict=True):
         assert b.abs().amax() > 1e-3
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_many_pulls_go_back_at_once(kind, way, layers):
+    """`vectorize=True`: tensors without memory of their own, which no kernel can read."""
+    module = kind(3, 4, layers, dtype=torch.float64)
+    x, more = torch.randn(4, 2, 3, dtype=torch.float64), WAYS[way](module)
+    given = [x, *state_of(module, 2, torch.float64)]
+
+    def outputs(x, *state):
+        hx = state if len(state) > 1 else state[0]
+        ys = module(packed(x, more["lengths"]) if more else x, hx)[0]
+        return (ys.data if more else ys).pow(2)
+
+    def loss(*given):
+        return outputs(*given).sum()
+
+    for find, f in ((jacobian, outputs), (hessian, loss)):
+        one_by_one, at_once = (find(f, (*given,), vectorize=v) for v in (False, True))
+        torch.testing.assert_close(at_once, one_by_one, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", MODULES)

@@ -22,7 +22,15 @@ from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, padded_shape, prepare
 from elman.kernels.torchs import Network, as_torch
-from elman.recurrence.operator import Inputs, Recipe, apart, backward, draw_seed
+from elman.recurrence.operator import (
+    Inputs,
+    Recipe,
+    apart,
+    are_many,
+    backward,
+    draw_seed,
+    many_by_autograd,
+)
 from elman.recurrence.strand import uncast
 
 
@@ -136,6 +144,8 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if are_many(grads):
+            return many_by_autograd(_Node.backward, ctx, grads)
         dys, *dlast = grads
         xs, track, kept, sizes, order, back, *tensors = ctx.saved_tensors
         state, weights = tensors[: ctx.n], tensors[ctx.n :]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 from elman import kernels
 from elman.cells import Weights, named
@@ -176,6 +177,8 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if are_many(grads):
+            return many_by_autograd(_Eager.backward, ctx, grads)
         lengths, seed, xs, *rest = ctx.saved_tensors
         x = Inputs(xs, rest[: ctx.n], rest[ctx.n : ctx.m], lengths, seed)
         stack, (dys, *dlast) = ctx.recipe.stack(x, ctx.kernel), grads
@@ -221,6 +224,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if are_many(grads):
+            return many_by_autograd(_Layer.backward, ctx, grads)
         lengths, xs, *rest = ctx.saved_tensors
         recipe, stacked, weights = ctx.recipe, rest[: ctx.n], rest[ctx.n : ctx.m]
         dys, *dlast = grads
@@ -240,6 +245,21 @@ class _Layer(torch.autograd.Function):
             dxs, dw, dstate = ctx.kernel.backward(piece, trace, pull)
         dws = _as_weights([d for d in dw if d is not None], weights)
         return None, None, None, None, dxs, *[d[None] for d in dstate], *dws
+
+
+def are_many(pulls: Sequence[Tensor | None]) -> bool:
+    """Whether many pulls go back at once (`vectorize=True`), and no graph is to be left behind."""
+    for p in pulls:
+        if p is not None and is_legacy_batchedtensor(p):
+            return not torch.is_grad_enabled()
+    return False
+
+
+def many_by_autograd(backward: Callable[..., Any], ctx: Any, pulls: Sequence[Any]) -> Any:
+    """As if to differentiate again: many pulls have no memory that a kernel could read."""
+    with torch.enable_grad():
+        found = backward(ctx, *pulls)
+    return tuple(None if t is None else t.clone() for t in found)  # many cannot be detached
 
 
 def forward(
