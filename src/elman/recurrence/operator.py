@@ -249,10 +249,12 @@ class _Layer(torch.autograd.Function):
 
 def are_many(pulls: Sequence[Tensor | None]) -> bool:
     """Whether many pulls go back at once (`vectorize=True`), and no graph is to be left behind."""
-    for p in pulls:
-        if p is not None and is_legacy_batchedtensor(p):
-            return not torch.is_grad_enabled()
-    return False
+    return are_batched(pulls) and not torch.is_grad_enabled()
+
+
+def are_batched(pulls: Sequence[Tensor | None]) -> bool:
+    """Whether each stands for many."""
+    return any(p is not None and is_legacy_batchedtensor(p) for p in pulls)
 
 
 def many_by_autograd(backward: Callable[..., Any], ctx: Any, pulls: Sequence[Any]) -> Any:

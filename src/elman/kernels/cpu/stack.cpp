@@ -241,6 +241,13 @@ char *place(void *states, int64_t i, const Places &at) {
 /* How many bytes `elman_call` wants to keep for `elman_call_back`, of S rows of time and batch. */
 PUBLIC int64_t elman_kept(const Stack *stack, int64_t S) { return Places{*stack, true, S}.size(); }
 
+/* Where in there, in numbers, it keeps the memories, the gates and the states of every layer and direction. */
+PUBLIC void elman_places(const Stack *stack, int64_t S, int64_t *places) {
+    Places at{*stack, true, S};
+    for (int64_t i = 0; i < stack->count; i++, places += 3)
+        places[0] = at.cs(i) / at.real, places[1] = at.gates(i) / at.real, places[2] = at.hs(i) / at.real;
+}
+
 /* How many rows there are in a pack of N inputs, `sizes` of them at each of T steps, in an `order` of `count` rows
  * (null: as they come) that `back` undoes; 0 where this is no pack. */
 PUBLIC int64_t elman_packed_rows(const int64_t *sizes, int64_t T, int64_t N, const int64_t *order, const int64_t *back,
