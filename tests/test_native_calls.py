@@ -15,6 +15,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Truncated
 from elman.gradients.memory import Checkpointed
 from elman.kernels.cpu import KERNEL
+from elman.kernels.cpu.calls import Prepared
 from elman.nn.module import Module
 from elman.recurrence import native
 
@@ -202,6 +203,30 @@ def test_many_pulls_go_back_at_once(kind, way, layers):
     for find, f in ((jacobian, outputs), (hessian, loss)):
         one_by_one, at_once = (find(f, (*given,), vectorize=v) for v in (False, True))
         torch.testing.assert_close(at_once, one_by_one, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("lengths", [None, [6, 2, 4]])
+def test_frozen_weights_change_no_other_gradient(kind, lengths, monkeypatch):
+    """Nor are gradients found that nobody can have."""
+    module, x, found, made = kind(5, 19, 2, bidirectional=True), torch.randn(6, 3, 5), [], []
+    backward = Prepared.backward
+
+    def watched(*args):
+        pulls = backward(*args)
+        made.append(pulls[2])
+        return pulls
+
+    monkeypatch.setattr(Prepared, "backward", watched)
+    for frozen in (False, True):
+        module.requires_grad_(not frozen)
+        inputs = x.clone().requires_grad_()
+        ys = module(inputs if lengths is None else packed(inputs, lengths))[0]
+        (ys if lengths is None else ys.data).pow(2).sum().backward()
+        found.append(inputs.grad)
+    assert torch.equal(*found)
+    assert found[0].abs().amax() > 1e-3
+    assert [[dw is None for dw in dws] for dws in made] == [[False] * 16, [True] * 16]
 
 
 @pytest.mark.parametrize("kind", MODULES)

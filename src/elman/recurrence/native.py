@@ -154,7 +154,8 @@ class _Node(torch.autograd.Function):
         needs_dxs = ctx.needs_input_grad[4]
         use = ctx.use and ctx.use._replace(pack=_same(ctx.use.pack, xs, sizes, order, back))
         if not torch.is_grad_enabled():
-            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, needs_dxs, use)
+            needs = needs_dxs, use, any(ctx.needs_input_grad[5 + ctx.n :])
+            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, *needs)
         elif ctx.call.has_derivative(use) and not are_batched(grads):
             found = _twice(ctx, xs, track, kept, state, weights, use, grads)
         else:

@@ -81,12 +81,12 @@ class _Backward(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> Any:
         x, pulls = _sorted(tensors, n, m)
-        needs = call.needs_dxs, call.use
+        needs = call.needs_dxs, call.use, call.needs_dws
         dxs, dstate, dws = call.prepared.backward(x.xs, x.weights, track, kept, *pulls, *needs)
         ctx.save_for_backward(track, kept, *tensors)
         ctx.call, ctx.n, ctx.m = call, n, m
         ctx.set_materialize_grads(False)
-        return dxs, *dstate[:n], *(dws if call.needs_dws else [None] * m)
+        return dxs, *dstate[:n], *dws
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

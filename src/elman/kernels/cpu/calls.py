@@ -344,7 +344,8 @@ class Prepared:
         dlast: Sequence[Tensor | None],
         needs_dxs: bool,
         use: Use | None = None,
-    ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        needs_dws: bool = True,
+    ) -> tuple[Tensor | None, list[Tensor], Sequence[Tensor | None]]:
         """The pulls on xs, on the first states (stacked) and on the weights."""
         real, xs = self.dtype, plain(xs, self.input_dtype)
         if not self._suits_inputs(xs, use and use.pack):
@@ -358,7 +359,8 @@ class Prepared:
         track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
         pulls = [plain(d, real) for d in dlast]
         dxs = torch.empty(xs.shape, dtype=real, device=CPU) if needs_dxs else None
-        first, dws = [like(self.state) for _ in pulls], [like(w) for w in weights]
+        first = [like(self.state) for _ in pulls]
+        dws = [like(w) if needs_dws else None for w in weights]
         two = self.states > 1
         status = self.native.elman_call_back(
             self._reading(weights),
@@ -427,7 +429,7 @@ class Prepared:
         return moved
 
 
-def _in_fours(flat: Sequence[Tensor], layers: int) -> list[int | None]:
+def _in_fours(flat: Sequence[Tensor | None], layers: int) -> list[int | None]:
     """Where W_ih, W_hh, b_ih and b_hh of every layer lie; None for biases it has not."""
     each, places = len(flat) // layers, [pointer(t) for t in flat]
     if each == 4:

@@ -56,7 +56,7 @@ struct Job {
     int64_t xi_per_row;
     int64_t fresh;     /* 0: weight gradients are added to what is there */
     void *dxs;         /* (S, I), null: not wanted */
-    void *dW_ih;       /* (M, I), or (I, M) for ids */
+    void *dW_ih;       /* (M, I), or (I, M) for ids; all of these null: not wanted */
     void *dW_hh;       /* (M, H) */
     void *db_ih, *db_hh; /* (M) */
     void *dh_0, *dc_0; /* (B, H) */
