@@ -135,7 +135,8 @@ struct Twofold {
             Buffer<real> a((to - from) * M);
             if (!scratch.ok() || !a.ok()) return void(failed = true);
             for (int64_t t = 0; t < T; t++) {
-                W.multiply(hs_u + (t * B + from) * H, to - from, a.data, scratch.data);
+                if (t || twice->h_0_u) W.multiply(hs_u + (t * B + from) * H, to - from, a.data, scratch.data);
+                else memset(a.data, 0, size_t((to - from) * M) * sizeof(real));
                 for (int64_t b = from; b < to; b++) change<CELL>(t, b, a.data + (b - from) * M, xs.data, states.data);
             }
         });
@@ -226,6 +227,7 @@ struct Twofold {
                 memcpy(da_h + (t * B + from) * M, one.a, size_t(rows * M) * sizeof(real));
                 memcpy(dda_h + (t * B + from) * M, two.a, size_t(rows * M) * sizeof(real));
             }
+            if (!t && !twice->ddh_0) break; /* nobody asks what pulls on the first states */
             W.multiply(a.data, 2 * rows, found.data, scratch.data);
             add(h.data, found.data, 2 * n);
             if (!W_u.there()) continue;
