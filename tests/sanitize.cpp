@@ -21,6 +21,8 @@ int64_t elman_packed_rows(const int64_t *sizes, int64_t T, int64_t N, const int6
 int64_t elman_kept(const Stack *, int64_t S);
 double elman_clip(void *const *, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind, int level);
 int elman_travel(const Travel *, int kind, int level);
+int elman_along(const Twice *, int kind, int level);
+int elman_back_twice(const Twice *, int kind, int level);
 void elman_keep(void *generator, void *mask, int64_t n, double p, double value, int kind, int level);
 const char *elman_variant(int kind, int level);
 }
@@ -91,7 +93,32 @@ template <class real> struct Run {
         if (kind != 2 && c.ids) step(job, kind, level, all);
         if (!c.ids) embedded(job, kind, level, all);
         if (kind != 2) travel(kind, level, all);
+        if (kind != 2 && !c.ids && !c.lengths) twice(job, kind, level, all);
         return all;
+    }
+
+    /* Gradients of its gradients, along a change of everything and along one of the inputs alone. */
+    void twice(Job job, int kind, int level, std::vector<double> &all) const {
+        bool lstm = c.cell == LSTM, gated = gates_of(c.cell) > 1;
+        size_t state = size_t(c.B * c.H), track = size_t((c.T + 1) * c.B * c.H);
+        for (bool every : {true, false}) {
+            std::vector<real> hs(track, NAN), cs(lstm ? track : 0, NAN), as(gated ? size_t(4 * S * c.H) : 0, NAN);
+            std::vector<real> dxs(xs.size(), NAN), ddxs(dxs), dW_ih(W_ih.size(), NAN), dW_hh(W_hh.size(), NAN);
+            std::vector<real> db_ih(b_ih.size(), NAN), db_hh(db_ih), dh_0(state, NAN), dc_0(lstm ? state : 0, NAN);
+            Twice way = {};
+            way.job = &job, way.xs_u = xs.data(), job.dxs = dxs.data(), way.ddxs = ddxs.data();
+            if (every) {
+                way.W_ih_u = W_ih.data(), way.W_hh_u = W_hh.data(), way.b_ih_u = b_hh.data(), way.b_hh_u = b_ih.data();
+                way.h_0_u = dh_T.data(), way.c_0_u = lstm ? dc_T.data() : nullptr, way.ddhs = dhs.data();
+                way.ddW_ih = dW_ih.data(), way.ddW_hh = dW_hh.data(), way.ddb_ih = db_ih.data(), way.ddb_hh = db_hh.data();
+                way.ddh_0 = dh_0.data(), way.ddc_0 = lstm ? dc_0.data() : nullptr;
+            }
+            way.hs_u = hs.data(), way.cs_u = lstm ? cs.data() : nullptr, way.as_u = gated ? as.data() : nullptr;
+            if (elman_along(&way, kind, level) != OK || elman_back_twice(&way, kind, level) != OK) abort();
+            for (auto *v : {&hs, &cs, &dxs, &ddxs}) all.insert(all.end(), v->begin(), v->end());
+            for (auto *v : {&dW_ih, &dW_hh, &db_ih, &db_hh, &dh_0, &dc_0})
+                if (every) all.insert(all.end(), v->begin(), v->end());
+        }
     }
 
     /* Losses of a cell of that many states and gates on their way back. */

@@ -200,11 +200,12 @@ def test_gradients_are_of_the_dtype_of_what_they_belong_to(kind):
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_gradient_that_is_differentiated_again_is_found_in_float32(kind, inside):
-    """Of a loss linear in the outputs, so that how these were rounded does not matter."""
-    module, found = kind(5, 9, 2), []
+    """By torch's own layers, so with their numbers; of a loss linear in the outputs, so that how
+    these were rounded does not matter."""
+    mine, peer, found = kind(5, 9, 2), getattr(torch.nn, kind.__name__)(5, 9, 2), []
+    peer.load_state_dict(mine.state_dict())
     x, pulls = torch.randn(6, 7, 5).bfloat16(), torch.randn(6, 7, 9).bfloat16()
-    for dtype in (BFLOAT16, None):
-        module.zero_grad()
+    for module, dtype in ((mine, BFLOAT16), (peer, None)):
         x_m = (x if dtype else x.float()).clone().requires_grad_()
         ys, *_ = outputs(module, x_m, dtype=dtype)
         with torch.autocast("cpu", BFLOAT16, enabled=inside and dtype is not None):

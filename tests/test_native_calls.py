@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.autograd.functional import hessian, jacobian
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -14,6 +15,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Truncated
 from elman.gradients.memory import Checkpointed
 from elman.kernels.cpu import KERNEL
+from elman.kernels.cpu.calls import Prepared
 from elman.nn.module import Module
 from elman.recurrence import native
 
@@ -150,6 +152,81 @@ def test_gradients_of_gradients_that_were_asked_for_alone_are_torchs(kind, named
     for a, b in zip(*found, strict=True):
         assert b.abs().amax() > 1e-4
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+WAYS = {
+    "plain": lambda module: {},
+    "packed": lambda module: {"lengths": [4, 2]},
+    "the long way": lambda module: setattr(module, "memory", Checkpointed(every=2)) or {},
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_gradients_of_what_was_made_of_the_same_weights(kind, way):
+    """A module that reads its own output and its own last state: each way back counts once."""
+    mine = kind(6, 6, dtype=torch.float64)
+    peer = getattr(torch.nn, kind.__name__)(6, 6, dtype=torch.float64)
+    peer.load_state_dict(mine.state_dict())
+    x, more = torch.randn(4, 2, 6, dtype=torch.float64), WAYS[way](mine)
+    found = []
+    for module in (mine, peer):
+        leaves = [x.clone().requires_grad_(), *module.parameters()]
+        ys, last = module(leaves[0])
+        ys = module(packed(ys, more["lengths"]) if more else ys, last)[0]
+        loss = ((ys.data if more else ys) - 1).pow(3).sum()
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        found.append([*first, *second])
+    for a, b in zip(*found, strict=True):
+        assert b.abs().amax() > 1e-3
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_many_pulls_go_back_at_once(kind, way, layers):
+    """`vectorize=True`: tensors without memory of their own, which no kernel can read."""
+    module = kind(3, 4, layers, dtype=torch.float64)
+    x, more = torch.randn(4, 2, 3, dtype=torch.float64), WAYS[way](module)
+    given = [x, *state_of(module, 2, torch.float64)]
+
+    def outputs(x, *state):
+        hx = state[0] if len(state) == 1 else state
+        ys = module(packed(x, more["lengths"]) if more else x, hx)[0]
+        return (ys.data if more else ys).pow(2)
+
+    def loss(*given):
+        return outputs(*given).sum()
+
+    for find, f in ((jacobian, outputs), (hessian, loss)):
+        one_by_one, at_once = (find(f, (*given,), vectorize=v) for v in (False, True))
+        torch.testing.assert_close(at_once, one_by_one, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("lengths", [None, [6, 2, 4]])
+def test_frozen_weights_change_no_other_gradient(kind, lengths, monkeypatch):
+    """Nor are gradients found that nobody can have."""
+    module, x, found, made = kind(5, 19, 2, bidirectional=True), torch.randn(6, 3, 5), [], []
+    backward = Prepared.backward
+
+    def watched(*args):
+        pulls = backward(*args)
+        made.append(pulls[2])
+        return pulls
+
+    monkeypatch.setattr(Prepared, "backward", watched)
+    for frozen in (False, True):
+        module.requires_grad_(not frozen)
+        inputs = x.clone().requires_grad_()
+        ys = module(inputs if lengths is None else packed(inputs, lengths))[0]
+        (ys if lengths is None else ys.data).pow(2).sum().backward()
+        found.append(inputs.grad)
+    assert torch.equal(*found)
+    assert found[0].abs().amax() > 1e-3
+    assert [[dw is None for dw in dws] for dws in made] == [[False] * 16, [True] * 16]
 
 
 @pytest.mark.parametrize("kind", MODULES)

@@ -24,6 +24,7 @@ from elman.errors import UserError
 from elman.kernels import allows
 from elman.kernels.cpu import KERNEL, head
 from elman.kernels.cuda import small
+from elman.recurrence.operator import apart
 from elman.recurrence.traced import is_seen, listening
 
 LARGE = 1 << 24
@@ -180,8 +181,7 @@ def _plain_gradient(
     hs, W_hq, b_q, targets = saved
 
     def own(t: Tensor) -> Tensor:
-        # a view: hs may be made of W_hq, whose pull by that way is not found here
-        return t.view_as(t) if graph else t.detach().requires_grad_(t.requires_grad)
+        return apart(t) if graph else t.detach().requires_grad_(t.requires_grad)
 
     with torch.enable_grad(), torch.autocast(hs.device.type, hs.dtype, hs.dtype != W_hq.dtype):
         inputs = (own(hs), own(W_hq), None if b_q is None else own(b_q))

@@ -381,9 +381,10 @@ def _differentiable(
     pulls: Sequence[Tensor | None],
 ) -> Pulls:
     """The pulls by autograd, from a forward pass of its own, leaving a graph behind."""
-    x, *rest = leaves = apart([x, *state, *weights])
-    ys, last = way.uncaptured_call(x, rest[: len(state)], rest[len(state) :])
+    x, state, weights = apart(x), [*map(apart, state)], [*map(apart, weights)]
+    ys, last = way.uncaptured_call(x, state, weights)
     ends = [(y, p) for y, p in zip((ys, *last), pulls, strict=True) if p is not None]
+    leaves = [x, *state, *weights]
     wanted = [t for t in leaves if t.requires_grad]
     found = iter(
         torch.autograd.grad(

@@ -22,10 +22,12 @@ from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, padded_shape, prepare
 from elman.kernels.torchs import Network, as_torch
+from elman.recurrence import twice
 from elman.recurrence.operator import (
     Inputs,
     Recipe,
     apart,
+    are_many,
     backward,
     draw_seed,
     is_mapped,
@@ -151,13 +153,14 @@ class _Node(torch.autograd.Function):
         state, weights = tensors[: ctx.n], tensors[ctx.n :]
         needs_dxs = ctx.needs_input_grad[4]
         use = ctx.use and ctx.use._replace(pack=_same(ctx.use.pack, xs, sizes, order, back))
-        if torch.is_grad_enabled():
-            x, dys, *dlast = _as_multiplied(ctx.call, xs, state, weights, use, grads)
-            with uncast(xs):
-                pack, asked = use and use.pack, _asks_for_weights(ctx)
-                found = _by_autograd(ctx.recipe, x, pack, dys, dlast, needs_dxs, asked)
+        if not torch.is_grad_enabled():
+            needs = needs_dxs, use, any(ctx.needs_input_grad[5 + ctx.n :])
+            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, *needs)
+        elif ctx.call.has_derivative(use) and not are_many(grads):
+            found = _twice(ctx, xs, track, kept, state, weights, use, grads)
         else:
-            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, needs_dxs, use)
+            asked = needs_dxs, _asks_for_weights(ctx)
+            found = _by_autograd(ctx.call, ctx.recipe, xs, state, weights, use, grads, *asked)
         dxs, dstate, dws = found
         return None, None, None, None, dxs, *dstate[: ctx.n], *dws
 
@@ -197,7 +200,47 @@ def _as_multiplied(
     return x, *[None if d is None else d.to(real) for d in grads]
 
 
+def _twice(
+    ctx: Any,
+    xs: Tensor,
+    track: Tensor | None,
+    kept: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    use: Use | None,
+    grads: Sequence[Tensor | None],
+) -> twice.Inputs:
+    """The same pulls by native code that has a derivative, and that one's by torch's own layers."""
+    call, recipe = ctx.call, ctx.recipe
+
+    def again(x: twice.Inputs, pulls: twice.Outputs) -> twice.Inputs:
+        found = _by_autograd(call, recipe, *x, use, [pulls.ys, *pulls.states], True, True)
+        return twice.Inputs(*found)
+
+    needs = ctx.needs_input_grad[4], _asks_for_weights(ctx)
+    done, (dys, *dlast) = twice.Call(call, use, *needs, again), grads
+    x, pulls = twice.Inputs(xs, state, weights), twice.Outputs(dys, dlast)
+    return twice.backward(done, x, (track, kept), pulls)
+
+
 def _by_autograd(
+    call: Prepared,
+    recipe: Recipe,
+    xs: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    use: Use | None,
+    grads: Sequence[Tensor | None],
+    needs_dxs: bool,
+    needs_dws: bool,
+) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
+    """The same pulls, leaving a graph behind to differentiate them again."""
+    x, dys, *dlast = _as_multiplied(call, xs, state, weights, use, grads)
+    with uncast(xs):
+        return _seen(recipe, x, use and use.pack, dys, dlast, needs_dxs, needs_dws)
+
+
+def _seen(
     recipe: Recipe,
     x: Inputs,
     pack: Pack | None,
@@ -206,7 +249,7 @@ def _by_autograd(
     needs_dxs: bool,
     needs_dws: bool,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
-    """The same pulls, leaving a graph behind to differentiate them again."""
+    """By torch's own layers where they have such a call, else by a bare loop."""
     if pack is None and x.seed is None and x.xs.is_floating_point():
         cell = named(recipe.cell)
         if is_torchs(cell):
@@ -236,22 +279,23 @@ def _by_torch(
     inputs, hidden = x.xs.shape[2], x.stacked[0].shape[2]
     layers = len(x.stacked[0]) // recipe.directions
     net = Network(mode, recipe.bias, inputs, hidden, 0, layers, recipe.directions)
-    xs, *others = apart(x.flat())
-    stacked, weights = others[: len(x.stacked)], others[len(x.stacked) :]
-    ys, last = as_torch(net, False, xs, stacked, weights)
+    x = x._replace(
+        xs=apart(x.xs), stacked=[*map(apart, x.stacked)], weights=[*map(apart, x.weights)]
+    )
+    ys, last = as_torch(net, False, x.xs, x.stacked, [*x.weights])
     outs = [
         (y, d)
         for y, d in zip((ys, *last), (dys, *dlast), strict=True)
         if d is not None and y.requires_grad
     ]
-    read = (xs, *stacked, *(weights if needs_dws else ()))
+    read = (x.xs, *x.stacked, *(x.weights if needs_dws else ()))
     wanted = [t for t in read if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
     pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
     found = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
     dxs, *others = [found[id(t)] if id(t) in found else torch.zeros_like(t) for t in read]
-    count = len(stacked)
-    dws = others[count:] if needs_dws else [None] * len(weights)
+    count = len(x.stacked)
+    dws = others[count:] if needs_dws else [None] * len(x.weights)
     return dxs if needs_dxs else None, others[:count], dws
 
 

@@ -154,8 +154,11 @@ def recurrence(recipe: Recipe, x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 def is_mapped(pulls: Sequence[Tensor | None]) -> bool:
     """Whether a backward pass runs for many pulls at once, leaving no graph of itself behind."""
-    if torch.is_grad_enabled():
-        return False
+    return not torch.is_grad_enabled() and are_many(pulls)
+
+
+def are_many(pulls: Sequence[Tensor | None]) -> bool:
+    """Whether each pull stands for many, and has no memory that a kernel could read."""
     for pull in pulls:
         if pull is not None and _functorch.is_legacy_batchedtensor(pull):
             return True
@@ -350,9 +353,8 @@ def _bare(
     """The same by autograd, leaving a graph behind."""
     xis = xis or [None] * len(stack.layers)
     loops = [Bare(stack.turn_xi(xi, i % stack.directions)) for i, xi in enumerate(xis)]
-    xs, *flat = apart([xs, *_flat(stack.layers)])
-    tensors = iter(flat)
-    layers = [w.map(lambda _: next(tensors)) for w in stack.layers]
+    xs, states = apart(xs), [tuple(map(apart, s)) for s in states]
+    layers = [w.map(apart) for w in stack.layers]
     seen = stack.replaced(layers=layers, kernels=loops, memory=Stored())
     ys, last, _ = seen.forward(xs, states, keep=False)
     outs = zip([ys, *_flat(last)], [dys, *_flat(dlast)], strict=True)
@@ -369,13 +371,13 @@ def _bare(
     return Pulls(pull(xs) if needs_dxs else None, [tuple(map(pull, s)) for s in states], dws)
 
 
-def apart(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors, each at the end of every path that autograd can take back from here.
+def apart(t: Tensor) -> Tensor:
+    """The tensor in a place of its own in the graph: whoever differentiates by it stops there.
 
-    Else it would find at W what comes by another way too: by a state that an earlier call has made
-    of W, or by another place of a weight that is tied; and that is found there once more.
+    An input or a state may be made of the very weights that are differentiated by beside it (a
+    module read its own output, a state was carried over); that way is not this operation's.
     """
-    return [t.view_as(t) if t.requires_grad else t for t in tensors]
+    return t.view_as(t) if t.requires_grad else t
 
 
 def _flat(tensors: Sequence[Sequence[Tensor | None]]) -> list[Tensor]:

@@ -269,31 +269,32 @@ struct PieceTasks {
     const Columns hidden_side = hidden_columns(piece), input_side = input_columns(piece);
     const real *h = static_cast<const real *>(piece->hs), *x = static_cast<const real *>(piece->xs);
     const int64_t I = piece->ids ? 0 : piece->I;
-    const Buffer<operand> H{Side{at, h, piece->H}.size()}, X{Side{at, x, I}.size()};
+    const bool weighs = piece->dW_hh != nullptr; /* whether anybody wants gradients of weights */
+    const Buffer<operand> H{weighs ? Side{at, h, piece->H}.size() : 0}, X{weighs ? Side{at, x, I}.size() : 0};
     const Side hs{at, h, piece->H, true, H.data}, xs{at, x, I, false, X.data};
     const OuterTasks hidden{{at, da, hidden_side, hs, static_cast<real *>(piece->dW_hh), piece->fresh != 0}, threads};
     const OuterTasks input{{at, da, input_side, xs, static_cast<real *>(piece->dW_ih), piece->fresh != 0}, threads};
     const Blocks rows{at, da, input_side};
     const InputTasks below{piece, inputs, &rows, start_of(piece, piece->T) - start_of(piece, 0), piece->dxs, threads};
     const OutputTasks above{out, out_from, out_to, threads};
-    const int64_t input_tasks = piece->ids ? 0 : input.tasks;
-    const int64_t tasks = hidden.tasks + input_tasks + below.tasks + above.tasks;
+    const int64_t hidden_tasks = weighs ? hidden.tasks : 0, input_tasks = weighs && !piece->ids ? input.tasks : 0;
+    const int64_t tasks = hidden_tasks + input_tasks + below.tasks + above.tasks;
 
     bool ok() const { return H.ok() && X.ok() && below.scratch.ok() && above.X.ok(); }
     /* Part i of `parts` of what all tasks read, but for the pulls. */
     void pack(int64_t i, int64_t parts) const {
         int64_t b0 = at.B * i / parts, b1 = at.B * (i + 1) / parts;
-        hs.pack(b0, b1, H.data);
-        if (xs.N) xs.pack(b0, b1, X.data);
+        if (weighs) hs.pack(b0, b1, H.data);
+        if (weighs && xs.N) xs.pack(b0, b1, X.data);
         above.pack(i, parts);
     }
     /* Whether there was memory. The largest parts come first, so that threads end together. */
     bool run(int64_t i) const {
-        if (i < hidden.tasks) {
+        if (i < hidden_tasks) {
             for (int64_t p = hidden.first(i); i % hidden.across == 0 && p < hidden.last(i); p++) sum(p);
             return hidden.run(i);
         }
-        if ((i -= hidden.tasks) < input_tasks) return input.run(i);
+        if ((i -= hidden_tasks) < input_tasks) return input.run(i);
         if ((i -= input_tasks) < above.tasks) return above.run(i);
         below.run(i - above.tasks);
         return true;

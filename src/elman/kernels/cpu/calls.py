@@ -18,7 +18,7 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.kernels import choice
-from elman.kernels.contract import Job, Piece
+from elman.kernels.contract import Job, Piece, Trace
 from elman.kernels.cpu import library, masks
 from elman.kernels.cpu.library import (
     CELLS,
@@ -119,6 +119,9 @@ class Prepared:
     seen: SeenArguments | None = None
     """What `suits_again` asks in one native call, once it has been asked otherwise."""
 
+    inside: ctypes.Array[ctypes.c_int64] | None = None
+    """Where `traces` finds what is kept, once it was asked for."""
+
     def __init__(
         self,
         job: Job,
@@ -132,7 +135,7 @@ class Prepared:
         self.threads, self.native = torch.get_num_threads(), KERNEL.library
         self.call, self.is_seen = KERNEL.library.elman_call, KERNEL.library.elman_is_seen
         self.dtype, self.input_dtype, self.cast = h.dtype, xs.dtype, cast
-        self.states, self.hidden = len(job.cell.states), h.shape[1]
+        self.states, self.hidden, self.blocks = len(job.cell.states), h.shape[1], job.cell.keeps
         self.weight_shapes = [w.shape for w in weights]
         self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
         self._read(weights)
@@ -164,7 +167,7 @@ class Prepared:
         self.state = _without_memory(self.stacked, self.dtype)
         self.input_bytes = math.prod(shape) * self.input_dtype.itemsize
         self.state_bytes = self.stacked.numel() * self.dtype.itemsize
-        self.seen = None
+        self.seen = self.inside = None
         for layer in self.layers:
             layer.T, layer.B = steps, rows
         self.stack.copies, self.stack.kind = copies, kind_of(self.dtype, steps * rows, self.cast)
@@ -342,7 +345,8 @@ class Prepared:
         dlast: Sequence[Tensor | None],
         needs_dxs: bool,
         use: Use | None = None,
-    ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        needs_dws: bool = True,
+    ) -> tuple[Tensor | None, list[Tensor], Sequence[Tensor | None]]:
         """The pulls on xs, on the first states (stacked) and on the weights."""
         real, xs = self.dtype, plain(xs, self.input_dtype)
         if not self._suits_inputs(xs, use and use.pack):
@@ -356,7 +360,8 @@ class Prepared:
         track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
         pulls = [plain(d, real) for d in dlast]
         dxs = torch.empty(xs.shape, dtype=real, device=CPU) if needs_dxs else None
-        first, dws = [like(self.state) for _ in pulls], [like(w) for w in weights]
+        first = [like(self.state) for _ in pulls]
+        dws = [like(w) if needs_dws else None for w in weights]
         two = self.states > 1
         status = self.native.elman_call_back(
             self._reading(weights),
@@ -373,6 +378,39 @@ class Prepared:
             raise IndexError("the ids of this call were changed before its backward pass")
         library.check_memory(status)
         return dxs, first, dws
+
+    def has_derivative(self, use: Use | None) -> bool:
+        """Whether the backward pass of such a call can itself be differentiated: see twice.h."""
+        narrow = self.cast is not None or self.stack.reads_ids
+        return not narrow and not (use and use.pack)
+
+    def traces(self, track: Tensor | None, kept: Tensor) -> list[Trace]:
+        """What `forward` has kept of every layer and direction of rows that are not packed.
+
+        In PyTorch's order; time as the direction met it; gates by blocks, (T, B, kept, H).
+        """
+        steps, rows = self.shape[:2]
+        kept, track = plain(kept, self.dtype), plain(track, self.dtype)
+        if self.inside is None:
+            self.inside = (ctypes.c_int64 * (3 * len(self.layers)))()
+            self.native.elman_places(self.argument, steps * rows, self.inside)
+        blocks, whole = self.blocks, (steps + 1, rows, self.hidden)
+
+        def read(start: int, *shape: int) -> Tensor:
+            return kept[start : start + math.prod(shape)].view(shape)
+
+        found = []
+        for i in range(len(self.layers)):
+            cs, gates, hs = self.inside[3 * i : 3 * i + 3]
+            own = track if i == len(self.layers) - 1 else None  # of one direction: see `track_of`
+            found.append(
+                Trace(
+                    read(hs, *whole) if own is None else own,
+                    read(cs, *whole) if self.states > 1 else None,
+                    read(gates, steps, rows, blocks, self.hidden) if blocks else None,
+                )
+            )
+        return found
 
     def _used(self, use: Use) -> UseArguments:
         below, scale = masks.dropping(use.dropout, self.dtype) if use.dropout else (0, 1.0)
@@ -392,7 +430,7 @@ class Prepared:
         return moved
 
 
-def _in_fours(flat: Sequence[Tensor], layers: int) -> list[int | None]:
+def _in_fours(flat: Sequence[Tensor | None], layers: int) -> list[int | None]:
     """Where W_ih, W_hh, b_ih and b_hh of every layer lie; None for biases it has not."""
     each, places = len(flat) // layers, [pointer(t) for t in flat]
     if each == 4:

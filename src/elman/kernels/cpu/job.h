@@ -56,7 +56,7 @@ struct Job {
     int64_t xi_per_row;
     int64_t fresh;     /* 0: weight gradients are added to what is there */
     void *dxs;         /* (S, I), null: not wanted */
-    void *dW_ih;       /* (M, I), or (I, M) for ids */
+    void *dW_ih;       /* (M, I), or (I, M) for ids; all of these null: not wanted */
     void *dW_hh;       /* (M, H) */
     void *db_ih, *db_hh; /* (M) */
     void *dh_0, *dc_0; /* (B, H) */
@@ -126,6 +126,17 @@ struct Travel {
     void *norms;                                       /* (T - first, lags + 1) */
 };
 
+/* One layer around the states of its forward pass, along a change of what it reads: see twice.h. Mirrored by
+ * `TwiceArguments` in library.py. */
+struct Twice {
+    const Job *job; /* what the forward pass read and wrote, the pulls of the loss on it, and dxs: those on xs */
+    const void *xs_u, *W_ih_u, *W_hh_u, *b_ih_u, *b_hh_u, *h_0_u, *c_0_u; /* the change; null: none */
+    void *hs_u, *cs_u; /* (T+1, B, H): what it makes of the states, */
+    void *as_u;        /* (S, 4, H): and, of a gru or lstm, of r z W_hn h + b_hn and W_in x + b_in, or i f g o before the gate */
+    const void *ddhs;  /* (S, H), or null */
+    void *ddxs, *ddW_ih, *ddW_hh, *ddb_ih, *ddb_hh, *ddh_0, *ddc_0; /* null: not wanted */
+};
+
 enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2, BAD_TARGET = 3 };
 
 /* One compiled variant of recurrence.h. */
@@ -135,6 +146,8 @@ struct Variant {
     int (*backward)(const Job *);
     int (*head)(const Head *);
     int (*travel)(const Travel *);
+    int (*along)(const Twice *);
+    int (*back_twice)(const Twice *);
     void (*linear)(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N);
     double (*sum_of_squares)(const void *x, int64_t n);
     void (*scale)(void *x, int64_t n, double factor);

@@ -128,8 +128,8 @@ __attribute__((constructor)) static void free_a_large_block() {
 PUBLIC const char *elman_sources() { return ELMAN_SOURCES; }
 
 PUBLIC int64_t elman_size(int which) {
-    const int64_t sizes[] = {sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use), sizeof(Seen)};
-    return which >= 0 && which < 6 ? sizes[which] : -1;
+    const int64_t sizes[] = {sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use), sizeof(Seen), sizeof(Twice)};
+    return which >= 0 && which < 7 ? sizes[which] : -1;
 }
 
 PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }
@@ -144,6 +144,10 @@ PUBLIC int elman_backward(const Job *job, int kind, int level) {
 PUBLIC int elman_head(const Head *head, int kind, int level) { return variant(kind, level)->head(head); }
 
 PUBLIC int elman_travel(const Travel *job, int kind, int level) { return variant(kind, level)->travel(job); }
+
+PUBLIC int elman_along(const Twice *job, int kind, int level) { return variant(kind, level)->along(job); }
+
+PUBLIC int elman_back_twice(const Twice *job, int kind, int level) { return variant(kind, level)->back_twice(job); }
 
 /* g ← min(1, θ/‖g‖) g over `count` arrays together; returns ‖g‖ as it was, or -1 without memory. */
 PUBLIC double elman_clip(void *const *arrays, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind,

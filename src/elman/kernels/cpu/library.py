@@ -23,6 +23,10 @@ _GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths sizes starts h_0 c_0 hs cs gates dh
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
 _HEAD = "hs W b targets nats dhs dW db"
 _TRAVEL_SIZES = "T H states gates first lags threads"
+_TWICE_FIELDS = (
+    "xs_u W_ih_u W_hh_u b_ih_u b_hh_u h_0_u c_0_u hs_u cs_u as_u ddhs "
+    "ddxs ddW_ih ddW_hh ddb_ih ddb_hh ddh_0 ddc_0"
+)
 _TRAVEL = "pulls slopes before W norms"
 CPU = torch.device("cpu")
 """Where everything lies that a kernel here makes, whatever torch's default device is."""
@@ -93,6 +97,15 @@ class UseArguments(ctypes.Structure):
     ]
 
 
+class TwiceArguments(ctypes.Structure):
+    """`struct Twice` of job.h: one layer along a change of what it reads."""
+
+    _fields_ = [
+        ("job", ctypes.POINTER(LayerArguments)),
+        *((name, ctypes.c_void_p) for name in _TWICE_FIELDS.split()),
+    ]
+
+
 class TensorArguments(ctypes.Structure):
     """`struct Tensor` of job.h: what a tensor was."""
 
@@ -123,18 +136,22 @@ def path() -> Path | None:
 INT, INT64, REAL, POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 _LAYER, _HEAD_POINTER = ctypes.POINTER(LayerArguments), ctypes.POINTER(HeadArguments)
 _STACK, _USE = ctypes.POINTER(StackArguments), ctypes.POINTER(UseArguments)
+_TWICE = ctypes.POINTER(TwiceArguments)
 ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_size": (INT64, [INT]),
     "elman_forward": (INT, [_LAYER, INT, INT]),
     "elman_backward": (INT, [_LAYER, INT, INT]),
     "elman_head": (INT, [_HEAD_POINTER, INT, INT]),
     "elman_travel": (INT, [ctypes.POINTER(TravelArguments), INT, INT]),
+    "elman_along": (INT, [_TWICE, INT, INT]),
+    "elman_back_twice": (INT, [_TWICE, INT, INT]),
     "elman_clip": (REAL, [POINTER, POINTER, INT64, REAL, INT64, INT, INT]),
     "elman_step": (INT, [POINTER, INT64, POINTER, POINTER, POINTER, INT64, INT, INT]),
     "elman_call": (INT, [_STACK, _USE, *[POINTER] * 7]),
     "elman_call_back": (INT, [_STACK, _USE, *[POINTER] * 10]),
     "elman_packed_rows": (INT64, [POINTER, INT64, INT64, POINTER, POINTER, INT64]),
     "elman_kept": (INT64, [_STACK, INT64]),
+    "elman_places": (None, [_STACK, INT64, POINTER]),
     "elman_keep": (None, [POINTER, POINTER, INT64, REAL, REAL, INT, INT]),
     "elman_drop": (None, [INT64, POINTER, POINTER, INT64, INT64, REAL, INT, INT]),
     "elman_tanh": (None, [POINTER, POINTER, INT64, INT, INT]),
@@ -150,7 +167,7 @@ WITH_PYTHONS_LOCK = ("elman_is_seen",)
 
 STRUCTS = (
     *(LayerArguments, HeadArguments, StackArguments, TravelArguments, UseArguments),
-    SeenArguments,
+    *(SeenArguments, TwiceArguments),
 )
 """In the order of `elman_size`."""
 

@@ -241,6 +241,13 @@ char *place(void *states, int64_t i, const Places &at) {
 /* How many bytes `elman_call` wants to keep for `elman_call_back`, of S rows of time and batch. */
 PUBLIC int64_t elman_kept(const Stack *stack, int64_t S) { return Places{*stack, true, S}.size(); }
 
+/* Where in there, in numbers, it keeps the memories, the gates and the states of every layer and direction. */
+PUBLIC void elman_places(const Stack *stack, int64_t S, int64_t *places) {
+    Places at{*stack, true, S};
+    for (int64_t i = 0; i < stack->count; i++, places += 3)
+        places[0] = at.cs(i) / at.real, places[1] = at.gates(i) / at.real, places[2] = at.hs(i) / at.real;
+}
+
 /* How many rows there are in a pack of N inputs, `sizes` of them at each of T steps, in an `order` of `count` rows
  * (null: as they come) that `back` undoes; 0 where this is no pack. */
 PUBLIC int64_t elman_packed_rows(const int64_t *sizes, int64_t T, int64_t N, const int64_t *order, const int64_t *back,
@@ -286,7 +293,7 @@ PUBLIC int elman_call(const Stack *stack, const Use *use, const void *x, const v
 }
 
 /* The pulls on x (null: not wanted), on the first h (and c) and, in `dw`, on W_ih, W_hh, b_ih and b_hh of every
- * layer and direction (null where it has none), from those on y and on the last h and c (null: none). */
+ * layer and direction (null where it has none, or all: not wanted), from those on y and on the last h and c (null: none). */
 PUBLIC int elman_call_back(const Stack *stack, const Use *use, const void *x, const void *kept, const void *y, const void *dy,
                            const void *dh, const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw) {
     Rows rows(stack->layers[0], use);

@@ -4,6 +4,7 @@
 #include "clip.h"
 #include "masks.h"
 #include "travel.h"
+#include "twice.h"
 
 namespace {
 
@@ -33,5 +34,5 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 } // namespace
 
 extern const Variant VARIANT;
-const Variant VARIANT = {NAME,           forward, backward,     head,          travel, few_linear,
-                         sum_of_squares, scale,   squash<true>, squash<false>, keep,   drop};
+const Variant VARIANT = {NAME,       forward,        backward, head,         travel,        along, back_twice,
+                         few_linear, sum_of_squares, scale,    squash<true>, squash<false>, keep,  drop};

@@ -1,0 +1,92 @@
+"""Gradients of gradients of one layer in one direction, in two native calls: see twice.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from elman.gradients.through_time import Trace
+from elman.kernels.cpu import library
+from elman.kernels.cpu.library import KINDS, LayerArguments, TwiceArguments, plain, pointer
+from elman.kernels.cpu.recurrence import KERNEL
+
+
+class Needs(NamedTuple):
+    """Whose pulls are wanted."""
+
+    xs: bool
+    states: bool
+    weights: bool
+
+
+class Pulled(NamedTuple):
+    """What pulls on all that a layer reads."""
+
+    dxs: Tensor | None  # of the loss itself
+    ddxs: Tensor | None
+    ddfirst: list[Tensor]
+    ddws: list[Tensor]
+
+
+@final
+class Strand:
+    """A layer in one direction around one forward pass, time in the order in which it met it."""
+
+    def __init__(
+        self, like: LayerArguments, weights: Sequence[Tensor], xs: Tensor, trace: Trace
+    ) -> None:
+        self.dtype = dtype = trace.hs.dtype
+        self.xs, self.trace = plain(xs, dtype), trace
+        self.weights = [plain(w, dtype) for w in weights]
+        self.states = 1 if trace.cs is None else 2
+        self.job = job = LayerArguments.from_buffer_copy(like)
+        job.xs, job.hs, job.cs, job.gates = map(pointer, (self.xs, *trace))
+        job.W_ih, job.W_hh, job.b_ih, job.b_hh = map(pointer, _padded(self.weights, 4))
+
+    def along(
+        self, xs: Tensor | None, weights: Sequence[Tensor | None], first: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """How its states change, (T+1, B, H) each, as what it reads changes by these."""
+        tracks = [torch.empty_like(self.trace.hs) for _ in range(self.states)]
+        kept = None if self.trace.gates is None else torch.empty_like(self.trace.gates)
+        read = [plain(t, self.dtype) for t in (xs, *_padded(weights, 4), *_padded(first, 2))]
+        self.change = read, tracks, kept
+        self.arguments = TwiceArguments(
+            *(ctypes.pointer(self.job), *map(pointer, (*read, *_padded(tracks, 2), kept)))
+        )
+        self._run("elman_along")
+        return tracks
+
+    def back(
+        self,
+        dhs: Tensor | None,
+        dlast: Sequence[Tensor | None],
+        ddhs: Tensor | None,
+        needs_dxs: bool,
+        needs: Needs,
+    ) -> Pulled:
+        """What pulls on all that it reads, after `along`, where these pull on what it wrote."""
+        pulls = [plain(t, self.dtype) for t in (dhs, *_padded(dlast, 2), ddhs)]
+        dxs = torch.empty_like(self.xs) if needs_dxs else None
+        ddxs = torch.empty_like(self.xs) if needs.xs else None
+        ddws = [torch.empty_like(w) for w in self.weights] if needs.weights else []
+        ddfirst = [torch.empty_like(h) for h in [self.trace.hs[0]] * self.states * needs.states]
+        job, found = self.job, self.arguments
+        job.dhs, job.dh_T, job.dc_T, found.ddhs = map(pointer, pulls)
+        job.dxs, found.ddxs = pointer(dxs), pointer(ddxs)
+        found.ddW_ih, found.ddW_hh, found.ddb_ih, found.ddb_hh = map(pointer, _padded(ddws, 4))
+        found.ddh_0, found.ddc_0 = map(pointer, _padded(ddfirst, 2))
+        self._run("elman_back_twice")
+        return Pulled(dxs, ddxs, ddfirst, ddws)
+
+    def _run(self, entry: str) -> None:
+        status = getattr(KERNEL.library, entry)(self.arguments, KINDS[self.dtype], KERNEL.level)
+        library.check_memory(status)
+
+
+def _padded(tensors: Sequence[Tensor | None], n: int) -> list[Tensor | None]:
+    return [*tensors, *[None] * (n - len(tensors))]

@@ -1,0 +1,227 @@
+"""Gradients of gradients: a stack's backward pass as an operation that can be differentiated.
+
+A backward pass finds the pulls d on all inputs from the pulls dy on the outputs. Where u pulls on
+what it found, let y_u be how the outputs change as the inputs change along u. Then
+
+    ⟨u, d⟩ = ⟨dy, y_u⟩
+
+so y_u, which goes forward through the stack, is the pull on dy; and the pulls of ⟨dy, y_u⟩ on the
+inputs go back through it as all pulls do. Around the states of the forward pass every step is
+linear but for its bend (`kernels/cpu/twice.h`): no state is found again, and W_hh is met once each
+way. Pearlmutter (1994), "Fast exact multiplication by the Hessian".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from elman.kernels.cpu.calls import Prepared, Use
+from elman.kernels.cpu.twice import Needs, Strand
+from elman.recurrence.operator import apart, is_mapped, mapped
+from elman.recurrence.strand import Dropout
+
+
+class Outputs(NamedTuple):
+    """What a stack writes; or the pulls on it, or its changes, where there are any."""
+
+    ys: Tensor | None
+    states: Sequence[Tensor | None]  # stacked
+
+
+class Inputs(NamedTuple):
+    """What a stack reads; or the pulls on it, or its changes, where there are any."""
+
+    xs: Any
+    states: Sequence[Any]  # stacked; none where the caller passed none
+    weights: Sequence[Any]  # flat
+
+
+Again = Callable[[Inputs, Outputs], Inputs]
+"""A backward pass in operations of torch, which can be differentiated as often as asked."""
+
+
+class Call(NamedTuple):
+    """All about a call of a module that is not a tensor."""
+
+    prepared: Prepared
+    use: Use | None
+    needs_dxs: bool
+    needs_dws: bool
+    again: Again
+
+
+def backward(call: Call, x: Inputs, kept: Sequence[Tensor | None], pulls: Outputs) -> Inputs:
+    """The pulls on x, by a node of autograd that can be differentiated.
+
+    `kept` is the track and what else the forward pass has kept.
+    """
+    n, m = len(x.states), len(x.weights)
+    tensors = x.xs, *x.states, *x.weights, pulls.ys, *pulls.states
+    xs, *rest = _Backward.apply(call, n, m, *kept, *tensors)
+    return Inputs(xs, rest[:n], rest[n:])
+
+
+class _Backward(torch.autograd.Function):
+    """The native backward pass of a call; its own is `Stack`."""
+
+    apply: Any = torch._C._FunctionBase.__dict__["apply"]  # as of `native._Node`
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: Call,
+        n: int,
+        m: int,
+        track: Tensor | None,
+        kept: Tensor,
+        *tensors: Tensor | None,
+    ) -> Any:
+        x, pulls = _sorted(tensors, n, m)
+        needs = call.needs_dxs, call.use, call.needs_dws
+        dxs, dstate, dws = call.prepared.backward(x.xs, x.weights, track, kept, *pulls, *needs)
+        ctx.save_for_backward(track, kept, *tensors)
+        ctx.call, ctx.n, ctx.m = call, n, m
+        ctx.set_materialize_grads(False)
+        return dxs, *dstate[:n], *dws
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if is_mapped(grads):
+            return mapped(_Backward.backward, ctx, grads)
+        track, kept, *tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *[None] * 5, *_by_autograd(ctx.call.again, tensors, ctx.n, ctx.m, grads)
+        x, pulls = _sorted(tensors, ctx.n, ctx.m)
+        xs, *rest = grads
+        needs, u = ctx.needs_input_grad[5:], Inputs(xs, rest[: ctx.n], rest[ctx.n :])
+        stack = Stack(ctx.call, x, track, kept)
+        outputs = stack.along(u)
+        asked, _ = _sorted(needs, ctx.n, ctx.m)
+        found = stack.back(pulls, Needs(asked.xs, any(asked.states), any(asked.weights)))
+        dstate, dws = found.states or [None] * ctx.n, found.weights or [None] * ctx.m
+        every = found.xs, *dstate, *dws, outputs.ys, *outputs.states
+        return *[None] * 5, *[t if need else None for t, need in zip(every, needs, strict=True)]
+
+
+def _sorted(tensors: Sequence[Any], n: int, m: int) -> tuple[Inputs, Outputs]:
+    xs, *rest = tensors
+    pulls = Outputs(rest[n + m], rest[n + m + 1 :])
+    return Inputs(xs, rest[:n], rest[n : n + m]), pulls
+
+
+def _by_autograd(
+    again: Again, tensors: Sequence[Tensor | None], n: int, m: int, grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The same in operations of torch, leaving a graph behind."""
+    own = [None if t is None else apart(t) for t in tensors]
+    xs, states, weights = again(*_sorted(own, n, m))
+    found = zip((xs, *states, *weights), grads, strict=True)
+    ends = [(d, u) for d, u in found if d is not None and u is not None and d.requires_grad]
+    wanted = [t for t in own if t is not None and t.requires_grad]
+    pulled = iter(
+        torch.autograd.grad(
+            *([d for d, _ in ends], wanted, [u for _, u in ends]),
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return [next(pulled) if t is not None and t.requires_grad else None for t in own]
+
+
+@final
+class Stack:
+    """Layers and directions around one forward pass: once `along`, then once `back`."""
+
+    def __init__(self, call: Call, x: Inputs, track: Tensor | None, kept: Tensor) -> None:
+        traces, layers = call.prepared.traces(track, kept), call.prepared.layers
+        self.directions, self.each = call.prepared.stack.directions, len(x.weights) // len(layers)
+        use = call.use
+        dropout = Dropout(use.dropout, use.seed) if use and use.dropout else None
+        self.levels, self.masks = list[list[Strand]](), list[Tensor | None]()
+        xs = x.xs
+        for level, places in enumerate(self._places(len(layers))):
+            if level:
+                below = places[0] - self.directions
+                xs = _beside([trace.hs[1:] for trace in traces[below : places[0]]])
+            self.masks.append(dropout.mask(xs, level - 1, 0) if dropout and level else None)
+            xs = self._masked(xs, level)
+            self.levels.append(
+                [
+                    Strand(layers[i], self._of(x.weights, i), _turned(xs, d), traces[i])
+                    for d, i in enumerate(places)
+                ]
+            )
+
+    def _places(self, count: int) -> list[range]:
+        """Where each level's strands are in PyTorch's order."""
+        return [range(i, i + self.directions) for i in range(0, count, self.directions)]
+
+    def _of(self, weights: Sequence[Any], place: int) -> Sequence[Any]:
+        return weights[place * self.each : (place + 1) * self.each]
+
+    def _masked(self, t: Tensor, level: int) -> Tensor:
+        """What of this passes between a level and what it reads."""
+        mask = self.masks[level]
+        return t if mask is None else t * mask
+
+    def along(self, u: Inputs) -> Outputs:
+        """How the outputs change along u."""
+        ys, last = u.xs, list[list[Tensor]]()
+        for level, strands in enumerate(self.levels):
+            xs, tracks = None if ys is None else self._masked(ys, level), []
+            for d, strand in enumerate(strands):
+                place = level * self.directions + d
+                first = [None if s is None else s[place] for s in u.states]
+                own = self._of(u.weights, place)
+                tracks.append(strand.along(None if xs is None else _turned(xs, d), own, first))
+            ys = _beside([hs[1:] for hs, *_ in tracks])
+            last += [[track[-1] for track in some] for some in tracks]
+        return Outputs(ys, _stacked(last))
+
+    def back(self, pulls: Outputs, needs: Needs) -> Inputs:
+        """What ⟨dy, y_u⟩ pulls on all inputs with, where these are dy."""
+        dys, ddys, ddfirst, ddws = pulls.ys, None, list[list[Tensor]](), list[Tensor]()
+        for level, strands in reversed([*enumerate(self.levels)]):
+            found = []
+            for d, strand in enumerate(strands):
+                place = level * self.directions + d
+                last = [None if s is None else s[place] for s in pulls.states]
+                dhs, ddhs = self._half(dys, d), self._half(ddys, d)
+                own = needs._replace(xs=level > 0 or needs.xs)
+                found.append(strand.back(dhs, last, ddhs, level > 0, own))
+            ddfirst[:0] = [pulled.ddfirst for pulled in found]
+            ddws[:0] = [dw for pulled in found for dw in pulled.ddws]
+            dys = self._below(level, [pulled.dxs for pulled in found])
+            ddys = self._below(level, [pulled.ddxs for pulled in found])
+        return Inputs(ddys, _stacked(ddfirst), ddws)
+
+    def _half(self, ys: Tensor | None, direction: int) -> Tensor | None:
+        """What of the pulls on a level's outputs is one direction's, as it met time."""
+        if ys is None or self.directions == 1:
+            return ys
+        return _turned(ys.chunk(2, 2)[direction], direction)
+
+    def _below(self, level: int, parts: Sequence[Tensor | None]) -> Tensor | None:
+        """The pulls of all directions on what they read, as those on the outputs below."""
+        turned = [_turned(part, d) for d, part in enumerate(parts) if part is not None]
+        return self._masked(sum(turned[1:], turned[0]), level) if turned else None
+
+
+def _turned(t: Tensor, direction: int) -> Tensor:
+    return t.flip(0) if direction else t
+
+
+def _beside(halves: Sequence[Tensor]) -> Tensor:
+    """What the directions of a level write, time running forwards."""
+    turned = [_turned(half, d) for d, half in enumerate(halves)]
+    return turned[0] if len(turned) == 1 else torch.cat(turned, 2)
+
+
+def _stacked(states: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    if len(states) == 1:
+        return [s.unsqueeze(0) for s in states[0]]
+    return [torch.stack(each) for each in zip(*states, strict=True)]
