@@ -422,7 +422,8 @@ def test_a_record_with_another_type_or_without_a_number_is_refused(run, capsys):
 
 @pytest.mark.parametrize("made", ALL_CELLS, ids=str)
 def test_the_number_of_weights_is_known_before_there_are_any(made):
-    model = LanguageModel(7, hidden_size=8, context=3, **made)
+    more = {"context": 3} if made["cell"] == "mlp" else {}
+    model = LanguageModel(7, hidden_size=8, **made, **more)
     assert model.shape.weights == sum(p.numel() for p in model.parameters())
 
 
