@@ -83,7 +83,7 @@ sanitize:
 	$(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=address,undefined -fno-sanitize-recover=all -o build/sanitize tests/sanitize.cpp $(KERNEL)/*.cpp -ldl -lpthread
 	ASAN_OPTIONS=detect_stack_use_after_return=0 build/sanitize
 	$(CXX) -std=c++17 -O1 -g -ffp-contract=fast -fsanitize=thread -o build/sanitize-threads tests/sanitize.cpp $(KERNEL)/*.cpp -ldl -lpthread
-	build/sanitize-threads
+	build/sanitize-threads 7
 
 # The native entries, fuzzed from Python with the kernel, and described cells, built for AddressSanitizer. Its checks
 # are called, not written out at every access: a cell is compiled in ten seconds instead of minutes.

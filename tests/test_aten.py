@@ -223,6 +223,10 @@ def test_in_bfloat16_it_is_preferred_for_few_steps_and_onednns_lstm():
     assert not faster(stack("LSTM", 600, 4, False))
     assert faster(stack("RNN_TANH", 33, 6, True))
     assert not faster(stack("GRU", 33, 6, True))
+    for mode, hidden, steps in (("LSTM", 370, 1), ("RNN_TANH", 896, 4)):  # masks are cheaper there
+        dropped = stack(mode, hidden, steps, True)
+        assert faster(dropped._replace(dropout=0.2))
+        assert not faster(dropped)
     packed = stack("GRU", 64, 1, False)._replace(packed=True)
     assert faster(packed)
     assert not faster(packed._replace(steps=4))

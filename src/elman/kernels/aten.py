@@ -46,8 +46,10 @@ class Aten(Torchs):
         if whole.network.mode == "GRU":
             return whole.steps < (4 if keeps else 8)
         if whole.network.mode != "LSTM":
-            return whole.steps < (4 if keeps and wide >= 64 else 8)
+            return whole.steps < (8 if not keeps or wide < 64 else 6 if whole.dropout else 4)
         if whole.steps < (4 if keeps else 8) and wide < (256 if keeps else 512):
+            return True
+        if whole.dropout and whole.steps == 1 and wide < 512:
             return True
         return wide < 160 if keeps else wide < 256 or wide % 16 == 0
 
