@@ -184,3 +184,14 @@ def test_python_and_the_command_line_are_told_in_the_words_they_type(
     assert str(refused.value).startswith(python)
     assert run(typed) == 2
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["drafts--old/part--two.txt", "'2024 --known 3'", '"it\'s --json"', "my --notes.txt", "a -- b"],
+)
+def test_what_a_user_wrote_stands_in_a_refusal_as_it_was_written(written):
+    refusal = UserError(
+        f"{written} is no text; --level byte, or --clip -1", hint="leave out --json"
+    )
+    assert str(refusal) == f"{written} is no text; level byte, or clip=-1; leave out json"

@@ -13,23 +13,29 @@ arguments. (`elman.cli.limits.as_typed` does the reverse for settings in a messa
 import re
 
 _FLAG = re.compile(
-    r"(?P<command>\b(?:elman|python|pip|torchrun) [^;]*)"  # to be typed as it is
-    r"|--(?P<name>[a-z]+(?:-[a-z]+)*)(?P<value>[ =](?=['\"\d%A-Z]|\S*[\d/:]\w))?"
+    r"(?P<kept>\b(?:elman|python|pip|torchrun) [^;]*"  # a command, to be typed as it is
+    r"|(?<!\w)(?P<quote>['\"]).*?(?P=quote)(?!\w))"  # and what somebody else wrote
+    r"|(?<![^\s(])--(?P<name>[a-z]+(?:-[a-z]+)*)(?=[\s,;:)=]|\.(?!\w)|$)"
+    r"(?P<value>[ =](?=['\"\d%A-Z]|-\d|\S*[\d/:]\w))?"
 )
 
 
 def as_arguments(text: str) -> str:
     """Options of a command line as Python spells them; whole commands stay as they are.
 
+    So does what only looks like an option: a part of a name, or of what is quoted.
+
     >>> as_arguments("--top-k 0 must be at least 1; --top-k 5, or leave --top-k away")
     'top_k=0 must be at least 1; top_k=5, or leave top_k away'
     >>> as_arguments("no run there; elman train BOOK.txt --out RUN makes one")
     'no run there; elman train BOOK.txt --out RUN makes one'
+    >>> as_arguments("there is no file draft--two.txt, nor '2024 --old'")
+    "there is no file draft--two.txt, nor '2024 --old'"
     """
 
     def spelled(found: re.Match[str]) -> str:
-        if found["command"]:
-            return found["command"]
+        if found["kept"]:
+            return found["kept"]
         return found["name"].replace("-", "_") + ("=" if found["value"] else "")
 
     return _FLAG.sub(spelled, text)
