@@ -444,6 +444,16 @@ def test_what_older_runs_wrote_down_and_nobody_heeded_is_read_as_usual(trained):
     assert (read.reading.tolerance, read.optimisation.average_decay) == (1e-5, 0.999)
 
 
+def test_what_nobody_heeds_any_more_once_another_option_is_as_usual_is_so_too(trained):
+    record = json.loads(json.dumps(trained.config.json()))
+    record["training"]["optimisation"] |= {"schedule": "plateau", "plateau_factor": 0.3}
+    record["data"] |= {"validation": 0.0}
+    record["model"] |= {"context": 4}
+    read = Config.from_json(record, Path("config.json"))
+    how = read.training.optimisation
+    assert (how.schedule, how.plateau_factor, read.model["context"]) == ("constant", 0.5, 8)
+
+
 # ---------------------------------------------------------------------- overwriting
 
 

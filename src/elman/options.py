@@ -264,9 +264,12 @@ def heeded(
     So a preset may have what one of the user's own options makes idle, and what was written down
     before that was refused can be read. `others` are options of other dataclasses.
     """
-    owned = described(owner)
-    options = {**(others or {}), **{o.name: arguments.get(o.field, o.default) for o in owned}}
-    return {**arguments, **{o.field: o.default for o, _ in _idle(owned, options)}}
+    owned, kept = described(owner), dict(arguments)
+    options = {**(others or {}), **{o.name: kept.get(o.field, o.default) for o in owned}}
+    while idle := _idle(owned, options):  # what meant something beside these may mean nothing now
+        kept |= {o.field: o.default for o, _ in idle}
+        options |= {o.name: o.default for o, _ in idle}
+    return kept
 
 
 @functools.cache

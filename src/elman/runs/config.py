@@ -85,7 +85,7 @@ def shape_of(model: dict[str, Any]) -> Shape:
     """The shape that config.json holds as plain values, every one of them."""
     if missing := {f.name for f in fields(Shape)} - model.keys():
         raise KeyError(*missing)
-    return Shape(**{**model, "dropout": Dropout(**model["dropout"])})
+    return Shape(**{**heeded(Shape, model), "dropout": Dropout(**model["dropout"])})
 
 
 def options_of(config: Config) -> presets.Options:
