@@ -63,6 +63,15 @@ def test_what_is_yielded_is_what_the_folder_keeps(tmp_path):
     assert session.report().read_text().count('class="sample"') > 1
 
 
+def test_the_options_of_a_run_that_holds_nothing_out_make_it_again(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    given = {**SMALL, "source": str(tmp_path / "text.txt"), "validation": 0.0, "validate_every": 0}
+    first = Session.begin(given, kept=RunOptions(out=tmp_path / "one")).run.config
+    assert Run.open(tmp_path / "one").config == first
+    again = Session.begin(runs.options_of(first), kept=RunOptions(out=tmp_path / "two"))
+    assert again.run.config == first
+
+
 def everything_of(session):
     """All that a session has to say, but for how fast it was."""
     records = [r.json() | {"tokens_per_second": 0} for r in session.records()]

@@ -218,7 +218,7 @@ def settings(options: Options, train_ids: Any = None, held_out: int = 0) -> Sett
         reading=Reading(**parts[Reading]),
         optimisation=Optimisation(**parts[Optimisation]),
     )
-    if train_ids is None or made.validate_every:
+    if train_ids is None or made.validate_every or not options["validation"]:
         return made
     segments = len(one_pass(train_ids, made.reading, seed=made.seed, epoch=0))
     updates = -(-segments // made.accumulate) * made.epochs
