@@ -31,7 +31,10 @@ CALLS = {
     "a number in quotes": (lambda: Optimisation(learning_rate="0.1"), "'0.1' must be a number"),
     "no number": (lambda: Optimisation(learning_rate=None), "learning_rate=None must be a number"),
     "no batch": (lambda: Reading(batch_size=None), "batch_size=None must be a whole number"),
-    "a size in quotes": (lambda: Reading(memory="64M"), "memory='64M' must be a whole number"),
+    "a size in quotes": (
+        lambda: Reading(memory="64M"),
+        "memory='64M' must be a whole number; memory=64 << 20 for 64 MiB",
+    ),
     "a list of words": (lambda: Reading(sampling=["random"]), "one of sequential, random"),
     "a number for a word": (lambda: Shown(sample_prompt=3), "sample_prompt=3 must be a word"),
     "a factor of no plateau": (

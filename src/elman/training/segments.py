@@ -110,6 +110,7 @@ class Reading:
         panel=PANEL,
         at_least=0,
         other=Memory,
+        hint="memory=64 << 20 for 64 MiB, or memory=0 for all",
         read=bytes_of,
         show=as_size,
         later=True,
