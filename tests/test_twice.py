@@ -101,9 +101,10 @@ def test_older_processors_find_the_same(cell, level, passes, monkeypatch):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_third_and_fourth_derivatives_are_torchs(cell):
+@pytest.mark.parametrize("given", [True, False])
+def test_third_and_fourth_derivatives_are_torchs(cell, given):
     mine, peer = pair(cell, num_layers=2)
-    x, state = torch.randn(3, 2, 3, dtype=torch.float64), first_of(mine, 2)
+    x, state = torch.randn(3, 2, 3, dtype=torch.float64), first_of(mine, 2) if given else []
     found = [derivatives(module, x, state, order=4) for module in (mine, peer)]
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * float(b.abs().amax()))

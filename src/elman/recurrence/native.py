@@ -214,8 +214,9 @@ def _twice(
     call, recipe = ctx.call, ctx.recipe
 
     def again(x: twice.Inputs, pulls: twice.Outputs) -> twice.Inputs:
-        found = _by_autograd(call, recipe, *x, use, [pulls.ys, *pulls.states], True, True)
-        return twice.Inputs(*found)
+        grads = [pulls.ys, *pulls.states]
+        dxs, dstate, dws = _by_autograd(call, recipe, *x, use, grads, True, True)
+        return twice.Inputs(dxs, dstate[: len(x.states)], dws)  # not of zeros that nobody passed
 
     needs = ctx.needs_input_grad[4], _asks_for_weights(ctx)
     done, (dys, *dlast) = twice.Call(call, use, *needs, again), grads
