@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from elman import nn
 from elman.gradients.memory import Checkpointed
@@ -228,6 +229,60 @@ def test_nothing_is_held_once_the_gradient_is_gone():
         assert alive() is None
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def no_loops(monkeypatch):
+    """No bare loop over time is to be run."""
+    monkeypatch.setattr(native, "backward", lambda *_: pytest.fail("a bare loop ran"))
+
+
+def rows_of(*lengths):
+    return [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
+
+
+def derivatives_of_packs(module, rows, state):
+    """As `derivatives`, of rows of different lengths."""
+
+    class Packs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = module
+
+        def forward(self, x, *hx):
+            sequences = [*x.split([len(row) for row in rows])]
+            ys, last = module(pack_sequence(sequences, enforce_sorted=False), *hx)
+            return ys.data, last
+
+    return derivatives(Packs(), torch.cat(rows), state)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("given", [True, False])
+def test_packed_rows_go_back_by_torchs_own_layers(cell, stack, given, no_loops):
+    mine, peer = pair(cell, **STACKS[stack])
+    rows, state = rows_of(2, 5, 1, 5), first_of(mine, 4) if given else []
+    found = [derivatives_of_packs(module, rows, state) for module in (mine, peer)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * float(b.abs().amax()))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_packed_rows_with_dropout_draw_the_same_masks_again(cell):
+    mine, _ = pair(cell, num_layers=3, bidirectional=True, dropout=0.4)
+    rows, state, found = rows_of(2, 20, 1, 17), first_of(mine, 4), []
+    for memory in (mine.memory, Checkpointed(every=4)):
+        mine.memory = memory
+        torch.manual_seed(5)
+        found.append(derivatives_of_packs(mine, rows, state))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * float(b.abs().amax()))
+
+
+def test_packed_rows_with_dropout_go_back_by_torchs_own_layers(no_loops):
+    mine, _ = pair("gru", num_layers=2, dropout=0.4)
+    derivatives_of_packs(mine, rows_of(2, 5), [])
 
 
 def test_packed_rows_and_ids_go_back_by_autograd(passes, monkeypatch):
