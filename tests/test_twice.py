@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from elman import nn
+from elman.errors import UserError
 from elman.gradients.memory import Checkpointed
 from elman.kernels.cpu import KERNEL, library
 from elman.kernels.cpu.calls import Prepared
@@ -215,6 +216,39 @@ def test_weights_changed_between_the_two_passes_are_noticed():
         mine.weight_hh_l0.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(dx.pow(2).sum(), [*mine.parameters()])
+
+
+@pytest.mark.parametrize("which", ["x", "weight", "pull", "last"])
+def test_what_has_another_shape_by_the_second_pass_is_refused(which):
+    mine, _ = pair("gru")
+    x = torch.randn(5, 3, 3, dtype=torch.float64).requires_grad_()
+    outs = mine(x)
+    pulls = [torch.ones_like(y).requires_grad_() for y in outs]
+    (dx,) = torch.autograd.grad(outs, x, pulls, create_graph=True)
+    changed = {"x": x, "weight": mine.weight_hh_l0, "pull": pulls[0], "last": pulls[1]}[which]
+    changed.data = torch.zeros(1, 1, 3, dtype=torch.float64)
+    with pytest.raises(UserError, match=r"before the backward pass|was of shape"):
+        torch.autograd.grad(dx.pow(2).sum(), [mine.bias_ih_l0])
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("which", range(7))
+def test_what_hooks_bring_back_in_another_shape_is_refused(order, which):
+    mine, _ = pair("gru")
+    x, packed = torch.randn(5, 3, 3, dtype=torch.float64).requires_grad_(), []
+
+    def halved(number):
+        return packed[number].flatten()[:1] if number == which else packed[number]
+
+    def numbered(t):
+        packed.append(t.detach())
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(numbered, halved):
+        ys = mine(x)[0]
+    assert len(packed) == 7  # x, states, what else is kept, four weights
+    with pytest.raises(UserError, match=r"before the backward pass|was of shape"):
+        torch.autograd.grad(ys.pow(3).sum(), x, create_graph=order > 1)
 
 
 def test_nothing_is_held_once_the_gradient_is_gone():
