@@ -7,8 +7,10 @@ import weakref
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from elman import nn
+from elman.errors import UserError
 from elman.gradients.memory import Checkpointed
 from elman.kernels.cpu import KERNEL, library
 from elman.kernels.cpu.calls import Prepared
@@ -101,9 +103,10 @@ def test_older_processors_find_the_same(cell, level, passes, monkeypatch):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_third_and_fourth_derivatives_are_torchs(cell):
+@pytest.mark.parametrize("given", [True, False])
+def test_third_and_fourth_derivatives_are_torchs(cell, given):
     mine, peer = pair(cell, num_layers=2)
-    x, state = torch.randn(3, 2, 3, dtype=torch.float64), first_of(mine, 2)
+    x, state = torch.randn(3, 2, 3, dtype=torch.float64), first_of(mine, 2) if given else []
     found = [derivatives(module, x, state, order=4) for module in (mine, peer)]
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * float(b.abs().amax()))
@@ -215,6 +218,39 @@ def test_weights_changed_between_the_two_passes_are_noticed():
         torch.autograd.grad(dx.pow(2).sum(), [*mine.parameters()])
 
 
+@pytest.mark.parametrize("which", ["x", "weight", "pull", "last"])
+def test_what_has_another_shape_by_the_second_pass_is_refused(which):
+    mine, _ = pair("gru")
+    x = torch.randn(5, 3, 3, dtype=torch.float64).requires_grad_()
+    outs = mine(x)
+    pulls = [torch.ones_like(y).requires_grad_() for y in outs]
+    (dx,) = torch.autograd.grad(outs, x, pulls, create_graph=True)
+    changed = {"x": x, "weight": mine.weight_hh_l0, "pull": pulls[0], "last": pulls[1]}[which]
+    changed.data = torch.zeros(1, 1, 3, dtype=torch.float64)
+    with pytest.raises(UserError, match=r"before the backward pass|was of shape"):
+        torch.autograd.grad(dx.pow(2).sum(), [mine.bias_ih_l0])
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("which", range(7))
+def test_what_hooks_bring_back_in_another_shape_is_refused(order, which):
+    mine, _ = pair("gru")
+    x, packed = torch.randn(5, 3, 3, dtype=torch.float64).requires_grad_(), []
+
+    def halved(number):
+        return packed[number].flatten()[:1] if number == which else packed[number]
+
+    def numbered(t):
+        packed.append(t.detach())
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(numbered, halved):
+        ys = mine(x)[0]
+    assert len(packed) == 7  # x, states, what else is kept, four weights
+    with pytest.raises(UserError, match=r"before the backward pass|was of shape"):
+        torch.autograd.grad(ys.pow(3).sum(), x, create_graph=order > 1)
+
+
 def test_nothing_is_held_once_the_gradient_is_gone():
     mine, _ = pair("lstm")
     x = torch.randn(5, 3, 3, dtype=torch.float64).requires_grad_()
@@ -227,6 +263,60 @@ def test_nothing_is_held_once_the_gradient_is_gone():
         assert alive() is None
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def no_loops(monkeypatch):
+    """No bare loop over time is to be run."""
+    monkeypatch.setattr(native, "backward", lambda *_: pytest.fail("a bare loop ran"))
+
+
+def rows_of(*lengths):
+    return [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
+
+
+def derivatives_of_packs(module, rows, state):
+    """As `derivatives`, of rows of different lengths."""
+
+    class Packs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = module
+
+        def forward(self, x, *hx):
+            sequences = [*x.split([len(row) for row in rows])]
+            ys, last = module(pack_sequence(sequences, enforce_sorted=False), *hx)
+            return ys.data, last
+
+    return derivatives(Packs(), torch.cat(rows), state)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("given", [True, False])
+def test_packed_rows_go_back_by_torchs_own_layers(cell, stack, given, no_loops):
+    mine, peer = pair(cell, **STACKS[stack])
+    rows, state = rows_of(2, 5, 1, 5), first_of(mine, 4) if given else []
+    found = [derivatives_of_packs(module, rows, state) for module in (mine, peer)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * float(b.abs().amax()))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_packed_rows_with_dropout_draw_the_same_masks_again(cell):
+    mine, _ = pair(cell, num_layers=3, bidirectional=True, dropout=0.4)
+    rows, state, found = rows_of(2, 20, 1, 17), first_of(mine, 4), []
+    for memory in (mine.memory, Checkpointed(every=4)):
+        mine.memory = memory
+        torch.manual_seed(5)
+        found.append(derivatives_of_packs(mine, rows, state))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * float(b.abs().amax()))
+
+
+def test_packed_rows_with_dropout_go_back_by_torchs_own_layers(no_loops):
+    mine, _ = pair("gru", num_layers=2, dropout=0.4)
+    derivatives_of_packs(mine, rows_of(2, 5), [])
 
 
 def test_packed_rows_and_ids_go_back_by_autograd(passes, monkeypatch):

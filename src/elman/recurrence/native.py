@@ -33,7 +33,7 @@ from elman.recurrence.operator import (
     is_mapped,
     mapped,
 )
-from elman.recurrence.strand import uncast
+from elman.recurrence.strand import Dropout, uncast
 
 
 def takes(recipe: Recipe) -> bool:
@@ -214,8 +214,9 @@ def _twice(
     call, recipe = ctx.call, ctx.recipe
 
     def again(x: twice.Inputs, pulls: twice.Outputs) -> twice.Inputs:
-        found = _by_autograd(call, recipe, *x, use, [pulls.ys, *pulls.states], True, True)
-        return twice.Inputs(*found)
+        grads = [pulls.ys, *pulls.states]
+        dxs, dstate, dws = _by_autograd(call, recipe, *x, use, grads, True, True)
+        return twice.Inputs(dxs, dstate[: len(x.states)], dws)  # not of zeros that nobody passed
 
     needs = ctx.needs_input_grad[4], _asks_for_weights(ctx)
     done, (dys, *dlast) = twice.Call(call, use, *needs, again), grads
@@ -250,39 +251,54 @@ def _seen(
     needs_dws: bool,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """By torch's own layers where they have such a call, else by a bare loop."""
-    if pack is None and x.seed is None and x.xs.is_floating_point():
-        cell = named(recipe.cell)
-        if is_torchs(cell):
-            return _by_torch(recipe, cell.torch_mode, x, dys, dlast, needs_dxs, needs_dws)
-    if pack is None:
-        return backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
-    sizes, order, back, _ = pack
-    xs, lengths = pad_packed_sequence(PackedSequence(x.xs, sizes))
-    x = x._replace(xs=xs, stacked=_picked(x.stacked, order), lengths=lengths)
-    dys = None if dys is None else pad_packed_sequence(PackedSequence(dys, sizes))[0]
+    sizes, order, back, _ = pack or (None, None, None, 0)
+    x = x._replace(stacked=_picked(x.stacked, order))
     dlast = [None if d is None else _picked([d], order)[0] for d in dlast]
-    dxs, dstate, dws = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
-    dxs = None if dxs is None else pack_padded_sequence(dxs, lengths).data
+    cell = named(recipe.cell)
+    if is_torchs(cell) and x.xs.is_floating_point():
+        found = _by_torch(recipe, cell.torch_mode, x, sizes, dys, dlast, needs_dxs, needs_dws)
+    elif sizes is None:
+        found = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
+    else:
+        found = _side_by_side(recipe, x, sizes, dys, dlast, needs_dxs)
+    dxs, dstate, dws = found
     return dxs, _picked(dstate, back), dws
+
+
+def _side_by_side(
+    recipe: Recipe,
+    x: Inputs,
+    sizes: Tensor,
+    dys: Tensor | None,
+    dlast: Sequence[Tensor | None],
+    needs_dxs: bool,
+) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
+    """The same by a bare loop over packed rows, each as long as the longest."""
+    xs, lengths = pad_packed_sequence(PackedSequence(x.xs, sizes))
+    x = x._replace(xs=xs, lengths=lengths)
+    dys = None if dys is None else pad_packed_sequence(PackedSequence(dys, sizes))[0]
+    dxs, dstate, dws = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
+    return None if dxs is None else pack_padded_sequence(dxs, lengths).data, dstate, dws
 
 
 def _by_torch(
     recipe: Recipe,
     mode: str | None,
     x: Inputs,
+    sizes: Tensor | None,
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
     needs_dxs: bool,
     needs_dws: bool,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """The same by torch's own layers, run once more: in as few steps of Python as torch.nn."""
-    inputs, hidden = x.xs.shape[2], x.stacked[0].shape[2]
+    inputs, hidden = x.xs.shape[-1], x.stacked[0].shape[2]
     layers = len(x.stacked[0]) // recipe.directions
     net = Network(mode, recipe.bias, inputs, hidden, 0, layers, recipe.directions)
     x = x._replace(
         xs=apart(x.xs), stacked=[*map(apart, x.stacked)], weights=[*map(apart, x.weights)]
     )
-    ys, last = as_torch(net, False, x.xs, x.stacked, [*x.weights])
+    ys, last = _outputs(net, x, sizes, recipe.dropout)
     outs = [
         (y, d)
         for y, d in zip((ys, *last), (dys, *dlast), strict=True)
@@ -297,6 +313,32 @@ def _by_torch(
     count = len(x.stacked)
     dws = others[count:] if needs_dws else [None] * len(x.weights)
     return dxs if needs_dxs else None, others[:count], dws
+
+
+def _outputs(
+    net: Network, x: Inputs, sizes: Tensor | None, p: float
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """What torch's layers write; one after the other where our masks lie between them."""
+    if x.seed is None:
+        return as_torch(net, False, x.xs, x.stacked, [*x.weights], batch_sizes=sizes)
+    dropout, one, n = Dropout(p, int(x.seed)), net._replace(layers=1), net.directions
+    ys, last = x.xs, list[Sequence[Tensor]]()
+    for level in range(net.layers):
+        if level:
+            ys = ys * _mask(dropout, ys, level - 1, sizes)
+        first = [s[level * n : (level + 1) * n] for s in x.stacked]
+        own = x.weights[level * n * net.each : (level + 1) * n * net.each]
+        ys, some = as_torch(one, False, ys, first, [*own], batch_sizes=sizes)
+        last.append(some)
+    return ys, [torch.cat(states) for states in zip(*last, strict=True)]
+
+
+def _mask(dropout: Dropout, ys: Tensor, layer: int, sizes: Tensor | None) -> Tensor:
+    """What of these outputs is read above: of packed rows, as of rows side by side."""
+    if sizes is None:
+        return dropout.mask(ys, layer, 0)
+    rows, lengths = pad_packed_sequence(PackedSequence(ys.detach(), sizes))
+    return pack_padded_sequence(dropout.mask(rows, layer, 0), lengths).data
 
 
 def _picked(states: Sequence[Tensor], order: Tensor | None) -> Sequence[Tensor]:

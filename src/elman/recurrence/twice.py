@@ -96,6 +96,8 @@ class _Backward(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *[None] * 5, *_by_autograd(ctx.call.again, tensors, ctx.n, ctx.m, grads)
         x, pulls = _sorted(tensors, ctx.n, ctx.m)
+        ctx.call.prepared.check_unchanged(x.xs, x.weights, track, kept)
+        ctx.call.prepared.check_pulls(*pulls)
         xs, *rest = grads
         needs, u = ctx.needs_input_grad[5:], Inputs(xs, rest[: ctx.n], rest[ctx.n :])
         stack = Stack(ctx.call, x, track, kept)

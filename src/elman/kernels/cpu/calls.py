@@ -348,14 +348,8 @@ class Prepared:
         needs_dws: bool = True,
     ) -> tuple[Tensor | None, list[Tensor], Sequence[Tensor | None]]:
         """The pulls on xs, on the first states (stacked) and on the weights."""
+        self.check_unchanged(xs, weights, track, kept, use and use.pack)
         real, xs = self.dtype, plain(xs, self.input_dtype)
-        if not self._suits_inputs(xs, use and use.pack):
-            raise UserError(
-                f"inputs of shape {tuple(self.shape)} were changed before the backward pass"
-            )
-        for t, shape in zip(weights, self.weight_shapes, strict=True):
-            if t.shape != shape:  # `w.data = …` since the forward pass
-                raise UserError(f"a tensor of shape {tuple(t.shape)} was of shape {tuple(shape)}")
         weights = [plain(w, real) for w in weights]
         track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
         pulls = [plain(d, real) for d in dlast]
@@ -378,6 +372,30 @@ class Prepared:
             raise IndexError("the ids of this call were changed before its backward pass")
         library.check_memory(status)
         return dxs, first, dws
+
+    def check_unchanged(
+        self,
+        xs: Tensor,
+        weights: Sequence[Tensor],
+        track: Tensor | None,
+        kept: Tensor,
+        pack: Pack | None = None,
+    ) -> None:
+        """Refuse what has other shapes than in the forward pass: native code reads by those."""
+        if not self._suits_inputs(xs, pack):
+            raise UserError(
+                f"inputs of shape {tuple(self.shape)} were changed before the backward pass"
+            )
+        for w, shape in zip(weights, self.weight_shapes, strict=True):
+            _check_shape(w, shape)  # `w.data = …`
+        _check_shape(track, self.outputs.shape)
+        _check_shape(kept, (self._kept(len(xs)),) if pack else self.kept.shape)
+
+    def check_pulls(self, dys: Tensor | None, dlast: Sequence[Tensor | None]) -> None:
+        """The same of pulls that autograd has kept for a pass after this one."""
+        _check_shape(dys, (*self.shape[:2], self.width))
+        for d in dlast:
+            _check_shape(d, self.stacked)
 
     def has_derivative(self, use: Use | None) -> bool:
         """Whether the backward pass of such a call can itself be differentiated: see twice.h."""
@@ -428,6 +446,11 @@ class Prepared:
         moved = StackArguments.from_buffer_copy(self.stack)
         moved.layers = layers  # which keeps them alive
         return moved
+
+
+def _check_shape(t: Tensor | None, shape: Sequence[int]) -> None:
+    if t is not None and t.shape != shape:
+        raise UserError(f"a tensor of shape {tuple(t.shape)} was of shape {tuple(shape)}")
 
 
 def _in_fours(flat: Sequence[Tensor | None], layers: int) -> list[int | None]:
