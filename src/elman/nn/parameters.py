@@ -29,7 +29,6 @@ from elman.recurrence.seams import Chunks, Seams
 from elman.recurrence.settled import Table
 
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
-_FOUND_OUT = {"_settled", "_prepared", "_prepareds", "_exact", "_registered", "_how", "_running"}
 _TOLD = {"carry", "memory", "time", "zoneout", "update_dropout"}
 _TOLD |= {"repeatable", "dropout", "training", "batch_first"} | {*custom.CHECKED}
 """Attributes on which more depends than their own value."""
@@ -271,11 +270,6 @@ class Parameters(torch.nn.RNNBase):
         if self._chunks is not None:
             self._chunks.state = self.get_buffer("chunk_overlaps")
         return moved
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy finds out by itself is neither copied nor pickled."""
-        state = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in _FOUND_OUT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""
