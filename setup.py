@@ -23,7 +23,7 @@ class Build(build_ext):
         ext.optional = "build_ext" not in self.distribution.commands
         try:
             super().build_extension(ext)
-        except Exception:
+        except Exception:  # of whatever kind: it is raised again
             Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
             raise
 

@@ -17,7 +17,7 @@ from elman import generation
 from elman.cli import run
 from elman.reports import report
 from elman.runs import Run, checkpoints, options_of, presets
-from elman.training import Epoch, Settings
+from elman.training import Change, Epoch, Settings
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
 SMALL = [
@@ -285,6 +285,18 @@ def test_resume_refuses_by_name_what_it_cannot_change(text, tmp_path, capsys):
     for option in (["--force"], ["--preset", "best"], ["--out", str(tmp_path / "other")]):
         assert run(["train", "--resume", str(tmp_path / "run"), *option]) == 2
         assert f"error: {option[0]} belongs to a new run" in capsys.readouterr().err
+
+
+def test_what_one_carry_has_no_use_for_can_be_asked_for_again_with_the_next(text, tmp_path):
+    """`--carry full` reads a pass as one segment, so that nothing is accumulated there."""
+    folder = tmp_path / "run"
+    assert train(text, folder, "--accumulate", "3") == 0
+    for epochs, changes in ((3, "--carry full"), (4, "--carry truncated --accumulate 3")):
+        typed = ["--epochs", str(epochs), *changes.split()]
+        assert run(["train", "--resume", str(folder), *typed]) == 0
+    said = [r.options for r in Run.open(folder).records() if isinstance(r, Change)]
+    assert [each["accumulate"] for each in said] == [1, 3]
+    assert Run.open(folder).config.training.accumulate == 3
 
 
 def test_a_text_that_was_only_moved_is_resumed_from_where_it_is_now(

@@ -15,7 +15,9 @@ class Settings:
     """A whole training: how to read, how to update, for how long."""
 
     epochs: int = option(10, "Passes over the text", panel=PANEL, at_least=1, later=True)
-    accumulate: int = option(1, "Segments per update", panel=PANEL, at_least=1, beside=CUT)
+    accumulate: int = option(
+        1, "Segments per update", panel=PANEL, at_least=1, later=True, beside=CUT
+    )
     validate_every: int = option(
         0,
         "Updates; 0: twenty times, or a tenth of the time",
