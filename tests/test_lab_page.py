@@ -762,9 +762,13 @@ class Cable:
     """Between the browser, which says [::1], and the server on 127.0.0.1: it can be cut."""
 
     def __init__(self, port):
-        self.port, self.whole, self.ends = port, True, []
+        self.port, self.whole, self.ends, self.threads = port, True, [], []
         self.listening = socket.create_server(("::1", port), family=socket.AF_INET6)
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._start(self._accept)
+
+    def _start(self, work, *args):
+        self.threads.append(threading.Thread(target=work, args=args, daemon=True))
+        self.threads[-1].start()
 
     def _accept(self):
         while True:
@@ -778,7 +782,7 @@ class Cable:
             far = socket.create_connection(("127.0.0.1", self.port))
             self.ends += [near, far]
             for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._copy, args=pair, daemon=True).start()
+                self._start(self._copy, *pair)
 
     def _copy(self, source, target):
         with contextlib.suppress(OSError):
@@ -795,8 +799,17 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self):
-        self.cut()
+        """Wait for every thread, then close what it read: a collector that finds it complains."""
+        with contextlib.suppress(OSError):  # some systems refuse it of what only listens
+            self.listening.shutdown(socket.SHUT_RDWR)  # else accept() sleeps through the close
         self.listening.close()
+        self.threads[0].join(PATIENCE / 1000)  # from here on nothing is added
+        self.cut()
+        for thread in self.threads:
+            thread.join(PATIENCE / 1000)
+            assert not thread.is_alive()
+        for end in self.ends:
+            end.close()
 
 
 @pytest.fixture
