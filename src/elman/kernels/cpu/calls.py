@@ -60,6 +60,13 @@ class Use(NamedTuple):
     dropout: float = 0.0
     seed: int = 0
 
+    def kept(self) -> Sequence[Tensor | None]:
+        """What autograd keeps of it: see `restored`."""
+        return self.pack[:3] if self.pack else NOTHING_KEPT
+
+
+NOTHING_KEPT = (None, None, None)
+
 
 def packed(
     xs: Tensor, sizes: Tensor | None, order: Tensor | None, back: Tensor | None
@@ -78,6 +85,16 @@ def packed(
         pointer(sizes), len(sizes), len(xs), pointer(order), pointer(back), count
     )
     return Pack(sizes, order, back, rows) if rows else None
+
+
+def restored(use: Use | None, xs: Tensor, *places: Tensor | None) -> Use | None:
+    """The use of a forward pass, its pack as autograd has kept it: sizes, order and back."""
+    if use is None or use.pack is None:
+        return use
+    now = packed(xs, *places)
+    if now is None or now.rows != use.pack.rows:
+        raise UserError("the batch sizes of a packed call were changed before its backward pass")
+    return use._replace(pack=now)
 
 
 def prepare(
@@ -118,9 +135,6 @@ class Prepared:
 
     seen: SeenArguments | None = None
     """What `suits_again` asks in one native call, once it has been asked otherwise."""
-
-    inside: ctypes.Array[ctypes.c_int64] | None = None
-    """Where `traces` finds what is kept, once it was asked for."""
 
     def __init__(
         self,
@@ -167,7 +181,7 @@ class Prepared:
         self.state = _without_memory(self.stacked, self.dtype)
         self.input_bytes = math.prod(shape) * self.input_dtype.itemsize
         self.state_bytes = self.stacked.numel() * self.dtype.itemsize
-        self.seen = self.inside = None
+        self.seen = None
         for layer in self.layers:
             layer.T, layer.B = steps, rows
         self.stack.copies, self.stack.kind = copies, kind_of(self.dtype, steps * rows, self.cast)
@@ -391,41 +405,40 @@ class Prepared:
         _check_shape(track, self.outputs.shape)
         _check_shape(kept, (self._kept(len(xs)),) if pack else self.kept.shape)
 
-    def check_pulls(self, dys: Tensor | None, dlast: Sequence[Tensor | None]) -> None:
+    def check_pulls(self, xs: Tensor, dys: Tensor | None, dlast: Sequence[Tensor | None]) -> None:
         """The same of pulls that autograd has kept for a pass after this one."""
-        _check_shape(dys, (*self.shape[:2], self.width))
+        _check_shape(dys, (*xs.shape[:-1], self.width))
         for d in dlast:
             _check_shape(d, self.stacked)
 
-    def has_derivative(self, use: Use | None) -> bool:
+    @property
+    def has_derivative(self) -> bool:
         """Whether the backward pass of such a call can itself be differentiated: see twice.h."""
-        narrow = self.cast is not None or self.stack.reads_ids
-        return not narrow and not (use and use.pack)
+        return self.cast is None and not self.stack.reads_ids
 
-    def traces(self, track: Tensor | None, kept: Tensor) -> list[Trace]:
-        """What `forward` has kept of every layer and direction of rows that are not packed.
+    def traces(self, track: Tensor | None, kept: Tensor, count: int) -> list[Trace]:
+        """What `forward` has kept of every layer and direction, of so many rows of time and batch.
 
-        In PyTorch's order; time as the direction met it; gates by blocks, (T, B, kept, H).
+        In PyTorch's order, time as the direction met it: states (B + S, H), those before the first
+        step first; gates by blocks, (S, kept, H).
         """
-        steps, rows = self.shape[:2]
         kept, track = plain(kept, self.dtype), plain(track, self.dtype)
-        if self.inside is None:
-            self.inside = (ctypes.c_int64 * (3 * len(self.layers)))()
-            self.native.elman_places(self.argument, steps * rows, self.inside)
-        blocks, whole = self.blocks, (steps + 1, rows, self.hidden)
+        inside = (ctypes.c_int64 * (3 * len(self.layers)))()
+        self.native.elman_places(self.argument, count, inside)
+        blocks, whole = self.blocks, (self.shape[1] + count, self.hidden)
 
         def read(start: int, *shape: int) -> Tensor:
             return kept[start : start + math.prod(shape)].view(shape)
 
         found = []
         for i in range(len(self.layers)):
-            cs, gates, hs = self.inside[3 * i : 3 * i + 3]
+            cs, gates, hs = inside[3 * i : 3 * i + 3]
             own = track if i == len(self.layers) - 1 else None  # of one direction: see `track_of`
             found.append(
                 Trace(
-                    read(hs, *whole) if own is None else own,
+                    read(hs, *whole) if own is None else own.view(whole),
                     read(cs, *whole) if self.states > 1 else None,
-                    read(gates, steps, rows, blocks, self.hidden) if blocks else None,
+                    read(gates, count, blocks, self.hidden) if blocks else None,
                 )
             )
         return found
