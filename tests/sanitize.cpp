@@ -88,6 +88,7 @@ template <class real> struct Run {
         std::vector<double> all;
         for (auto *v : {&hs, &cs, &dxs, &dW_ih, &dW_hh, &db_ih, &db_hh, &dh_0, &dc_0})
             all.insert(all.end(), v->begin(), v->end());
+        first_unasked(job, kind, level, all);
         read_out(hs, kind, level, all);
         read_out_on_the_way(job, kind, level, all);
         if (kind != 2 && c.ids) step(job, kind, level, all);
@@ -95,6 +96,15 @@ template <class real> struct Run {
         if (kind != 2) travel(kind, level, all);
         if (kind != 2 && !c.ids && !c.lengths) twice(job, S, kind, level, all), packed(job, kind, level, all);
         return all;
+    }
+
+    /* The same gradients where nobody asks what pulls on the first states. */
+    void first_unasked(Job job, int kind, int level, std::vector<double> &all) const {
+        std::vector<real> dW_ih(W_ih.size(), NAN), dW_hh(W_hh.size(), NAN), db_ih(c.bias ? b_ih.size() : 0, NAN), db_hh(db_ih);
+        job.fresh = 1, job.dh_0 = job.dc_0 = job.dxs = nullptr, job.dW_ih = dW_ih.data(), job.dW_hh = dW_hh.data();
+        if (c.bias) job.db_ih = db_ih.data(), job.db_hh = db_hh.data();
+        if (elman_backward(&job, kind, level) != OK) abort();
+        for (auto *v : {&dW_ih, &dW_hh, &db_ih, &db_hh}) all.insert(all.end(), v->begin(), v->end());
     }
 
     /* Gradients of its gradients where ever fewer rows go on. */

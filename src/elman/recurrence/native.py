@@ -21,6 +21,7 @@ from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.calls import (
     NOTHING_KEPT,
+    Asked,
     Pack,
     Prepared,
     Use,
@@ -159,18 +160,22 @@ class _Node(torch.autograd.Function):
         dys, *dlast = grads
         xs, track, kept, sizes, order, back, *tensors = ctx.saved_tensors
         state, weights = tensors[: ctx.n], tensors[ctx.n :]
-        needs_dxs = ctx.needs_input_grad[4]
         use = restored(ctx.use, xs, sizes, order, back)
         if not torch.is_grad_enabled():
-            needs = needs_dxs, use, any(ctx.needs_input_grad[5 + ctx.n :])
-            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, *needs)
+            asked = _asked(ctx, any(ctx.needs_input_grad[5 + ctx.n :]))
+            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, asked, use)
         elif ctx.call.has_derivative and not are_many(grads):
             found = _twice(ctx, xs, track, kept, state, weights, use, grads)
         else:
-            asked = needs_dxs, _asks_for_weights(ctx)
-            found = _by_autograd(ctx.call, ctx.recipe, xs, state, weights, use, grads, *asked)
+            asked = _asked(ctx, _asks_for_weights(ctx))
+            found = _by_autograd(ctx.call, ctx.recipe, xs, state, weights, use, grads, asked)
         dxs, dstate, dws = found
         return None, None, None, None, dxs, *dstate[: ctx.n], *dws
+
+
+def _asked(ctx: Any, weights: bool) -> Asked:
+    needs = ctx.needs_input_grad
+    return Asked(needs[4], any(needs[5 : 5 + ctx.n]), weights)
 
 
 def _asks_for_weights(ctx: Any) -> bool:
@@ -213,11 +218,11 @@ def _twice(
 
     def again(x: twice.Inputs, pulls: twice.Outputs) -> twice.Inputs:
         grads = [pulls.ys, *pulls.states]
-        dxs, dstate, dws = _by_autograd(call, recipe, *x, use, grads, True, True)
+        dxs, dstate, dws = _by_autograd(call, recipe, *x, use, grads, Asked(True, True, True))
         return twice.Inputs(dxs, dstate[: len(x.states)], dws)  # not of zeros that nobody passed
 
-    needs = ctx.needs_input_grad[4], _asks_for_weights(ctx)
-    done, (dys, *dlast) = twice.Call(call, use, *needs, again), grads
+    asked = _asked(ctx, _asks_for_weights(ctx))
+    done, (dys, *dlast) = twice.Call(call, use, asked, again), grads
     x, pulls = twice.Inputs(xs, state, weights), twice.Outputs(dys, dlast)
     return twice.backward(done, x, (track, kept), pulls)
 
@@ -230,13 +235,12 @@ def _by_autograd(
     weights: Sequence[Tensor],
     use: Use | None,
     grads: Sequence[Tensor | None],
-    needs_dxs: bool,
-    needs_dws: bool,
+    asked: Asked,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """The same pulls, leaving a graph behind to differentiate them again."""
     x, dys, *dlast = _as_multiplied(call, xs, state, weights, use, grads)
     with uncast(xs):
-        return _seen(recipe, x, use and use.pack, dys, dlast, needs_dxs, needs_dws)
+        return _seen(recipe, x, use and use.pack, dys, dlast, asked)
 
 
 def _seen(
@@ -245,19 +249,18 @@ def _seen(
     pack: Pack | None,
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
-    needs_dxs: bool,
-    needs_dws: bool,
+    asked: Asked,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """By torch's own layers where they have such a call, else by a bare loop."""
     sizes, order, back, _ = pack or (None, None, None, 0)
     x, dlast = x._replace(stacked=picked(x.stacked, order)), picked(dlast, order)
     cell = named(recipe.cell)
     if is_torchs(cell) and x.xs.is_floating_point():
-        found = _by_torch(recipe, cell.torch_mode, x, sizes, dys, dlast, needs_dxs, needs_dws)
+        found = _by_torch(recipe, cell.torch_mode, x, sizes, dys, dlast, asked)
     elif sizes is None:
-        found = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
+        found = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, asked.xs)
     else:
-        found = _side_by_side(recipe, x, sizes, dys, dlast, needs_dxs)
+        found = _side_by_side(recipe, x, sizes, dys, dlast, asked.xs)
     dxs, dstate, dws = found
     return dxs, picked(dstate, back), dws
 
@@ -285,8 +288,7 @@ def _by_torch(
     sizes: Tensor | None,
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
-    needs_dxs: bool,
-    needs_dws: bool,
+    asked: Asked,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """The same by torch's own layers, run once more: in as few steps of Python as torch.nn."""
     inputs, hidden = x.xs.shape[-1], x.stacked[0].shape[2]
@@ -301,15 +303,15 @@ def _by_torch(
         for y, d in zip((ys, *last), (dys, *dlast), strict=True)
         if d is not None and y.requires_grad
     ]
-    read = (x.xs, *x.stacked, *(x.weights if needs_dws else ()))
+    read = (x.xs, *x.stacked, *(x.weights if asked.weights else ()))
     wanted = [t for t in read if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
     pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
     found = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
     dxs, *others = [found[id(t)] if id(t) in found else torch.zeros_like(t) for t in read]
     count = len(x.stacked)
-    dws = others[count:] if needs_dws else [None] * len(x.weights)
-    return dxs if needs_dxs else None, others[:count], dws
+    dws = others[count:] if asked.weights else [None] * len(x.weights)
+    return dxs if asked.xs else None, others[:count], dws
 
 
 def _outputs(

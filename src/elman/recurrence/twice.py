@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from elman.kernels.cpu.calls import NOTHING_KEPT, Pack, Prepared, Use, restored
-from elman.kernels.cpu.twice import Needs, Sizes, Strand
+from elman.kernels.cpu.calls import NOTHING_KEPT, Asked, Pack, Prepared, Use, restored
+from elman.kernels.cpu.twice import Sizes, Strand
 from elman.recurrence.operator import apart, is_mapped, mapped
 from elman.recurrence.packed import picked
 from elman.recurrence.strand import Dropout
@@ -51,8 +51,7 @@ class Call(NamedTuple):
 
     prepared: Prepared
     use: Use | None
-    needs_dxs: bool
-    needs_dws: bool
+    asked: Asked
     again: Again
 
     @property
@@ -96,8 +95,8 @@ class _Backward(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> Any:
         x, pulls = _sorted(tensors, n, m)
-        needs = call.needs_dxs, call.use, call.needs_dws
-        dxs, dstate, dws = call.prepared.backward(x.xs, x.weights, track, kept, *pulls, *needs)
+        how = call.asked, call.use
+        dxs, dstate, dws = call.prepared.backward(x.xs, x.weights, track, kept, *pulls, *how)
         ctx.save_for_backward(track, kept, sizes, order, back, *tensors)
         ctx.call, ctx.n, ctx.m = call, n, m
         ctx.set_materialize_grads(False)
@@ -118,8 +117,8 @@ class _Backward(torch.autograd.Function):
         needs, u = ctx.needs_input_grad[8:], Inputs(xs, rest[: ctx.n], rest[ctx.n :])
         stack = Stack(call, x, track, kept)
         outputs = stack.along(u)
-        asked, _ = _sorted(needs, ctx.n, ctx.m)
-        found = stack.back(pulls, Needs(asked.xs, any(asked.states), any(asked.weights)))
+        of, _ = _sorted(needs, ctx.n, ctx.m)
+        found = stack.back(pulls, Asked(of.xs, any(of.states), any(of.weights)))
         dstate, dws = found.states or [None] * ctx.n, found.weights or [None] * ctx.m
         every = found.xs, *dstate, *dws, outputs.ys, *outputs.states
         return *[None] * 8, *[t if need else None for t, need in zip(every, needs, strict=True)]
@@ -271,7 +270,7 @@ class Stack:
             last += [[rows.last(track) for track in some] for some in tracks]
         return Outputs(None if ys is None else rows.given(ys), rows.handed(_stacked(last)))
 
-    def back(self, pulls: Outputs, needs: Needs) -> Inputs:
+    def back(self, pulls: Outputs, asked: Asked) -> Inputs:
         """What ⟨dy, y_u⟩ pulls on all inputs with, where these are dy."""
         rows, ddfirst, ddws = self.rows, list[list[Tensor]](), list[Tensor]()
         dys, ddys, states = pulls.ys, None, rows.taken(pulls.states)
@@ -282,7 +281,7 @@ class Stack:
                 place = level * self.directions + d
                 last = [None if s is None else s[place] for s in states]
                 dhs, ddhs = self._half(dys, d), self._half(ddys, d)
-                own = needs._replace(xs=level > 0 or needs.xs)
+                own = asked._replace(xs=level > 0 or asked.xs)
                 found.append(strand.back(dhs, last, ddhs, level > 0, own))
             ddfirst[:0] = [pulled.ddfirst for pulled in found]
             ddws[:0] = [dw for pulled in found for dw in pulled.ddws]

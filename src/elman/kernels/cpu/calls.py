@@ -44,6 +44,14 @@ FEW = 4
 since to round them takes longer than to multiply them."""
 
 
+class Asked(NamedTuple):
+    """Whose gradients a backward pass is to find."""
+
+    xs: bool
+    states: bool
+    weights: bool
+
+
 class Pack(NamedTuple):
     """The rows of a `PackedSequence`."""
 
@@ -357,19 +365,18 @@ class Prepared:
         kept: Tensor,
         dys: Tensor | None,
         dlast: Sequence[Tensor | None],
-        needs_dxs: bool,
+        asked: Asked,
         use: Use | None = None,
-        needs_dws: bool = True,
-    ) -> tuple[Tensor | None, list[Tensor], Sequence[Tensor | None]]:
-        """The pulls on xs, on the first states (stacked) and on the weights."""
+    ) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:
+        """The pulls on xs, on the first states (stacked) and on the weights, where asked for."""
         self.check_unchanged(xs, weights, track, kept, use and use.pack)
         real, xs = self.dtype, plain(xs, self.input_dtype)
         weights = [plain(w, real) for w in weights]
         track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
         pulls = [plain(d, real) for d in dlast]
-        dxs = torch.empty(xs.shape, dtype=real, device=CPU) if needs_dxs else None
-        first = [like(self.state) for _ in pulls]
-        dws = [like(w) if needs_dws else None for w in weights]
+        dxs = torch.empty(xs.shape, dtype=real, device=CPU) if asked.xs else None
+        first = [like(self.state) if asked.states else None for _ in pulls]
+        dws = [like(w) if asked.weights else None for w in weights]
         two = self.states > 1
         status = self.native.elman_call_back(
             self._reading(weights),

@@ -11,16 +11,9 @@ from torch import Tensor
 
 from elman.gradients.through_time import Trace
 from elman.kernels.cpu import library
+from elman.kernels.cpu.calls import Asked
 from elman.kernels.cpu.library import KINDS, LayerArguments, TwiceArguments, plain, pointer
 from elman.kernels.cpu.recurrence import KERNEL
-
-
-class Needs(NamedTuple):
-    """Whose pulls are wanted."""
-
-    xs: bool
-    states: bool
-    weights: bool
 
 
 class Pulled(NamedTuple):
@@ -84,15 +77,15 @@ class Strand:
         dlast: Sequence[Tensor | None],
         ddhs: Tensor | None,
         needs_dxs: bool,
-        needs: Needs,
+        asked: Asked,
     ) -> Pulled:
         """What pulls on all that it reads, after `along`, where these pull on what it wrote."""
         pulls = [plain(t, self.dtype) for t in (dhs, *_padded(dlast, 2), ddhs)]
         dxs = torch.empty_like(self.xs) if needs_dxs else None
-        ddxs = torch.empty_like(self.xs) if needs.xs else None
-        ddws = [torch.empty_like(w) for w in self.weights] if needs.weights else []
+        ddxs = torch.empty_like(self.xs) if asked.xs else None
+        ddws = [torch.empty_like(w) for w in self.weights] if asked.weights else []
         first = self.trace.hs[: self.job.B]
-        ddfirst = [torch.empty_like(h) for h in [first] * self.states * needs.states]
+        ddfirst = [torch.empty_like(h) for h in [first] * self.states * asked.states]
         job, found = self.job, self.arguments
         job.dhs, job.dh_T, job.dc_T, found.ddhs = map(pointer, pulls)
         job.dxs, found.ddxs = pointer(dxs), pointer(ddxs)
