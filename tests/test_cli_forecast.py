@@ -73,6 +73,7 @@ def test_table_windows_and_figure_for_a_person(capsys, tmp_path):
     said = capsys.readouterr()
     assert "held-out RMSE by steps ahead" in said.out
     assert "in 2 windows of 4" in said.out
+    assert "errors grow as ε_(k+1) = ε_1 + c ε_k with c = " in said.out
     assert "fitted on everything" in said.out
     assert "loss of window" in said.out
     assert "next: the same with --out runs/sine keeps this" in said.err  # its --model too

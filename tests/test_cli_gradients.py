@@ -169,6 +169,17 @@ def test_graph_shows_the_gradient_of_every_copy_of_the_weights():
     assert f"{found.state_to_state[0]:.2g}" in drawn
 
 
+def test_graph_shows_each_steps_loss_and_label_and_its_share_of_the_average():
+    network = model().double()
+    with torch.no_grad():
+        network.bias_q[2] = 9.0  # nearly certain, and right at the first step alone
+    found = diagrams.graph_gradients(network, [1, 2, 3, 4])
+    drawn = labels(diagrams.graph(network, [1, 2, 3, 4]))
+    assert {"l$_1$", "l$_2$", "l$_3$", "y$_1$", "y$_2$", "y$_3$", "L"} <= set(drawn)
+    assert drawn.count("0.33") == 3  # ∂L/∂l_t = 1/T, whatever the softmax says
+    assert {f"{pull:.2g}" for pull in found.loss_to_output} <= set(drawn)
+
+
 def test_graph_shows_the_memory_and_the_embedding():
     torch.manual_seed(0)
     network = LanguageModel(7, cell="lstm", hidden_size=5, embedding_size=3).double()

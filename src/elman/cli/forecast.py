@@ -395,7 +395,7 @@ def print_scores(answer: dict[str, Any]) -> None:
         inside = "".join(f"{row[k - 1]:10.0%}" for k in horizons)
         print(f"{f'inside {level} %':{width}}{inside}")
     if answer["growth"]:
-        print(f"errors grow as ε + c ε with c = {answer['growth']['factor']:.3f}")
+        print(f"errors grow as ε_(k+1) = ε_1 + c ε_k with c = {answer['growth']['factor']:.3f}")
     for line in answer["verdicts"]:
         print(f"{first}: {line}")
     for label, rows in answer["losses"].items():
