@@ -629,6 +629,20 @@ def filled(value):
     return weights | {"half": torch.full((7,), value, dtype=torch.bfloat16)}
 
 
+class Clock:
+    """Time that passes for who sleeps, and between any two looks at it."""
+
+    def __init__(self, between=0.0):
+        self.now, self.between = 0.0, between
+
+    def monotonic(self):
+        self.now += self.between
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
 @pytest.fixture
 def writer():
     with contextlib.ExitStack() as opened:
@@ -674,6 +688,20 @@ def test_what_is_read_while_the_training_leaves_weights_is_of_one_moment(
     assert all(torch.equal(t, weights[name]) for name, t in filled(3).items())
 
 
+def test_a_reader_that_hardly_ever_runs_still_reads_what_is_whole(tmp_path, monkeypatch, writer):
+    """On a busy machine seconds pass between any two lines; older weights were shown instead."""
+    path, clock = tmp_path / "weights", Clock(between=10 * moment.PATIENCE)
+    leave = writer(path).leave
+    leave(filled(1), moment.Place(1, 0, 0))
+    monkeypatch.setattr(moment, "time", clock)
+    assert moment.read(path)[1].step == 1
+    whole = path.read_bytes()
+    number, *place = moment.FRONT.unpack(whole[: moment.FRONT.size])
+    path.write_bytes(moment.FRONT.pack(number + 1, *place) + whole[moment.FRONT.size :])
+    monkeypatch.setattr(clock, "sleep", lambda _: leave(filled(2), moment.Place(2, 0, 0)))
+    assert moment.read(path)[1].step == 2  # it was being written at the first look
+
+
 def test_weights_that_stay_unfinished_are_done_without(tmp_path, monkeypatch, writer):
     path, tries = tmp_path / "weights", []
     leave, write = writer(path).leave, moment._write
@@ -688,9 +716,10 @@ def test_weights_that_stay_unfinished_are_done_without(tmp_path, monkeypatch, wr
         with contextlib.suppress(KeyboardInterrupt):
             leave(filled(value), moment.Place(value, 0, 0))
         tries.append(value)
-    began = time.monotonic()
+    clock = Clock()
+    monkeypatch.setattr(moment, "time", clock)
     assert moment.read(path) is None  # the one who wrote it is gone, it seems
-    assert moment.PATIENCE <= time.monotonic() - began < 10 * moment.PATIENCE
+    assert clock.now == pytest.approx(moment.PATIENCE, abs=0.01)
     writer(path).leave(filled(3), moment.Place(3, 0, 0))
     assert moment.read(path)[1].step == 3
 
