@@ -54,7 +54,8 @@ def test_json_and_every_picture(trained, capsys, tmp_path):
     assert len(said["mean_norm_by_lag"]) == 11
     assert said["units"] == 6
     assert len(said["figures"]) == 8
-    assert all(p.read_text().rstrip().endswith("</svg>") for p in (tmp_path / "figures").iterdir())
+    pictures = [p.read_bytes().rstrip() for p in (tmp_path / "figures").iterdir()]
+    assert all(picture.endswith(b"</svg>") for picture in pictures)
 
 
 def test_another_text_can_be_read(trained, capsys, tmp_path):
@@ -69,7 +70,7 @@ def test_training_looks_at_the_gradient_and_the_report_shows_it(trained):
     looks = [r for r in records if r["kind"] == "diagnosis"]
     assert [r["step"] for r in looks] == list(range(20, looks[-1]["step"] + 1, 20))
     assert all(0 < r["window_keeps"] <= 1 for r in looks)
-    assert "How far back the gradient reaches" in (trained / "report.html").read_text()
+    assert "How far back the gradient reaches" in (trained / "report.html").read_text("utf-8")
 
 
 def test_refusals(trained, capsys, tmp_path):

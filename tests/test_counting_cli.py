@@ -42,7 +42,7 @@ def test_statistics_of_the_time_machine_as_json(capsys, time_machine_file, tmp_p
     assert (fit["first"], fit["last"]) == (10, 824)
     assert fit["least_squares"]["alpha"] == pytest.approx(1.038, abs=1e-3)
     assert fit["maximum_likelihood"]["error"] == pytest.approx(0.0058, abs=1e-4)
-    assert figure.read_text().startswith("<?xml")
+    assert figure.read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize(("level", "types"), [("char", 4), ("word", 3), ("byte", 5)])

@@ -134,9 +134,9 @@ def test_programs_get_every_option_and_score(folder, capsys):
 
 def test_a_run_on_its_way_shows_its_best_validation(folder, capsys):
     path = folder / "one" / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True)
     part = [r for r in map(json.loads, lines) if r["kind"] != "result"][: len(lines) // 2]
-    path.write_text("".join(lines[: len(part)]))
+    path.write_bytes(b"".join(lines[: len(part)]))
     best = min(r["nats"] for r in part if r["kind"] == "validation")
     summary = comparison.summary(folder / "one")
     assert summary.nats == best
