@@ -67,6 +67,16 @@ def test_a_current_folder_that_is_gone_is_told(tmp_path):
     )
 
 
+@pytest.mark.parametrize("verb", ["compress", "forecast", "prepare --out out"])
+def test_a_name_that_is_too_long_is_refused(verb, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run([*verb.split(), "x" * 300]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "File name too long" in error
+    assert hint == "hint: name something shorter"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_help_does_not_wait_for_torch():
     code = (
         "import sys; from elman.cli import run; run(['--help']); sys.exit('torch' in sys.modules)"
