@@ -102,6 +102,7 @@ def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
         (["--min-freq", "9" * 9], "leaves no token: the most frequent, ' ', occurs"),
         (["--prompt", "the"], "--prompt the means nothing with --generate 0"),
         (["--temperature", "0"], "--temperature 0.0 means nothing with --generate 0"),
+        (["--seed", "7"], "--seed 7 means nothing with --generate 0"),
         (["--level", "byte", "--errors", "replace"], "--errors replace means nothing with --level"),
         (["--arpa", ""], "an empty path names nothing"),
         (["--arpa", "/no/such/folder/file"], "there is no folder /no/such/folder"),

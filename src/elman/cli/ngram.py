@@ -75,7 +75,7 @@ def ngram(
     temperature: Annotated[
         float, typer.Option(min=0, help="0 takes the likeliest token"), WRITING
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text"), WRITING] = 0,
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
