@@ -67,6 +67,16 @@ def test_a_current_folder_that_is_gone_is_told(tmp_path):
     )
 
 
+def test_the_home_folder_is_meant_where_the_shell_leaves_its_sign(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("a text to count, " * 9)
+    assert run(["ngram", "~/a.txt", "--order", "1", "--out=~/counted"]) == 0
+    assert (tmp_path / "counted").is_file()
+    assert list((tmp_path / "here").iterdir()) == []
+
+
 @pytest.mark.parametrize("verb", ["compress", "forecast", "prepare --out out"])
 def test_a_name_that_is_too_long_is_refused(verb, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -24,10 +24,16 @@ LONGEST = 10**7
 
 
 def a_path(text: str) -> Path:
-    """A path as it was typed; an empty one is refused, which `Path` would take for this folder."""
+    """A path as it was typed; an empty one is refused, which `Path` would take for this folder.
+
+    ~ is the home folder, as in a SOURCE: shells leave the one of `--out=~/runs` as it is.
+    """
     if not text:
         raise typer.BadParameter("an empty path names nothing; . is this folder")
-    return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as unknown:  # ~nobody
+        raise typer.BadParameter(f"{text}: {unknown}") from unknown
 
 
 RunFolder = Annotated[
