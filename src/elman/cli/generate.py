@@ -64,7 +64,7 @@ def generate(
         "start": generation.opening(opened.vocab),
     }
     if beam is not None:
-        chance = {"temperature": temperature != 1, "top_k": top_k, "top_p": top_p}
+        chance = {"temperature": temperature != 1, "top_k": top_k, "top_p": top_p is not None}
         _refuse_chance(**chance, samples=samples > 1, seed=seed)
         texts = _searched(opened.load_model(device, weights), prompts, length, beam, choices)
     else:
