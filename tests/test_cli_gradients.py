@@ -36,6 +36,15 @@ def test_verdict_first_then_numbers(trained, capsys):
     assert noted.endswith(f"next: elman gradients {trained} --figure {trained}/pictures\n")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(trained, capsys, monkeypatch):
+    monkeypatch.setattr(d.Passage, "read", None)  # never called
+    place = trained / "config.json" / "pictures"
+    assert run(["gradients", str(trained), "--figure", str(place)]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot make the folder {place}: {trained / 'config.json'} is no folder" in said
+    assert "hint: name another with --figure" in said
+
+
 def test_lags_cut_short_give_bounds(trained, capsys):
     short = ["--steps", "60", "--lags", "2", "--draws", "2"]
     assert run(["gradients", str(trained), *short]) == 0

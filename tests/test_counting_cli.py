@@ -104,6 +104,7 @@ def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
         (["--temperature", "0"], "--temperature 0.0 means nothing with --generate 0"),
         (["--level", "byte", "--errors", "replace"], "--errors replace means nothing with --level"),
         (["--arpa", ""], "an empty path names nothing"),
+        (["--arpa", "~nobody-here/a.arpa"], "~nobody-here/a.arpa: Could not determine home"),
         (["--arpa", "/no/such/folder/file"], "there is no folder /no/such/folder"),
         (["--out", "/"], "/ is a folder, not a file"),
         (["--encoding", "undefined"], "unknown encoding 'undefined'"),

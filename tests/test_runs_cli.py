@@ -111,6 +111,7 @@ def test_a_run_that_was_named_and_is_not_there_is_an_error_and_the_others_are_sh
         assert str(folder / name) in error
     assert str(folder / "one") not in error
     assert "hint: elman runs FOLDER" in output.err
+    assert "next: " not in output.err, "what to type is the hint's to say"
 
 
 def test_a_prepared_text_is_no_broken_run(folder, capsys):

@@ -25,7 +25,7 @@ OPTIONS = (
     "--max-tokens 900 --device cpu --checkpoint-every 7 --threads 1 --diagnose 0"
 )
 SMALL = OPTIONS.split()
-ENDS = {"SIGINT": (130,), "SIGTERM": (143, 130, -15), "SIGKILL": (-9,), "closed pipe": (1,)}
+ENDS = {"SIGINT": (130,), "SIGTERM": (143, -15), "SIGKILL": (-9,), "closed pipe": (1,)}
 """How each ends a command that it finds at work; what has ended before is 0."""
 
 
