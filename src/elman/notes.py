@@ -396,6 +396,8 @@ class RNNModelScratch:
 
 def predict_ch8(prefix: str, num_preds: int, net: Any, vocab: Vocab, device: Any) -> str:
     """Read `prefix`, then write the likeliest character `num_preds` times (`elman.generation`)."""
+    if not prefix:
+        raise UserError("prefix='' gives the network nothing to begin with", hint="prefix='t'")
     state = net.begin_state(batch_size=1, device=device)
     ids = [vocab[token] for token in prefix]
 
