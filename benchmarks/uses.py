@@ -436,6 +436,21 @@ def gradient_of_a_gradient_of_packs(case: Case, module: Any) -> Run:
     return run
 
 
+def compiled(case: Case, module: Any) -> Run:
+    x, whole = case.inputs(), torch.compile(module, backend="aot_eager")
+    return lambda: _gradients(whole(x)[0], *module.parameters())
+
+
+def compiled_without_a_gradient(case: Case, module: Any) -> Run:
+    x, whole = case.inputs(), torch.compile(module, backend="aot_eager")
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [whole(x)[0]]
+
+    return run
+
+
 def two_backward_passes(case: Case, module: Any) -> Run:
     x, weights = case.inputs(), [*module.parameters()]
 
@@ -557,7 +572,8 @@ USES: tuple[Callable[[Case, Any], Run], ...] = (
     *(many_batch_sizes, many_lengths, many_lengths_batch_first, one_row_a_step, no_rows),
     *(many_packs, many_packs_without_a_gradient, autocast_now_and_then, made_anew, constructed),
     *(checkpointed, saved_elsewhere, anomaly_mode, two_backward_passes, gradient_of_a_gradient),
-    *(gradient_of_a_gradient_of_packs, gradients_by_torch_func),
+    *(gradient_of_a_gradient_of_packs, gradients_by_torch_func, compiled),
+    compiled_without_a_gradient,
 )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from elman.cells import Cell
 from elman.errors import UserError
 from elman.kernels import choice
 from elman.kernels.contract import Job, Piece, Trace
@@ -112,10 +113,12 @@ def prepare(
     job: Callable[[], Job],
     pack: Pack | None = None,
     cast: torch.dtype | None = None,
+    apart: bool = False,
 ) -> Prepared | None:
     """What calls with inputs and weights like these need; None where this kernel runs none.
 
     `cast` is autocast's dtype where that is to be what comes out; the job is in float32 then.
+    `apart` has outputs never share memory with what is kept for the backward pass.
     """
     if KERNEL.library is None or xs.dtype not in (*DTYPES, *(NARROW if cast else ())):
         return None
@@ -127,7 +130,7 @@ def prepare(
         return None
     for piece in asked.pieces():
         piece.check()
-    return Prepared(asked, weights, directions, pack is not None, cast)
+    return Prepared(asked, weights, directions, pack is not None, cast, apart)
 
 
 def kind_of(real: torch.dtype, rows: int, cast: torch.dtype | None) -> int:
@@ -151,12 +154,13 @@ class Prepared:
         directions: int,
         is_packed: bool,
         cast: torch.dtype | None,
+        apart: bool,
     ) -> None:
         assert KERNEL.library is not None
         xs, h = job.inputs[0], job.states[0][0]
         self.threads, self.native = torch.get_num_threads(), KERNEL.library
         self.call, self.is_seen = KERNEL.library.elman_call, KERNEL.library.elman_is_seen
-        self.dtype, self.input_dtype, self.cast = h.dtype, xs.dtype, cast
+        self.dtype, self.input_dtype, self.cast, self.apart = h.dtype, xs.dtype, cast, apart
         self.states, self.hidden, self.blocks = len(job.cell.states), h.shape[1], job.cell.keeps
         self.weight_shapes = [w.shape for w in weights]
         self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
@@ -182,7 +186,7 @@ class Prepared:
         steps, rows = shape[:2]
         self.shape, self.is_packed = torch.Size(shape), is_packed
         # one step, or one beside another, is copied sooner than Python cuts it out of its track
-        copies = steps == 1 or self.stack.directions > 1 or is_packed
+        copies = steps == 1 or self.stack.directions > 1 or is_packed or self.apart
         self.width = self.stack.directions * self.hidden
         self.outputs = _without_memory((steps + (not copies), rows, self.width), self.dtype)
         self.stacked = torch.Size((len(self.layers), rows, self.hidden))
@@ -323,9 +327,17 @@ class Prepared:
         return None if self.stack.copies else ys
 
     def forward(
-        self, xs: Tensor, state: Sequence[Tensor] | None, keep: bool, use: Use | None = None
+        self,
+        xs: Tensor,
+        state: Sequence[Tensor] | None,
+        keep: bool,
+        use: Use | None = None,
+        weights: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None] | None:
-        """`outputs_of` what comes first, the last states, and what `backward` reads besides."""
+        """`outputs_of` what comes first, the last states, and what `backward` reads besides.
+
+        `weights` are others of the same shapes and dtype, row-major, than it was prepared with.
+        """
         two, c, kept = self.states > 1, None, None
         if self.is_packed:
             ys = torch.empty((len(xs), self.width), dtype=self.dtype, device=CPU)
@@ -340,7 +352,7 @@ class Prepared:
             xs = plain(xs, self.input_dtype)
             state = None if state is None else [plain(s, self.dtype) for s in state]
         status = self.call(
-            self.argument,
+            self.argument if weights is None else self._reading(weights),
             None if use is None else self._used(use),
             pointer(xs),
             None if state is None else pointer(state[0]),
@@ -466,6 +478,22 @@ class Prepared:
         moved = StackArguments.from_buffer_copy(self.stack)
         moved.layers = layers  # which keeps them alive
         return moved
+
+
+def kept_count(
+    cell: Cell, layers: int, directions: int, rows: tuple[int, int], hidden: int, size: int
+) -> int:
+    """How many numbers of so many bytes a call that keeps outputs `apart` keeps for its backward
+    pass, of so many (steps, rows); these may be symbols: `Places` of stack.cpp, in lines of 64."""
+
+    def lines(numbers: int) -> int:
+        return (numbers * size + 63) // 64 * 64 // size
+
+    every = rows[0] * rows[1]
+    track, gates = lines((rows[1] + every) * hidden), lines(every * cell.keeps * hidden)
+    each = len(cell.states) * track + gates
+    between = (layers - 1) * lines(every * directions * hidden) if directions > 1 else 0
+    return layers * directions * each + between
 
 
 def _check_shape(t: Tensor | None, shape: Sequence[int]) -> None:
