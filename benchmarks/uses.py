@@ -420,6 +420,37 @@ def gradient_of_a_gradient(case: Case, module: Any) -> Run:
     return run
 
 
+def gradient_of_a_gradient_of_packs(case: Case, module: Any) -> Run:
+    packs = _packs(case)
+    for pack in packs:
+        pack.data.requires_grad_()
+
+    def run() -> list[Tensor | None]:
+        found = list[Tensor | None]()
+        for pack in packs:
+            loss = module(pack)[0].data.square().sum()
+            (dx,) = torch.autograd.grad(loss, pack.data, create_graph=True)
+            found += torch.autograd.grad(dx.square().sum(), [*module.parameters()])
+        return found
+
+    return run
+
+
+def compiled(case: Case, module: Any) -> Run:
+    x, whole = case.inputs(), torch.compile(module, backend="aot_eager")
+    return lambda: _gradients(whole(x)[0], *module.parameters())
+
+
+def compiled_without_a_gradient(case: Case, module: Any) -> Run:
+    x, whole = case.inputs(), torch.compile(module, backend="aot_eager")
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [whole(x)[0]]
+
+    return run
+
+
 def two_backward_passes(case: Case, module: Any) -> Run:
     x, weights = case.inputs(), [*module.parameters()]
 
@@ -541,7 +572,8 @@ USES: tuple[Callable[[Case, Any], Run], ...] = (
     *(many_batch_sizes, many_lengths, many_lengths_batch_first, one_row_a_step, no_rows),
     *(many_packs, many_packs_without_a_gradient, autocast_now_and_then, made_anew, constructed),
     *(checkpointed, saved_elsewhere, anomaly_mode, two_backward_passes, gradient_of_a_gradient),
-    *(gradients_by_torch_func,),
+    *(gradient_of_a_gradient_of_packs, gradients_by_torch_func, compiled),
+    compiled_without_a_gradient,
 )
 
 

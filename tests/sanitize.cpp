@@ -88,28 +88,55 @@ template <class real> struct Run {
         std::vector<double> all;
         for (auto *v : {&hs, &cs, &dxs, &dW_ih, &dW_hh, &db_ih, &db_hh, &dh_0, &dc_0})
             all.insert(all.end(), v->begin(), v->end());
+        first_unasked(job, kind, level, all);
         read_out(hs, kind, level, all);
         read_out_on_the_way(job, kind, level, all);
         if (kind != 2 && c.ids) step(job, kind, level, all);
         if (!c.ids) embedded(job, kind, level, all);
         if (kind != 2) travel(kind, level, all);
-        if (kind != 2 && !c.ids && !c.lengths) twice(job, kind, level, all);
+        if (kind != 2 && !c.ids && !c.lengths) twice(job, S, kind, level, all), packed(job, kind, level, all);
         return all;
     }
 
-    /* Gradients of its gradients, along a change of everything and along one of the inputs alone. */
-    void twice(Job job, int kind, int level, std::vector<double> &all) const {
+    /* The same gradients where nobody asks what pulls on the first states. */
+    void first_unasked(Job job, int kind, int level, std::vector<double> &all) const {
+        std::vector<real> dW_ih(W_ih.size(), NAN), dW_hh(W_hh.size(), NAN), db_ih(c.bias ? b_ih.size() : 0, NAN), db_hh(db_ih);
+        job.fresh = 1, job.dh_0 = job.dc_0 = job.dxs = nullptr, job.dW_ih = dW_ih.data(), job.dW_hh = dW_hh.data();
+        if (c.bias) job.db_ih = db_ih.data(), job.db_hh = db_hh.data();
+        if (elman_backward(&job, kind, level) != OK) abort();
+        for (auto *v : {&dW_ih, &dW_hh, &db_ih, &db_hh}) all.insert(all.end(), v->begin(), v->end());
+    }
+
+    /* Gradients of its gradients where ever fewer rows go on. */
+    void packed(Job job, int kind, int level, std::vector<double> &all) const {
         bool lstm = c.cell == LSTM, gated = gates_of(c.cell) > 1;
-        size_t state = size_t(c.B * c.H), track = size_t((c.T + 1) * c.B * c.H);
+        std::vector<int64_t> sizes{c.B}, starts{0};
+        for (int64_t t = 0; t < c.T; t++) {
+            sizes.push_back(at_most(sizes.back(), 1 + c.B * (c.T - t) / c.T)), starts.push_back(starts.back() + sizes.back());
+        }
+        size_t rows = size_t(starts.back()), H = size_t(c.H), track = (size_t(c.B) + rows) * H;
+        std::vector<real> x(xs.begin(), xs.begin() + int64_t(rows) * c.I), d(dhs.begin(), dhs.begin() + int64_t(rows * H));
+        std::vector<real> hs(track, NAN), cs(lstm ? track : 0, NAN), gates(gated ? 4 * rows * H : 0, NAN);
+        job.xs = x.data(), job.dhs = d.data(), job.sizes = sizes.data() + 1, job.starts = starts.data();
+        job.hs = hs.data(), job.cs = lstm ? cs.data() : nullptr, job.gates = gated ? gates.data() : nullptr;
+        if (elman_forward(&job, kind, level) != OK) abort();
+        twice(job, int64_t(rows), kind, level, all);
+    }
+
+    /* Gradients of its gradients, along a change of everything and along one of the inputs alone. */
+    void twice(Job job, int64_t S, int kind, int level, std::vector<double> &all) const {
+        bool lstm = c.cell == LSTM, gated = gates_of(c.cell) > 1;
+        size_t state = size_t(c.B * c.H), track = size_t((c.B + S) * c.H);
+        std::vector<real> x(xs.begin(), xs.begin() + S * c.I), d(dhs.begin(), dhs.begin() + S * c.H);
         for (bool every : {true, false}) {
             std::vector<real> hs(track, NAN), cs(lstm ? track : 0, NAN), as(gated ? size_t(4 * S * c.H) : 0, NAN);
-            std::vector<real> dxs(xs.size(), NAN), ddxs(dxs), dW_ih(W_ih.size(), NAN), dW_hh(W_hh.size(), NAN);
+            std::vector<real> dxs(x.size(), NAN), ddxs(dxs), dW_ih(W_ih.size(), NAN), dW_hh(W_hh.size(), NAN);
             std::vector<real> db_ih(b_ih.size(), NAN), db_hh(db_ih), dh_0(state, NAN), dc_0(lstm ? state : 0, NAN);
             Twice way = {};
-            way.job = &job, way.xs_u = xs.data(), job.dxs = dxs.data(), way.ddxs = ddxs.data();
+            way.job = &job, way.xs_u = x.data(), job.dxs = dxs.data(), way.ddxs = ddxs.data();
             if (every) {
                 way.W_ih_u = W_ih.data(), way.W_hh_u = W_hh.data(), way.b_ih_u = b_hh.data(), way.b_hh_u = b_ih.data();
-                way.h_0_u = dh_T.data(), way.c_0_u = lstm ? dc_T.data() : nullptr, way.ddhs = dhs.data();
+                way.h_0_u = dh_T.data(), way.c_0_u = lstm ? dc_T.data() : nullptr, way.ddhs = d.data();
                 way.ddW_ih = dW_ih.data(), way.ddW_hh = dW_hh.data(), way.ddb_ih = db_ih.data(), way.ddb_hh = db_hh.data();
                 way.ddh_0 = dh_0.data(), way.ddc_0 = lstm ? dc_0.data() : nullptr;
             }

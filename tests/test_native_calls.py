@@ -230,6 +230,49 @@ def test_frozen_weights_change_no_other_gradient(kind, lengths, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 300), (1, 20, 9), (2, 2, 300), (9, 5, 33)])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_first_states_that_nobody_asks_about_change_no_other_gradient(
+    kind, bidirectional, shape, ragged
+):
+    T, B, H = shape
+    module = kind(6, H, num_layers=2, bidirectional=bidirectional)
+    x, state = torch.randn(T, B, 6), state_of(module, B)
+    lengths = [max(1, T - b) for b in range(B)] if ragged else None
+    found = []
+    for threads in (1, 2):
+        for asked in (True, False):
+            given = [s.clone().requires_grad_(asked) for s in state]
+            with using(threads):
+                found.append(gradients_beside(module, x, given, lengths))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def gradients_beside(module, x, state, lengths):
+    """Of inputs and weights, from a loss of all outputs."""
+    x = x.clone().requires_grad_()
+    module.zero_grad()
+    hx = tuple(state) if len(state) > 1 else state[0]
+    ys, last = module(x if lengths is None else packed(x, lengths), hx)
+    last = last if isinstance(last, tuple) else (last,)
+    sum(t.sin().sum() for t in (ys if lengths is None else ys.data, *last)).backward()
+    assert all((s.grad is None) != s.requires_grad for s in state)
+    return [x.grad, *(p.grad for p in module.parameters())]
+
+
+@contextlib.contextmanager
+def using(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", MODULES)
 def test_two_threads_take_a_direction_each_and_change_no_bit(kind):
     module, x = kind(40, 70, 2, bidirectional=True), torch.randn(30, 5, 40)
     before, found = torch.get_num_threads(), []

@@ -177,7 +177,7 @@ def test_float32_is_as_close_to_float64_as_torchs_layers_run_once_more(cell, mon
         for ours in errors:
             with monkeypatch.context() as patch:
                 if not ours:
-                    patch.setattr(Prepared, "has_derivative", lambda *_: False)
+                    patch.setattr(Prepared, "has_derivative", False)
                 found = derivatives(mine, x, state)
             pairs = zip(found, right, strict=True)
             errors[ours] += sum(float((a - r).norm() / r.norm()) for a, r in pairs)
@@ -265,12 +265,6 @@ def test_nothing_is_held_once_the_gradient_is_gone():
         gc.enable()
 
 
-@pytest.fixture
-def no_loops(monkeypatch):
-    """No bare loop over time is to be run."""
-    monkeypatch.setattr(native, "backward", lambda *_: pytest.fail("a bare loop ran"))
-
-
 def rows_of(*lengths):
     return [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
 
@@ -294,16 +288,45 @@ def derivatives_of_packs(module, rows, state):
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("given", [True, False])
-def test_packed_rows_go_back_by_torchs_own_layers(cell, stack, given, no_loops):
+@pytest.mark.parametrize("lengths", [(2, 5, 1, 5), (3, 3), (1,), (1, 4, 2) * 7])
+def test_packed_rows_are_torchs(cell, stack, given, lengths, passes):
     mine, peer = pair(cell, **STACKS[stack])
-    rows, state = rows_of(2, 5, 1, 5), first_of(mine, 4) if given else []
+    rows, state = rows_of(*lengths), first_of(mine, len(lengths)) if given else []
     found = [derivatives_of_packs(module, rows, state) for module in (mine, peer)]
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * float(b.abs().amax()))
+    assert len(passes) == 1
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_packed_rows_with_dropout_draw_the_same_masks_again(cell):
+def test_threads_change_no_bit_of_packed_rows(cell):
+    mine, _ = pair(cell, 40, 70, torch.float32, num_layers=2, bidirectional=True)
+    rows, found = [torch.randn(n, 40) for n in (30, 2, 19, 30, 7, 1, 22, 13, 4)], []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(derivatives_of_packs(mine, rows, []))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@pytest.mark.parametrize("how", ["torch", "data"])
+def test_batch_sizes_changed_between_the_two_passes_are_noticed(how):
+    mine, _ = pair("gru")
+    pack = pack_sequence([torch.randn(n, 3, dtype=torch.float64).requires_grad_() for n in (4, 2)])
+    sizes, weights = pack.batch_sizes, [*mine.parameters()]
+    ys = mine(pack)[0].data
+    grads = torch.autograd.grad(ys.pow(3).sum(), weights, create_graph=True)
+    (sizes if how == "torch" else sizes.data)[0] = 9  # autograd sees the first alone
+    with pytest.raises((RuntimeError, UserError), match=r"modified by an inplace|were changed"):
+        torch.autograd.grad(sum(g.pow(2).sum() for g in grads), weights)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_packed_rows_with_dropout_draw_the_same_masks_again(cell, passes):
     mine, _ = pair(cell, num_layers=3, bidirectional=True, dropout=0.4)
     rows, state, found = rows_of(2, 20, 1, 17), first_of(mine, 4), []
     for memory in (mine.memory, Checkpointed(every=4)):
@@ -312,22 +335,18 @@ def test_packed_rows_with_dropout_draw_the_same_masks_again(cell):
         found.append(derivatives_of_packs(mine, rows, state))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * float(b.abs().amax()))
+    assert len(passes) == 1
 
 
-def test_packed_rows_with_dropout_go_back_by_torchs_own_layers(no_loops):
-    mine, _ = pair("gru", num_layers=2, dropout=0.4)
-    derivatives_of_packs(mine, rows_of(2, 5), [])
-
-
-def test_packed_rows_and_ids_go_back_by_autograd(passes, monkeypatch):
+def test_ids_go_back_by_autograd(passes, monkeypatch):
     seen, by_autograd = [], native._by_autograd
     monkeypatch.setattr(native, "_by_autograd", lambda *a: seen.append(1) or by_autograd(*a))
     module = nn.GRU(5, 7, dtype=torch.float64)
     weights = [*module.parameters()]
-    rows = torch.nn.utils.rnn.pack_sequence([torch.randn(n, 5).double() for n in (4, 2)])
-    for x in (rows, torch.randint(5, (4, 2))):
+    ids = pack_sequence([torch.randint(5, (n,)) for n in (4, 2)])
+    for x in (ids, torch.randint(5, (4, 2))):
         ys = module(x)[0]
-        ys = ys.data if x is rows else ys
+        ys = ys.data if x is ids else ys
         grads = torch.autograd.grad(ys.pow(3).sum(), weights, create_graph=True)
         torch.autograd.grad(sum(g.pow(2).sum() for g in grads), weights)
     assert len(seen) == 2

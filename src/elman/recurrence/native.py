@@ -17,10 +17,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from elman.cells import is_torchs, named
-from elman.errors import UserError
 from elman.kernels import Job
 from elman.kernels.cpu import KERNEL
-from elman.kernels.cpu.calls import Pack, Prepared, Use, packed, padded_shape, prepare
+from elman.kernels.cpu.calls import (
+    NOTHING_KEPT,
+    Asked,
+    Pack,
+    Prepared,
+    Use,
+    padded_shape,
+    prepare,
+    restored,
+)
 from elman.kernels.torchs import Network, as_torch
 from elman.recurrence import twice
 from elman.recurrence.operator import (
@@ -33,6 +41,7 @@ from elman.recurrence.operator import (
     is_mapped,
     mapped,
 )
+from elman.recurrence.packed import picked
 from elman.recurrence.strand import Dropout, uncast
 
 
@@ -138,7 +147,7 @@ class _Node(torch.autograd.Function):
             raise _OutOfRange
         ys, last, kept = result
         if keep:
-            pack = use.pack[:3] if use and use.pack else (None, None, None)
+            pack = use.kept() if use else NOTHING_KEPT
             ctx.save_for_backward(xs, call.track_of(ys), kept, *pack, *tensors)
             ctx.call, ctx.recipe, ctx.use, ctx.n = call, recipe, use, n
             ctx.set_materialize_grads(False)
@@ -151,18 +160,22 @@ class _Node(torch.autograd.Function):
         dys, *dlast = grads
         xs, track, kept, sizes, order, back, *tensors = ctx.saved_tensors
         state, weights = tensors[: ctx.n], tensors[ctx.n :]
-        needs_dxs = ctx.needs_input_grad[4]
-        use = ctx.use and ctx.use._replace(pack=_same(ctx.use.pack, xs, sizes, order, back))
+        use = restored(ctx.use, xs, sizes, order, back)
         if not torch.is_grad_enabled():
-            needs = needs_dxs, use, any(ctx.needs_input_grad[5 + ctx.n :])
-            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, *needs)
-        elif ctx.call.has_derivative(use) and not are_many(grads):
+            asked = _asked(ctx, any(ctx.needs_input_grad[5 + ctx.n :]))
+            found = ctx.call.backward(xs, weights, track, kept, dys, dlast, asked, use)
+        elif ctx.call.has_derivative and not are_many(grads):
             found = _twice(ctx, xs, track, kept, state, weights, use, grads)
         else:
-            asked = needs_dxs, _asks_for_weights(ctx)
-            found = _by_autograd(ctx.call, ctx.recipe, xs, state, weights, use, grads, *asked)
+            asked = _asked(ctx, _asks_for_weights(ctx))
+            found = _by_autograd(ctx.call, ctx.recipe, xs, state, weights, use, grads, asked)
         dxs, dstate, dws = found
         return None, None, None, None, dxs, *dstate[: ctx.n], *dws
+
+
+def _asked(ctx: Any, weights: bool) -> Asked:
+    needs = ctx.needs_input_grad
+    return Asked(needs[4], any(needs[5 : 5 + ctx.n]), weights)
 
 
 def _asks_for_weights(ctx: Any) -> bool:
@@ -172,16 +185,6 @@ def _asks_for_weights(ctx: Any) -> bool:
         return any(map(torch._C._will_engine_execute_node, nodes))
     except RuntimeError:  # torch's answer for a leaf that `torch.autograd.grad` is asked for
         return True
-
-
-def _same(pack: Pack | None, xs: Tensor, *places: Tensor | None) -> Pack | None:
-    """The pack of the forward pass as autograd has kept it."""
-    if pack is None:
-        return None
-    now = packed(xs, *places)
-    if now is None or now.rows != pack.rows:
-        raise UserError("the batch sizes of a packed call were changed before its backward pass")
-    return now
 
 
 def _as_multiplied(
@@ -215,11 +218,11 @@ def _twice(
 
     def again(x: twice.Inputs, pulls: twice.Outputs) -> twice.Inputs:
         grads = [pulls.ys, *pulls.states]
-        dxs, dstate, dws = _by_autograd(call, recipe, *x, use, grads, True, True)
+        dxs, dstate, dws = _by_autograd(call, recipe, *x, use, grads, Asked(True, True, True))
         return twice.Inputs(dxs, dstate[: len(x.states)], dws)  # not of zeros that nobody passed
 
-    needs = ctx.needs_input_grad[4], _asks_for_weights(ctx)
-    done, (dys, *dlast) = twice.Call(call, use, *needs, again), grads
+    asked = _asked(ctx, _asks_for_weights(ctx))
+    done, (dys, *dlast) = twice.Call(call, use, asked, again), grads
     x, pulls = twice.Inputs(xs, state, weights), twice.Outputs(dys, dlast)
     return twice.backward(done, x, (track, kept), pulls)
 
@@ -232,13 +235,12 @@ def _by_autograd(
     weights: Sequence[Tensor],
     use: Use | None,
     grads: Sequence[Tensor | None],
-    needs_dxs: bool,
-    needs_dws: bool,
+    asked: Asked,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """The same pulls, leaving a graph behind to differentiate them again."""
     x, dys, *dlast = _as_multiplied(call, xs, state, weights, use, grads)
     with uncast(xs):
-        return _seen(recipe, x, use and use.pack, dys, dlast, needs_dxs, needs_dws)
+        return _seen(recipe, x, use and use.pack, dys, dlast, asked)
 
 
 def _seen(
@@ -247,22 +249,20 @@ def _seen(
     pack: Pack | None,
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
-    needs_dxs: bool,
-    needs_dws: bool,
+    asked: Asked,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """By torch's own layers where they have such a call, else by a bare loop."""
     sizes, order, back, _ = pack or (None, None, None, 0)
-    x = x._replace(stacked=_picked(x.stacked, order))
-    dlast = [None if d is None else _picked([d], order)[0] for d in dlast]
+    x, dlast = x._replace(stacked=picked(x.stacked, order)), picked(dlast, order)
     cell = named(recipe.cell)
     if is_torchs(cell) and x.xs.is_floating_point():
-        found = _by_torch(recipe, cell.torch_mode, x, sizes, dys, dlast, needs_dxs, needs_dws)
+        found = _by_torch(recipe, cell.torch_mode, x, sizes, dys, dlast, asked)
     elif sizes is None:
-        found = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, needs_dxs)
+        found = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, asked.xs)
     else:
-        found = _side_by_side(recipe, x, sizes, dys, dlast, needs_dxs)
+        found = _side_by_side(recipe, x, sizes, dys, dlast, asked.xs)
     dxs, dstate, dws = found
-    return dxs, _picked(dstate, back), dws
+    return dxs, picked(dstate, back), dws
 
 
 def _side_by_side(
@@ -288,8 +288,7 @@ def _by_torch(
     sizes: Tensor | None,
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
-    needs_dxs: bool,
-    needs_dws: bool,
+    asked: Asked,
 ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
     """The same by torch's own layers, run once more: in as few steps of Python as torch.nn."""
     inputs, hidden = x.xs.shape[-1], x.stacked[0].shape[2]
@@ -304,15 +303,15 @@ def _by_torch(
         for y, d in zip((ys, *last), (dys, *dlast), strict=True)
         if d is not None and y.requires_grad
     ]
-    read = (x.xs, *x.stacked, *(x.weights if needs_dws else ()))
+    read = (x.xs, *x.stacked, *(x.weights if asked.weights else ()))
     wanted = [t for t in read if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
     pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
     found = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
     dxs, *others = [found[id(t)] if id(t) in found else torch.zeros_like(t) for t in read]
     count = len(x.stacked)
-    dws = others[count:] if needs_dws else [None] * len(x.weights)
-    return dxs if needs_dxs else None, others[:count], dws
+    dws = others[count:] if asked.weights else [None] * len(x.weights)
+    return dxs if asked.xs else None, others[:count], dws
 
 
 def _outputs(
@@ -325,22 +324,9 @@ def _outputs(
     ys, last = x.xs, list[Sequence[Tensor]]()
     for level in range(net.layers):
         if level:
-            ys = ys * _mask(dropout, ys, level - 1, sizes)
+            ys = ys * dropout.whole_mask(ys, level - 1, sizes)
         first = [s[level * n : (level + 1) * n] for s in x.stacked]
         own = x.weights[level * n * net.each : (level + 1) * n * net.each]
         ys, some = as_torch(one, False, ys, first, [*own], batch_sizes=sizes)
         last.append(some)
     return ys, [torch.cat(states) for states in zip(*last, strict=True)]
-
-
-def _mask(dropout: Dropout, ys: Tensor, layer: int, sizes: Tensor | None) -> Tensor:
-    """What of these outputs is read above: of packed rows, as of rows side by side."""
-    if sizes is None:
-        return dropout.mask(ys, layer, 0)
-    rows, lengths = pad_packed_sequence(PackedSequence(ys.detach(), sizes))
-    return pack_padded_sequence(dropout.mask(rows, layer, 0), lengths).data
-
-
-def _picked(states: Sequence[Tensor], order: Tensor | None) -> Sequence[Tensor]:
-    """States with their rows in this order."""
-    return states if order is None else [s.index_select(1, order) for s in states]

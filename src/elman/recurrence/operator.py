@@ -187,7 +187,7 @@ class _Eager(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         x = Inputs(xs, tensors[:n], tensors[n:], lengths, seed)
-        kernel = _selected(recipe, (xs, *tensors), lambda: recipe.job(x))
+        kernel = selected(recipe, x)
         stack = recipe.stack(x, kernel)
         ys, last, kept = forward(recipe, x, stack, keep)
         if keep:
@@ -208,8 +208,12 @@ class _Eager(torch.autograd.Function):
         return None, None, None, None, dxs, *dstacked, *dws
 
 
-def _selected(recipe: Recipe, tensors: Sequence[Tensor], job: Callable[[], Job]) -> Kernel:
+def selected(recipe: Recipe, x: Inputs) -> Kernel:
     """The kernel for tensors of these shapes, types and device, chosen once for all of them."""
+    return _selected(recipe, x.flat(), lambda: recipe.job(x))
+
+
+def _selected(recipe: Recipe, tensors: Sequence[Tensor], job: Callable[[], Job]) -> Kernel:
     xs = tensors[0]
     key = (recipe.cell, recipe.directions, xs.device, *[(t.shape, t.dtype) for t in tensors])
     return kernels.select_once(key, job)

@@ -5,6 +5,7 @@ torch's own functions copy rows of one length at a time, and their backward pass
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +52,13 @@ def places(batch_sizes: Tensor, count: int, device: torch.device) -> Places:
     where = ended.repeat_interleave(sizes, output_size=count)
     where += torch.arange(count, device=device)
     return Places(where, lengths, steps, rows)
+
+
+def picked(states: Sequence[Any], order: Tensor | None) -> list[Any]:
+    """Stacked states, where there are any, with their rows in this order."""
+    if order is None:
+        return [*states]
+    return [None if s is None else s.index_select(1, order) for s in states]
 
 
 class _Padded(torch.autograd.Function):

@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from elman.cells import Cell, Gradients, State, Weights
 from elman.gradients.memory import Memory, Plan, Sizes, reversed_pieces
@@ -61,6 +62,13 @@ class Dropout:
         offset = start - first * self.grain
         kept = drawn[offset : offset + len(hs)].ge_(self.p).to(hs.dtype)
         return kept.div_(1 - self.p) if self.p < 1 else kept
+
+    def whole_mask(self, hs: Tensor, layer: int, sizes: Tensor | None) -> Tensor:
+        """The same for a whole sequence; of rows that are packed, as of rows side by side."""
+        if sizes is None:
+            return self.mask(hs, layer, 0)
+        rows, lengths = pad_packed_sequence(PackedSequence(hs.detach(), sizes))
+        return pack_padded_sequence(self.mask(rows, layer, 0), lengths).data
 
 
 @final

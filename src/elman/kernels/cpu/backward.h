@@ -207,6 +207,7 @@ struct Backward {
                     active = r + 1;
                 }
             }
+            if (!t && !job->dh_0) break; /* nobody asks what pulls on the first states */
             if (active > 0 && active == rows && all_cut(t, b0, rows))
                 memset(dh, 0, size_t(rows * H) * sizeof(real));
             else if (active > 0)
@@ -219,7 +220,8 @@ struct Backward {
      * be read. */
     void run_together(int64_t threads, int64_t t0, int64_t t1, real *dh, real *dc, operand *y) const {
         int64_t pairs = ceil_div(H, 2 * LANES), y_row = padded(M);
-        for (int64_t t = t1 - 1; t >= t0 - 1; t--)
+        int64_t last = t0 || job->dh_0 ? t0 - 1 : t0; /* nobody may ask what pulls on the first states */
+        for (int64_t t = t1 - 1; t >= last; t--)
             each(threads, threads, [&](int64_t i) {
                 int64_t from = pairs * i / threads * 2 * LANES, to = at_most(pairs * (i + 1) / threads * 2 * LANES, H);
                 if (t < t1 - 1) back_to(t + 1, y + (t + 1) % 2 * B * y_row, dh, from, to);
@@ -365,20 +367,22 @@ int back_through(const Job *job, const Output *out) {
     int64_t pieces = ceil_div(job->T, steps);
     int64_t most = ceil_div(job->T, pieces) * B;
     Layout at{1, H};
-    Buffer<operand> panels(at.size(M)), ys(together ? 2 * B * padded(M) : blocks * y_size);
+    bool hands_back = job->T > 1 || job->dh_0;
+    Buffer<operand> panels(hands_back ? at.size(M) : 0), ys(together ? 2 * B * padded(M) : blocks * y_size);
     Buffer<operand> inputs(job->dxs ? Layout{1, job->I}.size(M) : 0), scratch(out && !together ? blocks * out->scratch() : 0);
     Buffer<real> da(most * width), down(most * own), pulls(out ? (together ? most : B) * H : 0);
+    Buffer<real> h(job->dh_0 ? 0 : B * H), c(!job->dh_0 && job->dc_T ? B * C : 0);
     ByToken tokens{job};
-    if (!panels.ok() || !ys.ok() || !inputs.ok() || !scratch.ok() || !da.ok() || !down.ok() || !pulls.ok() ||
+    if (!h.ok() || !c.ok() || !panels.ok() || !ys.ok() || !inputs.ok() || !scratch.ok() || !da.ok() || !down.ok() || !pulls.ok() ||
         !tokens.sums.ok())
         return NO_MEMORY;
 
-    each(threads, at.panels(), [&](int64_t p) {
+    each(threads, hands_back ? at.panels() : 0, [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
     });
     if (job->dxs) pack_inputs_back(job, threads, inputs.data);
     memset(ys.data, 0, size_t(together ? 2 * B * padded(M) : blocks * y_size) * sizeof(operand));
-    real *dh = static_cast<real *>(job->dh_0), *dc = static_cast<real *>(job->dc_0);
+    real *dh = job->dh_0 ? static_cast<real *>(job->dh_0) : h.data, *dc = job->dh_0 ? static_cast<real *>(job->dc_0) : c.data;
     memcpy(dh, job->dh_T, size_t(B * H) * sizeof(real));
     if (dc) memcpy(dc, job->dc_T, size_t(B * C) * sizeof(real));
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from elman.cells import Cell
 from elman.errors import UserError
 from elman.kernels import choice
 from elman.kernels.contract import Job, Piece, Trace
@@ -44,6 +45,14 @@ FEW = 4
 since to round them takes longer than to multiply them."""
 
 
+class Asked(NamedTuple):
+    """Whose gradients a backward pass is to find."""
+
+    xs: bool
+    states: bool
+    weights: bool
+
+
 class Pack(NamedTuple):
     """The rows of a `PackedSequence`."""
 
@@ -59,6 +68,13 @@ class Use(NamedTuple):
     pack: Pack | None
     dropout: float = 0.0
     seed: int = 0
+
+    def kept(self) -> Sequence[Tensor | None]:
+        """What autograd keeps of it: see `restored`."""
+        return self.pack[:3] if self.pack else NOTHING_KEPT
+
+
+NOTHING_KEPT = (None, None, None)
 
 
 def packed(
@@ -80,6 +96,16 @@ def packed(
     return Pack(sizes, order, back, rows) if rows else None
 
 
+def restored(use: Use | None, xs: Tensor, *places: Tensor | None) -> Use | None:
+    """The use of a forward pass, its pack as autograd has kept it: sizes, order and back."""
+    if use is None or use.pack is None:
+        return use
+    now = packed(xs, *places)
+    if now is None or now.rows != use.pack.rows:
+        raise UserError("the batch sizes of a packed call were changed before its backward pass")
+    return use._replace(pack=now)
+
+
 def prepare(
     xs: Tensor,
     weights: Sequence[Tensor],
@@ -87,10 +113,12 @@ def prepare(
     job: Callable[[], Job],
     pack: Pack | None = None,
     cast: torch.dtype | None = None,
+    apart: bool = False,
 ) -> Prepared | None:
     """What calls with inputs and weights like these need; None where this kernel runs none.
 
     `cast` is autocast's dtype where that is to be what comes out; the job is in float32 then.
+    `apart` has outputs never share memory with what is kept for the backward pass.
     """
     if KERNEL.library is None or xs.dtype not in (*DTYPES, *(NARROW if cast else ())):
         return None
@@ -102,7 +130,7 @@ def prepare(
         return None
     for piece in asked.pieces():
         piece.check()
-    return Prepared(asked, weights, directions, pack is not None, cast)
+    return Prepared(asked, weights, directions, pack is not None, cast, apart)
 
 
 def kind_of(real: torch.dtype, rows: int, cast: torch.dtype | None) -> int:
@@ -119,9 +147,6 @@ class Prepared:
     seen: SeenArguments | None = None
     """What `suits_again` asks in one native call, once it has been asked otherwise."""
 
-    inside: ctypes.Array[ctypes.c_int64] | None = None
-    """Where `traces` finds what is kept, once it was asked for."""
-
     def __init__(
         self,
         job: Job,
@@ -129,12 +154,13 @@ class Prepared:
         directions: int,
         is_packed: bool,
         cast: torch.dtype | None,
+        apart: bool,
     ) -> None:
         assert KERNEL.library is not None
         xs, h = job.inputs[0], job.states[0][0]
         self.threads, self.native = torch.get_num_threads(), KERNEL.library
         self.call, self.is_seen = KERNEL.library.elman_call, KERNEL.library.elman_is_seen
-        self.dtype, self.input_dtype, self.cast = h.dtype, xs.dtype, cast
+        self.dtype, self.input_dtype, self.cast, self.apart = h.dtype, xs.dtype, cast, apart
         self.states, self.hidden, self.blocks = len(job.cell.states), h.shape[1], job.cell.keeps
         self.weight_shapes = [w.shape for w in weights]
         self.layers = (LayerArguments * len(job.layers))(*map(_layer, job.pieces()))
@@ -160,14 +186,14 @@ class Prepared:
         steps, rows = shape[:2]
         self.shape, self.is_packed = torch.Size(shape), is_packed
         # one step, or one beside another, is copied sooner than Python cuts it out of its track
-        copies = steps == 1 or self.stack.directions > 1 or is_packed
+        copies = steps == 1 or self.stack.directions > 1 or is_packed or self.apart
         self.width = self.stack.directions * self.hidden
         self.outputs = _without_memory((steps + (not copies), rows, self.width), self.dtype)
         self.stacked = torch.Size((len(self.layers), rows, self.hidden))
         self.state = _without_memory(self.stacked, self.dtype)
         self.input_bytes = math.prod(shape) * self.input_dtype.itemsize
         self.state_bytes = self.stacked.numel() * self.dtype.itemsize
-        self.seen = self.inside = None
+        self.seen = None
         for layer in self.layers:
             layer.T, layer.B = steps, rows
         self.stack.copies, self.stack.kind = copies, kind_of(self.dtype, steps * rows, self.cast)
@@ -301,9 +327,17 @@ class Prepared:
         return None if self.stack.copies else ys
 
     def forward(
-        self, xs: Tensor, state: Sequence[Tensor] | None, keep: bool, use: Use | None = None
+        self,
+        xs: Tensor,
+        state: Sequence[Tensor] | None,
+        keep: bool,
+        use: Use | None = None,
+        weights: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None] | None:
-        """`outputs_of` what comes first, the last states, and what `backward` reads besides."""
+        """`outputs_of` what comes first, the last states, and what `backward` reads besides.
+
+        `weights` are others of the same shapes and dtype, row-major, than it was prepared with.
+        """
         two, c, kept = self.states > 1, None, None
         if self.is_packed:
             ys = torch.empty((len(xs), self.width), dtype=self.dtype, device=CPU)
@@ -318,7 +352,7 @@ class Prepared:
             xs = plain(xs, self.input_dtype)
             state = None if state is None else [plain(s, self.dtype) for s in state]
         status = self.call(
-            self.argument,
+            self.argument if weights is None else self._reading(weights),
             None if use is None else self._used(use),
             pointer(xs),
             None if state is None else pointer(state[0]),
@@ -343,19 +377,18 @@ class Prepared:
         kept: Tensor,
         dys: Tensor | None,
         dlast: Sequence[Tensor | None],
-        needs_dxs: bool,
+        asked: Asked,
         use: Use | None = None,
-        needs_dws: bool = True,
-    ) -> tuple[Tensor | None, list[Tensor], Sequence[Tensor | None]]:
-        """The pulls on xs, on the first states (stacked) and on the weights."""
+    ) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:
+        """The pulls on xs, on the first states (stacked) and on the weights, where asked for."""
         self.check_unchanged(xs, weights, track, kept, use and use.pack)
         real, xs = self.dtype, plain(xs, self.input_dtype)
         weights = [plain(w, real) for w in weights]
         track, kept, dys = plain(track, real), plain(kept, real), plain(dys, real)
         pulls = [plain(d, real) for d in dlast]
-        dxs = torch.empty(xs.shape, dtype=real, device=CPU) if needs_dxs else None
-        first = [like(self.state) for _ in pulls]
-        dws = [like(w) if needs_dws else None for w in weights]
+        dxs = torch.empty(xs.shape, dtype=real, device=CPU) if asked.xs else None
+        first = [like(self.state) if asked.states else None for _ in pulls]
+        dws = [like(w) if asked.weights else None for w in weights]
         two = self.states > 1
         status = self.native.elman_call_back(
             self._reading(weights),
@@ -391,41 +424,40 @@ class Prepared:
         _check_shape(track, self.outputs.shape)
         _check_shape(kept, (self._kept(len(xs)),) if pack else self.kept.shape)
 
-    def check_pulls(self, dys: Tensor | None, dlast: Sequence[Tensor | None]) -> None:
+    def check_pulls(self, xs: Tensor, dys: Tensor | None, dlast: Sequence[Tensor | None]) -> None:
         """The same of pulls that autograd has kept for a pass after this one."""
-        _check_shape(dys, (*self.shape[:2], self.width))
+        _check_shape(dys, (*xs.shape[:-1], self.width))
         for d in dlast:
             _check_shape(d, self.stacked)
 
-    def has_derivative(self, use: Use | None) -> bool:
+    @property
+    def has_derivative(self) -> bool:
         """Whether the backward pass of such a call can itself be differentiated: see twice.h."""
-        narrow = self.cast is not None or self.stack.reads_ids
-        return not narrow and not (use and use.pack)
+        return self.cast is None and not self.stack.reads_ids
 
-    def traces(self, track: Tensor | None, kept: Tensor) -> list[Trace]:
-        """What `forward` has kept of every layer and direction of rows that are not packed.
+    def traces(self, track: Tensor | None, kept: Tensor, count: int) -> list[Trace]:
+        """What `forward` has kept of every layer and direction, of so many rows of time and batch.
 
-        In PyTorch's order; time as the direction met it; gates by blocks, (T, B, kept, H).
+        In PyTorch's order, time as the direction met it: states (B + S, H), those before the first
+        step first; gates by blocks, (S, kept, H).
         """
-        steps, rows = self.shape[:2]
         kept, track = plain(kept, self.dtype), plain(track, self.dtype)
-        if self.inside is None:
-            self.inside = (ctypes.c_int64 * (3 * len(self.layers)))()
-            self.native.elman_places(self.argument, steps * rows, self.inside)
-        blocks, whole = self.blocks, (steps + 1, rows, self.hidden)
+        inside = (ctypes.c_int64 * (3 * len(self.layers)))()
+        self.native.elman_places(self.argument, count, inside)
+        blocks, whole = self.blocks, (self.shape[1] + count, self.hidden)
 
         def read(start: int, *shape: int) -> Tensor:
             return kept[start : start + math.prod(shape)].view(shape)
 
         found = []
         for i in range(len(self.layers)):
-            cs, gates, hs = self.inside[3 * i : 3 * i + 3]
+            cs, gates, hs = inside[3 * i : 3 * i + 3]
             own = track if i == len(self.layers) - 1 else None  # of one direction: see `track_of`
             found.append(
                 Trace(
-                    read(hs, *whole) if own is None else own,
+                    read(hs, *whole) if own is None else own.view(whole),
                     read(cs, *whole) if self.states > 1 else None,
-                    read(gates, steps, rows, blocks, self.hidden) if blocks else None,
+                    read(gates, count, blocks, self.hidden) if blocks else None,
                 )
             )
         return found
@@ -446,6 +478,22 @@ class Prepared:
         moved = StackArguments.from_buffer_copy(self.stack)
         moved.layers = layers  # which keeps them alive
         return moved
+
+
+def kept_count(
+    cell: Cell, layers: int, directions: int, rows: tuple[int, int], hidden: int, size: int
+) -> int:
+    """How many numbers of so many bytes a call that keeps outputs `apart` keeps for its backward
+    pass, of so many (steps, rows); these may be symbols: `Places` of stack.cpp, in lines of 64."""
+
+    def lines(numbers: int) -> int:
+        return (numbers * size + 63) // 64 * 64 // size
+
+    every = rows[0] * rows[1]
+    track, gates = lines((rows[1] + every) * hidden), lines(every * cell.keeps * hidden)
+    each = len(cell.states) * track + gates
+    between = (layers - 1) * lines(every * directions * hidden) if directions > 1 else 0
+    return layers * directions * each + between
 
 
 def _check_shape(t: Tensor | None, shape: Sequence[int]) -> None:

@@ -59,7 +59,7 @@ struct Job {
     void *dW_ih;       /* (M, I), or (I, M) for ids; all of these null: not wanted */
     void *dW_hh;       /* (M, H) */
     void *db_ih, *db_hh; /* (M) */
-    void *dh_0, *dc_0; /* (B, H) */
+    void *dh_0, *dc_0; /* (B, H), null: not wanted */
     /* a described cell's own numbers, and their gradient */
     const void *own; /* (P, H) */
     void *down;

@@ -292,7 +292,7 @@ PUBLIC int elman_call(const Stack *stack, const Use *use, const void *x, const v
     return OK;
 }
 
-/* The pulls on x (null: not wanted), on the first h (and c) and, in `dw`, on W_ih, W_hh, b_ih and b_hh of every
+/* The pulls on x (null: not wanted), on the first h (and c; null: not wanted) and, in `dw`, on W_ih, W_hh, b_ih and b_hh of every
  * layer and direction (null where it has none, or all: not wanted), from those on y and on the last h and c (null: none). */
 PUBLIC int elman_call_back(const Stack *stack, const Use *use, const void *x, const void *kept, const void *y, const void *dy,
                            const void *dh, const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw) {

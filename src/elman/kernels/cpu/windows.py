@@ -84,7 +84,6 @@ class Windows:
         self.nats = ends.W_hq.new_empty(())
         self.traces: list[Trace] = []
         self.dhs: list[Tensor] = []
-        self.alive: list[Tensor] = []
         by_step = ends.E is not None and not by_token
         self.xs = ends.W_hq.new_empty(job.inputs[0].shape) if by_step else None
         self.dxs = None if self.xs is None else torch.empty_like(self.xs)
@@ -130,7 +129,7 @@ class Windows:
         T, B = self.shape
         H, like = job.layers[0].hidden_size, self.weights[0]
         two = len(job.cell.states) > 1
-        zero, unused = [like.new_zeros(B, H) for _ in range(2)], like.new_empty(2, B, H)
+        self.zero = zero = like.new_zeros(B, H)
         layers, below, dbelow = [], self.xs, self.dxs
         for i, w in enumerate(job.layers):
             hs, dhs = like.new_empty(T + 1, B, H), like.new_empty(T, B, H)
@@ -155,19 +154,16 @@ class Windows:
                     cs=pointer(cs),
                     gates=pointer(gates),
                     dhs=pointer(dhs),
-                    dh_T=pointer(zero[0]),
-                    dc_T=pointer(zero[1]),
+                    dh_T=pointer(zero),
+                    dc_T=pointer(zero) if two else None,
                     fresh=True,
                     dxs=pointer(dbelow),
                     dW_ih=pointer(dW_ih),
                     dW_hh=pointer(dW_hh),
                     db_ih=pointer(db_ih),
                     db_hh=pointer(db_hh),
-                    dh_0=pointer(unused[0]),
-                    dc_0=pointer(unused[1]),
                 )
             )
-            self.alive += [*zero, unused]
             below, dbelow = hs[1:], dhs
         return layers
 
