@@ -58,7 +58,10 @@ def checked_state(
     sizes = cell.state_sizes(module.hidden_size, module.proj_size)
     if not are_tensors(state) or len(state) != len(sizes):
         rule = f"a pair of tensors ({', '.join(names)})" if len(names) > 1 else "one tensor h0"
-        raise UserError(f"the initial state of {type(module).__name__} must be {rule}")
+        raise UserError(
+            f"the initial state of {type(module).__name__} must be {rule}",
+            hint="leave it out to begin from zeros",
+        )
     for name, s, n in zip(names, state, sizes, strict=True):
         rule = (places, rows, n) if batched else (places, n)
         shape = s.shape if batched else (s.shape[0], *s.shape[2:])
@@ -66,9 +69,15 @@ def checked_state(
             what = "layers · directions, batch, size" if batched else "layers · directions, size"
             raise Misfit(f"{name} has shape {tuple(shape)}; it must be {rule}: ({what})")
         if s.device != device:
-            raise Misfit(f"{name} is on {s.device}, the input on {device}")
+            raise Misfit(
+                f"{name} is on {s.device}, the input on {device}",
+                hint=f"{name}.to({str(device)!r})",
+            )
         if s.dtype != dtype and not is_cast(device):
-            raise Misfit(f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights")
+            raise Misfit(
+                f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights",
+                hint=f"{name}.to({dtype})",
+            )
     return state
 
 

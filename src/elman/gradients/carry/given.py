@@ -20,7 +20,10 @@ class Given(Carry):
     def weights(self, steps: int, rows: int = 1) -> Tensor:
         """ξ_1 … ξ_T, of shape (steps,)."""
         if steps != len(self.xi):
-            raise UserError(f"{len(self.xi)} weights were given for a sequence of {steps} steps")
+            raise UserError(
+                f"{len(self.xi)} weights were given for a sequence of {steps} steps",
+                hint="one for each step; a Carry of your own has as many as it is asked for",
+            )
         return torch.tensor(self.xi, dtype=torch.float64, device="cpu")
 
     @property
