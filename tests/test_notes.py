@@ -182,6 +182,9 @@ def test_predict_ch8_takes_the_likeliest_character(small_text):
     logits, _ = net(torch.tensor([ids[:-1]]), net.begin_state(1, "cpu"))
     assert text.startswith("time ")
     assert logits[4:].argmax(1).tolist() == ids[5:]
+    assert d2l.predict_ch8("", 0, net, vocab, "cpu") == ""
+    with pytest.raises(UserError, match="prefix='' is empty"):
+        d2l.predict_ch8("", 6, net, vocab, "cpu")
 
 
 def test_the_networks_of_8_1(capsys):

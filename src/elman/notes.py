@@ -395,7 +395,15 @@ class RNNModelScratch:
 
 
 def predict_ch8(prefix: str, num_preds: int, net: Any, vocab: Vocab, device: Any) -> str:
-    """Read `prefix`, then write the likeliest character `num_preds` times (`elman.generation`)."""
+    """Read `prefix`, then write the likeliest character `num_preds` times.
+
+    A step at a time, as any net of the notes can; `elman.generation` writes with elman's models.
+    """
+    if not prefix and num_preds > 0:
+        raise UserError(
+            f"prefix={prefix!r} is empty: the first character follows from it",
+            hint='prefix="time traveller", as in the notes',
+        )
     state = net.begin_state(batch_size=1, device=device)
     ids = [vocab[token] for token in prefix]
 
