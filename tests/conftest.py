@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import register_random, settings
 
 # Before torch is loaded: tests run beside one another, and threads that wait should give way.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
@@ -22,6 +22,20 @@ settings.load_profile("ci" if os.environ.get("CI") else "elman")
 if EXAMPLES := os.environ.get("ELMAN_EXAMPLES"):
     settings.register_profile("many", deadline=None, print_blob=True, max_examples=int(EXAMPLES))
     settings.load_profile("many")
+
+
+class Chance:
+    """Torch's generator as hypothesis knows Python's: an example draws the same numbers again."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.seed = torch.manual_seed
+        self.getstate, self.setstate = torch.get_rng_state, torch.set_rng_state
+
+
+CHANCE = Chance()  # hypothesis remembers only what someone else holds
+register_random(CHANCE)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -68,6 +69,35 @@ def test_a_current_folder_that_is_gone_is_told(tmp_path):
         2,
         "error: the current folder was deleted\nhint: cd into another one\n",
     )
+
+
+def test_the_home_folder_is_meant_where_the_shell_leaves_its_sign(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("a text to count, " * 9)
+    assert run(["ngram", "~/a.txt", "--order", "1", "--out=~/counted"]) == 0
+    assert (tmp_path / "counted").is_file()
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_name_that_begins_with_a_dash_can_be_typed_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-a.txt").write_text("a text to pack, " * 9)
+    assert run(["compress", "./-a.txt", "--level", "fast"]) == 0
+    [said] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
+    assert run(shlex.split(said.removeprefix("next: elman "))) == 0
+    assert (tmp_path / "-a.again.txt").read_bytes() == (tmp_path / "-a.txt").read_bytes()
+
+
+@pytest.mark.parametrize("verb", ["compress", "forecast", "prepare --out out"])
+def test_a_name_that_is_too_long_is_refused(verb, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run([*verb.split(), "x" * 300]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "File name too long" in error
+    assert hint == "hint: name something shorter"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_does_not_wait_for_torch():

@@ -4,11 +4,14 @@ import datetime as dt
 import io
 import itertools
 import json
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from elman.cli import run
+from elman.forecasting.saving import load_ensemble
 
 
 def refuse(word):
@@ -73,6 +76,7 @@ def test_table_windows_and_figure_for_a_person(capsys, tmp_path):
     said = capsys.readouterr()
     assert "held-out RMSE by steps ahead" in said.out
     assert "in 2 windows of 4" in said.out
+    assert "errors grow as ε_(k+1) = ε_1 + c ε_k with c = " in said.out
     assert "fitted on everything" in said.out
     assert "loss of window" in said.out
     assert "next: the same with --out runs/sine keeps this" in said.err  # its --model too
@@ -416,7 +420,14 @@ def test_runs_lists_forecasters_with_their_kind_and_score(capsys, tmp_path):
         (["airline", "--model", "last", "--minutes", "3"], "--minutes 3.0 means nothing with"),
         (["airline", "--model", "last", "--force"], "--force means nothing without --out"),
         (["airline", "--missing", "interpolate", "--fill", "zero"], "--missing interpolate is"),
-        (["airline", "--tau", "4"], "tau means nothing to --model auto"),
+        (["airline", "--tau", "4"], "--tau means nothing to --model auto"),
+        (["airline", "--hidden-size", "4"], "--hidden-size means nothing to --model auto"),
+        (["nowhere", "--model", "gru", "--hidden-size", "0"], "--hidden-size 0 must be at least 1"),
+        ([""], "an empty name is that of no table"),
+        (["airline", "--fill", ""], "--fill '' is unknown"),
+        (["airline", "--past", "passengers"], "which leaves none to forecast"),
+        (["airline", "--date-format", "unix"], "is not a date as --date-format unix counts them"),
+        (["airline", "--date-format", "%d/%m"], "is not a date as --date-format says"),
         (["airline", "--model", "gru", "--hidden-size", "100000"], "is more than 4096"),
         (["airline", "--time", "month", "--known", "month"], "asked for twice"),
         (["airline", "--run", "nowhere"], "nowhere is not a forecaster's folder"),
@@ -442,6 +453,41 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(capsys, tm
         patch.setattr("elman.forecasting.experiment.fit_and_measure", None)  # never called
         assert run(["forecast", "airline", "--model", "last", option, str(nowhere)]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    for place in ("file/deep/er", "gone"):
+        assert run(["forecast", "nowhere.csv", "--out", str(tmp_path / place)]) == 2
+        assert f"cannot make the folder {tmp_path / place}" in capsys.readouterr().err
+
+
+def test_a_table_that_may_not_be_read_is_refused(capsys, tmp_path, monkeypatch):
+    def refuses(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "a.csv").write_text("y\n1\n2\n")
+    monkeypatch.setattr("elman.files.contents", refuses)
+    assert run(["forecast", str(tmp_path / "a.csv")]) == 2
+    assert f"{tmp_path / 'a.csv'} cannot be read: Permission denied" in capsys.readouterr().err
+
+
+def test_the_command_that_fits_again_reads_the_table_as_the_run_does(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{shop},{day},{day % 5},{day % 3}" for shop in "ab" for day in range(60)]
+    Path("two shops.csv").write_text("\n".join(["shop,t,sold,rain", *rows]) + "\n")
+    words = ["--model", "last", "--group", "shop", "--column", "sold", "--windows", "1"]
+    assert run(["forecast", "two shops.csv", *words, "--steps", "3", "--out", "kept"]) == 0
+    before = load_ensemble(Path("kept")).reading
+    capsys.readouterr()
+    assert run(["forecast", "two shops.csv", "--run", "kept", "--steps", "2"]) == 0
+    [said] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
+    again = shlex.split(said.removeprefix("next: elman ").removesuffix(" fits again"))
+    assert run(again) == 0
+    fitted = load_ensemble(Path("kept"))
+    assert (fitted.reading, fitted.ensemble.steps) == (before, 3)
+    assert [f.method.kind for f in fitted.ensemble.fitted.values()] == ["last"]
 
 
 def test_how_far_back_and_with_what_a_network_learns_is_said_on_the_command_line(capsys, tmp_path):
@@ -483,7 +529,6 @@ def test_a_carry_memory_or_kernel_that_cannot_be_is_refused_at_once(capsys, word
 
 def test_one_process_at_a_time_compares_in_a_folder(tmp_path, capsys, monkeypatch):
     """Two of them once mixed their files in one folder, and both succeeded."""
-    from elman.forecasting.saving import load_ensemble
     from elman.forecasting.unfinished import Unfinished
 
     out = tmp_path / "out"

@@ -36,6 +36,15 @@ def test_verdict_first_then_numbers(trained, capsys):
     assert noted.endswith(f"next: elman gradients {trained} --figure {trained}/pictures\n")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(trained, capsys, monkeypatch):
+    monkeypatch.setattr(d.Passage, "read", None)  # never called
+    place = trained / "config.json" / "pictures"
+    assert run(["gradients", str(trained), "--figure", str(place)]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot make the folder {place}: {trained / 'config.json'} is no folder" in said
+    assert "hint: name another with --figure" in said
+
+
 def test_lags_cut_short_give_bounds(trained, capsys):
     short = ["--steps", "60", "--lags", "2", "--draws", "2"]
     assert run(["gradients", str(trained), *short]) == 0
@@ -54,7 +63,8 @@ def test_json_and_every_picture(trained, capsys, tmp_path):
     assert len(said["mean_norm_by_lag"]) == 11
     assert said["units"] == 6
     assert len(said["figures"]) == 8
-    assert all(p.read_text().rstrip().endswith("</svg>") for p in (tmp_path / "figures").iterdir())
+    pictures = [p.read_bytes().rstrip() for p in (tmp_path / "figures").iterdir()]
+    assert all(picture.endswith(b"</svg>") for picture in pictures)
 
 
 def test_another_text_can_be_read(trained, capsys, tmp_path):
@@ -69,7 +79,7 @@ def test_training_looks_at_the_gradient_and_the_report_shows_it(trained):
     looks = [r for r in records if r["kind"] == "diagnosis"]
     assert [r["step"] for r in looks] == list(range(20, looks[-1]["step"] + 1, 20))
     assert all(0 < r["window_keeps"] <= 1 for r in looks)
-    assert "How far back the gradient reaches" in (trained / "report.html").read_text()
+    assert "How far back the gradient reaches" in (trained / "report.html").read_text("utf-8")
 
 
 def test_refusals(trained, capsys, tmp_path):
@@ -167,6 +177,17 @@ def test_graph_shows_the_gradient_of_every_copy_of_the_weights():
     assert found.weights["weight_hh_l0"][0] == 0  # h_0 = 0 hands W_hh nothing
     drawn = labels(diagrams.graph(network, ids))
     assert f"{found.state_to_state[0]:.2g}" in drawn
+
+
+def test_graph_shows_each_steps_loss_and_label_and_its_share_of_the_average():
+    network = model().double()
+    with torch.no_grad():
+        network.bias_q[2] = 9.0  # nearly certain, and right at the first step alone
+    found = diagrams.graph_gradients(network, [1, 2, 3, 4])
+    drawn = labels(diagrams.graph(network, [1, 2, 3, 4]))
+    assert {"l$_1$", "l$_2$", "l$_3$", "y$_1$", "y$_2$", "y$_3$", "L"} <= set(drawn)
+    assert drawn.count("0.33") == 3  # ∂L/∂l_t = 1/T, whatever the softmax says
+    assert {f"{pull:.2g}" for pull in found.loss_to_output} <= set(drawn)
 
 
 def test_graph_shows_the_memory_and_the_embedding():

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 
 import pytest
 
@@ -17,7 +16,7 @@ from elman import generation
 from elman.cli import run
 from elman.reports import report
 from elman.runs import Run, checkpoints, options_of, presets
-from elman.training import Change, Epoch, Settings
+from elman.training import Change, Epoch, Settings, Training
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
 SMALL = [
@@ -39,6 +38,24 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """Send this process a signal in the middle of a training, during its fifth update."""
+    sent, update = [], Training.update
+
+    def during(which):
+        def interrupted(training):
+            if training.step == 4 and not sent:
+                sent.append(which)
+                os.kill(os.getpid(), which)
+            return update(training)
+
+        monkeypatch.setattr(Training, "update", interrupted)
+        return sent
+
+    return during
 
 
 def train(text, out, *more):
@@ -422,19 +439,13 @@ def test_a_training_that_explodes_says_so_and_keeps_its_checkpoint(
 
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_stopping_saves_and_resume_ends_as_if_it_never_stopped(which, text, tmp_path, capsys):
-    assert train(text, tmp_path / "unbroken", "--epochs", "20") == 0
-    out = tmp_path / "stopped"
-
-    def stop_soon():
-        while not (out / "metrics.jsonl").exists():  # opened after the handlers are in place
-            time.sleep(0.001)
-        os.kill(os.getpid(), which)
-
-    stopper = threading.Thread(target=stop_soon)
-    stopper.start()
-    assert train(text, out, "--epochs", "20") == 130
-    stopper.join()
+def test_stopping_saves_and_resume_ends_as_if_it_never_stopped(
+    which, text, tmp_path, capsys, signalled
+):
+    assert train(text, tmp_path / "unbroken") == 0
+    out, sent = tmp_path / "stopped", signalled(which)
+    assert train(text, out) == 128 + which, "as shells have it"
+    assert sent == [which]
     assert f"continue with: elman train --resume {out}" in capsys.readouterr().err
     assert Run.open(out).load_model() is not None, "what there is can be used"
     assert run(["train", "--resume", str(out)]) == 0
@@ -456,7 +467,7 @@ def test_a_closed_terminal_saves_and_resume_ends_as_if_it_never_was(text, tmp_pa
     while not record.exists() or record.stat().st_size < 1000:
         os.read(terminal, 4096)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 128 + signal.SIGHUP
     saved = checkpoints.read(out / "state.safetensors", "state")[1]
     assert saved["metrics_bytes"] == record.stat().st_size, "nothing that was done is lost"
 
@@ -485,25 +496,14 @@ def test_a_folder_that_goes_while_it_is_trained_is_told_and_can_be_continued(
         assert models[0].read_bytes() == models[1].read_bytes()
 
 
-def test_what_is_ignored_stays_ignored(text, tmp_path):
+def test_what_is_ignored_stays_ignored(text, tmp_path, signalled):
     """A shell protects its jobs in the background from Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    out, asked = tmp_path / "run", threading.Event()
-
-    def interrupt():
-        while not (out / "metrics.jsonl").exists():
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-        asked.set()
-
-    stopper = threading.Thread(target=interrupt)
-    stopper.start()
+    before, sent = signal.signal(signal.SIGINT, signal.SIG_IGN), signalled(signal.SIGINT)
     try:
-        assert train(text, out, "--epochs", "20") == 0
+        assert train(text, tmp_path / "run") == 0
     finally:
-        stopper.join()
         signal.signal(signal.SIGINT, before)
-    assert asked.is_set()
+    assert sent == [signal.SIGINT]
 
 
 def test_tensorboard_gets_the_curves(text, tmp_path):

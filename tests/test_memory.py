@@ -84,12 +84,12 @@ def test_a_budget_for_everything_recomputes_nothing():
 
 
 def test_a_million_steps_are_planned_and_ordered_in_seconds():
-    began = time.perf_counter()
+    began = time.process_time()
     plan = Checkpointed(budget=1 << 16).plan(10**6, lambda: Sizes(256, 1024))
     kept = {piece: piece for piece in plan.kept()}
     visited = sum(1 for _ in reversed_pieces(plan, kept, lambda state, piece, later: later))
     assert visited == plan.pieces
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
 
 
 MODULES = {

@@ -482,6 +482,59 @@ def test_the_first_call_of_parametrized_weights_may_be_checkpointed():
     assert same(found, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_call_of_a_cell_with_heads_may_be_checkpointed(dtype):
+    """Its W_hh is multiplied by a mask to choose what runs, and then to run."""
+    module = nn.Layers("slstm", 5, 8, dtype=dtype)
+    x = torch.randn(4, 3, 5, dtype=dtype)
+    found, wanted = (
+        torch.autograd.grad(ys.sum(), module.parameters())
+        for ys in (checkpoint(module, x, use_reentrant=False)[0], module(x)[0])
+    )
+    assert same(found, wanted)
+
+
+class Drops(torch.nn.Module):
+    """Another weight whenever it is asked for: DropConnect."""
+
+    times = 0
+
+    def forward(self, w):
+        self.times += 1
+        return torch.nn.functional.dropout(w, 0.5)
+
+
+ONCE = {
+    "native": {},
+    "torch's": {"proj_size": 3},
+    "half": {"dtype": torch.bfloat16},
+    "cut": {"carry": Truncated(2)},
+    "kept in part": {"memory": Checkpointed(every=2)},
+}
+
+
+@pytest.mark.parametrize("options", ONCE.values(), ids=ONCE)
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0"])
+@pytest.mark.parametrize("lengths", [None, [2, 4, 1]], ids=["batch", "pack"])
+def test_parametrized_weights_are_computed_once_a_call(options, name, lengths):
+    """The first call computed some of them five times, and ran by others than its recomputation."""
+    module = nn.LSTM(5, 9, 2, **options)
+    drops = Drops()
+    torch.nn.utils.parametrize.register_parametrization(module, name, drops)
+    x = torch.randn(4, 3, 5, dtype=module.weight_hh_l1.dtype)
+    x = x if lengths is None else packed(x, lengths)
+
+    def gradients():
+        torch.manual_seed(1)
+        drops.times = 0
+        ys = checkpoint(module, x, use_reentrant=False)[0]
+        assert drops.times == 1
+        return torch.autograd.grad((ys if lengths is None else ys.data).sum(), module.parameters())
+
+    first = gradients()
+    assert same(first, gradients())
+
+
 @pytest.mark.parametrize("options", [{}, {"proj_size": 3}])
 def test_the_first_packed_call_of_a_module_may_be_checkpointed(options):
     """torch.utils.checkpoint counts what is kept: to choose a kernel must keep nothing."""

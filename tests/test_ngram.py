@@ -189,6 +189,27 @@ def test_the_notes_example_of_deep_learning():
     )
 
 
+def test_a_context_is_read_as_any_sequence_is():
+    words = ["the", "time", "traveller", "came", "to", "the", "time", "machine"]
+    model = NgramModel.fit(words, 3, "laplace")
+    expected = model.probability("traveller", ["the", "time"])
+    assert expected == model.probability("traveller", "the time")  # not eight characters
+    assert expected == model.probability("traveller", model.encode("the time"))
+    assert model.probability("time", "the") == model.probability("time", ["the"]) > 0.5
+    assert model.probability("time", 1) == model.probability("time", [1])
+    letters = NgramModel.fit("the time traveller", 3)
+    assert letters.probability("e", "th") == letters.probability("e", ["t", "h"])
+    sentences = NgramModel.fit([["the", "time"], ["the", "end"]], 2, boundaries=True)
+    assert sentences.probability("the", "<s>") == sentences.probability("the", ["<s>"])
+    assert sentences.probability("time", "the") == sentences.probability("time", ["the"])
+
+
+@pytest.mark.parametrize(("text", "token"), [("the time", "the"), (["the", "time"], "the time")])
+def test_the_probability_of_several_tokens_is_not_that_of_the_first(text, token):
+    with pytest.raises(UserError, match="tokens of this model, not one; log_probability"):
+        NgramModel.fit(text, 2).probability(token, "t")
+
+
 @given(
     text=st.lists(st.sampled_from("abcde"), min_size=3, max_size=40),
     epsilon=st.tuples(*[st.just(0.0) | st.floats(1e-290, 5)] * 3),  # subnormals round coarsely
@@ -302,9 +323,10 @@ def test_every_level_reads_writes_and_scores(level):
 
 
 def test_unknown_tokens_are_read_as_unk():
-    model = NgramModel.fit(["a", "b", "a", "b", "a"], 2)
-    assert model.probability("never") == model.probability("<unk>") > 0
-    assert model.probability("a", ["never"]) == model.probability("a", ["<unk>"])
+    for a, b, never in (("a", "b", "z"), ("an", "be", "never")):
+        model = NgramModel.fit([a, b, a, b, a], 2)
+        assert model.probability(never) == model.probability("<unk>") > 0
+        assert model.probability(a, [never]) == model.probability(a, ["<unk>"])
 
 
 def test_tokens_tensors_and_arrays_of_ids_give_the_same_model():

@@ -573,7 +573,11 @@ def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
         ),
         (
             lambda: nn.LSTM(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(1, 2, 4),)),
-            r"state of LSTM must be a pair of tensors \(h0, c0\)",
+            r"state of LSTM must be a pair of tensors \(h0, c0\); leave it out to begin at zero",
+        ),
+        (
+            lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(1, 2, 4),) * 2),
+            "state of GRU must be one tensor h0; leave it out to begin at zero",
         ),
         (
             lambda: nn.RNN(3, 4, nonlinearity="sine"),

@@ -182,8 +182,7 @@ def test_predict_ch8_takes_the_likeliest_character(small_text):
     logits, _ = net(torch.tensor([ids[:-1]]), net.begin_state(1, "cpu"))
     assert text.startswith("time ")
     assert logits[4:].argmax(1).tolist() == ids[5:]
-    assert d2l.predict_ch8("", 0, net, vocab, "cpu") == ""
-    with pytest.raises(UserError, match="prefix='' is empty"):
+    with pytest.raises(UserError, match="prefix='' gives the network nothing to begin with"):
         d2l.predict_ch8("", 6, net, vocab, "cpu")
 
 
@@ -196,6 +195,15 @@ def test_the_networks_of_8_1(capsys):
     assert losses[-1] < 0.08 < losses[0] * 1.5
     assert capsys.readouterr().out.count("loss: ") == 5
     assert len(next(iter(pairs))[0]) == 16
+
+
+def test_the_notes_question_for_an_lstm_is_answered_where_elmans_is_asked():
+    """Their begin_state asks isinstance(rnn, nn.LSTM), which elman's is not."""
+    net = d2l.RNNModel(elman_nn.LSTM(7, 5), 7)
+    with pytest.raises(
+        UserError, match=r"isinstance\(…, torch.nn.LSTM\) must ask for elman.nn.LSTM"
+    ):
+        net(torch.arange(6).reshape(2, 3), torch.zeros(1, 2, 5))
 
 
 def test_bidirectional_layers_have_a_wider_output():

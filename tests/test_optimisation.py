@@ -112,6 +112,20 @@ def test_gradients_that_lie_scattered_are_clipped_too():
     torch.testing.assert_close(p.grad.norm(), torch.tensor(1.0))
 
 
+@pytest.mark.parametrize("theta", [0.0, -1.0, math.nan])
+def test_a_gradient_is_clipped_to_a_length_above_zero(theta):
+    p = nn.Parameter(torch.zeros(4))
+    p.grad = torch.ones(4)
+    with pytest.raises(UserError, match="must be above 0; theta=None never clips"):
+        clip_gradients([p], theta)
+    assert p.grad.tolist() == [1.0] * 4  # nothing was turned around
+
+
+def test_clipping_comes_after_the_backward_pass():
+    with pytest.raises(UserError, match=r"no parameter has a gradient to clip; loss.backward\(\)"):
+        clip_gradients([nn.Parameter(torch.zeros(4))], 1.0)
+
+
 @pytest.mark.parametrize(
     "build",
     [

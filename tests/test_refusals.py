@@ -64,6 +64,10 @@ CALLS = {
         lambda: Training(MODEL, IDS, None, Settings(patience=3)),
         "patience=3 means nothing without held-out tokens",
     ),
+    "validations of nothing": (
+        lambda: Training(MODEL, IDS, None, Settings(validate_every=7)),
+        "validate_every=7 means nothing without held-out tokens; hold some out",
+    ),
     "a plateau of nothing": (
         lambda: Training(MODEL, IDS, None, Settings(optimisation=Optimisation(schedule="plateau"))),
         "schedule=plateau means nothing without held-out tokens",

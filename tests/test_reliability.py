@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,25 +55,23 @@ def test_a_second_training_in_a_folder_is_refused_by_the_owners_name(run):
 
 
 HOLD = """
-import sys, time
+import sys
 from pathlib import Path
 from elman.folders.lock import Lock
 lock = Lock(Path(sys.argv[1]))
 print("held", flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
 def test_the_lock_of_a_killed_process_is_nobodys(run, capsys):
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True
-    )
-    assert other.stdout.readline() == "held\n"
-    assert elman(["train", "--resume", str(run.path), "--epochs", "3"]) == 2
-    assert f"by process {other.pid} on {os.uname().nodename}" in capsys.readouterr().err
-    other.kill()
-    other.wait()
-    other.stdout.close()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", HOLD, str(run.path)]
+    with subprocess.Popen(command, text=True, **pipes) as other:
+        assert other.stdout.readline() == "held\n"
+        assert elman(["train", "--resume", str(run.path), "--epochs", "3"]) == 2
+        assert f"by process {other.pid} on {os.uname().nodename}" in capsys.readouterr().err
+        other.kill()
     assert (run.path / ".lock").exists(), "it had no time to clean up"
     assert elman(["train", "--resume", str(run.path), "--epochs", "3"]) == 0
     assert not (run.path / ".lock").exists()
@@ -470,11 +467,10 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     "typed",
     ["--length 100000000", "--length 10000 --samples 100000", "--seed 9223372036854775808"],
 )
-def test_absurd_requests_of_generate_are_refused_at_once(typed, run, capsys):
-    began = time.monotonic()
+def test_absurd_requests_of_generate_are_refused_at_once(typed, run, monkeypatch, capsys):
+    monkeypatch.setattr(Run, "open", lambda _: pytest.fail("it had begun"))
     assert elman(["generate", str(run.path), *typed.split()]) == 2
     assert "error: " in capsys.readouterr().err
-    assert time.monotonic() - began < 5
 
 
 def test_commands_in_the_card_are_quoted(run, tmp_path):
@@ -491,7 +487,7 @@ def test_commands_in_the_card_are_quoted(run, tmp_path):
 
 def outside(*words: str | bytes, **options) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "elman", *words]
-    return subprocess.run(command, capture_output=True, timeout=60, **options)
+    return subprocess.run(command, capture_output=True, timeout=600, **options)
 
 
 def test_closed_streams_are_no_traceback(run):

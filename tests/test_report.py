@@ -177,8 +177,8 @@ def test_the_commands_work_and_repeat_the_run(finished, written, tmp_path, capsy
 def test_a_run_on_its_way_has_a_report_too(finished, tmp_path):
     copy = tmp_path / "halfway"
     shutil.copytree(finished.path, copy)
-    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (copy / "metrics.jsonl").write_text("".join(lines[:40]))
+    lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_bytes(b"".join(lines[:40]))
     written = report.write(Run.open(copy)).read_text(encoding="utf-8")
     assert "has not come to its end yet" in written
     assert "best validation perplexity" in written

@@ -111,6 +111,7 @@ def test_a_run_that_was_named_and_is_not_there_is_an_error_and_the_others_are_sh
         assert str(folder / name) in error
     assert str(folder / "one") not in error
     assert "hint: elman runs FOLDER" in output.err
+    assert "next: " not in output.err, "what to type is the hint's to say"
 
 
 def test_a_prepared_text_is_no_broken_run(folder, capsys):
@@ -134,9 +135,9 @@ def test_programs_get_every_option_and_score(folder, capsys):
 
 def test_a_run_on_its_way_shows_its_best_validation(folder, capsys):
     path = folder / "one" / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True)
     part = [r for r in map(json.loads, lines) if r["kind"] != "result"][: len(lines) // 2]
-    path.write_text("".join(lines[: len(part)]))
+    path.write_bytes(b"".join(lines[: len(part)]))
     best = min(r["nats"] for r in part if r["kind"] == "validation")
     summary = comparison.summary(folder / "one")
     assert summary.nats == best

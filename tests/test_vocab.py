@@ -1,6 +1,7 @@
 """The vocabulary: the notes' semantics, exact round trips, files, refusals."""
 
 import io
+import itertools
 import json
 from collections import Counter
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elman import Vocab, corpus, tokens
+from elman import Vocab, corpus, statistics, tokens
 from elman.errors import MissingSource, OutOfRange, UserError
 from elman.text.vocab import learn
 
@@ -171,6 +172,18 @@ def test_a_list_of_lines_is_text(level):
     assert ids.tolist() == vocab.encode(LINES).tolist() == vocab.encode(text).tolist()
     assert vocab.unk not in ids.tolist()
     assert vocab.decode(ids) == text
+
+
+@pytest.mark.parametrize("level", [None, "spaced"])
+def test_pairs_of_words_are_not_taken_for_lines(level):
+    words = ["the", "time", "traveller"]
+    pairs = list(itertools.pairwise(words))
+    with pytest.raises(
+        UserError, match=r"'time'\) is a tuple.*statistics.frequencies\(tokens, 2\)"
+    ):
+        Vocab(pairs, level=level)
+    assert [pair for pair, _ in statistics.frequencies(words, 2).most_common()] == pairs
+    assert Vocab(tuple(words)) == Vocab(words)
 
 
 def test_lines_do_not_say_what_their_tokens_are():

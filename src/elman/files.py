@@ -148,6 +148,21 @@ def _check_folder(path: Path) -> None:
         )
 
 
+def check_new_folder(path: Path, flag: str) -> None:
+    """Refuse a folder that cannot be made or written to, by the nearest place that exists.
+
+    It makes nothing. `flag` is the option that named it.
+    """
+    nearest = path.absolute()
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "may not be written to" if nearest.is_dir() else "is no folder"
+        raise UserError(
+            f"cannot make the folder {path}: {nearest} {what}", hint=f"name another with {flag}"
+        )
+
+
 def _unusable(path: Path | str, problem: OSError | ValueError) -> UserError:
     why = problem.strerror if isinstance(problem, OSError) else problem
     return UserError(f"{str(path)!r} cannot be used as a file: {why}", hint="name another file")

@@ -399,11 +399,8 @@ def predict_ch8(prefix: str, num_preds: int, net: Any, vocab: Vocab, device: Any
 
     A step at a time, as any net of the notes can; `elman.generation` writes with elman's models.
     """
-    if not prefix and num_preds > 0:
-        raise UserError(
-            f"prefix={prefix!r} is empty: the first character follows from it",
-            hint='prefix="time traveller", as in the notes',
-        )
+    if not prefix:
+        raise UserError("prefix='' gives the network nothing to begin with", hint="prefix='t'")
     state = net.begin_state(batch_size=1, device=device)
     ids = [vocab[token] for token in prefix]
 

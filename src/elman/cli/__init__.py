@@ -3,6 +3,7 @@
 Verbs import what they need inside their functions, so `elman --help` never waits for torch.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -142,6 +143,9 @@ def _run(arguments: list[str] | None) -> int:
         return 1
     except OSError as failure:  # a full disk, a folder that is missing or not ours
         where = f"{failure.filename}: " if failure.filename else ""
+        if failure.errno == errno.ENAMETOOLONG:
+            _say(f"{where}{failure.strerror}", "name something shorter")
+            return 2
         _say(
             f"{where}{failure.strerror or failure}",
             "make room and type it again; --resume continues a training"

@@ -117,7 +117,11 @@ def _source(file: str) -> Iterator[Path]:
     with tempfile.NamedTemporaryFile() as kept:
         shutil.copyfileobj(sys.stdin.buffer, kept)
         kept.flush()
-        yield Path(kept.name)
+        try:
+            yield Path(kept.name)
+        except UserError as wrong:  # of what came through the pipe, wherever it is kept
+            said = wrong.message.replace(kept.name, "stdin")
+            raise type(wrong)(said, hint=wrong.hint) from wrong
 
 
 @contextmanager

@@ -232,12 +232,12 @@ def fill_of(fill: str | None, missing: str) -> str | None:
     """--fill, or what the older --missing asks for."""
     if missing not in ("error", "interpolate"):
         raise UserError(f"--missing {missing!r} is unknown", hint="error or interpolate")
-    if fill and missing == "interpolate":
+    if fill is not None and missing == "interpolate":
         raise UserError(
             f"--missing interpolate is --fill linear, and --fill {fill} was given, too",
             hint="leave out --missing",
         )
-    return fill or ("linear" if missing == "interpolate" else None)
+    return "linear" if missing == "interpolate" else fill
 
 
 def levels_of(words: list[str] | None) -> tuple[float, ...]:
@@ -326,14 +326,23 @@ def continue_run(
         rows = tables.rows_ahead(columns, ahead, "forecast", moments=tables.has_types(output))
         answer["output"] = str(tables.write(rows, output))
     report(answer, as_json=as_json)
-    note(
-        f"next: elman forecast {shlex.quote(source)} --out {shlex.quote(str(run))} --force "
-        "fits again"
-    )
+    note(f"next: {fitting_again(saved, source, asked, run)} fits again")
 
 
-def read_like(saved: Saved, source: str, asked: dict[str, Any], seed: int) -> list[Series]:
-    """Load new data with the columns the run knows; what the user says now comes first."""
+def fitting_again(saved: Saved, source: str, asked: dict[str, Any], run: Path) -> str:
+    """The command that reads new data as the run does and fits such a forecaster in its place."""
+    named = [label for label, f in saved.ensemble.fitted.items() if label == f.method.kind]
+    options = {"model": named[0]} if len(saved.ensemble.fitted) == len(named) == 1 else {}
+    options |= reading_of(saved, source, asked) | {"steps": saved.ensemble.steps, "out": run}
+    words = ["elman", "forecast", source]
+    for name, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            words += [option_of(name), str(each)]
+    return shlex.join([*words, *["--calendar"] * saved.calendar, "--force"])
+
+
+def reading_of(saved: Saved, source: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """How new data is read: with the columns the run knows; what the user says now comes first."""
     from dataclasses import asdict
 
     from elman.forecasting import series
@@ -341,7 +350,14 @@ def read_like(saved: Saved, source: str, asked: dict[str, Any], seed: int) -> li
     reading = {k: v for k, v in asdict(saved.reading).items() if v not in (None, ())}
     if source not in series.NAMES:
         reading.setdefault("column", saved.columns)
-    reading |= asked
+    return reading | asked
+
+
+def read_like(saved: Saved, source: str, asked: dict[str, Any], seed: int) -> list[Series]:
+    """Load new data as the run was read."""
+    from elman.forecasting import series
+
+    reading = reading_of(saved, source, asked)
     try:
         return series.load(source, seed=seed, **reading)
     except UserError as wrong:
@@ -396,7 +412,7 @@ def print_scores(answer: dict[str, Any]) -> None:
         inside = "".join(f"{row[k - 1]:10.0%}" for k in horizons)
         print(f"{f'inside {level} %':{width}}{inside}")
     if answer["growth"]:
-        print(f"errors grow as ε + c ε with c = {answer['growth']['factor']:.3f}")
+        print(f"errors grow as ε_(k+1) = ε_1 + c ε_k with c = {answer['growth']['factor']:.3f}")
     for line in answer["verdicts"]:
         print(f"{first}: {line}")
     for label, rows in answer["losses"].items():

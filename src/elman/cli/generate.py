@@ -64,7 +64,8 @@ def generate(
         "start": generation.opening(opened.vocab),
     }
     if beam is not None:
-        _refuse_chance(temperature=temperature != 1, top_k=top_k, top_p=top_p, samples=samples > 1)
+        chance = {"temperature": temperature != 1, "top_k": top_k, "top_p": top_p is not None}
+        _refuse_chance(**chance, samples=samples > 1)
         texts = _searched(opened.load_model(device, weights), prompts, length, beam, choices)
     else:
         choices |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}

@@ -15,6 +15,7 @@ from elman.cli.console import emit, note
 from elman.cli.device import use_threads
 from elman.cli.limits import RunFolder, a_path
 from elman.cli.source import read_like
+from elman.files import check_new_folder
 
 if TYPE_CHECKING:
     from elman.diagnostics import ByLag, CarryScore, Clipping, Units
@@ -58,6 +59,8 @@ def gradients(
     from elman import diagnostics as d
     from elman.runs import Run
 
+    if figure is not None:
+        check_new_folder(figure, "--figure")
     use_threads(threads)
     opened = Run.open(run)
     model = opened.load_model()

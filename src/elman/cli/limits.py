@@ -24,10 +24,19 @@ LONGEST = 10**7
 
 
 def a_path(text: str) -> Path:
-    """A path as it was typed; an empty one is refused, which `Path` would take for this folder."""
+    """A path as it was typed; an empty one is refused, which `Path` would take for this folder.
+
+    ~ is the home folder, as in a SOURCE: shells leave the one of `--out=~/runs` as it is. What
+    begins with a dash is made absolute, or the command that a verb suggests would take it for an
+    option: `Path` forgets the ./ before it.
+    """
     if not text:
         raise typer.BadParameter("an empty path names nothing; . is this folder")
-    return Path(text)
+    try:
+        path = Path(text).expanduser()
+        return path.absolute() if text != "-" and str(path).startswith("-") else path
+    except RuntimeError as unknown:  # ~nobody
+        raise typer.BadParameter(f"{text}: {unknown}") from unknown
 
 
 RunFolder = Annotated[

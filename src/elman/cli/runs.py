@@ -60,7 +60,10 @@ def runs(
 def _show(
     summaries: Sequence["Summary"], forecasters: Sequence["Forecaster"], listing: bool
 ) -> None:
-    """Forecasters, then runs, then what to type next; in a listing, what is wrong with the rest."""
+    """Forecasters, then runs, then what is wrong with the rest, then what to type next.
+
+    Of runs that were named, what is wrong is an error, for the caller to raise.
+    """
     from elman.runs import comparison
 
     whole = [s for s in summaries if not s.problem]
@@ -70,8 +73,11 @@ def _show(
         tables.append(_listed(whole) if listing else _side_by_side(whole))
     if tables:
         typer.echo("\n\n".join(tables))
-    for broken in (s for s in (*forecasters, *summaries) if listing and s.problem):
-        note(f"{broken.path}: {broken.problem}")
+    broken = [s for s in (*forecasters, *summaries) if s.problem]
+    if broken and not listing:
+        return
+    for each in broken:
+        note(f"{each.path}: {each.problem}")
     if whole or not working:
         note(_next(comparison.best_first(whole)))
     else:

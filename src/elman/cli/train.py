@@ -107,13 +107,14 @@ def _work(
             result, page = session.conclude(), session.report() if processes.first else None
         processes.wait()
     if not processes.first:
-        return 130 if stopped else None
-    if page is None:
-        note(f"stopped by {stopped}; saved at step {session.training.step}")
+        return 128 + stopped if stopped else None
+    if stopped:
+        note(f"stopped by {STOPS[stopped.name]}; saved at step {session.training.step}")
         note(f"continue with: {_resuming(session.run)}")
         if (aside := session.run.path / ".replaced").is_dir():
             note(f"the run that was there before is in {aside} until the next checkpoint")
-        return 130
+        return 128 + stopped
+    assert page is not None
     _tell(session, result, page, as_json)
     return None
 
@@ -225,19 +226,19 @@ STOPS = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP: the termin
 
 
 @contextmanager
-def _gentle_signals() -> Iterator[list[str]]:
+def _gentle_signals() -> Iterator[list[signal.Signals]]:
     """Note what should stop it, to be heeded between two updates; a second signal ends at once.
 
     What is ignored stays so: a shell protects jobs in the background from Ctrl-C, and `nohup` all
     that it starts from a terminal that is closed.
     """
-    caught: list[str] = []
-    known = {getattr(signal, name): words for name, words in STOPS.items() if hasattr(signal, name)}
+    caught: list[signal.Signals] = []
+    known = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
     signals = [which for which in known if signal.getsignal(which) is not signal.SIG_IGN]
     screens = terminals()  # one that was closed no longer says that it was one
 
     def note_it(number: int, frame: Any) -> None:
-        caught.append(known[signal.Signals(number)])
+        caught.append(signal.Signals(number))
         if number == getattr(signal, "SIGHUP", None):
             for screen in screens:
                 silence(screen)
@@ -252,8 +253,8 @@ def _gentle_signals() -> Iterator[list[str]]:
             signal.signal(which, handler)
 
 
-def _train(session: "Session", show: "Show", as_json: bool, board: Any) -> str:
-    """Train to the end; returns the name of what stopped it, if anything did."""
+def _train(session: "Session", show: "Show", as_json: bool, board: Any) -> signal.Signals | None:
+    """Train to the end; returns the signal that stopped it, if one did."""
     run = session.run
     with _gentle_signals() as caught, _board(run, board) as log:
         try:
@@ -271,7 +272,7 @@ def _train(session: "Session", show: "Show", as_json: bool, board: Any) -> str:
             raise
         except OSError as failure:
             raise _unwritten(run, failure) from failure
-    return caught[0] if caught else ""
+    return caught[0] if caught else None
 
 
 def _unwritten(run: "Run", failure: OSError) -> WorkFailed:

@@ -210,7 +210,10 @@ def _parts(state: Any) -> tuple[torch.Tensor, ...]:
 
 
 def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
-    """The computational graph of 8.7.2: parameters shaded, the gradient's norm on every edge."""
+    """The computational graph of 8.7.2: parameters shaded, the gradient's norm on every edge.
+
+    The loss is averaged over T steps, L = 1/T Σ_t l_t, so that ∂L/∂l_t = 1/T on the first edges.
+    """
     if not model.recurrent or model.shape.layers > 1:
         raise UserError(
             "the graph of 8.7.2 has one recurrent layer",
@@ -219,7 +222,7 @@ def graph(model: LanguageModel, ids: Sequence[int]) -> Figure:
     norms, steps = graph_gradients(model, ids), len(ids) - 1
     cell = cells.of_model(model.cell)
     rows = ["x", *("e" if norms.state_to_embedding else ""), *cell.states[1:]]
-    at = {name: 2.0 * row for row, name in enumerate([*rows, "h", "o", "L"])}
+    at = {name: 2.0 * row for row, name in enumerate([*rows, "h", "o", "l", "L"])}
     with house():
         size = (3.6 * steps + 2, 1.05 * at["L"] + 1)
         figure, axes = _canvas(*size, (-1.2, 3.4 * steps), (-0.6, at["L"] + 0.6))
@@ -244,13 +247,16 @@ def _graph_step(
     column = [name for name in at if name != "L"]
     for name in column:
         _box(axes, x, at[name], f"{name}$_{t + 1}$", colours.get(name, "white"), 0.5)
-    numbers = {"o": norms.output_to_state[t]}
+    numbers = {"o": norms.output_to_state[t], "l": norms.loss_to_output[t]}
     if norms.state_to_embedding:
         numbers[column[2]] = norms.state_to_embedding[t]
     for below, above in itertools.pairwise(column):
         label = _number(numbers[above]) if above in numbers else {"e": "W$_{xe}$"}.get(above, "")
         _arrow(axes, (x, at[below] + 0.35), (x, at[above] - 0.35), label)
-    _arrow(axes, (x, at["o"] + 0.35), (loss, at["L"] - 0.35), _number(norms.loss_to_output[t]))
+    average = _number(1 / len(norms.loss_to_output))
+    _arrow(axes, (x, at["l"] + 0.35), (loss, at["L"] - 0.35), average)
+    _box(axes, x + 1.3, at["l"], f"y$_{t + 1}$", "white", 0.5)
+    _arrow(axes, (x + 0.8, at["l"]), (x + 0.54, at["l"]), "")
     into = column[2] if norms.state_to_embedding else column[1]
     for name, weight, above in (
         ("W$_{xh}$", "weight_ih_l0", into),

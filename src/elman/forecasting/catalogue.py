@@ -189,7 +189,7 @@ class Method:
             if name not in known[self.kind].options:
                 fits = [k for k, kind in known.items() if name in kind.options]
                 raise UserError(
-                    f"{_FLAGS.get(name, name)} means nothing to --model {self.kind}",
+                    f"{FLAGS.get(name, name)} means nothing to --model {self.kind}",
                     hint=f"it is for {', '.join(fits)}",
                 )
         self._settings()
@@ -242,7 +242,7 @@ class Method:
         return Logged(model) if self.logged else model
 
 
-_FLAGS = {
+FLAGS = {
     "tau": "--tau",
     "hidden": "--hidden-size",
     "epochs": "--epochs",
@@ -253,6 +253,7 @@ _FLAGS = {
     "memory": "--memory",
     "kernel": "--kernel",
 }
+"""What the options of a model are called on a command line."""
 
 
 def carry_of(said: Carry | str) -> Carry:

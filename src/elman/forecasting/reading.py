@@ -98,6 +98,11 @@ def roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
             notes.append(f"time: column {reading.time!r} (--time none would ignore it)")
     check_times(reading)
     if not reading.column:
+        if not {*table.columns} - taken - {reading.time} and taken - {*reading.group}:
+            raise UserError(
+                f"every column of {table.name} has another role, which leaves none to forecast",
+                hint="leave one of --known, --past or --static away",
+            )
         reading = replace(reading, column=_target_columns(table, {*taken, reading.time}, notes))
     return reading
 
@@ -179,6 +184,8 @@ def _time_column(
         return None
     cells = table.columns[names[0]]
     if not tables.looks_numeric(cells) and not _dates_begin(table, names[0], date_format):
+        if date_format is not None:
+            timestamps.read_times(table, names[0], date_format=date_format)  # says what is wrong
         raise UserError(
             f"{table.where(0)}, column {names[0]!r}: {str(cells[0])!r} is not a date that can be "
             "read in one way only",

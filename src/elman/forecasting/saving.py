@@ -23,6 +23,7 @@ from elman.errors import MissingSource, Unreadable, UserError
 from elman.files import (
     BLANK_SEAL,
     atomic,
+    check_new_folder,
     check_seal,
     read_bytes,
     read_sealed,
@@ -219,6 +220,7 @@ def _restored(n: int, part: Any, arrays: State, series: int) -> panel.Fitted:
 def check_place(folder: Path, *, force: bool) -> None:
     """Refuse a place that is taken, unless `force` and what is there is a forecaster."""
     if not folder.exists():
+        check_new_folder(folder, "--out")
         return
     if not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder", hint="another --out")

@@ -140,7 +140,8 @@ def load(
     """
     reading = Reading(
         names_of(column), time, names_of(group), names_of(known), names_of(past), names_of(static),
-        fill or ("linear" if missing == "interpolate" else None), date_format, timezone, season,
+        "linear" if fill is None and missing == "interpolate" else fill, date_format, timezone,
+        season,
     )  # fmt: skip
     if source == "sine":
         return [replace(_named_sine(reading, seed), season=season)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elman.errors import UserError
-from elman.forecasting.catalogue import Method, names
+from elman.forecasting.catalogue import FLAGS, Method, names
 from elman.forecasting.ensemble import check_steps
 from elman.options import as_number, hold_numbers, whole_number
 
@@ -54,7 +54,7 @@ class Settings:
         if self.model == "auto":
             for name in self.options:
                 raise UserError(
-                    f"{name.replace('_', '-')} means nothing to --model auto, which tries several",
+                    f"{FLAGS.get(name, name)} means nothing to --model auto, which tries several",
                     hint="--model linear or gru, or leave the option away",
                 )
             if self.difference:
@@ -65,12 +65,13 @@ class Settings:
         else:
             self.method()
         for name, most in (("hidden", 4096), ("epochs", 100_000), ("tau", 100_000)):
-            value = self.options.get(name)
-            if value is not None and value > most:
-                flag = {"hidden": "--hidden-size"}.get(name, f"--{name}")
+            value = whole_number(name, self.options.get(name, 1), hint="leave it away")
+            if value < 1:
+                raise UserError(f"{FLAGS[name]} {value} must be at least 1", hint="leave it away")
+            if value > most:
                 weights = f" ({12 * value**2:.1e} weights)" if name == "hidden" else ""
                 raise UserError(
-                    f"{flag} {value}{weights} is more than {most}",
+                    f"{FLAGS[name]} {value}{weights} is more than {most}",
                     hint="such a model has no use here",
                 )
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from elman.errors import MissingSource, UserError
-from elman.files import contents, drained
+from elman.files import drained, read_bytes
 from elman.forecasting.written import plainly
 
 Cell = Any
@@ -86,6 +86,8 @@ def read(source: str) -> Table:
     """A table from a .csv or .parquet file, or from CSV on stdin ("-")."""
     if source == "-":
         return read_csv(_stdin_bytes(), "stdin", "stdin")
+    if not source:
+        raise UserError("an empty name is that of no table", hint="name a .csv or .parquet file")
     path = Path(source)
     if path.is_dir():
         raise UserError(f"{source} is a folder, not a table", hint="name one .csv or .parquet file")
@@ -95,7 +97,7 @@ def read(source: str) -> Table:
         )
     if path.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(path)
-    return read_csv(contents(path), path.stem, source)
+    return read_csv(read_bytes(path), path.stem, source)
 
 
 def _stdin_bytes() -> bytes:
@@ -187,10 +189,11 @@ def _decoded(content: bytes, source: str) -> str:
     except UnicodeDecodeError as wrong:
         line = content[: wrong.start].count(b"\n") + 1
         code, named = ("gb18030", "Chinese") if _is_chinese(content) else ("latin1", "Latin-1")
+        file = "FILE" if source == "stdin" else shlex.quote(source)
         raise UserError(
             f"{source} is not {'UTF-16' if wide else 'UTF-8'} text (byte {wrong.start}, line "
             f"{line})",
-            hint=f"iconv -f {code} -t utf-8 {shlex.quote(source)} makes it so, if it is {named}",
+            hint=f"iconv -f {code} -t utf-8 {file} makes it so, if it is {named}",
         ) from wrong
     if "\0" in text:
         before = text[: text.index("\0")]

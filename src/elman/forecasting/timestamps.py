@@ -155,12 +155,13 @@ def _zone(name: str | None) -> ZoneInfo | None:
         ) from unknown
 
 
+_YEAR = r"(1[7-9]|2[01])\d\d"
 _DIGITS = {
-    "%Y%m%d": re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"),
-    "%Y%m": re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])"),
-    "%G%V": re.compile(r"(19|20)\d\d(0[1-9]|[1-4]\d|5[0-3])"),
+    "%Y%m%d": re.compile(_YEAR + r"(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"),
+    "%Y%m": re.compile(_YEAR + r"(0[1-9]|1[0-2])"),
+    "%G%V": re.compile(_YEAR + r"(0[1-9]|[1-4]\d|5[0-3])"),
 }
-"""Days, months and weeks that are written as whole numbers."""
+"""Days, months and weeks that are written as whole numbers, of the years 1700 to 2199."""
 
 
 def in_digits(cells: Sequence[Any]) -> bool:

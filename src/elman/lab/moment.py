@@ -26,7 +26,8 @@ FRONT = struct.Struct("<4q")
 EVERY = 0.1
 """Seconds from one moment to the next, while someone looks."""
 PATIENCE = 0.1
-"""Seconds after which a file that is not whole was left so by a process that is gone."""
+"""Seconds after which a file that is not whole, and has not moved, was left so by a process that is
+gone. They begin at the first look: a reader may be kept from running for longer than that."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class Moment:
 
 def read(path: Path) -> tuple[dict[str, Tensor], Place] | None:
     """The weights of one moment; None where there are none, or none that are whole."""
-    until = time.monotonic() + PATIENCE
     if not path.exists():
         return None
     with open(path, "rb", buffering=0) as file:
-        while time.monotonic() < until:
+        last, until = None, 0.0
+        while True:
             file.seek(0)
             front, data = file.read(FRONT.size), file.read()
             file.seek(0)
@@ -98,8 +99,11 @@ def read(path: Path) -> tuple[dict[str, Tensor], Place] | None:
                 number, *place = FRONT.unpack(front)
                 if number % 2 == 0:
                     return load(data), Place(*place)
+            if front != last:  # somebody writes
+                last, until = front, time.monotonic() + PATIENCE
+            elif time.monotonic() >= until:
+                return None
             time.sleep(0.001)
-    return None
 
 
 def _write(file: io.FileIO, data: Any) -> None:

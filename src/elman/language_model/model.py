@@ -393,6 +393,11 @@ class LanguageModel(nn.Module):
         if isinstance(ids, np.ndarray):
             whole = ids.astype(np.int64) if ids.dtype.kind in "iu" else ids
             ids = torch.from_numpy(whole).to(self.bias_q.device)
+        if not isinstance(ids, Tensor):
+            raise UserError(
+                f"ids are a {type(ids).__name__}, not a tensor or an array of shape (batch, time)",
+                hint="a list of ids is read as torch.tensor([ids])",
+            )
         if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype == torch.bool:
             raise UserError(
                 f"ids of shape {tuple(ids.shape)} and type {ids.dtype} must be integers of shape "

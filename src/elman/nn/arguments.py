@@ -57,10 +57,13 @@ def checked_state(
     names = [f"{state}0" for state in cell.states]
     sizes = cell.state_sizes(module.hidden_size, module.proj_size)
     if not are_tensors(state) or len(state) != len(sizes):
-        rule = f"a pair of tensors ({', '.join(names)})" if len(names) > 1 else "one tensor h0"
+        name, zeros = type(module).__name__, "leave it out to begin at zero"
+        if len(names) == 1:
+            raise UserError(f"the initial state of {name} must be one tensor h0", hint=zeros)
         raise UserError(
-            f"the initial state of {type(module).__name__} must be {rule}",
-            hint="leave it out to begin from zeros",
+            f"the initial state of {name} must be a pair of tensors ({', '.join(names)})",
+            hint=f"{zeros}; code that asks isinstance(…, torch.nn.{name}) must ask for "
+            f"elman.nn.{name}, too",
         )
     for name, s, n in zip(names, state, sizes, strict=True):
         rule = (places, rows, n) if batched else (places, n)

@@ -93,7 +93,7 @@ class LongWay(Parameters):
 
     def _real_weights(self) -> list[Tensor]:
         """The weights, W_hh of a cell with heads being 0 outside of them."""
-        weights = [getattr(self, name) for name in self._flat_weights_names]
+        weights = [*self._weights()]
         for name, w in zip(self._flat_weights_names, weights, strict=True):
             if not w.is_floating_point():
                 raise UserError(

@@ -58,6 +58,9 @@ class Module(Settling):
         """Output and last state, in the caller's layout."""
         if torch.compiler.is_compiling():
             return self._run_long(input, state)
+        if "parametrizations" in self._modules and not self._is_computed():
+            with self._computed_once():
+                return self._run(input, state)
         if (latest := self._settled.latest) and (done := self._run_again(latest, input, state)):
             return done
         if named(self.cell).fingerprint != self._equations:

@@ -5,6 +5,9 @@ Everything that is settled about a module's calls goes when one of these changes
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -32,6 +35,9 @@ FULL, STORED, STEPPED = Full(), Stored(), Stepped()
 _TOLD = {"carry", "memory", "time", "zoneout", "update_dropout"}
 _TOLD |= {"repeatable", "dropout", "training", "batch_first"} | {*custom.CHECKED}
 """Attributes on which more depends than their own value."""
+
+_COMPUTED = ContextVar[tuple[Any, list[Any]]]("a module and its weights", default=(None, []))
+"""The module that this thread calls, and what its parametrized weights are in this call."""
 
 Ours = tuple[Carry, Memory, Time, float, float]
 """What torch.nn's modules do not have: carry, memory, time, zoneout and update_dropout."""
@@ -302,14 +308,31 @@ class Parameters(torch.nn.RNNBase):
     # ------------------------------------------------------------------ for whoever runs it
 
     def _first_weight(self) -> Tensor:
-        return getattr(self, self._flat_weights_names[0])
+        own = self._parameters.get(self._flat_weights_names[0])
+        return self._weights()[0] if own is None else own
 
     def _weights(self) -> list[Any]:
         own, names = self._parameters, self._flat_weights_names
         try:
             return [*map(own.__getitem__, names)]
         except KeyError:  # parametrized: elsewhere
-            return [own[n] if n in own else getattr(self, n) for n in names]
+            if self._is_computed():
+                return _COMPUTED.get()[1]
+            return [getattr(self, n) for n in names]
+
+    @contextlib.contextmanager
+    def _computed_once(self) -> Iterator[None]:
+        """For one call, compute weights that are computed when they are asked for (`parametrize`):
+        they may draw chance or go a step further each time, and a call asks more than once."""
+        token = _COMPUTED.set((self, self._weights()))
+        try:
+            yield
+        finally:
+            _COMPUTED.reset(token)
+
+    def _is_computed(self) -> bool:
+        """Whether that is done for the call that runs; in compiled code they are what they are."""
+        return not torch.compiler.is_compiling() and _COMPUTED.get()[0] is self
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The initial state where the caller passed none."""

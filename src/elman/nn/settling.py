@@ -160,8 +160,8 @@ class Settling(LongWay):
 
 
 def unseen() -> contextlib.AbstractContextManager[object]:
-    """A context for the first call of a shape alone: weights that are computed when they are asked
-    for (`parametrize`) are asked for there, and `torch.utils.checkpoint` must not count that."""
+    """A context for the first call of a shape alone: what it makes of tensors to choose what runs
+    (W_hh without what lies outside of its heads), `torch.utils.checkpoint` must not count."""
     if torch.compiler.is_compiling() or not whole.is_hooked():
         return contextlib.nullcontext()
     return saved_tensors_hooks(lambda t: t, lambda t: t)

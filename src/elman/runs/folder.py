@@ -30,6 +30,7 @@ from elman.errors import MissingSource, UserError
 from elman.files import (
     BLANK_SEAL,
     atomic,
+    check_new_folder,
     has_seal,
     line_holds,
     read_bytes,
@@ -430,7 +431,7 @@ def check_room(path: Path, force: bool = False) -> None:
             f"{path} is a run already",
             hint="name another folder with --out, or overwrite it with --force",
         )
-    _check_writable(path)
+    check_new_folder(path, "--out")
 
 
 def _belongs(name: str) -> bool:
@@ -444,18 +445,6 @@ def _is_run(path: Path) -> bool:
     except ValueError:
         return False
     return isinstance(record, dict) and {"training", "sha256", "data"} <= set(record)
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a folder that cannot be made or written to, by the nearest one that exists."""
-    nearest = path.absolute()
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        what = "may not be written to" if nearest.is_dir() else "is no folder"
-        raise UserError(
-            f"cannot make the folder {path}: {nearest} {what}", hint="name another with --out"
-        )
 
 
 def _differ(before: os.stat_result, now: os.stat_result | None) -> bool:

@@ -293,7 +293,14 @@ def count_corpus(tokens: Iterable[Any] | Mapping[Any, int]) -> dict[Any, int]:
         return dict(tokens)
     if isinstance(tokens, str | bytes):
         return count(tokens, "char" if isinstance(tokens, str) else "byte")
-    return dict(Counter(_flat(tokens)))
+    listed = tokens if isinstance(tokens, list) or hasattr(tokens, "tolist") else list(tokens)
+    if isinstance(listed, list) and listed and isinstance(listed[0], tuple):
+        # In the notes a line is a list, and a tuple is a pair or triple that counts as one token.
+        raise UserError(
+            f"{listed[0]!r} is a tuple, neither a token nor a line of them, which is a list",
+            hint=f"statistics.frequencies(tokens, {len(listed[0])}) counts runs of tokens",
+        )
+    return dict(Counter(_flat(listed)))
 
 
 def _flat(tokens: Iterable[Any]) -> Sequence[Any]:

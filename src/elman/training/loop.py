@@ -125,12 +125,13 @@ class Training:
         waiting = {
             "schedule=plateau": self.settings.optimisation.schedule == "plateau",
             f"patience={self.settings.patience}": self.settings.patience > 0,
+            f"validate_every={self.settings.validate_every}": self.settings.validate_every > 0,
         }
         for said, waits in waiting.items():
             if waits and self.validation_ids is None:
                 raise UserError(
                     f"{said} means nothing without held-out tokens",
-                    hint="Training(model, train_ids, validation_ids, …), or leave it out",
+                    hint="hold some out (validation_ids of a Training), or leave it out",
                 )
 
     def _check_model(self) -> None:

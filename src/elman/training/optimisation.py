@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, clip_norm
 from elman.options import Beside, check, option
 
@@ -302,7 +303,11 @@ def clip_gradients(parameters: list[nn.Parameter], theta: float | None) -> float
 
     `torch.nn.utils.clip_grad_norm_` divides by ‖g‖ + 1e-6 instead, and so never clips to θ itself.
     """
+    if theta is not None and not theta > 0:
+        raise UserError(f"theta={theta} must be above 0", hint="theta=None never clips")
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        raise UserError("no parameter has a gradient to clip", hint="loss.backward() computes them")
     norm = clip_norm(KERNEL, gradients, math.inf if theta is None else theta)
     if norm is None:
         norm = float(gradient_norm(parameters))

@@ -89,17 +89,33 @@ class NgramModel(SequenceModel[Context]):
         return cls(table, vocab, boundaries=boundaries, about=kind.about)
 
     def probability(self, token: Any, context: Any = ()) -> float:
-        """P(token | context); only the last order-1 tokens of the context matter.
+        """P(token | context) of one token; only the last order-1 tokens of the context matter.
 
-        Models with sentence boundaries also know the tokens "</s>" and, in a context, "<s>".
+        The context is read as any sequence is: text, tokens or ids. Models with sentence boundaries
+        also know the tokens "</s>" and, in a context, "<s>".
         """
-        ids = [self._id(t) for t in [*_tokens(context), token]]
+        ids = [*self._context(context), self._id(token)]
         return float(np.exp(self.table.score(np.array(ids))[-1]))
 
+    def _context(self, context: Any) -> list[int]:
+        is_text = isinstance(context, str) and not self._is_mark(context)
+        if is_text or not (self.boundaries or is_token(context)):
+            return self.encode(context).tolist()
+        return [self._id(token) for token in ([context] if is_token(context) else context)]
+
+    def _is_mark(self, token: Any) -> bool:
+        return self.boundaries and token in ("<s>", "</s>")
+
     def _id(self, token: Any) -> int:
-        if self.boundaries and token in ("<s>", "</s>"):
+        if self._is_mark(token):
             return self.table.base - 1 if token == "<s>" else self.table.base - 2
-        return int(self.encode([token])[0])
+        ids = self.encode([token])
+        if len(ids) != 1:
+            raise UserError(
+                f"{token!r} is {len(ids)} tokens of this model, not one",
+                hint="log_probability(tokens, context) takes any number",
+            )
+        return int(ids[0])
 
     # The questions every sequence model answers
 
@@ -206,11 +222,6 @@ def _marked(
     pieces = [encode(piece, vocab, size).astype(dtype) for piece in pieces_of(sequence)]
     ids = np.concatenate([part for piece in pieces for part in (begin, piece, end)])
     return ids, ids == begin[0]
-
-
-def _tokens(context: Any) -> list[Any]:
-    """A context as a list: a single token is one of its own, a text its characters."""
-    return list(context) if not is_token(context) or isinstance(context, str) else [context]
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
