@@ -41,9 +41,10 @@ from numpy.typing import NDArray
 
 from elman.forecasting import accuracy, series
 from elman.forecasting.dates import Clock, Frequency
-from elman.forecasting.experiment import Settings, fit_and_measure
+from elman.forecasting.experiment import fit_and_measure
 from elman.forecasting.intervals import GRID
 from elman.forecasting.series import Series
+from elman.forecasting.settings import Settings
 
 STEPS = 12
 DRAWS = 1000

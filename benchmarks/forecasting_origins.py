@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from elman.forecasting import accuracy
-from elman.forecasting.experiment import Settings, fit_and_measure
+from elman.forecasting.experiment import fit_and_measure
 from elman.forecasting.series import Series
+from elman.forecasting.settings import Settings
 from forecasting import STEPS, sets
 
 UNIT, TEST = 0.6, 0.2

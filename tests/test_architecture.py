@@ -1,6 +1,8 @@
-"""Imports point one way, along the life of a token, and docs/architecture.md names every stage."""
+"""Imports point one way, along the life of a token, and the pages about it name what there is."""
 
 import ast
+import importlib
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,9 +131,86 @@ def test_every_stage_of_the_tree_is_in_the_list_and_in_the_docs():
     assert not missing, f"docs/architecture.md does not mention {missing}"
 
 
-def test_short_names_are_the_modules_themselves():
-    import importlib
+def prose(page: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
 
+
+def named_in(text: str) -> list[str]:
+    """What stands in backquotes, less what stands for a name (`NAME`)."""
+    return [name for name in re.findall(r"`([^`\n]+)`", text) if "NAME" not in name]
+
+
+def is_path(name: str) -> bool:
+    """Whether it is spelled as a file or folder of the repository, and no output of `make`."""
+    spelled = re.fullmatch(r"[\w/-]+(?:\.(?:py|h|md)|/)|\w+(?:/\w+)+", name)
+    return spelled is not None and not name.startswith("build/")
+
+
+STAGE_ROW = re.compile(r"^\| [\w' ]+ \| (`[^|]+) \| ([^|]+) \|$", re.M)
+"""Where a stage lives, and what it owns."""
+
+
+def is_there(name: str, *folders: Path) -> bool:
+    return any((folder / name).exists() for folder in folders)
+
+
+def resolves(name: str) -> bool:
+    """Whether `elman.errors.UserError`, or `errors.UserError`, is a module or in one."""
+    try:
+        pkgutil.resolve_name(f"elman.{name.removeprefix('elman.')}")
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_files_in_the_table_of_stages_lie_in_the_folders_of_their_stage():
+    rows = STAGE_ROW.findall(prose("docs/architecture.md"))
+    assert len(rows) > 15
+    for homes, owned in rows:
+        folders = [PACKAGE / home for home in named_in(homes)]
+        assert all(folder.exists() for folder in folders), homes
+        lost = [n for n in named_in(owned) if is_path(n) and not is_there(n, *folders)]
+        assert not lost, f"{homes} has no {lost}"
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_paths_names_and_targets_on_a_page_are_real(page):
+    text = STAGE_ROW.sub("", prose(page))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z-]+):", makefile, re.M)
+    checked = 0
+    for name in named_in(text):
+        if name.startswith("make "):
+            assert name.removeprefix("make ") in targets, name
+        elif is_path(name):
+            assert is_there(name, ROOT, PACKAGE, PACKAGE.parent), f"there is no {name}"
+        elif re.fullmatch(r"\w+(\.\w+)+", name) and stage(name) in ("elman", *STAGES):
+            assert resolves(name), f"there is no {name}"
+        else:
+            continue
+        checked += 1
+    assert checked > 10
+
+
+def test_every_table_of_variants_is_where_the_page_says():
+    rows = re.findall(r"`([A-Z_]+)`, `([\w/]+)\.py`", prose("docs/architecture.md"))
+    assert len(rows) > 6
+    for table, path in rows:
+        home = path.removesuffix("/__init__").replace("/", ".")
+        assert resolves(f"{home}.{table}"), f"{path}.py has no {table}"
+
+
+def test_the_contract_of_a_kernel_has_the_fields_that_the_page_shows():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    kernels = importlib.import_module("elman.kernels")
+    shown = re.findall(r"^class (\w+)\(NamedTuple\):.*\n((?:    .+\n)+)", page, re.M)
+    assert {name for name, _ in shown} == {"Weights", "Piece", "Trace", "Pull"}
+    for name, body in shown:
+        assert tuple(re.findall(r"^    (\w+):", body, re.M)) == getattr(kernels, name)._fields
+
+
+def test_short_names_are_the_modules_themselves():
     for short, home in {
         "corpus": "text",
         "vocab": "text",

@@ -36,6 +36,7 @@ from elman.gradients import (
 from elman.kernels import Pull
 from elman.kernels.reference import KERNEL
 from elman.recurrence import chunked
+from elman.recurrence.sweeps import Cut, Forward
 from elman.scoring import metrics
 from elman.training import Reading, Settings, Training
 
@@ -66,7 +67,7 @@ SHAPES = [(1, 1), (2, 1), (2, 2)]
 def rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are worth it at any size, and run a few steps at a time."""
     monkeypatch.setattr(chunked, "_price", lambda kernel, piece, rows: 1.0)
-    monkeypatch.setattr(chunked, "HELD_CPU", 1)
+    monkeypatch.setattr("elman.recurrence.sweeps.HELD_CPU", 1)
 
 
 def module(cell: str, shape=(1, 1), gain=0.5, time=TIME, seed=0, **options):
@@ -271,9 +272,9 @@ def test_compiled():
 def test_the_error_of_every_chunks_first_state_is_within_the_bound(seed, cell, overlap, sweeps):
     m = module(cell, gain=0.9, seed=seed)
     xs, stacked = inputs(m, steps=100, batch=1, seed=seed)
-    job, cut = m.job(xs, stacked), chunked.Cut(4, 25, 0, overlap)
+    job, cut = m.job(xs, stacked), Cut(4, 25, 0, overlap)
     piece = next(job.pieces())
-    run = chunked._Forward(KERNEL, piece, cut, needs_gates=False)
+    run = Forward(KERNEL, piece, cut, needs_gates=False)
     gaps = run.first()
     for _ in range(sweeps - 1):
         gaps = run.again(gaps.rows_above(0))
@@ -292,7 +293,7 @@ def test_every_sweep_measures_how_trajectories_come_closer(batch):
     m = module("tanh", gain=0.9)
     xs, stacked = inputs(m, steps=100, batch=batch)
     piece = next(m.job(xs, stacked).pieces())
-    run = chunked._Forward(KERNEL, piece, chunked.Cut(4, 25, 0, 3), needs_gates=False)
+    run = Forward(KERNEL, piece, Cut(4, 25, 0, 3), needs_gates=False)
     first = run.first()
     assert 0 < run.again(first.rows_above(0)).contraction < 1
 
@@ -303,7 +304,7 @@ def test_the_bound_counts_what_earlier_seams_leave_behind():
     m.weight_hh_l0.copy_(0.97 * torch.eye(HIDDEN))  # errors of all seams point the same way
     xs = torch.arange(100.0).double()[:, None, None].expand(100, 1, INPUT)
     piece = next(m.job(xs).pieces())
-    run = chunked._Forward(KERNEL, piece, chunked.Cut(4, 25, 0, 10), needs_gates=False)
+    run = Forward(KERNEL, piece, Cut(4, 25, 0, 10), needs_gates=False)
     gaps = run.first()
     exact = KERNEL.forward(piece).hs[[25, 50, 75], 0]
     error = (run.start[0][1:] - exact).norm(dim=-1).max() / exact.norm(dim=-1).max()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from elman import __version__
 from elman.cli import app, run, source
 from elman.cli.console import emit, progress
 from elman.cli.source import follow_up, read
+from elman.forecasting.catalogue import FORECASTERS
+from elman.text.levels import LEVELS
 from elman.text.prepared import Data
 
 
@@ -200,3 +203,17 @@ def test_no_help_is_taken_for_markup():
     ]
     assert len(said) > 60
     assert [where for *where, text in said if "[" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("verbs", "option", "names"),
+    [
+        (("forecast",), "model", ("auto", *FORECASTERS)),
+        (("ngram", "statistics", "prepare"), "level", tuple(LEVELS)),
+    ],
+)
+def test_a_help_that_is_written_by_hand_names_all_there_is(verbs, option, names):
+    command: Any = typer.main.get_command(app)
+    for verb in verbs:
+        (said,) = (p.help for p in command.commands[verb].params if p.name == option)
+        assert set(names) <= set(re.findall(r"[\w-]+", said)), f"elman {verb} --help"

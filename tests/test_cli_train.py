@@ -129,6 +129,14 @@ def test_options_and_settings_are_each_others_inverse():
         assert presets.flat(data, model, settings, presets.shown(options)) == options
 
 
+def test_a_preset_is_one_line_and_the_help_names_it(monkeypatch, capsys):
+    monkeypatch.setitem(presets.PRESETS, "tiny", {"model": "gru", "hidden_size": 8})
+    assert run(["train", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "auto (by the text's length), quick, best, notes, notes-concise, tiny" in said
+    assert presets.expand("tiny", {})["hidden_size"] == 8
+
+
 @pytest.mark.parametrize(
     ("epochs", "held_out", "expected"),
     [(30, 1000, 20), (30, 20_000, 13), (2, 1000, 18), (2, 3000, 6), (1, 40_000, 1), (3, 0, 20)],

@@ -83,5 +83,6 @@ def test_parameters_come_back_even_when_the_loss_fails_on_the_way():
 @pytest.mark.parametrize("change", [{"rate": 0.0}, {"points": 1}, {"theta": 0.0}])
 def test_refusals(change):
     w = torch.ones(1, requires_grad=True)
-    with pytest.raises(UserError):
+    ((name, value),) = change.items()
+    with pytest.raises(UserError, match=f"{name}={value} must be"):
         step_bound(lambda: w.sum(), [w], **{"rate": 0.1, **change})

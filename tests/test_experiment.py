@@ -17,12 +17,13 @@ from elman.forecasting import choice, ensemble, intervals, panel, scores
 from elman.forecasting.candidates import candidates
 from elman.forecasting.catalogue import FORECASTERS, Kind, Method, Plan
 from elman.forecasting.dates import Clock, Frequency
-from elman.forecasting.experiment import Settings, fit_and_measure
+from elman.forecasting.experiment import fit_and_measure
 from elman.forecasting.intervals import GRID
 from elman.forecasting.panel import Backtest, Windows
 from elman.forecasting.progress import Limit
 from elman.forecasting.saving import Saved, load_ensemble, save_ensemble
 from elman.forecasting.series import Reading, Series
+from elman.forecasting.settings import Settings
 
 QUICK = {"minutes": 0.0}
 

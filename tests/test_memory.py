@@ -195,6 +195,7 @@ def test_the_smallest_budget_named_in_a_refusal_is_accepted(make):
         (lambda: Checkpointed(every=3, budget=100), "takes one of the two"),
         (lambda: Checkpointed(every=0), "every=0 must be a whole number of steps"),
         (lambda: Checkpointed(budget=-5), "budget=-5 must be a whole number of bytes"),
+        (lambda: Checkpointed(every=True), "every=True must be a whole .*; Checkpointed.every=100"),
         (lambda: Checkpointed(budget=1.5), "budget=1.5"),
     ],
 )

@@ -592,6 +592,15 @@ def test_what_cannot_be_run_is_refused_by_name_and_rule(call, said):
         call()
 
 
+@pytest.mark.parametrize("cell", ["gru", "mgu", "layer_norm_lstm"])
+@pytest.mark.parametrize("ids", [[[0, 3]], [[-1, 1]]])
+def test_every_kernel_refuses_ids_that_name_no_column(cell, ids):
+    layers, said = nn.Layers(cell, 3, 4), f"ids from {ids[0][0]} to {ids[0][1]}; .* = 2; ids of a"
+    for kernel in ("auto", "reference"):
+        with kernels.using(kernel), pytest.raises(UserError, match=said):
+            layers(torch.tensor(ids))
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, linear
 
-from elman.errors import UserError
+from elman.errors import OutOfRange, UserError
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.library import HALF
 from elman.language_model import loss as output
@@ -185,8 +185,9 @@ def test_a_graph_that_is_kept_gives_the_gradient_again(half):
 def test_wrong_targets_are_refused(monkeypatch):
     with pytest.raises(UserError, match="no targets"):
         linear_cross_entropy(torch.zeros(3, 4), torch.zeros(5, 4), None, torch.zeros(2).long())
-    with pytest.raises(IndexError, match="7"):
+    said = "targets from 7 to 7 index 5 outputs; they lie between 0 and 4"
+    with pytest.raises(OutOfRange, match=said):
         linear_cross_entropy(torch.zeros(1, 4), torch.zeros(5, 4), None, torch.tensor([7]))
     monkeypatch.setattr(output, "LARGE", 0)
-    with pytest.raises(IndexError, match="7"):
+    with pytest.raises(OutOfRange, match=said):
         linear_cross_entropy(torch.zeros(1, 4), torch.zeros(5, 4), None, torch.tensor([7]))

@@ -12,6 +12,7 @@ from elman import LanguageModel, nn
 from elman.cli import run
 from elman.diagnostics.carries import CarryScore
 from elman.errors import UserError
+from elman.forecasting.catalogue import carry_of
 from elman.gradients import Carry, Checkpointed, Given, Memory, Stored, carry
 from elman.gradients.memory import Plan
 from elman.training import Optimisation, Reading, Settings, Training, piecewise
@@ -143,3 +144,14 @@ def test_a_memory_from_outside_runs_too():
         module(xs)[0].sin().sum().backward()
     for found, wanted in zip(gradients(mine), gradients(stored), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_forecaster_asks_the_table_which_carries_have_steps_between_cuts(monkeypatch):
+    monkeypatch.setitem(carry.CARRIES, "fading", carry.Named(lambda window, _: Fading(window)))
+    whole = carry.Named(lambda window, _: Fading(10**6), whole=True)
+    monkeypatch.setitem(carry.CARRIES, "fading-on", whole)
+    assert carry_of("fading:7") == Fading(7)
+    assert carry_of("fading-on") == Fading(10**6)
+    for said in ("fading", "fading-on:7"):
+        with pytest.raises(UserError, match=r"full, fading-on, or one of .* fading with the steps"):
+            carry_of(said)

@@ -395,7 +395,10 @@ class RNNModelScratch:
 
 
 def predict_ch8(prefix: str, num_preds: int, net: Any, vocab: Vocab, device: Any) -> str:
-    """Read `prefix`, then write the likeliest character `num_preds` times (`elman.generation`)."""
+    """Read `prefix`, then write the likeliest character `num_preds` times.
+
+    A step at a time, as any net of the notes can; `elman.generation` writes with elman's models.
+    """
     if not prefix:
         raise UserError("prefix='' gives the network nothing to begin with", hint="prefix='t'")
     state = net.begin_state(batch_size=1, device=device)

@@ -47,7 +47,10 @@ def cell(
 
     def declare(function: Callable[..., Any]) -> Described:
         if not hasattr(function, "__code__"):
-            raise UserError(f"a cell must be a function, not {type(function).__name__}")
+            raise UserError(
+                f"a cell must be a function, not {type(function).__name__}",
+                hint="@elman.cell(gates=1) above def NAME(a_x, a_h, h): …",
+            )
         described = Described(function, name, gates, states, parameters, heads, derivative)
         known = CELLS.get(described.name)
         if known is not None and not (isinstance(known, Described) and known.is_users):

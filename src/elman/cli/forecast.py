@@ -16,9 +16,10 @@ from elman.errors import UserError
 from elman.options import flag as option_of
 
 if TYPE_CHECKING:
-    from elman.forecasting.experiment import Experiment, Settings
+    from elman.forecasting.experiment import Experiment
     from elman.forecasting.saving import Saved
     from elman.forecasting.series import Series
+    from elman.forecasting.settings import Settings
     from elman.forecasting.unfinished import Unfinished
 
 
@@ -118,8 +119,8 @@ def begin(
 ) -> None:
     """Read, compare, fit and look ahead; in `out`, so that it can be stopped and resumed."""
     from elman.forecasting import series
-    from elman.forecasting.experiment import Settings
     from elman.forecasting.saving import check_place
+    from elman.forecasting.settings import Settings
     from elman.forecasting.unfinished import Unfinished
 
     checked = Settings(**settings)
@@ -136,7 +137,7 @@ def begin(
 def go_on(folder: Path, *, figure: Path | None, output: Path | None, as_json: bool) -> None:
     """Continue what was stopped in a folder; it ends as it would have ended."""
     from elman.forecasting import series
-    from elman.forecasting.experiment import Settings
+    from elman.forecasting.settings import Settings
     from elman.forecasting.unfinished import Unfinished
 
     with Unfinished.open(folder) as kept:

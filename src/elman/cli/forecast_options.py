@@ -10,9 +10,10 @@ from elman.cli.limits import a_path
 from elman.options import Beside
 
 MODELS = (
-    "auto (tries the others and keeps the best), last, seasonal, mean, drift, ets, linear, window, "
-    "or a cell: elman, gru, lstm …, global-gru, global-lstm …"
+    "auto (tries the others and keeps the best), last, seasonal, mean, drift, ets, linear, "
+    "regression, window, or a cell: elman, gru, lstm …, global-gru, global-lstm …"
 )
+"""The names of `forecasting.catalogue`, which imports torch: a help does not wait for that."""
 
 
 def _panel(name: str, *, path: bool = False) -> Any:

@@ -52,15 +52,23 @@ def stand_in(function: Callable[..., Any]) -> Callable[[], None]:
 
 
 def with_options(
-    function: Callable[..., Any], options: Iterable[Described], defaults: dict[str, Any]
+    function: Callable[..., Any],
+    options: Iterable[Described],
+    defaults: dict[str, Any],
+    **late: Any,
 ) -> Callable[..., Any]:
     """`function(…, **options)` with a signature that names every option.
 
     An option that is not typed arrives as None. `defaults` are what that stands for, to be shown.
+    `late` is what typer is told of arguments of the function's own, where only a table knows it.
     """
 
     plain = inspect.signature(function)
-    fixed = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    fixed = [
+        p.replace(annotation=Annotated[p.annotation, late[p.name]]) if p.name in late else p
+        for p in plain.parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
     made = [*fixed, *(_parameter(option, defaults[option.name]) for option in options)]
 
     @functools.wraps(function)

@@ -38,7 +38,15 @@ def train() -> Callable[..., int | None]:
     options = [*described(RunOptions), *presets.OPTIONS.values()]
     defaults = {o.name: o.default for o in options} | presets.expand(presets.DEFAULT, {})
     defaults |= dict.fromkeys(FOLLOW, BY_TEXT)
-    return with_options(work, (o for o in options if o.name != "source"), defaults)
+    names = ", ".join(
+        f"{name} (by the text's length)" if callable(asked) else name
+        for name, asked in presets.PRESETS.items()
+    )
+    preset = typer.Option(
+        help=f"A name for many options below: {names}", show_default=presets.DEFAULT
+    )
+    typed = (o for o in options if o.name != "source")
+    return with_options(work, typed, defaults, preset=preset)
 
 
 def work(
@@ -46,14 +54,7 @@ def work(
         str | None,
         typer.Argument(help="Name, file, folder or -", show_default="python-reference"),
     ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="A name for many options below: auto (by the text's length), quick, best, notes, "
-            "notes-concise",
-            show_default="auto",
-        ),
-    ] = None,
+    preset: str | None = None,
     resume: Annotated[
         Path | None,
         typer.Option(

@@ -78,8 +78,12 @@ def step_bound(
     this step. It is looked for at `points` places, ends included, so a needle between two of them
     is missed. `loss` computes f from the parameters as they are; it must draw no random numbers.
     """
-    if rate <= 0 or points < 2:
-        raise UserError(f"rate={rate} and points={points}: a step has a length and two ends")
+    if rate <= 0:
+        raise UserError(f"rate={rate} must be positive: a step has a length", hint="rate=0.1")
+    if points < 2:
+        raise UserError(
+            f"points={points} must be at least 2: a step has two ends", hint="points=33"
+        )
     if theta is not None and theta <= 0:
         raise UserError(f"theta={theta} must be positive", hint="None does not clip")
     before = [p.detach().clone() for p in parameters]

@@ -18,12 +18,13 @@ from elman.forecasting.deseasonalised import Deseasonalised
 from elman.forecasting.differenced import Differenced, Logged
 from elman.forecasting.direction import Directions, both_directions
 from elman.forecasting.estimator import SeriesForecaster
-from elman.forecasting.experiment import Experiment, Settings, fit_and_measure
+from elman.forecasting.experiment import Experiment, fit_and_measure
 from elman.forecasting.global_network import Global
 from elman.forecasting.intervals import Intervals, calibrate
 from elman.forecasting.linear import Linear
 from elman.forecasting.networks import Recurrent, Window
 from elman.forecasting.regression import Regression
+from elman.forecasting.settings import Settings
 from elman.forecasting.smoothing import Smoothing
 from elman.forecasting.stationarity import Stationarity, stationarity
 

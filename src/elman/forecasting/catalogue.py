@@ -265,11 +265,12 @@ def carry_of(said: Carry | str) -> Carry:
     if isinstance(said, Carry):
         return said
     name, _, steps = said.partition(":")
-    if name not in CARRIES or (name == "full") != (steps == "") or (steps and not _counts(steps)):
+    cut = [n for n, carry in CARRIES.items() if not carry.whole]
+    if name not in CARRIES or (name in cut) != bool(steps) or (steps and not _counts(steps)):
         raise UserError(
             f"--carry {said!r} is no carry",
-            hint=f"full, or one of {', '.join(n for n in CARRIES if n != 'full')} with the steps "
-            "between its cuts: truncated:12",
+            hint=f"{', '.join(n for n in CARRIES if n not in cut)}, or one of {', '.join(cut)} "
+            "with the steps between its cuts: truncated:12",
         )
     window = int(steps or 1)
     return named(name, window, CARRIES[name].suggests(window).get("history", 0))

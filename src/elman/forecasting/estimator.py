@@ -15,10 +15,11 @@ import numpy as np
 from elman.errors import UserError
 from elman.forecasting import ensemble, experiment, output
 from elman.forecasting.ensemble import Ensemble
-from elman.forecasting.experiment import Experiment, Settings
+from elman.forecasting.experiment import Experiment
 from elman.forecasting.reading import names_of
 from elman.forecasting.saving import Saved, load_ensemble, save_ensemble
 from elman.forecasting.series import Fill, Reading, Series, from_frame
+from elman.forecasting.settings import Settings
 from elman.options import whole_number
 
 _AHEAD = "steps=16 looks 16 ahead"

@@ -10,8 +10,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from elman.errors import UserError
 from elman.forecasting import accuracy, choice, panel
 from elman.forecasting.candidates import candidates
-from elman.forecasting.catalogue import FLAGS, Method, forecasters, names
+from elman.forecasting.catalogue import Method, forecasters
 from elman.forecasting.choice import Choice, Verdict
 from elman.forecasting.ensemble import (
     Ahead,
     Ensemble,
-    check_steps,
     losses,
     notes_of,
     single_columns,
@@ -35,7 +34,7 @@ from elman.forecasting.panel import Backtest, Fitted, Windows
 from elman.forecasting.progress import Limit, Told, listening
 from elman.forecasting.scores import Scores, measured, widening
 from elman.forecasting.series import Series
-from elman.options import as_number, hold_numbers, whole_number
+from elman.forecasting.settings import Settings
 
 MOST_COMPARED = 100
 """How many series rivals are compared on; of more, evenly chosen ones stand for the rest."""
@@ -48,85 +47,6 @@ _BASELINES = ("last", "mean", "drift", "ets", "seasonal")
 
 _INFORM = 3
 """Windows that only inform the first choice of `auto`."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to forecast with, how far, and how to look back."""
-
-    model: str = "auto"
-    steps: int = 16
-    difference: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    levels: tuple[float, ...] = (90.0,)
-    windows: int = 5
-    every: int | None = None
-    calendar: bool = False
-    minutes: float = 2.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        hold_numbers(self)
-        options = {name: as_number(value) for name, value in self.options.items()}
-        object.__setattr__(self, "options", options)
-        for name in ("steps", "difference", "windows", "seed"):
-            least = 0 if name == "seed" else None  # of the others more is said below
-            hint = f"{name}={getattr(Settings, name)}"
-            whole_number(name, getattr(self, name), at_least=least, hint=hint)
-        if self.model not in names():
-            raise UserError(
-                f"--model {self.model!r} is unknown", hint=f"one of {', '.join(names())}"
-            )
-        check_steps(self.steps)
-        if self.difference < 0:
-            raise UserError(
-                f"--difference {self.difference} is negative", hint="0 leaves values alone"
-            )
-        if self.windows < 1:
-            raise UserError(f"--windows {self.windows} must be at least 1", hint="5 is common")
-        object.__setattr__(self, "levels", _percents(self.levels))
-        for level in self.levels:
-            if not 0 < level < 100:
-                raise UserError(
-                    f"--level {level:g} must lie between 0 and 100 percent",
-                    hint="80 covers four in five",
-                )
-        if self.model == "auto":
-            for name in self.options:
-                raise UserError(
-                    f"{FLAGS.get(name, name)} means nothing to --model auto, which tries several",
-                    hint="--model linear or gru, or leave the option away",
-                )
-            if self.difference:
-                raise UserError(
-                    "--difference means nothing to --model auto, which tries several",
-                    hint="leave it away, or name a --model",
-                )
-        else:
-            self.method()
-        for name, most in (("hidden", 4096), ("epochs", 100_000), ("tau", 100_000)):
-            value = whole_number(name, self.options.get(name, 1), hint="leave it away")
-            if value < 1:
-                raise UserError(f"{FLAGS[name]} {value} must be at least 1", hint="leave it away")
-            if value > most:
-                weights = f" ({12 * value**2:.1e} weights)" if name == "hidden" else ""
-                raise UserError(
-                    f"{FLAGS[name]} {value}{weights} is more than {most}",
-                    hint="such a model has no use here",
-                )
-
-    def method(self) -> Method:
-        """The one model that was asked for."""
-        lags = (self.difference,) if self.difference else ()
-        return Method(self.model, dict(self.options), lags, name=self.model)
-
-
-def _percents(levels: Any) -> tuple[float, ...]:
-    """Levels as percents to four places, by which tables name them; each once."""
-    try:
-        return tuple(dict.fromkeys(round(float(x), 4) for x in [*levels]))
-    except (TypeError, ValueError) as wrong:
-        raise UserError(f"levels={levels!r} must be percents", hint="levels=(80, 95)") from wrong
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,9 +116,13 @@ class Checkpointed(Memory):
                 hint="Checkpointed(every=100) or Checkpointed(budget=64 << 20)",
             )
         for name, value in (("every", self.every), ("budget", self.budget)):
-            if value is not None and (not isinstance(value, int) or value < 1):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and (not whole or value < 1):
                 unit = "steps" if name == "every" else "bytes"
-                raise UserError(f"{name}={value!r} must be a whole number of {unit}, at least 1")
+                raise UserError(
+                    f"{name}={value!r} must be a whole number of {unit}, at least 1",
+                    hint="Checkpointed(every=100) or Checkpointed(budget=64 << 20)",
+                )
 
     def plan(self, steps: int, sizes: Callable[[], Sizes], strands: int = 1) -> Plan:
         if self.every is not None:

@@ -1,12 +1,13 @@
 """Kernels: the recurrence of `elman.gradients.through_time`, fast; and which one runs.
 
-A kernel runs one layer in one direction over a piece of time, forwards and back. There are four:
-`cuda` (compiled at first use), `cpu` (C++), `fused` (torch's fused cells step by step, for what
-neither `cuda` nor cuDNN can do on a GPU) and `reference` (plain PyTorch, any dtype and device).
-`cudnn` is torch.nn's own, which runs whole stacks, where it is faster than `cuda`. The first that
-does not refuse the job runs it; `explain` says which, and why not the faster ones. The environment
-variable ELMAN_KERNELS (`auto` or a kernel's name) names one, and nothing is substituted for it.
-ELMAN_CAPTURE=off keeps repeated calls on a GPU from being captured (`recurrence.captured`).
+A kernel runs one layer in one direction over a piece of time, forwards and back. There are five:
+`cuda` (compiled at first use), `cpu` (C++), `described` (the same C++, compiled around a cell that
+is described by its equations), `fused` (torch's fused cells step by step, for what neither `cuda`
+nor cuDNN can do on a GPU) and `reference` (plain PyTorch, any dtype and device). `cudnn` and `aten`
+are torch.nn's own, on a GPU and on a CPU, which run whole stacks, where that is faster. The first
+that does not refuse the job runs it; `explain` says which, and why not the faster ones. The
+environment variable ELMAN_KERNELS (`auto` or a kernel's name) names one, and nothing is substituted
+for it. ELMAN_CAPTURE=off keeps repeated calls on a GPU from being captured (`recurrence.captured`).
 """
 
 from elman.cells import Gradients, State, Weights

@@ -168,7 +168,9 @@ def captures() -> bool:
     """Whether repeated calls may be captured: what ELMAN_CAPTURE says."""
     value = os.environ.get("ELMAN_CAPTURE", "auto")
     if value not in ("auto", "off"):
-        raise UserError(f"ELMAN_CAPTURE={value} is neither auto nor off")
+        raise UserError(
+            f"ELMAN_CAPTURE={value} is neither auto nor off", hint="ELMAN_CAPTURE=auto, or unset it"
+        )
     return value == "auto"
 
 

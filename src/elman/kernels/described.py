@@ -162,44 +162,8 @@ def source(cell: Described, kind: int, variant: str) -> str:
     """The C++ of one cell for one number type and processor."""
     target, width, registers = TARGETS[variant]
     assert kind in (FLOAT, DOUBLE)
-    summed, equations = cell.summed, cell.equations
-    sums = {
-        e: given(f"a{g}")
-        for g in range(cell.gates)
-        if summed[g]
-        for e in (cell.a_x[g] + cell.a_h[g], cell.a_h[g] + cell.a_x[g])
-    }
-    names = {f"a{g}": f"a[{g}]" for g in range(cell.gates)}
-    names |= {f"x{g}": f"a[{g}]" for g in range(cell.gates)}
-    names |= {f"h{g}": f"a_h[{g}]" for g in range(cell.gates)}
-    names |= {f"s{i}": f"before[{i}]" for i in range(cell.count)}
-    names |= {f"d{i}": f"dafter[{i}]" for i in range(cell.count)}
-    names |= {f"p{i}": f"own[{i}]" for i in range(len(cell.parameters))}
-    names |= {f"n{i}": f"drawn[{i}]" for i in range(len(cell.noise))}
-
-    def body(ends: list[Expression], targets: list[str]) -> str:
-        return "\n    ".join(cpp(replaced(ends, sums), targets, names))
-
-    slots = [given(f"a{g}" if summed[g] else f"x{g}") for g in range(cell.gates)]
-    slots += [given(f"h{g}") for g in range(cell.gates) if not summed[g]]
-    backwards = replaced(equations.back, sums)
-    kept = hoisted(backwards, slots, {f"d{i}" for i in range(cell.count)})
-    known = {e: given(f"k{i}") for i, e in enumerate(kept)}
-    names |= {f"k{i}": f"kept[{i}]" for i in range(len(kept))}
-    forth = body(
-        [*equations.after, *kept],
-        [*(f"after[{i}]" for i in range(cell.count)), *(f"kept[{i}]" for i in range(len(kept)))],
-    )
-    back = body(
-        replaced(backwards, known),
-        [
-            *(f"da_x[{g}]" for g in range(cell.gates)),
-            *(f"da_h[{g}]" for g in range(cell.gates)),
-            *(f"dbefore[{i}]" for i in range(cell.count)),
-            *(f"down[{i}]" for i in range(len(cell.parameters))),
-        ],
-    )
-    flags = ", ".join("true" if s else "false" for s in summed)
+    forward, backward = _bodies(cell)
+    flags = ", ".join("true" if s else "false" for s in cell.summed)
     return f"""/* {cell.name}, written by elman */
 {f'#pragma GCC target("{target}")' if target else ""}
 #define REAL {"double" if kind == DOUBLE else "float"}
@@ -217,12 +181,12 @@ namespace {{
 constexpr bool OWN_SUMMED[] = {{{flags}}};
 INLINE void own_step(const vec *a, const vec *a_h, const vec *before, const vec *own,
                      const vec *drawn, vec *after, vec *kept) {{
-    {forth}
+    {forward}
 }}
 INLINE void own_step_back(const vec *kept, const vec *before, const vec *own,
                           const vec *drawn, const vec *dafter, vec *da_x, vec *da_h,
                           vec *dbefore, vec *down) {{
-    {back}
+    {backward}
 }}
 }}
 #include "backward.h"
@@ -239,6 +203,53 @@ PUBLIC int elman_backward(const Job *job) {{
     return backward(job);
 }}
 """
+
+
+def _bodies(cell: Described) -> tuple[str, str]:
+    """What is inside `own_step` and `own_step_back`: the equations, and the derivative.
+
+    The backward step finds in `kept` what the forward step has left for it (`hoisted`).
+    """
+    gates, states, own = range(cell.gates), range(cell.count), range(len(cell.parameters))
+    sums = {
+        e: given(f"a{g}")
+        for g in gates
+        if cell.summed[g]
+        for e in (cell.a_x[g] + cell.a_h[g], cell.a_h[g] + cell.a_x[g])
+    }
+    slots = [given(f"a{g}" if cell.summed[g] else f"x{g}") for g in gates]
+    slots += [given(f"h{g}") for g in gates if not cell.summed[g]]
+    derivative = replaced(cell.equations.back, sums)
+    kept = hoisted(derivative, slots, {f"d{i}" for i in states})
+    names = _variables(cell, len(kept))
+
+    def body(ends: list[Expression], targets: list[str]) -> str:
+        return "\n    ".join(cpp(replaced(ends, sums), targets, names))
+
+    forward = body(
+        [*cell.equations.after, *kept],
+        [*(f"after[{i}]" for i in states), *(f"kept[{i}]" for i in range(len(kept)))],
+    )
+    backward = body(
+        replaced(derivative, {e: given(f"k{i}") for i, e in enumerate(kept)}),
+        [
+            *(f"da_x[{g}]" for g in gates),
+            *(f"da_h[{g}]" for g in gates),
+            *(f"dbefore[{i}]" for i in states),
+            *(f"down[{i}]" for i in own),
+        ],
+    )
+    return forward, backward
+
+
+def _variables(cell: Described, kept: int) -> dict[str, str]:
+    """What each input of the equations is called in C++."""
+    arrays = (
+        *(("a", "a", cell.gates), ("x", "a", cell.gates), ("h", "a_h", cell.gates)),
+        *(("s", "before", cell.count), ("d", "dafter", cell.count), ("k", "kept", kept)),
+        *(("p", "own", len(cell.parameters)), ("n", "drawn", len(cell.noise))),
+    )
+    return {f"{input}{i}": f"{array}[{i}]" for input, array, n in arrays for i in range(n)}
 
 
 KERNEL = DescribedKernel()

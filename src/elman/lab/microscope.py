@@ -23,7 +23,6 @@ from elman.diagnostics import (
 )
 from elman.diagnostics.units import SATURATED
 from elman.errors import UserError
-from elman.gradients import Truncated
 from elman.lab import again, moment
 from elman.lab.moment import Place
 from elman.lab.shown import alone, packed, short
@@ -130,7 +129,7 @@ def frame(slide: Slide, published: Path) -> dict[str, Any]:
         "nats": short(passage.nats.numpy()),
         "window": used,
         "carry": str(slide.run.config.training.reading.carry),
-        "truncates": isinstance(slide.run.config.training.reading.carry_used, Truncated),
+        "truncates": slide.run.config.training.reading.carry_used.windows,
         "again": again.gradients(slide.run.path),
         "saturation": float((h.abs() > SATURATED).double().mean()),
         **shares(lags, used),

@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy, linear
 from elman.errors import UserError
 from elman.kernels import allows
 from elman.kernels.cpu import KERNEL, head
+from elman.kernels.cpu.library import out_of_range
 from elman.kernels.cuda import small
 from elman.recurrence.operator import apart
 from elman.recurrence.traced import is_seen, listening
@@ -79,8 +80,7 @@ def _pieces(
     rows, ids = hs.reshape(-1, hs.shape[-1]), targets.reshape(-1)
     real = torch.promote_types(W_hq.dtype, torch.float32)
     if ids.is_cpu and not 0 <= int(ids.min()) <= int(ids.max()) < len(W_hq):
-        low, high = int(ids.min()), int(ids.max())
-        raise IndexError(f"targets from {low} to {high} index {len(W_hq)} outputs")
+        raise out_of_range("targets", ids, len(W_hq), "outputs")
     nats = torch.zeros((), dtype=real, device=hs.device)
     dhs = torch.empty_like(rows) if needs[0] else None
     dW = torch.zeros_like(W_hq, dtype=real) if needs[1] else None

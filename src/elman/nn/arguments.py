@@ -72,9 +72,15 @@ def checked_state(
             what = "layers · directions, batch, size" if batched else "layers · directions, size"
             raise Misfit(f"{name} has shape {tuple(shape)}; it must be {rule}: ({what})")
         if s.device != device:
-            raise Misfit(f"{name} is on {s.device}, the input on {device}")
+            raise Misfit(
+                f"{name} is on {s.device}, the input on {device}",
+                hint=f"{name}.to({str(device)!r})",
+            )
         if s.dtype != dtype and not is_cast(device):
-            raise Misfit(f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights")
+            raise Misfit(
+                f"{name} has dtype {s.dtype}; it must be {dtype}, as the weights",
+                hint=f"{name}.to({dtype})",
+            )
     return state
 
 

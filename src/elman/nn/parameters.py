@@ -85,10 +85,17 @@ class Parameters(torch.nn.RNNBase):
     def _begin_noise(self, zoneout: Any, update_dropout: Any) -> None:
         for name, p in (("zoneout", zoneout), ("update_dropout", update_dropout)):
             if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
-                raise UserError(f"{name}={p!r} must be a probability, at least 0 and below 1")
+                raise UserError(
+                    f"{name}={p!r} must be a probability, at least 0 and below 1",
+                    hint=f"{name}=0.1, or 0 for none",
+                )
         noisy = zoneout > 0 or update_dropout > 0
         if noisy and self.proj_size:
-            raise UserError("zoneout and update_dropout do not go with proj_size")
+            raise UserError(
+                f"zoneout={zoneout} and update_dropout={update_dropout} do not go with "
+                f"proj_size={self.proj_size}",
+                hint="proj_size=0, or dropout= between layers",
+            )
         self._check_noise_goes_with(self.carry, noisy)
         self._run_by(zoneout, update_dropout)
         self.__dict__.update(zoneout=zoneout, update_dropout=update_dropout)
@@ -130,7 +137,8 @@ class Parameters(torch.nn.RNNBase):
         if cell.heads and self.hidden_size % cell.heads:
             raise UserError(
                 f"hidden_size={self.hidden_size} does not fall into the {cell.heads} heads of "
-                f"{cell.name}"
+                f"{cell.name}",
+                hint=f"a multiple of {cell.heads}",
             )
         for name in self._flat_weights_names:
             p = getattr(self, name)
@@ -185,7 +193,10 @@ class Parameters(torch.nn.RNNBase):
         """
         cell = named(self.cell)
         if self.is_noisy:
-            raise UserError(f"torch.nn has no {self.running_cell}")
+            raise UserError(
+                f"torch.nn has no {self.running_cell}",
+                hint="zoneout=0 and update_dropout=0, once it is trained",
+            )
         if not is_torchs(cell):
             has = ", ".join(c.name for c in CELLS.values() if is_torchs(c))
             raise UserError(

@@ -240,10 +240,10 @@ def _by_autograd(
     """The same pulls, leaving a graph behind to differentiate them again."""
     x, dys, *dlast = _as_multiplied(call, xs, state, weights, use, grads)
     with uncast(xs):
-        return _seen(recipe, x, use and use.pack, dys, dlast, asked)
+        return _pulls(recipe, x, use and use.pack, dys, dlast, asked)
 
 
-def _seen(
+def _pulls(
     recipe: Recipe,
     x: Inputs,
     pack: Pack | None,
@@ -256,16 +256,16 @@ def _seen(
     x, dlast = x._replace(stacked=picked(x.stacked, order)), picked(dlast, order)
     cell = named(recipe.cell)
     if is_torchs(cell) and x.xs.is_floating_point():
-        found = _by_torch(recipe, cell.torch_mode, x, sizes, dys, dlast, asked)
+        found = _pulls_by_torch(recipe, cell.torch_mode, x, sizes, dys, dlast, asked)
     elif sizes is None:
         found = backward(recipe.stack(x, KERNEL), x, [], dys, dlast, asked.xs)
     else:
-        found = _side_by_side(recipe, x, sizes, dys, dlast, asked.xs)
+        found = _pulls_side_by_side(recipe, x, sizes, dys, dlast, asked.xs)
     dxs, dstate, dws = found
     return dxs, picked(dstate, back), dws
 
 
-def _side_by_side(
+def _pulls_side_by_side(
     recipe: Recipe,
     x: Inputs,
     sizes: Tensor,
@@ -281,7 +281,7 @@ def _side_by_side(
     return None if dxs is None else pack_padded_sequence(dxs, lengths).data, dstate, dws
 
 
-def _by_torch(
+def _pulls_by_torch(
     recipe: Recipe,
     mode: str | None,
     x: Inputs,

@@ -419,7 +419,8 @@ class Careful:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         self.cast.__exit__(kind, *rest)
-        if kind is not None and issubclass(kind, IndexError):
+        failed = kind is not None and issubclass(kind, IndexError | RuntimeError)  # torch has either
+        if failed and self.xs.is_cpu:
             self._check()
 
     def _check(self) -> None:
@@ -432,5 +433,6 @@ class Careful:
         elif not inside:
             raise UserError(
                 f"input has ids from {int(xs.min())} to {int(xs.max())}; "
-                f"ids are one-hot rows and lie between 0 and input_size - 1 = {self.size - 1}"
+                f"ids are one-hot rows and lie between 0 and input_size - 1 = {self.size - 1}",
+                hint="ids of a vocabulary of input_size tokens",
             )

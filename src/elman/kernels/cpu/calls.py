@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elman.cells import Cell
-from elman.errors import UserError
+from elman.errors import OutOfRange, UserError
 from elman.kernels import choice
 from elman.kernels.contract import Job, Piece, Trace
 from elman.kernels.cpu import library, masks
@@ -402,7 +402,10 @@ class Prepared:
             (ctypes.c_void_p * (4 * len(self.layers)))(*_in_fours(dws, len(self.layers))),
         )
         if status == library.BAD_ID:
-            raise IndexError("the ids of this call were changed before its backward pass")
+            raise OutOfRange(
+                "the ids of this call were changed before its backward pass",
+                hint="change a copy of them, ids.clone()",
+            )
         library.check_memory(status)
         return dxs, first, dws
 

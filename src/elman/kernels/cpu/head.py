@@ -60,8 +60,7 @@ def mean_nats(
     )
     status = kernel.library.elman_head(arguments, KINDS[hs.dtype], kernel.level)
     if status == library.BAD_TARGET:
-        low, high = int(targets.min()), int(targets.max())
-        raise IndexError(f"targets from {low} to {high} index {len(W_hq)} outputs")
+        raise library.out_of_range("targets", targets, len(W_hq), "outputs")
     library.check_memory(status)
     return nats, [None if dhs is None else dhs.to(hs.dtype), dW_hq, db_q]
 

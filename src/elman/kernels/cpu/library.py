@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from elman import built
-from elman.errors import UserError
+from elman.errors import OutOfRange, UserError
 
 NAME = "_recurrence"
 CELLS = ("tanh", "relu", "linear", "gru", "lstm")  # `enum Cell` of job.h
@@ -283,6 +283,13 @@ def integers(t: Tensor, name: str) -> Tensor:
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         raise UserError(f"{name} are {t.dtype}; they must be integers")
     return plain(t, torch.int64)
+
+
+def out_of_range(name: str, read: Tensor, size: int, of: str) -> OutOfRange:
+    """What to say of ids or targets that point outside what they index."""
+    low, high = int(read.min()), int(read.max())
+    words = f"{name} from {low} to {high} index {size} {of}"
+    return OutOfRange(words, hint=f"they lie between 0 and {size - 1}")
 
 
 class NoMemory(UserError):

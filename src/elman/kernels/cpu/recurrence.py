@@ -117,8 +117,7 @@ class Native(abc.ABC):
         }
         status = self.call(function, piece, arguments)
         if status == library.BAD_ID:
-            low, high = int(piece.xs.min()), int(piece.xs.max())
-            raise IndexError(f"ids from {low} to {high} index {w.W_ih.shape[1]} inputs")
+            raise library.out_of_range("ids", piece.xs, w.W_ih.shape[1], "inputs")
         library.check_memory(status)
 
 

@@ -69,7 +69,7 @@ class Steps:
         self.layers[0].ids = pointer(ids)
         status = self.run(pointer(y), *self.rest)
         if status == library.BAD_ID:
-            raise IndexError(f"ids {ids.tolist()} index {self.inputs} inputs")
+            raise library.out_of_range("ids", ids, self.inputs, "inputs")
         library.check_memory(status)
         return y
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from elman.errors import UserError
+from elman.errors import OutOfRange, UserError
 from elman.kernels.contract import Job, Piece, Trace, require
 from elman.kernels.cpu import head, library
 from elman.kernels.cpu.library import (
@@ -264,7 +264,10 @@ class Windows:
     def _check(self, status: int, read: Tensor | None) -> None:
         name = {library.BAD_ID: "ids", library.BAD_TARGET: "targets"}.get(status)
         if name is not None and read is not None:
-            raise IndexError(f"{name} from {int(read.min())} to {int(read.max())} are out of range")
+            raise OutOfRange(
+                f"{name} from {int(read.min())} to {int(read.max())} are out of range",
+                hint="they are those of the vocabulary that the model was built for",
+            )
         library.check_memory(status)
 
     def _check_range(self, ids: Tensor, size: int) -> None:

@@ -1,0 +1,31 @@
+"""The gradient by weights that somebody else has chosen."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from elman.errors import UserError
+from elman.gradients.carry.base import Carry
+
+
+@final
+@dataclass(frozen=True)
+class Given(Carry):
+    """Exactly these ξ_1 … ξ_T, for a sequence of as many steps."""
+
+    xi: tuple[float, ...]
+
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """ξ_1 … ξ_T, of shape (steps,)."""
+        if steps != len(self.xi):
+            raise UserError(
+                f"{len(self.xi)} weights were given for a sequence of {steps} steps",
+                hint="one for each step; a Carry of your own has as many as it is asked for",
+            )
+        return torch.tensor(self.xi, dtype=torch.float64, device="cpu")
+
+    @property
+    def words(self) -> str:
+        return f"given, {len(self.xi)} weights"
