@@ -53,7 +53,7 @@ def everything(run, module, x, state=()):
     state = [s.clone().requires_grad_() for s in state]
     ys, last = run(x, *([tuple(state)] if len(state) > 1 else state))
     last = last if isinstance(last, tuple) else (last,)
-    sum(t.sin().sum() for t in (ys, *last)).backward()
+    torch.stack([t.sin().sum() for t in (ys, *last)]).sum().backward()
     leaves = [t for t in (x, *state) if t.requires_grad]
     return [ys, *last, *(t.grad for t in (*leaves, *module.parameters()))]
 

@@ -257,7 +257,8 @@ def gradients_beside(module, x, state, lengths):
     hx = tuple(state) if len(state) > 1 else state[0]
     ys, last = module(x if lengths is None else packed(x, lengths), hx)
     last = last if isinstance(last, tuple) else (last,)
-    sum(t.sin().sum() for t in (ys if lengths is None else ys.data, *last)).backward()
+    outs = (ys if lengths is None else ys.data, *last)
+    torch.stack([t.sin().sum() for t in outs]).sum().backward()
     assert all((s.grad is None) != s.requires_grad for s in state)
     return [x.grad, *(p.grad for p in module.parameters())]
 

@@ -419,8 +419,8 @@ class Careful:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         self.cast.__exit__(kind, *rest)
-        failed = kind is not None and issubclass(kind, IndexError | RuntimeError)  # torch has either
-        if failed and self.xs.is_cpu:
+        refused = IndexError | RuntimeError  # torch has either
+        if kind is not None and issubclass(kind, refused) and self.xs.is_cpu:
             self._check()
 
     def _check(self) -> None:
