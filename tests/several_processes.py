@@ -110,7 +110,7 @@ def captured(processes):
     """The update that a GPU captures, run here step by step, gradients summed by all-reduce."""
     torch.manual_seed(1)
     model = lstm(embedding_size=5, dropout=Dropout(tokens=0.1, outputs=0.2))
-    settings = replace(SETTINGS, lane_groups=0)
+    settings = replace(SETTINGS, lane_groups=0, validate_every=0)
     train = Training(model, IDS, settings=settings, processes=processes)
     whole = CapturedUpdate.of(train)
     whole.capture = False
