@@ -18,7 +18,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Full, Randomized, Truncated
 from elman.gradients.chunks import Chunked
 from elman.gradients.memory import Checkpointed, Stored
-from elman.kernels.cpu import KERNEL
+from elman.kernels.cpu import KERNEL, calls
 from elman.kernels.cpu.calls import Prepared, kept_count
 from elman.recurrence import compiled
 
@@ -27,16 +27,16 @@ MODULES = [nn.RNN, nn.GRU, nn.LSTM]
 
 
 @pytest.fixture
-def calls(monkeypatch):
+def made(monkeypatch):
     """The names of all native calls."""
-    made = []
+    names = []
 
     def watched(name, method):
-        return lambda *args: made.append(name) or method(*args)
+        return lambda *args: names.append(name) or method(*args)
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(Prepared, name, watched(name, getattr(Prepared, name)))
-    return made
+    return names
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ OPTIONS = [
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: " ".join(o) or "plain")
 @pytest.mark.parametrize("reads", ["numbers", "ids"])
-def test_compiled_calls_are_eager_ones_to_the_bit(kind, options, reads, compiler, calls):
+def test_compiled_calls_are_eager_ones_to_the_bit(kind, options, reads, compiler, made):
     module = kind(5, 7, **options)
     whole, dtype = compiler(copy.deepcopy(module)), module.weight_hh_l0.dtype
     places = module.num_layers * (2 if module.bidirectional else 1)
@@ -80,21 +80,21 @@ def test_compiled_calls_are_eager_ones_to_the_bit(kind, options, reads, compiler
         states = (T > 1) * (2 if kind is nn.LSTM else 1)
         state = [torch.randn(places, B, 7, dtype=dtype) for _ in range(states)]
         expected = everything(module, module, x, state)
-        calls.clear()
+        made.clear()
         found = everything(whole, whole._orig_mod, x, state)
-        assert calls == ["forward", "backward"]
+        assert made == ["forward", "backward"]
         assert all(map(torch.equal, found, expected))
 
 
 @native
 @pytest.mark.parametrize("kind", MODULES)
-def test_so_are_those_without_a_gradient(kind, compiler, calls):
+def test_so_are_those_without_a_gradient(kind, compiler, made):
     module, x = kind(5, 7, 2, dropout=0.5).eval(), torch.randn(4, 3, 5)
     with torch.no_grad():
         expected = module(x)[0]
-        calls.clear()
+        made.clear()
         assert torch.equal(compiler(module)(x)[0], expected)
-    assert calls == ["forward"]
+    assert made == ["forward"]
 
 
 @native
@@ -127,6 +127,20 @@ def test_as_much_is_kept_as_compilers_are_told(seed):
         prepared = compiled._prepared(module._recipe(), x)
         size = layers, 1 + both, (T, B), H, dtype.itemsize
         assert kept_count(CELLS[module.cell], *size) == prepared.kept.numel()
+
+
+@native
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("both", [False, True])
+def test_every_byte_that_is_kept_was_written(kind, both, monkeypatch):
+    """Else an operator would give other numbers for the same."""
+    module = kind(3, 5, 3, bidirectional=both, dtype=torch.float64)
+    x = module._inputs(*module._time_first(torch.randn(7, 3, 3, dtype=torch.float64), None))
+    call, found = compiled._call(module._recipe(), x), []
+    for value in (1.0, 2.0):
+        monkeypatch.setattr(calls, "like", lambda t, value=value: torch.full_like(t, value))
+        found.append(call.forward(keep=True))
+    assert all(map(torch.equal, *found))
 
 
 def test_a_number_says_what_is_kept():

@@ -57,6 +57,17 @@ struct Places {
         return i < D && stack.reads_ids ? 8 : stack.layers[i].I * real;
     }
     int64_t widest() const { return inputs(0) > inputs(stack.count - 1) ? inputs(0) : inputs(stack.count - 1); }
+
+    /* Zeros between what ends and the next whole line: what is kept then has no byte that nobody wrote. */
+    void fill(char *memory) const {
+        auto gap = [&](int64_t start, int64_t bytes) { memset(memory + start + bytes, 0, size_t(rounded(bytes) - bytes)); };
+        for (int64_t layer = 0; layer < held_between(); layer++) gap(ys(layer), S * D * row);
+        for (int64_t i = 0; i < stack.count; i++) {
+            if (cs_size) gap(cs(i), state + S * row);
+            if (gates_size) gap(gates(i), S * kept_of(first.cell) * row);
+            if (!top(i) || !whole) gap(hs(i), state + S * row);
+        }
+    }
 };
 
 /* The rows of a call: the same at every step or, packed, ever fewer of them. */
@@ -276,6 +287,7 @@ PUBLIC int elman_call(const Stack *stack, const Use *use, const void *x, const v
         if (!s->ok()) return NO_MEMORY;
     if (zeros.data) memset(zeros.data, 0, size_t(at.state));
     char *memory = static_cast<char *>(kept ? kept : own.data);
+    if (kept) at.fill(memory);
     Call call{at, rows, use, static_cast<const char *>(x), memory, static_cast<char *>(y), backwards.data, dropped.data};
     const void *first_h = order.in(h_0, 0), *first_c = order.in(c_0, 1);
     void *last_h = order.out(h, 2), *last_c = order.out(c, 3);
