@@ -98,6 +98,23 @@ def test_so_are_those_without_a_gradient(kind, compiler, made):
 
 
 @native
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("how", ["bfloat16", "float16", "autocast"])
+def test_narrow_numbers_are_compiled_too(kind, how, compiler):
+    """They run another way, and whoever learns the shapes of what is kept must know it."""
+    dtype = torch.float32 if how == "autocast" else getattr(torch, how)
+    module = kind(5, 7, 2, dtype=dtype)
+    x, found = torch.randn(6, 3, 5, dtype=dtype), []
+    for run in (compiler(module), module):
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            module.zero_grad()
+            run(x)[0].float().sin().sum().backward()
+        found.append([p.grad for p in module.parameters()])
+    for mine, eager in zip(*found, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=0.05, atol=0.05 * float(eager.abs().amax()))
+
+
+@native
 def test_compiled_code_refuses_ids_out_of_range_in_words(compiler):
     whole = compiler(nn.GRU(4, 5))
     whole(torch.tensor([[1, 2]]))

@@ -187,11 +187,17 @@ def test_float32_is_as_close_to_float64_as_torchs_layers_run_once_more(cell, mon
 @pytest.mark.parametrize("cell", CELLS)
 def test_threads_change_no_bit(cell):
     mine, _ = pair(cell, 40, 70, torch.float32, num_layers=2, bidirectional=True)
-    x, before, found = torch.randn(30, 9, 40), torch.get_num_threads(), []
+    x = torch.randn(30, 9, 40)
+    on_any_number_of_threads(lambda: derivatives(mine, x, []))
+
+
+def on_any_number_of_threads(find):
+    """It must find the same bits."""
+    before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(derivatives(mine, x, []))
+            found.append(find())
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
@@ -301,16 +307,8 @@ def test_packed_rows_are_torchs(cell, stack, given, lengths, passes):
 @pytest.mark.parametrize("cell", CELLS)
 def test_threads_change_no_bit_of_packed_rows(cell):
     mine, _ = pair(cell, 40, 70, torch.float32, num_layers=2, bidirectional=True)
-    rows, found = [torch.randn(n, 40) for n in (30, 2, 19, 30, 7, 1, 22, 13, 4)], []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(derivatives_of_packs(mine, rows, []))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0], other))
+    rows = [torch.randn(n, 40) for n in (30, 2, 19, 30, 7, 1, 22, 13, 4)]
+    on_any_number_of_threads(lambda: derivatives_of_packs(mine, rows, []))
 
 
 @pytest.mark.parametrize("how", ["torch", "data"])

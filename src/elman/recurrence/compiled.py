@@ -23,7 +23,7 @@ from elman.gradients.memory import Memory
 from elman.kernels import Empty, Kernel
 from elman.kernels.choice import named_kernel
 from elman.kernels.cpu import KERNEL, masks
-from elman.kernels.cpu.calls import Asked, Prepared, Use, kept_count, prepare
+from elman.kernels.cpu.calls import DTYPES, Asked, Prepared, Use, kept_count, prepare
 from elman.kernels.cpu.library import plain
 from elman.recurrence import native
 from elman.recurrence.operator import (
@@ -212,7 +212,7 @@ def _takes(recipe: Recipe, x: Inputs, kernel: Kernel, drops: bool) -> bool:
     if kernel is not KERNEL or not native.takes(recipe) or x.lengths is not None:
         return False
     real = x.weights[0].dtype
-    if drops and not masks.drops_as_torch(real):
+    if real not in DTYPES or (drops and not masks.drops_as_torch(real)):
         return False
     return x.xs.dtype in (real, torch.int64) and all(t.dtype is real for t in x.flat()[1:])
 
@@ -285,4 +285,5 @@ def _prepared(recipe: Recipe, x: Inputs) -> Prepared | None:
         return None
     weights = [plain(w, w.dtype) for w in x.weights]
     call = prepare(x.xs, weights, recipe.directions, lambda: recipe.job(x), apart=True)
-    return None if call is None else call.bare()
+    assert call is not None, "shapes were told by `_takes`"
+    return call.bare()
