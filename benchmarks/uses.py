@@ -1,12 +1,14 @@
 """elman.nn against torch.nn, used as programs use them: not the same call over and over.
 
-    python benchmarks/uses.py [--seed S] [--only WORD] [--busy] [--json FILE]
+    python benchmarks/uses.py [--device cpu|cuda] [--seed S] [--only WORD] [--busy] [--json FILE]
 
 A short way that has been found for one call must not be slow, nor wrong, at the next, which is
 another: of another shape, with weights that have moved, from another thread. Every use is run for
 three modules drawn at random, `torch.nn`'s and ours with the same weights taking turns; the
 number is the median over the turns of torch's time by ours, above 1 where ours is faster. What
-comes out is compared in the same run, gradients included: a use that differs is an error.
+comes out is compared in the same run, gradients included: a use that differs, or fails, is listed
+at the end, and the program ends with an error. On a GPU both run as torch runs them by default,
+so the numbers are those of TF32; sizes reach further there, and half precision is drawn.
 `--busy` is for a machine with other work: one thread, and processor time.
 """
 
@@ -47,6 +49,7 @@ class Case(NamedTuple):
     T: int
     layers: int
     dtype: str
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return (
@@ -54,22 +57,24 @@ class Case(NamedTuple):
             f"layers={self.layers} {self.dtype}"
         )
 
+    @property
+    def where(self) -> dict[str, Any]:
+        return {"dtype": DTYPES[self.dtype], "device": self.device}
+
     def inputs(self, steps: int = 0, rows: int = 0) -> Tensor:
         size = steps or self.T, rows or self.B, self.width
-        return torch.randn(*size, generator=torch.Generator().manual_seed(1)).to(DTYPES[self.dtype])
+        return torch.randn(*size, generator=torch.Generator().manual_seed(1)).to(**self.where)
 
     def state(self, rows: int = 0) -> Any:
-        h = torch.full((self.layers, rows or self.B, self.H), 0.1, dtype=DTYPES[self.dtype])
+        h = torch.full((self.layers, rows or self.B, self.H), 0.1, **self.where)
         return (h, h.clone()) if self.cell == "lstm" else h
 
     def module(self, package: Any) -> Any:
-        return getattr(package, MODULES[self.cell])(
-            self.width, self.H, self.layers, dtype=DTYPES[self.dtype]
-        )
+        return getattr(package, MODULES[self.cell])(self.width, self.H, self.layers, **self.where)
 
 
 def _gradients(ys: Tensor, *wanted: Tensor) -> list[Tensor | None]:
-    loss = (ys * torch.linspace(-1, 1, ys.shape[-1], dtype=ys.dtype)).sum()
+    loss = (ys * torch.linspace(-1, 1, ys.shape[-1], dtype=ys.dtype, device=ys.device)).sum()
     return [ys.detach(), *torch.autograd.grad(loss, wanted, allow_unused=True)]
 
 
@@ -176,7 +181,7 @@ def transposed_without_a_gradient(case: Case, module: Any) -> Run:
 
 def expanded_state(case: Case, module: Any) -> Run:
     x = case.inputs()
-    zero = torch.zeros(1, 1, 1, dtype=x.dtype).expand(case.layers, case.B, case.H)
+    zero = torch.zeros(1, 1, 1, **case.where).expand(case.layers, case.B, case.H)
     state = (zero, zero) if case.cell == "lstm" else zero
     return lambda: _both(module, x, state)
 
@@ -312,7 +317,7 @@ def input_that_is_a_parameter(case: Case, module: Any) -> Run:
 
 def state_that_is_a_parameter(case: Case, module: Any) -> Run:
     x = case.inputs()
-    first = torch.nn.Parameter(torch.full((case.layers, 1, case.H), 0.1, dtype=x.dtype))
+    first = torch.nn.Parameter(torch.full((case.layers, 1, case.H), 0.1, **case.where))
 
     def run() -> list[Tensor | None]:
         h = first.expand(-1, case.B, -1)
@@ -378,7 +383,7 @@ def autocast_now_and_then(case: Case, module: Any) -> Run:
 
     @torch.no_grad()
     def run() -> list[Tensor]:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(case.device, torch.bfloat16):
             ys = module(x)[0]
         return [ys.to(x.dtype) * 0, module(x)[0]]
 
@@ -413,7 +418,8 @@ def gradient_of_a_gradient(case: Case, module: Any) -> Run:
     x = case.inputs().requires_grad_()
 
     def run() -> list[Tensor | None]:
-        ys = module(x)[0]
+        with torch.backends.cudnn.flags(enabled=False):  # it gives none
+            ys = module(x)[0]
         (dx,) = torch.autograd.grad(ys.square().sum(), x, create_graph=True)
         return [dx.detach(), *torch.autograd.grad(dx.square().sum(), [*module.parameters()])]
 
@@ -428,7 +434,8 @@ def gradient_of_a_gradient_of_packs(case: Case, module: Any) -> Run:
     def run() -> list[Tensor | None]:
         found = list[Tensor | None]()
         for pack in packs:
-            loss = module(pack)[0].data.square().sum()
+            with torch.backends.cudnn.flags(enabled=False):
+                loss = module(pack)[0].data.square().sum()
             (dx,) = torch.autograd.grad(loss, pack.data, create_graph=True)
             found += torch.autograd.grad(dx.square().sum(), [*module.parameters()])
         return found
@@ -482,7 +489,7 @@ def constructed(case: Case, module: Any) -> Run:
 
     @torch.no_grad()
     def run() -> list[Tensor]:
-        return [0 * kind(case.width, case.H, case.layers, dtype=x.dtype)(x)[0]]
+        return [0 * kind(case.width, case.H, case.layers, **case.where)(x)[0]]
 
     return run
 
@@ -499,9 +506,10 @@ def gradients_by_torch_func(case: Case, module: Any) -> Run:
 
 def within_a_model(case: Case, module: Any) -> Run:
     torch.manual_seed(3)
-    embedding = torch.nn.Embedding(30, case.width, dtype=DTYPES[case.dtype])
-    output = torch.nn.Linear(case.H, 30, dtype=DTYPES[case.dtype])
-    ids = torch.randint(30, (case.T, case.B), generator=torch.Generator().manual_seed(1))
+    embedding = torch.nn.Embedding(30, case.width, **case.where)
+    output = torch.nn.Linear(case.H, 30, **case.where)
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(30, (case.T, case.B), generator=draw).to(case.device)
     wanted = [*embedding.parameters(), *module.parameters(), *output.parameters()]
 
     def run() -> list[Tensor | None]:
@@ -546,6 +554,137 @@ def saved_elsewhere(case: Case, module: Any) -> Run:
     return run
 
 
+def autocast_training(case: Case, module: Any) -> Run:
+    x = case.inputs()
+
+    def run() -> list[Tensor | None]:
+        with torch.autocast(case.device, torch.bfloat16):
+            ys = module(x)[0]
+        return [ys.detach().to(x.dtype), *_gradients(ys.to(x.dtype), *module.parameters())[1:]]
+
+    return run
+
+
+def gradients_clipped(case: Case, module: Any) -> Run:
+    x, optimizer = case.inputs(), torch.optim.Adam(module.parameters(), lr=1e-5)
+
+    def run() -> list[Tensor]:
+        optimizer.zero_grad()
+        ys = module(x)[0]
+        ys.square().sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        return [ys.detach(), norm]
+
+    return run
+
+
+def other_dtypes(case: Case, module: Any) -> Run:
+    x, own = case.inputs(), DTYPES[case.dtype]
+    other = torch.float32 if own == torch.float64 else torch.float64
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        found = [module(x)[0], module.to(other)(x.to(other))[0]]
+        module.to(own)
+        return found
+
+    return run
+
+
+def a_pair_of_modules(case: Case, module: Any) -> Run:
+    """An encoder's last state is where a decoder begins."""
+    x, decoder = case.inputs(), copy.deepcopy(module)
+    short = case.inputs(max(1, case.T // 3))
+    wanted = [*module.parameters(), *decoder.parameters()]
+    return lambda: _gradients(decoder(short, module(x)[1])[0], *wanted)
+
+
+def a_step_with_a_gradient(case: Case, module: Any) -> Run:
+    """A loop of one's own over time, as for attention or teacher forcing."""
+    xs = case.inputs(8)
+
+    def run() -> list[Tensor | None]:
+        state, found = None, []
+        for x in xs.split(1):
+            ys, state = module(x, state)
+            found.append(ys)
+        return _gradients(torch.cat(found), *module.parameters())
+
+    return run
+
+
+def on_another_stream(case: Case, module: Any) -> Run:
+    x, stream = case.inputs(), torch.cuda.Stream()
+
+    def run() -> list[Tensor | None]:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = _both(module, x)
+        torch.cuda.current_stream().wait_stream(stream)
+        return found
+
+    return run
+
+
+def on_two_streams(case: Case, module: Any) -> Run:
+    x, streams = case.inputs(), [torch.cuda.Stream() for _ in range(2)]
+    modules = [copy.deepcopy(module) for _ in streams]
+
+    def run() -> list[Tensor | None]:
+        found = list[Tensor | None]()
+        for stream, one in zip(streams, modules, strict=True):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                found += _both(one, x)
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        return found
+
+    return run
+
+
+def in_a_graph_of_ones_own(case: Case, module: Any) -> Run:
+    x, side = case.inputs(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            _both(module, x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = _both(module, x)
+
+    def run() -> list[Tensor | None]:
+        graph.replay()
+        return found
+
+    return run
+
+
+def read_after_every_call(case: Case, module: Any) -> Run:
+    x, optimizer = case.inputs(), torch.optim.SGD(module.parameters(), lr=1e-4)
+
+    def run() -> list[Tensor]:
+        optimizer.zero_grad()
+        ys = module(x)[0]
+        loss = ys.square().mean()
+        loss.backward()
+        optimizer.step()
+        return [torch.tensor(loss.item())]
+
+    return run
+
+
+def batches_from_the_host(case: Case, module: Any) -> Run:
+    batches = [case._replace(device="cpu").inputs().pin_memory() for _ in range(4)]
+
+    def run() -> list[Tensor | None]:
+        return [t for x in batches for t in _both(module, x.to(case.device, non_blocking=True))]
+
+    return run
+
+
 def one_row_a_step(case: Case, module: Any) -> Run:
     xs = case.inputs(8, 1)[:, 0]
 
@@ -573,23 +712,45 @@ USES: tuple[Callable[[Case, Any], Run], ...] = (
     *(many_packs, many_packs_without_a_gradient, autocast_now_and_then, made_anew, constructed),
     *(checkpointed, saved_elsewhere, anomaly_mode, two_backward_passes, gradient_of_a_gradient),
     *(gradient_of_a_gradient_of_packs, gradients_by_torch_func, compiled),
-    compiled_without_a_gradient,
+    *(compiled_without_a_gradient, autocast_training, gradients_clipped, other_dtypes),
+    *(a_pair_of_modules, a_step_with_a_gradient),
 )
+ON_A_GPU = (
+    *(on_another_stream, on_two_streams, in_a_graph_of_ones_own, read_after_every_call),
+    batches_from_the_host,
+)
+# What the two may differ by, as a share of the largest number: on a GPU float32 runs in TF32.
+ALIKE = {"cpu": {}, "cuda": {"float32": 1e-2, "bfloat16": 6e-2, "float16": 1e-2}}
+NARROW = 6e-2  # where a use itself computes in bfloat16
 
 
-def drawn(seed: int) -> list[tuple[Callable[[Case, Any], Run], Case]]:
+def drawn(seed: int, device: str = "cpu") -> list[tuple[Callable[[Case, Any], Run], Case]]:
     draw = random.Random(seed)
 
     def between(low: int, high: int) -> int:
         return round(low * (high / low) ** draw.random())
 
+    dtypes = ("float32",) * 3 + (("float64",) if device == "cpu" else ("bfloat16", "float16"))
+    widest, rows, steps = (300, 40, 40) if device == "cpu" else (1200, 200, 120)
     cases = []
-    for use in USES:
+    for use in USES if device == "cpu" else (*USES, *ON_A_GPU):
         for cell in MODULES:
-            layers, dtype = draw.choice((1, 1, 2)), draw.choice(("float32",) * 3 + ("float64",))
-            sizes = between(4, 200), between(8, 300), between(1, 40), between(2, 40)
-            cases.append((use, Case(cell, *sizes, layers, dtype)))
+            layers, dtype = draw.choice((1, 1, 2)), draw.choice(dtypes)
+            sizes = between(4, 200), between(8, widest), between(1, rows), between(2, steps)
+            cases.append((use, Case(cell, *sizes, layers, dtype, device)))
     return cases
+
+
+def same(found: Sequence[Sequence[Tensor | None]], most: float | None) -> None:
+    for theirs, ours in zip(*found, strict=True):
+        if theirs is None or ours is None:
+            assert theirs is ours, "one has no gradient here"
+        elif theirs.numel():
+            scale = float(theirs.abs().amax())
+            rtol, atol = (
+                (1e-4, 2e-5 * (scale + 1)) if most is None else (0.0, most * (scale + 1e-3))
+            )
+            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
 
 
 def measure(
@@ -601,44 +762,51 @@ def measure(
     mine = case.module(elman.nn)
     mine.load_state_dict(peer.state_dict())
     runs = [use(case, peer), use(case, mine)]
-    for _ in range(6):
-        for theirs, ours in zip(*[run() for run in runs], strict=True):
-            assert (theirs is None) == (ours is None)
-            if theirs is not None:
-                scale = float(theirs.abs().amax()) + 1 if theirs.numel() else 1.0
-                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5 * scale)
-    calls = [max(1, round(slot / seconds(run, 2, "cpu"))) for run in runs]
+    most = NARROW if use is autocast_training else ALIKE[case.device].get(case.dtype)
+    for _ in range(8):
+        same([run() for run in runs], most)
+    calls = [max(1, round(slot / seconds(run, 2, case.device))) for run in runs]
     ratios = []
     for i in range(rounds):
         order = (0, 1) if i % 2 else (1, 0)
-        times = {k: seconds(runs[k], calls[k], "cpu") for k in order}
+        times = {k: seconds(runs[k], calls[k], case.device) for k in order}
         ratios.append(times[0] / times[1])
     return statistics.median(ratios)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="uses whose name contains this")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so many")
     parser.add_argument("--busy", action="store_true", help="one thread, processor time")
     parser.add_argument("--json", help="write the results here")
     options = parser.parse_args()
     if options.busy:
         grid.clock = time.process_time
         torch.set_num_threads(1)
-    rows = []
-    for use, case in drawn(options.seed):
+    rows, wrong, end = [], [], time.monotonic() + options.seconds
+    for use, case in drawn(options.seed, options.device):
         name = use.__name__.replace("_", " ")
-        if options.only in name:
+        if options.only not in name or time.monotonic() > end:
+            continue
+        try:
             ratio = measure(use, case)
-            rows.append({"use": name, **case._asdict(), "ratio": ratio})
-            print(f"{ratio:6.2f}  {name}: {case}{'  <' if ratio < 1 else ''}", flush=True)
+        except Exception as error:
+            wrong.append(f"{name}: {case}: {type(error).__name__}: {' '.join(str(error).split())}")
+            print(" wrong", wrong[-1], flush=True)
+            continue
+        rows.append({"use": name, **case._asdict(), "ratio": ratio})
+        print(f"{ratio:6.2f}  {name}: {case}{'  <' if ratio < 1 else ''}", flush=True)
     ratios = [row["ratio"] for row in rows]
     mean = statistics.geometric_mean(ratios)
-    print(f"{len(rows)} cases, {mean:.2f}, least {min(ratios):.2f}")
+    print(f"{len(rows)} cases, {mean:.2f}, least {min(ratios):.2f}, {len(wrong)} wrong")
     if options.json:
         record = {"threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}
         Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
 
 
 if __name__ == "__main__":
