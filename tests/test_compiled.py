@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
 import random
@@ -11,19 +12,26 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+import paper_gpu
 from elman import nn
-from elman.cells import CELLS
+from elman.cells import CELLS, Weights
 from elman.errors import UserError
 from elman.gradients.carry import Full, Randomized, Truncated
 from elman.gradients.chunks import Chunked
 from elman.gradients.memory import Checkpointed, Stored
+from elman.kernels import Piece, cuda, reference, using
 from elman.kernels.cpu import KERNEL, calls
 from elman.kernels.cpu.calls import Prepared, kept_count
-from elman.recurrence import compiled
+from elman.kernels.cuda import wider
+from elman.kernels.cuda.widths import STAY_ZERO
+from elman.recurrence import compiled, compiled_calls, operator
 
 native = pytest.mark.skipif(KERNEL.library is None, reason="the cpu kernel was not built")
 MODULES = [nn.RNN, nn.GRU, nn.LSTM]
+OPEN = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.DYNAMIC, DimDynamic.STATIC])
 
 
 @pytest.fixture
@@ -141,7 +149,7 @@ def test_as_much_is_kept_as_compilers_are_told(seed):
         T, B, H = draw.randint(1, 40), draw.randint(1, 40), draw.randint(1, 70)
         module = kind(3, H, layers, bidirectional=both, dtype=dtype)
         x = module._inputs(*module._time_first(torch.zeros(T, B, 3, dtype=dtype), None))
-        prepared = compiled._prepared(module._recipe(), x)
+        prepared = compiled_calls._prepared(module._recipe(), x)
         size = layers, 1 + both, (T, B), H, dtype.itemsize
         assert kept_count(CELLS[module.cell], *size) == prepared.kept.numel()
 
@@ -153,11 +161,70 @@ def test_every_byte_that_is_kept_was_written(kind, both, monkeypatch):
     """Else an operator would give other numbers for the same."""
     module = kind(3, 5, 3, bidirectional=both, dtype=torch.float64)
     x = module._inputs(*module._time_first(torch.randn(7, 3, 3, dtype=torch.float64), None))
-    call, found = compiled._call(module._recipe(), x), []
+    call, found = compiled_calls.ready(module._recipe(), x), []
     for value in (1.0, 2.0):
         monkeypatch.setattr(calls, "like", lambda t, value=value: torch.full_like(t, value))
         found.append(call.forward(keep=True))
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize("kind", [*MODULES, "mgu", "slstm", "peephole"])
+@pytest.mark.parametrize(("layers", "bias"), [(1, True), (3, True), (2, False)])
+def test_launches_on_a_gpu_do_what_a_stack_does(kind, layers, bias, more, monkeypatch):
+    """On paper; and what the compiler is told of is what comes out."""
+    monkeypatch.setattr(cuda, "width_for", lambda cell, n, *_: n + more * (cell.name in STAY_ZERO))
+    make = functools.partial(nn.Layers, kind) if isinstance(kind, str) else kind
+    module = make(4, 8, layers, bias=bias)
+    x = module._inputs(*module._time_first(torch.randn(5, 3, 4), None))
+    x = x._replace(stacked=[torch.randn_like(s) for s in x.stacked])
+    recipe, dys = module._recipe(), torch.randn(5, 3, 8)
+    dlast = [torch.randn_like(s) for s in x.stacked]
+    with paper_gpu.launches_prepared(), torch.no_grad():
+        assert compiled_calls._is_launched(recipe, x, cuda.KERNEL, drops=False)
+        call = compiled_calls.Launched(wider.prepared(recipe.job(x), one_by_one=False), x)
+        found, told = call.forward(keep=True), compiled_calls._launched_shapes(recipe, x, keep=True)
+        assert [t.shape for t in found] == [t.shape for t in told]
+        assert all(t.is_contiguous() for t in found)
+        assert len({t.untyped_storage().data_ptr() for t in found}) == len(found)
+        alone = call.forward(keep=False)
+        pulls = call.backward(found[1 + len(x.stacked) :], dys, dlast, needs_dxs=True)
+    stack = recipe.stack(x, reference.KERNEL)
+    ys, last, kept = operator.forward(recipe, x, stack, keep=True)
+    with torch.no_grad():
+        dxs, dstate, dws = operator.backward(stack, x, kept, dys, dlast, needs_dxs=True)
+    for mine in (found, alone):
+        torch.testing.assert_close(mine[: 1 + len(last)], [ys, *last])
+    torch.testing.assert_close(pulls, [*dstate, *dws, dxs])
+
+
+def test_rows_that_a_compiler_leaves_open_are_counted():
+    """Plans are made for a number of them, and looked up by it."""
+    real, mode = torch.zeros(7, 6, 4), FakeTensorMode(shape_env=ShapeEnv())
+    xs = mode.from_tensor(real, symbolic_context=OPEN)
+    with mode, paper_gpu.present():
+        assert not isinstance(xs.shape[1], int)
+        W_ih, W_hh, h = torch.empty(8, 4), torch.empty(8, 8), torch.empty(6, 8)
+        piece = Piece(CELLS["tanh"], Weights(W_ih, W_hh), xs, (h,))
+        assert cuda.KERNEL.width(piece) == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}])
+def test_on_a_gpu_modules_are_compiled_for_every_shape(kind, options, keep, compiler):
+    """The second shape is compiled with sizes left open."""
+    torch.manual_seed(0)
+    module = kind(4, 21, device="cuda", **options)
+    whole = compiler(module)
+    for steps, rows in ((5, 3), (7, 3), (7, 6), (9, 3), (5, 3)):
+        x = torch.randn(steps, rows, 4, device="cuda")
+        with torch.set_grad_enabled(keep), using("cuda"):
+            found = [everything(run, module, x) if keep else run(x)[0] for run in (whole, module)]
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
 def test_a_number_says_what_is_kept():

@@ -3,6 +3,7 @@ through a bare loop (`bare_loop.py`) in float64; and against finite differences.
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ from elman.gradients import (
     Truncated,
     backward_through_time,
 )
+from elman.kernels import reference
+from elman.kernels.bare import Bare
+from elman.recurrence import operator
 from elman.recurrence.strand import Dropout
 
 STEPS, BATCH, INPUT, HIDDEN, PROJECTION = 11, 3, 4, 6, 5
@@ -400,3 +404,48 @@ def test_checkpointed_equals_stored_over_thousands_of_steps():
 def test_what_cannot_be_taken_piece_by_piece_is_refused(rnn, loss, said):
     with pytest.raises(UserError, match=said):
         backward_through_time(rnn, torch.zeros(6, 2, 4), loss)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM, partial(nn.LSTM, proj_size=2)])
+@pytest.mark.parametrize(("layers", "both", "bias"), [(1, False, True), (2, True, False)])
+def test_rows_of_different_lengths_are_the_same_by_torchs_layers(kind, layers, both, bias):
+    """As a GPU runs them where a gradient is to be differentiated; outputs end where rows do."""
+    torch.manual_seed(0)
+    module = kind(4, 5, layers, bias=bias, bidirectional=both, dtype=torch.float64)
+    lengths = torch.tensor([6, 4, 4, 1])
+    xs = torch.randn(6, 4, 4, dtype=torch.float64)
+    x = module._inputs(*module._time_first(xs, None), lengths)
+    x = x._replace(stacked=[torch.randn_like(s) for s in x.stacked])
+    stack = module._recipe().stack(x, reference.KERNEL)
+    loops = stack.replaced(kernels=[Bare(None)] * len(stack.layers))
+    ys, last, _ = loops.forward(xs, operator.unstack(x.stacked), keep=False)
+    rows = operator._rows_that_run(lengths, len(xs))
+    found, ends = operator._by_torch(stack, xs, rows, operator.unstack(x.stacked))
+    torch.testing.assert_close(found, pack_padded_sequence(ys, lengths).data)
+    torch.testing.assert_close(operator.restack(ends), operator.restack(last))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_gradient_of_x_alone_costs_none_of_the_weights(layers, monkeypatch):
+    """Where it is to be differentiated again, and every gradient leaves a graph behind."""
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    module, asked = nn.GRU(3, 4, layers, dtype=torch.float64), []
+    bare = operator._bare
+
+    def watched(*args):
+        asked.append(args[-1])
+        return bare(*args)
+
+    monkeypatch.setattr(operator, "_bare", watched)
+    x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    for wanted in ([x], [x, module.weight_hh_l0], [module.bias_ih_l0]):
+        loss = module(x)[0].sin().sum()
+        pulls = torch.autograd.grad(loss, wanted, create_graph=True)
+        (found,) = torch.autograd.grad(torch.stack([p.sin().sum() for p in pulls]).sum(), x)
+        assert found.abs().amax() > 1e-3
+    assert asked == [False, True, True]
+    loss = module(x)[0].sin().sum()
+    loss.backward(create_graph=True)
+    assert asked[3:] == [True]
+    module.zero_grad()
+    x.grad = None

@@ -315,6 +315,12 @@ def is_sooner(wide: Job, narrow: Job) -> bool:
 
 def uncaptured(kernel: str, whole: Whole, device: torch.device) -> str | None:
     """Why nothing is gained by capturing a call on this kernel; None where something is."""
+    return _uncaptured(kernel, whole, device, precision())
+
+
+@functools.lru_cache(maxsize=4096)
+def _uncaptured(kernel: str, whole: Whole, device: torch.device, _: str) -> str | None:
+    """The same, found once for each precision of torch's: `_shape` asks for it."""
     net = whole.network
     strands = net.layers * net.directions
     width = net.inputs + (2 + 2 * GATES.get(net.mode or "", 4)) * net.hidden * strands
@@ -360,7 +366,7 @@ def _shape(whole: Whole) -> prices.Shape:
         "tanh" if net.mode in ("RNN_TANH", "RNN_RELU") else str(net.mode).lower(),
         arithmetic_name(whole.dtype),
         net.hidden,
-        whole.rows,
+        max(whole.rows, 1),  # a batch may be empty
         whole.steps,
         net.layers,
         net.directions,

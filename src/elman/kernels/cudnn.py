@@ -6,16 +6,19 @@ weights in another. `prices` says when it is the faster of the two.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 from elman.kernels.torchs import Network, Torchs, Whole, as_torch
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST_VOCABULARY = 4096  # ids become one-hot rows, which are multiplied
 
 
@@ -30,7 +33,7 @@ class Cudnn(Torchs):
         if not (torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
             return "torch has no cuDNN here, or torch.backends.cudnn.enabled is off"
         if whole.dtype not in DTYPES:
-            return f"{whole.dtype} is left to kernels that also give gradients of gradients"
+            return f"it has no layers of {whole.dtype}"
         if whole.ids and whole.network.inputs > LARGEST_VOCABULARY:
             return f"ids are one-hot rows to it, and {whole.network.inputs} of them are too wide"
         if whole.twice:
@@ -44,7 +47,7 @@ class Cudnn(Torchs):
             return "a carry that cuts is run in pieces of time, and both directions need all of it"
         if whole.dropout:
             return "a carry that cuts is run in pieces of time, and dropout is drawn for all of it"
-        if whole.dtype != torch.float32:
+        if whole.dtype.itemsize < 4:
             return "gradients of pieces of time would be summed in half precision"
         return None
 
@@ -58,6 +61,34 @@ def precision() -> str:
     That is `torch.backends.cudnn.rnn.fp32_precision`, which takes Python longer to find.
     """
     return torch._C._get_fp32_precision_getter("cuda", "rnn")
+
+
+@final
+class _Off(contextlib.AbstractContextManager[None]):
+    """cuDNN off while any thread is inside, and then as the first of them found it."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.before = torch._C._get_cudnn_enabled()
+                torch._C._set_cudnn_enabled(False)
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                torch._C._set_cudnn_enabled(self.before)
+
+
+OFF = _Off()
+"""A block without cuDNN, whose layers then run in operators that `torch.func` knows.
+
+`torch.backends.cudnn.flags` would set four more switches, and threads would undo each other's.
+"""
 
 
 def run(
@@ -169,9 +200,23 @@ def _lie_at(weights: Sequence[Tensor], places: tuple[int, ...]) -> bool:
 
 @torch.no_grad()
 def _copied(weights: Sequence[Tensor], places: tuple[int, ...]) -> Tensor:
+    order = _in_a_row(places, tuple([w.numel() for w in weights]))
+    if order is not None:  # one operation instead of many
+        return _flatten_dense_tensors([weights[i] for i in order])
     block = weights[0].new_zeros(places[-1])
     torch._foreach_copy_(_rooms(block, weights, places), list(weights))
     return block
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_a_row(places: tuple[int, ...], sizes: tuple[int, ...]) -> list[int] | None:
+    """The order in which weights of these sizes lie there one after the other; None: with gaps."""
+    order, end = sorted(range(len(sizes)), key=places.__getitem__), 0
+    for i in order:
+        if places[i] != end:
+            return None
+        end += sizes[i]
+    return order if end == places[-1] else None
 
 
 def _rooms(block: Tensor, weights: Sequence[Tensor], places: tuple[int, ...]) -> list[Tensor]:

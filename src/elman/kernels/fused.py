@@ -7,6 +7,7 @@ the step before is a single product over all steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -49,16 +50,9 @@ class Fused:
 
     def forward(self, piece: Piece, needs_gates: bool = True) -> Trace:
         piece.check()
-        cell, w, xs, state, lengths, _ = piece
-        shares, ids = products.input_share(cell, w, xs)
-        b_hh = _hidden_bias(cell, w)
+        _, _, xs, state, lengths, _ = piece
         gates = self.empty_gates(piece) if needs_gates else None
-
-        def step(t: int, before: State) -> tuple[State, Tensor | None]:
-            share = shares[t] if ids is None else shares[ids[t]]
-            return _step(cell, w.W_hh, b_hh, share, before)
-
-        return forward_by(step, len(xs), state, lengths, gates)
+        return forward_by(steps_of(piece), len(xs), state, lengths, gates)
 
     def backward(
         self, piece: Piece, trace: Trace, pull: Pull
@@ -82,6 +76,19 @@ class Fused:
         return dxs, products.add(into, gradients), dstate
 
 
+def steps_of(piece: Piece) -> Callable[[int, State], tuple[State, Tensor | None]]:
+    """The step at t from the state before it; autograd sees it, and may do so twice."""
+    cell, w, xs, *_ = piece
+    shares, ids = products.input_share(cell, w, xs)
+    W, b_hh = w.W_hh.T, _hidden_bias(cell, w)
+
+    def step(t: int, before: State) -> tuple[State, Tensor | None]:
+        share = shares[t] if ids is None else shares[ids[t]]
+        return _step(cell, W, b_hh, share, before)
+
+    return step
+
+
 def _hidden_bias(cell: Cell, w: Weights) -> Tensor | None:
     """What is added to h W_hhᵀ: of a gru, b_hh of the n gate; all else is in the input's share."""
     if not cell.apart or w.b_hh is None:
@@ -92,19 +99,18 @@ def _hidden_bias(cell: Cell, w: Weights) -> Tensor | None:
 
 
 def _step(
-    cell: Cell, W_hh: Tensor, b_hh: Tensor | None, share: Tensor, state: State
+    cell: Cell, W: Tensor, b_hh: Tensor | None, share: Tensor, state: State
 ) -> tuple[State, Tensor | None]:
-    """The state after one step, and what torch's cell wants back."""
+    """The state after one step, and what torch's cell wants back; W is W_hhᵀ."""
     h = state[0]
     if cell is LSTM:
-        h, c, kept = aten._thnn_fused_lstm_cell(share, h @ W_hh.T, state[1])
+        h, c, kept = aten._thnn_fused_lstm_cell(share, h @ W, state[1])
         return (h, c), kept
     if cell is GRU:
-        h, kept = aten._thnn_fused_gru_cell(
-            share, torch.nn.functional.linear(h, W_hh, b_hh), h.contiguous()
-        )
+        gates = h @ W if b_hh is None else torch.addmm(b_hh, h, W)
+        h, kept = aten._thnn_fused_gru_cell(share, gates, h.contiguous())
         return (h,), kept
-    a = torch.addmm(share, h, W_hh.T)
+    a = torch.addmm(share, h, W)
     return (a if cell is LINEAR else a.tanh() if cell is TANH else a.relu(),), None
 
 

@@ -258,6 +258,7 @@ def step(engine: str, cell: str, arithmetic: str, hidden: int, rows: int) -> flo
     return None if line is None else line.step
 
 
+@functools.lru_cache(maxsize=4096)
 def _line(
     engine: str, cell: str, arithmetic: str, what: str, hidden: int, rows: int
 ) -> Line | None:

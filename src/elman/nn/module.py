@@ -30,7 +30,7 @@ from elman.nn.arguments import are_tensors, check_pack
 from elman.nn.settling import Settling, unseen, widened
 from elman.recurrence import native, traced, whole
 from elman.recurrence.operator import Recipe
-from elman.recurrence.settled import Latest, Settled, packed_shape, rows_of
+from elman.recurrence.settled import Settled, packed_shape, rows_of
 from elman.recurrence.strand import autocast_on_a_cpu, uncast
 from elman.recurrence.ways import Outputs
 
@@ -61,7 +61,7 @@ class Module(Settling):
         if "parametrizations" in self._modules and not self._is_computed():
             with self._computed_once():
                 return self._run(input, state)
-        if (latest := self._settled.latest) and (done := self._run_again(latest, input, state)):
+        if self._settled.latest is not None and (done := self._run_again(input, state)):
             return done
         if named(self.cell).fingerprint != self._equations:
             raise UserError(
@@ -155,9 +155,9 @@ class Module(Settling):
         return done or self._run_long(input, state)
 
     def _run_again(
-        self, latest: Latest, input: Any, state: Sequence[Tensor] | None
+        self, input: Any, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
-        """As the last call on a GPU ran; None where this one is another, or may be.
+        """As one of the last two calls on a GPU ran; None where this is another, or may be.
 
         A small call waits for Python, so this asks no more than it must, and what soon differs
         first.
@@ -166,7 +166,8 @@ class Module(Settling):
         if not is_packed and not _is_plain_tensor(input):
             return None
         data, shape = (input.data, packed_shape(input)) if is_packed else (input, input.shape)
-        if not latest.is_like(data, shape, state, self._how_called(data)):
+        latest = self._settled.like(data, shape, state, self._how_called(data))
+        if latest is None:
             return None
         if traced.is_seen() or torch.is_autocast_enabled("cuda"):
             return None

@@ -30,7 +30,14 @@ from elman.kernels import captures, largest, uncaptured
 from elman.kernels.cuda import Cuda, graphs
 from elman.kernels.cudnn import Cudnn
 from elman.kernels.torchs import Whole
-from elman.recurrence.operator import Inputs, Recipe, apart, is_mapped, mapped
+from elman.recurrence.operator import (
+    Inputs,
+    Recipe,
+    apart,
+    asks_for_weights,
+    is_mapped,
+    mapped,
+)
 from elman.recurrence.ways import Outputs, Pulls, Way
 
 FEW = 4
@@ -366,7 +373,9 @@ class _Recorded(torch.autograd.Function):
         state, weights = rest[: ctx.n], rest[ctx.n :]
         needs, recording = ctx.needs_input_grad[2:], ctx.recording
         if torch.is_grad_enabled():
-            return None, None, *_differentiable(recording.kind.way, x, state, weights, pulls)
+            asked = asks_for_weights(ctx, len(weights))
+            way = recording.kind.way
+            return None, None, *_differentiable(way, x, state, weights, pulls, asked)
         found = recording.pull(weights, pulls, needs)
         if not _autograd._get_current_graph_task_keep_graph():
             recording.free()
@@ -379,19 +388,21 @@ def _differentiable(
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     pulls: Sequence[Tensor | None],
+    needs_dws: bool,
 ) -> Pulls:
     """The pulls by autograd, from a forward pass of its own, leaving a graph behind."""
     x, state, weights = apart(x), [*map(apart, state)], [*map(apart, weights)]
     ys, last = way.uncaptured_call(x, state, weights)
     ends = [(y, p) for y, p in zip((ys, *last), pulls, strict=True) if p is not None]
     leaves = [x, *state, *weights]
-    wanted = [t for t in leaves if t.requires_grad]
+    asked = [t.requires_grad and (i <= len(state) or needs_dws) for i, t in enumerate(leaves)]
+    wanted = [*itertools.compress(leaves, asked)]
     found = iter(
         torch.autograd.grad(
             [y for y, _ in ends], wanted, [p for _, p in ends], create_graph=True, allow_unused=True
         )
     )
-    return [next(found) if t.requires_grad else None for t in leaves]
+    return [next(found) if wants else None for wants in asked]
 
 
 # ---------------------------------------------------------------------- what is worth it
@@ -405,6 +416,8 @@ def refuses(recipe: Recipe, x: Inputs, whole: Whole, kernel: str) -> str | None:
         return "ELMAN_CAPTURE=off"
     if x.seed is not None:
         return "chance is drawn anew at every call"
+    if whole.rows == 0:
+        return "the batch is empty"
     if kernel not in (Cuda.name, Cudnn.name) or x.lengths is not None or whole.ids:
         return "only vectors of one length, on a GPU's own kernels"
     plain = recipe.carry.exact and recipe.memory.keeps_all

@@ -17,15 +17,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from elman.cells import named
 from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory
-from elman.kernels import Empty, Kernel
+from elman.kernels import Empty
 from elman.kernels.choice import named_kernel
-from elman.kernels.cpu import KERNEL, masks
-from elman.kernels.cpu.calls import DTYPES, Asked, Prepared, Use, kept_count, prepare
-from elman.kernels.cpu.library import plain
-from elman.recurrence import native
+from elman.kernels.cpu import KERNEL
+from elman.recurrence import compiled_calls
 from elman.recurrence.operator import (
     Inputs,
     Recipe,
@@ -50,7 +47,7 @@ class Registered:
     chunks: Chunks | None
 
 
-KEPT = 1
+KEPT = 2
 """To be changed when the operator keeps anything else for its backward pass."""
 
 _BY_KEY: WeakValueDictionary[Hashable, Registered] = WeakValueDictionary()
@@ -112,7 +109,8 @@ def recurrence(
     """[ys, h, (c), and what is kept for the backward pass], sharing no memory."""
     recipe = _recipe(cell, bias, projected, directions, dropout, number)
     x = Inputs(xs, stacked, weights, lengths, seed)
-    if (call := _call(recipe, x)) is not None and (found := call.forward(keep)) is not None:
+    call = compiled_calls.ready(recipe, x)
+    if call is not None and (found := call.forward(keep)) is not None:
         return found
     ys, last, kept = forward(recipe, x, recipe.stack(x, selected(recipe, x)), keep)
     return [ys.clone() if kept else ys.contiguous(), *last, *kept]
@@ -126,8 +124,9 @@ def _(
     recipe = _recipe(cell, bias, projected, directions, dropout, number)
     x = Inputs(xs, stacked, weights, lengths, None)
     stack = recipe.stack(x)
-    if _takes(recipe, x, stack.kernels[0], drops=seed is not None):
-        return _shaped(recipe, x, keep)
+    found = compiled_calls.shaped(recipe, x, stack.kernels[0], keep, drops=seed is not None)
+    if found is not None:
+        return found
     stack = stack.replaced(
         kernels=[Empty(kernel) for kernel in stack.kernels],
         dropout=Dropout(0.0, 0) if seed is not None and dropout else None,  # a budget counts masks
@@ -159,11 +158,11 @@ def recurrence_backward(
     recipe = _recipe(cell, bias, projected, directions, dropout, number)
     x = Inputs(xs, stacked, weights, lengths, seed)
     dlast = [dh, dc][: len(stacked)]
-    if (call := _call(recipe, x)) is not None:
+    if (call := compiled_calls.ready(recipe, x)) is not None:
         return call.backward(kept, dys, dlast, needs_dxs)
     stack = recipe.stack(x, selected(recipe, x))
     dxs, dstacked, dws = backward(stack, x, list(kept), dys, dlast, needs_dxs)
-    return [*dstacked, *dws, *([] if dxs is None else [dxs])]
+    return [d.contiguous() for d in (*dstacked, *dws, dxs) if d is not None]
 
 
 @recurrence_backward.register_fake
@@ -202,88 +201,3 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> Any:
 
 
 recurrence.register_autograd(_backward, setup_context=_setup)
-
-
-# ---------------------------------------------------------------- in one native call, on a CPU
-
-
-def _takes(recipe: Recipe, x: Inputs, kernel: Kernel, drops: bool) -> bool:
-    """Whether that is so: whoever learns the shapes and whoever computes must agree."""
-    if kernel is not KERNEL or not native.takes(recipe) or x.lengths is not None:
-        return False
-    real = x.weights[0].dtype
-    if real not in DTYPES or (drops and not masks.drops_as_torch(real)):
-        return False
-    return x.xs.dtype in (real, torch.int64) and all(t.dtype is real for t in x.flat()[1:])
-
-
-def _shaped(recipe: Recipe, x: Inputs, keep: bool) -> list[Tensor]:
-    """What comes out, and one tensor that holds what is kept."""
-    (steps, rows), h = x.xs.shape[:2], x.stacked[0]
-    ys = h.new_empty(steps, rows, recipe.directions * h.shape[2])
-    last = [s.new_empty(s.shape) for s in x.stacked]
-    if not keep:
-        return [ys, *last]
-    layers = h.shape[0] // recipe.directions
-    size = (layers, recipe.directions, (steps, rows), h.shape[2], h.dtype.itemsize)
-    return [ys, *last, h.new_empty(kept_count(named(recipe.cell), *size))]
-
-
-@final
-class _Call:
-    """One such call."""
-
-    def __init__(self, prepared: Prepared, recipe: Recipe, x: Inputs) -> None:
-        self.prepared, real = prepared, prepared.dtype
-        self.xs, self.weights = plain(x.xs, prepared.input_dtype), x.weights
-        self.state = [plain(s, real) for s in x.stacked]
-        dropout = recipe.dropout if x.seed is not None else 0.0
-        self.use = Use(None, dropout, int(x.seed)) if x.seed is not None and dropout else None
-
-    def forward(self, keep: bool) -> list[Tensor] | None:
-        """None where ids are out of range, for others to say so."""
-        weights = [plain(w, self.prepared.dtype) for w in self.weights]
-        found = self.prepared.forward(self.xs, self.state, keep, self.use, weights)
-        if found is None:
-            return None
-        ys, last, kept = found
-        return [ys, *last, *([] if kept is None else [kept])]
-
-    def backward(
-        self,
-        kept: Sequence[Tensor],
-        dys: Tensor | None,
-        dlast: Sequence[Tensor | None],
-        needs_dxs: bool,
-    ) -> list[Tensor]:
-        asked = Asked(needs_dxs and self.xs.is_floating_point(), True, True)
-        pulls = (dys, dlast, asked, self.use)
-        dxs, first, dws = self.prepared.backward(self.xs, self.weights, None, kept[0], *pulls)
-        return [d for d in (*first, *dws, dxs) if d is not None]
-
-
-_PREPARED: dict[Hashable, Prepared | None] = {}
-"""By all that a call's shapes depend on, without weights; None: another way."""
-
-
-def _call(recipe: Recipe, x: Inputs) -> _Call | None:
-    if not x.xs.is_cpu:
-        return None
-    shapes = [(t.shape, t.dtype) for t in x.flat()]
-    others = torch.get_num_threads(), named_kernel(), x.lengths is None, x.seed is None
-    key = (recipe.cell, recipe.directions, native.takes(recipe), *others, *shapes)
-    if key not in _PREPARED:
-        if len(_PREPARED) > 1000:
-            _PREPARED.clear()
-        _PREPARED[key] = _prepared(recipe, x)
-    known = _PREPARED[key]
-    return None if known is None else _Call(known, recipe, x)
-
-
-def _prepared(recipe: Recipe, x: Inputs) -> Prepared | None:
-    if not _takes(recipe, x, selected(recipe, x), drops=x.seed is not None):
-        return None
-    weights = [plain(w, w.dtype) for w in x.weights]
-    call = prepare(x.xs, weights, recipe.directions, lambda: recipe.job(x), apart=True)
-    assert call is not None, "shapes were told by `_takes`"
-    return call.bare()

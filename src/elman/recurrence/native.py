@@ -36,6 +36,7 @@ from elman.recurrence.operator import (
     Recipe,
     apart,
     are_many,
+    asks_for_weights,
     backward,
     draw_seed,
     is_mapped,
@@ -167,7 +168,7 @@ class _Node(torch.autograd.Function):
         elif ctx.call.has_derivative and not are_many(grads):
             found = _twice(ctx, xs, track, kept, state, weights, use, grads)
         else:
-            asked = _asked(ctx, _asks_for_weights(ctx))
+            asked = _asked(ctx, asks_for_weights(ctx, len(weights)))
             found = _by_autograd(ctx.call, ctx.recipe, xs, state, weights, use, grads, asked)
         dxs, dstate, dws = found
         return None, None, None, None, dxs, *dstate[: ctx.n], *dws
@@ -176,15 +177,6 @@ class _Node(torch.autograd.Function):
 def _asked(ctx: Any, weights: bool) -> Asked:
     needs = ctx.needs_input_grad
     return Asked(needs[4], any(needs[5 : 5 + ctx.n]), weights)
-
-
-def _asks_for_weights(ctx: Any) -> bool:
-    """Whether this backward pass is to find any weight's gradient, not that of x alone."""
-    nodes = [node for node, _ in ctx.next_functions[1 + ctx.n :] if node is not None]
-    try:
-        return any(map(torch._C._will_engine_execute_node, nodes))
-    except RuntimeError:  # torch's answer for a leaf that `torch.autograd.grad` is asked for
-        return True
 
 
 def _as_multiplied(
@@ -221,7 +213,7 @@ def _twice(
         dxs, dstate, dws = _by_autograd(call, recipe, *x, use, grads, Asked(True, True, True))
         return twice.Inputs(dxs, dstate[: len(x.states)], dws)  # not of zeros that nobody passed
 
-    asked = _asked(ctx, _asks_for_weights(ctx))
+    asked = _asked(ctx, asks_for_weights(ctx, len(weights)))
     done, (dys, *dlast) = twice.Call(call, use, asked, again), grads
     x, pulls = twice.Inputs(xs, state, weights), twice.Outputs(dys, dlast)
     return twice.backward(done, x, (track, kept), pulls)

@@ -18,12 +18,13 @@ from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from elman import kernels
-from elman.cells import Weights, named
+from elman.cells import Weights, is_torchs, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry
 from elman.gradients.memory import Memory, Stored
-from elman.kernels import Job, Kernel, Piece, Pull, Trace
+from elman.kernels import Job, Kernel, Piece, Pull, Trace, cudnn
 from elman.kernels.bare import Bare
+from elman.kernels.torchs import Network, as_torch
 from elman.recurrence import packed
 from elman.recurrence.chunked import InChunks
 from elman.recurrence.seams import Chunks
@@ -172,6 +173,18 @@ def mapped(backward: Callable[..., Any], ctx: Any, pulls: Sequence[Tensor | None
     return tuple([None if d is None else d.clone() for d in found])  # such pulls know no detach
 
 
+def asks_for_weights(ctx: Any, count: int) -> bool:
+    """Whether this backward pass is to find any weight's gradient, not that of x alone.
+
+    The weights are the last `count` tensors of the operation.
+    """
+    nodes = [node for node, _ in ctx.next_functions[-count:] if node is not None]
+    try:
+        return any(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:  # torch's answer for a leaf that `torch.autograd.grad` is asked for
+        return True
+
+
 class _Eager(torch.autograd.Function):
     """The operation as autograd sees it."""
 
@@ -203,9 +216,14 @@ class _Eager(torch.autograd.Function):
         lengths, seed, xs, *rest = ctx.saved_tensors
         x = Inputs(xs, rest[: ctx.n], rest[ctx.n : ctx.m], lengths, seed)
         stack, (dys, *dlast) = ctx.recipe.stack(x, ctx.kernel), grads
-        needs_dxs = ctx.needs_input_grad[4]
-        dxs, dstacked, dws = backward(stack, x, rest[ctx.m :], dys, dlast, needs_dxs)
+        needs = ctx.needs_input_grad[4], _needs_dws(ctx, x)
+        dxs, dstacked, dws = backward(stack, x, rest[ctx.m :], dys, dlast, *needs)
         return None, None, None, None, dxs, *dstacked, *dws
+
+
+def _needs_dws(ctx: Any, x: Inputs) -> bool:
+    """Kernels find the weights' gradients with all others; a loop that autograd sees need not."""
+    return not torch.is_grad_enabled() or asks_for_weights(ctx, len(x.weights))
 
 
 def selected(recipe: Recipe, x: Inputs) -> Kernel:
@@ -259,7 +277,8 @@ class _Layer(torch.autograd.Function):
             x = Inputs(xs, stacked, weights, lengths, None)
             stack = recipe.stack(x, ctx.kernel)
             kept = [t for t in trace if t is not None]
-            dxs, dstacked, dws = backward(stack, x, kept, dys, dlast, needs_dxs)
+            needs = needs_dxs, _needs_dws(ctx, x)
+            dxs, dstacked, dws = backward(stack, x, kept, dys, dlast, *needs)
             return None, None, None, None, dxs, *dstacked, *dws
         xi, w = draw(recipe.carry, xs, weights[1].dtype), recipe.layer(weights)
         pulls = zip(stacked, dlast, strict=True)
@@ -290,11 +309,17 @@ def backward(
     dys: Tensor | None,
     dlast: Sequence[Tensor | None],
     needs_dxs: bool,
-) -> tuple[Tensor | None, tuple[Tensor, ...], list[Tensor]]:
-    """The pulls on xs, on the first states (stacked) and on the weights (flat)."""
+    needs_dws: bool = True,
+) -> tuple[Tensor | None, tuple[Tensor, ...], Sequence[Tensor | None]]:
+    """The pulls on xs, on the first states (stacked) and on the weights (flat).
+
+    Without `needs_dws` these are None, where autograd is watching and they cost something.
+    """
     pulls = [torch.zeros_like(s) if d is None else d for s, d in zip(x.stacked, dlast, strict=True)]
-    gradients = _reversed(stack, x.xs, unstack(x.stacked), kept, dys, unstack(pulls), needs_dxs)
-    return gradients.dxs, state_pulls(gradients, x), weight_pulls(gradients, x)
+    states, wanted = unstack(x.stacked), (needs_dxs, needs_dws)
+    gradients = _reversed(stack, x.xs, states, kept, dys, unstack(pulls), *wanted)
+    dws = weight_pulls(gradients, x) if gradients.dws else [None] * len(x.weights)
+    return gradients.dxs, state_pulls(gradients, x), dws
 
 
 def state_pulls(pulls: Pulls, x: Inputs) -> tuple[Tensor, ...]:
@@ -320,6 +345,7 @@ def _reversed(
     dys: Tensor | None,
     dlast: States,
     needs_dxs: bool,
+    needs_dws: bool,
 ) -> Pulls:
     """Back by the kernel, or by a loop that can be differentiated again if autograd is watching."""
     watched = torch.is_grad_enabled()
@@ -328,7 +354,7 @@ def _reversed(
         return slide(stack, xs, states, kept, dys, dlast, needs_dxs, once)
     xis = stack.draw(xs)
     if watched:
-        return _bare(stack, xs, states, dys, dlast, needs_dxs, xis)
+        return _bare(stack, xs, states, dys, dlast, needs_dxs, xis, needs_dws)
     return stack.backward(xs, states, kept, dys, dlast, needs_dxs, xis)
 
 
@@ -353,17 +379,24 @@ def _bare(
     dlast: States,
     needs_dxs: bool,
     xis: Sequence[Tensor | None] = (),
+    needs_dws: bool = True,
 ) -> Pulls:
-    """The same by autograd, leaving a graph behind."""
+    """The same by autograd, leaving a graph behind; no `dws` where they are not needed."""
     xis = xis or [None] * len(stack.layers)
     loops = [Bare(stack.turn_xi(xi, i % stack.directions)) for i, xi in enumerate(xis)]
     xs, states = apart(xs), [tuple(map(apart, s)) for s in states]
     layers = [w.map(apart) for w in stack.layers]
     seen = stack.replaced(layers=layers, kernels=loops, memory=Stored())
-    ys, last, _ = seen.forward(xs, states, keep=False)
+    if _is_torchs(seen, xs, xis) and not are_many([dys, *_flat(dlast)]):
+        rows = _rows_that_run(stack.lengths, len(xs))
+        ys, last = _by_torch(seen, xs, rows, states)
+        dys = None if dys is None else dys.flatten(0, 1).index_select(0, rows)
+    else:
+        ys, last, _ = seen.forward(xs, states, keep=False)
     outs = zip([ys, *_flat(last)], [dys, *_flat(dlast)], strict=True)
     outs = [(y, d) for y, d in outs if d is not None and y.requires_grad]
-    wanted = [t for t in (xs, *_flat(states), *_flat(layers)) if t.requires_grad]
+    leaves = xs, *_flat(states), *(_flat(layers) if needs_dws else ())
+    wanted = [t for t in leaves if t.requires_grad]
     ends, pulls = ([y for y, _ in outs], [d for _, d in outs])
     pulled = torch.autograd.grad(ends, wanted, pulls, create_graph=True, allow_unused=True)
     grads = {id(t): g for t, g in zip(wanted, pulled, strict=True) if g is not None}
@@ -371,8 +404,40 @@ def _bare(
     def pull(t: Tensor) -> Tensor:
         return grads[id(t)] if id(t) in grads else torch.zeros_like(t)
 
-    dws = [w.map(pull) for w in layers]
+    dws = [w.map(pull) for w in layers] if needs_dws else []
     return Pulls(pull(xs) if needs_dxs else None, [tuple(map(pull, s)) for s in states], dws)
+
+
+def _is_torchs(stack: Stack, xs: Tensor, xis: Sequence[Tensor | None]) -> bool:
+    """Whether rows of different lengths are left to torch's own layers: on a GPU, nothing cut.
+
+    They drop the rows that have ended, where a loop of ours would hold the states of each.
+    """
+    if stack.lengths is None or not xs.is_cuda or not xs.is_floating_point():
+        return False
+    drawn = stack.dropout is not None or stack.noise is not None
+    return is_torchs(stack.cell) and not drawn and not any(xi is not None for xi in xis)
+
+
+def _rows_that_run(lengths: Tensor | None, steps: int) -> Tensor:
+    """Where in (time · batch) the rows of a `PackedSequence` lie, whose lengths are sorted."""
+    assert lengths is not None
+    runs = torch.arange(steps, device=lengths.device)[:, None] < lengths
+    return runs.flatten().nonzero()[:, 0]
+
+
+def _by_torch(stack: Stack, xs: Tensor, rows: Tensor, states: States) -> tuple[Tensor, States]:
+    """Packed ys and the last states by torch's own layers, in operators that it knows twice."""
+    assert stack.lengths is not None
+    w, data = stack.layers[0], xs.flatten(0, 1).index_select(0, rows)
+    running = (torch.arange(len(xs))[:, None] < stack.lengths.cpu()).sum(1)
+    projection, layers = states[0][0].shape[1] if w.W_hr is not None else 0, len(stack.layers)
+    sizes = xs.shape[2], w.hidden_size, projection, layers // stack.directions, stack.directions
+    net = Network(stack.cell.torch_mode, w.b_ih is not None, *sizes)
+    with cudnn.OFF:
+        weights, first = _flat(stack.layers), restack(states)
+        ys, last = as_torch(net, False, data, first, weights, 0.0, running[running > 0])
+    return ys, unstack(last)
 
 
 def apart(t: Tensor) -> Tensor:

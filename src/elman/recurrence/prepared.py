@@ -22,7 +22,15 @@ from elman.kernels import select
 from elman.kernels.cuda import KERNEL, calls, wider
 from elman.kernels.cuda.calls import Kept, cast
 from elman.kernels.torchs import Whole
-from elman.recurrence.operator import Inputs, Recipe, backward, draw_seed, is_mapped, mapped
+from elman.recurrence.operator import (
+    Inputs,
+    Recipe,
+    asks_for_weights,
+    backward,
+    draw_seed,
+    is_mapped,
+    mapped,
+)
 from elman.recurrence.strand import Dropout
 
 
@@ -97,9 +105,10 @@ class Call:
         dys: Tensor | None,
         dlast: Sequence[Tensor | None],
         needs_dxs: bool,
+        needs_dws: bool,
         lengths: Tensor | None,
         seed: Tensor | None,
-    ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
+    ) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor | None]]:
         """The same pulls, leaving a graph behind to differentiate them again."""
         p = self.prepared
         stacked = state or [
@@ -110,7 +119,7 @@ class Call:
         x = Inputs(xs, stacked, cast(weights, self.dtype), lengths, seed)
         stack = self.recipe.stack(x, KERNEL)
         dys = None if dys is None else self.time_first(dys)
-        dxs, dstate, dws = backward(stack, x, [], dys, dlast, needs_dxs)
+        dxs, dstate, dws = backward(stack, x, [], dys, dlast, needs_dxs, needs_dws)
         return dxs, dstate[: len(state)], dws
 
 
@@ -158,8 +167,8 @@ class _Node(torch.autograd.Function):
         state, weights, masks = rest[:n], rest[n:m], rest[end:]
         needs_dxs, *needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
-            drawn = ctx.lengths, ctx.seed
-            found = call.backward_by_autograd(input, state, weights, dys, dlast, needs_dxs, *drawn)
+            drawn, wanted = (ctx.lengths, ctx.seed), (needs_dxs, asks_for_weights(ctx, m - n))
+            found = call.backward_by_autograd(input, state, weights, dys, dlast, *wanted, *drawn)
         else:
             kept = [Kept(*rest[i : i + 3]) for i in range(m, end, 3)]
             dys = None if dys is None else call.time_first(dys)

@@ -150,6 +150,8 @@ class Table(dict[Hashable, Settled]):
     """What one module has settled."""
 
     latest: Latest | None = None
+    earlier: Latest | None = None
+    """One before it: a loop over time passes no state to its first call, and one to the next."""
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return Table, ()  # a copied module settles its own
@@ -157,7 +159,7 @@ class Table(dict[Hashable, Settled]):
     def clear(self) -> None:
         """Nothing is settled any more."""
         super().clear()
-        self.latest = None
+        self.latest = self.earlier = None
 
     def settle(self, key: Hashable, settled: Settled) -> Settled:
         """Run calls of this key so from now on."""
@@ -178,7 +180,21 @@ class Table(dict[Hashable, Settled]):
         """This is the latest call on a GPU: in no dtype but its input's, on no other device."""
         states = None if state is None else [s.shape for s in state]
         latest = Latest(how, shape, data.dtype, data.get_device(), mode, states, alone)
+        if not alone:  # then it is the same call, told otherwise
+            self.earlier = self.latest
         self.latest = latest if latest.is_like(data, shape, state, mode) else None
+
+    def like(
+        self, data: Tensor, shape: Form, state: Sequence[Tensor] | None, mode: Hashable
+    ) -> Latest | None:
+        """The latest call, or the one before it, where one with these would be settled alike."""
+        latest, earlier = self.latest, self.earlier
+        if latest is not None and latest.is_like(data, shape, state, mode):
+            return latest
+        if earlier is None or not earlier.is_like(data, shape, state, mode):
+            return None
+        self.latest, self.earlier = earlier, latest
+        return earlier
 
     def words(self, recipe: Recipe, x: Inputs, stack: Whole, kernel: str) -> str:
         """Whether repeated calls are captured, or why not, for `explain`."""

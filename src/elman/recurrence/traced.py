@@ -6,8 +6,8 @@ constants. While one of them listens, or a transform of `torch.func`, the forwar
 own operator (`aten::lstm`, …) with the same weights. So it is under a mode that sees every
 operation (one that counts them, or makes fake tensors), where tangents flow forward, and for
 tensors of a class of their own, which need not have memory. A cell that torch does not have, a
-projection on its way to ONNX, and what `torch.vmap` runs over, goes step by step: so a copy takes
-sequences of that one length and refuses others.
+projection on its way to ONNX, what `torch.vmap` runs over, and tangents on a GPU go step by step:
+so a copy takes sequences of that one length and refuses others.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.nn.functional import dropout, one_hot
 from elman.cells import Cell, State, Weights, is_torchs, named
 from elman.errors import UserError
 from elman.gradients.carry import Carry
+from elman.kernels import cudnn
 from elman.recurrence.operator import Inputs, Recipe
 
 
@@ -93,6 +94,7 @@ def recurrence(
             hint="call .eval() first to export for inference",
         )
     unknown = recipe.projected and torch.onnx.is_in_onnx_export()
+    unknown = unknown or (x.xs.is_cuda and forward_ad._current_level >= 0)
     if unknown or not is_torchs(cell) or _is_mapped((x.xs, *x.stacked, *x.weights)):
         if batch_sizes is not None:
             raise unpackable(cell.name + (" with a projection" if recipe.projected else ""))
@@ -150,11 +152,19 @@ def _torchs(
     first = list(x.stacked) if len(x.stacked) > 1 else x.stacked[0]
     layers = len(x.weights) // recipe.each // recipe.directions
     options = (recipe.bias, layers, recipe.dropout, training, recipe.directions == 2)
-    if batch_sizes is not None:
-        ys, *last = operator(x.xs, batch_sizes, first, list(x.weights), *options)
-    else:
-        ys, *last = operator(x.xs, first, list(x.weights), *options, batch_first)
+    transformed = x.xs.is_cuda and _is_transformed()  # cuDNN asks for the memory of every tensor
+    with cudnn.OFF if transformed else contextlib.nullcontext():
+        if batch_sizes is not None:
+            ys, *last = operator(x.xs, batch_sizes, first, list(x.weights), *options)
+        else:
+            ys, *last = operator(x.xs, first, list(x.weights), *options, batch_first)
     return ys, tuple(last)
+
+
+def _is_transformed() -> bool:
+    """Whether `torch.func` makes something else of what runs: the compiler cannot be asked."""
+    compiling = torch.compiler.is_compiling()
+    return not compiling and _functorch.peek_interpreter_stack() is not None
 
 
 def _unrolled(

@@ -44,9 +44,12 @@ class Cuda:
         return _refusal_of_piece(piece) or _refusal_of_device(piece)
 
     def width(self, piece: Piece) -> int:
-        """Units that the piece is run with: its own, or a few more (widths.py)."""
+        """Units that the piece is run with: its own, or a few more (widths.py).
+
+        Rows that a compiler would leave open are as many as they are: plans are made for a number.
+        """
         W_hh = piece.w.W_hh
-        shape = W_hh.shape[1], W_hh.element_size(), piece.xs.shape[1], W_hh.get_device()
+        shape = W_hh.shape[1], W_hh.element_size(), int(piece.xs.shape[1]), W_hh.get_device()
         return width_for(piece.cell, *shape)
 
     def widens(self, piece: Piece) -> bool:
@@ -159,7 +162,7 @@ def _refusal_of_device(piece: Piece) -> str | None:
         machine(xs.device.index or 0)
     except UserError as missing:
         return missing.message
-    shape = KERNEL.width(piece), w.W_hh.element_size(), xs.shape[1], xs.get_device()
+    shape = KERNEL.width(piece), w.W_hh.element_size(), int(xs.shape[1]), xs.get_device()
     if _microseconds(cell, *shape) == math.inf:
         return f"{w.hidden_size} hidden units of {w.W_hh.dtype} do not fit the GPU's SMs"
     return None
