@@ -23,7 +23,7 @@ from elman.cells.keeping import keeping
 from elman.gradients import through_time
 from elman.gradients.through_time import Trace
 from elman.kernels import cuda, products
-from elman.kernels.cuda import calls
+from elman.kernels.cuda import calls, wider
 from elman.kernels.cuda.equations import body
 from elman.kernels.cuda.plan import Machine, Plan
 
@@ -48,6 +48,7 @@ def launches_prepared() -> Iterator[None]:
         present(),
         mock.patch.object(calls, "prepared", lambda plan, *_: Launch(plan)),
         mock.patch.object(calls, "lanes", return_value=Lanes()),
+        mock.patch.dict(wider._PREPARED, clear=True),
         mock.patch.object(torch._C, "_cuda_getDevice", return_value=None, create=True),
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", return_value=0, create=True),
     ):

@@ -294,6 +294,24 @@ def test_what_takes_longer_captured_is_not(paper):
     assert twin.made[0].kind.keep
 
 
+@pytest.mark.parametrize(
+    ("calls", "gives_up"), [(EVERY + 2, True), (EVERY + captured.WORTH, False)]
+)
+@pytest.mark.usefixtures("paper")
+def test_weights_that_move_every_few_calls_are_not_recorded_for_ever(calls, gives_up):
+    """To record a call costs as much as it saves in many."""
+    twin, x, held = Twin(), torch.randn(6, 3, 4), []
+    with torch.no_grad():
+        for _ in range(captured.PATIENCE * captured.SIDE_BY_SIDE + 1):
+            held += [p.data for p in twin.rnn.parameters()]  # so that none lies where one was
+            for p in twin.rnn.parameters():
+                p.data = p.data.clone()
+            for _ in range(calls):
+                assert torch.equal(twin(x)[0], twin.plain(x)[0])
+    assert twin.calls.given_up == gives_up
+    assert (captured.MOVING in twin.calls.words()) == gives_up
+
+
 def test_what_keeps_the_gpu_busy_for_longer_than_autograd_takes_is_not_captured(paper):
     paper.times, paper.gpu = (200.0, 210.0), 1000.0
     twin, x = Twin(), torch.randn(6, 3, 4)

@@ -133,7 +133,7 @@ def test_what_autocast_casts_at_every_call_is_prepared(kind, stated, monkeypatch
     rnn = kind(4, 8, 2).bfloat16()
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.float32)
     monkeypatch.setattr(settling, "runs_whole", lambda *_: False)
-    monkeypatch.setattr(prepared, "select", lambda _: prepared.KERNEL)
+    monkeypatch.setattr(prepared, "selected", lambda *_: prepared.KERNEL)
     wide = copy.deepcopy(rnn).float()
     state = [torch.randn(2, 3, n) for n in named(rnn.cell).state_sizes(8)] * stated
 
@@ -263,7 +263,7 @@ def test_packed_rows_are_prepared_too(kind, dropout, stated, monkeypatch):
     rnn = copy.deepcopy(plain)
     monkeypatch.setattr(rnn, "_packed_key", lambda *_: "packed")
     monkeypatch.setattr(rnn, "_packed_whole", lambda *_: None)
-    monkeypatch.setattr(prepared, "select", lambda _: prepared.KERNEL)
+    monkeypatch.setattr(prepared, "selected", lambda *_: prepared.KERNEL)
     state = [torch.randn(3, 4, n) for n in named(rnn.cell).state_sizes(8)] * stated
 
     def run(module, lengths):

@@ -48,6 +48,9 @@ SURELY, BY_AUTOGRAD = {True: 0.9, False: 0.8}, 200.0
 """How much shorter a captured call must be to be used: with a backward pass, and without one, where
 less is to be gained than the host's speed varies; microseconds of autograd that it saves at least.
 """
+WORTH, PATIENCE = 50, 2
+"""Calls that a recording must serve to be worth its making; how often in a row it may not."""
+MOVING = "the weights lie elsewhere at every few calls"
 AS_IT_IS, AS_RECORDED = 20.0, 35.0
 """Microseconds of Python in a module's call before either is begun (an H200's host)."""
 MOST, MOST_LARGE = 64, 8
@@ -243,7 +246,7 @@ class Recordings:
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.made = kind, list[Recording]()
-        self.calls, self.patience, self.used = 0, FEW, 0
+        self.calls, self.patience, self.used, self.served = 0, FEW, 0, 0
 
     def lent(
         self, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
@@ -252,6 +255,7 @@ class Recordings:
         self.used = next(_CLOCK)
         for recording in self.made:
             if recording.lent.acquire(blocking=False):
+                self.served += 1
                 return recording
         self.calls += 1
         if self.calls <= self.patience or self.kind.failed or len(self.made) >= SIDE_BY_SIDE:
@@ -296,8 +300,9 @@ class Repeated:
     def __init__(self, way: Way, whole: Whole, device: int) -> None:
         self.way, self.whole, self.device = way, whole, device
         self.kinds: dict[Any, Recordings] = {}
-        self.given_up = False
-        """Whether no call of this shape is worth it, or can be recorded."""
+        self.given_up, self.in_vain = False, 0
+        """Whether no call of this shape is worth it, or can be recorded; how often few came again.
+        """
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return type(None), ()  # a copied module records its own
@@ -323,7 +328,8 @@ class Repeated:
             recordings = self._met(key, Kind(self.way, grad, self.device, stream))
         recording = recordings.lent(x, state, weights)
         if recording is None:
-            self.given_up = bool(recordings.kind.failed) and not recordings.made
+            if recordings.kind.failed and not recordings.made:
+                self.given_up = True
             return None
         if grad and (True in wants or any(place[-1] for place in places)):
             ys, *last = _Recorded.apply(recording, len(state), *inputs, *weights)
@@ -336,12 +342,18 @@ class Repeated:
 
     def _met(self, key: Any, kind: Kind) -> Recordings:
         if len(self.kinds) >= SIDE_BY_SIDE:  # weights in another place at every call, say
+            made = sum(len(some.made) for some in self.kinds.values())
+            served = sum(some.served for some in self.kinds.values())
+            self.in_vain = self.in_vain + 1 if served < WORTH * made else 0
+            self.given_up = self.in_vain >= PATIENCE
             self.kinds.clear()
         return self.kinds.setdefault(key, Recordings(kind))
 
     def words(self) -> str:
         """For `explain`."""
         failed = [some.kind.failed for some in self.kinds.values() if some.kind.failed]
+        if self.in_vain >= PATIENCE:
+            failed = [MOVING]
         return f"not captured: {failed[0]}" if failed else WILL_BE
 
 

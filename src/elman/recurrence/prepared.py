@@ -18,7 +18,6 @@ from torch import Tensor
 
 from elman.cells import named
 from elman.cells.base import diagonal_blocks
-from elman.kernels import select
 from elman.kernels.cuda import KERNEL, calls, wider
 from elman.kernels.cuda.calls import Kept, cast
 from elman.kernels.torchs import Whole
@@ -30,6 +29,7 @@ from elman.recurrence.operator import (
     draw_seed,
     is_mapped,
     mapped,
+    selected,
 )
 from elman.recurrence.strand import Dropout
 
@@ -182,7 +182,7 @@ class _Node(torch.autograd.Function):
 
 def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
     """How calls like this one are run from now on; None where they take the long way."""
-    if not is_plain(recipe, x) or select(recipe.job(x)) is not KERNEL:
+    if not is_plain(recipe, x) or selected(recipe, x) is not KERNEL:
         return None
     call = Call(recipe, x, batch_first)
     return call if call.prepared.suits(x.weights) else None

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from elman.cells import named
-from elman.kernels import aten, cudnn, select
+from elman.kernels import aten, cudnn
 from elman.kernels.cudnn import Cudnn
 from elman.kernels.torchs import Network, Whole, as_torch
 from elman.recurrence import captured, packed
-from elman.recurrence.operator import Inputs, Recipe
+from elman.recurrence.operator import Inputs, Recipe, selected
 from elman.recurrence.prepared import Call, prepare
 from elman.recurrence.strand import autocast_on_a_cpu
 from elman.recurrence.ways import ByCall, ByCudnn, ByStack, Outputs
@@ -241,7 +241,7 @@ def _repeated(
     batch_first: bool,
 ) -> captured.Repeated | None:
     """What captures these calls where they are repeated; None where nothing does."""
-    ours = None if theirs else select(recipe.job(x))
+    ours = None if theirs else selected(recipe, x)
     if captured.refuses(recipe, x, stack, ours.name if ours else Cudnn.name) is not None:
         return None
     if ours is None:

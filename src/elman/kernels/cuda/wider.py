@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -13,15 +13,32 @@ from torch.nn.functional import pad
 
 from elman.cells import Weights
 from elman.kernels.contract import Job
-from elman.kernels.cuda import KERNEL
+from elman.kernels.cuda import KERNEL, arithmetic
 from elman.kernels.cuda.calls import Kept, Prepared, are_like
 from elman.kernels.cuda.widths import narrowed
 
 
 def prepared(job: Job, one_by_one: bool) -> Prepared | Wider:
-    """Calls of the job's stack, with as many units as the kernel runs it with."""
+    """Calls of the job's stack, with as many units as the kernel runs it with.
+
+    They are found once for all modules with such a stack, and keep no weight but its shape.
+    """
+    xs, h = job.inputs[0], job.states[0][0]
+    shapes = [(p.shape, p.dtype) for w in job.layers for p in w if p is not None]
+    biased, how = job.layers[0].b_ih is not None, (arithmetic(h.dtype), one_by_one)
     piece = next(job.pieces())
-    return Wider(job, one_by_one) if KERNEL.widens(piece) else Prepared(job, one_by_one)
+    key = job.cell, KERNEL.width(piece), xs.shape, xs.dtype, xs.device, biased, *how, *shapes
+    if key not in _PREPARED:
+        if len(_PREPARED) > MOST:
+            _PREPARED.clear()
+        wide = KERNEL.widens(piece)
+        _PREPARED[key] = Wider(job, one_by_one) if wide else Prepared(job, one_by_one)
+    return _PREPARED[key]
+
+
+_PREPARED: dict[Hashable, Prepared | Wider] = {}
+MOST = 1000
+"""Shapes that are kept: sequences may be of every length."""
 
 
 @final
