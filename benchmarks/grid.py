@@ -141,6 +141,19 @@ def contestants(
 
     With `control`, another of torch's comes third.
     """
+    modules, x, state = made(case, device, control)
+
+    def ran() -> kernels.Explanation:
+        with torch.set_grad_enabled(case.job == "both"), _precision(case, device):
+            return kernels.explain(modules[1], _packed(case, x) if case.how == "packed" else x)
+
+    return [call_of(case, module, x, state) for module in modules], ran
+
+
+def made(
+    case: Case, device: str, control: bool = False
+) -> tuple[list[torch.nn.Module], torch.Tensor, Any]:
+    """The modules, their input and the first state."""
     torch.manual_seed(0)
     like: dict[str, Any] = {"device": device, "dtype": DTYPES[case.dtype]}
     name = MODULES[case.cell]
@@ -159,13 +172,7 @@ def contestants(
     states = [torch.zeros(*depth, width, **like) for width in widths]
     if case.how == ALONE:
         x, states = x.squeeze(1), [s.squeeze(1) for s in states]
-    state = tuple(states) if two else states[0]
-
-    def ran() -> kernels.Explanation:
-        with torch.set_grad_enabled(case.job == "both"), _precision(case, device):
-            return kernels.explain(mine, _packed(case, x) if case.how == "packed" else x)
-
-    return [_job(case, module, x, state) for module in modules], ran
+    return modules, x, tuple(states) if two else states[0]
 
 
 def _options(case: Case) -> dict[str, Any]:
@@ -185,7 +192,10 @@ def _precision(case: Case, device: str) -> torch.autocast:
     return torch.autocast(device, torch.bfloat16, enabled=case.how == "autocast")
 
 
-def _job(case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any) -> Callable[[], object]:
+def call_of(
+    case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any
+) -> Callable[[], object]:
+    """The case's job by this module."""
     precision = _precision(case, x.device.type)
     x = x.requires_grad_(case.job == "both")
 
@@ -195,16 +205,14 @@ def _job(case: Case, module: torch.nn.Module, x: torch.Tensor, state: Any) -> Ca
         with precision:
             return module(x, state)[0]
 
-    dys = torch.randn_like(call().detach())
-
-    def both() -> None:
-        call().backward(dys)
-
     def forward() -> None:
         with torch.no_grad():
             call()
 
-    return both if case.job == "both" else forward
+    if case.job != "both":
+        return forward
+    dys = torch.randn_like(call().detach())
+    return lambda: call().backward(dys)
 
 
 clock = time.perf_counter
