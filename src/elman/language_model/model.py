@@ -34,6 +34,7 @@ from elman.gradients import (
     Time,
     backward_through_time,
 )
+from elman.language_model.looking import weights_of
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
 from elman.language_model.stepper import Stepper
@@ -364,19 +365,29 @@ class LanguageModel(nn.Module):
     def stepper(self, state: ModelState = None, rows: int = 1) -> Stepper | None:
         """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
 
-        An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
-        out here, from the weights as they are now.
+        Nothing is hidden from it, in training mode neither. An embedding and the input weights are
+        one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked out here, from the weights as they are
+        now.
         """
         if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
-        rnn, weights = self.recurrence, self.recurrence.state_dict()
+        own = self.recurrence
+        rnn = of(
+            own.cell,
+            self.vocab_size,
+            self.hidden_size,
+            self.shape.layers,
+            zoneout=own.zoneout,
+            device="meta",
+        ).eval()
+        weights = weights_of(own, dict(rnn.named_parameters()))
         if self.embedding is not None:
             W_ih, E = weights["weight_ih_l0"], self.embedding.weight.detach()
             if len(E) * len(W_ih) > TABLE:
                 return None
-            rnn = of(rnn.cell, len(E), self.hidden_size, self.shape.layers, device="meta").eval()
-            rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
-            rnn.repeatable = True
+            weights["weight_ih_l0"] = W_ih @ E.T
+        rnn.load_state_dict(weights, assign=True)
+        rnn.repeatable = True
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
         return Stepper(rnn, out, state, rows)
