@@ -34,7 +34,7 @@ from elman.gradients import (
     Time,
     backward_through_time,
 )
-from elman.language_model.looking import weights_of
+from elman.language_model.looking import hears, is_hooked, weights_of
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
 from elman.language_model.stepper import Stepper
@@ -275,6 +275,13 @@ class LanguageModel(nn.Module):
             outputs = self.noise.keep((batch, self.hidden_size), drop.outputs, like)
         recurrent = {}
         if drop.recurrent:
+            for name in getattr(self.recurrence, "parametrizations", ()):
+                if name.startswith("weight_hh"):
+                    raise UserError(
+                        f"dropout of recurrent {drop.recurrent} hides entries of {name}, which is "
+                        "parametrized",
+                        hint="leave one of the two out; dropout of updates and zoneout go with it",
+                    )
             for name, W_hh in self.recurrence.named_parameters():
                 if name.startswith("weight_hh"):
                     recurrent[name] = self.noise.keep(tuple(W_hh.shape), drop.recurrent, like)
@@ -443,6 +450,9 @@ class LanguageModel(nn.Module):
 
     def refusal(self, carry: Carry, memory: Memory | None) -> tuple[str, str] | None:
         """Why it cannot be trained so, and what to try; None if it can."""
+        if made := [n for n in ("weight_hq", "bias_q") if isinstance(vars(self).get(n), Tensor)]:
+            why = f"a model whose {made[0]} is made by a hook, as by pruning: an update never calls"
+            return f"{why} the model, only its parts", "train it as a part of a module of your own"
         if self.recurrent or (carry.windows and memory is None):
             return None
         why = "an mlp: it has no state to carry a gradient through time, nor to keep"
@@ -458,7 +468,7 @@ class LanguageModel(nn.Module):
             return "the model has a carry or a memory of its own"
         if self.recurrence.time.in_chunks:
             return "chunks of time run as often as it takes them to meet"
-        return None
+        return hears(self)
 
     @contextmanager
     def lent(self, xi: Tensor | None, memory: Memory | None) -> Iterator[None]:
@@ -479,6 +489,11 @@ class LanguageModel(nn.Module):
         self, ids: Tensor, masks: Masks, loss: Callable[[Tensor, int], Tensor]
     ) -> tuple[Tensor, ModelState]:
         """Read whole lanes from the beginning and carry all losses back, piece by piece."""
+        if is_hooked(self.recurrence):  # its own call, then, which has no pieces
+            hs, state = self.states(ids, None, masks)
+            total = loss(hs, 0)
+            total.backward()
+            return total.detach(), state
         return self.recur_back(self.inputs(ids.T, masks), None, masks, loss)
 
     def computed(self, ids: Tensor, state: ModelState, masks: Masks) -> list[tuple[str, Tensor]]:

@@ -46,7 +46,7 @@ from elman.training.records import Epoch, Progress, Tally, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.settings import Settings
 from elman.training.state import CarriedState
-from elman.training.update import choose
+from elman.training.update import choose, seen
 from elman.training.whole_update import Outcome, Read, WholeUpdate
 
 __all__ = [
@@ -118,7 +118,11 @@ class Training:
         self._clock = time.perf_counter()
         self._passes = {0: self._one_pass(0)}  # too little text is refused here
         self._ahead: tuple[tuple[Pass, int], Segment] | None = None
-        self._choice = choose(self)
+        self._choose()
+
+    def _choose(self) -> None:
+        """Find the way that updates go, and remember what that depends on."""
+        self._choice, self._seen = choose(self), seen(self)
 
     def _check_held_out(self) -> None:
         """Refuse what waits for validations where none will come."""
@@ -140,8 +144,7 @@ class Training:
         if refusal is not None:
             why, hint = refusal
             raise UserError(f"carry={reading.carry} memory={reading.memory} with {why}", hint=hint)
-        if (recurrence := self.reader.recurrence) is not None:
-            reading.check_agrees(recurrence.carry, recurrence.memory, recurrence.time)
+        self._check_agrees()
         self._take_time(reading)
         if reading.memory:
             self._check_memory(reading)
@@ -150,6 +153,11 @@ class Training:
                 f"{len(self.validation_ids)} held-out tokens leave nothing to predict",
                 hint="a larger part for validation, or none",
             )
+
+    def _check_agrees(self) -> None:
+        if (recurrence := self.reader.recurrence) is not None:
+            has = recurrence.carry, recurrence.memory, recurrence.time
+            self.settings.reading.check_agrees(*has)
 
     def _take_time(self, reading: Reading) -> None:
         """Let the model run time in chunks, where that was asked for."""
@@ -258,6 +266,7 @@ class Training:
         there, the record's nats and ‖g‖ are waited for when they are first looked at, so that the
         next update can be prepared meanwhile.
         """
+        self._look_again()
         if self.index == 0:
             self.tally = Tally()
         before = (self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
@@ -279,6 +288,14 @@ class Training:
         self.tally.tokens += tokens
         self.tally.seconds += seconds
         return self._told(pending, epoch, rate, seconds)
+
+    def _look_again(self) -> None:
+        """Take notice of what was changed about the model since the last update."""
+        self._check_agrees()
+        if seen(self) != self._seen:
+            self._hear_all()
+            self.optimizer.zero_grad()  # what moves no longer has none from now on
+            self._choose()
 
     def _update_whole(self, whole: WholeUpdate, segments: list[Segment], rate: float) -> Outcome:
         """An update in one go."""
@@ -525,7 +542,7 @@ class Training:
         """Continue exactly where `state_dict` was taken, on this training's device."""
         saving.load(self, tensors, numbers)
         self._pending.clear()
-        self._choice = choose(self)  # a captured graph holds the optimizer's old state
+        self._choose()  # a captured graph holds the optimizer's old state
 
 
 def _as_array(ids: Any) -> Any:
