@@ -82,3 +82,20 @@ def test_a_module_that_changes_its_type_leaves_its_stepper_as_it_was():
     filled = [torch.full((1200, 300), torch.nan) for _ in range(8)]  # where the weights once were
     assert all(torch.equal(two(torch.tensor([i])), logits) for i, logits in enumerate(wanted))
     assert len(filled) == 8
+
+
+@pytest.mark.parametrize("module", [nn.RNN, nn.LSTM])
+def test_weights_may_move_to_memory_that_processes_share(module):
+    torch.manual_seed(0)
+    rnn, out = module(7, 300, num_layers=2).eval(), torch.nn.Linear(300, 5)
+    one, two = Stepper(rnn, out), Stepper(rnn, out)
+    wanted = [one(torch.tensor([i])) for i in range(7)]
+    rnn.share_memory()
+    out.share_memory()
+    filled = [torch.full((1200, 300), torch.nan) for _ in range(8)]  # where the weights once were
+    assert all(torch.equal(two(torch.tensor([i])), logits) for i, logits in enumerate(wanted))
+    with torch.no_grad():
+        out.weight.zero_()
+        out.bias.zero_()
+    assert torch.equal(two(torch.tensor([1])), torch.zeros(1, 5)), "they are read where they lie"
+    assert len(filled) == 8

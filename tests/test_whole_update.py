@@ -322,6 +322,25 @@ def test_weights_may_move_and_threads_change():
 
 
 @native
+@pytest.mark.parametrize("shape", ["elman", "lstm, tokens"])
+def test_weights_gradients_and_the_state_may_move_to_memory_that_processes_share(shape):
+    made, other = training(shape), training(shape)
+    first = told(made.records(), 5)
+    before = [p.grad.clone() for p in made.model.parameters() if p.grad is not None]
+    held = list(made.state_dict()[0].items())
+    made.model.share_memory()
+    for p in made.model.parameters():
+        if p.grad is not None:
+            p.grad.share_memory_()
+    for name, tensor in held:
+        if name.startswith("carried/"):
+            tensor.share_memory_()
+    kept = [g.clone() for g in before]  # where the gradients once were
+    assert first + told(made.records()) == told(other.records())
+    assert all(torch.equal(a, b) for a, b in zip(before, kept, strict=True)), "nobody wrote here"
+
+
+@native
 def test_weights_that_change_their_type_are_refused_in_words():
     made = training("elman")
     told(made.records(), 2)

@@ -460,13 +460,14 @@ class LanguageModel(nn.Module):
 
     def irregular(self) -> str | None:
         """Why two of its windows are not the same work on the same shapes; None if they are."""
-        if not self.recurrent:
+        rnn, drop = self.recurrence, self.shape.dropout
+        if rnn is None:
             return f"the model, a {self.cell}, has no recurrence"
-        if self.shape.dropout.zoneout or self.shape.dropout.updates:
+        if drop.zoneout or drop.updates:
             return "zoneout or recurrent dropout is drawn for each step"
-        if not self.recurrence.carry.exact or not self.recurrence.memory.keeps_all:
+        if not rnn.carry.exact or not rnn.memory.keeps_all:
             return "the model has a carry or a memory of its own"
-        if self.recurrence.time.in_chunks:
+        if rnn.time.in_chunks:
             return "chunks of time run as often as it takes them to meet"
         return hears(self)
 
