@@ -203,6 +203,13 @@ class Parameters(torch.nn.RNNBase):
                 f"torch.nn has no module for the cell {cell.name}",
                 hint=f"it has {has}; torch.export and torch.onnx take this module as it is",
             )
+        for name in self._flat_weights_names:
+            if name not in self._parameters:
+                raise UserError(
+                    f"{name} is computed at every call, and torch.nn's module shares parameters",
+                    hint="torch.nn.utils.parametrize.remove_parametrizations, or prune.remove, "
+                    "makes it one",
+                )
         kind: Any = {"GRU": torch.nn.GRU, "LSTM": torch.nn.LSTM}.get(self.mode, torch.nn.RNN)
         options: dict[str, Any] = {"nonlinearity": cell.name} if kind is torch.nn.RNN else {}
         if self.proj_size:
