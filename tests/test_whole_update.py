@@ -464,6 +464,18 @@ def test_a_gpu_goes_on_to_the_last_bit_after_loading(at):
 
 @pytest.mark.gpu
 @on_gpu
+def test_weights_may_leave_a_gpu_and_come_back():
+    made, other = training("lstm, masks", "adamw", "cuda"), training("lstm, masks", "adamw", "cuda")
+    first = told(made.records(), 5)
+    made.model.cpu()
+    taken = [torch.full_like(p, torch.nan, device="cuda") for p in made.model.parameters()]
+    made.model.cuda()
+    assert first + told(made.records()) == told(other.records())
+    assert all(t.isnan().all() for t in taken), "nobody wrote where the weights once were"
+
+
+@pytest.mark.gpu
+@on_gpu
 def test_a_run_of_the_cpu_goes_on_on_the_gpu_and_back():
     here = training("lstm, masks", "adamw")
     told(here.records(), 4)
