@@ -1,5 +1,7 @@
 """A stepper says what the module would have said, one token at a time."""
 
+import copy
+
 import pytest
 import torch
 
@@ -45,6 +47,21 @@ def test_a_state_can_be_read_reordered_and_set(module, kernel, monkeypatch):
     torch.testing.assert_close(again, after[rows])
     step.state = before
     assert torch.equal(step(torch.tensor([4, 5, 6])), after), "what was read is a copy"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_a_copy_goes_on_by_itself(copied, kernel, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", kernel)
+    torch.manual_seed(0)
+    one = Stepper(nn.LSTM(7, 19, num_layers=2).eval(), torch.nn.Linear(19, 5), rows=2)
+    one(torch.tensor([1, 2]))
+    two, three = copied(one), copied(one)
+    wanted = two(torch.tensor([3, 4]))
+    for _ in range(3):
+        two(torch.tensor([5, 6]))
+    assert torch.equal(one(torch.tensor([3, 4])), wanted)
+    assert torch.equal(three(torch.tensor([3, 4])), wanted)
 
 
 def test_ids_must_be_one_per_row():

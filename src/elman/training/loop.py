@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elman.defaults import learns
+from elman.defaults import learns, recording
 from elman.errors import UserError, WorkFailed
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
@@ -174,7 +174,8 @@ class Training:
     def _check_memory(self, reading: Reading) -> None:
         """Refuse a budget that has no room for one step of every lane."""
         ids = torch.zeros(1, reading.batch_size, dtype=torch.int64, device=self.device)
-        with self.cast(), self.lent():
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda), self.cast(), self.lent():
             self.reader.recurrence(self.model.inputs(ids, NO_MASKS))
 
     def _known_ids(self, ids: Any) -> Any:
@@ -532,8 +533,21 @@ class Training:
 
     # ------------------------------------------------------------------ saving
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has its own model, optimizer and chance, and goes on by itself."""
+        self._hear_all()
+        return {**vars(self), "_choice": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        with recording():
+            self._choose()
+
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that the rest of the training depends on: tensors by name, and plain numbers."""
+        """All that the rest of the training depends on: tensors by name, and plain numbers.
+
+        The tensors are the training's own, as in torch: `copy.deepcopy` keeps them as they are now.
+        """
         self._hear_all()
         return saving.saved(self)
 
