@@ -156,6 +156,33 @@ def test_a_hook_is_heard_from_the_next_update_on_and_no_longer_once_it_is_remove
     assert training.explain().runs == way
 
 
+@pytest.mark.parametrize("dropout", [Dropout(), Dropout(outputs=0.3, recurrent=0.2, zoneout=0.2)])
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_an_update_that_a_hook_breaks_off_is_made_again_as_if_it_had_not_begun(dropout, at):
+    def begun():
+        torch.manual_seed(0)
+        model = LanguageModel(9, cell="lstm", hidden_size=6, embedding_size=5, dropout=dropout)
+        reading = Reading(batch_size=2, window=5)
+        return Training(model, IDS, None, Settings(epochs=1, accumulate=3, reading=reading))
+
+    unbroken, broken = begun(), begun()
+    for _ in range(at):
+        assert unbroken.update().nats == broken.update().nats
+    for segment in range(3):
+        calls = iter(range(3))
+
+        def break_off(*given, calls=calls, segment=segment):
+            if next(calls) == segment:
+                raise ArithmeticError
+
+        hook = broken.model.recurrence.register_forward_hook(break_off)
+        with pytest.raises(ArithmeticError):
+            broken.update()
+        hook.remove()
+    records = zip(unbroken.records(), broken.records(), strict=True)
+    assert all(a.nats == b.nats for a, b in records)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_weight_that_is_frozen_later_stands_still_from_then_on(optimizer):
     model = model_with(nothing)

@@ -276,11 +276,12 @@ class Training:
         segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
         tokens = sum(self.groups.batch * segment.scored for segment in segments)
-        if self._choice.update is not None:
-            outcome = self._update_whole(self._choice.update, segments, rate)
-        else:
-            prepared = [(s, *self.prepare(s)) for s in segments]
-            outcome = piecewise.update(self, prepared, rate)
+        with self._all_or_nothing():
+            if self._choice.update is not None:
+                outcome = self._update_whole(self._choice.update, segments, rate)
+            else:
+                prepared = [(s, *self.prepare(s)) for s in segments]
+                outcome = piecewise.update(self, prepared, rate)
         pending = Pending(outcome, tokens, before, self.tally, self.latest)
         self._advance(indices.stop, len(reads))
         self._await(pending)
@@ -297,6 +298,19 @@ class Training:
             self._hear_all()
             self.optimizer.zero_grad()  # what moves no longer has none from now on
             self._choose()
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What is raised inside, by a hook or a model of the caller's, leaves all as it was."""
+        noise, carried = self.reader.noise, self.carried.value
+        drawn = noise.state_dict()
+        try:
+            yield
+        except BaseException:
+            self.carried.value = carried
+            noise.generators.clear()
+            noise.load_state_dict(drawn)
+            raise
 
     def _update_whole(self, whole: WholeUpdate, segments: list[Segment], rate: float) -> Outcome:
         """An update in one go."""
