@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from elman.diagnostics import glance
+from elman.diagnostics import attribute, glance, telling
 from elman.errors import UserError
 from elman.generation import generate
-from elman.gradients import Checkpointed, Truncated
+from elman.gradients import Checkpointed, Full, Truncated
+from elman.kernels import explain
 from elman.language_model import Dropout, LanguageModel
 from elman.language_model.looking import weights_of
 from elman.training import Optimisation, Reading, Settings, Training
@@ -233,3 +234,35 @@ def test_an_output_layer_that_a_hook_makes_is_refused():
     with pytest.raises(UserError, match="weight_hq is made by a hook"):
         Training(model, IDS, None, settings())
     Training(Whole(model), IDS, None, settings()).update()
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("carry", [Full(), Truncated(window=2)])
+def test_an_attribution_is_by_the_whole_gradient_and_changes_nothing(mode, carry):
+    model, exact = model_with(nothing), model_with(nothing)
+    model.recurrence.carry = carry
+    model.train()
+    model.embedding.eval()
+    modes = [part.training for part in model.modules()]
+    wanted = attribute(exact.eval(), IDS[:12])
+    with mode():
+        found = attribute(model, IDS[:12])
+        telling(model, IDS[:60], context=10)
+    assert np.abs(wanted.gradient[:5]).max() > 0
+    np.testing.assert_allclose(found.gradient, wanted.gradient, rtol=1e-12)
+    np.testing.assert_allclose(found.left_out, wanted.left_out, rtol=1e-12)
+    assert [part.training for part in model.modules()] == modes
+    assert model.recurrence.carry == carry
+
+
+def test_a_question_about_a_call_takes_no_step_of_a_parametrization():
+    model = model_with(spectral_norm)
+    before = [b.clone() for b in model.buffers()]
+    xs = torch.randn(4, 2, 5, dtype=torch.float64)
+    assert explain(model.recurrence, xs).runs
+    step = model.stepper(rows=2)
+    assert step is not None
+    step(torch.tensor([1, 2]))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    model.recurrence(xs)
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))

@@ -16,17 +16,23 @@ HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pr
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients; every part's mode is put back afterwards."""
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Without dropout; every part's mode is put back afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        with torch.inference_mode():
-            yield
+        yield
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout and without gradients; every part's mode is put back afterwards."""
+    with in_eval_mode(model), torch.inference_mode():
+        yield
 
 
 def weights_of(module: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
@@ -35,7 +41,7 @@ def weights_of(module: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     Those that a parametrization computes, or that are pruned, are no parameters, and no state dict
     has them by their names.
     """
-    with evaluating(module):  # in training, spectral_norm goes on whenever it is asked
+    with in_eval_mode(module), torch.no_grad():  # spectral_norm goes on whenever it is asked
         return {name: attrgetter(name)(module).detach() for name in names}
 
 

@@ -337,6 +337,20 @@ class Parameters(torch.nn.RNNBase):
         finally:
             _COMPUTED.reset(token)
 
+    @contextlib.contextmanager
+    def _looked_at(self) -> Iterator[None]:
+        """The same for a question about a call, which leaves as it is what goes a step further."""
+        parts = self._modules.get("parametrizations") or torch.nn.Module()
+        training = [part for part in parts.modules() if part.training]
+        for part in training:
+            part.training = False
+        try:
+            with self._computed_once():
+                yield
+        finally:
+            for part in training:
+                part.training = True
+
     def _is_computed(self) -> bool:
         """Whether that is done for the call that runs; in compiled code they are what they are."""
         return not torch.compiler.is_compiling() and _COMPUTED.get()[0] is self
