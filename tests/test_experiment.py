@@ -638,6 +638,35 @@ def test_the_estimator_can_be_cloned_and_answers_in_kind():
         model.set_params(sesaon=3)
 
 
+@pytest.mark.parametrize(
+    "other", [np.array([1.0]), np.full(50, np.nan), {"q": ["a", "b"]}], ids=["short", "nan", "text"]
+)
+def test_a_fit_that_is_refused_leaves_what_was_fitted(other):
+    model = f.SeriesForecaster("linear", steps=3, season=4).fit(np.tile([1.0, 4, 9, 2], 12))
+    before, notes = model.predict(), model.notes_
+    with pytest.raises(UserError):
+        model.fit(other)
+    assert model.predict() == before
+    assert model.notes_ == notes
+
+
+def test_a_forecast_has_the_name_of_the_model_that_made_it():
+    model = f.SeriesForecaster("linear", steps=3, season=4).fit(np.tile([1.0, 4, 9, 2], 12))
+    before = model.predict()
+    assert model.set_params(model="mean", calendar=True).predict() == before
+    assert "linear" in before
+
+
+def test_a_forecaster_that_was_loaded_is_saved_again_and_asks_for_data(tmp_path):
+    year = np.tile([1.0, 4, 9, 2], 12)
+    f.SeriesForecaster("linear", steps=3, season=4).fit(year).save(tmp_path / "one")
+    one = f.SeriesForecaster.load(tmp_path / "one")
+    one.save(tmp_path / "two")
+    assert f.SeriesForecaster.load(tmp_path / "two").predict(year) == one.predict(year)
+    with pytest.raises(UserError, match=r"no series of its own; predict\(data\)"):
+        one.predict()
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_frames_in_frames_out(library):
     module = pytest.importorskip(library)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
@@ -438,6 +439,21 @@ def test_a_cell_that_torch_does_not_have_has_no_twin():
         made("linear").to_torch()
     assert "tanh, relu, gru, lstm" in refusal.value.hint
     assert not cells.is_torchs(cells.named("linear"))
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [
+        lambda rnn: parametrizations.weight_norm(rnn, "weight_hh_l0"),
+        lambda rnn: prune.l1_unstructured(rnn, "weight_hh_l0", amount=0.5),
+    ],
+    ids=["parametrized", "pruned"],
+)
+def test_a_weight_that_is_computed_cannot_be_shared(computed):
+    module = made("lstm")
+    computed(module)
+    with pytest.raises(UserError, match=r"weight_hh_l0 is computed .*remove_parametrizations"):
+        module.to_torch()
 
 
 @pytest.mark.skipif(

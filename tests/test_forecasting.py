@@ -1,5 +1,6 @@
 """Forecasting: windows of the past, models, intervals, measures, and no view of the future."""
 
+import copy
 import os
 import time
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from elman import forecasting as f
 from elman import series
-from elman.errors import UserError
+from elman.errors import NotFitted, UserError
 from elman.forecasting import accuracy, smoothing
 from elman.forecasting.evaluation import backtest, score, split
 from elman.forecasting.saving import Fitted, load, save
@@ -84,6 +85,43 @@ def test_predict_is_the_forecast_from_the_end_of_the_history(model):
     path = model.predict(x[:80], 9)
     assert path.shape == (9, 2)
     np.testing.assert_allclose(path, model.forecasts(x, [40, 80], 9)[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_before_it_is_fitted_a_model_says_so(model):
+    unfitted, x = copy.deepcopy(model).set_params(), walk()
+    if not isinstance(unfitted, f.Last | f.Seasonal):  # which learn nothing
+        if hasattr(unfitted, "inner"):
+            unfitted.inner.set_params()
+        with pytest.raises(NotFitted, match="is not fitted yet; fit"):
+            unfitted.predict(x, 3)
+        with pytest.raises(NotFitted, match="is not fitted yet; fit"):
+            unfitted.state()
+    assert not hasattr(unfitted, "nonsense")
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_what_does_not_go_with_a_fitted_model_is_refused_in_words(model):
+    x = walk()
+    model.fit(x)
+    with pytest.raises(UserError, match=r"history of 1 columns for .* fitted to 2"):
+        model.predict(x[:, :1], 3)
+    with pytest.raises(UserError, match="steps=0 must be at least 1"):
+        model.predict(x, 0)
+    before = model.predict(x, 3)
+    for name in {"tau", "season", "hidden", "num_layers", "lag"} & set(model.get_params()):
+        with pytest.raises(UserError, match=name):
+            model.set_params(**{name: -5})
+    assert np.array_equal(model.predict(x, 3), before), "nothing has changed"
+
+
+def test_changed_settings_forget_what_was_fitted():
+    model = f.Linear(3).fit(walk())
+    with pytest.raises(NotFitted):
+        model.set_params(tau=5).predict(walk(), 3)
+    assert np.array_equal(
+        model.fit(walk()).predict(walk(), 3), f.Linear(5).fit(walk()).predict(walk(), 3)
+    )
 
 
 @pytest.mark.parametrize("model", MODELS, ids=repr)

@@ -207,6 +207,8 @@ SHAPES = {
     "embedding": {"embedding_size": 7},
     "tied": {"embedding_size": 19, "tied": True},
     "layers": {"layers": 2, "dropout": Dropout(layers=0.5), "embedding_size": 7},
+    "zoneout": {"dropout": Dropout(zoneout=0.4, updates=0.2)},
+    "zoneout and embedding": {"dropout": Dropout(zoneout=0.4), "embedding_size": 7},
 }
 
 
@@ -217,7 +219,7 @@ def test_the_fast_steps_write_what_the_module_writes(cell, shape, monkeypatch):
     model = LanguageModel(23, cell=cell, hidden_size=19, **shape).double()  # in training mode
     for p in model.parameters():
         p.data *= 2
-    ids = torch.randint(23, (3, 9))
+    ids, chance = torch.randint(23, (3, 9)), torch.get_rng_state()
     with evaluating(model):
         _, state = model(ids[:, :4])
         step, (rest, last) = model.stepper(state, rows=3), model(ids[:, 4:], state)
@@ -242,6 +244,10 @@ def test_the_fast_steps_write_what_the_module_writes(cell, shape, monkeypatch):
     beam_search(model, [1, 2], 8, 4)
     assert len(calls) == 2, "only the prompts go through the module"
     assert model.training
+    step = model.stepper(state, rows=3)
+    assert step is not None
+    torch.testing.assert_close(step(ids[:, 4]), rest[:, 0], rtol=1e-11, atol=1e-11)
+    assert torch.equal(torch.get_rng_state(), chance), "nothing is drawn"
 
 
 def counted(function, calls):

@@ -51,6 +51,24 @@ def begin(folder, **kept):
     return Session.begin(SMALL | {"source": str(text)}, kept=options)
 
 
+def test_a_run_that_is_scored_meanwhile_is_still_the_sessions_own(tmp_path):
+    whole = begin(tmp_path / "whole")
+    unbroken = [*whole.records()]
+    session = begin(tmp_path / "looked at")
+    records = session.records()
+    first = [*itertools.islice(records, 12)]
+    assert session.conclude() is not None
+    with pytest.raises(UserError, match="is being trained already, in this very process"):
+        Session.resume(tmp_path / "looked at" / "run")
+    more = [*itertools.islice(records, 5)]
+    del records  # which ends the loop
+    rest = [*session.records()]  # and nobody else has trained it further
+    nats = [r.nats for r in (*first, *more, *rest) if isinstance(r, Update)]
+    assert nats == [r.nats for r in unbroken if isinstance(r, Update)]
+    assert session.conclude() == whole.conclude()
+    assert not (tmp_path / "looked at" / "run" / ".lock").exists()
+
+
 def test_what_is_yielded_is_what_the_folder_keeps(tmp_path):
     session = begin(tmp_path)
     records = list(session.records())

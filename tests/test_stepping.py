@@ -1,5 +1,7 @@
 """A stepper says what the module would have said, one token at a time."""
 
+import copy
+
 import pytest
 import torch
 
@@ -47,6 +49,21 @@ def test_a_state_can_be_read_reordered_and_set(module, kernel, monkeypatch):
     assert torch.equal(step(torch.tensor([4, 5, 6])), after), "what was read is a copy"
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_a_copy_goes_on_by_itself(copied, kernel, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", kernel)
+    torch.manual_seed(0)
+    one = Stepper(nn.LSTM(7, 19, num_layers=2).eval(), torch.nn.Linear(19, 5), rows=2)
+    one(torch.tensor([1, 2]))
+    two, three = copied(one), copied(one)
+    wanted = two(torch.tensor([3, 4]))
+    for _ in range(3):
+        two(torch.tensor([5, 6]))
+    assert torch.equal(one(torch.tensor([3, 4])), wanted)
+    assert torch.equal(three(torch.tensor([3, 4])), wanted)
+
+
 def test_ids_must_be_one_per_row():
     step = Stepper(nn.RNN(7, 8).eval(), torch.nn.Linear(8, 5), rows=2)
     with pytest.raises(UserError, match="2 rows"):
@@ -81,4 +98,21 @@ def test_a_module_that_changes_its_type_leaves_its_stepper_as_it_was():
     out.double()
     filled = [torch.full((1200, 300), torch.nan) for _ in range(8)]  # where the weights once were
     assert all(torch.equal(two(torch.tensor([i])), logits) for i, logits in enumerate(wanted))
+    assert len(filled) == 8
+
+
+@pytest.mark.parametrize("module", [nn.RNN, nn.LSTM])
+def test_weights_may_move_to_memory_that_processes_share(module):
+    torch.manual_seed(0)
+    rnn, out = module(7, 300, num_layers=2).eval(), torch.nn.Linear(300, 5)
+    one, two = Stepper(rnn, out), Stepper(rnn, out)
+    wanted = [one(torch.tensor([i])) for i in range(7)]
+    rnn.share_memory()
+    out.share_memory()
+    filled = [torch.full((1200, 300), torch.nan) for _ in range(8)]  # where the weights once were
+    assert all(torch.equal(two(torch.tensor([i])), logits) for i, logits in enumerate(wanted))
+    with torch.no_grad():
+        out.weight.zero_()
+        out.bias.zero_()
+    assert torch.equal(two(torch.tensor([1])), torch.zeros(1, 5)), "they are read where they lie"
     assert len(filled) == 8

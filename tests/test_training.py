@@ -1,7 +1,9 @@
 """Training: every update against the plainest loop, and a state that holds all of it."""
 
+import copy
 import itertools
 import math
+import pickle
 from dataclasses import replace
 from typing import Any, cast
 
@@ -482,6 +484,28 @@ def test_a_training_saved_at_any_record_goes_on_to_the_last_bit(options, reading
             assert torch.equal(tensor, again.state_dict()[0][name]), name
 
 
+@pytest.mark.parametrize(("options", "reading", "how"), RESUMED.values(), ids=RESUMED.keys())
+@pytest.mark.parametrize("way", ["loaded", "deepcopy", "pickle"])
+def test_a_training_and_its_copy_go_on_each_by_itself(options, reading, how, way):
+    unbroken = training(build(**options).float(), reading, how, epochs=2)
+    records = [without_clock(r) for r in unbroken.records()]
+    one = training(build(**options).float(), reading, how, epochs=2)
+    for _, _ in zip(range(3), one.records(), strict=False):
+        pass
+    if way == "loaded":  # the tensors as they are, not copied
+        other = training(build(seed=1, **options).float(), reading, how, epochs=2)
+        other.load_state_dict(*one.state_dict())
+    else:
+        other = copy.deepcopy(one) if way == "deepcopy" else pickle.loads(pickle.dumps(one))
+    pairs = [*zip(one.records(), other.records(), strict=True)]  # in turns
+    assert pairs[0][1].step > 0
+    for before, both in zip(records[-len(pairs) :], pairs, strict=True):
+        assert without_clock(both[0]) == without_clock(both[1]) == before
+    assert other.explain().runs == unbroken.explain().runs
+    for p, q in zip(unbroken.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 def without_clock(record):
     return (
         replace(record, tokens_per_second=0.0) if hasattr(record, "tokens_per_second") else record
@@ -492,6 +516,14 @@ def test_training_leaves_the_global_generator_alone():
     train = training(build(layers=2, dropout=Dropout(layers=0.5)), Reading(3, 8))
     before = torch.get_rng_state()
     train.update()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dropout", [Dropout(layers=0.5), Dropout(zoneout=0.2)])
+def test_beginning_a_training_leaves_the_global_generator_alone(dropout):
+    model = build(layers=2, dropout=dropout)
+    before = torch.get_rng_state()
+    training(model, Reading(3, 8, memory=8192))
     assert torch.equal(torch.get_rng_state(), before)
 
 

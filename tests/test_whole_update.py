@@ -322,6 +322,25 @@ def test_weights_may_move_and_threads_change():
 
 
 @native
+@pytest.mark.parametrize("shape", ["elman", "lstm, tokens"])
+def test_weights_gradients_and_the_state_may_move_to_memory_that_processes_share(shape):
+    made, other = training(shape), training(shape)
+    first = told(made.records(), 5)
+    before = [p.grad.clone() for p in made.model.parameters() if p.grad is not None]
+    held = list(made.state_dict()[0].items())
+    made.model.share_memory()
+    for p in made.model.parameters():
+        if p.grad is not None:
+            p.grad.share_memory_()
+    for name, tensor in held:
+        if name.startswith("carried/"):
+            tensor.share_memory_()
+    kept = [g.clone() for g in before]  # where the gradients once were
+    assert first + told(made.records()) == told(other.records())
+    assert all(torch.equal(a, b) for a, b in zip(before, kept, strict=True)), "nobody wrote here"
+
+
+@native
 def test_weights_that_change_their_type_are_refused_in_words():
     made = training("elman")
     told(made.records(), 2)
@@ -441,6 +460,18 @@ def test_a_gpu_goes_on_to_the_last_bit_after_loading(at):
     second = training("lstm, masks", "unclipped", "cuda")
     second.load_state_dict(tensors, numbers)
     assert before + told(second.records()) == whole
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_weights_may_leave_a_gpu_and_come_back():
+    made, other = training("lstm, masks", "adamw", "cuda"), training("lstm, masks", "adamw", "cuda")
+    first = told(made.records(), 5)
+    made.model.cpu()
+    taken = [torch.full_like(p, torch.nan, device="cuda") for p in made.model.parameters()]
+    made.model.cuda()
+    assert first + told(made.records()) == told(other.records())
+    assert all(t.isnan().all() for t in taken), "nobody wrote where the weights once were"
 
 
 @pytest.mark.gpu

@@ -71,6 +71,10 @@ class OutOfRange(UserError, IndexError):
     """An index that points outside what it indexes."""
 
 
+class NotFitted(UserError, AttributeError):
+    """What is asked of a model that has not learned anything yet."""
+
+
 class Misfit(UserError, RuntimeError):
     """Tensors that do not fit a module or one another, which torch.nn answers with a
     `RuntimeError`: who catches that catches this."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from elman.errors import UserError, WorkFailed
 from elman.language_model import LanguageModel, read
+from elman.language_model.looking import is_hooked
 from elman.language_model.nests import Nest, over
 from elman.options import whole_number
 from elman.scoring.metrics import evaluating
@@ -299,8 +300,9 @@ class _Steps:
 
     def __init__(self, model: nn.Module, state: Nest, rows: int) -> None:
         self.model, self.state, self.rows = model, state, rows
-        own = type(model) is LanguageModel  # what inherits from it may do more in a step
-        self.stepper = model.stepper(state, rows) if own else None
+        self.stepper = None
+        if type(model) is LanguageModel and not is_hooked(model):  # others may do more in a step
+            self.stepper = model.stepper(state, rows)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """The logits (rows, vocabulary) after the tokens (rows,)."""

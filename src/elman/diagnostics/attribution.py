@@ -8,9 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from elman.defaults import learns
 from elman.diagnostics.passage import text_of_steps
 from elman.errors import UserError
 from elman.language_model import LanguageModel
+from elman.language_model.looking import evaluating, in_eval_mode
 from elman.language_model.masks import NO_MASKS
 
 Array = NDArray[np.float64]
@@ -27,13 +29,12 @@ class Attribution:
     """exact: log P with all tokens, less log P without token s"""
 
 
+@learns
 def attribute(model: LanguageModel, ids: Any) -> Attribution:
     """Explain the prediction of the last token of `ids` by those before it."""
     ids = text_of_steps(model, ids, "explain")
     past, target = ids[:-1], int(ids[-1])
-    was_training = model.training
-    model.eval()
-    try:
+    with in_eval_mode(model), model.lent(None, None):  # the whole gradient, whatever its carry
         xs = model.inputs(past[:, None], NO_MASKS)
         if not xs.is_floating_point():
             xs = F.one_hot(xs, model.vocab_size).to(model.bias_q.dtype)
@@ -42,15 +43,12 @@ def attribute(model: LanguageModel, ids: Any) -> Attribution:
         log_probability = F.log_softmax(model.project(hs[-1], NO_MASKS), -1)[0, target]
         (pull,) = torch.autograd.grad(log_probability, xs)
         without = _without_each(model, past, target)
-    finally:
-        model.train(was_training)
     gradient = (pull * xs.detach()).sum(-1)[:, 0]
     return Attribution(
         log_probability.item(), gradient.double().numpy(), log_probability.item() - without
     )
 
 
-@torch.no_grad()
 def telling(model: LanguageModel, ids: Any, context: int = 40, near: int = 6) -> int:
     """The t at which remembering helps most: P(x_t | last `context`) - P(x_t | last `near` tokens).
 
@@ -68,12 +66,8 @@ def telling(model: LanguageModel, ids: Any, context: int = 40, near: int = 6) ->
     def probability(past: torch.Tensor) -> torch.Tensor:
         return torch.softmax(model(past)[0][:, -1], -1).gather(1, target)[:, 0]
 
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         gained = probability(windows[:, :-1]) - probability(windows[:, -1 - near : -1])
-    finally:
-        model.train(was_training)
     return context + int(gained.argmax())
 
 

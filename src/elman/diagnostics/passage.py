@@ -17,6 +17,7 @@ from elman.cells import Cell, State, Weights
 from elman.errors import UserError
 from elman.kernels import Kernel, Piece, Trace, allows, cpu, reference
 from elman.language_model import LanguageModel
+from elman.language_model.looking import weights_of
 from elman.language_model.masks import NO_MASKS
 
 Moments = Tensor | slice
@@ -206,5 +207,6 @@ def exact_copy(model: LanguageModel) -> LanguageModel:
     """The model in float64 on the CPU, in eval mode, no generator of the original touched."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         copied = LanguageModel.from_config(model.config).double()
-    copied.load_state_dict({name: p.cpu().double() for name, p in model.state_dict().items()})
+    weights = weights_of(model, copied.state_dict())
+    copied.load_state_dict({name: p.cpu().double() for name, p in weights.items()})
     return copied.eval()

@@ -7,13 +7,13 @@ future: every forecast is a function of one window x_{t-lags+1} … x_t.
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
-from elman.errors import UserError
+from elman.errors import NotFitted, UserError
 from elman.options import whole_number
 
 Values = NDArray[np.float64]
@@ -136,20 +136,27 @@ class Forecaster(abc.ABC):
             self._fit(series)
         else:
             self._fit_with(series, list(inputs))
+        self._columns = series[0].shape[1]
         return self
 
     def predict(self, history: ArrayLike, steps: int, inputs: Inputs | None = None) -> Values:
         """x̂_{T+1} … x̂_{T+steps} after a history x_1 … x_T, by feeding predictions back."""
         history = as_values(history)
-        return self.forecasts(history, [len(history)], steps, inputs)[0]
+        columns = vars(self).get("_columns", history.shape[1])  # what was restored does not say
+        if history.shape[1] != columns:
+            raise UserError(
+                f"a history of {history.shape[1]} columns for a {type(self).__name__} that was "
+                f"fitted to {columns}",
+                hint="the columns it was fitted to, in the same order",
+            )
+        return self.forecasts(history, [len(history)], _checked(steps), inputs)[0]
 
     def forecasts(
         self, values: Values, origins: Sequence[int], steps: int, inputs: Inputs | None = None
     ) -> Paths:
         """x̂_{o+1} … x̂_{o+steps} for each origin o, from values[:o] and known inputs alone."""
         del inputs
-        steps = whole_number("steps", steps, at_least=1, hint="steps=16 looks 16 ahead")
-        return self.roll(windows_before(values, origins, self.lags), steps)
+        return self.roll(windows_before(values, origins, self.lags), _checked(steps))
 
     def quantiles(
         self,
@@ -176,16 +183,31 @@ class Forecaster(abc.ABC):
 
     def set_params(self, **settings: Any) -> Self:
         """Change settings, as scikit-learn does it; what was fitted before no longer counts."""
-        for name, value in settings.items():
+        for name in settings:
             if name not in self.get_params():
                 raise UserError(
                     f"{type(self).__name__} has no setting {name!r}",
                     hint=f"it has {', '.join(self.get_params()) or 'none'}",
                 )
-            setattr(self, name, value)
-        if check := getattr(self, "__post_init__", None):
-            check()
+        other = type(self)(**self.get_params() | settings)  # or refused, and nothing has changed
+        vars(self).clear()
+        vars(self).update(vars(other))
         return self
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What only `fit` makes is asked for before it is there."""
+            fitted = name in getattr(type(self), "__dataclass_fields__", ())
+            if fitted or (name.startswith("_") and not name.startswith("__")):
+                raise NotFitted(
+                    f"this {type(self).__name__} is not fitted yet", hint="fit(values) first"
+                )
+            return object.__getattribute__(self, name)  # which says what is missing
+
+
+def _checked(steps: int) -> int:
+    return whole_number("steps", steps, at_least=1, hint="steps=16 looks 16 ahead")
 
 
 def as_values(series: ArrayLike) -> Values:

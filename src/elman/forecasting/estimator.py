@@ -107,11 +107,14 @@ class SeriesForecaster:
         """
         if y is not None:
             raise UserError("a series is its own target: fit(data)", hint="leave y away")
-        self._like = data
-        self.series_ = self._series(data)
-        self.experiment_: Experiment = experiment.fit_and_measure(self.series_, self._settings())
-        self.ensemble_: Ensemble = self.experiment_.ensemble
-        self.notes_: list[str] = self.experiment_.notes()
+        series, settings = self._series(data), self._settings()
+        measured = experiment.fit_and_measure(series, settings)  # or what was fitted before stays
+        self._like, self._model, self._calendar = data, settings.model, settings.calendar
+        self._read = series[0].reading or self._reading(), series[0].columns
+        self.series_: list[Series] = series
+        self.experiment_: Experiment = measured
+        self.ensemble_: Ensemble = measured.ensemble
+        self.notes_: list[str] = measured.notes()
         return self
 
     def predict(self, data: Any = None, *, steps: int | None = None) -> Any:
@@ -124,11 +127,11 @@ class SeriesForecaster:
         self._check()
         ahead_of = self._steps if steps is None else whole_number("steps", steps, hint=_AHEAD)
         given = self._fitted() if data is None else self._series(data)
-        columns, ahead = ensemble.match(self.ensemble_, given, ahead_of, calendar=self.calendar)
+        columns, ahead = ensemble.match(self.ensemble_, given, ahead_of, calendar=self._calendar)
         if data is not None:
             self.notes_ = ensemble.notes_of(columns)
         like = self._like if data is None else data
-        rows = output.rows_ahead(columns, ahead, self.model, moments=_home(like) in _FRAMES)
+        rows = output.rows_ahead(columns, ahead, self._model, moments=_home(like) in _FRAMES)
         return _in_kind(rows, like)
 
     def score(self, data: Any, y: Any = None) -> float:
@@ -142,7 +145,7 @@ class SeriesForecaster:
         own, naive, steps = [], [], self._steps
         for s in self._scored(data):
             cut = s.until(len(s) - steps)
-            _, [ahead] = ensemble.match(self.ensemble_, [cut], steps, calendar=self.calendar)
+            _, [ahead] = ensemble.match(self.ensemble_, [cut], steps, calendar=self._calendar)
             truth, m = s.values[-steps:, 0], s.season or 1
             repeated = cut.values[-m:, 0][np.arange(steps) % min(m, len(cut))]
             own.append(np.abs(truth - ahead.point).mean())
@@ -178,9 +181,7 @@ class SeriesForecaster:
     def save(self, folder: Path | str) -> Path:
         """Write what was fitted; `SeriesForecaster.load` and `elman forecast --run` read it."""
         self._check()
-        first = self.series_[0]
-        reading = first.reading or self._reading()
-        saved = Saved(self.ensemble_, reading, first.columns, self.calendar)
+        saved = Saved(self.ensemble_, *self._read, self._calendar)
         measured = getattr(self, "experiment_", None)  # one that was loaded has not measured
         return save_ensemble(saved, folder, experiment.about(measured.answer()) if measured else {})
 
@@ -196,7 +197,8 @@ class SeriesForecaster:
             calendar=saved.calendar, seed=saved.ensemble.seed, **told,
         )  # fmt: skip
         estimator.ensemble_, estimator.series_, estimator._like = saved.ensemble, [], None
-        estimator.notes_ = []
+        estimator.notes_, estimator._model, estimator._calendar = [], "forecast", saved.calendar
+        estimator._read = saved.reading, saved.columns
         return estimator
 
     # Inside
@@ -207,6 +209,11 @@ class SeriesForecaster:
 
     def _fitted(self) -> list[Series]:
         """The series that models were fitted on: not those that were too short."""
+        if not self.series_:
+            raise UserError(
+                "a forecaster that was loaded has no series of its own",
+                hint="predict(data) forecasts what comes after data",
+            )
         known = self.ensemble_.names
         return [s for s in ensemble.single_columns(self.series_) if s.name in known]
 

@@ -267,6 +267,7 @@ class Recurrent(_Network):
 
     def __post_init__(self) -> None:
         self._check()
+        whole_number("num_layers", self.num_layers, at_least=1, hint="e.g. 2")
         of_model(self.cell)
 
     def _build(self, columns: int) -> nn.Module:

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from elman.errors import UserError
 from elman.gradients import Carry, Memory
+from elman.language_model.looking import evaluating
 from elman.language_model.masks import NO_MASKS, Masks, Noise
 from elman.language_model.model import LanguageModel, known_range
 from elman.language_model.nests import Nest, over, tensors
@@ -57,20 +58,6 @@ def _batch_first(logits: Tensor, ids: Tensor, model: nn.Module) -> Tensor:
 
 def _name(model: nn.Module) -> str:
     return f"the model, a {type(model).__name__},"
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients; every part's mode is put back afterwards."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 Loss = Callable[[Tensor, int], Tensor]

@@ -34,6 +34,7 @@ from elman.gradients import (
     Time,
     backward_through_time,
 )
+from elman.language_model.looking import hears, is_hooked, weights_of
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
 from elman.language_model.stepper import Stepper
@@ -274,6 +275,13 @@ class LanguageModel(nn.Module):
             outputs = self.noise.keep((batch, self.hidden_size), drop.outputs, like)
         recurrent = {}
         if drop.recurrent:
+            for name in getattr(self.recurrence, "parametrizations", ()):
+                if name.startswith("weight_hh"):
+                    raise UserError(
+                        f"dropout of recurrent {drop.recurrent} hides entries of {name}, which is "
+                        "parametrized",
+                        hint="leave one of the two out; dropout of updates and zoneout go with it",
+                    )
             for name, W_hh in self.recurrence.named_parameters():
                 if name.startswith("weight_hh"):
                     recurrent[name] = self.noise.keep(tuple(W_hh.shape), drop.recurrent, like)
@@ -364,19 +372,29 @@ class LanguageModel(nn.Module):
     def stepper(self, state: ModelState = None, rows: int = 1) -> Stepper | None:
         """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
 
-        An embedding and the input weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked
-        out here, from the weights as they are now.
+        Nothing is hidden from it, in training mode neither. An embedding and the input weights are
+        one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked out here, from the weights as they are
+        now.
         """
         if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
-        rnn, weights = self.recurrence, self.recurrence.state_dict()
+        own = self.recurrence
+        rnn = of(
+            own.cell,
+            self.vocab_size,
+            self.hidden_size,
+            self.shape.layers,
+            zoneout=own.zoneout,
+            device="meta",
+        ).eval()
+        weights = weights_of(own, dict(rnn.named_parameters()))
         if self.embedding is not None:
             W_ih, E = weights["weight_ih_l0"], self.embedding.weight.detach()
             if len(E) * len(W_ih) > TABLE:
                 return None
-            rnn = of(rnn.cell, len(E), self.hidden_size, self.shape.layers, device="meta").eval()
-            rnn.load_state_dict(weights | {"weight_ih_l0": W_ih @ E.T}, assign=True)
-            rnn.repeatable = True
+            weights["weight_ih_l0"] = W_ih @ E.T
+        rnn.load_state_dict(weights, assign=True)
+        rnn.repeatable = True
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
         return Stepper(rnn, out, state, rows)
@@ -432,6 +450,9 @@ class LanguageModel(nn.Module):
 
     def refusal(self, carry: Carry, memory: Memory | None) -> tuple[str, str] | None:
         """Why it cannot be trained so, and what to try; None if it can."""
+        if made := [n for n in ("weight_hq", "bias_q") if isinstance(vars(self).get(n), Tensor)]:
+            why = f"a model whose {made[0]} is made by a hook, as by pruning: an update never calls"
+            return f"{why} the model, only its parts", "train it as a part of a module of your own"
         if self.recurrent or (carry.windows and memory is None):
             return None
         why = "an mlp: it has no state to carry a gradient through time, nor to keep"
@@ -439,15 +460,16 @@ class LanguageModel(nn.Module):
 
     def irregular(self) -> str | None:
         """Why two of its windows are not the same work on the same shapes; None if they are."""
-        if not self.recurrent:
+        rnn, drop = self.recurrence, self.shape.dropout
+        if rnn is None:
             return f"the model, a {self.cell}, has no recurrence"
-        if self.shape.dropout.zoneout or self.shape.dropout.updates:
+        if drop.zoneout or drop.updates:
             return "zoneout or recurrent dropout is drawn for each step"
-        if not self.recurrence.carry.exact or not self.recurrence.memory.keeps_all:
+        if not rnn.carry.exact or not rnn.memory.keeps_all:
             return "the model has a carry or a memory of its own"
-        if self.recurrence.time.in_chunks:
+        if rnn.time.in_chunks:
             return "chunks of time run as often as it takes them to meet"
-        return None
+        return hears(self)
 
     @contextmanager
     def lent(self, xi: Tensor | None, memory: Memory | None) -> Iterator[None]:
@@ -468,6 +490,11 @@ class LanguageModel(nn.Module):
         self, ids: Tensor, masks: Masks, loss: Callable[[Tensor, int], Tensor]
     ) -> tuple[Tensor, ModelState]:
         """Read whole lanes from the beginning and carry all losses back, piece by piece."""
+        if is_hooked(self.recurrence):  # its own call, then, which has no pieces
+            hs, state = self.states(ids, None, masks)
+            total = loss(hs, 0)
+            total.backward()
+            return total.detach(), state
         return self.recur_back(self.inputs(ids.T, masks), None, masks, loss)
 
     def computed(self, ids: Tensor, state: ModelState, masks: Masks) -> list[tuple[str, Tensor]]:

@@ -69,6 +69,10 @@ class Stepper:
             hs, self._state = self.rnn(ids.unsqueeze(time), self._state)
             return self.out(hs).squeeze(time)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy goes on by itself from the same state."""
+        return Stepper, (self.rnn, self.out, self.state, self.rows)
+
     @property
     def state(self) -> Any:
         """The state after the last step, as the module returns it; a copy, which may be set again.

@@ -233,6 +233,9 @@ class Module(Settling):
         self, x: Tensor | PackedSequence, state: Tensor | Sequence[Tensor] | None = None
     ) -> Job:
         """What the kernels are asked to run for this input (see `elman.kernels.explain`)."""
+        if "parametrizations" in self._modules and not self._is_computed():
+            with self._looked_at():
+                return self.job(x, state)
         state = (state,) if isinstance(state, Tensor) else state
         if isinstance(x, PackedSequence):
             return self._packed_job(

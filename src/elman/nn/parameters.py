@@ -203,6 +203,13 @@ class Parameters(torch.nn.RNNBase):
                 f"torch.nn has no module for the cell {cell.name}",
                 hint=f"it has {has}; torch.export and torch.onnx take this module as it is",
             )
+        for name in self._flat_weights_names:
+            if name not in self._parameters:
+                raise UserError(
+                    f"{name} is computed at every call, and torch.nn's module shares parameters",
+                    hint="torch.nn.utils.parametrize.remove_parametrizations, or prune.remove, "
+                    "makes it one",
+                )
         kind: Any = {"GRU": torch.nn.GRU, "LSTM": torch.nn.LSTM}.get(self.mode, torch.nn.RNN)
         options: dict[str, Any] = {"nonlinearity": cell.name} if kind is torch.nn.RNN else {}
         if self.proj_size:
@@ -329,6 +336,20 @@ class Parameters(torch.nn.RNNBase):
             yield
         finally:
             _COMPUTED.reset(token)
+
+    @contextlib.contextmanager
+    def _looked_at(self) -> Iterator[None]:
+        """The same for a question about a call, which leaves as it is what goes a step further."""
+        parts = self._modules.get("parametrizations") or torch.nn.Module()
+        training = [part for part in parts.modules() if part.training]
+        for part in training:
+            part.training = False
+        try:
+            with self._computed_once():
+                yield
+        finally:
+            for part in training:
+                part.training = True
 
     def _is_computed(self) -> bool:
         """Whether that is done for the call that runs; in compiled code they are what they are."""

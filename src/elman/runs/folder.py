@@ -18,6 +18,8 @@ process at a time writes here (`folders/lock.py`). docs/reliability.md has the p
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,7 @@ class Run:
         self.edited = edited  # whether config.json is no longer as it was written
         self.writes = writes  # of the processes of one training, only the first one
         self._lock: Lock | None = None
+        self._blocks = 0  # of `owned`, one inside another
         self._left: os.stat_result | None = None  # state.safetensors when the lock was released
         self.forgotten = False  # whether metrics.jsonl was gone when the run was resumed
         self.given_up = False  # whether the run that it was to replace is there again
@@ -201,6 +204,18 @@ class Run:
                 f"{self.path} was trained further by another process",
                 hint="resume it: what this process has is older",
             )
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Nobody else writes here inside this block, nor inside the one that this one is in."""
+        self.own()
+        self._blocks += 1
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            if self._blocks == 0:
+                self.release()
 
     def release(self) -> None:
         """Let others write here."""

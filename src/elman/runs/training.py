@@ -46,7 +46,7 @@ def _records(
     remarks: Callable[[Record], Iterable[Record]],
 ) -> Generator[Record, None, None]:
     saved_at, agree, stopped = time.monotonic(), training.processes.agree, False
-    with _owned(run), _given_up_if_it_fails(run), _log(run) as log:
+    with run.owned(), _given_up_if_it_fails(run), _log(run) as log:
         for record in training.records():
             told = [record, *(remarks(record) if run.writes else ())]
             for each in told:
@@ -73,7 +73,7 @@ def _records(
 
 def tell(run: Run, training: Training, record: Record) -> None:
     """Add a record between two others, with a checkpoint that has it."""
-    with _owned(run), open(run.path / "metrics.jsonl", "ab") as log:
+    with run.owned(), open(run.path / "metrics.jsonl", "ab") as log:
         _append(log, record)
         _checkpoint(run, training, log, better=False)
 
@@ -85,7 +85,7 @@ def conclude(run: Run, training: Training) -> Result | None:
     """
     if not run.writes:
         return None
-    with _owned(run):
+    with run.owned():
         result = _result(run, training)
         if result is not None:
             with _log(run) as log:
@@ -96,16 +96,6 @@ def conclude(run: Run, training: Training) -> Result | None:
 
 def _log(run: Run) -> IO[bytes]:
     return open(run.path / "metrics.jsonl" if run.writes else os.devnull, "ab")
-
-
-@contextmanager
-def _owned(run: Run) -> Iterator[None]:
-    """Nobody else writes into the folder inside this block."""
-    run.own()
-    try:
-        yield
-    finally:
-        run.release()
 
 
 @contextmanager

@@ -61,6 +61,7 @@ class CapturedUpdate(WholeUpdate):
         self.numbers = torch.zeros(2, dtype=like.dtype, **pinned)  # nats, ‖g‖
         self.capture, self.calls = capture, 0
         self._graph: Graphed | None = None
+        self._places: list[int] = []  # where the weights lay when it was captured
         self._joined = False
         self._rate = 0.0
         self._shape: tuple[bool, bool, list[str]] = (False, False, [])
@@ -96,8 +97,12 @@ class CapturedUpdate(WholeUpdate):
         if rate != self._rate:
             self._rate = rate
             self.rate.fill_(rate)
+        places = [p.data_ptr() for p in self.model.parameters()]
+        if places != self._places and self._graph is not None:  # it knows the old ones alone
+            torch.cuda.current_stream().synchronize()
+            self._graph = None
         if self._graph is None and self.capture and self.calls > 0:
-            self._graph = self._captured(inputs)
+            self._graph, self._places = self._captured(inputs), places
         place = self.calls % PLACES
         self.calls += 1
         (self._graph or self._update)(*inputs)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elman.defaults import learns
+from elman.defaults import learns, recording
 from elman.errors import UserError, WorkFailed
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
@@ -46,7 +46,7 @@ from elman.training.records import Epoch, Progress, Tally, Update, Validation
 from elman.training.segments import Pass, Reading, Segment, one_pass
 from elman.training.settings import Settings
 from elman.training.state import CarriedState
-from elman.training.update import choose
+from elman.training.update import choose, seen
 from elman.training.whole_update import Outcome, Read, WholeUpdate
 
 __all__ = [
@@ -118,7 +118,11 @@ class Training:
         self._clock = time.perf_counter()
         self._passes = {0: self._one_pass(0)}  # too little text is refused here
         self._ahead: tuple[tuple[Pass, int], Segment] | None = None
-        self._choice = choose(self)
+        self._choose()
+
+    def _choose(self) -> None:
+        """Find the way that updates go, and remember what that depends on."""
+        self._choice, self._seen = choose(self), seen(self)
 
     def _check_held_out(self) -> None:
         """Refuse what waits for validations where none will come."""
@@ -140,8 +144,7 @@ class Training:
         if refusal is not None:
             why, hint = refusal
             raise UserError(f"carry={reading.carry} memory={reading.memory} with {why}", hint=hint)
-        if (recurrence := self.reader.recurrence) is not None:
-            reading.check_agrees(recurrence.carry, recurrence.memory, recurrence.time)
+        self._check_agrees()
         self._take_time(reading)
         if reading.memory:
             self._check_memory(reading)
@@ -150,6 +153,11 @@ class Training:
                 f"{len(self.validation_ids)} held-out tokens leave nothing to predict",
                 hint="a larger part for validation, or none",
             )
+
+    def _check_agrees(self) -> None:
+        if (recurrence := self.reader.recurrence) is not None:
+            has = recurrence.carry, recurrence.memory, recurrence.time
+            self.settings.reading.check_agrees(*has)
 
     def _take_time(self, reading: Reading) -> None:
         """Let the model run time in chunks, where that was asked for."""
@@ -166,7 +174,8 @@ class Training:
     def _check_memory(self, reading: Reading) -> None:
         """Refuse a budget that has no room for one step of every lane."""
         ids = torch.zeros(1, reading.batch_size, dtype=torch.int64, device=self.device)
-        with self.cast(), self.lent():
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda), self.cast(), self.lent():
             self.reader.recurrence(self.model.inputs(ids, NO_MASKS))
 
     def _known_ids(self, ids: Any) -> Any:
@@ -258,6 +267,7 @@ class Training:
         there, the record's nats and ‖g‖ are waited for when they are first looked at, so that the
         next update can be prepared meanwhile.
         """
+        self._look_again()
         if self.index == 0:
             self.tally = Tally()
         before = (self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
@@ -266,11 +276,12 @@ class Training:
         segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
         tokens = sum(self.groups.batch * segment.scored for segment in segments)
-        if self._choice.update is not None:
-            outcome = self._update_whole(self._choice.update, segments, rate)
-        else:
-            prepared = [(s, *self.prepare(s)) for s in segments]
-            outcome = piecewise.update(self, prepared, rate)
+        with self._all_or_nothing():
+            if self._choice.update is not None:
+                outcome = self._update_whole(self._choice.update, segments, rate)
+            else:
+                prepared = [(s, *self.prepare(s)) for s in segments]
+                outcome = piecewise.update(self, prepared, rate)
         pending = Pending(outcome, tokens, before, self.tally, self.latest)
         self._advance(indices.stop, len(reads))
         self._await(pending)
@@ -279,6 +290,27 @@ class Training:
         self.tally.tokens += tokens
         self.tally.seconds += seconds
         return self._told(pending, epoch, rate, seconds)
+
+    def _look_again(self) -> None:
+        """Take notice of what was changed about the model since the last update."""
+        self._check_agrees()
+        if seen(self) != self._seen:
+            self._hear_all()
+            self.optimizer.zero_grad()  # what moves no longer has none from now on
+            self._choose()
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What is raised inside, by a hook or a model of the caller's, leaves all as it was."""
+        noise, carried = self.reader.noise, self.carried.value
+        drawn = noise.state_dict()
+        try:
+            yield
+        except BaseException:
+            self.carried.value = carried
+            noise.generators.clear()
+            noise.load_state_dict(drawn)
+            raise
 
     def _update_whole(self, whole: WholeUpdate, segments: list[Segment], rate: float) -> Outcome:
         """An update in one go."""
@@ -515,8 +547,21 @@ class Training:
 
     # ------------------------------------------------------------------ saving
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has its own model, optimizer and chance, and goes on by itself."""
+        self._hear_all()
+        return {**vars(self), "_choice": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        with recording():
+            self._choose()
+
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that the rest of the training depends on: tensors by name, and plain numbers."""
+        """All that the rest of the training depends on: tensors by name, and plain numbers.
+
+        The tensors are the training's own, as in torch: `copy.deepcopy` keeps them as they are now.
+        """
         self._hear_all()
         return saving.saved(self)
 
@@ -525,7 +570,7 @@ class Training:
         """Continue exactly where `state_dict` was taken, on this training's device."""
         saving.load(self, tensors, numbers)
         self._pending.clear()
-        self._choice = choose(self)  # a captured graph holds the optimizer's old state
+        self._choose()  # a captured graph holds the optimizer's old state
 
 
 def _as_array(ids: Any) -> Any:

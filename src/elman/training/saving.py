@@ -135,9 +135,9 @@ def _load_optimizer(training: "Training", saved: dict[str, Tensor]) -> None:
 
 
 def _load_carried(training: "Training", saved: dict[str, Tensor]) -> None:
-    """The state between windows, of this process's lanes."""
+    """The state between windows, of this process's lanes; the training it is from may go on."""
     carried = training.carried
-    carried.load_state_dict(saved)
+    carried.load_state_dict({name: tensor.clone() for name, tensor in saved.items()})
     if training.processes.size > 1:
         carried.value = rows_of(carried.value, training.reader.lane_dim, training.groups.rows)
     carried.to(training.device)

@@ -27,11 +27,21 @@ if TYPE_CHECKING:
     from elman.training.loop import Training
 
 
+Seen = tuple[str | None, tuple[bool, ...]]
+"""Why updates are not all the same work, if they are not, and which parameters move."""
+
+
 class Choice(NamedTuple):
     """How a training updates: in one go, or (None) piece by piece; and why."""
 
     update: WholeUpdate | None
     explanation: Explanation
+
+
+def seen(training: "Training") -> Seen:
+    """What the owner may change about the model while it is trained, as it is now."""
+    moves = tuple([p.requires_grad for p in training.parameters])
+    return training.reader.irregular(), moves
 
 
 WAYS = CapturedUpdate, NativeUpdate

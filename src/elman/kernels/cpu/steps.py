@@ -32,10 +32,17 @@ class Steps:
         self.inputs = job.layers[0].W_ih.shape[1]
         self.alive = [[_lasting(p, real) for p in w[:4]] for w in job.layers]
         self.out = (_lasting(W_hq, real), _lasting(b_q, real))
-        self.layers = (LayerArguments * len(job.layers))(*self._layers(job.cell))
-        self.run = functools.partial(kernel.library.elman_step, self.layers, len(self.layers))
-        self.run = functools.partial(self.run, *map(pointer, self.out))
+        self.weights = [p for w in (*self.alive, self.out) for p in w if p is not None]
+        self.cell, self.native = job.cell, kernel.library
         self.rest = (len(W_hq), KINDS[real], kernel.level)
+        self._point()
+
+    def _point(self) -> None:
+        """Say where everything lies."""
+        self.places = [*map(Tensor.data_ptr, self.weights)]
+        self.layers = (LayerArguments * len(self.alive))(*self._layers(self.cell))
+        self.run = functools.partial(self.native.elman_step, self.layers, len(self.layers))
+        self.run = functools.partial(self.run, *map(pointer, self.out))
 
     def _layers(self, cell: Cell) -> Iterator[LayerArguments]:
         below: Tensor | None = None
@@ -65,6 +72,8 @@ class Steps:
         """The logits (rows, outputs) after reading ids (rows,)."""
         if ids.shape != self.shape[:1]:
             raise UserError(f"ids of shape {tuple(ids.shape)} for {self.shape[0]} rows")
+        if [*map(Tensor.data_ptr, self.weights)] != self.places:  # `share_memory` moves them
+            self._point()
         ids, y = integers(ids, "ids"), torch.empty(self.shape, dtype=self.dtype, device=CPU)
         self.layers[0].ids = pointer(ids)
         status = self.run(pointer(y), *self.rest)

@@ -87,7 +87,10 @@ class Windows:
         by_step = ends.E is not None and not by_token
         self.xs = ends.W_hq.new_empty(job.inputs[0].shape) if by_step else None
         self.dxs = None if self.xs is None else torch.empty_like(self.xs)
-        self.dW_hh: list[Tensor] = []
+        self.firsts = [[s[i] for s in state] for i in range(len(job.layers))]
+        self.dws: list[list[Tensor | None]] = []
+        self.at_hand = [*self.weights, *self.gradients, *state]  # of the caller, who may move them
+        self.places: list[int] = []
         self.thinned: list[Tensor] = []
         self.read: list[Tensor] = []
         self.shown: list[Tensor] = []
@@ -96,13 +99,10 @@ class Windows:
         if ends.E is not None:
             self.dE = torch.empty_like(ends.E) if ends.tied else self.gradients[0]
             self.arguments[0].V = len(ends.E)
-            self.arguments[0].dE = pointer(self.dE)
         self.head = HeadArguments(
             **head.sizes(self.shape.numel(), ends.W_hq),
             nats=pointer(self.nats),
             dhs=pointer(self.dhs[-1]),
-            dW=pointer(self.gradients[-2]),
-            db=pointer(self.gradients[-1]),
         )
 
     def _check_job(self, job: Job) -> None:
@@ -138,8 +138,7 @@ class Windows:
             gates = self.kernel.empty_gates(piece)
             self.traces.append(Trace(hs, cs, gates))
             self.dhs.append(dhs)
-            dW_ih, dW_hh, db_ih, db_hh = (None if p is None else next(gradients) for p in w[:4])
-            self.dW_hh += [dW_hh] if dW_hh is not None else []
+            self.dws.append([None if p is None else next(gradients) for p in w[:4]])
             layers.append(
                 LayerArguments(
                     cell=CELLS.index(job.cell.name),
@@ -148,8 +147,6 @@ class Windows:
                     I=w.W_ih.shape[1],
                     H=H,
                     xs=pointer(below),
-                    h_0=pointer(self.state[0][i]),
-                    c_0=pointer(self.state[1][i]) if two else None,
                     hs=pointer(hs),
                     cs=pointer(cs),
                     gates=pointer(gates),
@@ -158,10 +155,6 @@ class Windows:
                     dc_T=pointer(zero) if two else None,
                     fresh=True,
                     dxs=pointer(dbelow),
-                    dW_ih=pointer(dW_ih),
-                    dW_hh=pointer(dW_hh),
-                    db_ih=pointer(db_ih),
-                    db_hh=pointer(db_hh),
                 )
             )
             below, dbelow = hs[1:], dhs
@@ -217,8 +210,8 @@ class Windows:
         for i in reversed(range(len(self.arguments))):
             status = self.native.elman_backward(self.arguments[i], *self.rest)
             self._check(status, targets if status == library.BAD_TARGET else ids)
-            if hidden.recurrent:
-                self.dW_hh[i].mul_(hidden.recurrent[i])
+            if hidden.recurrent and (dW_hh := self.dws[i][1]) is not None:
+                dW_hh.mul_(hidden.recurrent[i])
             if i > 0 and hidden.between:
                 self.dhs[i - 1].mul_(hidden.between[i - 1])
         if self.dE is None:
@@ -238,7 +231,7 @@ class Windows:
                 first[i].copy_(last)
 
     def _point(self, ids: Tensor, targets: Tensor) -> None:
-        """Weights may have moved in memory, and threads in number, since the last call."""
+        """Say what this call reads; and where it lies, if that has changed since the last one."""
         if ids.shape != self.shape or targets.shape != self.shape:
             shapes = f"{tuple(ids.shape)} and targets {tuple(targets.shape)}"
             raise UserError(f"ids {shapes} for windows of {tuple(self.shape)}")
@@ -250,16 +243,32 @@ class Windows:
                     f"{tuple(gradient.shape)}",
                     hint="begin a new Training after changing a model's sizes",
                 )
+        places = [t.data_ptr() for t in self.at_hand]
+        if places != self.places:
+            self._point_anew()
+            self.places = places
         self.head.hs, self.head.targets = self.traces[-1].hs[1:].data_ptr(), pointer(targets)
         if self.xs is None:
-            self.arguments[0].ids, self.arguments[0].E = pointer(ids), pointer(self.ends.E)
-        self.head.W, self.head.b = map(pointer, self.ends[1:])
+            self.arguments[0].ids = pointer(ids)
         self.head.threads = threads = torch.get_num_threads()
         for layer, w in zip(self.arguments, self.layers, strict=True):
-            layer.W_ih, layer.W_hh, layer.b_ih, layer.b_hh = map(pointer, w[:4])
-            layer.threads = threads
+            layer.W_hh, layer.threads = pointer(w.W_hh), threads
         for layer, trace in zip(self.arguments[1:], self.traces, strict=False):
             layer.xs = trace.hs[1:].data_ptr()
+
+    def _point_anew(self) -> None:
+        """Say where the caller's tensors lie: an assignment to `.data` and `share_memory` move
+        them."""
+        if self.xs is None:
+            self.arguments[0].E = pointer(self.ends.E)
+        self.arguments[0].dE = pointer(self.dE)
+        self.head.W, self.head.b = map(pointer, self.ends[1:])
+        self.head.dW, self.head.db = map(pointer, self.gradients[-2:])
+        lists = self.arguments, self.layers, self.dws, self.firsts
+        for layer, w, dw, (h, *c) in zip(*lists, strict=True):
+            layer.W_ih, layer.W_hh, layer.b_ih, layer.b_hh = map(pointer, w[:4])
+            layer.dW_ih, layer.dW_hh, layer.db_ih, layer.db_hh = map(pointer, dw)
+            layer.h_0, layer.c_0 = pointer(h), pointer(c[0]) if c else None
 
     def _check(self, status: int, read: Tensor | None) -> None:
         name = {library.BAD_ID: "ids", library.BAD_TARGET: "targets"}.get(status)
