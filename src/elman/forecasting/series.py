@@ -373,8 +373,28 @@ def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[int]
     steps = [step for step in placed if step is not None]
     if len(steps) < len(placed):
         return table, [], None
+    _check_span(table, time, steps, frequency, of)
     days = all(isinstance(c, dt.date) and not isinstance(c, dt.datetime) for c in cells)
     return table, steps, Clock(ordered[0], frequency, zone, pattern, days)
+
+
+def _check_span(
+    table: Table, time: str, steps: list[int], frequency: dates.Frequency, of: str
+) -> None:
+    """Refuse times that lie so far apart that a table of all steps would be mostly gaps."""
+    if steps[-1] < _FAR * len(steps) + 1_000_000:
+        return
+    row = int(np.argmax(np.diff(np.array(steps, dtype=float)))) + 1
+    here, there = (str(table.columns[time][i]) for i in (row - 1, row))
+    raise UserError(
+        f"{of}{table.where(row)}, column {time!r}: {there!r} is {steps[row] - steps[row - 1]:,} "
+        f"steps after {here!r} ({frequency.name} data), and the table has {len(steps):,} rows",
+        hint="mend that time, or --time none takes the rows in their order",
+    )
+
+
+_FAR = 100
+"""Steps a row beyond which times are taken for mistaken ones."""
 
 
 def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> UserError:
