@@ -357,3 +357,63 @@ def test_steps_after_the_year_9999_are_refused(frequency, zone):
     assert clock.at(0) == clock.start
     with pytest.raises(UserError, match=r"step 1001 from 9999-12-01 .* within the years 1 to 9999"):
         clock.at(1000)
+
+
+def read(text, **options):
+    [found] = series.from_table(
+        tables.read_csv(text.encode(), "t", "t.csv"), series.Reading(**options)
+    )
+    return found
+
+
+def test_times_are_found_under_the_names_other_languages_have_for_them():
+    found = read("Jahr;Umsatz\n2023;5\n2022;7\n2021;6\n")
+    assert found.values[:, 0].tolist() == [6, 7, 5]
+    assert found.time(3) == "2024"
+
+
+def test_columns_that_may_order_the_rows_are_pointed_out():
+    down = read("nr,a,b\n3,5,1\n2,7,4\n1,6,2\n", time="none").notes
+    assert not any("counts down" in note for note in down)  # nr is called like an index
+    down = read("step,a\n3,5\n2,7\n1,6\n").notes
+    assert "step counts down: if the newest row stands first, --time step" in down
+    seconds = read("when,a\n1700003600,5\n1700000000,7\n1700007200,6\n", column="a").notes
+    assert not seconds  # what to forecast was said
+    seconds = read("when,a\n1700003600,5\n1700000000,7\n1700009000,6\n").notes
+    assert "if when holds dates: --time when --date-format unix" in seconds
+
+
+def test_a_column_of_few_numbers_is_not_taken_for_the_time():
+    rows = "day,sold\n20240102,69.5\n20240101,(3.2)\n20240103,(4.1)\n"
+    with pytest.raises(UserError, match=r"line 3, column 'sold': '\(3.2\)' is not a number"):
+        read(rows.replace("day", "when"))
+
+
+def test_the_index_of_a_frame_orders_it_though_it_has_no_name():
+    pandas = pytest.importorskip("pandas")
+    days = [dt.date(2024, 1, 3), dt.date(2024, 1, 2), dt.date(2024, 1, 1)]
+    for index in (days, list(map(str, days)), pandas.MultiIndex.from_product([["a"], days])):
+        [found] = series.from_frame(pandas.DataFrame({"y": [1.0, 2.0, 4.0]}, index=index))
+        assert found.values[:, 0].tolist() == [4, 2, 1]
+        assert found.time(3) == "2024-01-04"
+    [found] = series.from_frame(pandas.DataFrame({"y": [1.0, 2.0, 4.0]}, index=[7, 5, 9]))
+    assert found.values[:, 0].tolist() == [1, 2, 4]
+    with pytest.raises(UserError, match="two columns '0'"):
+        series.from_frame(pandas.DataFrame({0: [1.0, 2.0], "0": [3.0, 4.0]}))
+
+
+@pytest.mark.parametrize("unit", ["D", "h", "s", "us", "ns"])
+def test_dates_of_arrays_are_dates_whatever_they_count(unit):
+    days = np.array(["2024-01-03", "2024-01-02", "2024-01-01"], dtype=f"datetime64[{unit}]")
+    for column in (days, list(days)):
+        [found] = series.from_frame({"ds": column, "y": np.array([1.0, 2.0, 4.0])})
+        assert found.values[:, 0].tolist() == [4, 2, 1]
+        assert found.clock.at(3) == dt.datetime(2024, 1, 4)
+    with pytest.raises(UserError, match="truth value"):
+        series.from_frame({"y": np.array([True, False])}, series.Reading(column=("y",)))
+
+
+def test_names_in_angle_brackets_are_not_a_web_page():
+    assert read("<DATE>,<CLOSE>\n20240102,5\n20240101,7\n").values[:, 0].tolist() == [7, 5]
+    with pytest.raises(UserError, match="web page"):
+        read("<html><body>,</body></html>\n")

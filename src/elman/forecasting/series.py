@@ -24,6 +24,7 @@ from elman.forecasting.reading import (
     Fill,
     Reading,
     check_times,
+    check_totals,
     check_upright,
     counted_dates,
     joined_dates,
@@ -189,6 +190,7 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
     check_upright(table, reading)
     table = joined_dates(table, reading)
     reading = roles(table, reading, notes)
+    check_totals(table, reading)
     if reading.time and (kind := counted_dates(table, reading)):
         notes.append(f"{reading.time} holds numbers; if they are dates: --date-format {kind}")
     for name in (*reading.column, *reading.known, *reading.past, *reading.static):

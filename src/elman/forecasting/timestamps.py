@@ -57,7 +57,7 @@ def as_numbers(cells: Sequence[Any]) -> list[int | float] | None:
         return None
     if len(values) < len(cells) or not np.isfinite(values).all():
         return None
-    if in_digits(cells):
+    if in_digits(cells) or _pointed(cells):
         return None
     return [_exact(c, v) if v.is_integer() else v for c, v in zip(cells, values, strict=True)]
 
@@ -193,13 +193,49 @@ _DIGITS = {
     "%G%V": re.compile(_YEAR + r"(0[1-9]|[1-4]\d|5[0-3])"),
 }
 """Days, months and weeks that are written as whole numbers, of the years 1700 to 2199."""
+_MONTH_OF_YEAR = re.compile(r"(0[1-9]|1[0-2])\.(19|20)\d\d")
+"""01.2020, which is not one and a bit."""
+
+
+def _pointed(cells: Sequence[Any]) -> bool:
+    """Whether all cells are parts of dates with a point between: 01.20, as no number is written."""
+    texts = [str(c).strip() for c in cells]
+    return all(map(re.compile(r"\d\d\.(\d\d|\d{4})").fullmatch, texts)) and any(
+        t.startswith("0") for t in texts
+    )
+
+
+def look_dated(cells: Sequence[Any]) -> bool:
+    """Whether cells look like dates, be it in a way that cannot be read without being told.
+
+    The first half of them decides: a total may stand below.
+
+    >>> look_dated(["31.12.20", "30.12.20"]), look_dated(["Mon Jan 6 09:00:00 2020"])
+    (True, True)
+    >>> look_dated(["10.0.0.1"]), look_dated(["may be"]), look_dated(["12-345"])
+    (False, False, False)
+    """
+    texts = [str(c).strip() for c in cells if not is_empty(c)]
+    texts = texts[: (len(texts) + 1) // 2]
+    return bool(texts) and (all(map(_DATED.search, texts)) or bool(formats_of(texts)))
+
+
+_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_DATED = re.compile(
+    r"^(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d\d))(?![-/.\d])"
+    rf"|^\d{{4}}.?Q[1-4]$|^(?=.*\d{{4}}).*\b({_MONTHS})[a-z]*\b",
+    re.IGNORECASE,
+)
+"""Three numbers as in a date, whatever follows; a quarter; the name of a month beside a year."""
 
 
 def in_digits(cells: Sequence[Any]) -> bool:
-    """Whether all cells are dates written as whole numbers; weeks only if a year ends among them.
+    """Whether all cells are dates written as numbers; weeks only if a year ends among them.
 
     >>> in_digits(["202011", "202012", "202101"]), in_digits(["202152", "202201"])
     (True, True)
+    >>> in_digits(["01.2020", "02.2020"])
+    True
     >>> in_digits(["202012", "202013"])  # counted
     False
     """
@@ -207,7 +243,7 @@ def in_digits(cells: Sequence[Any]) -> bool:
     for pattern, way in _DIGITS.items():
         if all(map(way.fullmatch, texts)):
             return pattern != "%G%V" or len({t[:4] for t in texts}) > 1
-    return False
+    return all(map(_MONTH_OF_YEAR.fullmatch, texts))
 
 
 def _from_digits(pattern: str) -> Callable[[str], dt.datetime]:
