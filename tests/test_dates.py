@@ -417,3 +417,12 @@ def test_names_in_angle_brackets_are_not_a_web_page():
     assert read("<DATE>,<CLOSE>\n20240102,5\n20240101,7\n").values[:, 0].tolist() == [7, 5]
     with pytest.raises(UserError, match="web page"):
         read("<html><body>,</body></html>\n")
+
+
+def test_columns_begin_and_end_in_time_not_in_the_order_of_the_rows():
+    rows = ["2024-01-03,3,30", "2024-01-01,,10", "2024-01-04,4,", "2024-01-02,2,20"]
+    table = tables.read_csv("\n".join(["day,a,b", *rows]).encode(), "t", "t.csv")
+    found = {s.name: s for s in series.from_table(table, series.Reading())}
+    assert found["a"].values[:, 0].tolist() == [2, 3, 4]
+    assert found["b"].values[:, 0].tolist() == [10, 20, 30]
+    assert (found["a"].time(3), found["b"].time(3)) == ("2024-01-05", "2024-01-04")

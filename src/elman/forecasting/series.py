@@ -269,9 +269,13 @@ def _some(name: str, table: Table, reading: Reading, several: bool) -> list[Seri
     Empty cells before a column's first value and after its last are no gaps then. They are where
     the user fills gaps, or where rows after the last value are the future of inputs.
     """
+    gaps = any(tables.is_empty(cell) for c in reading.column for cell in table.columns[c])
+    if not gaps or reading.fill or reading.known or reading.past:
+        return [_one(name, table, reading, several)]
+    if reading.time is not None:  # the first row and the last are those in time
+        table = _in_order(table, reading, f"series {name}: " if several else "")[0]
     spans = {c: _span(table.columns[c]) for c in reading.column}
-    alike = len(set(spans.values())) == 1 or not all(spans.values())
-    if alike or reading.fill or reading.known or reading.past:
+    if len(set(spans.values())) == 1 or not all(spans.values()):
         return [_one(name, table, reading, several)]
     return [
         _one(
