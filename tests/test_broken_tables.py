@@ -37,6 +37,18 @@ BROKEN = {
         b"Mar 01, 2023|5,03\nMar 02, 2023|5,48\n", {}, "is all numbers and dates"),
     "no header, names of months": (
         b"01-Dec-2019\t5,07\n08-Dec-2019\t5,58\n", {}, "is all numbers and dates"),
+    "no header beside words": (
+        b"2024-01-01,5,north\n2024-01-02,6,south\n", {}, "'2024-01-01' above '2024-01-02'"),
+    "no header, quarters beside words": (
+        b"2024Q1,5,n\n2024Q2,6,s\n", {}, "'2024Q1' above '2024Q2'"),
+    "no header, months beside words": (
+        b"n;Jan 2024;5\ns;Feb 2024;6\n", {}, "'Jan 2024' above 'Feb 2024': it is a row of data"),
+    "no header but prices": (b"$5.10\n$6.20\n", {}, "'.5.10' above '.6.20'"),
+    "no header but seconds": (
+        b"1700000000,5,n\n1700003600,6,s\n", {}, "'1700000000' above '1700003600'"),
+    "UTF-16 without a mark": ("day,sold\n1,2\n".encode("utf-16-le"), {}, "iconv -f utf-16le"),
+    "UTF-16 without a mark, the other way": (
+        "day,sold\n1,é\n".encode("utf-16-be"), {}, "UTF-16 text without the mark.*-f utf-16be"),
     "no header but days": (b"1.2.2024;5\n2.2.2024;6\n", {}, "all numbers and dates"),
     "a name twice": (b"x,x\n1,2\n", {}, "line 1: the header names 'x' twice .columns 1 and 2"),
     "a column without a name": (b"day,,sold\n1,2,3\n", {}, "line 1: column 2 .* has no name"),
@@ -54,6 +66,26 @@ BROKEN = {
     "two currencies": (
         GOOD.replace(",5", ",$5").replace(",6", ",€6"), {}, "line 2, column 'sold': '.5'"),
     "a total": (GOOD + "Total,23\n", {}, "line 6, column 'day': 'Total'.*if it is a total"),
+    "a total below words": (
+        "region,sold\nnorth,5\nsouth,6\nTotal,11\n", {},
+        "line 4, column 'region': 'Total' looks like a sum"),
+    "a total below dates that cannot be read": (
+        "when,sold\n31.12.23,5\n30.12.23,6\nTotal,11\n", {},
+        "line 2, column 'when': '31.12.23' is not a date.*'%d.%m.%y'"),
+    "dates of two-digit years under a name of any kind": (
+        "when,sold\n31.12.23,5\n30.12.23,6\n", {}, "line 2, column 'when'.*'%d.%m.%y'"),
+    "dates with names of zones": (
+        "when,sold\n2024-01-02 00:00 CET,5\n2024-01-01 00:00 CET,6\n", {},
+        "line 2, column 'when': '2024-01-02 00:00 CET' is not a date"),
+    "long dates": (
+        "when,sold\nTuesday 2 January 2024,5\nMonday 1 January 2024,6\n", {},
+        "line 2, column 'when': 'Tuesday 2 January 2024' is not a date"),
+    "months with a point": (
+        "date;sold\n01.2023;5\n02.2023;6\n01.2024;7\n", {}, "line 2, column 'date'.*'%m.%Y'"),
+    "months with a point under a name of any kind": (
+        "when;sold\n01.2023;5\n02.2023;6\n01.2024;7\n", {}, "line 2, column 'when'.*'%m.%Y'"),
+    "months of short years with a point": (
+        "date;sold\n01.23;5\n02.23;6\n01.24;7\n", {}, "line 2, column 'date'.*'%m.%y'"),
     "a month of a year that may be a day": (
         "month,sold\nJan-24,5\nFeb-24,6\n", {}, "line 2, column 'month'.*--date-format '%b-%y'"),
     "a comma that may part thousands": (
@@ -155,6 +187,9 @@ WHOLE = frozenset({
     "no header", "no header but a row", "no header but days", "no header, decimal commas",
     "no header, quoted commas", "no header, commas in dates",
     "no header, names of months", "a blank row inside",
+    "no header beside words", "no header, quarters beside words", "no header, months beside words",
+    "no header but prices", "no header but seconds", "UTF-16 without a mark",
+    "UTF-16 without a mark, the other way",
     "no value at all", "only an index", "a day missing",
     "no such zone", "times across the top", "an hour that clocks skipped",
 })  # fmt: skip

@@ -273,3 +273,156 @@ def test_days_with_changing_offsets_ask_for_the_place():
         load(days)
     assert "--timezone Europe/Berlin" in (refusal.value.hint or "")
     assert load(days, timezone="Europe/Berlin").time(3) == "2024-04-02 00:00+02:00"
+
+
+def test_a_doubled_hour_among_rows_in_no_order_is_refused():
+    hours = ["2024-10-27 03:00", "2024-10-27 02:00", "2024-10-27 01:00", "2024-10-27 02:00"]
+    with pytest.raises(UserError, match=r"line 3, column 'when': .* came twice in Europe/Berlin"):
+        load(hours, timezone="Europe/Berlin")
+    days = ["2024-06-03 02:00", "2024-06-01 02:00", "2024-06-02 02:00"]
+    assert load(days, timezone="Europe/Berlin").values[:, 0].tolist() == [1, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("times", "date_format", "after"),
+    [
+        (["1711846800", "1711850400"], "unix", "2024-03-31 05:00:00+02:00"),
+        (["1711846800000", "1711850400000"], "unix-ms", "2024-03-31 05:00:00+02:00"),
+        (["31.03.2024 01:00Z", "31.03.2024 02:00Z"], "%d.%m.%Y %H:%MZ", "31.03.2024 05:00+02:00"),
+        (["2024-03-31 01:00 UTC", "2024-03-31 02:00 UTC"], None, "2024-03-31 05:00+02:00"),
+    ],
+)
+def test_times_that_are_utc_are_moved_into_the_zone_not_read_as_its_clock(
+    times, date_format, after
+):
+    found = load(times, date_format=date_format, timezone="Europe/Berlin")
+    assert found.clock.at(0) == dt.datetime(2024, 3, 31, 1, tzinfo=dt.UTC)
+    assert found.time(2) == after
+
+
+def test_utc_after_a_time_is_written_again():
+    found = load(["2024-01-01 22:00:00 UTC", "2024-01-01 23:00:00 UTC"])
+    assert found.clock.at(0) == dt.datetime(2024, 1, 1, 22, tzinfo=dt.UTC)
+    assert found.time(2) == "2024-01-02 00:00:00 UTC"
+
+
+@pytest.mark.parametrize("day", ["2024-01-0{}+02:00", "2024-01-0{}-05:00"])
+def test_the_offset_of_a_day_is_not_taken_for_its_time(day):
+    times = [day.format(k) for k in (1, 2, 3)]
+    with pytest.raises(UserError, match="is not a date"):
+        load(times)
+    assert load(times, date_format="%Y-%m-%d%z").clock.at(0).utcoffset() is not None
+
+
+@pytest.mark.parametrize(
+    ("date_format", "times", "place"),
+    [
+        ("%H:%M", [f"{h % 24:02}:00" for h in range(12, 36)], "line 14, .*'00:00' stands after"),
+        ("%b", ["Nov", "Dec", "Jan"], "line 4, .*'Jan' stands after 'Dec'"),
+    ],
+)
+def test_times_without_a_year_do_not_put_rows_in_another_order(date_format, times, place):
+    with pytest.raises(UserError, match=place):
+        load(times, date_format=date_format)
+    rising = sorted(times, key=lambda t: dt.datetime.strptime(t, date_format))
+    for ordered in (rising, rising[::-1]):
+        read = load(ordered, date_format=date_format, fill="linear")
+        assert set(read.times) >= set(times)
+
+
+def test_names_of_zones_are_not_read_and_ignored():
+    with pytest.raises(UserError, match="%Z") as refusal:
+        load(["2024-01-01 00:00 UTC", "2024-01-01 01:00 UTC"], date_format="%Y-%m-%d %H:%M %Z")
+    assert "%Y-%m-%d %H:%M UTC" in (refusal.value.hint or "")
+
+
+@pytest.mark.parametrize("fill", [None, "linear"])
+@pytest.mark.parametrize(
+    "times",
+    [["1", "2", "3", "1000000000000"],
+     ["2020-01-01 00:00:00", "2020-01-01 00:00:01", "2020-01-01 00:00:02", "2045-01-01 00:00:00"]],
+)  # fmt: skip
+def test_a_time_far_from_all_others_is_named_and_no_table_of_all_steps_is_made(times, fill):
+    with pytest.raises(UserError, match=r"line 5, column 'when': .* steps after .* has 4 rows"):
+        load(times, fill=fill)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "zone"),
+    [(Frequency("month"), None), (Frequency("day"), None), (Frequency("business day"), None),
+     (Frequency("second", 3600), None), (Frequency("second", 3600), dt.UTC)],
+)  # fmt: skip
+def test_steps_after_the_year_9999_are_refused(frequency, zone):
+    clock = Clock(dt.datetime(9999, 12, 1, tzinfo=zone), frequency, zone)
+    assert clock.at(0) == clock.start
+    with pytest.raises(UserError, match=r"step 1001 from 9999-12-01 .* within the years 1 to 9999"):
+        clock.at(1000)
+
+
+def read(text, **options):
+    [found] = series.from_table(
+        tables.read_csv(text.encode(), "t", "t.csv"), series.Reading(**options)
+    )
+    return found
+
+
+def test_times_are_found_under_the_names_other_languages_have_for_them():
+    found = read("Jahr;Umsatz\n2023;5\n2022;7\n2021;6\n")
+    assert found.values[:, 0].tolist() == [6, 7, 5]
+    assert found.time(3) == "2024"
+
+
+def test_columns_that_may_order_the_rows_are_pointed_out():
+    down = read("nr,a,b\n3,5,1\n2,7,4\n1,6,2\n", time="none").notes
+    assert not any("counts down" in note for note in down)  # nr is called like an index
+    down = read("step,a\n3,5\n2,7\n1,6\n").notes
+    assert "step counts down: if the newest row stands first, --time step" in down
+    seconds = read("when,a\n1700003600,5\n1700000000,7\n1700007200,6\n", column="a").notes
+    assert not seconds  # what to forecast was said
+    seconds = read("when,a\n1700003600,5\n1700000000,7\n1700009000,6\n").notes
+    assert "if when holds dates: --time when --date-format unix" in seconds
+
+
+def test_a_column_of_few_numbers_is_not_taken_for_the_time():
+    rows = "day,sold\n20240102,69.5\n20240101,(3.2)\n20240103,(4.1)\n"
+    with pytest.raises(UserError, match=r"line 3, column 'sold': '\(3.2\)' is not a number"):
+        read(rows.replace("day", "when"))
+
+
+def test_the_index_of_a_frame_orders_it_though_it_has_no_name():
+    pandas = pytest.importorskip("pandas")
+    days = [dt.date(2024, 1, 3), dt.date(2024, 1, 2), dt.date(2024, 1, 1)]
+    for index in (days, list(map(str, days)), pandas.MultiIndex.from_product([["a"], days])):
+        [found] = series.from_frame(pandas.DataFrame({"y": [1.0, 2.0, 4.0]}, index=index))
+        assert found.values[:, 0].tolist() == [4, 2, 1]
+        assert found.time(3) == "2024-01-04"
+    [found] = series.from_frame(pandas.DataFrame({"y": [1.0, 2.0, 4.0]}, index=[7, 5, 9]))
+    assert found.values[:, 0].tolist() == [1, 2, 4]
+    with pytest.raises(UserError, match="two columns '0'"):
+        series.from_frame(pandas.DataFrame({0: [1.0, 2.0], "0": [3.0, 4.0]}))
+
+
+@pytest.mark.parametrize("unit", ["D", "h", "s", "us", "ns"])
+def test_dates_of_arrays_are_dates_whatever_they_count(unit):
+    days = np.array(["2024-01-03", "2024-01-02", "2024-01-01"], dtype=f"datetime64[{unit}]")
+    for column in (days, list(days)):
+        [found] = series.from_frame({"ds": column, "y": np.array([1.0, 2.0, 4.0])})
+        assert found.values[:, 0].tolist() == [4, 2, 1]
+        assert found.clock.at(3) == dt.datetime(2024, 1, 4)
+    with pytest.raises(UserError, match="truth value"):
+        series.from_frame({"y": np.array([True, False])}, series.Reading(column=("y",)))
+
+
+def test_names_in_angle_brackets_are_not_a_web_page():
+    assert read("<DATE>,<CLOSE>\n20240102,5\n20240101,7\n").values[:, 0].tolist() == [7, 5]
+    with pytest.raises(UserError, match="web page"):
+        read("<html><body>,</body></html>\n")
+
+
+def test_columns_begin_and_end_in_time_not_in_the_order_of_the_rows():
+    rows = ["2024-01-03,3,30", "2024-01-01,,10", "2024-01-04,4,", "2024-01-02,2,20"]
+    table = tables.read_csv("\n".join(["day,a,b", *rows]).encode(), "t", "t.csv")
+    found = {s.name: s for s in series.from_table(table, series.Reading())}
+    assert found["a"].values[:, 0].tolist() == [2, 3, 4]
+    assert found["b"].values[:, 0].tolist() == [10, 20, 30]
+    assert (found["a"].time(3), found["b"].time(3)) == ("2024-01-05", "2024-01-04")

@@ -30,6 +30,7 @@ import elman as library  # noqa: E402
 from elman.cli import run as elman  # noqa: E402
 from elman.diagnostics import ByLag  # noqa: E402
 from elman.errors import UserError  # noqa: E402
+from elman.files import checked_line  # noqa: E402
 from elman.folders import lock  # noqa: E402
 from elman.lab import (  # noqa: E402
     app,
@@ -1080,6 +1081,25 @@ def test_of_a_long_past_the_curve_gets_what_it_can_show():
     assert lines[5000] in thinned
     assert thinned[-1] == lines[-1]
     assert stream.thinned(lines[:100]) == lines[:100]
+
+
+def test_a_record_stays_one_whatever_ends_lines_elsewhere(tmp_path):
+    ends = ("\u2028", "\u2029", "\x85", "\r", "\n")
+    told = [{"kind": "sample", "text": f"a{end}b"} for end in ends]
+    log = tmp_path / "metrics.jsonl"
+    with log.open("wb") as file:
+        for record in told:
+            file.write(checked_line(json.dumps(record, ensure_ascii=False)))
+        file.write(b'{"kind": "upd')  # still being written
+
+    async def first():
+        async for said in stream.follow(tmp_path, dict):
+            if said.startswith("event: records"):
+                return said
+        return ""
+
+    data = next(line[6:] for line in asyncio.run(first()).split("\n") if line.startswith("data: "))
+    assert [{k: r[k] for k in ("kind", "text")} for r in json.loads(data)] == told
 
 
 def test_weights_are_left_only_while_someone_looks(lab):

@@ -852,3 +852,18 @@ def test_any_number_of_words_is_prepared_in_600_megabytes(tmp_path, level):
             file.write(f"{number * 7919 % 4_000_037:06x}{'' if number % 9 else chr(10)} ")
     _, most = memory(path, tmp_path / "large", level, 30_000, 1 << 24)
     assert most < 600
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "why"),
+    [
+        (b"abc", {"validation": 0.1}, r"validation=0\.1 of this text is nothing"),
+        (b"one\n", {"validation": 0.1}, r"validation=0\.1 of this text is nothing"),
+        (b"a\n" + b"x" * 50 + b"\n", {"validation": 0.1, "test": 0.3}, "of this text is nothing"),
+        (b"a\n" + b"x" * 26 + b"\n", {"validation": 0.99}, "leave nothing of this text to train"),
+    ],
+)
+def test_a_part_that_comes_out_empty_is_refused_as_in_memory(tmp_path, text, parts, why):
+    with pytest.raises(UserError, match=why):
+        made(tmp_path, [_file(tmp_path / "short.txt", text)], **parts)
+    assert not list((tmp_path / "out-char").glob("index*"))

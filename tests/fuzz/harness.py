@@ -80,7 +80,7 @@ def check(arguments: list[str], seen: Outcome) -> None:
         message = seen.err.rsplit("error: ", 1)[1].split("hint: ")[0]
         assert 3 < len(message.strip()) < 3000, said
     elif "--json" in arguments and "--help" not in arguments:
-        for line in seen.out.splitlines():
+        for line in filter(None, seen.out.split("\n")):  # U+2028 may stand inside a line
             json.loads(line, parse_constant=_not_json)
 
 

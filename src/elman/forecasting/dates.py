@@ -83,7 +83,16 @@ class Clock:
 
     def at(self, step: int) -> Moment:
         """The moment of a step, before or after the data too."""
-        every = self.frequency.count * step
+        try:
+            return self._moved(self.frequency.count * step)
+        except (ValueError, OverflowError) as beyond:
+            raise UserError(
+                f"step {step + 1} from {self.start} on, {self.frequency.name}, is not within the "
+                "years 1 to 9999",
+                hint="fewer steps, or --time none takes the rows in their order",
+            ) from beyond
+
+    def _moved(self, every: int) -> Moment:
         if isinstance(self.start, int):
             return self.start + every
         if self.frequency.unit == "month":
@@ -232,7 +241,8 @@ def _add_months(start: dt.datetime, months: int, month_end: bool) -> dt.datetime
 
 def _add_business_days(start: dt.datetime, days: int) -> dt.datetime:
     moved = np.busday_offset(np.datetime64(start.date()), days, roll="forward")
-    return dt.datetime.combine(moved.astype(dt.date), start.timetz())
+    day = dt.date(1970, 1, 1) + dt.timedelta(days=int(moved.astype(np.int64)))
+    return dt.datetime.combine(day, start.timetz())
 
 
 def calendar_features(clock: Clock, first: int, steps: int) -> tuple[np.ndarray, tuple[str, ...]]:

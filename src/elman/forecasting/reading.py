@@ -19,6 +19,9 @@ _TIME_NAMES = frozenset(
     {
         *("ds", "date", "datetime", "time", "timestamp", "year", "month", "day", "week"),
         *("quarter", "period", "hour", "minute", "t", "dt"),
+        *("datum", "zeit", "zeitpunkt", "zeitstempel", "jahr", "monat", "woche", "quartal"),
+        *("fecha", "año", "mes", "semana", "année", "mois", "semaine", "jour", "horodatage"),
+        *("日期", "时间", "年份", "月份"),
     }
 )
 _INDEX_NAMES = _TIME_NAMES | frozenset(
@@ -107,6 +110,27 @@ def roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
     return reading
 
 
+def check_totals(table: Table, reading: Reading) -> None:
+    """Refuse a last row that sums up those above it, where no date tells that it does."""
+    if reading.time is not None:
+        return
+    for name, cells in table.columns.items():
+        *above, last = (str(cell).strip().lower() for cell in cells)
+        if name not in reading.group and last in _TOTALS and last not in above:
+            raise UserError(
+                f"{table.where(len(table) - 1)}, column {name!r}: {cells[-1]!r} looks like a sum "
+                "of the rows above, not like one of them",
+                hint="delete the line, or call it something else",
+            )
+
+
+_TOTALS = frozenset(
+    ["total", "totals", "grand total", "subtotal", "sum", "average", "mean", "summe", "gesamt",
+     "insgesamt", "totale", "合计", "总计"]
+)  # fmt: skip
+"""What spreadsheets call a row below the others."""
+
+
 def check_times(reading: Reading) -> None:
     """Refuse what says how times are written where there is no column of times."""
     for flag, value in (
@@ -171,9 +195,9 @@ def _time_column(
     for name, cells in table.columns.items():
         numeric = tables.looks_numeric(cells) and not timestamps.in_digits(cells)
         called = name.strip().lower() in _TIME_NAMES
-        if name not in taken and (
-            called or (not numeric and _dates_begin(table, name, date_format))
-        ):
+        dated = not numeric and not _is_counted(cells) and _dates_begin(table, name, date_format)
+        doubtful = not numeric and date_format is None and timestamps.look_dated(cells)
+        if name not in taken and (called or dated or doubtful):
             names.append(name)
     if len(names) > 1:
         notes.append(
@@ -183,17 +207,28 @@ def _time_column(
     if len(names) != 1:
         return None
     cells = table.columns[names[0]]
-    if not tables.looks_numeric(cells) and not _dates_begin(table, names[0], date_format):
+    numeric = tables.looks_numeric(cells) and not timestamps.in_digits(cells)
+    if not numeric and not _dates_begin(table, names[0], date_format):
         if date_format is not None:
             timestamps.read_times(table, names[0], date_format=date_format)  # says what is wrong
         raise UserError(
             f"{table.where(0)}, column {names[0]!r}: {str(cells[0])!r} is not a date that can be "
             "read in one way only",
             hint="say how dates are written: --date-format "
-            f"{timestamps.formats_of([str(c).strip() for c in cells]) or repr('%m/%d/%y')}; or "
+            f"{_formats_of(cells) or repr('%m/%d/%y')}; or "
             "--time none takes the rows in their order",
         )
     return names[0]
+
+
+def _formats_of(cells: Sequence[Any]) -> str:
+    """The formats that may be meant, by the first half of a column: a total may stand below."""
+    return timestamps.formats_of([str(c).strip() for c in cells[: (len(cells) + 1) // 2]])
+
+
+def _is_counted(cells: Sequence[Any]) -> bool:
+    """Whether a column begins with a number that is no date."""
+    return timestamps.as_numbers(cells[:1]) is not None
 
 
 def check_upright(table: Table, reading: Reading) -> None:
@@ -246,17 +281,26 @@ def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> t
         )
     if named or counting:
         notes.append(f"not forecast, as they look like an index: {', '.join(named + counting)}")
-        notes += [n for c in counting if None in taken and (n := _may_be_dates(table, c))]
+    if None in taken:
+        notes += [n for c in rest if (n := _may_order(table, c, counts=c in counting))]
     others = [c for c in table.columns if c not in taken and c not in numeric]
     if others:
         notes.append(f"not forecast, as they hold no numbers: {', '.join(others)}")
     return tuple(targets)
 
 
-def _may_be_dates(table: Table, name: str) -> str:
-    """A note on a column that counts seconds or days evenly, where no other is the time."""
-    kind = timestamps.counted_like(timestamps.as_numbers(table.columns[name]) or ())
-    return f"if {name} holds dates: --time {name} --date-format {kind}" if kind else ""
+def _may_order(table: Table, name: str, *, counts: bool) -> str:
+    """A note on a column that may be the time where no other is: it counts, or looks like seconds.
+
+    Days of a spreadsheet look like anything; they are told from other numbers by counting only.
+    """
+    numbers = timestamps.as_numbers(table.columns[name]) or ()
+    kind = timestamps.counted_like(numbers)
+    if kind and (counts or kind != "excel"):
+        return f"if {name} holds dates: --time {name} --date-format {kind}"
+    if counts and numbers and numbers[0] > numbers[-1]:
+        return f"{name} counts down: if the newest row stands first, --time {name}"
+    return ""
 
 
 def _no_numbers(table: Table, taken: set[str | None]) -> UserError:

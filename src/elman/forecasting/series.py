@@ -24,6 +24,7 @@ from elman.forecasting.reading import (
     Fill,
     Reading,
     check_times,
+    check_totals,
     check_upright,
     counted_dates,
     joined_dates,
@@ -189,6 +190,7 @@ def from_table(table: Table, reading: Reading) -> list[Series]:
     check_upright(table, reading)
     table = joined_dates(table, reading)
     reading = roles(table, reading, notes)
+    check_totals(table, reading)
     if reading.time and (kind := counted_dates(table, reading)):
         notes.append(f"{reading.time} holds numbers; if they are dates: --date-format {kind}")
     for name in (*reading.column, *reading.known, *reading.past, *reading.static):
@@ -267,9 +269,13 @@ def _some(name: str, table: Table, reading: Reading, several: bool) -> list[Seri
     Empty cells before a column's first value and after its last are no gaps then. They are where
     the user fills gaps, or where rows after the last value are the future of inputs.
     """
+    gaps = any(tables.is_empty(cell) for c in reading.column for cell in table.columns[c])
+    if not gaps or reading.fill or reading.known or reading.past:
+        return [_one(name, table, reading, several)]
+    if reading.time is not None:  # the first row and the last are those in time
+        table = _in_order(table, reading, f"series {name}: " if several else "")[0]
     spans = {c: _span(table.columns[c]) for c in reading.column}
-    alike = len(set(spans.values())) == 1 or not all(spans.values())
-    if alike or reading.fill or reading.known or reading.past:
+    if len(set(spans.values())) == 1 or not all(spans.values()):
         return [_one(name, table, reading, several)]
     return [
         _one(
@@ -373,8 +379,28 @@ def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[int]
     steps = [step for step in placed if step is not None]
     if len(steps) < len(placed):
         return table, [], None
+    _check_span(table, time, steps, frequency, of)
     days = all(isinstance(c, dt.date) and not isinstance(c, dt.datetime) for c in cells)
     return table, steps, Clock(ordered[0], frequency, zone, pattern, days)
+
+
+def _check_span(
+    table: Table, time: str, steps: list[int], frequency: dates.Frequency, of: str
+) -> None:
+    """Refuse times that lie so far apart that a table of all steps would be mostly gaps."""
+    if steps[-1] < _FAR * len(steps) + 1_000_000:
+        return
+    row = int(np.argmax(np.diff(np.array(steps, dtype=float)))) + 1
+    here, there = (str(table.columns[time][i]) for i in (row - 1, row))
+    raise UserError(
+        f"{of}{table.where(row)}, column {time!r}: {there!r} is {steps[row] - steps[row - 1]:,} "
+        f"steps after {here!r} ({frequency.name} data), and the table has {len(steps):,} rows",
+        hint="mend that time, or --time none takes the rows in their order",
+    )
+
+
+_FAR = 100
+"""Steps a row beyond which times are taken for mistaken ones."""
 
 
 def _twice(table: Table, reading: Reading, before: int, after: int, of: str) -> UserError:

@@ -21,7 +21,7 @@ import numpy as np
 
 from elman.errors import MissingSource, UserError
 from elman.files import drained, read_bytes
-from elman.forecasting.written import plainly
+from elman.forecasting.written import has_unit, plainly
 
 Cell = Any
 """Text from a CSV file; whatever a frame holds; None where nothing is."""
@@ -143,6 +143,8 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
                     hint="mend that line; a cell that holds a comma needs quotes"
                     + (f"; delete line {title} if it is a title" if not cells else ""),
                 )
+            if not cells:
+                _check_names(header, row, source, title)
             cells.append(row)
             numbers.append(reader.line_num)
     except csv.Error as wrong:
@@ -169,27 +171,38 @@ def _trimmed(row: list[str], cells: int) -> list[str]:
 
 
 _DATED = re.compile(
-    r"(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?|\d{4}[-/](\d{1,2}|W\d\d?)"
-    r"|\d{1,2}[-. ]+[A-Z][a-z]+[-., ]+\d{2,4}|[A-Z][a-z]+ \d{1,2}, \d{4})$"
+    r"(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?|\d{4}[-/](\d{1,2}|W\d\d?(-\d)?)"
+    r"|([A-Z][a-z]+, )?\d{1,2}[-. ]+[A-Z][a-z]+[-., ]+\d{2,4}( .*)?"
+    r"|([A-Z][a-z]+,? )?[A-Z][a-z]+ \d{1,2},? \d{4}( .*)?"
+    r"|(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*[- ]\d{2,4}|\d{4}年.*"
+    r"|\d{4}[ /-]?Q[1-4]|Q[1-4][ /-]?\d{4}|\d{4}M\d\d|\d{8}T\d{4,6}Z?)$"
 )
 """A date, or a month: what a row begins with, and no column is called."""
+_COUNTED = re.compile(r"\d{8,}$")
+"""A day in digits, or seconds since 1970: too long for the number of a column."""
 _NUMBER = re.compile(r"[-+]?\d[\d.,'\u00a0\u202f ]*")
 """A number as anyone may write it."""
 _SEPARATOR = re.compile(r"sep=([,;|\t])\r?\n", re.IGNORECASE)
 
 
 def _decoded(content: bytes, source: str) -> str:
+    bracketed = re.match(rb"<\w+>[,;|\t]", content)  # <DATE>,<CLOSE>: names, as traders' have them
     for start, (what, hint) in _SIGNATURES.items():
-        if content.startswith(start):
+        if content.startswith(start) and not bracketed:
             raise UserError(f"{source} is {what}, not CSV", hint=hint)
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # Excel's Unicode text
     encoding = "utf-16" if wide else "utf-8-sig"
+    file = "FILE" if source == "stdin" else shlex.quote(source)
+    if not wide and (code := _unmarked(content)):
+        raise UserError(
+            f"{source} is UTF-16 text without the mark that says so",
+            hint=f"iconv -f {code} -t utf-8 {file} makes it UTF-8",
+        )
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as wrong:
         line = content[: wrong.start].count(b"\n") + 1
         code, named = ("gb18030", "Chinese") if _is_chinese(content) else ("latin1", "Latin-1")
-        file = "FILE" if source == "stdin" else shlex.quote(source)
         raise UserError(
             f"{source} is not {'UTF-16' if wide else 'UTF-8'} text (byte {wrong.start}, line "
             f"{line})",
@@ -203,6 +216,15 @@ def _decoded(content: bytes, source: str) -> str:
             f"{source}, line {line}, column {column} holds a NUL character", hint="mend that cell"
         )
     return text
+
+
+def _unmarked(content: bytes) -> str:
+    """The kind of UTF-16 whose every second byte is mostly 0, as it is of Latin letters."""
+    first = content[:400]
+    for code, high in (("utf-16le", first[1::2]), ("utf-16be", first[::2])):
+        if 2 * high.count(0) > len(high) > 1:
+            return code
+    return ""
 
 
 def _is_chinese(content: bytes) -> bool:
@@ -266,6 +288,19 @@ def _header(row: list[str], source: str, line: int) -> list[str]:
     return names
 
 
+def _check_names(header: list[str], row: list[str], source: str, line: int) -> None:
+    """Refuse a header that is a row of data: a date above a date, $5 above $6, a long number."""
+    for name, cell in zip(header, row, strict=True):
+        below = cell.strip()
+        kinds = (_DATED.match, has_unit, _COUNTED.match)
+        if any(kind(name) and kind(below) for kind in kinds):
+            raise UserError(
+                f"{source}, line {line}: the header has {name!r} above {below!r}: it is a row of "
+                "data",
+                hint="put a line with the columns' names first",
+            )
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -293,7 +328,8 @@ def from_frame(frame: Any, name: str = "frame") -> Table:
     """A pandas, polars or pyarrow table, or a mapping of names to columns. No copy of the library.
 
     A pandas frame indexed by dates keeps them, as a column called by the index's name or `ds`, and
-    so does one whose index has names; a pandas series gives its own name.
+    so does one whose index has a name or holds no numbers (`index`, or `level_0` … of several); a
+    pandas series gives its own name.
     """
     if hasattr(frame, "to_pydict"):  # pyarrow
         columns = frame.to_pydict()
@@ -309,7 +345,10 @@ def from_frame(frame: Any, name: str = "frame") -> Table:
             f"a {type(frame).__name__} is not a table",
             hint="a pandas or polars frame, a pyarrow table, or a mapping of names to columns",
         )
-    columns = {str(k): list(v) for k, v in columns.items()}
+    names = [str(k) for k in columns]
+    if repeated := [k for j, k in enumerate(names) if k in names[:j]]:
+        raise UserError(f"the frame has two columns {repeated[0]!r}", hint="rename one of them")
+    columns = {str(k): [_plain(cell) for cell in v] for k, v in columns.items()}
     lengths = {k: len(v) for k, v in columns.items()}
     if len(set(lengths.values())) > 1:
         raise UserError(f"columns differ in length: {lengths}", hint="one value a row in each")
@@ -319,20 +358,39 @@ def from_frame(frame: Any, name: str = "frame") -> Table:
     return Table(name, columns, list(range(1, rows + 1)), "row")
 
 
-def _pandas_columns(frame: Any) -> dict[str, list[Cell]]:
+def _plain(cell: Cell) -> Cell:
+    """A cell of an array as Python has it: a number, a truth value, a date."""
+    if isinstance(cell, np.datetime64):
+        days = np.datetime_data(cell)[0] == "D"
+        return cell.item() if days else cell.astype("datetime64[us]").item()
+    return cell.item() if isinstance(cell, np.generic) else cell
+
+
+def _pandas_columns(frame: Any) -> dict[Any, list[Cell]]:
     if frame.ndim == 1:
         frame = frame.to_frame(frame.name if frame.name is not None else "y")
     repeated = [c for c in frame.columns if list(frame.columns).count(c) > 1]
     if repeated:
         raise UserError(f"the frame has two columns {repeated[0]!r}", hint="rename one of them")
-    columns = {str(c): frame[c].tolist() for c in frame.columns}
+    columns = {c: frame[c].tolist() for c in frame.columns}
     index = frame.index
     if type(index).__name__ == "PeriodIndex":
         return {str(index.name or "ds"): [str(t) for t in index], **columns}
     if type(index).__name__ == "DatetimeIndex":
         return {str(index.name or "ds"): index.tolist(), **columns}
-    named = {str(n): index.get_level_values(n).tolist() for n in index.names if n is not None}
-    return named | columns
+    kept: dict[Any, list[Cell]] = {}
+    for j in range(index.nlevels):
+        level = index.get_level_values(j)
+        if level.name is not None:
+            kept[level.name] = level.tolist()
+        elif _says(level):
+            kept[f"level_{j}" if index.nlevels > 1 else "index"] = level.tolist()
+    return kept | columns
+
+
+def _says(index: Any) -> bool:
+    """Whether an index without a name holds more than the numbers of its rows."""
+    return index.dtype.kind not in "iufb"
 
 
 def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:

@@ -5,6 +5,7 @@ so is a cell that is no date, by its line.
 """
 
 import datetime as dt
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,13 +24,16 @@ _WRITTEN = (
 """Ways of writing a date that can mean only one thing."""
 _DOUBTFUL = (
     "%b-%y", "%b %y", "%B-%y", "%B %y", "%d-%b-%y", "%d %b %y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y",
-    "%y-%m-%d", "%d-%b", "%b %d", "%m/%Y", "%m-%Y", "%m.%Y", "%m/%y", "%d/%m", "%H:%M", "%H:%M:%S",
+    "%y-%m-%d", "%d-%b", "%b %d", "%m/%Y", "%m-%Y", "%m.%Y", "%m/%y", "%m.%y", "%d/%m", "%d.%m",
+    "%H:%M", "%H:%M:%S", "%Y-%m-%d%z", "%Y-%j",
 )  # fmt: skip
 """Ways of writing a date that can mean several things, or leave a part of it out."""
 _SLASHED = re.compile(
     r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?( ?[AP]M)?)?$", re.IGNORECASE
 )
-_ISO = re.compile(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d(:\d\d)?(Z|[+-]\d\d:\d\d)?")
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d(:\d\d)?(Z| UTC|[+-]\d\d:\d\d)?")
+_ISO_DATE = re.compile(r"[\dW-]+([T ]|$)")
+"""How a time of ISO 8601 begins; Python takes any sign after the date, be it that of an offset."""
 _QUARTER = re.compile(r"(\d{4})[ -]?Q([1-4])$", re.IGNORECASE)
 _QUARTER_FIRST = re.compile(r"Q([1-4])([ /-]?)(\d{4})$", re.IGNORECASE)
 _MONTH = re.compile(r"(\d{4})-(\d{1,2})$")
@@ -53,7 +57,7 @@ def as_numbers(cells: Sequence[Any]) -> list[int | float] | None:
         return None
     if len(values) < len(cells) or not np.isfinite(values).all():
         return None
-    if in_digits(cells):
+    if in_digits(cells) or _pointed(cells):
         return None
     return [_exact(c, v) if v.is_integer() else v for c, v in zip(cells, values, strict=True)]
 
@@ -82,7 +86,20 @@ def read_times(
             )
     zone = _zone(timezone)
     moments, pattern = _parse(table, column, cells, date_format)
+    if zone is not None and _in_utc(date_format):
+        moments = [m.replace(tzinfo=dt.UTC) for m in moments]
     return _zoned(table, column, moments, pattern, zone)
+
+
+_UTC_AT_END = re.compile("(?<!%)(Z| ?UTC| ?GMT)$")
+"""What says of a written time, or of its pattern, that it is one in UTC."""
+
+
+def _in_utc(date_format: str | None) -> bool:
+    """Whether times of this format are in UTC: 1970 began there, and a Z or UTC says so."""
+    return date_format is not None and (
+        date_format.startswith("unix") or bool(_UTC_AT_END.search(date_format))
+    )
 
 
 def _zoned(
@@ -101,7 +118,7 @@ def _zoned(
         alone = moments[0].tzinfo if len(offsets) == 1 else None
         home: dt.tzinfo = zone or _common_zone(moments) or alone or dt.UTC
         if zone is not None:
-            pattern = re.sub("(?<!%)Z$", "%:z", pattern)
+            pattern = _UTC_AT_END.sub("%:z", pattern)
         return [m.astimezone(home) for m in moments], pattern, home
     if zone is None:
         return list(moments), pattern, None
@@ -122,11 +139,14 @@ def _in_zone(
 ) -> list[dt.datetime]:
     """Wall-clock times in their zone; one of a doubled hour is the first after the row before it.
 
-    A table whose newest row stands first is read from its end.
+    A table whose newest row stands first is read from its end. Rows in no order do not tell which
+    of the two a doubled hour is.
     """
     direction = -1 if moments[0] > moments[-1] else 1
     placed: list[dt.datetime] = []
     before: dt.datetime | None = None
+    doubled: int | None = None
+    astray: int | None = None
     for row in range(len(moments))[::direction]:
         local = moments[row].replace(tzinfo=zone)
         instant = local.astimezone(dt.UTC)
@@ -136,11 +156,22 @@ def _in_zone(
                 f"{zone.key}, where the clocks went forward",
                 hint="check --timezone; perhaps the times are UTC",
             )
+        if local.utcoffset() != local.replace(fold=1).utcoffset():
+            doubled = row
         if before is not None and instant <= before:
             local = local.replace(fold=1)
             instant = local.astimezone(dt.UTC)
+        if before is not None and instant < before:
+            astray = row
         placed.append(local)
         before = instant
+    if doubled is not None and astray is not None:
+        raise UserError(
+            f"{table.where(doubled)}, column {column!r}: {moments[doubled]} came twice in "
+            f"{zone.key}, where the clocks went back, and the rows are not in order "
+            f"({table.where(astray)}), which would tell the two apart",
+            hint="sort the rows by time, or write times with their offset: 02:30+01:00",
+        )
     return placed[::direction]
 
 
@@ -162,13 +193,49 @@ _DIGITS = {
     "%G%V": re.compile(_YEAR + r"(0[1-9]|[1-4]\d|5[0-3])"),
 }
 """Days, months and weeks that are written as whole numbers, of the years 1700 to 2199."""
+_MONTH_OF_YEAR = re.compile(r"(0[1-9]|1[0-2])\.(19|20)\d\d")
+"""01.2020, which is not one and a bit."""
+
+
+def _pointed(cells: Sequence[Any]) -> bool:
+    """Whether all cells are parts of dates with a point between: 01.20, as no number is written."""
+    texts = [str(c).strip() for c in cells]
+    return all(map(re.compile(r"\d\d\.(\d\d|\d{4})").fullmatch, texts)) and any(
+        t.startswith("0") for t in texts
+    )
+
+
+def look_dated(cells: Sequence[Any]) -> bool:
+    """Whether cells look like dates, be it in a way that cannot be read without being told.
+
+    The first half of them decides: a total may stand below.
+
+    >>> look_dated(["31.12.20", "30.12.20"]), look_dated(["Mon Jan 6 09:00:00 2020"])
+    (True, True)
+    >>> look_dated(["10.0.0.1"]), look_dated(["may be"]), look_dated(["12-345"])
+    (False, False, False)
+    """
+    texts = [str(c).strip() for c in cells if not is_empty(c)]
+    texts = texts[: (len(texts) + 1) // 2]
+    return bool(texts) and (all(map(_DATED.search, texts)) or bool(formats_of(texts)))
+
+
+_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_DATED = re.compile(
+    r"^(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d\d))(?![-/.\d])"
+    rf"|^\d{{4}}.?Q[1-4]$|^(?=.*\d{{4}}).*\b({_MONTHS})[a-z]*\b",
+    re.IGNORECASE,
+)
+"""Three numbers as in a date, whatever follows; a quarter; the name of a month beside a year."""
 
 
 def in_digits(cells: Sequence[Any]) -> bool:
-    """Whether all cells are dates written as whole numbers; weeks only if a year ends among them.
+    """Whether all cells are dates written as numbers; weeks only if a year ends among them.
 
     >>> in_digits(["202011", "202012", "202101"]), in_digits(["202152", "202201"])
     (True, True)
+    >>> in_digits(["01.2020", "02.2020"])
+    True
     >>> in_digits(["202012", "202013"])  # counted
     False
     """
@@ -176,7 +243,7 @@ def in_digits(cells: Sequence[Any]) -> bool:
     for pattern, way in _DIGITS.items():
         if all(map(way.fullmatch, texts)):
             return pattern != "%G%V" or len({t[:4] for t in texts}) > 1
-    return False
+    return all(map(_MONTH_OF_YEAR.fullmatch, texts))
 
 
 def _from_digits(pattern: str) -> Callable[[str], dt.datetime]:
@@ -201,9 +268,7 @@ def _parse(
     if date_format in COUNTED:
         return _counted(table, column, texts, date_format), ""
     if date_format is not None:
-        return _all(table, column, texts, lambda t: dt.datetime.strptime(t, date_format)), (
-            date_format
-        )
+        return _as_said(table, column, texts, date_format), date_format
     if any(_SLASHED.match(t) for t in texts):
         return _slashed(table, column, texts)
     readers: dict[str, Callable[[str], dt.datetime]] = {
@@ -229,6 +294,31 @@ def _parse(
         hint=f"mend that cell{_last(table, row)}, or say how dates are written: --date-format "
         f"{formats_of(texts) or repr('%d/%m/%Y')}",
     )
+
+
+def _as_said(table: Table, column: str, texts: list[str], date_format: str) -> list[dt.datetime]:
+    """Dates as --date-format writes them; without a year, only as far as the rows are in order."""
+    if "%Z" in date_format:
+        raise UserError(
+            f"--date-format {date_format!r}: names of time zones (%Z) are not read",
+            hint="%z reads offsets (+01:00); write a name that all times have as it is: "
+            + date_format.replace("%Z", "UTC"),
+        )
+    moments = _all(table, column, texts, lambda t: dt.datetime.strptime(t, date_format))
+    if not re.search("%[YyGcx]", date_format):
+        later, earlier = (
+            [i for i in range(1, len(moments)) if compare(moments[i], moments[i - 1])]
+            for compare in (operator.gt, operator.lt)
+        )
+        if later and earlier:
+            row = max(later[0], earlier[0])  # where the rows turn
+            raise UserError(
+                f"{table.where(row)}, column {column!r}: {texts[row]!r} stands after "
+                f"{texts[row - 1]!r}, and --date-format {date_format!r} has no year to put the "
+                "rows in order",
+                hint="write the year, too, or --time none takes the rows in their order",
+            )
+    return moments
 
 
 def _last(table: Table, row: int) -> str:
@@ -312,10 +402,13 @@ def _year_month(text: str) -> dt.datetime:
 
 
 def _iso(text: str) -> dt.datetime:
-    """As ISO 8601 has it, but for weeks without a day, which are to be written as weeks again."""
-    if _WEEK.match(text):
+    """As ISO 8601 has it, but for weeks without a day, which are to be written as weeks again.
+
+    UTC after a time means the same as its Z.
+    """
+    if _WEEK.match(text) or not _ISO_DATE.match(text):
         raise ValueError(text)
-    return dt.datetime.fromisoformat(text)
+    return dt.datetime.fromisoformat(re.sub(r"(?<=:\d\d) UTC$", "Z", text))
 
 
 def _week(text: str) -> dt.datetime:

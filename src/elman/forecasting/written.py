@@ -22,8 +22,12 @@ _POINT = re.compile(r"\s*[+-]?\d*\.(\d{1,2}|\d{4,})\s*")
 """A number that cannot be one: 1.5 (while 1.500 could be)."""
 _COMMAS_APART = re.compile(r"[+-]?\d{1,3}(,\d{2,3})*,\d{3}(\.\d*)?")
 """1,234,567.89; 12,34,567 in India."""
+_EITHER = re.compile(r"\s*[+-]?[1-9]\d{0,2},\d{3}\s*")
+"""7,500, which is 7.5 in some countries and 7500 in others (while 0,500 and 1234,567 are not)."""
 _THREE = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 """1.234, which in some countries is 1234."""
+_SHORT = re.compile(r"[+-]?\d{1,3}")
+"""A whole number that no country sets apart."""
 
 
 def plainly(
@@ -73,6 +77,12 @@ def _units(cells: Sequence[str], separator: str) -> tuple[str, Way | None]:
     return units.pop(), _bare
 
 
+def has_unit(cell: str) -> bool:
+    """Whether a cell is a number with a currency or a percent sign."""
+    match = _AROUND.fullmatch(cell.strip())
+    return match is not None and bool(match["before"] or match["after"])
+
+
 def _bare(cell: str) -> str:
     match = _AROUND.fullmatch(cell.strip())
     return match["sign"] + match["inner"] + match["body"].strip() if match else cell
@@ -105,17 +115,23 @@ def _decimal_commas(cells: Sequence[str], separator: str) -> tuple[str, Way | No
     7,5 can mean nothing else; 7,500 could be thousands, and 7.5 has a decimal point.
     """
     commas = [c for c in cells if "," in c or c.count(".") > 1]
-    certain = any(_COMMA.fullmatch(c) and len(c.strip().partition(",")[2]) != 3 for c in commas)
+    certain = any(_COMMA.fullmatch(c) and not _EITHER.fullmatch(c) for c in commas)
     if not certain or any(_POINT.fullmatch(c) for c in cells if "." in c):
         return "", None
     return "", lambda c: c.replace(".", "").replace(",", ".") if _COMMA.fullmatch(c) else c
 
 
 def _three_digits(cells: Sequence[str], separator: str) -> tuple[str, Way | None]:
-    """1.234 throughout, in a table of a country that may mean 1234 by it: read as it stands."""
+    """1.234 throughout, in a table of a country that may mean 1234 by it: read as it stands.
+
+    So is 1.234 beside 567, whatever the separator: three decimals or none may be thousands.
+    """
     numbers = _numbers(cells)
-    points = separator == ";" and numbers and all(map(_THREE.fullmatch, numbers))
-    return (f"{numbers[0]} is not {numbers[0].replace('.', '')}", _same) if points else ("", None)
+    three = [c for c in numbers if _THREE.fullmatch(c)]
+    rest = [c for c in numbers if not _THREE.fullmatch(c)]
+    if not three or not (rest or separator == ";") or not all(map(_SHORT.fullmatch, rest)):
+        return "", None
+    return f"{three[0]} is not {three[0].replace('.', '')}", _same
 
 
 _WAYS = {

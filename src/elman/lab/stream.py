@@ -70,7 +70,8 @@ def _since(file: Path, place: int) -> tuple[list[str], int]:
     except FileNotFoundError:  # it has told nothing yet, or somebody took it away
         return [], place
     data = data[: data.rfind(b"\n") + 1]
-    return thinned(data.decode("utf-8").splitlines()), place + len(data)
+    lines = data.decode("utf-8").split("\n")[:-1]  # a sample may hold U+2028
+    return thinned(lines), place + len(data)
 
 
 def thinned(lines: list[str], most: int = MOST_UPDATES) -> list[str]:

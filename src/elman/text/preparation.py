@@ -415,6 +415,24 @@ class _Writer:
             counters.test_characters += characters
             counters.test_tokens += len(ids)
 
+    def _check_parts(self) -> None:
+        """Refuse a cut that leaves one of the parts that were asked for empty."""
+        data, counters = self.request.data, self.counters
+        validated = counters.tokens - counters.train_tokens - counters.test_tokens
+        for name, tokens in (("validation", validated), ("test", counters.test_tokens)):
+            if getattr(data, name) and not tokens:
+                raise UserError(
+                    f"{name}={getattr(data, name)} of this text is nothing: parts end where lines "
+                    "do",
+                    hint=f"a larger part, or more text, or {name}=0 for none; --force begins again",
+                )
+        if not counters.train_tokens:
+            raise UserError(
+                f"validation={data.validation} and test={data.test} leave nothing of this text to "
+                "train on: parts end where lines do",
+                hint="smaller parts, or more text; --force begins again",
+            )
+
     def _fill(self, earlier: Counters) -> None:
         """Write shards as they become full; `earlier` is what was known before the last part."""
         tokens = self.request.shard_tokens
@@ -448,11 +466,7 @@ class _Writer:
         if len(rest) or not self.shards:
             self._write(rest)
         data, counters = self.request.data, self.counters
-        if data.test and not counters.test_tokens:
-            raise UserError(
-                f"test={data.test} of this text is nothing: parts end where lines do",
-                hint="a larger part, or more text; --force begins again",
-            )
+        self._check_parts()
         Index(
             level=data.level,
             clean=data.clean,
