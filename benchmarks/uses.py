@@ -1,6 +1,7 @@
 """elman.nn against torch.nn, used as programs use them: not the same call over and over.
 
-    python benchmarks/uses.py [--device cpu|cuda] [--seed S] [--only WORD] [--busy] [--json FILE]
+    python benchmarks/uses.py [--device cpu|cuda] [--seed S] [--only WORD] [--quick] [--busy]
+        [--seconds S] [--json FILE]
 
 A short way that has been found for one call must not be slow, nor wrong, at the next, which is
 another: of another shape, with weights that have moved, from another thread. Every use is run for
@@ -791,6 +792,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="uses whose name contains this")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so many")
+    parser.add_argument("--quick", action="store_true", help="shorter turns")
     parser.add_argument("--busy", action="store_true", help="one thread, processor time")
     parser.add_argument("--json", help="write the results here")
     options = parser.parse_args()
@@ -803,7 +805,7 @@ def main() -> None:
         if options.only not in name or time.monotonic() > end:
             continue
         try:
-            ratio = measure(use, case)
+            ratio = measure(use, case, *((5, 0.015) if options.quick else ()))
         except Refused as error:
             print(f"   ---  {name}: {case}: torch.nn says {str(error)[:90]}", flush=True)
             continue
