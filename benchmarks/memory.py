@@ -4,16 +4,16 @@
 
 A case is one of `grid.py --wild`: a module, how it is used, and forward alone or with a backward
 pass. What is counted is how far memory rises above what module and input take, at its highest
-within a call: on a CPU that of a process of its own, as the kernel counts it, at its first call; on
-a GPU what torch has allocated, at the first call and at the tenth, when ours may be captured and
-hold what a graph needs between calls. The number is torch's rise by ours: above 1 ours takes less.
+within its first call: on a CPU that of a process of its own, as the kernel counts it; on a GPU what
+torch has allocated, once a small call has been made (cuBLAS's workspace is for all that follow).
+Calls that are captured later hold what a graph needs between them, which is not counted here. The
+number is torch's rise by ours: above 1 ours takes less.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -55,42 +55,44 @@ def resident(name: str) -> int:
     raise SystemExit(f"/proc/self/status has no {name}: this needs Linux")
 
 
+def maker_after_a_small_call(
+    case: grid.Case, device: str, package: str
+) -> Callable[[], Callable[[], object]]:
+    """The same once all that a first call loads is there."""
+    small = case._replace(H=16, B=1 if case.how == grid.ALONE else 2, T=3)
+    maker_of(small, device, package)()()
+    return maker_of(case, device, package)
+
+
 def rise_on_a_cpu(case: grid.Case, package: str) -> int:
     """Of the first call: what the C library keeps of later ones' is not to be told apart."""
-    small = case._replace(H=16, B=1 if case.how == grid.ALONE else 2, T=3)
-    maker_of(small, "cpu", package)()()  # all that a first call loads
-    make = maker_of(case, "cpu", package)
+    make = maker_after_a_small_call(case, "cpu", package)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
     before = resident("VmRSS")
     make()()
     return resident("VmHWM") - before
 
 
-def rises_on_a_gpu(case: grid.Case, package: str) -> list[int]:
-    """At the first call, and at the tenth beside all that the first nine have left."""
-    make, found = maker_of(case, "cuda", package), list[int]()
+def rise_on_a_gpu(case: grid.Case, package: str) -> int:
+    make = maker_after_a_small_call(case, "cuda", package)
     torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    run = make()
-    for i in range(10):
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        torch.cuda.synchronize()
-        if i in (0, 9):
-            found.append(torch.cuda.max_memory_allocated() - before)
-    return found
+    make()()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
-def measured(case: grid.Case, device: str) -> list[list[int]]:
+def measured(case: grid.Case, device: str) -> tuple[int, int]:
     """The rises of torch.nn and of elman.nn."""
     if device == "cuda":
-        return [rises_on_a_gpu(case, package) for package in ("torch", "elman")]
-    found = list[list[int]]()
+        return rise_on_a_gpu(case, "torch"), rise_on_a_gpu(case, "elman")
+    found = list[int]()
     for package in ("torch", "elman"):
         command = [sys.executable, __file__, "--alone", package, json.dumps(case)]
         out = subprocess.run(command, capture_output=True, text=True, check=True)
-        found.append([int(out.stdout.split()[-1])])
-    return found
+        found.append(int(out.stdout.split()[-1]))
+    return found[0], found[1]
 
 
 def main() -> None:
@@ -109,16 +111,13 @@ def main() -> None:
         if case.job == "step" or case.multiply_adds() > 2e10:
             continue
         theirs, ours = measured(case, options.device)
-        if min(theirs) < LEAST:
+        if theirs < LEAST:
             continue
-        ratios = [a / max(b, 1) for a, b in zip(theirs, ours, strict=True)]
-        rows.append({**case._asdict(), "torch": theirs, "elman": ours, "ratios": ratios})
-        shown = " ".join(f"{r:6.2f}" for r in ratios)
-        print(f"{shown}  {theirs[0] / 2**20:7.0f} MiB  {case}", flush=True)
-    for i in range(len(rows[0]["ratios"])):
-        ratios = [row["ratios"][i] for row in rows]
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
-        print(f"{len(rows)} cases, {mean:.2f}, least {min(ratios):.2f}")
+        ratio = theirs / max(ours, 1)
+        rows.append({**case._asdict(), "torch": theirs, "elman": ours, "ratio": ratio})
+        print(f"{ratio:7.2f}  {theirs / 2**20:7.0f} MiB  {case}", flush=True)
+    ratios = [row["ratio"] for row in rows]
+    print(f"{len(rows)} cases, {statistics.geometric_mean(ratios):.2f}, least {min(ratios):.2f}")
     if options.json:
         Path(options.json).write_text(json.dumps({"rows": rows}, indent=1) + "\n")
 

@@ -9,8 +9,8 @@ three modules drawn at random, `torch.nn`'s and ours with the same weights takin
 number is the median over the turns of torch's time by ours, above 1 where ours is faster. What
 comes out is compared in the same run, gradients included: a use that differs, or fails, is listed
 at the end, and the program ends with an error; one that torch.nn itself refuses is named. On a GPU
-both run as torch runs them by default,
-so the numbers are those of TF32; sizes reach further there, and half precision is drawn.
+both run as torch runs them by default, so the numbers are those of TF32; sizes reach further there,
+and half precision is drawn.
 `--busy` is for a machine with other work: one thread, and processor time.
 """
 
@@ -759,9 +759,7 @@ class Refused(Exception):
     """torch.nn does not take this, and ours does."""
 
 
-def measure(
-    use: Callable[[Case, Any], Run], case: Case, rounds: int = 9, slot: float = 0.03
-) -> float:
+def measure(use: Callable[[Case, Any], Run], case: Case, rounds: int, slot: float) -> float:
     """torch's time by ours, once both have been seen to give the same."""
     torch.manual_seed(0)
     peer = case.module(torch.nn)
@@ -799,13 +797,14 @@ def main() -> None:
     if options.busy:
         grid.clock = time.process_time
         torch.set_num_threads(1)
+    rounds, slot = (5, 0.015) if options.quick else (9, 0.03)
     rows, wrong, end = [], [], time.monotonic() + options.seconds
     for use, case in drawn(options.seed, options.device):
         name = use.__name__.replace("_", " ")
         if options.only not in name or time.monotonic() > end:
             continue
         try:
-            ratio = measure(use, case, *((5, 0.015) if options.quick else ()))
+            ratio = measure(use, case, rounds, slot)
         except Refused as error:
             print(f"   ---  {name}: {case}: torch.nn says {str(error)[:90]}", flush=True)
             continue

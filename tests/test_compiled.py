@@ -151,6 +151,7 @@ def test_as_much_is_kept_as_compilers_are_told(seed):
         x = module._inputs(*module._time_first(torch.zeros(T, B, 3, dtype=dtype), None))
         prepared = compiled_calls._prepared(module._recipe(), x)
         size = layers, 1 + both, (T, B), H, dtype.itemsize
+        assert isinstance(prepared, Prepared)
         assert kept_count(CELLS[module.cell], *size) == prepared.kept.numel()
 
 

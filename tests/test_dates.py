@@ -311,7 +311,9 @@ def test_the_offset_of_a_day_is_not_taken_for_its_time(day):
     times = [day.format(k) for k in (1, 2, 3)]
     with pytest.raises(UserError, match="is not a date"):
         load(times)
-    assert load(times, date_format="%Y-%m-%d%z").clock.at(0).utcoffset() is not None
+    first = load(times, date_format="%Y-%m-%d%z").clock.at(0)
+    assert isinstance(first, dt.datetime)
+    assert first.utcoffset() is not None
 
 
 @pytest.mark.parametrize(
