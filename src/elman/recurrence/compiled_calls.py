@@ -8,7 +8,7 @@ about which calls these are; all others run as a `Stack`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -59,11 +59,13 @@ def ready(recipe: Recipe, x: Inputs) -> Ready | None:
     others = torch.get_num_threads(), settings(x.weights[0].dtype), x.xs.device
     asked = native.takes(recipe), x.lengths is None, x.seed is None
     key = (recipe.cell, recipe.directions, recipe.carry.exact, *asked, *others, *shapes)
-    if key not in _PREPARED:
-        if len(_PREPARED) > 1000:
-            _PREPARED.clear()
-        _PREPARED[key] = _prepared(recipe, x)
-    known = _PREPARED[key]
+    known = _PREPARED.get(key, _UNKNOWN)
+    if known is _UNKNOWN:
+        known = _prepared(recipe, x)
+        if not wider.is_recorded(x.xs):
+            if len(_PREPARED) > 1000:
+                _PREPARED.clear()
+            _PREPARED[key] = known
     if known is None:
         return None
     return Native(known, recipe, x) if isinstance(known, Prepared) else Launched(known, x)
@@ -71,6 +73,7 @@ def ready(recipe: Recipe, x: Inputs) -> Ready | None:
 
 _PREPARED: dict[Hashable, Prepared | calls.Prepared | wider.Wider | None] = {}
 """By all that a call's shapes depend on, without weights; None: another way."""
+_UNKNOWN: Any = object()
 
 
 def _prepared(recipe: Recipe, x: Inputs) -> Prepared | calls.Prepared | wider.Wider | None:

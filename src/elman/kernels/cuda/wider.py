@@ -28,12 +28,20 @@ def prepared(job: Job, one_by_one: bool) -> Prepared | Wider:
     biased, how = job.layers[0].b_ih is not None, (arithmetic(h.dtype), one_by_one)
     piece = next(job.pieces())
     key = job.cell, KERNEL.width(piece), xs.shape, xs.dtype, xs.device, biased, *how, *shapes
-    if key not in _PREPARED:
-        if len(_PREPARED) > MOST:
-            _PREPARED.clear()
+    found = _PREPARED.get(key)
+    if found is None:
         wide = KERNEL.widens(piece)
-        _PREPARED[key] = Wider(job, one_by_one) if wide else Prepared(job, one_by_one)
-    return _PREPARED[key]
+        found = Wider(job, one_by_one) if wide else Prepared(job, one_by_one)
+        if not is_recorded(xs):
+            if len(_PREPARED) > MOST:
+                _PREPARED.clear()
+            _PREPARED[key] = found
+    return found
+
+
+def is_recorded(xs: Tensor) -> bool:
+    """Whether a graph is being recorded: what is made meanwhile is there when it is launched."""
+    return xs.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 _PREPARED: dict[Hashable, Prepared | Wider] = {}
