@@ -350,6 +350,22 @@ def test_a_verb_that_is_ended_leaves_no_half_written_file(tmp_path, sent):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize(("times", "status"), [(1, 2), (2, -signal.SIGTERM)])
+def test_a_signal_after_all_was_said_says_nothing_more(times, status):
+    """As torchrun sends it to a process that is ending already; a second one ends it at once."""
+    leaving = f"""
+import os, signal
+from elman import cli
+cli._leave = lambda: [os.kill(os.getpid(), signal.SIGTERM) for _ in range({times})]
+cli.main(["generate", "nowhere"])
+"""
+    done = subprocess.run([sys.executable, "-c", leaving], capture_output=True, text=True)
+    assert done.returncode == status
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_ctrl_c_before_anything_is_loaded_shows_no_traceback():
     at_once = """
 import os, signal, sys

@@ -32,6 +32,7 @@ from elman.cli import (
 from elman.cli.console import complain, silence
 from elman.cli.limits import (
     ENDED,
+    OVER,
     Stopped,
     check_folder,
     check_streams,
@@ -105,10 +106,14 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
+    OVER.clear()
     try:
         check_streams()
         check_folder()
-        status = app(arguments, prog_name="elman", standalone_mode=False)
+        try:
+            status = app(arguments, prog_name="elman", standalone_mode=False)
+        finally:
+            OVER.append(True)
         sys.stdout.flush()  # what cannot be written should fail here, not while Python shuts down
         if status == 130 and ENDED:  # before a verb began: typer takes it for Ctrl-C
             return _stopped()

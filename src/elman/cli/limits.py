@@ -84,6 +84,8 @@ class Stopped(Exception):
 
 ENDED: list[signal.Signals] = []
 """SIGTERM or SIGHUP, once it has come: it ends a verb as Ctrl-C does."""
+OVER: list[bool] = []
+"""Whether the verb is over, and the process about to end by itself."""
 
 
 @contextmanager
@@ -99,6 +101,7 @@ def end_tidily() -> None:
     """Let SIGTERM, and SIGHUP of a terminal that is closed, end a verb as Ctrl-C does.
 
     By default they leave half a file under a hidden name. What is ignored stays so, as under nohup.
+    Once the verb is over nothing is left to be ended: the first one only lets a second end it all.
     """
     screens = terminals()
 
@@ -106,6 +109,9 @@ def end_tidily() -> None:
         if number == getattr(signal, "SIGHUP", None):
             for screen in screens:
                 silence(screen)
+        if OVER:
+            signal.signal(number, signal.SIG_DFL)
+            return
         ENDED.append(signal.Signals(number))
         raise KeyboardInterrupt
 
