@@ -1,7 +1,7 @@
 """`elman.nn` against `torch.nn` over a grid of shapes that nobody tuned for.
 
     python benchmarks/grid.py [--device cpu|cuda] [--quick] [--busy] [--random N] [--seed S]
-                              [--wild] [--dtype NAME] [--only WORD] [--seconds S]
+                              [--wild] [--dtype NAME] [--steps T] [--only WORD] [--seconds S]
                               [--control] [--json FILE] [--figure FILE]
 
 A case is a cell, a hidden size, a batch, a number of steps, layers, directions, a dtype, and a
@@ -11,12 +11,12 @@ several rounds; a case's number is the median over the rounds of torch's time by
 elman is faster. Every case below 1 is listed, with the kernel that ran. `--random N` draws N
 shapes at random instead of walking the grid, because cliffs lie between the shapes one thinks of;
 with `--wild` it also draws how wide the inputs are and how the module is used (batch first, packed,
-dropout, no bias, projected, under autocast, or a sequence without a batch). `--dtype` measures
-every case in another dtype. `--control` lets a second module of torch.nn take its turns, too, and
-gives torch's time by that: what the clock makes of a ratio that is 1. Cases below 0.97 are then
-measured again, with new modules and six times the rounds. On a GPU both run as torch runs them by
-default, and a call is timed until the GPU is done. `--busy` is for a machine with other work: one
-thread, and processor time instead of the clock on the wall.
+dropout, no bias, projected, under autocast, or a sequence without a batch). `--dtype` and `--steps`
+measure every case in another dtype, or so long. `--control` lets a second module of torch.nn take
+its turns, too, and gives torch's time by that: what the clock makes of a ratio that is 1. Cases
+below 0.97 are then measured again, with new modules and six times the rounds. On a GPU both run as
+torch runs them by default, and a call is timed until the GPU is done. `--busy` is for a machine
+with other work: one thread, and processor time instead of the clock on the wall.
 """
 
 from __future__ import annotations
@@ -334,6 +334,7 @@ def main() -> None:
     parser.add_argument("--wild", action="store_true", help="draw inputs and uses, too")
     parser.add_argument("--control", action="store_true", help="torch.nn against itself, too")
     parser.add_argument("--dtype", choices=DTYPES, help="of all cases")
+    parser.add_argument("--steps", type=int, metavar="T", help="of all cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument(
         "--most", type=float, default=2e10, help="multiply-adds of the largest case"
@@ -359,6 +360,8 @@ def main() -> None:
         cases = list(walk(device, options.quick))
     if options.dtype:
         cases = [c._replace(dtype=options.dtype) for c in cases]
+    if options.steps:
+        cases = [c._replace(T=options.steps) for c in cases]
     most = options.most * (100 if device == "cuda" else 1)
     cases = [c for c in cases if options.only in str(c) and c.multiply_adds() <= most]
     rounds, slot = (5, 0.02) if options.quick else (9, 0.05)

@@ -768,12 +768,13 @@ def measure(use: Callable[[Case, Any], Run], case: Case, rounds: int, slot: floa
     ours = use(case, mine)
     try:
         runs = [use(case, peer), ours]
-        runs[0]()
+        theirs = runs[0]()
     except RuntimeError as error:
         ours()
         raise Refused(" ".join(str(error).split())) from error
     most = NARROW if use is autocast_training else ALIKE[case.device].get(case.dtype)
-    for _ in range(8):
+    same([theirs, ours()], most)
+    for _ in range(7):
         same([run() for run in runs], most)
     calls = [max(1, round(slot / seconds(run, 2, case.device))) for run in runs]
     ratios = []

@@ -622,3 +622,30 @@ def test_where_the_library_was_not_built_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     assert library.path() is None
     assert cpu.Cpu().library is None
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("I", "H", "rows"), [(5, 7, 1), (33, 70, 2), (130, 257, 1), (64, 96, 4)])
+def test_matrices_that_are_read_where_they_lie_give_the_bits_of_packed_ones(kind, dtype, I, H, rows):
+    """A step of few rows goes back without packing W_ih and W_hh; many steps pack them."""
+    torch.manual_seed(0)
+    module = kind(I, H, dtype=dtype)
+    xs = torch.randn(6, rows, I, dtype=dtype)
+
+    def pulls(x, state):
+        x, state = x.clone().requires_grad_(), [s.detach().requires_grad_() for s in state]
+        ys, _ = module(x, tuple(state) if len(state) > 1 else state[0])
+        return torch.autograd.grad(ys[-1].sin().sum(), [x, *state])
+
+    def state_after(x):
+        last = module(x)[1]
+        return last if isinstance(last, tuple) else (last,)
+
+    zeros = [torch.zeros_like(s) for s in state_after(xs)]
+    dxs, *_ = pulls(xs, zeros)
+    dx, *dstate = pulls(xs[5:], state_after(xs[:5]))
+    assert torch.equal(dxs[5:], dx)
+    dx, *dfirst = pulls(xs[4:], state_after(xs[:4]))  # two steps: with one or two rows, few
+    assert torch.equal(dxs[4:], dx)
+    assert all(d.abs().amax() > 1e-4 for d in (*dstate[:1], *dfirst[:1]))

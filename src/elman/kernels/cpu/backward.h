@@ -32,6 +32,7 @@ struct Backward {
     real *found;           /* or the pulls of one step, (B, H), that are found just before it goes back, */
     const Output *out;     /* from this loss */
     bool shared;           /* whether other threads will read da */
+    real *room = nullptr;  /* (B, padded(H)) for sums where W_hh is read where it lies, without panels */
 
     const int64_t T = job->T, B = job->B, H = job->H, gates_n = gates_of(job->cell), M = gates_n * H;
     const int64_t C = extra_of(job->cell) * H, per_gate = ceil_div(H, LANES), width = pulls_of(job) * LANES;
@@ -165,6 +166,17 @@ struct Backward {
     /* dh ← ξ (dh + y W_hh) for the rows that moved, units [from, to): whole pairs of vectors. */
     void hand_back(int64_t t, int64_t b0, int64_t rows, const operand *y, real *dh, int64_t from, int64_t to) const {
         int64_t k_steps = ceil_div(M, PAIR), y_row = padded(M);
+#ifndef HALF
+        if (!panels) {
+            int64_t row = padded(H);
+            real *found = room + b0 * row;
+            weigh(y, y_row, rows, static_cast<const real *>(job->W_hh), M, H, from, to, found, row);
+            for (int64_t n = from; n < to; n += 2 * LANES)
+                for (int64_t r = 0; r < rows; r++)
+                    if (!held(t, b0 + r)) add(carry(t, b0 + r), n, found + r * row + n, dh + r * H);
+            return;
+        }
+#endif
         alignas(64) real sums[SUMS * LANES];
         for (int64_t n = from; n < to; n += 2 * LANES)
             groups(rows, ROWS<2>, [&](int64_t lo, int64_t hi) {
@@ -236,7 +248,17 @@ struct Backward {
     }
 };
 
-/* dxs = da W_ih, S rows; `panels` is W_ih for y ↦ y W_ih. */
+/* Whether a job has so few rows in all that to pack a matrix takes longer than to read it where it lies. */
+bool has_few(const Job *job) {
+#ifdef HALF
+    (void)job;
+    return false;
+#else
+    return start_of(job, job->T) <= FEW;
+#endif
+}
+
+/* dxs = da W_ih, S rows; `panels` is W_ih for y ↦ y W_ih, null: it is read where it lies. */
 void pack_inputs_back(const Job *job, int64_t threads, operand *panels) {
     each(threads, Layout{1, job->I}.panels(), [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_ih), gates_of(job->cell) * job->H, job->I, panels);
@@ -252,9 +274,21 @@ struct InputTasks {
     const real *rows = nullptr; /* or row by row */
     const int64_t M = gates_of(job->cell) * job->H, I = job->I, tasks = dxs ? threads * 4 : 0;
     const Product product{rows, M, M, panels, nullptr, static_cast<real *>(dxs), I, I, false, da};
-    const Buffer<operand> scratch{tasks * product.scratch()};
+    const int64_t each_scratch = panels ? product.scratch() : S * padded(M);
+    const Buffer<operand> scratch{tasks * each_scratch};
 
-    void run(int64_t i) const { product.run(S * i / tasks, S * (i + 1) / tasks, scratch.data + i * product.scratch()); }
+    void run(int64_t i) const {
+        operand *own = scratch.data + i * each_scratch;
+#ifndef HALF
+        if (!panels) {
+            int64_t vectors = ceil_div(I, LANES), from = vectors * i / tasks * LANES, to = vectors * (i + 1) / tasks * LANES;
+            auto [y, ld] = da->operands(0, S, 0, M, own);
+            real *out = static_cast<real *>(dxs);
+            return weigh(y, ld, S, static_cast<const real *>(job->W_ih), M, I, from, at_most(to, I), out, I);
+        }
+#endif
+        product.run(S * i / tasks, S * (i + 1) / tasks, own);
+    }
 };
 
 /* What a piece of time, steps [t0, t1), adds to every gradient of weights, and the pull on its inputs. */
@@ -367,20 +401,22 @@ int back_through(const Job *job, const Output *out) {
     int64_t pieces = ceil_div(job->T, steps);
     int64_t most = ceil_div(job->T, pieces) * B;
     Layout at{1, H};
-    bool hands_back = job->T > 1 || job->dh_0;
-    Buffer<operand> panels(hands_back ? at.size(M) : 0), ys(together ? 2 * B * padded(M) : blocks * y_size);
-    Buffer<operand> inputs(job->dxs ? Layout{1, job->I}.size(M) : 0), scratch(out && !together ? blocks * out->scratch() : 0);
+    bool hands_back = job->T > 1 || job->dh_0, few = has_few(job);
+    Buffer<operand> panels(hands_back && !few ? at.size(M) : 0), ys(together ? 2 * B * padded(M) : blocks * y_size);
+    Buffer<operand> inputs(job->dxs && !few ? Layout{1, job->I}.size(M) : 0);
+    Buffer<operand> scratch(out && !together ? blocks * out->scratch() : 0);
+    Buffer<real> room(hands_back && few ? B * padded(H) : 0);
     Buffer<real> da(most * width), down(most * own), pulls(out ? (together ? most : B) * H : 0);
     Buffer<real> h(job->dh_0 ? 0 : B * H), c(!job->dh_0 && job->dc_T ? B * C : 0);
     ByToken tokens{job};
-    if (!h.ok() || !c.ok() || !panels.ok() || !ys.ok() || !inputs.ok() || !scratch.ok() || !da.ok() || !down.ok() || !pulls.ok() ||
+    if (!h.ok() || !c.ok() || !room.ok() || !panels.ok() || !ys.ok() || !inputs.ok() || !scratch.ok() || !da.ok() || !down.ok() || !pulls.ok() ||
         !tokens.sums.ok())
         return NO_MEMORY;
 
-    each(threads, hands_back ? at.panels() : 0, [&](int64_t p) {
+    each(threads, hands_back && !few ? at.panels() : 0, [&](int64_t p) {
         pack_straight(p, static_cast<const real *>(job->W_hh), M, H, panels.data);
     });
-    if (job->dxs) pack_inputs_back(job, threads, inputs.data);
+    if (job->dxs && !few) pack_inputs_back(job, threads, inputs.data);
     memset(ys.data, 0, size_t(together ? 2 * B * padded(M) : blocks * y_size) * sizeof(operand));
     real *dh = job->dh_0 ? static_cast<real *>(job->dh_0) : h.data, *dc = job->dh_0 ? static_cast<real *>(job->dc_0) : c.data;
     memcpy(dh, job->dh_T, size_t(B * H) * sizeof(real));
@@ -390,11 +426,12 @@ int back_through(const Job *job, const Output *out) {
     for (int64_t i = pieces - 1; i >= 0; i--) {
         int64_t t0 = job->T * i / pieces, t1 = job->T * (i + 1) / pieces, first = start_of(job, t0);
         const real *dhs = out ? pulls.data : static_cast<const real *>(job->dhs);
-        Backward run{job, panels.data, da.data, own ? down.data : nullptr, first, dhs, out ? first : 0,
-                     together ? nullptr : pulls.data, out, threads > 1 && !together};
+        Backward run{job, few ? nullptr : panels.data, da.data, own ? down.data : nullptr, first, dhs, out ? first : 0,
+                     together ? nullptr : pulls.data, out, threads > 1 && !together, room.data};
         Job piece = piece_of(job, t0, t1);
         int64_t whole = out ? ceil_div(first, out->head->B) : 0; /* the first of its steps that is read from its beginning */
-        PieceTasks gradients{&piece, t0, threads, {da.data, width, true}, tokens, out, whole, read, inputs.data};
+        PieceTasks gradients{&piece, t0, threads, {da.data, width, true}, tokens, out, whole, read,
+                             few ? nullptr : inputs.data};
         read = whole;
         if (!gradients.ok()) return NO_MEMORY;
         if (together) {

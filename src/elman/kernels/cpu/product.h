@@ -292,6 +292,25 @@ void dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *
         if (i < n) dots<R, PADDED, N / 2>(h, ld, W + i * K, K, n - i, out + i, row);
 }
 
+/* y ↦ y W for a few rows, W (K, N) read once, where it lies: columns [from, to) of `out`. Each sum goes over k in the
+ * order that panels have, and so to the same bits. */
+void weigh(const real *y, int64_t ld, int64_t rows, const real *W, int64_t K, int64_t N, int64_t from, int64_t to, real *out,
+           int64_t row) {
+    constexpr int64_t DEEP = 8;
+    for (int64_t k = 0; k < K; k += DEEP)
+        for (int64_t c = from; c < to; c += LANES)
+            for (int64_t r = 0; r < rows; r++) {
+                const real *a = y + r * ld + k, *w = W + k * N + c;
+                real *at = out + r * row + c;
+                vec sum = k ? load(at, to - c) : vec{};
+                if (k + DEEP <= K) {
+                    FLATTEN for (int i = 0; i < DEEP; i++) sum = multiply_add(a[i], load(w + i * N, to - c), sum);
+                } else
+                    for (int64_t i = 0; i < K - k; i++) sum = multiply_add(a[i], load(w + i * N, to - c), sum);
+                store(at, sum, to - c);
+            }
+}
+
 /* And once more for one row and a W that is read in many steps: its vectors lie in the order in which they are read,
  * ABREAST rows side by side, with zeros past the last column and the last row of a block of LANES. */
 constexpr int ABREAST = LANES < 8 ? LANES : 8;
