@@ -626,12 +626,14 @@ def test_where_the_library_was_not_built_there_is_none(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("I", "H", "rows"), [(5, 7, 1), (33, 70, 2), (130, 257, 1), (64, 96, 4)])
-def test_matrices_that_are_read_where_they_lie_give_the_bits_of_packed_ones(kind, dtype, I, H, rows):
+@pytest.mark.parametrize(
+    ("width", "units", "rows"), [(5, 7, 1), (33, 70, 2), (130, 257, 1), (64, 96, 4)]
+)
+def test_matrices_read_where_they_lie_give_the_bits_of_packed_ones(kind, dtype, width, units, rows):
     """A step of few rows goes back without packing W_ih and W_hh; many steps pack them."""
     torch.manual_seed(0)
-    module = kind(I, H, dtype=dtype)
-    xs = torch.randn(6, rows, I, dtype=dtype)
+    module = kind(width, units, dtype=dtype)
+    xs = torch.randn(6, rows, width, dtype=dtype)
 
     def pulls(x, state):
         x, state = x.clone().requires_grad_(), [s.detach().requires_grad_() for s in state]
