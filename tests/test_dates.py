@@ -428,3 +428,13 @@ def test_columns_begin_and_end_in_time_not_in_the_order_of_the_rows():
     assert found["a"].values[:, 0].tolist() == [2, 3, 4]
     assert found["b"].values[:, 0].tolist() == [10, 20, 30]
     assert (found["a"].time(3), found["b"].time(3)) == ("2024-01-05", "2024-01-04")
+
+
+def test_long_numbers_may_be_names_where_a_word_stands_above_a_date():
+    """A sheet with the numbers of articles across the top, and sums as long below them."""
+    sold = 12345671, 23456789, 19876543
+    rows = "\n".join(f"2024-01-0{k},{v},{2 * v}" for k, v in enumerate(sold, 1))
+    table = tables.read_csv(f"date,40012345,40012346\n{rows}\n".encode(), "t", "t")
+    [found] = series.from_table(table, series.Reading())
+    assert found.columns == ("40012345", "40012346")
+    assert found.values[:, 0].tolist() == [*sold]

@@ -40,6 +40,7 @@ NUMBERS = (
 
 
 def test_a_table_is_what_it_was_written_from_or_refused():
+    read = refused = 0
     for chance in cases(60):
         beat, steps = chance.choice(list(STEPS)), chance.choice([14, 40])
         style, number = chance.choice(TIMES[beat]), chance.choice(NUMBERS)
@@ -58,9 +59,12 @@ def test_a_table_is_what_it_was_written_from_or_refused():
         try:
             [found] = series.from_table(tables.read_csv(content, "t", "t"), series.Reading())
         except UserError:  # whose words tests/test_broken_tables.py has
+            refused += 1
             continue
+        read += 1
         assert found.values[:, 0].tolist() == pytest.approx(values, rel=1e-6), (style, rows[0])
         assert found.clock is not None, (style, found.notes)
         after = found.clock.at(steps)
         assert isinstance(after, dt.datetime), style
         assert after.replace(tzinfo=None) == STEPS[beat](steps), style
+    assert read + refused < 20 or read > refused / 3, "most of these can be read"

@@ -289,16 +289,26 @@ def _header(row: list[str], source: str, line: int) -> list[str]:
 
 
 def _check_names(header: list[str], row: list[str], source: str, line: int) -> None:
-    """Refuse a header that is a row of data: a date above a date, $5 above $6, a long number."""
-    for name, cell in zip(header, row, strict=True):
-        below = cell.strip()
-        kinds = (_DATED.match, has_unit, _COUNTED.match)
+    """Refuse a header that is a row of data: a date above a date, $5 above $6, a long number.
+
+    Unless a word stands above a number or a date: then long numbers are names, of articles say.
+    """
+    kinds = (_DATED.match, has_unit, _COUNTED.match)
+    pairs = [(name, cell.strip()) for name, cell in zip(header, row, strict=True)]
+    if any(not _is_data(name) and _is_data(below) for name, below in pairs):
+        return
+    for name, below in pairs:
         if any(kind(name) and kind(below) for kind in kinds):
             raise UserError(
                 f"{source}, line {line}: the header has {name!r} above {below!r}: it is a row of "
                 "data",
                 hint="put a line with the columns' names first",
             )
+
+
+def _is_data(text: str) -> bool:
+    """Whether a cell is a number or a date as anyone may write it."""
+    return bool(_NUMBER.fullmatch(text) or _DATED.match(text) or has_unit(text) or _is_number(text))
 
 
 def _is_number(text: str) -> bool:
