@@ -12,8 +12,9 @@ from elman.defaults import learns
 from elman.diagnostics.passage import text_of_steps
 from elman.errors import UserError
 from elman.language_model import LanguageModel
-from elman.language_model.looking import evaluating, in_eval_mode
+from elman.language_model.looking import evaluating
 from elman.language_model.masks import NO_MASKS
+from elman.nn.parameters import in_eval_mode
 
 Array = NDArray[np.float64]
 

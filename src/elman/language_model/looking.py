@@ -11,21 +11,10 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
+from elman.nn.parameters import in_eval_mode
+
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 """Where a module keeps what its owner wants called."""
-
-
-@contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout; every part's mode is put back afterwards."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager

@@ -43,6 +43,19 @@ Ours = tuple[Carry, Memory, Time, float, float]
 """What torch.nn's modules do not have: carry, memory, time, zoneout and update_dropout."""
 
 
+@contextlib.contextmanager
+def in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
+    """Without dropout; every part's mode is put back afterwards."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 class Parameters(torch.nn.RNNBase):
     """Layers of a cell: their parameters and options, but not how they run."""
 
@@ -341,15 +354,8 @@ class Parameters(torch.nn.RNNBase):
     def _looked_at(self) -> Iterator[None]:
         """The same for a question about a call, which leaves as it is what goes a step further."""
         parts = self._modules.get("parametrizations") or torch.nn.Module()
-        training = [part for part in parts.modules() if part.training]
-        for part in training:
-            part.training = False
-        try:
-            with self._computed_once():
-                yield
-        finally:
-            for part in training:
-                part.training = True
+        with in_eval_mode(parts), self._computed_once():
+            yield
 
     def _is_computed(self) -> bool:
         """Whether that is done for the call that runs; in compiled code they are what they are."""
