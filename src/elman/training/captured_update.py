@@ -11,6 +11,7 @@ from torch import Tensor
 from elman import kernels
 from elman.kernels.cuda.small import Judge
 from elman.language_model import LanguageModel, Masks, State
+from elman.language_model.looking import places_of
 from elman.training.graphed import Graphed, tensors_of
 from elman.training.optimisation import gradient_norm, take_guarded_step
 from elman.training.processes import LaneGroups
@@ -97,7 +98,7 @@ class CapturedUpdate(WholeUpdate):
         if rate != self._rate:
             self._rate = rate
             self.rate.fill_(rate)
-        places = [p.data_ptr() for p in self.model.parameters()]
+        places = places_of(self.model)
         if places != self._places and self._graph is not None:  # it knows the old ones alone
             torch.cuda.current_stream().synchronize()
             self._graph = None
