@@ -701,6 +701,56 @@ def one_row_a_step(case: Case, module: Any) -> Run:
     return run
 
 
+def _reading_ids(case: Case, module: Any, steps: int = 0) -> Callable[..., Any]:
+    """The module over the same tokens at every call: one-hot rows for torch.nn, ids for ours."""
+    chance = torch.Generator().manual_seed(1)
+    ids = torch.randint(case.width, (steps or case.T, case.B), generator=chance).to(case.device)
+    if isinstance(module, torch.nn.RNNBase):
+        one_hot = torch.nn.functional.one_hot
+        return lambda state=None: module(one_hot(ids, case.width).to(DTYPES[case.dtype]), state)
+    return lambda state=None: module(ids, state)
+
+
+def ids_for_one_hot_rows(case: Case, module: Any) -> Run:
+    read = _reading_ids(case, module)
+    return lambda: _gradients(read(case.state())[0], *module.parameters())
+
+
+def ids_without_a_gradient(case: Case, module: Any) -> Run:
+    read = _reading_ids(case, module)
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [read()[0]]
+
+    return run
+
+
+def ids_under_autocast(case: Case, module: Any) -> Run:
+    read = _reading_ids(case, module)
+
+    def run() -> list[Tensor | None]:
+        with torch.autocast(case.device, torch.bfloat16):
+            ys = read()[0]
+        return _gradients(ys.float(), *module.parameters())
+
+    return run
+
+
+def ids_one_step_after_another(case: Case, module: Any) -> Run:
+    read = _reading_ids(case, module, steps=1)
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        state, found = None, []
+        for _ in range(8):
+            ys, state = read(state)
+            found.append(ys)
+        return found
+
+    return run
+
+
 USES: tuple[Callable[[Case, Any], Run], ...] = (
     *(two_shapes, two_shapes_without_a_gradient, training_and_evaluation, last_batch_smaller),
     *(optimizer_between_calls, data_replaced, weights_copied_in, functional_call, parametrized),
@@ -721,6 +771,10 @@ ON_A_GPU = (
     *(on_another_stream, on_two_streams, in_a_graph_of_ones_own, read_after_every_call),
     batches_from_the_host,
 )
+WITH_IDS = (
+    *(ids_for_one_hot_rows, ids_without_a_gradient, ids_under_autocast),
+    ids_one_step_after_another,
+)  # last, so that a seed draws the cases before them as it did
 # What the two may differ by, as a share of the largest number: on a GPU float32 runs in TF32.
 ALIKE = {"cpu": {}, "cuda": {"float32": 1e-2, "bfloat16": 6e-2, "float16": 1e-2}}
 NARROW = 6e-2  # where a use itself computes in bfloat16
@@ -735,7 +789,7 @@ def drawn(seed: int, device: str = "cpu") -> list[tuple[Callable[[Case, Any], Ru
     dtypes = ("float32",) * 3 + (("float64",) if device == "cpu" else ("bfloat16", "float16"))
     widest, rows, steps = (300, 40, 40) if device == "cpu" else (1200, 200, 120)
     cases = []
-    for use in USES if device == "cpu" else (*USES, *ON_A_GPU):
+    for use in (*USES, *(ON_A_GPU if device == "cuda" else ()), *WITH_IDS):
         for cell in MODULES:
             layers, dtype = draw.choice((1, 1, 2)), draw.choice(dtypes)
             sizes = between(4, 200), between(8, widest), between(1, rows), between(2, steps)
@@ -772,7 +826,8 @@ def measure(use: Callable[[Case, Any], Run], case: Case, rounds: int, slot: floa
     except RuntimeError as error:
         ours()
         raise Refused(" ".join(str(error).split())) from error
-    most = NARROW if use is autocast_training else ALIKE[case.device].get(case.dtype)
+    narrow = use in (autocast_training, ids_under_autocast)
+    most = NARROW if narrow else ALIKE[case.device].get(case.dtype)
     same([theirs, ours()], most)
     for _ in range(7):
         same([run() for run in runs], most)

@@ -4,7 +4,10 @@ import contextlib
 import copy
 import gc
 import io
+import itertools
 import random
+import subprocess
+import sys
 import threading
 from typing import Any
 from unittest import mock
@@ -24,6 +27,7 @@ from elman.kernels import choice, cudnn, reference, torchs
 from elman.kernels.cuda import graphs
 from elman.recurrence import captured
 from elman.recurrence.captured import FEW, Repeated
+from elman.recurrence.operator import known_ids
 from elman.recurrence.settled import LONG_WAY, Settled
 from elman.recurrence.ways import ByCudnn, ByStack
 
@@ -119,9 +123,9 @@ class Twin:
 
 
 def answers(run, module, x, state=(), ends=None):
-    """Outputs, last states, and the gradients of everything."""
+    """Outputs, last states, and the gradients of everything but ids."""
     module.zero_grad()
-    x = x.detach().clone().requires_grad_()
+    x = x.detach().clone().requires_grad_(x.is_floating_point())
     state = tuple(s.detach().clone().requires_grad_() for s in state)
     ys, last = run(x, state)
     outs = [ys, *last]
@@ -157,6 +161,34 @@ def test_a_captured_call_is_the_call(kind, batch_first, given, paper):
     assert len(twin.made) == 2  # with a gradient and without: each was there again when asked for
     assert twin.made[0].graph.launches > EVERY
     assert {tuple(back.places) for r in twin.made for back in r.backs.values()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_a_captured_call_with_ids_is_the_call(kind, batch_first, given, dtype, paper):
+    twin = Twin(kind, batch_first)
+    for i in range(2 * EVERY):
+        x = torch.randint(4, (3, 6) if batch_first else (6, 3)).to(dtype)
+        x = x if i % 2 else x.T.contiguous().T  # however they lie
+        state = tuple(torch.randn(2, 3, n) for n in named(twin.rnn.cell).state_sizes(5)) * given
+        exact = answers(twin.plain, twin.rnn, x, state)
+        agree(answers(twin, twin.rnn, x, state), exact)
+    assert len(twin.made) == 1
+    assert twin.made[0].graph.launches > EVERY
+
+
+def test_ids_that_were_not_looked_at_are_recorded_apart(paper):
+    """A recording made where ids are known leaves out the look that others need."""
+    twin, x = Twin(), torch.randint(4, (6, 3))
+    for _ in range(EVERY):
+        with known_ids():
+            twin(x)[0].sum().backward()
+    assert len(twin.made) == 1
+    for _ in range(EVERY):
+        twin(x)[0].sum().backward()
+    assert len(twin.made) == 2
 
 
 def two_calls(twin):
@@ -512,6 +544,7 @@ def test_what_is_not_captured_says_why(monkeypatch):
     x = torch.zeros(6, 3, 4)
     assert refusal(nn.LSTM(4, 5), x) is None
     assert refusal(nn.LSTM(4, 5), x, "cuda") is None
+    assert refusal(nn.LSTM(4, 5), torch.zeros(6, 3, dtype=torch.int64), "cuda") is None
     assert "of one length" in str(refusal(nn.LSTM(4, 5), x, "fused"))
     assert "chance" in str(refusal(nn.LSTM(4, 5, 2, dropout=0.5), x))
     assert refusal(nn.LSTM(4, 5, 2, dropout=0.5).eval(), x) is None
@@ -549,7 +582,7 @@ def test_a_choice_is_made_anew_where_the_environment_has_changed(monkeypatch):
 def test_cudnns_arguments_there_and_back(monkeypatch):
     """By torch's layers on a CPU in its place: the order of what goes in and comes out."""
     net = nn.LSTM(4, 5, 2, bidirectional=True)._network()
-    way, seen = ByCudnn(net, True, True), {}
+    way, seen = ByCudnn(torchs.Whole(net, 6, 3, torch.float32), True, True), {}
 
     def forward(*given):
         seen["forward"] = given
@@ -574,8 +607,17 @@ def test_cudnns_arguments_there_and_back(monkeypatch):
     assert found == ["dx", "dh", "dc", *["dw"] * 16]
     assert seen["backward"][7:10] == (ys, None, last[1])
     assert seen["backward"][-1] == [True, False, True, True]
-    assert torch.equal(seen["backward"][-2], kept[1])
-    assert seen["backward"][-2] is not kept[1]
+    assert seen["backward"][0] is x
+    assert torch.equal(seen["backward"][-2], kept[2])
+    assert seen["backward"][-2] is not kept[2]
+    ids = torch.tensor([[0, 3, 2, 1, 1, 0]] * 3, dtype=torch.int32)
+    _, _, kept = way.forward(ids, way.first(ids), weights, True)
+    rows = seen["forward"][0]
+    assert rows.dtype == torch.float32
+    assert torch.equal(rows.argmax(-1), ids)
+    assert [s.dtype for s in way.first(ids)] == [torch.float32] * 2
+    way.backward(ids, first, weights, kept, [ys, None, None], [False] * 19)
+    assert seen["backward"][0] is rows
 
 
 # ---------------------------------------------------------------------- on a GPU
@@ -637,9 +679,11 @@ def test_on_a_gpu_captured_calls_are_uncaptured_ones_to_the_bit(kernel, seed, mo
     patched, counted = launches()
     said = kernels.explain(rnn, torch.zeros(shape, **like))
     assert said.repeated == captured.WILL_BE
-    for given in (False, True):
+    for given, ids in itertools.product((False, True), repeat=2):
         for i in range(EVERY + 2):
             x = torch.randn(shape, **like)
+            if ids:
+                x = torch.randint(rnn.input_size, shape[:2], device="cuda")
             state = tuple(torch.randn(states, **like) for _ in range(two)) * given
             with kernels.capturing(False):
                 exact = answers(module_call(rnn), rnn, x, state, (0,) if i % 2 else None)
@@ -650,7 +694,60 @@ def test_on_a_gpu_captured_calls_are_uncaptured_ones_to_the_bit(kernel, seed, mo
                 with torch.no_grad():
                     ys, last = module_call(rnn)(x, state)
                 agree([ys, *last], [still[0], *still[1]])
-    assert counted.call_count >= 10
+    assert counted.call_count >= 20
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_weights_of_another_dtype_are_followed_by_ids(kind):
+    """Whose own dtype says nothing about that of the numbers."""
+    rnn, x = kind(5, 19, device="cuda"), torch.randint(5, (6, 7), device="cuda")
+    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.float16):
+        rnn.to(dtype)
+        for _ in range(EVERY):
+            ys = rnn(x)[0]
+            assert ys.dtype == dtype
+            agree([ys], [uncaptured(rnn, x)[0]])
+            ys.sum().backward()
+
+
+@gpu
+def test_on_a_gpu_captured_ids_outside_the_vocabulary_are_refused():
+    """In a process of its own: an assertion on a GPU ends all work there."""
+    script = """
+import torch
+from elman import nn
+rnn, x = nn.GRU(5, 19, device="cuda"), torch.randint(5, (6, 7), device="cuda")
+for _ in range(12):
+    rnn(x)[0].sum().backward()
+torch.cuda.synchronize()
+assert any(some.made for how in rnn._settled.values() for some in how.again.kinds.values())
+x[3, 2] = 5
+try:
+    rnn(x)
+    torch.cuda.synchronize()
+except Exception as refused:
+    print("refused", type(refused).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "refused" in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_repeated_calls_with_ids_under_autocast_are_captured(kind):
+    module, x = kind(5, 19, 2, device="cuda"), torch.randint(5, (6, 7), device="cuda")
+    found, (patched, counted) = [], launches()
+    for _ in range(EVERY):
+        module.zero_grad()
+        with patched, torch.autocast("cuda", torch.bfloat16):
+            ys = module(x)[0]
+        assert ys.dtype == torch.bfloat16
+        ys.float().square().sum().backward()
+        found.append([ys.detach(), *(p.grad.clone() for p in module.parameters())])
+    for again in found[1:]:
+        agree(found[0], again)
+    assert counted.call_count > 0
 
 
 def warm(rnn, x, grad=True):

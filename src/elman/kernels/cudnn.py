@@ -105,7 +105,7 @@ def run(
     the forward pass, which elman heeds too.
     """
     if whole.ids:
-        xs = torch.nn.functional.one_hot(xs, whole.network.inputs).to(whole.dtype)
+        xs = one_hot(xs, whole.network.inputs, whole.dtype)
     if whole.dropout:
         return _with_dropout(whole, xs, first, weights, batch_sizes)
     if whole.pieces == 1:
@@ -116,6 +116,11 @@ def run(
         y, first = _piece(whole, xs[start : start + (whole.window or 0)], state, weights)
         ys.append(y)
     return torch.cat(ys), tuple(first)
+
+
+def one_hot(ids: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """The rows that ids stand for."""
+    return torch.nn.functional.one_hot(ids.to(torch.int64), size).to(dtype)
 
 
 def _with_dropout(

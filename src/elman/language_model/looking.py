@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from elman.nn.parameters import in_eval_mode
 
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout and without gradients; every part's mode is put back afterwards."""

@@ -406,7 +406,8 @@ class Module(Settling):
         torch.set_autocast_enabled(kind, False)  # the context manager takes 3 µs
         try:
             given = None if state is None else [s.float() for s in state]
-            ys, last = self._run_settled(input.float(), given)
+            input = input.float() if input.is_floating_point() else input
+            ys, last = self._run_settled(input, given)
         finally:
             torch.set_autocast_enabled(kind, True)
         assert isinstance(ys, Tensor)

@@ -30,7 +30,9 @@ class Settling(LongWay):
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
         """All that decides what runs a call; None where it is asked anew at every one."""
-        if not self._asks_torch(input) or input.dim() != 3 or self._cuts(input):
+        if not self._asks_torch(input) or not self._is_batched(input) or self._cuts(input):
+            return None
+        if input.is_cpu and not input.is_floating_point():
             return None
         if forward_ad._current_level >= 0:
             return None
@@ -94,6 +96,8 @@ class Settling(LongWay):
     def _how_called(self, input: Tensor) -> tuple[Hashable, ...]:
         """All that decides what runs a call, but its tensors' shapes and devices."""
         grad, training, dtype = torch.is_grad_enabled(), self.training, input.dtype
+        if not dtype.is_floating_point:  # ids are read in that of the weights
+            dtype = self._first_weight().dtype
         return dtype, grad, training, self.dropout, input.requires_grad, settings(dtype)
 
     def _mode(self, input: Tensor) -> tuple[Hashable, ...]:
@@ -140,11 +144,11 @@ class Settling(LongWay):
             return False
         if self._chunks is not None or not (state is None or are_tensors(state)):
             return False
-        if not input.is_floating_point() or self._first_weight().dtype != torch.float32:
+        if self._first_weight().dtype != torch.float32:
             return False
         dtype = torch.get_autocast_dtype(input.device.type)
         mode = *self._mode(input), *settings(torch.float32)
-        key = input.shape, dtype, input.device, *mode
+        key = input.shape, input.is_floating_point(), dtype, input.device, *mode
         how = self._settled.get(key)
         if how is None:
             narrow = self._job(self._inputs(*self._time_first(input, state)))

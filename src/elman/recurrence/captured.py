@@ -35,6 +35,7 @@ from elman.recurrence.operator import (
     Recipe,
     apart,
     asks_for_weights,
+    ids_are_known,
     is_mapped,
     mapped,
 )
@@ -118,7 +119,7 @@ class Recording:
         with self.recorder.aside():
             way.forward(x, state or way.first(x), weights, keep)  # as CUDA asks: once before
             with self.memory.used():
-                self.x = torch.empty_like(x)  # laid out alike: products may sum in another order
+                self.x = torch.empty_like(x).copy_(x)  # laid out alike: products may sum otherwise
                 self.state = [torch.empty_like(s) for s in state]
                 self.first = self.state or way.first(x)
             self.graph, (ys, last, self.kept) = self.recorder.record(
@@ -322,7 +323,7 @@ class Repeated:
             (w.data_ptr(), w.shape, w.dtype, w.is_contiguous(), w.requires_grad) for w in weights
         ]
         wants = [t.requires_grad for t in inputs] if grad else ()
-        key = (stream, x.stride(), switches(), grad, *wants, *places)
+        key = (stream, _laid_out(x), switches(), grad, *wants, *places)
         recordings = self.kinds.get(key)
         if recordings is None:
             recordings = self._met(key, Kind(self.way, grad, self.device, stream))
@@ -355,6 +356,11 @@ class Repeated:
         if self.in_vain >= PATIENCE:
             failed = [MOVING]
         return f"not captured: {failed[0]}" if failed else WILL_BE
+
+
+def _laid_out(x: Tensor) -> Any:
+    """What the numbers may depend on besides x's own; of ids, whether they are looked at first."""
+    return x.stride() if x.is_floating_point() else (x.dtype, ids_are_known())
 
 
 PARAMETERS = {torch.nn.Parameter}
@@ -430,8 +436,8 @@ def refuses(recipe: Recipe, x: Inputs, whole: Whole, kernel: str) -> str | None:
         return "chance is drawn anew at every call"
     if whole.rows == 0:
         return "the batch is empty"
-    if kernel not in (Cuda.name, Cudnn.name) or x.lengths is not None or whole.ids:
-        return "only vectors of one length, on a GPU's own kernels"
+    if kernel not in (Cuda.name, Cudnn.name) or x.lengths is not None:
+        return "only rows of one length, on a GPU's own kernels"
     plain = recipe.carry.exact and recipe.memory.keeps_all
     if whole.pieces > 1 or (kernel == Cuda.name and not plain):
         return "its gradient or its memory is not the plain one"

@@ -466,6 +466,11 @@ def known_ids() -> Iterator[None]:
         _KNOWN_IDS.reset(token)
 
 
+def ids_are_known() -> bool:
+    """Whether this is such a block."""
+    return _KNOWN_IDS.get()
+
+
 class Careful:
     """Where a kernel runs: autocast off, and ids outside the columns of W_ih refused in words.
 
@@ -478,7 +483,7 @@ class Careful:
         self.cast = uncast(xs)
 
     def __enter__(self) -> None:
-        if not self.xs.is_cpu and not _KNOWN_IDS.get():
+        if not self.xs.is_cpu and not ids_are_known():
             self._check()
         self.cast.__enter__()
 

@@ -120,7 +120,9 @@ class Latest(NamedTuple):
     mode: Hashable
     """All that decides besides tensors."""
     states: list[torch.Size] | None
-    """Of the input's type and on its device, or none were given."""
+    """On the input's device, or none were given."""
+    states_dtype: torch.dtype | None
+    """The input's, unless that is of ids."""
     alone: bool = False
     """Whether it was a sequence without a batch, run as a batch of one."""
 
@@ -128,7 +130,7 @@ class Latest(NamedTuple):
         self, data: Tensor, shape: Form, state: Sequence[Tensor] | None, mode: Hashable
     ) -> bool:
         """Whether a call with these would be settled as that one was."""
-        _, known, dtype, device, known_mode, states, _ = self
+        _, known, dtype, device, known_mode, states, states_dtype, _ = self
         if shape != known or data.dtype is not dtype or mode != known_mode:
             return False
         if data.get_device() != device:
@@ -140,7 +142,7 @@ class Latest(NamedTuple):
         for s, known in zip(state, states, strict=True):
             if not isinstance(s, Tensor) or s.shape != known:
                 return False
-            if s.dtype is not dtype or s.get_device() != device:
+            if s.dtype is not states_dtype or s.get_device() != device:
                 return False
         return True
 
@@ -177,9 +179,9 @@ class Table(dict[Hashable, Settled]):
         mode: Hashable,
         alone: bool = False,
     ) -> None:
-        """This is the latest call on a GPU: in no dtype but its input's, on no other device."""
-        states = None if state is None else [s.shape for s in state]
-        latest = Latest(how, shape, data.dtype, data.get_device(), mode, states, alone)
+        """This is the latest call on a GPU: with states of one dtype, on no other device."""
+        shapes, of = (None, None) if state is None else ([s.shape for s in state], state[0].dtype)
+        latest = Latest(how, shape, data.dtype, data.get_device(), mode, shapes, of, alone)
         if not alone:  # then it is the same call, told otherwise
             self.earlier = self.latest
         self.latest = latest if latest.is_like(data, shape, state, mode) else None
@@ -245,7 +247,7 @@ def _repeated(
     if captured.refuses(recipe, x, stack, ours.name if ours else Cudnn.name) is not None:
         return None
     if ours is None:
-        way = ByCudnn(stack.network, batch_first, how != LONG_WAY)
+        way = ByCudnn(stack, batch_first, how != LONG_WAY)
     elif isinstance(how, Call):
         way = ByCall(how)
     else:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from elman.kernels import Kernel, cudnn
 from elman.kernels.cuda.calls import Kept
-from elman.kernels.torchs import Network, as_torch
+from elman.kernels.torchs import Whole, as_torch
 from elman.recurrence import operator
 from elman.recurrence.operator import Inputs, Recipe
 from elman.recurrence.prepared import Call
@@ -63,22 +63,29 @@ class Way(Protocol):
 class ByCudnn:
     """By cuDNN, the whole stack at once."""
 
-    def __init__(self, network: Network, batch_first: bool, together: bool) -> None:
-        self.network, self.batch_first = network, batch_first
+    def __init__(self, stack: Whole, batch_first: bool, together: bool) -> None:
+        self.network, self.dtype, self.batch_first = stack.network, stack.dtype, batch_first
         self.together = together  # whether the weights lie as cuDNN wants them
 
     def first(self, x: Tensor) -> list[Tensor]:
-        return self.network.zeros(x.shape[0 if self.batch_first else 1], x.dtype, x.device)
+        return self.network.zeros(x.shape[0 if self.batch_first else 1], self.dtype, x.device)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """The input as cuDNN reads it: of ids, one-hot rows."""
+        if x.is_floating_point():
+            return x
+        with operator.Careful(x, self.network.inputs):
+            return cudnn.one_hot(x, self.network.inputs, self.dtype)
 
     def forward(
         self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
     ) -> tuple[Tensor, Sequence[Tensor], Any]:
-        block = cudnn.all_weights(self.network, weights)
+        rows, block = self._rows(x), cudnn.all_weights(self.network, weights)
         h, c = self._pair(first)
         ys, *last, reserve, block = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
-            x, list(weights), self.network.each, block, h, c, *self._how(keep)
+            rows, list(weights), self.network.each, block, h, c, *self._how(keep)
         )
-        return ys, last[: len(first)], (ys, reserve, block)
+        return ys, last[: len(first)], (rows, ys, reserve, block)
 
     def _pair(self, first: Sequence[Any]) -> tuple[Any, Any]:
         """h and c, or None for those that there are not."""
@@ -98,12 +105,12 @@ class ByCudnn:
         pulls: Sequence[Tensor | None],
         needs: Sequence[bool],
     ) -> Pulls:
-        (ys, reserve, block), n = kept, len(first)
+        (rows, ys, reserve, block), n = kept, len(first)
         h, c = self._pair(first)
         dys, dlast = pulls[0], self._pair(pulls[1:])
         mask = [needs[0], needs[1], n > 1 and needs[2], any(needs[1 + n :])]
         dx, dh, dc, dws = torch.ops.aten._cudnn_rnn_backward(
-            x,
+            rows,
             list(weights),
             self.network.each,
             block,
@@ -123,7 +130,7 @@ class ByCudnn:
     ) -> Outputs:
         first = first or self.first(x)
         if self.together:
-            return as_torch(self.network, self.batch_first, x, first, [*weights])
+            return as_torch(self.network, self.batch_first, self._rows(x), first, [*weights])
         ys, last, _ = self.forward(x, first, weights, True)
         return ys, tuple(last)
 
@@ -187,14 +194,15 @@ class ByStack:
         self.recipe, self.kernel, self.batch_first, self.sizes = recipe, kernel, batch_first, sizes
 
     def _inputs(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Inputs:
-        return Inputs(self._turned(x), first or self._zeros(x, weights), weights, None, None)
+        xs = self._turned(x if x.is_floating_point() else x.to(torch.int64))
+        return Inputs(xs, first or self._zeros(x, weights), weights, None, None)
 
     def _turned(self, x: Tensor) -> Tensor:
         return x.transpose(0, 1) if self.batch_first else x
 
     def _zeros(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
         places, rows = len(weights) // self.recipe.each, x.shape[0 if self.batch_first else 1]
-        return [x.new_zeros(places, rows, n) for n in self.sizes]
+        return [weights[0].new_zeros(places, rows, n) for n in self.sizes]
 
     def first(self, x: Tensor) -> list[Tensor]:
         return []  # made anew, with the rest
