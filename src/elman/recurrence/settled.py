@@ -58,7 +58,9 @@ class Settled(NamedTuple):
             return done
         if isinstance(how, Whole):
             if state is None:
-                state = how.network.zeros(how.rows, input.dtype, input.device)
+                state = how.network.zeros(how.rows, how.dtype, input.device)
+            if how.ids:  # a GPU asserts that there is a row for each
+                input = cudnn.one_hot(input, how.network.inputs, how.dtype)
             run = as_torch if input.is_cuda else _by_torch_on_a_cpu
             return run(how.network, batch_first, input, state, weights, how.dropout)
         if not isinstance(how, Call) or not how.suits(weights):
@@ -230,8 +232,8 @@ def settle_packed(recipe: Recipe, x: Inputs, batch_sizes: Tensor, stack: Whole |
 
 def _as_torch(x: Inputs, stack: Whole) -> str | Whole:
     """What is handed straight to torch.nn's own function, or the long way there."""
-    plain = stack.pieces == 1 and not stack.ids
-    return stack if plain and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
+    whole = stack.pieces == 1
+    return stack if whole and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
 
 
 def _repeated(
