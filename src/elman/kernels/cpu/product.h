@@ -296,7 +296,7 @@ void dots(const real *h, int64_t ld, const real *W, int64_t K, int64_t n, real *
  * order that panels have, and so to the same bits. */
 void weigh(const real *y, int64_t ld, int64_t rows, const real *W, int64_t K, int64_t N, int64_t from, int64_t to, real *out,
            int64_t row) {
-    constexpr int64_t DEEP = 8;
+    constexpr int64_t DEEP = 512;
     for (int64_t k = 0; k < K; k += DEEP)
         for (int64_t c = from; c < to; c += LANES)
             for (int64_t r = 0; r < rows; r++) {
@@ -576,11 +576,15 @@ struct Outer {
 
     static constexpr int R = Side::R, C = Side::C;
     const bool packs = PAIR > 1 || !A.by_blocks, in_place = X.in_place();
+    static constexpr int MOST_FIXED = PAIR == 1 ? 8 : 0;
+    const bool fixed = !packs && !in_place && !at.sizes && at.B <= MOST_FIXED; /* every step has as many rows, and few */
     const int64_t N = X.N, panel = X.panel_size(), apart = in_place ? N : C * PANEL;
     static const operand *where_it_lies(const real *x) { return reinterpret_cast<const operand *>(x); } /* they are the same */
 
-    int64_t chunk() const { /* steps of time of which a block of A and a panel of X take little of the second-level cache */
-        int64_t steps = (64 << 10) / (at.pairs(0) * (C + 1) * PANEL * int64_t(sizeof(operand)));
+    /* Steps of time of which a block of A and a panel of X take little of the second-level cache, or fit into the first. */
+    int64_t chunk() const {
+        int64_t bytes = fixed ? 24 << 10 : 64 << 10;
+        int64_t steps = bytes / (at.pairs(0) * (C + 1) * PANEL * int64_t(sizeof(operand)));
         return steps < 1 ? 1 : at_most(steps, at.T);
     }
     int64_t scratch() const { return packs ? chunk() * ceil_div(at.B, PAIR) * PANEL : 0; }
@@ -598,7 +602,9 @@ struct Outer {
         }
     }
     /* dW[r][·] += Σ_t Σ_b a[t][b][r] x[t][b][·], each step summed by itself; `row` steps dW by r. The block of `a` is in
-     * `packed`, or where it lies. */
+     * `packed`, or where it lies. FIXED rows in every step, where that is not 0: then the loop over them is unrolled, and a
+     * step of few rows is little more than its multiply-adds. */
+    template <int FIXED = 0>
     void add(int64_t p, int64_t from, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x, bool fresh,
              real *dW, int64_t row) const {
         int64_t block = columns.place(p);
@@ -606,20 +612,19 @@ struct Outer {
         if (Side::TOTALS) FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
             totals[r][j] = fresh ? vec{} : load(dW + r * row + j * LANES);
         for (int64_t t = t1 - 1; t >= t0; t--) {
-            const operand *a = (packs ? packed : where_it_lies(A.at(at.start(t), at.rows(t), block))) + from * PAIR;
-            if (in_place) x = where_it_lies(X.X + X.start(t) * N + n);
+            int64_t start = FIXED ? t * FIXED : at.start(t), rows = FIXED ? FIXED : at.rows(t);
+            const operand *a = (!FIXED && packs ? packed : where_it_lies(A.at(start, rows, block))) + from * PAIR;
+            if (!FIXED && in_place) x = where_it_lies(X.X + X.start(t) * N + n);
             vec sums[R][C];
             FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++) sums[r][j] = vec{};
-            int64_t pairs = at.pairs(t);
-            for (int64_t b = 0; b < pairs; b++, a += PANEL, x += apart) {
-                decltype(load_operands(x)) columns[C];
-                FLATTEN for (int j = 0; j < C; j++) columns[j] = load_operands(x + j * PANEL);
-                FLATTEN for (int r = 0; r < R; r++) {
-                    auto y = broadcast(a + r * PAIR);
-                    FLATTEN for (int j = 0; j < C; j++) sums[r][j] = multiply_add(y, columns[j], sums[r][j]);
-                }
+            if constexpr (FIXED > 0) {
+                FLATTEN for (int b = 0; b < FIXED; b++) meet_row(a + b * PANEL, x + b * C * PANEL, sums);
+                x += FIXED * C * PANEL;
+            } else {
+                int64_t pairs = at.pairs(t);
+                for (int64_t b = 0; b < pairs; b++, a += PANEL, x += apart) meet_row(a, x, sums);
+                if (packs) packed += pairs * PANEL;
             }
-            if (packs) packed += pairs * PANEL;
             FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
                 if constexpr (Side::TOTALS) {
                     totals[r][j] += sums[r][j];
@@ -632,16 +637,33 @@ struct Outer {
         if (Side::TOTALS) FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
             store(dW + r * row + j * LANES, totals[r][j]);
     }
+    /* sums[r][j] += a[r] x[j] of one row of the batch (or a pair of them). */
+    static INLINE void meet_row(const operand *a, const operand *x, vec (&sums)[R][C]) {
+        decltype(load_operands(x)) columns[C];
+        FLATTEN for (int j = 0; j < C; j++) columns[j] = load_operands(x + j * PANEL);
+        FLATTEN for (int r = 0; r < R; r++) {
+            auto y = broadcast(a + r * PAIR);
+            FLATTEN for (int j = 0; j < C; j++) sums[r][j] = multiply_add(y, columns[j], sums[r][j]);
+        }
+    }
+    /* The same, by the number of rows. */
+    template <int FIXED = MOST_FIXED>
+    INLINE void add_steps(int64_t p, int64_t from, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x,
+                          bool fresh, real *dW, int64_t row) const {
+        if constexpr (FIXED > 0)
+            if (at.B != FIXED || !fixed) return add_steps<FIXED - 1>(p, from, n, t0, t1, packed, x, fresh, dW, row);
+        add<FIXED>(p, from, n, t0, t1, packed, x, fresh, dW, row);
+    }
     /* The same for the part of a tile that lies inside dW: rows from the `from`th of block p, columns from n on. */
     void add_part(int64_t p, int64_t from, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x) const {
         bool empty = fresh && t1 == at.T;
         int64_t rows = at_most(R, columns.count(p) - from);
         real *c = dW + (columns.first(p) + from) * N + n;
-        if (rows == R && n + C * LANES <= N) return add(p, from, n, t0, t1, packed, x, empty, c, N);
+        if (rows == R && n + C * LANES <= N) return add_steps(p, from, n, t0, t1, packed, x, empty, c, N);
         alignas(64) real whole[R * C * LANES] = {};
         size_t bytes = size_t(at_most(N - n, C * LANES)) * sizeof(real);
         for (int64_t r = 0; !empty && r < rows; r++) memcpy(whole + r * C * LANES, c + r * N, bytes);
-        add(p, from, n, t0, t1, packed, x, false, whole, C * LANES);
+        add_steps(p, from, n, t0, t1, packed, x, false, whole, C * LANES);
         for (int64_t r = 0; r < rows; r++) memcpy(c + r * N, whole + r * C * LANES, bytes);
     }
     /* Blocks [first, last) of the rows of dW, panels [begin, end) of its columns. */
