@@ -227,7 +227,7 @@ def settle_packed(recipe: Recipe, x: Inputs, batch_sizes: Tensor, stack: Whole |
 
 
 def _as_torch(x: Inputs, stack: Whole) -> str | Whole:
-    """What is handed straight to torch.nn's own function, or the long way there."""
+    """A call that goes straight to torch.nn's own function, or the long way."""
     plain = stack.pieces == 1 and not stack.ids
     return stack if plain and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
 
