@@ -148,7 +148,7 @@ template <class real> struct Run {
         }
     }
 
-    /* Losses of a cell of that many states and gates on their way back. */
+    /* The backward pass of the losses of a cell of that many states and gates. */
     void travel(int kind, int level, std::vector<double> &all) const {
         int64_t states = c.cell == LSTM ? 2 : 1, gates = gates_of(c.cell), first = (c.T + 1) / 2, lags = first;
         if (c.T < 2) return;
@@ -267,7 +267,7 @@ template <class real> struct Run {
         Use use = {sizes.data(), order.data(), order.data(), 7, 1 << 22, 4.0 / 3};
         gradient(stack, &use, all, N);
     }
-    /* The same stacks once more, keeping what the way back needs, and the way back; of N rows, if packed. */
+    /* The same stacks once more, keeping what the backward pass needs, and the backward pass; of N rows, if packed. */
     void gradient(const Stack &stack, const Use *use, std::vector<double> &all, int64_t N = 0) const {
         bool lstm = c.cell == LSTM;
         N = N ? N : S;

@@ -164,7 +164,7 @@ WAYS = {
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_of_gradients_of_what_was_made_of_the_same_weights(kind, way):
-    """A module that reads its own output and its own last state: each way back counts once."""
+    """A module that reads its own output and its own last state: each backward pass counts once."""
     mine = kind(6, 6, dtype=torch.float64)
     peer = getattr(torch.nn, kind.__name__)(6, 6, dtype=torch.float64)
     peer.load_state_dict(mine.state_dict())

@@ -405,7 +405,7 @@ def test_what_is_kept_follows_the_memory_and_goes_with_the_backward_pass(carry):
     total = Recurrent(cell, carry=carry, memory=Checkpointed(every=5))(xs)[0].sum()
     assert cell.alive() == 0
     total.backward()
-    assert len(cell.made) == 20 + 20, "each step runs once there and once more for the way back"
+    assert len(cell.made) == 20 + 20, "each step runs forward, and once more for the backward pass"
     cell.made.clear()
     with torch.no_grad():
         Recurrent(cell)(xs)

@@ -231,7 +231,7 @@ def settle_packed(recipe: Recipe, x: Inputs, batch_sizes: Tensor, stack: Whole |
 
 
 def _as_torch(x: Inputs, stack: Whole) -> str | Whole:
-    """What is handed straight to torch.nn's own function, or the long way there."""
+    """A call that goes straight to torch.nn's own function, or the long way."""
     whole = stack.pieces == 1
     return stack if whole and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
 

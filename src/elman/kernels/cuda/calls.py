@@ -46,7 +46,7 @@ class Kept(NamedTuple):
 
 
 class Back(NamedTuple):
-    """What the loop of one layer leaves on its way back."""
+    """What the backward loop of one layer leaves."""
 
     das: Tensor  # of all gates, (T · B, blocks · hidden)
     down: Tensor | None = None  # each row's pull on the cell's own numbers
@@ -474,7 +474,7 @@ class Prepared:
             ahead = {at: pull_at(*at) for at in meanwhile}
             yield from ((layer, Back(all_das[layer])) for layer in done)
             side.end(stream)
-            del pulls  # as on the way there
+            del pulls  # as forward
             done = [top - below_top for below_top, n in slot if n == last_piece]
         yield from ((layer, Back(all_das[layer])) for layer in done)
 
