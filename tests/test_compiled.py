@@ -23,7 +23,7 @@ from elman.gradients.carry import Full, Randomized, Truncated
 from elman.gradients.chunks import Chunked
 from elman.gradients.memory import Checkpointed, Stored
 from elman.kernels import Piece, cuda, reference, using
-from elman.kernels.cpu import KERNEL, calls
+from elman.kernels.cpu import KERNEL, calls, masks
 from elman.kernels.cpu.calls import Prepared, kept_count
 from elman.kernels.cuda import wider
 from elman.kernels.cuda.widths import STAY_ZERO
@@ -120,6 +120,13 @@ def test_narrow_numbers_are_compiled_too(kind, how, compiler):
         found.append([p.grad for p in module.parameters()])
     for mine, eager in zip(*found, strict=True):
         torch.testing.assert_close(mine, eager, rtol=0.05, atol=0.05 * float(eager.abs().amax()))
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_compiler_may_be_the_first_to_ask_about_masks(dtype):
+    with FakeTensorMode():
+        assert masks._drops_alike.__wrapped__(KERNEL, dtype) == masks.drops_as_torch(dtype)
 
 
 @native
