@@ -460,6 +460,38 @@ def compiled_without_a_gradient(case: Case, module: Any) -> Run:
     return run
 
 
+class _Surrounded(torch.nn.Module):
+    """A module between two layers, as most are."""
+
+    def __init__(self, case: Case, module: Any) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.before = torch.nn.Linear(case.width, case.width, **case.where)
+        self.module = module
+        self.after = torch.nn.Linear(case.H, 10, **case.where)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.nn.functional.gelu(self.before(x))
+        ys, _ = self.module(x)
+        return torch.nn.functional.gelu(self.after(ys))
+
+
+def a_model_compiled(case: Case, module: Any) -> Run:
+    model = _Surrounded(case, module)
+    x, whole = case.inputs(), torch.compile(model)
+    return lambda: _gradients(whole(x), *model.parameters())
+
+
+def a_model_compiled_without_a_gradient(case: Case, module: Any) -> Run:
+    x, whole = case.inputs(), torch.compile(_Surrounded(case, module))
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        return [whole(x)]
+
+    return run
+
+
 def two_backward_passes(case: Case, module: Any) -> Run:
     x, weights = case.inputs(), [*module.parameters()]
 
@@ -766,6 +798,7 @@ USES: tuple[Callable[[Case, Any], Run], ...] = (
     *(gradient_of_a_gradient_of_packs, gradients_by_torch_func, compiled),
     *(compiled_without_a_gradient, autocast_training, gradients_clipped, other_dtypes),
     *(a_pair_of_modules, a_step_with_a_gradient),
+    *(a_model_compiled, a_model_compiled_without_a_gradient),
 )
 ON_A_GPU = (
     *(on_another_stream, on_two_streams, in_a_graph_of_ones_own, read_after_every_call),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -9,11 +10,14 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils.checkpoint import checkpoint
 
 import paper_gpu
 from elman import nn
@@ -23,7 +27,7 @@ from elman.gradients.carry import Full, Randomized, Truncated
 from elman.gradients.chunks import Chunked
 from elman.gradients.memory import Checkpointed, Stored
 from elman.kernels import Piece, cuda, reference, using
-from elman.kernels.cpu import KERNEL, calls
+from elman.kernels.cpu import KERNEL, calls, masks
 from elman.kernels.cpu.calls import Prepared, kept_count
 from elman.kernels.cuda import wider
 from elman.kernels.cuda.widths import STAY_ZERO
@@ -120,6 +124,13 @@ def test_narrow_numbers_are_compiled_too(kind, how, compiler):
         found.append([p.grad for p in module.parameters()])
     for mine, eager in zip(*found, strict=True):
         torch.testing.assert_close(mine, eager, rtol=0.05, atol=0.05 * float(eager.abs().amax()))
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_compiler_may_be_the_first_to_ask_about_masks(dtype):
+    with FakeTensorMode():
+        assert masks._drops_alike.__wrapped__(KERNEL, dtype) == masks.drops_as_torch(dtype)
 
 
 @native
@@ -253,7 +264,7 @@ from elman.gradients import Checkpointed
 torch.manual_seed(0)
 options = {"memory": Checkpointed(every=3)} if sys.argv[1] == "some" else {}
 module = elman.nn.LSTM(8, 8, **options)
-ys = torch.compile(module)(torch.randn(12, 4, 8))[0]
+ys = torch.compile(module, fullgraph=True)(torch.randn(12, 4, 8))[0]
 ys.sum().backward()
 print(float(module.weight_hh_l0.grad.sum()))
 """
@@ -269,3 +280,216 @@ def test_graphs_that_another_process_left_on_disk_are_not_mistaken(tmp_path):
         for kept in ("all", "some", "all")
     ]
     assert len({*found}) == 1
+
+
+# ---------------------------------------------------------------- outside of a graph that may break
+
+
+@pytest.fixture
+def graphs():
+    """A backend that keeps the names of what it was given to compile, graph by graph."""
+    torch._dynamo.reset()
+    yield Graphs()
+    torch._dynamo.reset()
+
+
+class Graphs:
+    def __init__(self):
+        self.kept = []
+
+    def __call__(self, graph, _):
+        self.kept.append([str(n.target) for n in graph.graph.nodes if n.op.startswith("call_")])
+        return graph
+
+
+def operators(graphs):
+    return sum("elman.recurrence" in name for graph in graphs.kept for name in graph)
+
+
+# where code goes on after a break, the compiler reads .grad of what is no leaf: its own warning
+reads_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+class Model(torch.nn.Module):
+    """A module between other layers, with a state of its own."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        dtype, both = options.get("dtype"), options.get("bidirectional", False)
+        self.before = torch.nn.Linear(4, 5, dtype=dtype)
+        self.layers = kind(5, 7, **options)
+        self.after = torch.nn.Linear(7 * (1 + both), 4, dtype=dtype)
+
+    def forward(self, x, state=None):
+        ys, state = self.layers(self.before(x).sin(), state)
+        return self.after(ys.cos()), state
+
+
+@pytest.mark.parametrize("kind", [*MODULES, functools.partial(nn.Layers, "mgu")])
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_graph_that_may_break_does_and_one_that_may_not_is_whole(kind, fullgraph, graphs):
+    module, x = kind(5, 7), torch.randn(4, 3, 5)
+    found = torch.compile(module, backend=graphs, fullgraph=fullgraph)(x)[0]
+    assert torch.equal(found, module(x)[0])
+    assert (len(graphs.kept), operators(graphs)) == ((1, 1) if fullgraph else (0, 0))
+
+
+@native
+def test_outside_a_graph_calls_go_the_short_way(graphs, monkeypatch):
+    module, x = nn.GRU(5, 7), torch.randn(4, 3, 5)
+    module(x)
+    monkeypatch.setattr(nn.GRU, "_run_long", None)
+    torch.compile(module, backend=graphs)(x)
+
+
+@native
+@reads_grad
+@pytest.mark.parametrize(
+    ("kind", "options"), [(nn.RNN, {}), (nn.GRU, OPTIONS[2]), (nn.LSTM, OPTIONS[1])]
+)
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_in_a_model_compiled_calls_are_eager_ones(kind, options, fullgraph, graphs):
+    """In every shape, from a state that is given, with gradients and without."""
+    model = Model(kind, **options)
+    places = model.layers.num_layers * (1 + model.layers.bidirectional)
+    whole: Any = torch.compile(copy.deepcopy(model), backend=graphs, fullgraph=fullgraph)
+    dtype = model.before.weight.dtype
+    for T, B in ((6, 3), (1, 2), (9, 4)):
+        x = torch.randn(T, B, 4, dtype=dtype)
+        h = torch.randn(places, B, 7, dtype=dtype)
+        state = [h] * (2 if kind is nn.LSTM else 1)
+        found = everything(whole, whole._orig_mod, x, state)
+        assert all(map(torch.equal, found, everything(model, model, x, state)))
+    with torch.no_grad():
+        assert torch.equal(whole.eval()(x)[0], model.eval()(x)[0])
+    assert operators(graphs) == (len(graphs.kept) if fullgraph else 0)
+    assert len(graphs.kept) > 0
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_one_piece_of_code_takes_all_modules_and_shapes(kind, graphs):
+    """Else the compiler gives up after eight, and then everything is slow."""
+    for i in range(12):
+        module = kind(3 + i, 4 + i, 1 + i % 2, bidirectional=i % 3 == 0)
+        whole = torch.compile(module, backend=graphs)
+        for T in (1, 2, 5):
+            x = torch.randn(T, 1 + i, 3 + i)
+            state = whole(x)[1]
+            whole(x, state)
+            whole(x[:, 0])
+    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(kind.forward.__code__)
+    assert len(entries) == 1
+
+
+@reads_grad
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_models_go_on_learning(fullgraph, graphs):
+    torch.manual_seed(0)
+    model, x = Model(nn.LSTM), torch.randn(6, 3, 4)
+    twin = copy.deepcopy(model)
+    whole = torch.compile(twin, backend=graphs, fullgraph=fullgraph)
+    for run, mine in ((model, model), (whole, twin)):
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (run(x)[0] - x).square().mean().backward()
+            optimizer.step()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_two_threads_share_compiled_code(fullgraph, graphs):
+    modules = [nn.GRU(5, 7), nn.GRU(6, 4, 2)]
+    inputs = [torch.randn(4, 3, 5), torch.randn(8, 2, 6)]
+    wanted = [module(x)[0] for module, x in zip(modules, inputs, strict=True)]
+    wholes = [torch.compile(m, backend=graphs, fullgraph=fullgraph) for m in modules]
+
+    def run(i):
+        return [wholes[i](inputs[i])[0] for _ in range(30)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for found, want in zip(threads.map(run, range(2)), wanted, strict=True):
+            assert all(torch.equal(ys, want) for ys in found)
+
+
+@contextlib.contextmanager
+def block():
+    yield
+
+
+def in_a_branch(module, x):
+    return torch.cond(x.sum() > 0, lambda x: module(x)[0].sin(), lambda x: module(x)[0].cos(), (x,))
+
+
+def in_a_checkpoint(module, x):
+    return checkpoint(lambda x: module(x)[0].sin(), x, use_reentrant=False)
+
+
+def in_a_block(module, x):
+    with block():
+        return module(x)[0].sin()
+
+
+def in_a_try(module, x):
+    try:
+        return module(x)[0].sin()
+    except KeyError:
+        return x
+
+
+def in_a_part_that_must_be_whole(module, x):
+    with torch._dynamo.error_on_graph_break(True):
+        return module(x)[0].sin()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [in_a_branch, in_a_checkpoint, in_a_block, in_a_try, in_a_part_that_must_be_whole],
+    ids=lambda use: use.__name__,
+)
+def test_where_no_code_could_go_on_from_a_break_there_is_none(use, graphs):
+    module, x = nn.GRU(5, 7), torch.randn(4, 3, 5)
+    with torch.no_grad():
+        found = torch.compile(functools.partial(use, module), backend=graphs)(x)
+    torch.testing.assert_close(found, use(module, x).detach())
+    assert len(graphs.kept) == 1
+
+
+@pytest.mark.parametrize("setting", ["allow_rnn", "compiled_autograd"])
+def test_settings_of_the_compiler_keep_a_module_inside(setting, graphs):
+    module, x = nn.LSTM(5, 7), torch.randn(4, 3, 5)
+    with torch._dynamo.config.patch(**{setting: True}):
+        torch.compile(module, backend=graphs)(x)
+    assert operators(graphs) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own, about TorchScript
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_graphs_that_are_captured_on_a_gpu_take_modules_in(gpu, mode, graphs, monkeypatch):
+    module, x = nn.GRU(5, 7), torch.randn(4, 3, 5)
+    whole, backend = torch.compile(module, mode=mode), torch._TorchCompileInductorWrapper
+    monkeypatch.setattr(backend, "__call__", lambda _, *given, **__: graphs(*given))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu)
+    whole(x)
+    assert operators(graphs) == (gpu and mode == "reduce-overhead")
+
+
+def test_a_compiler_that_says_nothing_of_itself_gets_whole_graphs(graphs, monkeypatch):
+    monkeypatch.delattr(torch._dynamo, "skip_frame")
+    torch.compile(nn.GRU(5, 7), backend=graphs)(torch.randn(4, 3, 5))
+    assert operators(graphs) == 1
+
+
+@reads_grad
+def test_transforms_of_functions_are_compiled_around(graphs):
+    """Inside a graph they would meet an operator that they do not know."""
+    module = nn.GRU(3, 4, dtype=torch.float64)
+    gradient = torch.func.grad(lambda x: module(x)[0].sin().sum())
+    x = torch.randn(4, 2, 3, dtype=torch.float64)
+    torch.testing.assert_close(torch.compile(gradient, backend=graphs)(x), gradient(x))
+
+
+def test_elman_does_not_import_the_compiler():
+    program = "import sys, elman.nn; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

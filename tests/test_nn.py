@@ -383,7 +383,7 @@ def test_torch_compile_takes_a_module_whole(case, compiler):
 def test_compiled_code_takes_sequences_of_any_length(case, compiler):
     """It was compiled for each: eight times, and then given up."""
     eager, graphs = COMPILED[case](), CompileCounterWithBackend("aot_eager")
-    whole = compiler(copy.deepcopy(eager), backend=graphs)
+    whole = compiler(copy.deepcopy(eager), fullgraph=True, backend=graphs)
     for steps in range(4, 14):
         xs = torch.randn(steps, 3, 4, **DOUBLE)
         same(outputs(whole, xs), outputs(eager, xs))

@@ -156,7 +156,7 @@ def test_the_gradient_of_the_gradient_and_compile_draw_the_same():
     torch.manual_seed(12)
     expected = rnn(xs)[0]
     torch.manual_seed(12)
-    compiled = torch.compile(rnn, backend="aot_eager")
+    compiled = torch.compile(rnn, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(xs)[0], expected)
 
 

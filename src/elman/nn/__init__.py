@@ -29,6 +29,7 @@ from elman.errors import UserError
 from elman.gradients.carry import Carry
 from elman.gradients.chunks import Time
 from elman.gradients.memory import Memory
+from elman.nn import compiling
 from elman.nn.long_way import as_hx
 from elman.nn.module import Module
 from elman.nn.parameters import FULL, STEPPED, STORED
@@ -78,6 +79,12 @@ class RNN(Module):
 
     def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
         """Every h_t of the last layer, and h_T of every layer."""
+        if torch.compiler.is_compiling():
+            if compiling.may_break():
+                torch._dynamo.graph_break()
+                torch._dynamo.skip_frame()
+                return compiling.outside(self, input, hx)
+            return self._run_inside(input, None if hx is None else (hx,))
         ys, (h,) = self._run(input, None if hx is None else (hx,))
         return ys, h
 
@@ -110,6 +117,12 @@ class GRU(Module):
 
     def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
         """Every h_t of the last layer, and h_T of every layer."""
+        if torch.compiler.is_compiling():
+            if compiling.may_break():
+                torch._dynamo.graph_break()
+                torch._dynamo.skip_frame()
+                return compiling.outside(self, input, hx)
+            return self._run_inside(input, None if hx is None else (hx,))
         ys, (h,) = self._run(input, None if hx is None else (hx,))
         return ys, h
 
@@ -150,6 +163,12 @@ class LSTM(Module):
         self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
     ) -> Any:
         """Every h_t of the last layer, and (h_T, c_T) of every layer."""
+        if torch.compiler.is_compiling():
+            if compiling.may_break():
+                torch._dynamo.graph_break()
+                torch._dynamo.skip_frame()
+                return compiling.outside(self, input, hx)
+            return self._run_inside(input, hx)
         return self._run(input, hx)
 
 
@@ -190,6 +209,12 @@ class Layers(Module):
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
         """Every h_t of the last layer, and the last state of every layer: h_T, or (h_T, c_T)."""
+        if torch.compiler.is_compiling():
+            if compiling.may_break():
+                torch._dynamo.graph_break()
+                torch._dynamo.skip_frame()
+                return compiling.outside(self, input, hx)
+            return self._run_inside(input, (hx,) if isinstance(hx, Tensor) else hx)
         ys, last = self._run(input, (hx,) if isinstance(hx, Tensor) else hx)
         return ys, as_hx(last)
 

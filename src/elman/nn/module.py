@@ -27,6 +27,7 @@ from elman.kernels import Job
 from elman.kernels.cpu import calls, library, masks
 from elman.kernels.torchs import Whole, as_torch
 from elman.nn.arguments import are_tensors, check_pack
+from elman.nn.long_way import as_hx
 from elman.nn.settling import Settling, unseen, widened
 from elman.recurrence import native, traced, whole
 from elman.recurrence.operator import Recipe
@@ -56,8 +57,6 @@ class Module(Settling):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
-        if torch.compiler.is_compiling():
-            return self._run_long(input, state)
         if "parametrizations" in self._modules and not self._is_computed():
             with self._computed_once():
                 return self._run(input, state)
@@ -192,6 +191,11 @@ class Module(Settling):
             return self._written_down(input, first)
         ys, last = self._recur(xs, first)
         return self._as_given(input, ys), self._states_as_given(input, last)
+
+    def _run_inside(self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None) -> Any:
+        """What a module returns, inside a graph that is compiled or exported."""
+        ys, last = self._run_long(input, state)
+        return ys, as_hx(last)
 
     def _run_packed(
         self, input: PackedSequence, state: Sequence[Tensor] | None, key: Hashable

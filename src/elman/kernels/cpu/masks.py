@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from elman.kernels import choice
 from elman.kernels.cpu.library import KINDS
@@ -79,9 +80,10 @@ def _drops_alike(kernel: Cpu, dtype: torch.dtype) -> bool:
     if kernel.library is None or dtype not in (torch.float32, torch.float64):
         return False
     p, seed, size = 0.3, 2**62 - 7, 1500  # across blocks of words, of a seed of more than one
-    random = torch.Generator().manual_seed(seed)
-    u = torch.rand(size, generator=random, dtype=torch.float32, device="cpu")
-    found, ones = (torch.ones(size, dtype=dtype, device="cpu") for _ in range(2))
-    places, how = (ones.data_ptr(), found.data_ptr()), (KINDS[dtype], kernel.level)
-    kernel.library.elman_drop(seed, *places, size, *dropping(p, dtype), *how)
-    return torch.equal(found, (u >= p).to(dtype) / (1 - p))
+    with _disable_current_modes():  # a compiler may be the first to ask, with tensors without data
+        random = torch.Generator().manual_seed(seed)
+        u = torch.rand(size, generator=random, dtype=torch.float32, device="cpu")
+        found, ones = (torch.ones(size, dtype=dtype, device="cpu") for _ in range(2))
+        places, how = (ones.data_ptr(), found.data_ptr()), (KINDS[dtype], kernel.level)
+        kernel.library.elman_drop(seed, *places, size, *dropping(p, dtype), *how)
+        return torch.equal(found, (u >= p).to(dtype) / (1 - p))
