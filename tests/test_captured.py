@@ -557,6 +557,9 @@ def test_what_is_not_captured_says_why(monkeypatch):
     assert "not the plain one" in str(refusal(kept, x, "cuda"))
     both = nn.Layers("slstm", 4, 8, bidirectional=True)
     assert "heads" in str(refusal(both, x, "cuda"))
+    one, ids = nn.Layers("slstm", 4, 8), torch.zeros(6, 3, dtype=torch.int64)
+    assert refusal(one, x, "cuda") is None
+    assert "heads" in str(refusal(one, ids, "cuda"))
     assert "MiB" in str(refusal(nn.LSTM(4, 512), torch.zeros(50, 200, 4)))
     assert "longer than Python" in str(refusal(nn.LSTM(4, 512), torch.zeros(900, 1, 4), "cuda"))
     monkeypatch.setenv("ELMAN_CAPTURE", "off")

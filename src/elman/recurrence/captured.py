@@ -441,8 +441,8 @@ def refuses(recipe: Recipe, x: Inputs, whole: Whole, kernel: str) -> str | None:
     plain = recipe.carry.exact and recipe.memory.keeps_all
     if whole.pieces > 1 or (kernel == Cuda.name and not plain):
         return "its gradient or its memory is not the plain one"
-    if recipe.directions > 1 and named(recipe.cell).heads != 1:
-        return "a cell with heads runs both ways by the long way"
+    if named(recipe.cell).heads != 1 and (recipe.directions > 1 or whole.ids):
+        return "a cell with heads runs both ways, and over ids, by the long way"
     return uncaptured(kernel, whole, x.xs.device)
 
 
