@@ -293,7 +293,7 @@ class _losses:  # noqa: N801 - reads as a verb: with _losses(): …
         if isinstance(problem, RuntimeError):
             raise WorkFailed(
                 f"another process of this training is gone: {str(problem).splitlines()[0][:200]}",
-                hint="its own message says why; the run's last checkpoint is whole",
+                hint="its own message says why",
             ) from problem
 
 
