@@ -439,6 +439,13 @@ def test_a_training_that_explodes_says_so_and_keeps_its_checkpoint(
     assert "Traceback" not in said
 
 
+def test_more_groups_than_lanes_are_refused_in_the_words_that_were_typed(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run", "--lane-groups", "9", "--batch-size", "5") == 2
+    said = capsys.readouterr().err
+    assert "error: --batch-size 5 cannot be cut into 9 groups of lanes\n" in said
+    assert "hint: --batch-size 9 or more, or fewer processes" in said
+
+
 def test_what_no_option_can_mend_is_continued_without_another(text, tmp_path, monkeypatch, capsys):
     def lost(training):
         raise WorkFailed("another process is gone", hint="its own message says why")
