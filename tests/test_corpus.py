@@ -119,6 +119,7 @@ def test_a_nul_that_is_no_byte_is_refused_as_one(tmp_path):
         (b"BZh91AY&SY\xff", "packed by bzip2", "bzip2 -dc"),
         (b"%PDF-1.4\n%\xe2\xe3", "a PDF document", "pdftotext"),
         (b"\x1f\x8b\x08\0", "packed by gzip", "gzip -dc"),
+        (b"\x8aELM\x02\x02\x0b", "packed by elman compress", "elman decompress"),
         (b"a.txt".ljust(257, b"\0") + b"ustar", "a tar archive", "tar -xOf"),
     ],
 )

@@ -343,6 +343,7 @@ PACKED = {
     b"\xfd7zXZ\0": ("packed by xz", "xz -dc {}"),
     b"BZh": ("packed by bzip2", "bzip2 -dc {}"),
     b"\x28\xb5\x2f\xfd": ("packed by zstd", "zstd -dc {}"),
+    b"\x8aELM": ("packed by elman compress", "elman decompress {} -o -"),
     b"%PDF-": ("a PDF document", "pdftotext {} -"),
 }
 """How files begin that hold text and are none, what they are, and what unpacks them."""
