@@ -360,6 +360,13 @@ def test_what_was_stopped_is_resumed_and_ends_as_it_would_have(capsys, tmp_path,
     assert "its forecaster is finished" in capsys.readouterr().err
 
 
+def test_a_run_of_a_language_model_is_no_forecaster_to_resume(tiny_run, capsys):
+    assert run(["forecast", "--resume", str(tiny_run())]) == 2
+    said = capsys.readouterr().err
+    assert "has nothing to resume: it has no request.json" in said
+    assert "--run" not in said
+
+
 def test_nothing_is_resumed_on_other_numbers_or_with_other_options(capsys, tmp_path, monkeypatch):
     path = table(tmp_path, "x\n" + "".join(f"{k % 5}\n" for k in range(60)))
     place = tmp_path / "run"

@@ -14,6 +14,7 @@ import pytest
 
 from elman import generation
 from elman.cli import run
+from elman.errors import WorkFailed
 from elman.reports import report
 from elman.runs import Run, checkpoints, options_of, presets
 from elman.training import Change, Epoch, Settings, Training
@@ -436,6 +437,23 @@ def test_a_training_that_explodes_says_so_and_keeps_its_checkpoint(
     )
     assert f"elman train --resume {tmp_path / 'run'} --learning-rate" in said
     assert "Traceback" not in said
+
+
+def test_more_groups_than_lanes_are_refused_in_the_words_that_were_typed(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run", "--lane-groups", "9", "--batch-size", "5") == 2
+    said = capsys.readouterr().err
+    assert "error: --batch-size 5 cannot be cut into 9 groups of lanes\n" in said
+    assert "hint: --batch-size 9 or more, or fewer processes" in said
+
+
+def test_what_no_option_can_mend_is_continued_without_another(text, tmp_path, monkeypatch, capsys):
+    def lost(training):
+        raise WorkFailed("another process is gone", hint="its own message says why")
+
+    monkeypatch.setattr(Training, "update", lost)
+    assert train(text, tmp_path / "run") == 1
+    resume = f"from the last checkpoint: elman train --resume {tmp_path / 'run'}\n"
+    assert capsys.readouterr().err.endswith(f"hint: its own message says why; {resume}")
 
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

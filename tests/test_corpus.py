@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import sys
 import threading
 import tracemalloc
@@ -118,6 +119,7 @@ def test_a_nul_that_is_no_byte_is_refused_as_one(tmp_path):
         (b"BZh91AY&SY\xff", "packed by bzip2", "bzip2 -dc"),
         (b"%PDF-1.4\n%\xe2\xe3", "a PDF document", "pdftotext"),
         (b"\x1f\x8b\x08\0", "packed by gzip", "gzip -dc"),
+        (b"\x8aELM\x02\x02\x0b", "packed by elman compress", "elman decompress"),
         (b"a.txt".ljust(257, b"\0") + b"ustar", "a tar archive", "tar -xOf"),
     ],
 )
@@ -237,6 +239,17 @@ def test_an_empty_file_in_a_folder_is_read_past_and_one_of_empty_files_refused(t
     assert corpus.load_bytes(tmp_path) == b"some text"
     (tmp_path / "e.txt").symlink_to("nowhere")
     assert refusal(tmp_path).hint == "it is a link to nowhere"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_alone_is_an_empty_file(tmp_path, encoding):
+    (tmp_path / "a.txt").write_bytes("".encode(encoding))
+    read = encoding.removesuffix("-sig")
+    for source in (tmp_path / "a.txt", tmp_path):
+        with pytest.raises(UserError, match=f"{re.escape(str(source))} is empty"):
+            corpus.load(source, encoding=read)
+    (tmp_path / "b.txt").write_bytes("one".encode(encoding))
+    assert corpus.load(tmp_path, encoding=read) == "one"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])

@@ -207,6 +207,34 @@ def test_zstandard_and_other_fields(tmp_path):
     assert [piece.text for piece in Stream((path,), field="body").pieces()] == ["one"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le"])
+def test_lines_of_json_are_read_in_the_encoding_that_is_named(tmp_path, encoding, monkeypatch):
+    monkeypatch.setattr(streaming, "BLOCK", 7)
+    texts = ["née\r\n", "", "two\x85lines", "ended by the file"]
+    lines = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts)
+    path = _file(tmp_path / "x.jsonl", lines.encode(encoding))
+    if encoding == "latin-1":
+        with pytest.raises(UserError, match=r"x\.jsonl is not utf-8: byte 0xe9 at offset 11"):
+            list(Stream((path,)).pieces())
+    pieces = list(Stream((path,), encoding=encoding.removesuffix("-sig")).pieces())
+    assert "".join(piece.text for piece in pieces) == "née\r\ntwo\x85lines\nended by the file"
+    assert all(piece.ends for piece in pieces if piece.text.endswith("\n"))
+
+
+@pytest.mark.parametrize("level", ["char", "byte"])
+def test_a_packed_file_in_capitals_is_unpacked_as_by_every_other_verb(tmp_path, level):
+    (tmp_path / "texts").mkdir()
+    path = _file(tmp_path / "texts" / "BOOK.TXT.GZ", gzip.compress(sample(400).encode()))
+    for source in (path, path.parent):
+        shards = made(tmp_path / source.name, [source], level)
+        assert shards.vocab.decode(shards.ids.read()) == corpus.load(source)
+
+
+def test_a_path_that_cannot_be_is_refused_in_words(tmp_path, capsys):
+    assert run(["prepare", "~nobody-here/a.txt", "--out", str(tmp_path / "out")]) == 2
+    assert "'~nobody-here/a.txt' is not the path of a file" in capsys.readouterr().err
+
+
 @given(
     text=st.text(st.sampled_from("ab é\n\r文,'")),
     block=st.integers(1, 9),

@@ -87,3 +87,7 @@ class WorkFailed(RuntimeError):
         super().__init__(as_arguments(f"{message}; {hint}" if hint else message))
         self.message = message
         self.hint = hint
+
+
+class Diverged(WorkFailed):
+    """A training whose loss or gradient is no number any more: other options may keep it one."""

@@ -79,11 +79,11 @@ def read_like(data: "Data", source: str) -> "Text":
 
 def tell_left_out(source: str, texts_in: "Callable[[Path], Iterable[Path]]") -> None:
     """Say which files of a folder are not read: whoever names it may think that all are."""
-    from elman.text.corpus import left_out
+    from elman.text.corpus import left_out, path_from
     from elman.text.datasets import DATASETS
     from elman.text.shards import is_prepared
 
-    folder = Path(source).expanduser()
+    folder = path_from(source)
     if source in DATASETS or not folder.is_dir() or is_prepared(folder):
         return
     if said := left_out(folder, texts_in(folder)):

@@ -15,7 +15,7 @@ from elman.cli.console import emit, note, progress, quiet, silence, terminals
 from elman.cli.device import pick
 from elman.cli.limits import a_path
 from elman.cli.source import tell_left_out
-from elman.errors import UserError, WorkFailed
+from elman.errors import Diverged, UserError, WorkFailed
 from elman.files import is_full
 
 if TYPE_CHECKING:
@@ -264,7 +264,9 @@ def _train(session: "Session", show: "Show", as_json: bool, board: Any) -> signa
                 if as_json:
                     emit(record.json())
         except WorkFailed as failure:
-            again = f"from the last checkpoint: {_resuming(run)} --learning-rate …"
+            again = f"from the last checkpoint: {_resuming(run)}"
+            if isinstance(failure, Diverged):
+                again += " --learning-rate …"
             if run.given_up:
                 again = _put_back(run)
             raise WorkFailed(failure.message, hint=f"{failure.hint}; {again}") from failure

@@ -8,6 +8,7 @@ the rest; what it ends with is what it would have ended with. One process at a t
 
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -22,7 +23,7 @@ from elman.errors import MissingSource, UserError
 from elman.files import BLANK_SEAL, read_sealed, write_sealed
 from elman.folders.lock import Lock
 from elman.forecasting.panel import Backtest
-from elman.forecasting.saving import check_place, is_taken
+from elman.forecasting.saving import check_place, is_saved, is_taken
 from elman.forecasting.series import Series
 
 FORMAT = "elman-forecast-request-1"
@@ -163,11 +164,11 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _nothing_to_resume(folder: Path) -> MissingSource:
-    done = (folder / "config.json").is_file()
+    done = is_saved(folder)
     return MissingSource(
         f"{folder} has nothing to resume"
         + (": its forecaster is finished" if done else f": it has no {REQUEST}"),
-        hint=f"elman forecast NEW.csv --run {folder} forecasts with it"
+        hint=f"elman forecast NEW.csv --run {shlex.quote(str(folder))} forecasts with it"
         if done
         else "elman forecast SOURCE --out FOLDER begins one",
     )

@@ -47,7 +47,10 @@ def load(
     'The "assert" statement'
     """
     check_encoding(encoding, errors)
-    pieces = [_decode(data, where, encoding, errors) for where, data in _pieces(source, progress)]
+    decoded = (_decode(data, where, encoding, errors) for where, data in _pieces(source, progress))
+    pieces = [text for text in decoded if text]  # nothing is left of a byte-order mark alone
+    if not pieces:
+        raise _empty("stdin" if source == "-" else str(source))
     return "".join([p if p.endswith("\n") else p + "\n" for p in pieces[:-1]] + pieces[-1:])
 
 
@@ -265,10 +268,12 @@ def _unpacked(data: bytes, path: Path) -> bytes:
 
 def _not_empty(where: str, data: bytes) -> tuple[str, bytes]:
     if not data:
-        raise UserError(
-            f"{where} is empty", hint="a model needs some text; elman datasets lists some"
-        )
+        raise _empty(where)
     return where, data
+
+
+def _empty(where: str) -> UserError:
+    return UserError(f"{where} is empty", hint="a model needs some text; elman datasets lists some")
 
 
 def check_encoding(encoding: str, errors: str) -> None:
@@ -338,6 +343,7 @@ PACKED = {
     b"\xfd7zXZ\0": ("packed by xz", "xz -dc {}"),
     b"BZh": ("packed by bzip2", "bzip2 -dc {}"),
     b"\x28\xb5\x2f\xfd": ("packed by zstd", "zstd -dc {}"),
+    b"\x8aELM": ("packed by elman compress", "elman decompress {} -o -"),
     b"%PDF-": ("a PDF document", "pdftotext {} -"),
 }
 """How files begin that hold text and are none, what they are, and what unpacks them."""

@@ -35,7 +35,7 @@ PACKED_BLOCK = 1 << 14
 LONGEST = 1 << 22
 """Letters without anything between them that can be held: more is no text."""
 LONGEST_LINE = 1 << 25
-"""Bytes of a line of JSON that can be held."""
+"""Characters of a line of JSON that can be held."""
 KINDS = (".txt", ".jsonl")
 PACKED = (".gz", ".zst")
 
@@ -88,7 +88,7 @@ class Stream:
                 else:
                     yield from _ended(self._cut(self._text(data, file), file))
         except (gzip.BadGzipFile, EOFError, zlib.error, *_zstandard_errors(file)) as problem:
-            name = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix, "packed")
+            name = {".gz": "gzip", ".zst": "zstd"}.get(_packing(file), "packed")
             raise UserError(
                 f"{file} is not a whole {name} file: {problem}", hint=f"{name} -t FILE checks one"
             ) from problem
@@ -99,14 +99,7 @@ class Stream:
 
     def _lines(self, data: IO[bytes], file: Path) -> Iterator[Piece]:
         """The field of each line of JSON."""
-        number = 0
-        while line := data.readline(LONGEST_LINE + 1):
-            number += 1
-            if len(line) > LONGEST_LINE:
-                raise UserError(
-                    f"{file}, line {number} is longer than {LONGEST_LINE >> 20} MB",
-                    hint="a line of .jsonl is one document, and is read as a whole: cut it",
-                )
+        for number, line in enumerate(_whole_lines(self._text(data, file), file), 1):
             if not line.strip():
                 continue
             try:
@@ -213,19 +206,26 @@ def is_jsonl(file: Path) -> bool:
 
 def _kind(file: Path) -> str:
     """The suffix below that of the packing, in lower case."""
-    return (Path(file.stem) if file.suffix in PACKED else file).suffix.lower()
+    return (Path(file.stem) if _packing(file) else file).suffix.lower()
+
+
+def _packing(file: Path) -> str:
+    """What its name says about how it is packed, in lower case; "": not at all."""
+    suffix = file.suffix.lower()
+    return suffix if suffix in PACKED else ""
 
 
 def _opened(file: Path) -> IO[bytes]:
-    if file.suffix == ".gz":
+    packing = _packing(file)
+    if packing == ".gz":
         return gzip.open(file, "rb")  # pyright: ignore[reportReturnType]
-    if file.suffix == ".zst":
+    if packing == ".zst":
         return _zstandard(file)
     return open(file, "rb")
 
 
 def _zstandard_errors(file: Path) -> tuple[type[Exception], ...]:
-    return (_library(file).ZstdError,) if file.suffix == ".zst" else ()
+    return (_library(file).ZstdError,) if _packing(file) == ".zst" else ()
 
 
 def _library(file: Path) -> Any:
@@ -281,6 +281,22 @@ def _blocks(data: IO[bytes], last: bool = False) -> Iterator[bytes]:
 
 
 _WORD_AFTER_GAP = re.compile(r"[^\w '’](?=[^\W_])")  # no apostrophe: it may be inside of a word
+
+
+def _whole_lines(blocks: Iterable[str], file: Path) -> Iterator[str]:
+    """The lines of a text that comes in blocks, without their ends."""
+    held, number = "", 1
+    for block in blocks:
+        *lines, held = (held + block).split("\n")
+        yield from lines
+        number += len(lines)
+        if len(held) > LONGEST_LINE:
+            raise UserError(
+                f"{file}, line {number} is longer than {LONGEST_LINE >> 20} million characters",
+                hint="a line of .jsonl is one document, and is read as a whole: cut it",
+            )
+    if held:
+        yield held
 
 
 def _last_end(text: str, anywhere: bool = False) -> int:

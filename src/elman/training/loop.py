@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.defaults import learns, recording
-from elman.errors import UserError, WorkFailed
+from elman.errors import Diverged, UserError, WorkFailed
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
 from elman.language_model import Masks, State, reader_of
@@ -540,7 +540,7 @@ class Training:
             tries.append("float32 instead of bfloat16")
         with self.cast():
             origin = first_broken_tensor(self.model, self.reader, *self.latest[:3])
-        return WorkFailed(
+        return Diverged(
             f"{what} at step {self.step + 1}; it began in {origin}",
             hint="try " + " or ".join(tries),
         )

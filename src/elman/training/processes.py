@@ -293,7 +293,7 @@ class _losses:  # noqa: N801 - reads as a verb: with _losses(): …
         if isinstance(problem, RuntimeError):
             raise WorkFailed(
                 f"another process of this training is gone: {str(problem).splitlines()[0][:200]}",
-                hint="its own message says why; the run's last checkpoint is whole",
+                hint="its own message says why",
             ) from problem
 
 
@@ -320,13 +320,14 @@ class LaneGroups:
         self.count = groups or processes.size
         if self.count > batch:
             raise UserError(
-                f"{self.count} groups of lanes cannot be made of batch_size={batch}",
-                hint=f"a batch_size of {self.count} or more, or fewer processes or lane_groups",
+                f"batch_size={batch} cannot be cut into {self.count} groups of lanes",
+                hint=f"batch_size={self.count} or more, or fewer processes or groups of lanes",
             )
         if processes.size > self.count:
             raise UserError(
-                f"{processes.size} processes cannot share lane_groups={groups}",
-                hint=f"at most {groups} processes; or a run with more lane_groups, or with 0",
+                f"lane_groups={groups} cannot be shared by {processes.size} processes",
+                hint=f"at most {groups} processes; or a run with lane_groups={processes.size} or "
+                "more, or with lane_groups=0",
             )
         lanes = shares(batch, self.count)
         self.owners = [range(s.start, s.stop) for s in shares(self.count, processes.size)]
