@@ -94,6 +94,21 @@ def test_a_training_that_ends_before_the_kill_is_no_proof(tmp_path):
         demo.kill_on_the_way([sys.executable, "-c", "pass"], tmp_path)
 
 
+def test_a_training_that_ends_before_the_kill_is_started_again(tmp_path):
+    """As on a machine where nobody looked in time: the third try writes its updates slowly."""
+    script = """
+import json, pathlib, sys, time
+out, tries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1], "tries")
+tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+for step in range(1, 10**6 if len(tries.read_text()) == 3 else 0):
+    with (out / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"step": step}) + "\\n")
+    time.sleep(0.002)
+"""
+    assert demo.kill_on_the_way([sys.executable, "-c", script, str(tmp_path)], tmp_path) >= 60
+    assert (tmp_path / "tries").read_text() == "..."
+
+
 def test_a_folder_that_is_not_the_demos_own_is_left_alone(tiny_run, tmp_path, capsys):
     """It once deleted a run's metrics.jsonl, then replaced the run, without being asked to."""
     copy = shutil.copytree(tiny_run(), tmp_path / "run")

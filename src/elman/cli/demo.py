@@ -36,8 +36,9 @@ RECIPES = {
 VALIDATE_EVERY = 224
 KILLED = """--model gru --hidden-size 128 --batch-size 16 --window 32 --epochs 2 --max-tokens 60000
     --dropout-outputs 0.2 --checkpoint-every 25 --checkpoint-seconds 0 --diagnose 0 --seed 1"""
-KILL_AT = 60
-"""The update after which the training is killed: between two checkpoints."""
+KILL_AT, TRIES = 60, 5
+"""The update after which the training is killed, between two checkpoints; how often that is tried.
+"""
 MIX = "kneser-ney:7"
 WIDTH = 84
 
@@ -278,9 +279,25 @@ def kill(stage: Stage, text: str) -> dict[str, Any]:
 
 
 def kill_on_the_way(command: list[str], out: Path) -> int:
-    """Kill a training, with no chance to save, after `KILL_AT` updates; returns the last one."""
+    """Kill a training, with no chance to save, after `KILL_AT` updates; returns the last one.
+
+    Beside other programs a training of a second may end before anybody looks: then it is tried
+    again.
+    """
     from elman.errors import WorkFailed
 
+    for _ in range(TRIES):
+        step, was_killed = _killed(command, out)
+        if was_killed:
+            return step
+    raise WorkFailed(
+        f"the training ended before it could be killed, {TRIES} times",
+        hint="let other programs end, then elman demo again",
+    )
+
+
+def _killed(command: list[str], out: Path) -> tuple[int, bool]:
+    """The last update before a training was killed; False where it had ended by itself."""
     log, read, step = out / "metrics.jsonl", 0, 0
     log.unlink(missing_ok=True)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
@@ -289,11 +306,7 @@ def kill_on_the_way(command: list[str], out: Path) -> int:
             step = max([step, *(json.loads(line).get("step", 0) for line in lines)])
             time.sleep(0.005)
         child.kill()
-    if child.returncode == 0:
-        raise WorkFailed(
-            "the training ended before it could be killed", hint="elman demo tries again"
-        )
-    return step
+    return step, child.returncode != 0
 
 
 def fingerprint(out: Path) -> str:
