@@ -20,9 +20,8 @@ INLINE int64_t useful_threads(const Job *job) { return worth_two(work_of(job)) ?
  * W_hh in every step, so they split the units instead, and meet after every step: not beside other programs, where
  * whoever is not running would hold up every step. */
 INLINE bool splits_units(const Job *job) {
-    int64_t entries = gates_of(job->cell) * job->H * job->H;
-    bool wide = job->B == 1 ? entries >= 1 << 17 : job->B <= 16 * job->threads && entries >= 1 << 19;
-    return wide && job->threads > 1 && !job->lengths && !job->sizes && !is_busy();
+    int64_t entries = gates_of(job->cell) * job->H * job->H, least = job->B == 1 ? 1 << 17 : job->B <= 3 ? 3 << 16 : 1 << 19;
+    return entries >= least && job->B <= 16 * job->threads && job->threads > 1 && !job->lengths && !job->sizes && !is_busy();
 }
 
 constexpr int64_t READ_ONCE = 768; /* rows up to which W_ih is packed panel by panel as it is read */
