@@ -1,7 +1,8 @@
 """`elman.nn` against `torch.nn` over a grid of shapes that nobody tuned for.
 
     python benchmarks/grid.py [--device cpu|cuda] [--quick] [--busy] [--random N] [--seed S]
-                              [--wild] [--dtype NAME] [--steps T] [--only WORD] [--seconds S]
+                              [--wild] [--hidden LOW HIGH] [--rows LOW HIGH] [--dtype NAME]
+                              [--steps T] [--only WORD] [--seconds S]
                               [--control] [--json FILE] [--figure FILE]
 
 A case is a cell, a hidden size, a batch, a number of steps, layers, directions, a dtype, and a
@@ -10,13 +11,14 @@ gradient). Both modules have the same weights and take turns in one process, a f
 several rounds; a case's number is the median over the rounds of torch's time by elman's: above 1
 elman is faster. Every case below 1 is listed, with the kernel that ran. `--random N` draws N
 shapes at random instead of walking the grid, because cliffs lie between the shapes one thinks of;
-with `--wild` it also draws how wide the inputs are and how the module is used (batch first, packed,
-dropout, no bias, projected, under autocast, or a sequence without a batch). `--dtype` and `--steps`
-measure every case in another dtype, or so long. `--control` lets a second module of torch.nn take
-its turns, too, and gives torch's time by that: what the clock makes of a ratio that is 1. Cases
-below 0.97 are then measured again, with new modules and six times the rounds. On a GPU both run as
-torch runs them by default, and a call is timed until the GPU is done. `--busy` is for a machine
-with other work: one thread, and processor time instead of the clock on the wall.
+with `--wild` it also draws how wide the inputs are and how the module is used (batch first,
+packed, dropout, no bias, projected, under autocast, or a sequence without a batch). `--hidden` and
+`--rows` say between which sizes it draws: cliffs are found by looking closely. `--dtype` and
+`--steps` measure every case in another dtype, or so long. `--control` lets a second module of
+torch.nn take its turns, too, and gives torch's time by that: what the clock makes of a ratio that
+is 1. Cases below 0.97 are then measured again, with new modules and six times the rounds. On a GPU
+both run as torch runs them by default, and a call is timed until the GPU is done. `--busy` is for
+a machine with other work: one thread, and processor time instead of the clock on the wall.
 """
 
 from __future__ import annotations
@@ -103,7 +105,14 @@ WAYS = ("", "batch first", "packed", "dropout", "no bias", "projected", "autocas
 ALONE = "no batch"  # one of eight, drawn apart: a seed draws the other cases as it did before
 
 
-def drawn(device: str, count: int, seed: int, wild: bool = False) -> Iterator[Case]:
+def drawn(
+    device: str,
+    count: int,
+    seed: int,
+    wild: bool = False,
+    hidden: Sequence[int] = (),
+    rows: Sequence[int] = (),
+) -> Iterator[Case]:
     """Shapes between the shapes: sizes and lengths uniform in their logarithm."""
     draw, alone = random.Random(seed), random.Random(f"{seed} {ALONE}")
     wide = device == "cuda"
@@ -112,7 +121,8 @@ def drawn(device: str, count: int, seed: int, wild: bool = False) -> Iterator[Ca
         return round(math.exp(draw.uniform(math.log(low), math.log(high))))
 
     for _ in range(count):
-        H, B = between(16, 2048 if wide else 1024), between(1, 512 if wide else 128)
+        H = between(*(hidden or (16, 2048 if wide else 1024)))
+        B = between(*(rows or (1, 512 if wide else 128)))
         job, dtype = (
             draw.choice(JOBS),
             draw.choice(("float32", "bfloat16") if wide else ("float32",)),
@@ -332,6 +342,9 @@ def main() -> None:
     parser.add_argument("--random", type=int, metavar="N", help="N shapes drawn at random instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wild", action="store_true", help="draw inputs and uses, too")
+    sizes: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("LOW", "HIGH"), "default": ()}
+    parser.add_argument("--hidden", help="sizes of layers that are drawn", **sizes)
+    parser.add_argument("--rows", help="sizes of batches that are drawn", **sizes)
     parser.add_argument("--control", action="store_true", help="torch.nn against itself, too")
     parser.add_argument("--dtype", choices=DTYPES, help="of all cases")
     parser.add_argument("--steps", type=int, metavar="T", help="of all cases")
@@ -355,7 +368,8 @@ def main() -> None:
         clock = time.process_time
         torch.set_num_threads(1)
     if options.random:
-        cases = list(drawn(device, options.random, options.seed, options.wild))
+        sized = options.hidden, options.rows
+        cases = list(drawn(device, options.random, options.seed, options.wild, *sized))
     else:
         cases = list(walk(device, options.quick))
     if options.dtype:

@@ -6,6 +6,7 @@ over a file of the same name: write `./name` for the file.
 """
 
 import codecs
+import errno
 import gzip
 import io
 import re
@@ -159,9 +160,10 @@ def path_from(source: str | Path) -> Path:
             raise ValueError("it holds a NUL")
         path.exists()  # a name too long, a loop of links
     except (RuntimeError, ValueError, OSError) as problem:
+        long = getattr(problem, "errno", None) == errno.ENAMETOOLONG
         raise UserError(
             f"{str(source)[:80]!r} is not the path of a file: {problem}",
-            hint="name a file, a folder, - or a dataset",
+            hint="name something shorter" if long else "name a file, a folder, - or a dataset",
         ) from problem
     return path
 
