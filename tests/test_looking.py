@@ -14,7 +14,7 @@ from elman.generation import generate
 from elman.gradients import Checkpointed, Full, Truncated
 from elman.kernels import explain
 from elman.language_model import Dropout, LanguageModel
-from elman.language_model.looking import weights_of
+from elman.language_model.looking import Watch, weights_of
 from elman.training import Optimisation, Reading, Settings, Training
 
 IDS = np.random.default_rng(0).integers(0, 9, 200)
@@ -139,6 +139,71 @@ def test_a_look_at_the_gradient_sees_the_weights_as_they_are_used(change):
     before = copy.deepcopy({n: t.clone() for n, t in model.state_dict().items()})
     assert glance(model, IDS, 5) == glance(plain, IDS, 5)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+def moved(model):
+    model.recurrence.weight_hh_l0.data = model.recurrence.weight_hh_l0.data.clone()
+
+
+def frozen(model):
+    model.bias_q.requires_grad_(False)
+
+
+def another_parameter(model):
+    model.weight_hq = nn.Parameter(model.weight_hq.detach().clone())
+
+
+def another_part(model):
+    model.recurrence = copy.deepcopy(model.recurrence)
+
+
+def one_part_more(model):
+    model.spare = nn.Linear(2, 3)
+
+
+def another_carry(model):
+    model.recurrence.carry = Truncated(window=3)
+
+
+def another_memory(model):
+    model.recurrence.memory = Checkpointed(every=2)
+
+
+LATER = (moved, frozen, another_parameter, another_part, one_part_more)
+
+
+@pytest.mark.parametrize("change", [*CHANGES[1:], *LATER, another_carry, another_memory])
+def test_a_watch_sees_every_change_and_none_where_weights_move_in_place(change):
+    model = model_with(nothing)
+    watch = Watch(model, model.recurrence)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5)
+    sum(p.sum() for p in model.parameters()).backward()
+    model.eval()
+    assert not watch.sees_a_change()
+    change(model)
+    assert watch.sees_a_change()
+
+
+def test_a_watch_sees_that_a_hook_is_gone():
+    model = model_with(nothing)
+    hooks = model.recurrence.register_forward_hook(print), model.bias_q.register_hook(print)
+    for taken in hooks:
+        watch = Watch(model)
+        taken.remove()
+        assert watch.sees_a_change()
+
+
+def test_an_update_in_one_go_is_told_that_weights_may_lie_elsewhere():
+    training, looked = Training(model_with(nothing), IDS, None, settings()), []
+    training._choice.update.look_again = lambda: looked.append(training.step)
+    training.update()
+    training.update()
+    assert looked == [0]  # before the first update nothing had been looked at
+    moved(training.model)
+    training.update()
+    assert looked == [0, 2]
 
 
 def test_a_hook_is_heard_from_the_next_update_on_and_no_longer_once_it_is_removed():

@@ -205,6 +205,8 @@ def whole_number(name: str, value: Any, *, at_least: int | None = None, hint: st
     Traceback (most recent call last):
     elman.errors.UserError: length=6.0 must be a whole number; length=200 writes 200 tokens
     """
+    if type(value) is int and (at_least is None or value >= at_least) and abs(value) < LARGEST:
+        return value  # as nearly always: what follows finds words, and takes ten times as long
     value = as_number(value)
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):  # of whatever else counts

@@ -7,6 +7,7 @@ hooks, and weights that are computed.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +44,44 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
     return parts
 
 
-def places_of(model: nn.Module) -> list[int]:
-    """Where its parameters lie in memory."""
-    held = [part._parameters.values() for part in parts_of(model)]
-    return [p.data_ptr() for parameters in held for p in parameters if p is not None]
+@final
+class Watch:
+    """Sees what the owner changes about a model: its parts, its weights, where they lie, hooks, and
+    how its recurrence carries, keeps and runs.
+
+    It holds the dictionaries in which torch keeps these, so that nobody has to walk through the
+    model before every update: a small update on a GPU waits for Python.
+    """
+
+    def __init__(self, model: nn.Module, recurrence: nn.Module | None = None) -> None:
+        self.parts = parts_of(model)  # held: another part may not get the number of one of them
+        self.insides = [part._modules for part in self.parts]
+        self.weights = [part._parameters for part in self.parts]
+        self.hooks = [
+            hooks
+            for part in self.parts
+            for hooks in (
+                *(part._forward_hooks, part._forward_pre_hooks),
+                *(part._backward_hooks, part._backward_pre_hooks),
+            )
+        ]
+        self.recurrence = recurrence
+        self.before = self._now()
+
+    def sees_a_change(self) -> bool:
+        """Whether anything is not as it was when this watch began."""
+        return self._now() != self.before
+
+    def _now(self) -> list[Any]:
+        now: list[Any] = [id(part) for inside in self.insides for part in inside.values()]
+        for weights in self.weights:
+            for p in weights.values():
+                if p is not None:
+                    hooked = p._backward_hooks or p._post_accumulate_grad_hooks
+                    now += (id(p), p.data_ptr(), p.requires_grad, not hooked)
+        if self.recurrence is not None:
+            now += (self.recurrence.carry, self.recurrence.memory, self.recurrence.time)
+        return now + list(map(len, self.hooks))
 
 
 def is_hooked(module: nn.Module) -> bool:

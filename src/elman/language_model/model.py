@@ -265,8 +265,10 @@ class LanguageModel(nn.Module):
 
     def draw_masks(self, batch: int) -> Masks:
         """Draw the masks of one window; pass them to several calls to treat those as one window."""
-        drop, like = self.shape.dropout, self.bias_q
-        inputs = outputs = None
+        drop = self.shape.dropout
+        if not (drop.inputs or drop.outputs or drop.recurrent):
+            return NO_MASKS
+        like, inputs, outputs = self.bias_q, None, None
         if drop.inputs:
             inputs = self.noise.keep(
                 (batch, cast(int, self.shape.embedding_size)), drop.inputs, like

@@ -11,7 +11,7 @@ from torch import Tensor
 from elman import kernels
 from elman.kernels.cuda.small import Judge
 from elman.language_model import LanguageModel, Masks, State
-from elman.language_model.looking import places_of
+from elman.language_model.masks import NO_MASKS
 from elman.training.graphed import Graphed, tensors_of
 from elman.training.optimisation import gradient_norm, take_guarded_step
 from elman.training.processes import LaneGroups
@@ -52,6 +52,7 @@ class CapturedUpdate(WholeUpdate):
         super().__init__(model, optimizer, clip, batch)
         like, self.loss, self.groups = model.bias_q, loss, groups
         self.rate, self.one = (torch.full((), n, device=like.device) for n in (0.0, 1.0))
+        self.zero = torch.zeros_like(self.held[0][0, 0, 0])
         for group in optimizer.param_groups:
             group["lr"] = self.rate
         self.judge: Judge | None = None
@@ -62,7 +63,6 @@ class CapturedUpdate(WholeUpdate):
         self.numbers = torch.zeros(2, dtype=like.dtype, **pinned)  # nats, ‖g‖
         self.capture, self.calls = capture, 0
         self._graph: Graphed | None = None
-        self._places: list[int] = []  # where the weights lay when it was captured
         self._joined = False
         self._stream: torch.cuda.Stream | None = None
         self._rate = 0.0
@@ -99,12 +99,8 @@ class CapturedUpdate(WholeUpdate):
         if rate != self._rate:
             self._rate = rate
             self.rate.fill_(rate)
-        places = places_of(self.model)
-        if places != self._places and self._graph is not None:  # it knows the old ones alone
-            torch.cuda.current_stream().synchronize()
-            self._graph = None
         if self._graph is None and self.capture and self.calls > 0:
-            self._graph, self._places = self._captured(inputs), places
+            self._graph = self._captured(inputs)
         place = self.calls % PLACES
         self.calls += 1
         (self._graph or self._update)(*inputs)
@@ -123,7 +119,7 @@ class CapturedUpdate(WholeUpdate):
     def _told(self, judge: Judge, place: int) -> tuple[float, float]:
         """Both numbers of one update, once the GPU has come so far."""
         self.events[place].synchronize()
-        nats, norm = judge.told[place].tolist()
+        nats, norm = judge.numbers[place].tolist()
         return nats, norm
 
     def _wait(self) -> tuple[float, float]:
@@ -136,7 +132,13 @@ class CapturedUpdate(WholeUpdate):
         if self.judge is None:
             held.zero_()
         else:  # the state that a failed update began with has to be there when it is looked at
-            torch.where(self.judge.broken, held, torch.zeros_like(held), out=held)
+            torch.where(self.judge.broken, held, self.zero, out=held)
+
+    def look_again(self) -> None:
+        """Capture again: a graph knows the old places alone."""
+        if self._graph is not None:
+            torch.cuda.current_stream().synchronize()
+            self._graph = None
 
     def forgive(self) -> None:
         """Let updates change something again."""
@@ -155,14 +157,16 @@ class CapturedUpdate(WholeUpdate):
 
     def _windows(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """x and y; or, where y is x one token on, both as one: one copy instead of two."""
-        one = x.is_cuda and y.data_ptr() == x.data_ptr() + 8 and x.stride() == y.stride()
-        one = one and x.stride(1) == 1 and x.dtype == torch.int64
+        strides = x.stride()
         if self.calls == 0:
-            self._joined = one
+            self._joined = x.is_cuda and x.dtype == torch.int64 and strides[1] == 1
+            self._joined = self._joined and y.data_ptr() == x.data_ptr() + 8
         if not self._joined:
             return [x, y]
+        one = y.data_ptr() == x.data_ptr() + 8 and strides == y.stride()
         assert one, "windows of one training are all cut alike"
-        return [x.as_strided((x.shape[1] + 1, len(x)), x.stride()[::-1])]  # time first
+        rows, steps = x.shape
+        return [x.as_strided((steps + 1, rows), strides[::-1])]  # time first
 
     def _update(self, *inputs: Tensor) -> tuple[()]:
         if self._joined:
@@ -206,6 +210,8 @@ class CapturedUpdate(WholeUpdate):
         return broken
 
     def _flat(self, masks: Masks) -> list[Tensor]:
+        if masks is NO_MASKS:
+            return []
         self._shape = (masks.inputs is not None, masks.outputs is not None, [*masks.recurrent])
         return [
             m for m in (masks.inputs, masks.outputs, *masks.recurrent.values()) if m is not None

@@ -6,11 +6,10 @@ would read the same text twice. So it is noted, and raised when the next record 
 """
 
 import _signal  # the functions that `signal` wraps: its own make enums, 6 µs a call
-import contextlib
 import signal
 import threading
 from collections.abc import Generator, Iterator
-from typing import TypeVar
+from typing import Self, TypeVar, final
 
 T = TypeVar("T")
 _END, _SIGINT = object(), int(signal.SIGINT)
@@ -21,31 +20,32 @@ def whole(work: Generator[T, None, None]) -> Iterator[T]:
     try:
         record: object = None
         while record is not _END:
-            with _noted() as interrupts:
+            with _Noted() as interrupts:
                 record = next(work, _END)
             if record is not _END:
                 yield record  # pyright: ignore[reportReturnType]
-            if interrupts:
+            if interrupts.heard:
                 work.throw(KeyboardInterrupt())
     finally:
         work.close()
 
 
-@contextlib.contextmanager
-def _noted() -> Iterator[list[int]]:
+@final
+class _Noted:
     """The interrupts inside this block, where nobody else looks after them: at most one."""
-    heard: list[int] = []
-    unheeded = _signal.getsignal(_SIGINT) is signal.default_int_handler
-    if not unheeded or threading.current_thread() is not threading.main_thread():
-        yield heard
-        return
 
-    def note(number: int, frame: object) -> None:
-        heard.append(number)
+    def __enter__(self) -> Self:
+        self.heard = False
+        unheeded = _signal.getsignal(_SIGINT) is signal.default_int_handler
+        self.mine = unheeded and threading.get_ident() == threading.main_thread().ident
+        if self.mine:
+            _signal.signal(_SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: object) -> None:
+        self.heard = True
         _signal.signal(_SIGINT, signal.default_int_handler)
 
-    _signal.signal(_SIGINT, note)
-    try:
-        yield heard
-    finally:
-        _signal.signal(_SIGINT, signal.default_int_handler)
+    def __exit__(self, *_: object) -> None:
+        if self.mine:
+            _signal.signal(_SIGINT, signal.default_int_handler)

@@ -27,6 +27,7 @@ from elman.errors import Diverged, UserError, WorkFailed
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
 from elman.language_model import Masks, State, reader_of
+from elman.language_model.looking import Watch
 from elman.language_model.masks import NO_MASKS
 from elman.recurrence.operator import known_ids
 from elman.scoring import metrics
@@ -118,6 +119,7 @@ class Training:
         self._clock = time.perf_counter()
         self._passes = {0: self._one_pass(0)}  # too little text is refused here
         self._ahead: tuple[tuple[Pass, int], Segment] | None = None
+        self._watch: Watch | None = None
         self._choose()
 
     def _choose(self) -> None:
@@ -272,40 +274,52 @@ class Training:
             self.tally = Tally()
         before = (self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
         reads, epoch = self.reads(), self.epoch
-        indices = range(self.index, min(self.index + self.settings.accumulate, len(reads)))
+        length = len(reads)
+        indices = range(self.index, min(self.index + self.settings.accumulate, length))
         segments = [self._segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
-        tokens = sum(self.groups.batch * segment.scored for segment in segments)
-        with self._all_or_nothing():
-            if self._choice.update is not None:
-                outcome = self._update_whole(self._choice.update, segments, rate)
-            else:
-                prepared = [(s, *self.prepare(s)) for s in segments]
-                outcome = piecewise.update(self, prepared, rate)
+        tokens = self.groups.batch * sum([segment.scored for segment in segments])
+        outcome = self._all_or_nothing(segments, rate)
         pending = Pending(outcome, tokens, before, self.tally, self.latest)
-        self._advance(indices.stop, len(reads))
+        self._advance(indices.stop, length)
         self._await(pending)
-        self.average.update(self.progress)
+        progress = self.progress
+        self.average.update(progress)
         seconds = self._lap()
         self.tally.tokens += tokens
         self.tally.seconds += seconds
-        return self._told(pending, epoch, rate, seconds)
+        known = {
+            "step": self.step,
+            "epoch": epoch,
+            "learning_rate": rate,
+            "tokens": tokens,
+            "tokens_per_second": tokens / seconds,
+            "progress": progress,
+        }
+        return self._told(pending, known)
 
     def _look_again(self) -> None:
         """Take notice of what was changed about the model since the last update."""
+        if self._watch is not None and not self._watch.sees_a_change():
+            return
         self._check_agrees()
         if seen(self) != self._seen:
             self._hear_all()
             self.optimizer.zero_grad()  # what moves no longer has none from now on
             self._choose()
+        elif self._choice.update is not None:
+            self._choice.update.look_again()
+        self._watch = Watch(self.model, self.reader.recurrence)
 
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """What is raised inside, by a hook or a model of the caller's, leaves all as it was."""
+    def _all_or_nothing(self, segments: list[Segment], rate: float) -> Outcome:
+        """Move the weights once; what is raised meanwhile, by a hook or a model of the caller's,
+        leaves all as it was."""
         noise, carried = self.reader.noise, self.carried.value
         drawn = noise.state_dict()
         try:
-            yield
+            if self._choice.update is not None:
+                return self._update_whole(self._choice.update, segments, rate)
+            return piecewise.update(self, [(s, *self.prepare(s)) for s in segments], rate)
         except BaseException:
             self.carried.value = carried
             noise.generators.clear()
@@ -319,7 +333,7 @@ class Training:
         whole.start_from(None if first.fresh else self.carried.value)
         self.latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y)
         outcome = whole(reads, rate)
-        tokens = sum(self.groups.batch * segment.scored for segment in segments)
+        tokens = self.groups.batch * sum([segment.scored for segment in segments])
         self.carried.value = whole.state
         self._look_ahead(len(segments))
 
@@ -329,16 +343,8 @@ class Training:
 
         return summed
 
-    def _told(self, pending: Pending, epoch: int, rate: float, seconds: float) -> Update:
+    def _told(self, pending: Pending, known: dict[str, Any]) -> Update:
         """The record of an update; what is not known yet is waited for when it is looked at."""
-        known: dict[str, Any] = {
-            "step": self.step,
-            "epoch": epoch,
-            "learning_rate": rate,
-            "tokens": pending.tokens,
-            "tokens_per_second": pending.tokens / seconds,
-            "progress": self.progress,
-        }
         if pending.numbers is None:
             return Update.late(known, partial(self._update_numbers, pending))
         known |= self._update_numbers(pending)
@@ -550,7 +556,7 @@ class Training:
     def __getstate__(self) -> dict[str, Any]:
         """A copy has its own model, optimizer and chance, and goes on by itself."""
         self._hear_all()
-        return {**vars(self), "_choice": None}
+        return {**vars(self), "_choice": None, "_watch": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -315,6 +315,8 @@ class _Lanes(Pass):
             ids, batch=reading.batch_size, window=reading.window, offset=offset
         )
         self.reading, self.rows = reading, rows
+        whole = isinstance(self.lanes.x, Tensor)  # rows of an array are cut when they are read
+        self.x, self.y = (t[rows] if whole else t for t in (self.lanes.x, self.lanes.y))
         carry = reading.carry_used.seeded(int(chance.integers(2**62)))
         self.edges, self.xi = carry.cuts(self.lanes.x.shape[1])
 
@@ -340,12 +342,11 @@ class _Lanes(Pass):
 
     def _between(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         def int64(lanes: Any) -> Tensor:
-            piece = lanes[self.rows, start:end]
-            return (
-                piece.long() if isinstance(piece, Tensor) else torch.from_numpy(piece.astype("i8"))
-            )
+            if isinstance(lanes, Tensor):
+                return lanes.narrow(1, start, end - start).long()
+            return torch.from_numpy(lanes[self.rows, start:end].astype("i8"))
 
-        return int64(self.lanes.x), int64(self.lanes.y)
+        return int64(self.x), int64(self.y)
 
     def _weights(self, begin: int, end: int) -> Tensor | None:
         """ξ inside one segment; its first step hands back to a state that is cut off anyway."""

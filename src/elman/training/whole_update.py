@@ -58,6 +58,8 @@ class WholeUpdate(abc.ABC):
         sizes = cells.of_model(model.cell).state_sizes(model.hidden_size)
         shapes = [(model.shape.layers, batch, n) for n in sizes]
         self.held = [model.bias_q.detach().new_zeros(shape) for shape in shapes]
+        self.state: State = (self.held[0], self.held[1]) if len(shapes) == 2 else self.held[0]
+        """After the last update, as the model takes it; overwritten by the next."""
 
     @staticmethod
     @abc.abstractmethod
@@ -73,13 +75,10 @@ class WholeUpdate(abc.ABC):
     def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
         """From the state that it was told to start from."""
 
-    @property
-    def state(self) -> State:
-        """The state after the last update, as the model takes it; overwritten by the next."""
-        return (self.held[0], self.held[1]) if len(self.held) == 2 else self.held[0]
-
     def start_from(self, state: State) -> None:
         """Go on from `state`; None is the state before any text."""
+        if state is self.state:
+            return
         given = list(CarriedState(state).state_dict().values()) if state is not None else []
         for i, held in enumerate(self.held):
             if state is None:
@@ -89,6 +88,10 @@ class WholeUpdate(abc.ABC):
 
     def _forget(self, held: Tensor) -> None:
         held.zero_()
+
+    def look_again(self) -> None:
+        """Something about the model has changed: its weights may lie elsewhere."""
+        return
 
     def forgive(self) -> None:
         """Let updates change something again; of most there is nothing to forgive."""

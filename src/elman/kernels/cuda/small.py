@@ -151,6 +151,7 @@ class Judge:
         self.broken = torch.zeros((), dtype=torch.bool, device=device)
         self.partials = torch.empty(132, dtype=torch.float64, device=device)
         self.told = torch.zeros(places, 2, dtype=torch.float32, pin_memory=True)
+        self.numbers = self.told.numpy()  # the same memory, read in a tenth of the time
 
     @staticmethod
     def takes(weights: Sequence[Tensor]) -> bool:
