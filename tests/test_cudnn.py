@@ -20,7 +20,7 @@ from elman.kernels import choice, cudnn, explain, prices, torchs
 from elman.language_model.stepper import FEW, Stepper
 from elman.nn import arguments
 from elman.nn.module import Module
-from elman.recurrence import captured, whole
+from elman.recurrence import captured, settled, whole
 from elman.recurrence.settled import LONG_WAY, Settled, Table, packed_shape
 
 on_gpu = [
@@ -291,7 +291,6 @@ class Paper:
     def __call__(self, xs, weights, each, buffer, h, c, mode, hidden, projection, layers, *rest):
         batch_first, dropout, keeps, bidirectional, batch_sizes, _ = rest
         assert h.is_contiguous()
-        assert not batch_first
         assert not dropout
         self.calls.append((len(xs), layers))
         run = (torch._VF.rnn_relu, torch._VF.rnn_tanh, torch._VF.lstm, torch._VF.gru)[mode]
@@ -299,7 +298,7 @@ class Paper:
             h if c is None else (h, c),
             [torch.tensor(batch_sizes)] if batch_sizes else [],
         )
-        more = [False] if not sizes else []
+        more = [batch_first] if not sizes else []
         ys, *last = run(
             xs, *sizes, state, weights, each in (4, 5), layers, 0.0, keeps, bidirectional, *more
         )
@@ -401,6 +400,39 @@ def test_scattered_weights_are_put_together_for_dropout(kind, paper, monkeypatch
     for a, b in zip(pulls(lambda xs: handed_over(rnn, xs)), pulls(rnn.to_torch()), strict=True):
         torch.testing.assert_close(a, b)
     assert put.called
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "batch_first": True}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scattered_weights_go_straight_to_cudnn(kind, options, ids, paper, monkeypatch):
+    """On a GPU; here the CPU is taken for one."""
+    torch.manual_seed(0)
+    rnn, peer = kind(4, 5, 2, **options), kind(4, 5, 2, **options).to_torch()
+    monkeypatch.setattr(cudnn, "lie_together", lambda *_: False)
+    x = torch.randint(4, (6, 3)) if ids else torch.randn(6, 3, 4)
+    given = rnn._inputs(*rnn._time_first(x, None))
+    stack = described(rnn, given, *given.xs.shape[:2])
+    how = Settled(settled._as_torch(given, stack))
+    assert how == Settled(settled.Apart(stack))
+    assert how.is_short
+    weights = [w.detach().clone().requires_grad_() for w in peer.parameters()]  # of functional_call
+    rows = torch.nn.functional.one_hot(x, 4).float() if ids else x
+    for state in (None, rnn._zeros(3 if not options else 6, *LIKE)):
+        found, last = how.run(x, state, weights, rnn.batch_first)
+        wanted, _ = peer(rows)
+        assert torch.equal(found, wanted)
+        pulls = torch.autograd.grad(found.square().sum() + last[0].sum(), weights)
+        torch.testing.assert_close(pulls, _pulls(peer, rows))
+    assert len(paper.calls) == 2
+    dropping = stack._replace(dropout=0.5)
+    assert settled._as_torch(given, dropping) == LONG_WAY, "its masks are drawn by torch's function"
+
+
+def _pulls(peer, rows):
+    ys, last = peer(rows)
+    loss = ys.square().sum() + (last[0] if isinstance(last, tuple) else last).sum()
+    return torch.autograd.grad(loss, [*peer.parameters()])
 
 
 def test_packed_rows_met_before_go_straight_to_torch(paper, monkeypatch):
@@ -667,6 +699,34 @@ def test_on_a_gpu_a_checkpointed_call_draws_its_masks_again(kind, reentrant):
     rnn.repeatable = True  # elman's own masks
     for a, b in zip(found, pulls(rnn), strict=True):
         assert torch.equal(a, b)
+
+
+@gpu
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_weights_of_a_functional_call_are_torch_nns_to_the_bit(
+    kind, batch_first, monkeypatch
+):
+    monkeypatch.setenv("ELMAN_KERNELS", "cudnn")
+    torch.manual_seed(0)
+    rnn = kind(4, 5, 2, batch_first=batch_first, device="cuda")
+    x = torch.randn(6, 3, 4, device="cuda", requires_grad=True)
+    found = []
+    for module in (rnn, rnn.to_torch()):
+        weights = {n: (p.detach() * 0.9).requires_grad_() for n, p in module.named_parameters()}
+        with warnings.catch_warnings():
+            if module is not rnn:  # torch.nn warns that weights are scattered; nobody can help it
+                warnings.simplefilter("ignore")
+            for _ in range(7):
+                ys, last = torch.func.functional_call(module, weights, (x,))
+                h = last[0] if isinstance(last, tuple) else last
+                loss = ys.square().sum() + h.sum()
+                pulls = torch.autograd.grad(loss, [x, *weights.values()])
+        found.append([ys, h, *pulls])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+    assert [type(how.how) for how in rnn._settled.values()] == [settled.Apart]
+    torch.testing.assert_close(rnn(x)[0], rnn.to_torch()(x)[0], rtol=0, atol=0)  # its own weights
 
 
 @gpu

@@ -157,20 +157,45 @@ def _piece(
     weights: Sequence[Tensor],
     batch_sizes: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    net = whole.network
+    sizes = [] if batch_sizes is None else batch_sizes.tolist()
+    return _call(whole.network, False, xs, first, weights, whole.keeps, sizes)
+
+
+def from_copied_weights(
+    net: Network,
+    batch_first: bool,
+    x: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    dropout: float = 0.0,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """As `as_torch`, where weights lie in no one block of memory, of which torch would warn."""
+    assert not dropout, "its masks are torch's own"
+    return _call(net, batch_first, x, first, weights, torch.is_grad_enabled(), [])
+
+
+def _call(
+    net: Network,
+    batch_first: bool,
+    x: Tensor,
+    first: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    keeps: bool,
+    batch_sizes: list[int],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     outputs = torch._cudnn_rnn(  # pyright: ignore[reportAttributeAccessIssue]
-        xs,
+        x,
         list(weights),
         net.each,
         all_weights(net, weights),
         first[0].contiguous(),
         first[1].contiguous() if len(first) > 1 else None,
         *net.sizes(),
-        False,  # time comes first
+        batch_first,
         0.0,  # no dropout
-        whole.keeps,
+        keeps,
         net.directions == 2,
-        [] if batch_sizes is None else batch_sizes.tolist(),
+        batch_sizes,
         None,
     )
     return outputs[0], outputs[1 : 1 + len(first)]

@@ -32,10 +32,17 @@ MOST = 1000
 """Shapes that a module keeps: sequences may be of every length."""
 
 
+class Apart(NamedTuple):
+    """A stack for cuDNN whose weights, passed by `functional_call` say, lie in no one block of
+    memory: they are copied into one at every call."""
+
+    stack: Whole
+
+
 class Settled(NamedTuple):
     """How calls of one shape are run."""
 
-    how: str | Call | Whole
+    how: str | Call | Whole | Apart
     """The long way, a call of our kernel that is ready, or the stack for torch.nn's own call."""
     again: captured.Repeated | None = None
     """The same, captured where it is repeated."""
@@ -56,12 +63,14 @@ class Settled(NamedTuple):
         how, again = self
         if again is not None and not again.given_up and (done := again(input, state, weights)):
             return done
+        run = as_torch if input.is_cuda else _by_torch_on_a_cpu
+        if isinstance(how, Apart):
+            how, run = how.stack, cudnn.from_copied_weights
         if isinstance(how, Whole):
             if state is None:
                 state = how.network.zeros(how.rows, how.dtype, input.device)
             if how.ids:  # a GPU asserts that there is a row for each
                 input = cudnn.one_hot(input, how.network.inputs, how.dtype)
-            run = as_torch if input.is_cuda else _by_torch_on_a_cpu
             return run(how.network, batch_first, input, state, weights, how.dropout)
         if not isinstance(how, Call) or not how.suits(weights):
             return None
@@ -226,14 +235,18 @@ def settle_cast(recipe: Recipe, x: Inputs, theirs: bool, batch_first: bool) -> S
 def settle_packed(recipe: Recipe, x: Inputs, batch_sizes: Tensor, stack: Whole | None) -> Settled:
     """The same of packed rows; `stack`: as torch's own layers run it, where they do."""
     if stack is not None:
-        return Settled(aten.prepared(stack) if x.xs.is_cpu else _as_torch(x, stack))
+        how = aten.prepared(stack) if x.xs.is_cpu else _as_torch(x, stack)
+        return Settled(LONG_WAY if isinstance(how, Apart) else how)
     return Settled(prepare(recipe, x.padded(batch_sizes), False) or LONG_WAY)
 
 
-def _as_torch(x: Inputs, stack: Whole) -> str | Whole:
-    """A call that goes straight to torch.nn's own function, or the long way."""
-    whole = stack.pieces == 1
-    return stack if whole and cudnn.lie_together(stack.network, x.weights) else LONG_WAY
+def _as_torch(x: Inputs, stack: Whole) -> str | Whole | Apart:
+    """A call that goes straight to torch.nn's own function, or to cuDNN; or the long way."""
+    if stack.pieces > 1:
+        return LONG_WAY
+    if cudnn.lie_together(stack.network, x.weights):
+        return stack
+    return LONG_WAY if stack.dropout else Apart(stack)
 
 
 def _repeated(
@@ -241,7 +254,7 @@ def _repeated(
     x: Inputs,
     stack: Whole,
     theirs: bool,
-    how: str | Call | Whole,
+    how: str | Call | Whole | Apart,
     batch_first: bool,
 ) -> captured.Repeated | None:
     """What captures these calls where they are repeated; None where nothing does."""
@@ -249,7 +262,7 @@ def _repeated(
     if captured.refuses(recipe, x, stack, ours.name if ours else Cudnn.name) is not None:
         return None
     if ours is None:
-        way = ByCudnn(stack, batch_first, how != LONG_WAY)
+        way = ByCudnn(stack, batch_first, isinstance(how, Whole))
     elif isinstance(how, Call):
         way = ByCall(how)
     else:
