@@ -221,12 +221,6 @@ def _held(folder: Path) -> Lock:
             time.sleep(0.05)
 
 
-def warm() -> None:
-    """Load what torch loads late: its compiler, a second of work, with the first optimizer."""
-    torch.set_num_threads(1)
-    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
-
-
 def main() -> None:
     """Wait for jobs until the server has gone; each is done by a process of its own."""
     if jobs.FORKS:
@@ -252,5 +246,5 @@ def _do(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    warm()
+    torch.set_num_threads(1)
     main()

@@ -6,9 +6,11 @@ a ← a + (1-d)(w - a)                  averaging (EMA), or the mean since `aver
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -56,6 +58,8 @@ def _adam(
     **guards: Tensor | None,
 ) -> None:
     """m ← β₁ m + (1-β₁) g,  v ← β₂ v + (1-β₂) g²,  w ← w - η m̂ / (√v̂ + ε)."""
+    if not all(optimizer.state[w] for w in weights):
+        _begin_averages(optimizer)
     fused: Any = (
         torch._fused_adamw_ if isinstance(optimizer, torch.optim.AdamW) else torch._fused_adam_
     )
@@ -83,6 +87,12 @@ def _adam(
     )
     if guards and guards["found_inf"] is not None:
         torch._foreach_sub_(steps, [guards["found_inf"]] * len(steps))
+
+
+def _begin_averages(optimizer: Any) -> None:
+    """m = v = 0 where there are none yet, made as torch makes them before a first step."""
+    for group in optimizer.param_groups:
+        optimizer._init_group(group, [], [], [], [], [], [])
 
 
 DirectStep = Callable[..., None]
@@ -178,7 +188,33 @@ def build_optimizer(model: nn.Module, settings: Optimisation) -> torch.optim.Opt
     entry = OPTIMIZERS[settings.optimizer]
     own = {name: getattr(settings, name) for name in entry.own}
     build: Any = entry.kind
+    _leave_compiler_unloaded()
     return build(groups, settings.learning_rate, **entry.arguments, **own)
+
+
+HIDDEN = "__dynamo_disable"
+"""Under this name torch keeps a method as it is hidden from its compiler."""
+
+
+def _leave_compiler_unloaded() -> None:
+    """Let optimizers be made without torch's compiler, which takes longer to load than torch.
+
+    torch hides these methods from the compiler, and loads it for that when they are first called.
+    Before anybody has loaded it there is nothing to hide them from.
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if method is not None and not hasattr(method, HIDDEN):
+            setattr(method, HIDDEN, partial(_hidden, method))
+
+
+def _hidden(method: Any, *arguments: Any, **options: Any) -> Any:
+    """The method itself; once the compiler is there, hidden from it, as torch would have it."""
+    if "torch._dynamo" not in sys.modules:
+        return method(*arguments, **options)
+    hidden = torch._dynamo.disable(method, True, wrapping=False)
+    setattr(method, HIDDEN, hidden)
+    return hidden(*arguments, **options)
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
@@ -190,7 +226,7 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     """
     step = _direct_step(optimizer)
     groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in optimizer.param_groups]
-    if step is None or not all(_is_plain(optimizer, group, weights) for group, weights in groups):
+    if step is None or not all(_is_plain(*group) for group in groups):
         optimizer.step()
         return
     with torch.no_grad(), _worthwhile_threads([w for _, weights in groups for w in weights]):
@@ -217,7 +253,7 @@ def take_guarded_step(
     groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in optimizer.param_groups]
     guards = {"found_inf": refuse, "grad_scale": scale}
     with torch.no_grad():
-        if direct is None or not all(_is_plain(optimizer, *group, "cuda") for group in groups):
+        if direct is None or not all(_is_plain(*group, "cuda") for group in groups):
             optimizer.step()
             return
         for group, weights in _merged(groups):
@@ -275,21 +311,15 @@ def _direct_step(optimizer: torch.optim.Optimizer) -> DirectStep | None:
 _NOT_DIRECT = ("momentum", "nesterov", "dampening", "amsgrad", "maximize", "differentiable")
 
 
-def _is_plain(
-    optimizer: torch.optim.Optimizer,
-    group: dict[str, Any],
-    weights: list[Tensor],
-    device: str = "cpu",
-) -> bool:
-    """There, of one type, nothing but the textbook's step; Adam's averages exist already."""
-    ready = "betas" not in group or all(optimizer.state[w] for w in weights)
+def _is_plain(group: dict[str, Any], weights: list[Tensor], device: str = "cpu") -> bool:
+    """There, of one type, nothing but the textbook's step."""
     one_type = len({w.dtype for w in weights}) < 2
     textbook = bool(group["fused"]) and not any(group.get(name) for name in _NOT_DIRECT)
     here = all(w.device.type == device for w in weights)
     dense = device == "cpu" or all(
         w.is_contiguous() and cast(Tensor, w.grad).is_contiguous() for w in weights
     )
-    return ready and one_type and textbook and here and dense
+    return one_type and textbook and here and dense
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
