@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elman import kernels, nn
 from elman.cells import named
-from elman.errors import UserError
+from elman.errors import UserError, WorkFailed
 from elman.gradients import Checkpointed, Randomized, Truncated
 from elman.kernels import choice, cudnn, reference, torchs
 from elman.kernels.cuda import graphs
@@ -623,6 +623,55 @@ def test_cudnns_arguments_there_and_back(monkeypatch):
     assert seen["backward"][0] is rows
 
 
+class Driver:
+    """Notes what the CUDA driver is asked, and whether Python may collect garbage meanwhile."""
+
+    def __init__(self, fails=""):
+        self.asked, self.fails = [], fails
+
+    def __call__(self, name, *arguments):
+        self.asked.append((name, gc.isenabled()))
+        if name == self.fails:
+            raise WorkFailed(f"{name} failed")
+        if name == "cuThreadExchangeStreamCaptureMode":  # the thread's mode for the one passed
+            self.mode, arguments[0]._obj.value = arguments[0]._obj.value, self.mode
+
+
+def recorder_on_paper(monkeypatch, driver):
+    monkeypatch.setattr(graphs.driver, "call", driver)
+    monkeypatch.setattr(graphs.driver, "end_capture", lambda *_: driver("end"))
+    recorder = object.__new__(graphs.Recorder)
+    recorder.handle = None
+    return recorder, mock.Mock(used=contextlib.nullcontext)
+
+
+def test_no_garbage_is_collected_from_before_a_recording_begins_until_it_has_ended(monkeypatch):
+    driver = Driver()
+    recorder, memory = recorder_on_paper(monkeypatch, driver)
+    graph, result = recorder.record(lambda: driver("work") or "done", memory)
+    assert result == "done"
+    whole = ["cuStreamBeginCapture_v2", "work", "cuStreamEndCapture"]
+    assert driver.asked[:3] == [(name, False) for name in whole]
+    assert gc.isenabled()
+    driver.mode = 0
+    del graph
+    assert [name for name, _ in driver.asked[-3:]] == [
+        "cuThreadExchangeStreamCaptureMode",
+        "cuGraphExecDestroy",
+        "cuThreadExchangeStreamCaptureMode",
+    ]
+    assert driver.mode == 0, "as it was before"
+
+
+def test_a_recording_that_fails_has_ended_before_garbage_is_collected_again(monkeypatch):
+    driver = Driver(fails="work")
+    recorder, memory = recorder_on_paper(monkeypatch, driver)
+    with pytest.raises(WorkFailed, match="work failed"):
+        recorder.record(lambda: driver("work"), memory)
+    assert driver.asked[-1] == ("end", False)
+    assert gc.isenabled()
+
+
 # ---------------------------------------------------------------------- on a GPU
 
 on_gpu = [
@@ -1019,3 +1068,18 @@ def test_on_a_gpu_repeated_calls_under_autocast_are_captured(kind, dtype):
             assert torch.equal(a, b)
     assert torch.equal(found[0][0], module(x)[0].to(dtype))
     assert any(settled.again for settled in module._settled.values())
+
+
+@gpu
+def test_on_a_gpu_a_graph_may_die_while_another_is_recorded():
+    x, y = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
+    recorder = graphs.recorder(0, torch.cuda.current_stream().cuda_stream)
+    with recorder.aside():
+        _ = x + 1
+        graph, _ = recorder.record(lambda: x + 1, recorder.memory())
+    other = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(other):
+        del graph
+        y.add_(1)
+    other.replay()
+    assert y.tolist() == [1] * 4

@@ -51,7 +51,7 @@ class CapturedUpdate(WholeUpdate):
     ) -> None:
         super().__init__(model, optimizer, clip, batch)
         like, self.loss, self.groups = model.bias_q, loss, groups
-        self.rate, self.one = (torch.full((), n, device=like.device) for n in (0.0, 1.0))
+        self.rate = torch.zeros((), device=like.device)
         self.zero = torch.zeros_like(self.held[0][0, 0, 0])
         for group in optimizer.param_groups:
             group["lr"] = self.rate
@@ -174,7 +174,7 @@ class CapturedUpdate(WholeUpdate):
         x, y, *flat = inputs
         self.optimizer.zero_grad()
         loss, after = self.loss(x, y, self.state, self._masks(flat))
-        loss.backward(self.one.to(loss.dtype))
+        loss.backward()  # to be handed its 1, torch would load sympy, two seconds of work
         broken = self._judged(self._sum(loss.detach()))
         for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
             torch.where(broken, held, new.detach(), out=held)

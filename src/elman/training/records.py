@@ -7,8 +7,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, Self, get_args
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self, cast, get_args
 
 from elman.errors import UserError
 
@@ -21,8 +21,8 @@ class Record:
 
     def json(self) -> dict[str, Any]:
         """The record as it stands in metrics.jsonl."""
-        values: Any = self
-        return {"kind": self.kind, **asdict(values)}
+        names = [f.name for f in fields(cast(Any, self))]
+        return {"kind": self.kind} | {name: getattr(self, name) for name in names}
 
     @classmethod
     def late(cls, known: dict[str, Any], rest: Callable[[], dict[str, Any]]) -> Self:

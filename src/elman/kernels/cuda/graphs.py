@@ -23,6 +23,7 @@ import torch
 from elman.kernels.cuda import driver
 
 THREAD_LOCAL = 1  # CUstreamCaptureMode: what other threads do meanwhile is their own affair
+RELAXED = 2  # of a thread: it may call what would spoil most recordings
 NO_FLAGS = ctypes.c_ulonglong(0)
 NON_BLOCKING = 1  # CUstream_flags: never waits for the legacy stream
 
@@ -52,12 +53,22 @@ class Graph:
 
     def __init__(self, handle: ctypes.c_void_p) -> None:
         self.handle = handle
-        end = weakref.finalize(self, driver.call, "cuGraphExecDestroy", handle)
+        end = weakref.finalize(self, _destroy, handle)
         end.atexit = False  # the process ends with it
 
     def launch(self, stream: int) -> None:
         """Queue the work on this stream."""
         driver.call("cuGraphLaunch", self.handle, ctypes.c_void_p(stream))
+
+
+def _destroy(handle: ctypes.c_void_p) -> None:
+    """Let a graph go, even while this thread or another records: a graph may die at any moment."""
+    mode = ctypes.c_int(RELAXED)
+    driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        driver.call("cuGraphExecDestroy", handle)
+    finally:
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
 @final
@@ -117,14 +128,15 @@ class Recorder:
     def record(self, work: Callable[[], Result], memory: Memory) -> tuple[Graph, Result]:
         """The work as a graph, and its result, which every launch overwrites. Call it `aside`."""
         recorded = ctypes.c_void_p()
-        driver.call("cuStreamBeginCapture_v2", self.handle, THREAD_LOCAL)
-        try:
-            with no_collection(), memory.used():
-                result = work()
-        except BaseException:
-            driver.end_capture(self.handle, recorded)  # whatever it says: the work has failed
-            raise
-        driver.call("cuStreamEndCapture", self.handle, ctypes.byref(recorded))
+        with no_collection():  # from before it begins: a collection may be due already
+            driver.call("cuStreamBeginCapture_v2", self.handle, THREAD_LOCAL)
+            try:
+                with memory.used():
+                    result = work()
+            except BaseException:
+                driver.end_capture(self.handle, recorded)  # whatever it says: the work has failed
+                raise
+            driver.call("cuStreamEndCapture", self.handle, ctypes.byref(recorded))
         try:
             ready = ctypes.c_void_p()
             driver.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), recorded, NO_FLAGS)
