@@ -641,7 +641,7 @@ def recorder_on_paper(monkeypatch, driver):
     monkeypatch.setattr(graphs.driver, "call", driver)
     monkeypatch.setattr(graphs.driver, "end_capture", lambda *_: driver("end"))
     recorder = object.__new__(graphs.Recorder)
-    recorder.handle = None
+    recorder.handle = graphs.ctypes.c_void_p()
     return recorder, mock.Mock(used=contextlib.nullcontext)
 
 

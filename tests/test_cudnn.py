@@ -419,7 +419,9 @@ def test_scattered_weights_go_straight_to_cudnn(kind, options, ids, paper, monke
     weights = [w.detach().clone().requires_grad_() for w in peer.parameters()]  # of functional_call
     rows = torch.nn.functional.one_hot(x, 4).float() if ids else x
     for state in (None, rnn._zeros(3 if not options else 6, *LIKE)):
-        found, last = how.run(x, state, weights, rnn.batch_first)
+        done = how.run(x, state, weights, rnn.batch_first)
+        assert done is not None
+        found, last = done
         wanted, _ = peer(rows)
         assert torch.equal(found, wanted)
         pulls = torch.autograd.grad(found.square().sum() + last[0].sum(), weights)
@@ -711,20 +713,19 @@ def test_on_a_gpu_weights_of_a_functional_call_are_torch_nns_to_the_bit(
     torch.manual_seed(0)
     rnn = kind(4, 5, 2, batch_first=batch_first, device="cuda")
     x = torch.randn(6, 3, 4, device="cuda", requires_grad=True)
-    found = []
-    for module in (rnn, rnn.to_torch()):
+
+    def called(module):
         weights = {n: (p.detach() * 0.9).requires_grad_() for n, p in module.named_parameters()}
-        with warnings.catch_warnings():
-            if module is not rnn:  # torch.nn warns that weights are scattered; nobody can help it
-                warnings.simplefilter("ignore")
-            for _ in range(7):
-                ys, last = torch.func.functional_call(module, weights, (x,))
-                h = last[0] if isinstance(last, tuple) else last
-                loss = ys.square().sum() + h.sum()
-                pulls = torch.autograd.grad(loss, [x, *weights.values()])
-        found.append([ys, h, *pulls])
-    for a, b in zip(*found, strict=True):
-        assert torch.equal(a, b)
+        ys, last = torch.func.functional_call(module, weights, (x,))
+        h = last[0] if isinstance(last, tuple) else last
+        return [ys, h, *torch.autograd.grad(ys.square().sum() + h.sum(), [x, *weights.values()])]
+
+    with warnings.catch_warnings():  # torch.nn warns that weights are scattered
+        warnings.simplefilter("ignore")
+        wanted = called(rnn.to_torch())
+    for _ in range(7):
+        for a, b in zip(called(rnn), wanted, strict=True):
+            assert torch.equal(a, b)
     assert [type(how.how) for how in rnn._settled.values()] == [settled.Apart]
     torch.testing.assert_close(rnn(x)[0], rnn.to_torch()(x)[0], rtol=0, atol=0)  # its own weights
 

@@ -179,7 +179,7 @@ def test_a_watch_sees_every_change_and_none_where_weights_move_in_place(change):
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.5)
-    sum(p.sum() for p in model.parameters()).backward()
+    torch.stack([p.sum() for p in model.parameters()]).sum().backward()
     model.eval()
     assert not watch.sees_a_change()
     change(model)

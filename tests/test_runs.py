@@ -1,5 +1,6 @@
 """Run folders: whole files, exact resume after any crash, clear refusals of anything damaged."""
 
+import itertools
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from elman import metrics, runs
-from elman.errors import MissingSource, UserError
+from elman.errors import MissingSource, UserError, WorkFailed
 from elman.runs import Config, Run, checkpoints, presets
 from elman.text import prepared
 from elman.training import Update, Validation
@@ -474,6 +475,73 @@ def test_a_folder_with_other_things_is_never_overwritten(trained, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="no folder"):
         Run.create(tmp_path / "file", trained.config, trained.vocab, force=True)
+
+
+# ---------------------------------------------------------------------- numbers that come late
+
+LATE = 9
+NOTHING_HELD_OUT = {"validation": 0.0, "test": 0.0}  # a validation waits for all
+
+
+def begin_as_on_a_gpu(folder: Path, **given):
+    """A training whose numbers are known some updates later, as those of a GPU are."""
+    run, training = begin(folder, average="none", **given)
+    update = training._choice.update
+    if update is None:
+        pytest.skip("without the CPU kernel every update waits")
+    update.late = LATE
+    return run, training
+
+
+def lines(path: Path) -> list:
+    """What is in metrics.jsonl, but for the time it took."""
+    told = [json.loads(line) for line in (path / "metrics.jsonl").read_bytes().splitlines()]
+    return [
+        {k: v for k, v in one.items() if k not in ("tokens_per_second", "crc32")} for one in told
+    ]
+
+
+def test_records_are_written_once_their_numbers_are_known_and_in_their_order(tmp_path):
+    (tmp_path / "late").mkdir()
+    (tmp_path / "soon").mkdir()
+    run, training = begin_as_on_a_gpu(tmp_path / "late", **NOTHING_HELD_OUT)
+    behind, told = [], []
+    for record in runs.train(run, training):
+        told.append(record)
+        behind.append(len(told) - len(lines(run.path)))
+    assert max(behind) >= LATE
+    other, alike = begin(tmp_path / "soon", average="none", **NOTHING_HELD_OUT)
+    list(runs.train(other, alike))
+    assert lines(run.path) == lines(other.path)
+    assert [record.json()["kind"] for record in told] == [line["kind"] for line in lines(run.path)]
+
+
+@pytest.mark.parametrize("killed", [7, 12, 14, 31])
+def test_a_run_that_is_killed_while_numbers_are_on_their_way_goes_on_exactly(killed, tmp_path):
+    run, training = begin_as_on_a_gpu(tmp_path, validate_every=7)
+    for count, _ in enumerate(runs.train(run, training, every_steps=5), 1):
+        if count == killed:
+            shutil.copytree(run.path, tmp_path / "killed")
+    again = Run.open(tmp_path / "killed")
+    fresh = runs.fresh_training(again.config, again.splits(), "cpu")
+    again.resume(fresh)
+    fresh._choice.update.late = LATE
+    list(runs.train(again, fresh, every_steps=5))
+    assert lines(again.path) == lines(run.path)
+
+
+def test_of_a_training_that_diverges_late_all_that_is_known_is_written(tmp_path):
+    run, training = begin_as_on_a_gpu(tmp_path, **NOTHING_HELD_OUT)
+    seen, records = [], runs.train(run, training, every_seconds=0)
+    seen += itertools.islice(records, 5)
+    with torch.no_grad():
+        training.model.weight_hq[2, 3] = torch.inf
+    with pytest.raises(WorkFailed, match="at step 6"):
+        seen.extend(records)
+    assert len(seen) == 5 + LATE
+    assert lines(run.path) == [
+        {k: v for k, v in record.json().items() if k != "tokens_per_second"} for record in seen[:5]
+    ]
 
 
 @pytest.mark.gpu

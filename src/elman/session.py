@@ -172,7 +172,8 @@ class Session:
         return session
 
     def records(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
-        """Train to the end, or until `stop()`; what is yielded is in metrics.jsonl already."""
+        """Train to the end, or until `stop()`; what is yielded is in metrics.jsonl already, or, of
+        a GPU that is still working on it, some 64 updates later."""
         return runs.train(
             self.run,
             self.training,

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from elman.training.processes import Processes
 
     Show = Callable[[Record | str], None]
+
+
+SECONDS_SHOWN = 0.1
+"""As long as one state of the bar is seen, at least."""
 
 
 def train() -> Callable[..., int | None]:
@@ -311,15 +316,24 @@ def _display(session: "Session") -> Iterator["Show"]:
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
     )
-    held_out, by_epoch = "", session.run.config.shown.sample_every > 0
+    held_out, by_epoch, shown_at = "", session.run.config.shown.sample_every > 0, 0.0
     with progress(*columns) as bar:
         task = bar.add_task("reading", total=1.0, completed=session.training.progress)
+
+        def is_due(record: "Update") -> bool:
+            """Whether the bar would show it: to look at an update's numbers may wait for a GPU."""
+            nonlocal shown_at
+            now = time.monotonic()
+            if bar.disable or (now - shown_at < SECONDS_SHOWN and record.progress < 1):
+                return False
+            shown_at = now
+            return True
 
         def show(record: "Record | str") -> None:
             nonlocal held_out
             if isinstance(record, str):
                 bar.update(task, description=record)
-            elif isinstance(record, Update):
+            elif isinstance(record, Update) and is_due(record):
                 said = (
                     f"nats {record.nats:.3f} · perplexity {record.perplexity:.2f}{held_out} · "
                     f"{record.tokens_per_second:,.0f} tokens/s"

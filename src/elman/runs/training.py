@@ -4,9 +4,10 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, final
 
 from elman import strict_json
 from elman.files import checked_line, write_text
@@ -49,8 +50,7 @@ def _records(
     with run.owned(), _given_up_if_it_fails(run), _log(run) as log:
         for record in training.records():
             told = [record, *(remarks(record) if run.writes else ())]
-            for each in told:
-                _append(log, each)
+            log.append(*told)
             better = isinstance(record, Validation) and record.improved
             late = every_seconds > 0 and time.monotonic() - saved_at >= every_seconds
             late, stopped = agree(late and run.writes, stop())
@@ -73,8 +73,8 @@ def _records(
 
 def tell(run: Run, training: Training, record: Record) -> None:
     """Add a record between two others, with a checkpoint that has it."""
-    with run.owned(), open(run.path / "metrics.jsonl", "ab") as log:
-        _append(log, record)
+    with run.owned(), _log(run) as log:
+        log.append(record)
         _checkpoint(run, training, log, better=False)
 
 
@@ -89,13 +89,57 @@ def conclude(run: Run, training: Training) -> Result | None:
         result = _result(run, training)
         if result is not None:
             with _log(run) as log:
-                _append(log, result)
+                log.append(result)
         write_text(run.path / "README.md", model_card(run))
     return result
 
 
-def _log(run: Run) -> IO[bytes]:
-    return open(run.path / "metrics.jsonl" if run.writes else os.devnull, "ab")
+@final
+class _Log:
+    """metrics.jsonl, in which records stand in their order, each once its numbers are known.
+
+    A GPU may still be working on them, and to wait for each would take it longer than a small
+    update does: they are told of later, at the latest when all that there are is to be on disk.
+    """
+
+    def __init__(self, file: IO[bytes], lasts: bool) -> None:
+        self.file, self.lasts = file, lasts
+        self.waiting: deque[Record] = deque()
+
+    def append(self, *records: Record) -> None:
+        self.waiting += records
+        self.write_known()
+
+    def write_known(self) -> None:
+        """Of a failed training, too: nobody will ever know more of the records that are left."""
+        known = 0
+        while self.waiting and self.waiting[0].is_known:
+            self._write(self.waiting.popleft())
+            known += 1
+        if known:
+            self.file.flush()
+
+    def write_all(self) -> int:
+        """Wait for every record, and for the disk; the bytes that the file has then."""
+        while self.waiting:
+            self._write(self.waiting.popleft())
+        self.file.flush()
+        if self.lasts:
+            os.fsync(self.file.fileno())
+        return self.file.tell()
+
+    def _write(self, record: Record) -> None:
+        self.file.write(checked_line(strict_json.dumps(record.json(), ascii_only=False)))
+
+
+@contextmanager
+def _log(run: Run) -> Iterator[_Log]:
+    with open(run.path / "metrics.jsonl" if run.writes else os.devnull, "ab") as file:
+        log = _Log(file, lasts=run.writes)
+        try:
+            yield log
+        finally:
+            log.write_known()
 
 
 @contextmanager
@@ -128,16 +172,9 @@ def _step_of(run: Run, training: Training) -> int:
     return training.best_step if chosen else training.step
 
 
-def _append(log: IO[bytes], record: Record) -> None:
-    log.write(checked_line(strict_json.dumps(record.json(), ascii_only=False)))
-    log.flush()
-
-
-def _checkpoint(run: Run, training: Training, log: IO[bytes], better: bool) -> None:
-    log.flush()
-    if run.writes:
-        os.fsync(log.fileno())
+def _checkpoint(run: Run, training: Training, log: _Log, better: bool) -> None:
+    length = log.write_all()
     run.restore()
     if better or math.isinf(training.best):  # never validated: the latest weights are the best
         run.save_best(training)
-    run.save_state(training, log.tell())
+    run.save_state(training, length)

@@ -346,7 +346,8 @@ class Training:
     def _told(self, pending: Pending, known: dict[str, Any]) -> Update:
         """The record of an update; what is not known yet is waited for when it is looked at."""
         if pending.numbers is None:
-            return Update.late(known, partial(self._update_numbers, pending))
+            numbers = partial(self._update_numbers, pending)
+            return Update.late(known, numbers, lambda: pending.numbers is not None)
         known |= self._update_numbers(pending)
         return Update(**known)
 
@@ -407,10 +408,15 @@ class Training:
         speed = tokens / tally.seconds
         known: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "tokens": tokens}
         known["tokens_per_second"] = speed
-        return Epoch.late(known, partial(self._epoch_numbers, tally, tokens))
+        numbers = partial(self._epoch_numbers, tally, tokens)
+        return Epoch.late(known, numbers, lambda: not self._waits_for(tally))
+
+    def _waits_for(self, tally: Tally) -> bool:
+        """Whether an update of this pass has not been heard of yet."""
+        return any(pending.tally is tally for pending in self._pending)
 
     def _epoch_numbers(self, tally: Tally, tokens: int) -> dict[str, float]:
-        while any(pending.tally is tally for pending in self._pending):
+        while self._waits_for(tally):
             self._hear()
         nats = tally.nats / tokens
         return {"nats": nats, "perplexity": metrics.perplexity(nats)}

@@ -25,12 +25,19 @@ class Record:
         return {"kind": self.kind} | {name: getattr(self, name) for name in names}
 
     @classmethod
-    def late(cls, known: dict[str, Any], rest: Callable[[], dict[str, Any]]) -> Self:
+    def late(
+        cls, known: dict[str, Any], rest: Callable[[], dict[str, Any]], ready: Callable[[], bool]
+    ) -> Self:
         """A record whose other numbers are asked of `rest` when first looked at: a GPU may still
-        be working on them."""
+        be working on them, unless it is `ready`."""
         record = object.__new__(cls)
-        record.__dict__.update(known, _rest=rest)
+        record.__dict__.update(known, _rest=rest, _ready=ready)
         return record
+
+    @property
+    def is_known(self) -> bool:
+        """Whether nobody has to wait who looks at any of its numbers."""
+        return "_rest" not in self.__dict__ or self.__dict__["_ready"]()
 
     def __getattr__(self, name: str) -> Any:
         """Only asked for what is not there yet."""
@@ -38,7 +45,7 @@ class Record:
         if rest is None or name.startswith("_"):
             raise AttributeError(f"a {type(self).__name__} record has no {name}")
         self.__dict__.update(rest())
-        del self.__dict__["_rest"]
+        del self.__dict__["_rest"], self.__dict__["_ready"]
         return getattr(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
