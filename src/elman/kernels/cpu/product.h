@@ -458,15 +458,18 @@ struct Product {
     }
     /* Steps [k, end) of k alone. */
     void run_block(int64_t first, int64_t last, int64_t k, int64_t end, operand *scratch) const {
+        run_on(operands(first, last - first, k * PAIR, at_most(K, end * PAIR), scratch), first, last, k, end);
+    }
+    /* The same of rows that are operands already. */
+    void run_on(Operands x, int64_t first, int64_t last, int64_t k, int64_t end) const {
         int64_t k_steps = ceil_div(K, PAIR);
-        auto [x, ld] = operands(first, last - first, k * PAIR, at_most(K, end * PAIR), scratch);
         for (int64_t n = 0; n < N; n += 2 * LANES) {
             const operand *panel = panels + (n / LANES * k_steps + 2 * k) * PANEL;
-            groups(last - first, ROWS<2>, [&, x = x, ld = ld](int64_t lo, int64_t hi) {
+            groups(last - first, ROWS<2>, [&](int64_t lo, int64_t hi) {
                 alignas(64) real out[SUMS * LANES];
                 real *y = Y + (first + lo) * y_stride + n;
                 begin(int(hi - lo), n, y, out, k > 0);
-                multiply(n, int(hi - lo), x + lo * ld, ld, panel, k, end, out);
+                multiply(n, int(hi - lo), x.first + lo * x.stride, x.stride, panel, k, end, out);
                 finish(int(hi - lo), n, out, y, end == k_steps);
             });
         }
