@@ -42,6 +42,10 @@ INLINE bool steps_late(const Job *job) {
     return !job->ids && job->B * (job->H + job->I) * int64_t(sizeof(operand)) <= STEP_BYTES;
 }
 
+/* The i-th of [from, to), every other step from the end: so a step begins with what the step before has read last, which
+ * a core's own cache still holds where it does not hold the whole matrix. */
+INLINE int64_t turning(int64_t t, int64_t i, int64_t from, int64_t to) { return t % 2 ? from + to - 1 - i : i; }
+
 struct Forward {
     const Job *job;
     Layout at;
@@ -199,7 +203,8 @@ struct Forward {
         int64_t ld = padded(H), size = at.panel_size(H), inputs = at.panel_size(job->I);
         operand *below = place && late ? place + size : nullptr, *turned = place ? place + size + (late ? inputs : 0) : nullptr;
         alignas(64) real sums[ROWS<C> * C * LANES], found[ROWS<C> * C * LANES];
-        for (int64_t p = from; p < to; p++) {
+        for (int64_t i = from; i < to; i++) {
+            int64_t p = turning(rows.t, i, from, to);
             if (place) pack_transposed(at, p, W_hh, H, place, turned);
             if (below) pack_transposed(at, p, static_cast<const real *>(job->W_ih), job->I, below, turned);
             const operand *panel = place ? place : panels + p * size;
@@ -252,7 +257,8 @@ struct Forward {
     void few_step(Rows rows, const operand *h, operand *next, int64_t from, int64_t to) const {
         int64_t row = at.vectors() * LANES;
         alignas(64) real sums[FEW * (OWN_GATES > 4 ? OWN_GATES : 4) * LANES] = {};
-        for (int64_t p = from; p < to; p++) {
+        for (int64_t i = from; i < to; i++) {
+            int64_t p = turning(rows.t, i, from, to);
             for (int c = 0; c < at.vectors(); c++) {
                 int64_t u = at.unit(p, c), n = at_most(H - u, LANES);
                 if (n > 0 && lined)
