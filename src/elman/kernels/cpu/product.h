@@ -334,11 +334,11 @@ void lined_dots(const real *h, const real *W, int64_t K, int64_t n, real *out) {
 }
 
 /* Rows meet panels whose k was dealt out: to the bits of `dots`, but with a unit in each lane, so that nothing is added
- * across lanes. The sums of hands wait for those that they are added to; where k is so small that of 2, 4 … hands in
- * succession the first alone has any, the others are left out. */
+ * across lanes. The sums of hands wait for those that they are added to. */
 constexpr int levels_of(int n) { return n < 2 ? 0 : 1 + levels_of(n / 2); }
 
-template <int C, int R> void dealt_tile(const real *a, int64_t row, const real *panel, int64_t K, real *out) {
+/* For few k: where of 2, 4 … hands in succession the first alone has any, the others are left out. */
+template <int C, int R> void dealt_short(const real *a, int64_t row, const real *panel, int64_t K, real *out) {
     constexpr int LEVELS = levels_of(LANES);
     alignas(64) real waiting[LEVELS][R * C * LANES];
     int empty = 0;
@@ -354,11 +354,39 @@ template <int C, int R> void dealt_tile(const real *a, int64_t row, const real *
         FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) store(to + (r * C + c) * LANES, sums[r][c]);
     }
 }
+
+/* The sums of 2^LEVEL hands in succession, written out, so that the processor foresees what it adds and goes on with the next
+ * hand meanwhile. */
+template <int C, int R, int LEVEL, int FIRST = 0>
+INLINE void add_hands(const real *a, int64_t row, const real *&panel, int64_t K, vec (&sums)[R][C]) {
+    if constexpr (LEVEL == 0) {
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) sums[r][c] = vec{};
+        for (int64_t k = hand(FIRST); k < K; k += LANES, panel += C * LANES) meet<C, R>(a + k, row, panel, sums);
+    } else {
+        alignas(64) real waiting[R * C * LANES];
+        add_hands<C, R, LEVEL - 1, FIRST>(a, row, panel, K, sums);
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) store(waiting + (r * C + c) * LANES, sums[r][c]);
+        add_hands<C, R, LEVEL - 1, FIRST + (1 << (LEVEL - 1))>(a, row, panel, K, sums);
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) sums[r][c] += load(waiting + (r * C + c) * LANES);
+    }
+}
+template <int C, int R> void dealt_tile(const real *a, int64_t row, const real *panel, int64_t K, real *out) {
+    vec sums[R][C];
+    add_hands<C, R, levels_of(LANES)>(a, row, panel, K, sums);
+    FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) store(out + (r * C + c) * LANES, sums[r][c]);
+}
+template <int C, int R = ROWS<C>>
+INLINE void dealt_short_of(int rows, const real *a, int64_t row, const real *panel, int64_t K, real *out) {
+    if constexpr (R > 1)
+        if (rows < R) return dealt_short_of<C, R - 1>(rows, a, row, panel, K, out);
+    dealt_short<C, R>(a, row, panel, K, out);
+}
 template <int C, int R = ROWS<C> < FEW ? ROWS<C> : FEW>
 INLINE void dealt_tile_of(int rows, const real *a, int64_t row, const real *panel, int64_t K, real *out) {
     if constexpr (R > 1)
         if (rows < R) return dealt_tile_of<C, R - 1>(rows, a, row, panel, K, out);
-    dealt_tile<C, R>(a, row, panel, K, out);
+    if (K > LANES / 2) return dealt_tile<C, R>(a, row, panel, K, out);
+    dealt_short<C, R>(a, row, panel, K, out);
 }
 
 template <bool PADDED = true, int R = 1>
@@ -477,7 +505,7 @@ struct Product {
     INLINE void multiply(int64_t n, int rows, const operand *x, int64_t ld, const operand *panel, int64_t k, int64_t end,
                          real *out) const {
 #ifndef HALF
-        if (dealt) return dealt_tile_of<2, ROWS<2>>(rows, x, ld, panel, K, out);
+        if (dealt) return dealt_short_of<2>(rows, x, ld, panel, K, out);
 #endif
         two_vectors(N - n, rows, x, ld, panel, end - k, out, k > 0);
     }
