@@ -697,6 +697,42 @@ struct Outer {
         add_steps(p, from, n, t0, t1, packed, x, false, whole, C * LANES);
         for (int64_t r = 0; r < rows; r++) memcpy(c + r * N, whole + r * C * LANES, bytes);
     }
+    /* The same for the last panel, where it has at most MOST columns: a row of dW in each lane and a sum for each column,
+     * instead of lanes without one. */
+    template <int MOST>
+    void add_narrow(int64_t p, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x) const {
+        alignas(64) real turned[MOST * LANES] = {};
+        int64_t block = columns.place(p), rows = columns.count(p);
+        real *c = dW + columns.first(p) * N + n;
+        bool empty = fresh && t1 == at.T;
+        for (int64_t r = 0; !empty && r < rows; r++)
+            for (int64_t j = 0; j < N - n; j++) turned[j * LANES + r] = c[r * N + j];
+        vec totals[MOST];
+        FLATTEN for (int j = 0; j < MOST; j++) totals[j] = load(turned + j * LANES);
+        for (int64_t t = t1 - 1; t >= t0; t--) {
+            int64_t pairs = at.pairs(t);
+            const operand *a = packs ? packed : where_it_lies(A.at(at.start(t), at.rows(t), block));
+            vec sums[MOST];
+            FLATTEN for (int j = 0; j < MOST; j++) sums[j] = vec{};
+            for (int64_t b = 0; b < pairs; b++, a += PANEL, x += PANEL) {
+                auto y = load_operands(a);
+                FLATTEN for (int j = 0; j < MOST; j++) sums[j] = multiply_add(broadcast(x + j * PAIR), y, sums[j]);
+            }
+            FLATTEN for (int j = 0; j < MOST; j++) totals[j] += sums[j];
+            if (packs) packed += pairs * PANEL;
+        }
+        FLATTEN for (int j = 0; j < MOST; j++) store(turned + j * LANES, totals[j]);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t j = 0; j < N - n; j++) c[r * N + j] = turned[j * LANES + r];
+    }
+    /* All rows of block p, columns from n on. */
+    void add_block(int64_t p, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x) const {
+        if constexpr (C == 1) {
+            if (N - n <= 4) return add_narrow<4>(p, n, t0, t1, packed, x);
+            if (N - n <= LANES / 2) return add_narrow<LANES / 2>(p, n, t0, t1, packed, x);
+        }
+        for (int64_t from = 0; from < columns.count(p); from += R) add_part(p, from, n, t0, t1, packed, x);
+    }
     /* Blocks [first, last) of the rows of dW, panels [begin, end) of its columns. */
     void run(int64_t first, int64_t last, int64_t begin, int64_t end, operand *scratch) const {
         for (int64_t t1 = at.T; t1 > 0; t1 -= at_most(chunk(), t1)) {
@@ -704,8 +740,7 @@ struct Outer {
             for (int64_t p = first; p < last; p++) {
                 if (packs) pack(p, t0, t1, scratch);
                 for (int64_t n = begin; n < end; n++)
-                    for (int64_t from = 0; from < columns.count(p); from += R)
-                        add_part(p, from, n * C * LANES, t0, t1, scratch, X.packed + n * panel + skipped);
+                    add_block(p, n * C * LANES, t0, t1, scratch, X.packed + n * panel + skipped);
             }
         }
     }
