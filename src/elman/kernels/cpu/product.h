@@ -148,7 +148,8 @@ INLINE Operands operands_of(const real *from, int64_t stride, int64_t rows, int6
 }
 
 /* Panels of W for x ↦ x Wᵀ. Panel p holds, for one block of units, a vector per gate (or, where
- * there is one gate, two neighbouring blocks): everything one tile needs to finish those units. */
+ * there is one gate, two neighbouring blocks): everything one tile needs to finish those units. Where so few units are left
+ * for the last panel that several gates fit into a vector, they share it. */
 struct Layout {
     int64_t gates, units;
     int vectors() const { return gates == 1 ? 2 : int(gates); }
@@ -158,6 +159,17 @@ struct Layout {
     int64_t gate(int c) const { return gates == 1 ? 0 : c; }
     int64_t panel_size(int64_t k) const { return vectors() * ceil_div(k, PAIR) * PANEL; }
     int64_t size(int64_t k) const { return panels() * panel_size(k); }
+
+    int64_t left() const { return gates == 1 ? 0 : units % LANES; } /* units of a panel that is not full */
+    int64_t sharing(int64_t panel) const { return left() && panel == panels() - 1 ? LANES / left() : 1; } /* gates of a vector */
+    int vectors(int64_t panel) const { return int(ceil_div(vectors(), sharing(panel))); }
+    /* The row of W in a lane of vector c, or -1. */
+    int64_t row(int64_t panel, int c, int lane) const {
+        int64_t shared = sharing(panel), first = unit(panel, c);
+        if (shared == 1) return first + lane < units ? gate(c) * units + first + lane : -1;
+        int64_t gate = c * shared + lane / left();
+        return lane < shared * left() && gate < gates ? gate * units + first + lane % left() : -1;
+    }
 };
 
 /* Lanes of two vectors whose numbers differ by D, exchanged across the diagonal. */
@@ -181,18 +193,14 @@ template <int D = LANES / 2> INLINE void transpose(vec (&v)[LANES]) {
     if constexpr (D > 1) transpose<D / 2>(v);
 }
 
-/* Rows of K reals as lanes of operands: where they lie, or rounded into `rows`. */
-struct Lines {
-    const real *first; /* a lane of operands is as wide as a real */
-    int64_t stride;
-};
-INLINE Lines lines_of(const real *W, int64_t n, int64_t K, operand *rows) {
+/* A row of K reals as lanes of operands, each as wide as a real: where it lies, or rounded into `room`. */
+INLINE const real *line_of(const real *row, int64_t K, operand *room) {
 #ifdef HALF
-    for (int64_t i = 0; i < n; i++) pack_row(W + i * K, K, rows + i * padded(K));
-    return {reinterpret_cast<const real *>(rows), padded(K) / PAIR};
+    pack_row(row, K, room);
+    return reinterpret_cast<const real *>(room);
 #else
-    (void)n, (void)rows;
-    return {W, K};
+    (void)K, (void)room;
+    return row;
 #endif
 }
 
@@ -208,15 +216,17 @@ INLINE int64_t hand_size(int64_t K, int64_t hand) { return hand < K ? ceil_div(K
 /* Panel p into `out`; `rows` holds LANES rows of K operands while they are turned. Steps of k lie in their order or, where
  * `starts` is given, every LANES-th from one of those on. */
 void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *out, operand *rows, const int64_t *starts = nullptr) {
-    int64_t k_steps = ceil_div(K, PAIR), width = at.vectors() * LANES;
+    int64_t k_steps = ceil_div(K, PAIR), width = at.vectors(p) * LANES;
     real *to = reinterpret_cast<real *>(out);
-    for (int c = 0; c < at.vectors(); c++) {
-        int64_t unit = at.unit(p, c), n = at_most(at.units - unit, LANES);
-        Lines lines = lines_of(W + (at.gate(c) * at.units + unit) * K, n, K, rows);
+    for (int c = 0; c < at.vectors(p); c++) {
+        const real *lines[LANES];
+        for (int i = 0; i < LANES; i++) {
+            int64_t row = at.row(p, c, i);
+            lines[i] = row < 0 ? nullptr : line_of(W + row * K, K, rows + i * padded(K));
+        }
         for (int64_t k = 0; k < k_steps; k += LANES) {
             vec block[LANES];
-            FLATTEN for (int i = 0; i < LANES; i++)
-                block[i] = i < n ? load(lines.first + i * lines.stride + k, k_steps - k) : vec{};
+            FLATTEN for (int i = 0; i < LANES; i++) block[i] = lines[i] ? load(lines[i] + k, k_steps - k) : vec{};
             transpose(block);
             FLATTEN for (int i = 0; i < LANES; i++)
                 if (k + i < k_steps) store(to + (starts ? starts[i] + k / LANES : k + i) * width + c * LANES, block[i]);
