@@ -32,6 +32,7 @@ struct Backward {
     real *found;           /* or the pulls of one step, (B, H), that are found just before it goes back, */
     const Output *out;     /* from this loss */
     bool shared;           /* whether other threads will read da */
+    const operand *inputs; /* W_ih for y ↦ y W_ih, where dxs are found step by step; or null */
     real *room = nullptr;  /* (B, padded(H)) for sums where W_hh is read where it lies, without panels */
 
     const int64_t T = job->T, B = job->B, H = job->H, gates_n = gates_of(job->cell), M = gates_n * H;
@@ -196,6 +197,12 @@ struct Backward {
             if (held(t, b) || carry(t, b) != 0) return false;
         return true;
     }
+    /* dx_t = da_t W_ih, while da_t lies in the cache row by row. */
+    void pull_inputs(int64_t t, int64_t b0, int64_t rows, const operand *y) const {
+        int64_t s = start_of(job, t) + b0, I = job->I;
+        Product below{nullptr, 0, M, inputs, nullptr, static_cast<real *>(job->dxs), I, I};
+        below.run_on({y, padded(M)}, s, s + rows, 0, ceil_div(M, PAIR));
+    }
     /* The pull on a row of h_t from outside. */
     const real *pull_on(int64_t t, int64_t b) const {
         return found ? found + b * H : dhs ? dhs + (start_of(job, t) + b - pulled) * H : nullptr;
@@ -219,6 +226,7 @@ struct Backward {
                     active = r + 1;
                 }
             }
+            if (inputs) pull_inputs(t, b0, rows, y);
             if (!t && !job->dh_0) break; /* nobody asks what pulls on the first states */
             if (active > 0 && active == rows && all_cut(t, b0, rows))
                 memset(dh, 0, size_t(rows * H) * sizeof(real));
@@ -300,6 +308,7 @@ struct PieceTasks {
     const Output *out;
     int64_t out_from, out_to; /* of its steps */
     const operand *inputs;    /* W_ih for y ↦ y W_ih */
+    void *dxs;                /* null: not wanted, or found already */
 
     const Steps at{piece->T, piece->B, piece->sizes, piece->starts};
     const Columns hidden_side = hidden_columns(piece), input_side = input_columns(piece);
@@ -311,7 +320,7 @@ struct PieceTasks {
     const OuterTasks hidden{{at, da, hidden_side, hs, static_cast<real *>(piece->dW_hh), piece->fresh != 0}, threads};
     const OuterTasks input{{at, da, input_side, xs, static_cast<real *>(piece->dW_ih), piece->fresh != 0}, threads};
     const Blocks rows{at, da, input_side};
-    const InputTasks below{piece, inputs, &rows, start_of(piece, piece->T) - start_of(piece, 0), piece->dxs, threads};
+    const InputTasks below{piece, inputs, &rows, start_of(piece, piece->T) - start_of(piece, 0), dxs, threads};
     const OutputTasks above{out, out_from, out_to, threads};
     const int64_t hidden_tasks = weighs ? hidden.tasks : 0, input_tasks = weighs && !piece->ids ? input.tasks : 0;
     const int64_t tasks = hidden_tasks + input_tasks + below.tasks + above.tasks;
@@ -379,6 +388,13 @@ INLINE int64_t steps_back(const Job *job, int64_t bytes) {
     return at_most(job->T, fitting < least ? least : fitting);
 }
 
+/* Whether each dx_t is found just after da_t, from rows that lie in the cache: one matrix more to read at every step, which
+ * does not pay for few rows or large matrices. The pulls on a_ih must be those on a_hh. */
+INLINE bool pulls_inputs_stepwise(const Job *job, int64_t rows) {
+    int64_t bytes = gates_of(job->cell) * job->H * (job->H + job->I) * int64_t(sizeof(operand));
+    return !hidden_columns(job).shift && rows >= 3 && bytes <= 12 << 20;
+}
+
 /* Steps [t0, t1) alone. */
 Job piece_of(const Job *job, int64_t t0, int64_t t1) {
     Job piece = *job;
@@ -402,6 +418,7 @@ int back_through(const Job *job, const Output *out) {
     int64_t most = ceil_div(job->T, pieces) * B;
     Layout at{1, H};
     bool hands_back = job->T > 1 || job->dh_0, few = has_few(job);
+    bool stepwise = job->dxs && !few && !together && pulls_inputs_stepwise(job, ceil_div(B, blocks));
     Buffer<operand> panels(hands_back && !few ? at.size(M) : 0), ys(together ? 2 * B * padded(M) : blocks * y_size);
     Buffer<operand> inputs(job->dxs && !few ? Layout{1, job->I}.size(M) : 0);
     Buffer<operand> scratch(out && !together ? blocks * out->scratch() : 0);
@@ -427,11 +444,11 @@ int back_through(const Job *job, const Output *out) {
         int64_t t0 = job->T * i / pieces, t1 = job->T * (i + 1) / pieces, first = start_of(job, t0);
         const real *dhs = out ? pulls.data : static_cast<const real *>(job->dhs);
         Backward run{job, few ? nullptr : panels.data, da.data, own ? down.data : nullptr, first, dhs, out ? first : 0,
-                     together ? nullptr : pulls.data, out, threads > 1 && !together, room.data};
+                     together ? nullptr : pulls.data, out, threads > 1 && !together, stepwise ? inputs.data : nullptr, room.data};
         Job piece = piece_of(job, t0, t1);
         int64_t whole = out ? ceil_div(first, out->head->B) : 0; /* the first of its steps that is read from its beginning */
         PieceTasks gradients{&piece, t0, threads, {da.data, width, true}, tokens, out, whole, read,
-                             few ? nullptr : inputs.data};
+                             few ? nullptr : inputs.data, stepwise ? nullptr : piece.dxs};
         read = whole;
         if (!gradients.ok()) return NO_MEMORY;
         if (together) {

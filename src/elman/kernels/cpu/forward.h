@@ -42,6 +42,10 @@ INLINE bool steps_late(const Job *job) {
     return !job->ids && job->B * (job->H + job->I) * int64_t(sizeof(operand)) <= STEP_BYTES;
 }
 
+/* The i-th of [from, to), every other step from the end: so a step begins with what the step before has read last, which
+ * a core's own cache still holds where it does not hold the whole matrix. */
+INLINE int64_t turning(int64_t t, int64_t i, int64_t from, int64_t to) { return t % 2 ? from + to - 1 - i : i; }
+
 struct Forward {
     const Job *job;
     Layout at;
@@ -199,7 +203,8 @@ struct Forward {
         int64_t ld = padded(H), size = at.panel_size(H), inputs = at.panel_size(job->I);
         operand *below = place && late ? place + size : nullptr, *turned = place ? place + size + (late ? inputs : 0) : nullptr;
         alignas(64) real sums[ROWS<C> * C * LANES], found[ROWS<C> * C * LANES];
-        for (int64_t p = from; p < to; p++) {
+        for (int64_t i = from; i < to; i++) {
+            int64_t p = turning(rows.t, i, from, to);
             if (place) pack_transposed(at, p, W_hh, H, place, turned);
             if (below) pack_transposed(at, p, static_cast<const real *>(job->W_ih), job->I, below, turned);
             const operand *panel = place ? place : panels + p * size;
@@ -207,21 +212,43 @@ struct Forward {
                 Rows some = part(rows, lo, hi);
                 if (late) some.found = multiply_inputs<C>(p, below ? below : W_ih + p * inputs, some, found);
                 expect(p, some);
-                multiply<C>(int(hi - lo), h + lo * ld, panel, sums);
+                multiply<C>(p, int(hi - lo), {h + lo * ld, ld}, panel, H, sums);
                 finish_cell(p, some, sums, next + lo * ld);
             });
         }
     }
-    /* h W_hhᵀ of the rows, in `out`. */
-    template <int C> INLINE void multiply(int rows, const operand *h, const operand *panel, real *out) const {
+    /* The rows times panel p of W_hh or W_ih, K deep: C vectors of sums a row, in `out`. */
+    template <int C> INLINE void multiply(int64_t p, int rows, Operands x, const operand *panel, int64_t K, real *out) const {
+        if (at.sharing(p) > 1) {
+            alignas(64) real sums[ROWS<C> * C * LANES];
+            multiply_shared<C - 1, ROWS<C>>(at.vectors(p), rows, x, panel, K, sums);
+            for (int r = 0; r < rows; r++) part_gates(p, sums + r * at.vectors(p) * LANES, out + r * C * LANES);
+            return;
+        }
 #ifndef HALF
-        if (dealt) return dealt_tile_of<C>(rows, h, padded(H), panel, H, out);
+        if (dealt) return dealt_tile_of<C>(rows, x.first, x.stride, panel, K, out);
 #endif
-        tile_of<C>(rows, h, padded(H), panel, ceil_div(H, PAIR), out);
+        tile_of<C>(rows, x.first, x.stride, panel, ceil_div(K, PAIR), out);
+    }
+    /* At most MOST rows times a panel of at most C vectors. */
+    template <int C, int MOST>
+    INLINE void multiply_shared(int vectors, int rows, Operands x, const operand *panel, int64_t K, real *out) const {
+        if constexpr (C > 1)
+            if (vectors < C) return multiply_shared<C - 1, MOST>(vectors, rows, x, panel, K, out);
+#ifndef HALF
+        if (dealt) return dealt_short_of<C, at_most(MOST, FEW)>(rows, x.first, x.stride, panel, K, out);
+#endif
+        tile_of<C, MOST>(rows, x.first, x.stride, panel, ceil_div(K, PAIR), out);
+    }
+    /* Sums of gates that share vectors, to a vector for each. */
+    INLINE void part_gates(int64_t p, const real *sums, real *out) const {
+        int64_t left = at.left(), sharing = at.sharing(p);
+        for (int64_t g = 0; g < at.gates; g++)
+            store(out + g * LANES, load(sums + g / sharing * LANES + g % sharing * left, left));
     }
     /* x W_ihᵀ + b of the rows, in `out`. */
     template <int C> INLINE const real *multiply_inputs(int64_t p, const operand *panel, Rows rows, real *out) const {
-        tile_of<C>(int(rows.count), rows.x.first, rows.x.stride, panel, ceil_div(job->I, PAIR), out);
+        multiply<C>(p, int(rows.count), rows.x, panel, job->I, out);
         for (int64_t r = 0; r < rows.count; r++)
             FLATTEN for (int c = 0; c < C; c++) {
                 int64_t u = at.unit(p, c);
@@ -252,7 +279,8 @@ struct Forward {
     void few_step(Rows rows, const operand *h, operand *next, int64_t from, int64_t to) const {
         int64_t row = at.vectors() * LANES;
         alignas(64) real sums[FEW * (OWN_GATES > 4 ? OWN_GATES : 4) * LANES] = {};
-        for (int64_t p = from; p < to; p++) {
+        for (int64_t i = from; i < to; i++) {
+            int64_t p = turning(rows.t, i, from, to);
             for (int c = 0; c < at.vectors(); c++) {
                 int64_t u = at.unit(p, c), n = at_most(H - u, LANES);
                 if (n > 0 && lined)

@@ -148,7 +148,8 @@ INLINE Operands operands_of(const real *from, int64_t stride, int64_t rows, int6
 }
 
 /* Panels of W for x ↦ x Wᵀ. Panel p holds, for one block of units, a vector per gate (or, where
- * there is one gate, two neighbouring blocks): everything one tile needs to finish those units. */
+ * there is one gate, two neighbouring blocks): everything one tile needs to finish those units. Where so few units are left
+ * for the last panel that several gates fit into a vector, they share it. */
 struct Layout {
     int64_t gates, units;
     int vectors() const { return gates == 1 ? 2 : int(gates); }
@@ -158,6 +159,17 @@ struct Layout {
     int64_t gate(int c) const { return gates == 1 ? 0 : c; }
     int64_t panel_size(int64_t k) const { return vectors() * ceil_div(k, PAIR) * PANEL; }
     int64_t size(int64_t k) const { return panels() * panel_size(k); }
+
+    int64_t left() const { return gates == 1 ? 0 : units % LANES; } /* units of a panel that is not full */
+    int64_t sharing(int64_t panel) const { return left() && panel == panels() - 1 ? LANES / left() : 1; } /* gates of a vector */
+    int vectors(int64_t panel) const { return int(ceil_div(vectors(), sharing(panel))); }
+    /* The row of W in a lane of vector c, or -1. */
+    int64_t row(int64_t panel, int c, int lane) const {
+        int64_t shared = sharing(panel), first = unit(panel, c);
+        if (shared == 1) return first + lane < units ? gate(c) * units + first + lane : -1;
+        int64_t gate = c * shared + lane / left();
+        return lane < shared * left() && gate < gates ? gate * units + first + lane % left() : -1;
+    }
 };
 
 /* Lanes of two vectors whose numbers differ by D, exchanged across the diagonal. */
@@ -181,18 +193,14 @@ template <int D = LANES / 2> INLINE void transpose(vec (&v)[LANES]) {
     if constexpr (D > 1) transpose<D / 2>(v);
 }
 
-/* Rows of K reals as lanes of operands: where they lie, or rounded into `rows`. */
-struct Lines {
-    const real *first; /* a lane of operands is as wide as a real */
-    int64_t stride;
-};
-INLINE Lines lines_of(const real *W, int64_t n, int64_t K, operand *rows) {
+/* A row of K reals as lanes of operands, each as wide as a real: where it lies, or rounded into `room`. */
+INLINE const real *line_of(const real *row, int64_t K, operand *room) {
 #ifdef HALF
-    for (int64_t i = 0; i < n; i++) pack_row(W + i * K, K, rows + i * padded(K));
-    return {reinterpret_cast<const real *>(rows), padded(K) / PAIR};
+    pack_row(row, K, room);
+    return reinterpret_cast<const real *>(room);
 #else
-    (void)n, (void)rows;
-    return {W, K};
+    (void)K, (void)room;
+    return row;
 #endif
 }
 
@@ -208,15 +216,17 @@ INLINE int64_t hand_size(int64_t K, int64_t hand) { return hand < K ? ceil_div(K
 /* Panel p into `out`; `rows` holds LANES rows of K operands while they are turned. Steps of k lie in their order or, where
  * `starts` is given, every LANES-th from one of those on. */
 void pack_transposed(Layout at, int64_t p, const real *W, int64_t K, operand *out, operand *rows, const int64_t *starts = nullptr) {
-    int64_t k_steps = ceil_div(K, PAIR), width = at.vectors() * LANES;
+    int64_t k_steps = ceil_div(K, PAIR), width = at.vectors(p) * LANES;
     real *to = reinterpret_cast<real *>(out);
-    for (int c = 0; c < at.vectors(); c++) {
-        int64_t unit = at.unit(p, c), n = at_most(at.units - unit, LANES);
-        Lines lines = lines_of(W + (at.gate(c) * at.units + unit) * K, n, K, rows);
+    for (int c = 0; c < at.vectors(p); c++) {
+        const real *lines[LANES];
+        for (int i = 0; i < LANES; i++) {
+            int64_t row = at.row(p, c, i);
+            lines[i] = row < 0 ? nullptr : line_of(W + row * K, K, rows + i * padded(K));
+        }
         for (int64_t k = 0; k < k_steps; k += LANES) {
             vec block[LANES];
-            FLATTEN for (int i = 0; i < LANES; i++)
-                block[i] = i < n ? load(lines.first + i * lines.stride + k, k_steps - k) : vec{};
+            FLATTEN for (int i = 0; i < LANES; i++) block[i] = lines[i] ? load(lines[i] + k, k_steps - k) : vec{};
             transpose(block);
             FLATTEN for (int i = 0; i < LANES; i++)
                 if (k + i < k_steps) store(to + (starts ? starts[i] + k / LANES : k + i) * width + c * LANES, block[i]);
@@ -334,11 +344,11 @@ void lined_dots(const real *h, const real *W, int64_t K, int64_t n, real *out) {
 }
 
 /* Rows meet panels whose k was dealt out: to the bits of `dots`, but with a unit in each lane, so that nothing is added
- * across lanes. The sums of hands wait for those that they are added to; where k is so small that of 2, 4 … hands in
- * succession the first alone has any, the others are left out. */
+ * across lanes. The sums of hands wait for those that they are added to. */
 constexpr int levels_of(int n) { return n < 2 ? 0 : 1 + levels_of(n / 2); }
 
-template <int C, int R> void dealt_tile(const real *a, int64_t row, const real *panel, int64_t K, real *out) {
+/* For few k: where of 2, 4 … hands in succession the first alone has any, the others are left out. */
+template <int C, int R> void dealt_short(const real *a, int64_t row, const real *panel, int64_t K, real *out) {
     constexpr int LEVELS = levels_of(LANES);
     alignas(64) real waiting[LEVELS][R * C * LANES];
     int empty = 0;
@@ -354,11 +364,39 @@ template <int C, int R> void dealt_tile(const real *a, int64_t row, const real *
         FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) store(to + (r * C + c) * LANES, sums[r][c]);
     }
 }
+
+/* The sums of 2^LEVEL hands in succession, written out, so that the processor foresees what it adds and goes on with the next
+ * hand meanwhile. */
+template <int C, int R, int LEVEL, int FIRST = 0>
+INLINE void add_hands(const real *a, int64_t row, const real *&panel, int64_t K, vec (&sums)[R][C]) {
+    if constexpr (LEVEL == 0) {
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) sums[r][c] = vec{};
+        for (int64_t k = hand(FIRST); k < K; k += LANES, panel += C * LANES) meet<C, R>(a + k, row, panel, sums);
+    } else {
+        alignas(64) real waiting[R * C * LANES];
+        add_hands<C, R, LEVEL - 1, FIRST>(a, row, panel, K, sums);
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) store(waiting + (r * C + c) * LANES, sums[r][c]);
+        add_hands<C, R, LEVEL - 1, FIRST + (1 << (LEVEL - 1))>(a, row, panel, K, sums);
+        FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) sums[r][c] += load(waiting + (r * C + c) * LANES);
+    }
+}
+template <int C, int R> void dealt_tile(const real *a, int64_t row, const real *panel, int64_t K, real *out) {
+    vec sums[R][C];
+    add_hands<C, R, levels_of(LANES)>(a, row, panel, K, sums);
+    FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int c = 0; c < C; c++) store(out + (r * C + c) * LANES, sums[r][c]);
+}
+template <int C, int R = ROWS<C>>
+INLINE void dealt_short_of(int rows, const real *a, int64_t row, const real *panel, int64_t K, real *out) {
+    if constexpr (R > 1)
+        if (rows < R) return dealt_short_of<C, R - 1>(rows, a, row, panel, K, out);
+    dealt_short<C, R>(a, row, panel, K, out);
+}
 template <int C, int R = ROWS<C> < FEW ? ROWS<C> : FEW>
 INLINE void dealt_tile_of(int rows, const real *a, int64_t row, const real *panel, int64_t K, real *out) {
     if constexpr (R > 1)
         if (rows < R) return dealt_tile_of<C, R - 1>(rows, a, row, panel, K, out);
-    dealt_tile<C, R>(a, row, panel, K, out);
+    if (K > LANES / 2) return dealt_tile<C, R>(a, row, panel, K, out);
+    dealt_short<C, R>(a, row, panel, K, out);
 }
 
 template <bool PADDED = true, int R = 1>
@@ -458,15 +496,18 @@ struct Product {
     }
     /* Steps [k, end) of k alone. */
     void run_block(int64_t first, int64_t last, int64_t k, int64_t end, operand *scratch) const {
+        run_on(operands(first, last - first, k * PAIR, at_most(K, end * PAIR), scratch), first, last, k, end);
+    }
+    /* The same of rows that are operands already. */
+    void run_on(Operands x, int64_t first, int64_t last, int64_t k, int64_t end) const {
         int64_t k_steps = ceil_div(K, PAIR);
-        auto [x, ld] = operands(first, last - first, k * PAIR, at_most(K, end * PAIR), scratch);
         for (int64_t n = 0; n < N; n += 2 * LANES) {
             const operand *panel = panels + (n / LANES * k_steps + 2 * k) * PANEL;
-            groups(last - first, ROWS<2>, [&, x = x, ld = ld](int64_t lo, int64_t hi) {
+            groups(last - first, ROWS<2>, [&](int64_t lo, int64_t hi) {
                 alignas(64) real out[SUMS * LANES];
                 real *y = Y + (first + lo) * y_stride + n;
                 begin(int(hi - lo), n, y, out, k > 0);
-                multiply(n, int(hi - lo), x + lo * ld, ld, panel, k, end, out);
+                multiply(n, int(hi - lo), x.first + lo * x.stride, x.stride, panel, k, end, out);
                 finish(int(hi - lo), n, out, y, end == k_steps);
             });
         }
@@ -474,7 +515,7 @@ struct Product {
     INLINE void multiply(int64_t n, int rows, const operand *x, int64_t ld, const operand *panel, int64_t k, int64_t end,
                          real *out) const {
 #ifndef HALF
-        if (dealt) return dealt_tile_of<2, ROWS<2>>(rows, x, ld, panel, K, out);
+        if (dealt) return dealt_short_of<2>(rows, x, ld, panel, K, out);
 #endif
         two_vectors(N - n, rows, x, ld, panel, end - k, out, k > 0);
     }
@@ -666,6 +707,42 @@ struct Outer {
         add_steps(p, from, n, t0, t1, packed, x, false, whole, C * LANES);
         for (int64_t r = 0; r < rows; r++) memcpy(c + r * N, whole + r * C * LANES, bytes);
     }
+    /* The same for the last panel, where it has at most MOST columns: a row of dW in each lane and a sum for each column,
+     * instead of lanes without one. */
+    template <int MOST>
+    void add_narrow(int64_t p, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x) const {
+        alignas(64) real turned[MOST * LANES] = {};
+        int64_t block = columns.place(p), rows = columns.count(p);
+        real *c = dW + columns.first(p) * N + n;
+        bool empty = fresh && t1 == at.T;
+        for (int64_t r = 0; !empty && r < rows; r++)
+            for (int64_t j = 0; j < N - n; j++) turned[j * LANES + r] = c[r * N + j];
+        vec totals[MOST];
+        FLATTEN for (int j = 0; j < MOST; j++) totals[j] = load(turned + j * LANES);
+        for (int64_t t = t1 - 1; t >= t0; t--) {
+            int64_t pairs = at.pairs(t);
+            const operand *a = packs ? packed : where_it_lies(A.at(at.start(t), at.rows(t), block));
+            vec sums[MOST];
+            FLATTEN for (int j = 0; j < MOST; j++) sums[j] = vec{};
+            for (int64_t b = 0; b < pairs; b++, a += PANEL, x += PANEL) {
+                auto y = load_operands(a);
+                FLATTEN for (int j = 0; j < MOST; j++) sums[j] = multiply_add(broadcast(x + j * PAIR), y, sums[j]);
+            }
+            FLATTEN for (int j = 0; j < MOST; j++) totals[j] += sums[j];
+            if (packs) packed += pairs * PANEL;
+        }
+        FLATTEN for (int j = 0; j < MOST; j++) store(turned + j * LANES, totals[j]);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t j = 0; j < N - n; j++) c[r * N + j] = turned[j * LANES + r];
+    }
+    /* All rows of block p, columns from n on. */
+    void add_block(int64_t p, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x) const {
+        if constexpr (C == 1) {
+            if (N - n <= 4) return add_narrow<4>(p, n, t0, t1, packed, x);
+            if (N - n <= LANES / 2) return add_narrow<LANES / 2>(p, n, t0, t1, packed, x);
+        }
+        for (int64_t from = 0; from < columns.count(p); from += R) add_part(p, from, n, t0, t1, packed, x);
+    }
     /* Blocks [first, last) of the rows of dW, panels [begin, end) of its columns. */
     void run(int64_t first, int64_t last, int64_t begin, int64_t end, operand *scratch) const {
         for (int64_t t1 = at.T; t1 > 0; t1 -= at_most(chunk(), t1)) {
@@ -673,8 +750,7 @@ struct Outer {
             for (int64_t p = first; p < last; p++) {
                 if (packs) pack(p, t0, t1, scratch);
                 for (int64_t n = begin; n < end; n++)
-                    for (int64_t from = 0; from < columns.count(p); from += R)
-                        add_part(p, from, n * C * LANES, t0, t1, scratch, X.packed + n * panel + skipped);
+                    add_block(p, n * C * LANES, t0, t1, scratch, X.packed + n * panel + skipped);
             }
         }
     }
