@@ -349,10 +349,16 @@ def test_answers_do_not_wait_for_the_browser_to_acknowledge_their_heads(tmp_path
 
 def test_a_port_that_is_taken_is_refused_in_words(tmp_path):
     opened = open_lab(tmp_path)
-    with pytest.raises(UserError, match="cannot listen"):
+    with pytest.raises(UserError, match=r"cannot listen.*; another port; 0 takes a free one"):
         open_lab(tmp_path, port=opened.socket.getsockname()[1])
     assert opened.socket.getsockname()[0] == "127.0.0.1"
     opened.socket.close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "1.2.3.4.5", "ä" * 70], ids=lambda h: h[:9])
+def test_an_address_that_is_not_this_machines_is_not_answered_with_another_port(tmp_path, host):
+    with pytest.raises(UserError, match=r"cannot listen on .*; host is an address of this machine"):
+        open_lab(tmp_path, host=host, token=TOKEN)
 
 
 # ---------------------------------------------------------------------- the numbers on the page

@@ -1,5 +1,6 @@
 """The server: on this machine alone, unless one insists."""
 
+import errno
 import ipaddress
 import secrets
 import socket
@@ -119,11 +120,14 @@ def _bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as problem:
+    except (OSError, TypeError) as problem:  # a name that no resolver takes is a TypeError
         listening.close()
+        is_taken = getattr(problem, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
         raise UserError(
-            f"cannot listen on {host} port {port}: {problem.strerror or problem}",
-            hint="another --port; 0 takes a free one",
+            f"cannot listen on {host} port {port}: {getattr(problem, 'strerror', None) or problem}",
+            hint="another --port; 0 takes a free one"
+            if is_taken
+            else "--host is an address of this machine: 127.0.0.1 is this machine alone",
         ) from problem
     listening.listen(128)
     listening.set_inheritable(False)
