@@ -579,6 +579,24 @@ def test_a_series_too_short_among_others_is_left_out_and_named(
     assert run([*again, "--json"]) == 0  # the same table, and what was fitted on the rest
 
 
+def test_forecasters_that_a_short_table_leaves_out_are_told_in_one_line_each_reason(
+    tmp_path, capsys
+):
+    rows = "".join(f"{2015 + i // 12}-{i % 12 + 1:02d},{100 + i % 5}\n" for i in range(14))
+    (tmp_path / "t.csv").write_text("month,sales\n" + rows)
+    words = ["forecast", str(tmp_path / "t.csv"), "--steps", "3"]
+    assert run([*words, "--minutes", "0"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("left out of the comparison: seasonal; mean, season removed; linear") == 1
+    assert (
+        "\n  why: the 8 steps before the first window are too few to learn from; a longer" in said
+    )
+    assert run([*words, "--model", "seasonal"]) == 2
+    said = capsys.readouterr().err
+    assert "error: --model seasonal needs 14 steps or more to learn from, and there are 8" in said
+    assert "hint: a longer series, or smaller --steps or --windows" in said
+
+
 def test_a_forecaster_and_a_run_are_told_apart(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["forecast", "sine", "--model", "last", "--steps", "2"]

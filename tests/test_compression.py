@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import random
 import shlex
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -303,6 +305,87 @@ def test_a_file_with_a_true_seal_that_decodes_to_something_else_is_not_written(
     assert not (tmp_path / "out").exists()
 
 
+def forged(whole: bytes, length: int) -> bytes:
+    """The same file with another length in its header, and a true seal."""
+    end = next(i for i in range(6, len(whole)) if whole[i] < 128)  # of the length
+    return sealed(whole[:6] + container._varint(length) + whole[end + 1 : -8])
+
+
+@built
+@pytest.mark.parametrize("more", [2000, 10**6, 10**8, 2**40])
+def test_a_forged_length_is_refused_where_the_code_ends_or_before(tmp_path, more):
+    """As long as its length says, decoding 2^40 bytes would take a month."""
+    whole = packed(tmp_path, b"\xff" * 3000, level="fast")
+    (tmp_path / "forged").write_bytes(forged(whole, 3000 + more))
+    told, how = [], "that ends after" if more < 2**40 else "of .* which hold no such text"
+    with pytest.raises(UserError, match=rf"text of {3000 + more:,} bytes and has a code {how}"):
+        compression.decompress(
+            tmp_path / "forged", tmp_path / "out", progress=lambda *p: told.append(p)
+        )
+    assert not (tmp_path / "out").exists()
+    assert len(told) <= 10, "pieces of 4,096 bytes"
+
+
+@built
+def test_a_text_ends_where_its_code_does_and_never_before():
+    chance = random.Random(8)
+    for size in range(1, 60):
+        for data in (bytes(size), b"\xff" * size, PROSE[:size], chance.randbytes(size)):
+            o = options(size, contexts=3, lanes=1)
+            code = encoded(Native(native(), o, None), data)
+            assert Native(native(), o, None).decode(code, size, True) == (data, len(code))
+    o = options(9, contexts=3, lanes=1)
+    native_end, plain_end = (
+        engine.decode(b"", 400, True) for engine in (Native(native(), o, None), Plain(o, None))
+    )
+    assert native_end == plain_end
+    assert 1 <= len(native_end[0]) < 400
+
+
+def test_no_bit_is_free_so_that_a_code_of_some_size_holds_a_text_of_some_size():
+    """`MOST_TEXT`: the interval's numbers, S of them, become S (1 - 2^-24 + 2^-48) at most."""
+    coder, chance = reference.Coder(options(9, contexts=1, lanes=1)), random.Random(5)
+    most = 1 - Fraction(1, 1 << 24) + Fraction(1, 1 << 48)
+    for _ in range(4000):
+        size = chance.randrange(1, 1 << chance.randrange(1, 65))
+        low = chance.randrange(1 << 64) >> chance.choice([0, 0, 8, 40])
+        high = min(low + size, coder.FULL)
+        if (low ^ high) >> 56 == 0:
+            continue  # the coder would have let go of a byte
+        for bit, odds in itertools.product((0, 1), (1, 2, 1 << 23, (1 << 24) - 1)):
+            coder.low, coder.high, gone = low, high, bytearray()
+            coder.model.odds = lambda odds=odds: odds
+            coder.model.see = lambda bit: None
+            coder._narrow(bit, gone)
+            after = Fraction(coder.high - coder.low + 1, 256 ** len(gone))
+            assert 0 < after <= (high - low + 1) * most
+    bits = -math.log2(most)
+    assert 8 / (8 * bits) < container.MOST_TEXT
+
+
+@built
+def test_a_long_run_of_one_byte_comes_back(tmp_path):
+    whole = packed(tmp_path, bytes(300_000), level="fast")
+    assert len(whole) < 300
+    compression.decompress(tmp_path / "packed", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == bytes(300_000)
+
+
+@built
+@pytest.mark.parametrize("letters", [b"abcd", bytes(range(256))], ids=["coded", "stored"])
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path, letters):
+    """Whoever writes it anew meanwhile: reading on would wait for the rest for ever."""
+    data = bytes(random.Random(6).choices(letters, k=60_000))
+    assert len(packed(tmp_path, data, level="fast")) > 12_000, "more than is read at once"
+
+    def cut(done, read):
+        os.truncate(tmp_path / "packed", 100)
+
+    with pytest.raises(UserError, match=r"packed became shorter while it was read"):
+        compression.decompress(tmp_path / "packed", tmp_path / "out", progress=cut)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -327,12 +410,13 @@ def test_foreign_files_are_refused(tmp_path, body, message):
 
 def test_the_header_comes_back(tmp_path):
     long = replace(options(2**40, hidden=160), primed=True)
+    code = bytes(2**16)  # a text of 2^40 bytes is never shorter
     for header in (Header(300, options(300)), Header(2**40, long, bytes(range(16)))):
-        (tmp_path / "file").write_bytes(sealed(header.bytes() + b"code" + bytes(8)))
+        (tmp_path / "file").write_bytes(sealed(header.bytes() + code + bytes(8)))
         with open(tmp_path / "file", "rb") as file:
             found, start, end = container._checked(file, "file")
         assert found == header
-        assert (start, end - start) == (len(header.bytes()), 4)
+        assert (start, end - start) == (len(header.bytes()), len(code))
 
 
 def test_options_have_their_limits():

@@ -3,6 +3,7 @@
 import datetime as dt
 import itertools
 import json
+import re
 from dataclasses import replace
 from typing import ClassVar
 
@@ -222,7 +223,35 @@ def test_time_that_runs_out_ends_a_fit_and_is_said():
     tried, left_out = choice.try_all(methods, seasonal(1), Windows(2, 4, 4), limit=limit)
     assert list(tried) == ["last"]  # the naive ones have no limit
     assert left_out.keys() == {"gru, epochs=50, tau=8", "mean"}
-    assert all("time was up (8 s)" in why for why in left_out.values())
+    assert all("time was up (8 s); --minutes allows" in why for why in left_out.values())
+
+
+def test_what_lacks_data_is_named_with_what_it_needs_and_what_to_do():
+    short = seasonal(1, steps=22)
+    methods = [Method("last"), Method("gru", {"tau": 20}), Method("linear", {"tau": 13})]
+    tried, left_out = choice.try_all(methods, short, Windows(2, 4, 4))
+    assert list(tried) == ["last"]
+    assert set(left_out) == {"gru, tau=20", "linear, tau=13"}
+    for why in left_out.values():
+        assert why.startswith("the 14 steps before the first window are too few to learn from; ")
+        assert why.endswith("a longer series, or fewer --steps or --windows, would leave more")
+    needs = r"--model gru, tau=20 needs 25 steps or more to learn from, and there are 14 before"
+    with pytest.raises(UserError) as refused:
+        choice.try_all(methods, short, Windows(2, 4, 4), needed="gru, tau=20")
+    assert re.match(needs, refused.value.message)
+    assert refused.value.hint == "a longer series, or smaller --tau, --steps or --windows"
+
+
+@pytest.mark.parametrize("kind", ["gru", "linear", "ets", "seasonal", "global-lstm"])
+def test_what_a_method_is_said_to_need_is_enough_and_one_less_is_not(kind):
+    method, [long] = Method(kind), seasonal(1, steps=60)
+    for length in range(1, 12):
+        said = choice.too_few(method, long.until(length), 6, 0)
+        if said is None:
+            continue
+        needed = int(re.match(r"needs (\d+) steps", said)[1])
+        assert choice.too_few(method, long.until(needed), 6, 0) is None
+        assert choice.too_few(method, long.until(needed - 1), 6, 0)
 
 
 def test_every_epoch_of_every_series_is_told_and_kept():
@@ -525,7 +554,7 @@ def test_a_network_fitted_on_a_new_series_follows_the_seed(tmp_path):
     ("model", "options", "steps", "why"),
     [
         ("last", {}, 6, "7 steps are too few to forecast 6 ahead"),
-        ("linear", {"tau": 6}, 2, "reads 6 values, and there are too few"),
+        ("linear", {"tau": 6}, 2, "needs 8 steps or more to learn from, and there are 7"),
     ],
 )
 def test_what_fit_leaves_out_predict_leaves_out_and_both_name_it(model, options, steps, why):

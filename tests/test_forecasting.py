@@ -640,6 +640,21 @@ def test_a_damaged_forecaster_is_refused(tmp_path, spoil, content):
         load(folder)
 
 
+def test_a_forecaster_of_another_kind_or_version_is_called_that(tmp_path):
+    x = walk()
+    model = f.Linear(3).fit(x)
+    folder = save(Fitted(model, ("a", "b"), f.calibrate(model, [(x, 50)], 2)), tmp_path / "one")
+    with pytest.raises(UserError, match="holds one fitted model, not a forecaster of series; elm"):
+        f.SeriesForecaster.load(folder)
+    series = f.SeriesForecaster("last", 2).fit({"y": list(range(40))}).save(tmp_path / "series")
+    with pytest.raises(UserError, match=r"holds a forecaster of series, not .* SeriesForecaster"):
+        load(series)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("elman-forecaster-2", "elman-forecaster-1"))
+    with pytest.raises(UserError, match="'elman-forecaster-1', of another version of elman"):
+        f.SeriesForecaster.load(folder)
+
+
 def test_effects_are_the_same_summed_in_pieces(monkeypatch):
     from elman.forecasting import autoregressive_errors as regression
 

@@ -42,6 +42,7 @@ from elman.lab import (  # noqa: E402
     shelf,
     stream,
     worker,
+    writing,
 )
 from elman.lab.app import Lab, guarded  # noqa: E402
 from elman.lab.serve import open_lab  # noqa: E402
@@ -349,10 +350,31 @@ def test_answers_do_not_wait_for_the_browser_to_acknowledge_their_heads(tmp_path
 
 def test_a_port_that_is_taken_is_refused_in_words(tmp_path):
     opened = open_lab(tmp_path)
-    with pytest.raises(UserError, match="cannot listen"):
+    with pytest.raises(UserError, match=r"cannot listen.*; another port; 0 takes a free one"):
         open_lab(tmp_path, port=opened.socket.getsockname()[1])
     assert opened.socket.getsockname()[0] == "127.0.0.1"
     opened.socket.close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "1.2.3.4.5", "ä" * 70], ids=lambda h: h[:9])
+def test_an_address_that_is_not_this_machines_is_not_answered_with_another_port(tmp_path, host):
+    with pytest.raises(UserError, match=r"cannot listen on .*; host is an address of this machine"):
+        open_lab(tmp_path, host=host, token=TOKEN)
+
+
+def test_runs_whose_folder_may_not_be_written_to_are_shown(page, lab, finished, monkeypatch):
+    """A colleague's, with what their own lab has left there."""
+    (lab.shelf.jobs / finished).mkdir(parents=True)
+    touch = Path.touch
+
+    def refused(path, *args, **more):
+        if path.name == "watched":
+            raise PermissionError(13, "Permission denied", str(path))
+        touch(path, *args, **more)
+
+    monkeypatch.setattr(Path, "touch", refused)
+    assert page.get(f"/api/runs/{finished}/look/excerpt").status_code == 200
+    assert page.get(f"/api/runs/{finished}/frame").status_code == 200
 
 
 # ---------------------------------------------------------------------- the numbers on the page
@@ -1147,6 +1169,38 @@ async def fifty_listen(home, cookie, id):
     ) as client:
         await asyncio.gather(*(listen(client) for _ in range(50)))
     return here
+
+
+@pytest.mark.parametrize("asked", ["stream", "write"])
+def test_ctrl_c_with_a_page_open_ends_what_it_hears_and_shows_no_traceback(
+    tmp_path, tiny_run, asked
+):
+    root = tmp_path / "runs"
+    shutil.copytree(tiny_run("--model", "gru", "--window", "12"), root / "book")
+    command = [sys.executable, "-m", "elman", "lab", str(root), "--no-browser"]
+    how = {"method": "GET"}
+    if asked == "write":
+        how = {"method": "POST", "json": {"length": writing.LONGEST}}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            home = address.split("/?")[0]
+            with httpx.Client(base_url=home, headers={"origin": home}, timeout=60) as client:
+                client.get(address, follow_redirects=True)
+                with client.stream(url=f"/api/runs/book/{asked}", **how) as heard:
+                    assert heard.status_code == 200
+                    told = heard.iter_text()
+                    next(told)
+                    server.send_signal(signal.SIGINT)
+                    list(told)  # to its end, which comes by itself: nothing is cut off
+            _, said = server.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert said == "Ctrl-C ends the page; trainings go on\nerror: interrupted\n"
+    assert server.returncode == 130
 
 
 def test_a_server_that_is_killed_hurts_no_training(tmp_path):

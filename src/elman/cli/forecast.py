@@ -453,8 +453,11 @@ def say_next(source: str, answer: dict[str, Any], out: Path | None, steps: int) 
     """What to be careful about, what was written, and what to type next."""
     if answer["warning"]:
         note(f"warning: {answer['warning']}")
+    alike: dict[str, list[str]] = {}
     for label, why in answer["left_out"].items():
-        note(f"left out {label}: {why}")
+        alike.setdefault(why, []).append(label)
+    for why, labels in alike.items():
+        note(f"left out of the comparison: {'; '.join(labels)}\n  why: {why}")
     if out is not None:
         note(f"saved {out}; to read in a browser: {answer['report']}")
         note(f"next: elman forecast NEW.csv --run {shlex.quote(str(out))} --steps {steps}")

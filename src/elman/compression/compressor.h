@@ -30,6 +30,7 @@ struct Compressor {
     Model model;
     Coder coder;
     bool began = false;
+    int beyond = 0; /* zeros that were read where the coded text had ended */
 };
 
 void *make(const Options *options, const float *weights) {
@@ -102,16 +103,24 @@ int64_t encode(void *handle, const uint8_t *in, int64_t n, uint8_t *out, int64_t
     return written;
 }
 
+/* A coded text ends no earlier than the last byte that left the coder, and eight more are read ahead: who has
+ * to read more zeros than that reads what no encoder wrote, and gets fewer bytes than there is room for. */
+constexpr int AHEAD = 8;
+
 int64_t decode(void *handle, const uint8_t *in, int64_t n, int64_t *used, uint8_t *out, int64_t room, int last) {
     PlainRounding plain;
     Compressor *c = static_cast<Compressor *>(handle);
     int64_t at = 0, written = 0;
-    auto next = [&]() -> uint8_t { return at < n ? in[at++] : (at++, 0); };
+    auto next = [&]() -> uint8_t {
+        if (at < n) return in[at++];
+        c->beyond++;
+        return 0;
+    };
     auto shift = [&](uint8_t) { c->coder.code = c->coder.code << 8 | next(); };
     while (written < room && (last || n - at >= MOST)) {
         if (!c->began) {
             c->began = true;
-            for (int i = 0; i < 8; i++) shift(0);
+            for (int i = 0; i < AHEAD; i++) shift(0);
         }
         uint32_t byte = 1;
         while (byte < 256) {
@@ -121,9 +130,10 @@ int64_t decode(void *handle, const uint8_t *in, int64_t n, int64_t *used, uint8_
             c->model.see(bit);
             byte = byte << 1 | uint32_t(bit);
         }
+        if (c->beyond > AHEAD) break;
         out[written++] = uint8_t(byte);
     }
-    *used = at < n ? at : n;
+    *used = at;
     return written;
 }
 

@@ -30,6 +30,10 @@ DIGEST, NAMED = 8, 16
 WITH_RUN, PRIMED, STORED = 1, 2, 4
 PIECE = 1 << 12
 """Bytes of text between two reports of progress."""
+MOST_TEXT = 1 << 24
+"""Bytes of text in a coded byte, at most. No bit has odds better than 2^24 - 1 to 1 (coder.h), so
+each costs log2(e) / 2^24 coded bits or more, a byte of text eight times that; and the 64 bits of
+the coder's interval hold as much as eight coded bytes."""
 TRAINED_RATES = {"rate_units": 20, "last_rate_units": 10}
 """A trained network is adapted more gently than a fresh one is taught, and not primed: the page
 would teach it another language than its own."""
@@ -148,7 +152,7 @@ def decompress(
         packed.seek(start)
         with atomic(target) as draft, open(draft, "wb") as out:
             content = hashlib.sha256()
-            for piece in _decoded(packed, header, weights, end - start, progress):
+            for piece in _decoded(packed, source, header, weights, end - start, progress):
                 content.update(piece)
                 out.write(piece)
             if content.digest()[:DIGEST] != expected:
@@ -161,6 +165,7 @@ def decompress(
 
 def _decoded(
     packed: IO[bytes],
+    source: Path | str,
     header: Header,
     weights: Weights | None,
     size: int,
@@ -172,12 +177,18 @@ def _decoded(
     while done < length:
         if len(waiting) < PIECE:
             more = packed.read(min(PIECE, size - read))
+            if not more and read < size:
+                raise UserError(
+                    f"{source} became shorter while it was read", hint="decompress it again"
+                )
             waiting, read = waiting + more, read + len(more)
         room = min(PIECE, length - done)
         if engine is None:
             text, used = waiting[:room], room
         else:
             text, used = engine.decode(waiting, room, read == size)
+            if read == size and len(text) < room:
+                raise _too_short(source, length, f"that ends after {done + len(text):,} bytes")
         waiting, done = waiting[used:], done + len(text)
         yield text
         if progress is not None:
@@ -206,6 +217,10 @@ def _checked(packed: IO[bytes], source: Path | str) -> tuple[Header, int, int]:
     start = packed.tell()
     if header is None or (header.options is None and end - start != header.length):
         raise _damaged(source)
+    if header.length > MOST_TEXT * (end - start + 8):
+        raise _too_short(
+            source, header.length, f"of {end - start:,} bytes, which hold no such text"
+        )
     return header, start, end
 
 
@@ -242,6 +257,13 @@ def _digest(packed: IO[bytes], size: int) -> bytes:
 def _damaged(source: Path | str) -> UserError:
     return UserError(
         f"{source} is damaged or not whole: it does not match its checksum",
+        hint="copy it again from where it came from",
+    )
+
+
+def _too_short(source: Path | str, length: int, why: str) -> UserError:
+    return UserError(
+        f"{source} is damaged: it names a text of {length:,} bytes and has a code {why}",
         hint="copy it again from where it came from",
     )
 

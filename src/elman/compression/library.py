@@ -40,7 +40,10 @@ class Coder(Protocol):
         ...
 
     def decode(self, data: bytes, room: int, last: bool) -> tuple[bytes, int]:
-        """At most `room` bytes of the text, and how many of the compressed ones were used up."""
+        """At most `room` bytes of the text, and how many of the compressed ones were used up.
+
+        Fewer than `room` after the `last` of them: nothing that was encoded goes on there.
+        """
         ...
 
 

@@ -10,7 +10,7 @@ the best eight, without those that are worse than the best by more than noise.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -136,6 +136,15 @@ def try_all(
         label = method.label
         line = f"{n + 1} of {len(methods)}: {label}"
         before = kept.recall(label, len(panel)) if kept else None
+        if lack := _lack(method, panel, windows, seed):
+            if label == needed:
+                raise UserError(f"--model {label} {lack}", hint=_more_to_learn_from(method))
+            before_first = min(windows.starts(len(s))[0] for s in panel)
+            left_out[label] = (
+                f"the {before_first} steps before the first window are too few to learn from; "
+                "a longer series, or fewer --steps or --windows, would leave more"
+            )
+            continue
         try:
             with listening(_watching(line, told, None if label in NAIVE else limit)):
                 tell("")
@@ -163,7 +172,8 @@ def _watching(line: str, told: Told | None, limit: Limit | None) -> Told:
 
     def heard(said: str) -> None:
         if limit and limit.left < at_first - limit.left:
-            raise OutOfTime(f"the time was up ({limit.seconds or 0:.0f} s)")
+            seconds = limit.seconds or 0
+            raise OutOfTime(f"the time was up ({seconds:.0f} s); --minutes allows it more")
         if told:
             told(f"{line}, {said}" if said else line)
 
@@ -171,9 +181,6 @@ def _watching(line: str, told: Told | None, limit: Limit | None) -> Told:
 
 
 def _tried(method: Method, panel: list[Series], windows: Windows, seed: int) -> list[Backtest]:
-    shortest = min((s.until(windows.starts(len(s))[0]) for s in panel), key=len)
-    if refusal := too_few(method, shortest, windows.steps, seed):
-        raise UserError(refusal)
     backtests = cross_validate(method, panel, windows, seed=seed)
     for backtest, series in zip(backtests, panel, strict=True):
         if _runs_away(backtest, series):
@@ -184,11 +191,31 @@ def _tried(method: Method, panel: list[Series], windows: Windows, seed: int) -> 
     return backtests
 
 
+def _lack(method: Method, panel: list[Series], windows: Windows, seed: int) -> str | None:
+    """What a method lacks before the first window of the shortest series; None: nothing."""
+    shortest = min((s.until(windows.starts(len(s))[0]) for s in panel), key=len)
+    refusal = too_few(method, shortest, windows.steps, seed)
+    return f"{refusal} before the first window" if refusal else None
+
+
+def _more_to_learn_from(method: Method) -> str:
+    smaller = "--tau, --steps or --windows" if "tau" in method.options else "--steps or --windows"
+    return f"a longer series, or smaller {smaller}"
+
+
 def too_few(method: Method, series: Series, steps: int, seed: int) -> str | None:
-    """Why a method cannot learn from a series that is too short for it; None if it can."""
-    model = method.make(plan_for([series], steps, seed))
-    enough = len(series) > model.lags + (steps if method.of.network else 1)
-    return None if enough else f"reads {model.lags} values, and there are too few"
+    """Why a method cannot learn from a series that is too short for it; None if it can.
+
+    How far a method looks back may depend on how much there is, and never shrinks with it: so the
+    length that is enough is found from below.
+    """
+    plan, n = plan_for([series], steps, seed), len(series)
+    ahead = steps if method.of.network else 1
+    while n <= (most := method.make(replace(plan, length=n)).lags + ahead):
+        n = most + 1
+    if n == len(series):
+        return None
+    return f"needs {n} steps or more to learn from, and there are {len(series)}"
 
 
 def _runs_away(backtest: Backtest, series: Series) -> bool:

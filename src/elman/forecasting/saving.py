@@ -50,6 +50,11 @@ from elman.forecasting.smoothing import Smoothing
 
 FORMAT = "elman-forecaster-2"
 ENSEMBLE = "elman-forecast-1"
+_READERS = {
+    FORMAT: ("one fitted model", "elman.forecasting.saving.load"),
+    ENSEMBLE: ("a forecaster of series", "SeriesForecaster.load, or elman forecast --run,"),
+}
+"""What a folder of each format holds, and who reads it."""
 MOST_SERIES, RECENT = 20, 500
 """How many series, and how many of each one's last values, answer.json has."""
 
@@ -295,9 +300,17 @@ def _read(folder: Path, wanted: str) -> tuple[dict[str, Any], State]:
             hint=f"elman generate {shlex.quote(str(folder))} uses it; elman forecast SOURCE --out "
             "FOLDER makes a forecaster",
         )
-    if not isinstance(config, dict) or config.get("format") != wanted:
-        format = config.get("format") if isinstance(config, dict) else None
-        raise ValueError(f"its format is {format!r}, not {wanted!r}")
+    format = config.get("format") if isinstance(config, dict) else None
+    if format != wanted and format in _READERS:
+        raise MissingSource(
+            f"{folder} holds {_READERS[format][0]}, not {_READERS[wanted][0]}",
+            hint=f"{_READERS[format][1]} reads it",
+        )
+    if not isinstance(config, dict) or format != wanted:
+        raise ValueError(
+            f"its format is {format!r}, of another version of elman or none; this one reads "
+            f"{wanted!r}"
+        )
     check_seal(text, folder / "config.json")
     weights = read_sealed(folder / "model.safetensors")
     if hashlib.sha256(weights).hexdigest() != config["weights"]:

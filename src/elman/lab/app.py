@@ -80,6 +80,8 @@ class Lab:
         self._frame: Frame | None = None
         self._pace = Pace()
         self._mutex = threading.Lock()
+        self.is_ending = False
+        """Whether the page is being ended: what streams then comes to its end."""
 
     async def compute(self, work: Callable[..., Any], *given: Any) -> Any:
         """Somewhere that gives way to trainings."""
@@ -341,6 +343,7 @@ class Addresses:
             self.lab.shelf.root / id,
             lambda: self.lab.jobs.status(id),
             int(place) if place.isdecimal() and len(place) < 16 else 0,
+            is_ending=lambda: self.lab.is_ending,
         )
         return StreamingResponse(events, media_type="text/event-stream")
 
@@ -399,7 +402,20 @@ class Addresses:
             raise UserError("temperature must be a number", hint="1")
         path = self.lab.shelf.run(request.path_params["id"])
         lines = await self.lab.compute(functools.partial(writing.write, path, **asked))
-        return StreamingResponse(_in_time(lines), media_type="application/x-ndjson")
+        return StreamingResponse(self._in_time(lines), media_type="application/x-ndjson")
+
+    async def _in_time(self, lines: Any) -> AsyncIterator[str]:
+        """Tokens as they are drawn, some at a time, on whatever thread there is."""
+        done = object()
+
+        def some() -> list[Any]:
+            return [next(lines, done) for _ in range(4)]
+
+        while not self.lab.is_ending:
+            batch = await asyncio.to_thread(some)
+            yield "".join(line for line in batch if line is not done)
+            if done in batch:
+                return
 
     async def picture(self, request: Request) -> Response:
         """A figure as SVG, to be kept."""
@@ -415,20 +431,6 @@ class Addresses:
         told = await asyncio.to_thread(saving.read_answer, path)
         steps = told["windows"]["steps"]
         return _answer(told | {"again": again.forecasting(path, steps)})
-
-
-async def _in_time(lines: Any) -> AsyncIterator[str]:
-    """Tokens as they are drawn, some at a time, on whatever thread there is."""
-    done = object()
-
-    def some() -> list[Any]:
-        return [next(lines, done) for _ in range(4)]
-
-    while True:
-        batch = await asyncio.to_thread(some)
-        yield "".join(line for line in batch if line is not done)
-        if done in batch:
-            return
 
 
 def application(lab: Lab) -> Starlette:

@@ -12,6 +12,7 @@ Each is a folder ROOT/.lab/ID of small files, so that it outlives any server:
 The training itself is a run folder ROOT/ID like any other.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -176,10 +177,14 @@ class Jobs:
         )
 
     def watch(self, id: str) -> Path:
-        """Say that someone looks; returns where the weights of a moment ago will be."""
+        """Say that someone looks; returns where the weights of a moment ago will be.
+
+        Somebody else's folder cannot be told: then the weights that were saved last are shown.
+        """
         folder = self.shelf.jobs / id
         if folder.is_dir():
-            (folder / "watched").touch()
+            with contextlib.suppress(OSError):
+                (folder / "watched").touch()
         return self.published(id)
 
     def published(self, id: str) -> Path:

@@ -1,6 +1,8 @@
 """The server: on this machine alone, unless one insists."""
 
+import errno
 import ipaddress
+import logging
 import secrets
 import socket
 import subprocess
@@ -61,28 +63,37 @@ def open_lab(
     names = [f"{name}:{port}"]
     if is_loopback(host):
         names += [f"{other}:{port}" for other in ("127.0.0.1", "localhost", "[::1]")]
+    lab = Lab(root, at_once, process=process)
     config = uvicorn.Config(
-        guarded(Lab(root, at_once, process=process), token, names),
+        guarded(lab, token, names),
         log_level="warning",
         access_log=False,
         server_header=False,
         ws="none",
         timeout_graceful_shutdown=1,
     )
-    return Opened(_Server(config, ready), listening, f"http://{names[0]}/?token={token}", warning)
+    return Opened(
+        _Server(config, lab, ready), listening, f"http://{names[0]}/?token={token}", warning
+    )
 
 
 class _Server(uvicorn.Server):
-    """Says when it can be reached."""
+    """Says when it can be reached, and to those who listen when it ends."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, lab: Lab, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self.ready = ready
+        self.lab, self.ready = lab, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what streams; whoever is cut off in a long look after that is no fault to tell of."""
+        self.lab.is_ending = True
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
 
 
 def _check(root: Path, host: str, token: str) -> str:
@@ -119,11 +130,14 @@ def _bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as problem:
+    except (OSError, TypeError) as problem:  # a name that no resolver takes is a TypeError
         listening.close()
+        is_taken = getattr(problem, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
         raise UserError(
-            f"cannot listen on {host} port {port}: {problem.strerror or problem}",
-            hint="another --port; 0 takes a free one",
+            f"cannot listen on {host} port {port}: {getattr(problem, 'strerror', None) or problem}",
+            hint="another --port; 0 takes a free one"
+            if is_taken
+            else "--host is an address of this machine: 127.0.0.1 is this machine alone",
         ) from problem
     listening.listen(128)
     listening.set_inheritable(False)

@@ -26,7 +26,10 @@ def event(name: str, data: str, id: int | None = None) -> str:
 
 
 async def follow(
-    path: Path, status: Callable[[], dict[str, Any]], start: int = 0
+    path: Path,
+    status: Callable[[], dict[str, Any]],
+    start: int = 0,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[str]:
     """Events of a run for as long as someone listens: `records`, `status`, `again`, `gone`.
 
@@ -36,6 +39,8 @@ async def follow(
     """
     place, said, file = start, None, path / "metrics.jsonl"
     for turn in itertools.count():
+        if is_ending():
+            return
         if turn % STATUS_EVERY == 0:
             try:
                 now = strict_json.dumps(await asyncio.to_thread(status))

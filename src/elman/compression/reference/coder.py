@@ -9,6 +9,8 @@ from elman.compression.reference.numbers import Floats
 
 MOST = 64
 """Bytes that one byte can take from the compressed text, at most."""
+AHEAD = 8
+"""Bytes that are read before they are needed: so many zeros may be read after the coded text."""
 
 
 class Coder:
@@ -19,6 +21,7 @@ class Coder:
     def __init__(self, options: Options, trained: Floats | None = None) -> None:
         self.model = Model(options, trained)
         self.low, self.high, self.code, self.began = 0, self.FULL, 0, False
+        self.beyond = 0  # zeros that were read where the coded text had ended
 
     def prime(self, data: bytes) -> None:
         """Read what both sides know before they begin."""
@@ -46,24 +49,35 @@ class Coder:
     def decode(self, data: bytes, room: int, last: bool) -> tuple[bytes, int]:
         """At most `room` bytes of the text, as long as the next is certain to be whole in `data`.
 
-        Returns them and how many bytes of `data` were used; after the `last` come zeros.
+        Returns them and how many bytes of `data` were used; after the `last` come zeros. A coded
+        text ends no earlier than the last byte that left the coder: who needs more zeros than are
+        read ahead reads what no encoder wrote, and gets fewer bytes than there is room for.
         """
         coming, out = iter(data), bytearray()
         used = 0
+
+        def shift() -> None:
+            nonlocal used
+            byte = next(coming, None)
+            used, self.beyond = used + (byte is not None), self.beyond + (byte is None)
+            self.code = (self.code << 8 | (byte or 0)) & self.FULL
+
         while len(out) < room and (last or len(data) - used >= MOST):
             if not self.began:
-                self.began, used = True, used + 8
-                self.code = int.from_bytes(bytes(next(coming, 0) for _ in range(8)), "big")
+                self.began = True
+                for _ in range(AHEAD):
+                    shift()
             byte = 1
             while byte < 256:
                 bit, gone = int(self.code <= self._cut()), bytearray()
                 self._narrow(bit, gone)
-                used += len(gone)
                 for _ in gone:
-                    self.code = (self.code << 8 | next(coming, 0)) & self.FULL
+                    shift()
                 byte = byte << 1 | bit
+            if self.beyond > AHEAD:
+                break
             out.append(byte & 255)
-        return bytes(out), min(used, len(data))
+        return bytes(out), used
 
     def _cut(self) -> int:
         return self.low + (self.high - self.low >> 24) * self.model.odds()
