@@ -672,6 +672,19 @@ def test_a_recording_that_fails_has_ended_before_garbage_is_collected_again(monk
     assert gc.isenabled()
 
 
+def test_a_kernel_that_cannot_be_kept_is_compiled_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(graphs.driver, "_fingerprint", lambda *_: "1")
+    monkeypatch.setattr(graphs.driver, "_compile", lambda *_: b"code")
+    with pytest.warns(UserWarning, match=r"cannot be kept in .*file.*ELMAN_CACHE names another"):
+        assert graphs.driver.compiled("update.cu", {}, "sm_90a") == b"code"
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "folder"))
+    assert graphs.driver.compiled("update.cu", {}, "sm_90a") == b"code"
+    monkeypatch.delattr(graphs.driver, "_compile")  # found where it was kept
+    assert graphs.driver.compiled("update.cu", {}, "sm_90a") == b"code"
+
+
 # ---------------------------------------------------------------------- on a GPU
 
 on_gpu = [

@@ -577,6 +577,27 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_why(monkeypatch)
 
 
 @needs_compiler
+def test_a_cell_is_compiled_for_this_process_where_it_cannot_be_kept(tmp_path, monkeypatch):
+    (tmp_path / "elman").write_text("no folder")
+    monkeypatch.setattr(described.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    described._made.cache_clear()
+    rnn, xs = nn.Layers("mgu", 3, 8), torch.randn(2, 2, 3)
+    with pytest.warns(UserWarning, match=r"cannot be kept in .*elman.cells .*XDG_CACHE_HOME names"):
+        explained = elman.kernels.explain(rnn, xs)
+    assert explained.runs == "described"
+    found = rnn(xs)[0]
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    torch.testing.assert_close(found, rnn(xs)[0])
+    described._made.cache_clear()
+    monkeypatch.setenv("ELMAN_KERNELS", "")
+    monkeypatch.setattr(described.tempfile, "tempdir", str(tmp_path / "nowhere"))
+    reason = str(described.KERNEL.refuses(Piece(*next(rnn.job(xs).pieces()))))
+    described._made.cache_clear()
+    assert "cannot be kept in" in reason
+    assert "nor made in" in reason
+
+
+@needs_compiler
 def test_a_broken_compiler_is_named_and_nothing_is_left_behind(tmp_path, monkeypatch):
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho 'cannot today' >&2\nexit 1\n")

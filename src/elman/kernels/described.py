@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, final
 
@@ -95,6 +96,25 @@ def _made(cell: Described, kind: int) -> ctypes.CDLL | str:
     file = _cached(text, compiler)
     if made := _opened(file):
         return made
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _compiled(text, compiler, file)
+    except OSError as problem:  # it may not be kept there
+        kept = f"compiled cells cannot be kept in {file.parent} ({problem.strerror})"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            made = _compiled(text, compiler, Path(folder) / file.name)
+    except OSError as problem:
+        return f"{kept}, nor made in {tempfile.gettempdir()} ({problem.strerror})"
+    warnings.warn(
+        f"{kept}, so every process compiles its own; XDG_CACHE_HOME names another folder",
+        stacklevel=2,
+    )
+    return made
+
+
+def _compiled(text: str, compiler: str, file: Path) -> ctypes.CDLL | str:
+    """The same, compiled now; an OSError where the file cannot be written."""
     problem = _compile(text, compiler, file)
     if problem is not None:
         return f"{compiler} could not compile it: {problem}"
@@ -132,29 +152,19 @@ def _cached(text: str, compiler: str) -> Path:
 
 def _compile(text: str, compiler: str, file: Path) -> str | None:
     """Make the file, whole or not at all; returns the compiler's complaint if there is one."""
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as work:
-            code, made = Path(work) / "cell.cpp", Path(work) / "cell.so"
-            code.write_text(text)
-            sources = [str(code), str(HOME / "threads.cpp")]
-            command = [
-                compiler,
-                *FLAGS,
-                f"-I{HOME}",
-                *sources,
-                "-o",
-                str(made),
-                "-ldl",
-                "-lpthread",
-            ]
+    with tempfile.TemporaryDirectory(dir=file.parent) as work:
+        code, made = Path(work) / "cell.cpp", Path(work) / "cell.so"
+        code.write_text(text)
+        sources = [str(code), str(HOME / "threads.cpp")]
+        command = [compiler, *FLAGS, f"-I{HOME}", *sources, "-o", str(made), "-ldl", "-lpthread"]
+        try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                return (done.stderr.strip().splitlines() or ["no message"])[0]
-            made.write_bytes(sealed(made.read_bytes() + BLANK_SEAL.encode()))
-            made.replace(file)
-    except OSError as problem:
-        return str(problem)
+        except OSError as problem:  # it is no program
+            return str(problem)
+        if done.returncode:
+            return (done.stderr.strip().splitlines() or ["no message"])[0]
+        made.write_bytes(sealed(made.read_bytes() + BLANK_SEAL.encode()))
+        made.replace(file)
     return None
 
 

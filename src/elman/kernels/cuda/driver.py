@@ -13,6 +13,7 @@ import hashlib
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -249,12 +250,19 @@ def compiled(
     options = [f"--gpu-architecture={architecture}", "--std=c++17"]
     options += [f"--define-macro={name}={value}" for name, value in sorted(defines.items())]
     path = cache_folder() / f"{Path(source).stem}-{_fingerprint(source, headers, options)}.cubin"
-    if path.exists():
+    if os.path.exists(path):  # `path.exists()` raises where a folder above it may not be entered
         return path.read_bytes()
     cubin = _compile(source, headers, options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.atomic(path) as draft:
-        draft.write_bytes(cubin)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.atomic(path) as draft:
+            draft.write_bytes(cubin)
+    except (OSError, UserError) as problem:  # what was compiled serves this process all the same
+        warnings.warn(
+            f"compiled kernels cannot be kept in {path.parent} ({problem}), so every process "
+            "compiles its own; ELMAN_CACHE names another folder",
+            stacklevel=2,
+        )
     return cubin
 
 
