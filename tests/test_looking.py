@@ -195,6 +195,14 @@ def test_a_watch_sees_that_a_hook_is_gone():
         assert watch.sees_a_change()
 
 
+def test_a_watch_takes_parameters_that_lie_nowhere():
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2, device="meta"))
+    watch = Watch(model)
+    assert not watch.sees_a_change()
+    model[0].register_forward_hook(print)
+    assert watch.sees_a_change()
+
+
 def test_an_update_in_one_go_is_told_that_weights_may_lie_elsewhere():
     training, looked = Training(model_with(nothing), IDS, None, settings()), []
     training._choice.update.look_again = lambda: looked.append(training.step)

@@ -78,7 +78,8 @@ class Watch:
             for p in weights.values():
                 if p is not None:
                     hooked = p._backward_hooks or p._post_accumulate_grad_hooks
-                    now += (id(p), p.data_ptr(), p.requires_grad, not hooked)
+                    place = p.data_ptr() if type(p) is nn.Parameter else 0  # others may have none
+                    now += (id(p), place, p.requires_grad, not hooked)
         if self.recurrence is not None:
             now += (self.recurrence.carry, self.recurrence.memory, self.recurrence.time)
         return now + list(map(len, self.hooks))
