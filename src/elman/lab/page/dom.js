@@ -40,7 +40,7 @@ export function visible(token) {
 
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential(1);
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e9)) return value.toExponential(1);
   if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
   return Number(value.toPrecision(digits)).toString();
 }
