@@ -516,6 +516,16 @@ def test_records_are_written_once_their_numbers_are_known_and_in_their_order(tmp
     assert [record.json()["kind"] for record in told] == [line["kind"] for line in lines(run.path)]
 
 
+def test_records_of_slow_updates_are_waited_for_in_time(tmp_path, monkeypatch):
+    run, training = begin_as_on_a_gpu(tmp_path, **NOTHING_HELD_OUT)
+    clock = itertools.count(step=1.0)  # a second passes between any two questions
+    monkeypatch.setattr("elman.runs.training.time.monotonic", lambda: next(clock))
+    behind = []
+    for count, _ in enumerate(runs.train(run, training, every_seconds=0), 1):
+        behind.append(count - len(lines(run.path)))
+    assert max(behind) == 1
+
+
 @pytest.mark.parametrize("killed", [7, 12, 14, 31])
 def test_a_run_that_is_killed_while_numbers_are_on_their_way_goes_on_exactly(killed, tmp_path):
     run, training = begin_as_on_a_gpu(tmp_path, validate_every=7)

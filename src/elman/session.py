@@ -173,7 +173,7 @@ class Session:
 
     def records(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
         """Train to the end, or until `stop()`; what is yielded is in metrics.jsonl already, or, of
-        a GPU that is still working on it, some 64 updates later."""
+        a GPU that is still working on it, half a second later."""
         return runs.train(
             self.run,
             self.training,

@@ -17,6 +17,9 @@ from elman.scoring import metrics
 from elman.training import Record, Result, Training, Validation
 from elman.training.interrupts import whole
 
+LATE = 0.5
+"""Seconds after which the numbers of a record are waited for."""
+
 
 def train(
     run: Run,
@@ -99,37 +102,37 @@ class _Log:
     """metrics.jsonl, in which records stand in their order, each once its numbers are known.
 
     A GPU may still be working on them, and to wait for each would take it longer than a small
-    update does: they are told of later, at the latest when all that there are is to be on disk.
+    update does: they are told of up to `LATE` seconds later, and before a checkpoint.
     """
 
     def __init__(self, file: IO[bytes], lasts: bool) -> None:
         self.file, self.lasts = file, lasts
-        self.waiting: deque[Record] = deque()
+        self.waiting: deque[tuple[float, Record]] = deque()
 
     def append(self, *records: Record) -> None:
-        self.waiting += records
-        self.write_known()
+        now = time.monotonic()
+        self.waiting += [(now, record) for record in records]
+        self._write(lambda since, record: record.is_known or now - since > LATE)
 
     def write_known(self) -> None:
         """Of a failed training, too: nobody will ever know more of the records that are left."""
-        known = 0
-        while self.waiting and self.waiting[0].is_known:
-            self._write(self.waiting.popleft())
-            known += 1
-        if known:
-            self.file.flush()
+        self._write(lambda since, record: record.is_known)
 
     def write_all(self) -> int:
         """Wait for every record, and for the disk; the bytes that the file has then."""
-        while self.waiting:
-            self._write(self.waiting.popleft())
-        self.file.flush()
+        self._write(lambda since, record: True)
         if self.lasts:
             os.fsync(self.file.fileno())
         return self.file.tell()
 
-    def _write(self, record: Record) -> None:
-        self.file.write(checked_line(strict_json.dumps(record.json(), ascii_only=False)))
+    def _write(self, may: Callable[[float, Record], bool]) -> None:
+        """The first records, as long as they may be written."""
+        before = len(self.waiting)
+        while self.waiting and may(*self.waiting[0]):
+            _, record = self.waiting.popleft()
+            self.file.write(checked_line(strict_json.dumps(record.json(), ascii_only=False)))
+        if len(self.waiting) < before:
+            self.file.flush()
 
 
 @contextmanager
