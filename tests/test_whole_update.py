@@ -434,6 +434,27 @@ def test_the_graph_is_the_update_to_the_last_bit(shape, optimiser, precision):
     assert isinstance(graph._choice.update, CapturedUpdate)
     assert graph._choice.update._graph is not None
     assert getattr(steps._choice.update, "_graph", 1) is None
+    for one, other in zip(graph.average.averages, steps.average.averages, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize(
+    "average", [{"average": "ema", "average_decay": 0.9}, {"average": "asgd", "average_start": 0.3}]
+)
+def test_a_gpu_averages_weights_without_waiting_to_the_bits_of_torchs_lerp(average):
+    """The first shares are above a half, where torch rounds otherwise."""
+    optimisation = dataclasses.replace(OPTIMISERS["adamw"], **average)
+    own, torchs = (training("tied", "adamw", "cuda", optimisation=optimisation) for _ in range(2))
+    assert own._choice.update.averages
+    torchs._choice.update.averages = False
+    assert told(own.records()) == told(torchs.records())
+    assert own.average.count == torchs.average.count > 10
+    assert own._choice.update.late > 18
+    for one, other in zip(own.average.averages, torchs.average.averages, strict=True):
+        assert torch.equal(one, other)
+        assert not one.isnan().any()
 
 
 @pytest.mark.gpu
@@ -498,7 +519,7 @@ def read_on(records, seen, patience):
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw", "unclipped"])  # the last averages, too
 @pytest.mark.parametrize("look", ["never", "at once", "late"])
 def test_a_gpu_stops_exactly_where_a_nan_began(look, optimiser):
     made, other = (training("lstm, tokens", optimiser, "cuda", epochs=9) for _ in range(2))

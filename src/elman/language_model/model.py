@@ -34,6 +34,7 @@ from elman.gradients import (
     Time,
     backward_through_time,
 )
+from elman.language_model.embedding import Embedding
 from elman.language_model.looking import hears, is_hooked, weights_of
 from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
@@ -201,9 +202,7 @@ class LanguageModel(nn.Module):
         self.recurrence: Any = None
         self.noise = Noise(int(torch.randint(2**62, (), device="cpu")))
         start = 0 if self.recurrent else 1  # a window may begin before the text does: one more row
-        self.embedding = (
-            nn.Embedding(vocab_size + start, embedding_size) if embedding_size else None
-        )
+        self.embedding = Embedding(vocab_size + start, embedding_size) if embedding_size else None
         if self.recurrent:
             self.recurrence = of(
                 cells.of_model(cell).name,

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from elman import kernels
-from elman.kernels.cuda.small import Judge
+from elman.kernels.cuda.small import Judge, take_in
 from elman.language_model import LanguageModel, Masks, State
 from elman.language_model.masks import NO_MASKS
 from elman.training.graphed import Graphed, tensors_of
-from elman.training.optimisation import gradient_norm, take_guarded_step
+from elman.training.optimisation import Average, gradient_norm, take_guarded_step
 from elman.training.processes import LaneGroups
 from elman.training.state import CarriedState
 from elman.training.whole_update import Outcome, Read, WholeUpdate, moved_by
@@ -46,6 +46,7 @@ class CapturedUpdate(WholeUpdate):
         batch: int,
         loss: Loss,
         *,
+        average: Average | None = None,
         groups: LaneGroups | None = None,
         capture: bool = True,
     ) -> None:
@@ -59,6 +60,9 @@ class CapturedUpdate(WholeUpdate):
         if kernels.allows("cuda") and Judge.takes(self.parameters):
             self.judge, self.late = Judge(like.device, clip, PLACES), PLACES - 1
             self.events = [torch.cuda.Event() for _ in range(PLACES)]
+        self._average, self._share = average, 0.0
+        self.share = torch.zeros_like(self.rate)
+        self.averages = average is not None and self.judge is not None and _reads(average)
         pinned = {"pin_memory": like.is_cuda, "device": "cpu"}
         self.numbers = torch.zeros(2, dtype=like.dtype, **pinned)  # nats, ‖g‖
         self.capture, self.calls = capture, 0
@@ -89,7 +93,11 @@ class CapturedUpdate(WholeUpdate):
         rows, groups = training.groups.rows, training.groups
         together = groups if groups.processes.connected else None
         return cls(
-            *moved_by(training), rows.stop - rows.start, training.read_window, groups=together
+            *moved_by(training),
+            rows.stop - rows.start,
+            training.read_window,
+            average=training.average,
+            groups=together,
         )
 
     def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
@@ -108,6 +116,12 @@ class CapturedUpdate(WholeUpdate):
             return self._wait
         self.events[place].record(self._current_stream())
         return functools.partial(self._told, self.judge, place)
+
+    def average(self, share: float) -> None:
+        """In a tensor, as all that changes from one replay to the next."""
+        if share != self._share:
+            self._share = share
+            self.share.fill_(share)
 
     def _current_stream(self) -> torch.cuda.Stream:
         """What torch has for it, made once: to make it takes ten times as long as to ask which."""
@@ -151,6 +165,7 @@ class CapturedUpdate(WholeUpdate):
                 group["capturable"] = True
         changes = [*tensors_of(self.model, self.optimizer), *self.held]
         changes += [] if self.judge is None else self.judge.changes()
+        changes += [] if self._average is None else self._average.averages
         with warnings.catch_warnings():  # that it also runs uncaptured, to warm up, is no news
             warnings.filterwarnings("ignore", message=".*capturable.*")
             return Graphed(self._update, inputs, changes=changes)
@@ -201,6 +216,9 @@ class CapturedUpdate(WholeUpdate):
             self.judge(gradients, loss)
             scale = None if self.clip is None else self.judge.scale
             take_guarded_step(self.optimizer, self.judge.refuse, scale)
+            if self.averages and self._average is not None:
+                averages, weights = self._average.averages, self._average.weights
+                take_in(averages, weights, self.share, self.judge.broken)
             return self.judge.broken
         numbers = torch.stack([loss, gradient_norm(self.parameters)])
         broken = (numbers.sum() * 0).ne(0)  # 0 · ∞ and 0 · NaN are NaN, which is not 0
@@ -225,3 +243,9 @@ class CapturedUpdate(WholeUpdate):
             rest.pop(0) if outputs else None,
             dict(zip(names, rest, strict=True)),
         )
+
+
+def _reads(average: Average) -> bool:
+    """Whether `take_in` takes these arrays, if there are any."""
+    arrays = [*average.averages, *average.weights[: len(average.averages)]]
+    return all(a.is_contiguous() for a in arrays) and Judge.takes(average.averages)

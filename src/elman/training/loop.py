@@ -70,7 +70,7 @@ class Pending:
 
     outcome: Outcome
     tokens: int
-    before: tuple[int, int, int, float, float]
+    before: tuple[int, int, int, float, float, int]
     tally: Tally
     latest: Latest | None
     numbers: tuple[float, float] | None = None
@@ -253,7 +253,17 @@ class Training:
         """The part of all passes that has been read, 0 to 1."""
         if self.epoch >= self.settings.epochs:
             return 1.0
-        return (self.epoch + self.index / len(self.reads())) / self.settings.epochs
+        return self._progress_after(0)
+
+    def _progress_after(self, segments: int) -> float:
+        """The same once so many more segments of this pass have been read."""
+        read = (self.index + segments) / len(self.reads())
+        return (self.epoch + read) / self.settings.epochs
+
+    @property
+    def _is_averaged_by_update(self) -> bool:
+        """Whether updates take the weights into their average themselves."""
+        return self._choice.update is not None and self._choice.update.averages
 
     def _validation_is_due(self) -> bool:
         if self.validation_ids is None or self.validated_at == self.step or self.step == 0:
@@ -272,7 +282,8 @@ class Training:
         self._look_again()
         if self.index == 0:
             self.tally = Tally()
-        before = (self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
+        read = self.tally.tokens, self.tally.seconds
+        before = (self.step, self.epoch, self.index, *read, self.average.count)
         reads, epoch = self.reads(), self.epoch
         length = len(reads)
         indices = range(self.index, min(self.index + self.settings.accumulate, length))
@@ -284,7 +295,8 @@ class Training:
         self._advance(indices.stop, length)
         self._await(pending)
         progress = self.progress
-        self.average.update(progress)
+        if not self._is_averaged_by_update:
+            self.average.update(progress)
         seconds = self._lap()
         self.tally.tokens += tokens
         self.tally.seconds += seconds
@@ -314,14 +326,14 @@ class Training:
     def _all_or_nothing(self, segments: list[Segment], rate: float) -> Outcome:
         """Move the weights once; what is raised meanwhile, by a hook or a model of the caller's,
         leaves all as it was."""
-        noise, carried = self.reader.noise, self.carried.value
+        noise, carried, averaged = self.reader.noise, self.carried.value, self.average.count
         drawn = noise.state_dict()
         try:
             if self._choice.update is not None:
                 return self._update_whole(self._choice.update, segments, rate)
             return piecewise.update(self, [(s, *self.prepare(s)) for s in segments], rate)
         except BaseException:
-            self.carried.value = carried
+            self.carried.value, self.average.count = carried, averaged
             noise.generators.clear()
             noise.load_state_dict(drawn)
             raise
@@ -331,6 +343,8 @@ class Training:
         share, first = 1 / len(segments), segments[0]
         reads = [Read(*self.prepare(s), s.fresh, share * s.scored / s.divisor) for s in segments]
         whole.start_from(None if first.fresh else self.carried.value)
+        if self._is_averaged_by_update:
+            whole.average(self.average.share(self._progress_after(len(segments))))
         self.latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y)
         outcome = whole(reads, rate)
         tokens = self.groups.batch * sum([segment.scored for segment in segments])
@@ -365,7 +379,9 @@ class Training:
         """Hear of this update later, where that is possible, or now."""
         self._pending.append(pending)
         whole = self._choice.update
-        late = 0 if whole is None or self.average.averages else whole.late
+        late = 0
+        if whole is not None and (whole.averages or not self.average.averages):
+            late = whole.late
         while len(self._pending) > late:
             self._hear()
 
@@ -387,7 +403,8 @@ class Training:
 
     def _failed(self, pending: Pending, nats: float, norm: float) -> WorkFailed:
         """Go back to before this update: neither it nor those after it have moved anything."""
-        self.step, self.epoch, self.index, tokens, seconds = pending.before
+        self.step, self.epoch, self.index, tokens, seconds, averaged = pending.before
+        self.average.count = averaged
         assert pending.latest is not None, "what was heard of is no longer pending"
         self.tally, self.latest = pending.tally, pending.latest
         self.tally.tokens, self.tally.seconds = tokens, seconds

@@ -377,18 +377,25 @@ class Average:
             [p.detach().clone() for p in self.weights] if settings.average != "none" else []
         )
 
-    def update(self, progress: float) -> None:
-        """Take in the weights after one update."""
+    def share(self, progress: float) -> float:
+        """The part 1 - d_n of the weights after one more update, which is counted; or 0."""
         if self.settings.average == "none":
-            return
+            return 0.0
         if self.settings.average == "asgd" and progress < self.settings.average_start:
-            return
+            return 0.0
         self.count += 1
         keep = 1 - 1 / self.count
         if self.settings.average == "ema":
             keep = min(self.settings.average_decay, (self.count - 1) / (self.count + 8))
+        return 1 - keep
+
+    def update(self, progress: float) -> None:
+        """Take in the weights after one update."""
+        share = self.share(progress)
+        if share == 0:
+            return
         with torch.no_grad(), _worthwhile_threads(self.averages):
-            torch._foreach_lerp_(self.averages, [w.detach() for w in self.weights], 1 - keep)
+            torch._foreach_lerp_(self.averages, [w.detach() for w in self.weights], share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -45,6 +45,8 @@ class WholeUpdate(abc.ABC):
     late: int = 0
     """How many updates may follow before an outcome has to be asked for. Once one has failed, those
     that follow change nothing, until `forgive`."""
+    averages: bool = False
+    """Whether it takes the weights into their average itself, as much as `average` has told it."""
 
     def __init__(
         self,
@@ -88,6 +90,10 @@ class WholeUpdate(abc.ABC):
 
     def _forget(self, held: Tensor) -> None:
         held.zero_()
+
+    def average(self, share: float) -> None:
+        """How much of the weights the next call takes in, where it `averages`."""
+        del share
 
     def look_again(self) -> None:
         """Something about the model has changed: its weights may lie elsewhere."""

@@ -1,7 +1,7 @@
 """The small kernels of update.cu: what an update does beside its recurrence, in few launches.
 
 A small model's update is a chain of some fifty kernels of torch's that take two microseconds each
-whatever they do. These do the work of thirty of them in four.
+whatever they do. These do the work of thirty of them in five.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elman.kernels.cuda import driver
 
 ELEMENTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # as update.cu has them
 THREADS, WARPS = 256, 8
-MOST_ARRAYS, CHUNK = 64, 1024  # of `judge`
+MOST_ARRAYS, CHUNK = 64, 1024  # of `judge` and `take_in`
 FEW_ROWS, FEW_TOKENS = 8192, 256  # beyond which matrix products are faster than `columns`
 
 
@@ -121,18 +121,54 @@ def columns(das: Tensor, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor] 
 
     None where large products do it faster.
     """
-    rows, width = das.shape
-    if not available(das) or rows > FEW_ROWS or vocabulary > FEW_TOKENS or das.stride(1) != 1:
+    if not sums_tokens(das, len(das), vocabulary):
         return None
+    dW = torch.empty((das.shape[1], vocabulary), dtype=torch.float32, device=das.device)
+    db = torch.empty(das.shape[1], dtype=torch.float32, device=das.device)
+    _sum_tokens(das, ids, dW, db, vocabulary, by_token=False)
+    return dW, db
+
+
+def rows_of_tokens(das: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
+    """The same sums as rows (vocabulary, width): the gradient of embeddings."""
+    dE = torch.empty((vocabulary, das.shape[1]), dtype=torch.float32, device=das.device)
+    _sum_tokens(das, ids, dE, None, vocabulary, by_token=True)
+    return dE
+
+
+def sums_tokens(das: Tensor, rows: int, vocabulary: int) -> bool:
+    """Whether both of these take so many rows of `das`, or of what is like it."""
+    few = rows <= FEW_ROWS and vocabulary <= FEW_TOKENS
+    return few and available(das) and das.stride(-1) == 1
+
+
+def _sum_tokens(
+    das: Tensor, ids: Tensor, dW: Tensor, db: Tensor | None, vocabulary: int, by_token: bool
+) -> None:
+    rows, width = das.shape
     table, device = 128 * vocabulary, das.device.index
     shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     warps = max(1, min(32, shared_bytes // table))
-    dW = torch.empty((width, vocabulary), dtype=torch.float32, device=das.device)
-    db = torch.empty(width, dtype=torch.float32, device=das.device)
     blocks, element = -(-width // 32), ELEMENTS[das.dtype]
-    launch = _launch("columns", element, device, blocks, 8, 32 * warps, warps * table)
-    _queue(launch, device, das, das.stride(0), ids, dW, db, rows, width, vocabulary)
-    return dW, db
+    launch = _launch("columns", element, device, blocks, 9, 32 * warps, warps * table)
+    arrays = das, das.stride(0), ids, dW, 0 if db is None else db
+    _queue(launch, device, *arrays, rows, width, vocabulary, int(by_token))
+
+
+def _chunks(sizes: Sequence[int]) -> int:
+    """What blocks of threads have to do, in pieces of equal size."""
+    return sum(-(-size // CHUNK) for size in sizes)
+
+
+def take_in(
+    averages: Sequence[Tensor], weights: Sequence[Tensor], share: Tensor, broken: Tensor
+) -> None:
+    """a ← a + s (w - a) of every array, to the bits of torch's `lerp_`; none where `broken`."""
+    sizes, none = [w.numel() for w in weights], [0] * (MOST_ARRAYS - len(weights))
+    device, blocks = share.device.index, max(1, min(8 * 132, _chunks(sizes)))
+    launch = _launch("take_in", 2, device, blocks, 4, first=3 * MOST_ARRAYS)
+    arrays = (*weights, *none, *sizes, *none, *averages, *none)
+    _queue(launch, device, *arrays, len(sizes), share, broken)
 
 
 @final
@@ -162,9 +198,8 @@ class Judge:
     def __call__(self, gradients: Sequence[Tensor], loss: Tensor) -> None:
         """Queue the kernel."""
         gradients = [g.contiguous() for g in gradients]
-        sizes = [g.numel() for g in gradients]
-        chunks, none = sum(-(-size // CHUNK) for size in sizes), [0] * (MOST_ARRAYS - len(sizes))
-        device, blocks = self.device.index, max(1, min(132, chunks))
+        sizes, none = [g.numel() for g in gradients], [0] * (MOST_ARRAYS - len(gradients))
+        device, blocks = self.device.index, max(1, min(132, _chunks(sizes)))
         launch = _launch("judge", 2, device, blocks, 9, first=2 * MOST_ARRAYS)
         _queue(
             launch,

@@ -2,8 +2,9 @@
 // update is a chain of short kernels, each of which takes about two microseconds however little it does.
 //
 //     nats, nats_back   -log softmax(o)[y] and its gradient, softmax(o) - one-hot(y)
-//     columns           Σ da of every token: the gradient of one-hot rows' weights, and of both biases
+//     columns           Σ da of every token: the gradient of one-hot rows' weights, and of both biases; or of embeddings
 //     judge             ‖g‖ over all gradients; whether to step, and by how much to divide g
+//     take_in           a running average of the weights, after the step
 //
 // Sums that cross blocks are added up by whichever block comes last, always in the same order. Needs no
 // header files. ELEMENT says how logits and da are stored: 0 fp16, 1 bf16, 2 fp32.
@@ -123,10 +124,10 @@ nats_back(const Element* logits, const i64* y, i64 over_time, i64 over_batch, co
 
 // ---- the gradient of a layer that reads tokens ------------------------------------------------------------
 
-// dW[u, id] = Σ of da[n, u] over the rows n that read `id`, and db[u] = Σ over all rows. A block has 32 of
-// the `width` columns; each of its warps adds up rows of its own, in a table in shared memory.
+// dW[u, id] = Σ of da[n, u] over the rows n that read `id`, or `by_token` dW[id, u], and db[u] = Σ over all rows. A block
+// has 32 of the `width` columns; each of its warps adds up rows of its own, in a table in shared memory.
 extern "C" __global__ void __launch_bounds__(1024)
-columns(const Element* das, int pitch, const i64* ids, float* dW, float* db, int rows, int width, int vocabulary) {
+columns(const Element* das, int pitch, const i64* ids, float* dW, float* db, int rows, int width, int vocabulary, int by_token) {
     extern __shared__ float tables[];  // (warps, vocabulary, 32)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, u = blockIdx.x * 32 + lane;
     const int size = vocabulary * 32;
@@ -154,8 +155,8 @@ columns(const Element* das, int pitch, const i64* ids, float* dW, float* db, int
     }
     __syncthreads();
     for (int i = threadIdx.x; i < size; i += blockDim.x) {
-        const int column = i / vocabulary, id = i % vocabulary, unit = blockIdx.x * 32 + column;
-        if (unit < width) dW[(i64)unit * vocabulary + id] = tables[id * 32 + column];
+        const int column = by_token ? i % 32 : i / vocabulary, id = by_token ? i / 32 : i % vocabulary, unit = blockIdx.x * 32 + column;
+        if (unit < width) dW[by_token ? (i64)id * width + unit : (i64)unit * vocabulary + id] = tables[id * 32 + column];
     }
     if (db && warp == 0 && u < width) {
         float sum = 0;
@@ -175,6 +176,22 @@ struct Arrays {
     i64 size[MOST];
 };
 
+// f(array, element) for every element of `count` arrays, CHUNK to a block at a time.
+template <class F>
+DEVICE void each_element(const Arrays& arrays, int count, F f) {
+    i64 chunk = 0;
+    for (int a = 0; a < count; a++) {
+        const i64 chunks = (arrays.size[a] + CHUNK - 1) / CHUNK;
+        for (i64 c = (blockIdx.x + gridDim.x - chunk % gridDim.x) % gridDim.x; c < chunks; c += gridDim.x)
+#pragma unroll
+            for (int k = 0; k < CHUNK / THREADS; k++) {
+                const i64 i = c * CHUNK + k * THREADS + threadIdx.x;
+                if (i < arrays.size[a]) f(a, i);
+            }
+        chunk += chunks;
+    }
+}
+
 // What the step is told, and what is told about it. `stuck`: an update before has failed, and none after it
 // may move anything until the host has heard of it.
 struct Verdict {
@@ -189,18 +206,10 @@ struct Verdict {
 extern "C" __global__ void __launch_bounds__(THREADS)
 judge(const Arrays arrays, int count, const float* loss, float clip, double* partials, Verdict* verdict, unsigned char* broken, float* told, int places) {
     double sum = 0;
-    i64 chunk = 0;
-    for (int a = 0; a < count; a++) {
-        const i64 chunks = (arrays.size[a] + CHUNK - 1) / CHUNK;
-        for (i64 c = (blockIdx.x + gridDim.x - chunk % gridDim.x) % gridDim.x; c < chunks; c += gridDim.x)
-#pragma unroll
-            for (int k = 0; k < CHUNK / THREADS; k++) {
-                const i64 i = c * CHUNK + k * THREADS + threadIdx.x;
-                const double g = i < arrays.size[a] ? arrays.at[a][i] : 0.0f;
-                sum += g * g;
-            }
-        chunk += chunks;
-    }
+    each_element(arrays, count, [&](int a, i64 i) {
+        const double g = arrays.at[a][i];
+        sum += g * g;
+    });
     sum = block_sum(sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
     if (!comes_last(&verdict->arrived)) return;
@@ -215,4 +224,20 @@ judge(const Arrays arrays, int count, const float* loss, float clip, double* par
     verdict->stuck = *broken = stop;
     float* place = told + 2 * (verdict->updates++ % places);
     place[0] = nats, place[1] = norm;
+}
+
+struct Averaged {
+    Arrays weights;
+    float* average[MOST];
+};
+
+// a ← a + s (w - a), rounded as torch's lerp; nothing where the step was refused, or nothing is to be taken in.
+extern "C" __global__ void __launch_bounds__(THREADS)
+take_in(const Averaged arrays, int count, const float* share, const unsigned char* broken) {
+    const float s = *share;
+    if (*broken || s == 0.0f) return;
+    each_element(arrays.weights, count, [&](int n, i64 i) {
+        const float w = arrays.weights.at[n][i], a = arrays.average[n][i], d = w - a;
+        arrays.average[n][i] = s < 0.5f ? __fmaf_rn(s, d, a) : __fmaf_rn(-d, 1.0f - s, w);
+    });
 }
