@@ -50,7 +50,7 @@ SHAPES = {
         "dropout": Dropout(tokens=0.1, inputs=0.2, layers=0.3, outputs=0.3, recurrent=0.4),
     },
 }
-"""`everything` draws for each step, which no graph can."""
+"""`everything` draws for each step, which a CPU does in native code."""
 CAPTURED = [name for name in SHAPES if name != "everything"]
 NATIVE = [name for name in SHAPES if name not in ("described", "four states")]
 
@@ -187,6 +187,19 @@ def test_several_windows_of_an_update_are_the_same_as_in_pieces(shape, sampling)
 
 
 @native
+@pytest.mark.parametrize("sampling", ["sequential", "random"])
+@pytest.mark.parametrize("shape", ["elman", "lstm, masks", "tied"])
+def test_several_windows_in_one_go_are_those_in_pieces(shape, sampling):
+    """Nine windows a pass: the last update of it reads one."""
+    more = {"accumulate": 4, "reading": Reading(6, 11, sampling=sampling), "epochs": 3}
+    pieces, whole = in_pieces(training(shape, **more)), in_one_go(training(shape, **more))
+    first, second = told(pieces.records()), told(whole.records())
+    assert len(first) > 9
+    torch.testing.assert_close(torch.tensor(second), torch.tensor(first), rtol=2e-5, atol=1e-6)
+    for p, w in zip(pieces.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(w, p, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", ["elman", "lstm, masks", "everything"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_groups_of_lanes_are_the_same_as_in_pieces(shape, accumulate):
@@ -424,9 +437,39 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
 @pytest.mark.gpu
 @on_gpu
+@pytest.mark.parametrize("sampling", ["sequential", "random"])
+@pytest.mark.parametrize("shape", ["gru", "everything"])
+def test_the_graph_of_several_windows_is_the_update_to_the_last_bit(shape, sampling):
+    more = {"accumulate": 4, "reading": Reading(6, 11, sampling=sampling), "epochs": 5}
+    graph, steps = (training(shape, "unclipped", "cuda", **more) for _ in range(2))
+    assert told(graph.records()) == told(in_one_go(steps).records())
+    assert getattr(graph._choice.update, "_graph", None) is not None
+    pieces = told(in_pieces(training(shape, "unclipped", "cuda", **more)).records())
+    again = training(shape, "unclipped", "cuda", **more)
+    torch.testing.assert_close(
+        torch.tensor(told(again.records())), torch.tensor(pieces), rtol=2e-3, atol=2e-4
+    )
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_on_a_gpu_dropout_between_layers_is_that_of_an_update_in_pieces():
+    """Masks are given to the graph, drawn as the model draws them."""
+    made = {"whole": training("everything", "adamw", "cuda", epochs=4)}
+    made["pieces"] = in_pieces(training("everything", "adamw", "cuda", epochs=4))
+    numbers = {name: torch.tensor(told(t.records())) for name, t in made.items()}
+    assert isinstance(made["whole"]._choice.update, CapturedUpdate)
+    torch.testing.assert_close(numbers["whole"], numbers["pieces"], rtol=2e-3, atol=2e-4)
+    other = torch.tensor(told(training("everything", "adamw", "cuda", seed=5).records(), 9))
+    assert not torch.allclose(other, numbers["pieces"][:9], rtol=2e-3), "masks matter that much"
+    assert torch.equal(made["whole"].chance["cpu"], made["pieces"].chance["cpu"])
+
+
+@pytest.mark.gpu
+@on_gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("shape", CAPTURED)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_graph_is_the_update_to_the_last_bit(shape, optimiser, precision):
     graph = training(shape, optimiser, "cuda", precision=precision)
     steps = in_one_go(training(shape, optimiser, "cuda", precision=precision))
@@ -470,15 +513,16 @@ def test_a_gpu_trains_as_a_cpu_does(shape, sampling):
 
 @pytest.mark.gpu
 @on_gpu
+@pytest.mark.parametrize("shape", ["lstm, masks", "everything"])
 @pytest.mark.parametrize("at", [1, 5, 13])
-def test_a_gpu_goes_on_to_the_last_bit_after_loading(at):
-    made = training("lstm, masks", "unclipped", "cuda")
+def test_a_gpu_goes_on_to_the_last_bit_after_loading(at, shape):
+    made = training(shape, "unclipped", "cuda")
     whole = told(made.records())
-    first = training("lstm, masks", "unclipped", "cuda")
+    first = training(shape, "unclipped", "cuda")
     before = told(first.records(), at)
     tensors, numbers = first.state_dict()
     tensors = {name: t.cpu().clone() for name, t in tensors.items()}
-    second = training("lstm, masks", "unclipped", "cuda")
+    second = training(shape, "unclipped", "cuda")
     second.load_state_dict(tensors, numbers)
     assert before + told(second.records()) == whole
 

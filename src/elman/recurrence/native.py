@@ -38,12 +38,11 @@ from elman.recurrence.operator import (
     are_many,
     asks_for_weights,
     backward,
-    draw_seed,
     is_mapped,
     mapped,
 )
 from elman.recurrence.packed import picked
-from elman.recurrence.strand import Dropout, uncast
+from elman.recurrence.strand import Dropout, draw_seed, uncast
 
 
 def takes(recipe: Recipe) -> bool:
@@ -101,7 +100,9 @@ class Prepareds(dict[Hashable, Prepared]):
 def use_of(pack: Pack | None, dropout: float) -> Use | None:
     """What else this call is: packed, or with masks whose seed is drawn here; None: neither."""
     if dropout:
-        return Use(pack, dropout, int(draw_seed()))
+        seed = int(draw_seed())
+        assert seed >= 0, "masks are given on a GPU alone: native code draws its own"
+        return Use(pack, dropout, seed)
     return pack and Use(pack)
 
 

@@ -30,7 +30,7 @@ from elman.recurrence.chunked import InChunks
 from elman.recurrence.seams import Chunks
 from elman.recurrence.sliding import slide
 from elman.recurrence.stack import Pulls, Stack, draw
-from elman.recurrence.strand import Dropout, Noise, States, uncast
+from elman.recurrence.strand import Dropout, Noise, States, draw_seed, uncast
 
 
 class Recipe(NamedTuple):
@@ -127,11 +127,6 @@ class Inputs(NamedTuple):
     def drawn(self) -> Inputs:
         """With a seed from torch's generator where masks need one."""
         return self if self.seed is None else self._replace(seed=draw_seed())
-
-
-def draw_seed() -> Tensor:
-    """The seed of a call's masks, from torch's generator."""
-    return torch.randint(2**62, (), device="cpu")
 
 
 def unstack(stacked: Sequence[Tensor]) -> States:

@@ -26,12 +26,11 @@ from elman.recurrence.operator import (
     Recipe,
     asks_for_weights,
     backward,
-    draw_seed,
     is_mapped,
     mapped,
     selected,
 )
-from elman.recurrence.strand import Dropout
+from elman.recurrence.strand import Dropout, draw_seed
 
 
 @final

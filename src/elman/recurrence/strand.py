@@ -7,9 +7,11 @@ pieces its time is cut.
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import itertools
 from collections.abc import Iterator, MutableMapping, MutableSequence, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -52,6 +54,8 @@ class Dropout:
         if self.p == 0:  # a compiler, which has no numbers, draws none either
             return torch.ones_like(hs)
         start += self.origin
+        if self.seed < 0:
+            return _given[self.seed][layer][start : start + len(hs)].to(hs.dtype)
         first, last = start // self.grain, (start + len(hs) - 1) // self.grain
         random = torch.Generator(hs.device)
         shape = (last + 1 - first) * self.grain, *hs.shape[1:]
@@ -69,6 +73,34 @@ class Dropout:
             return self.mask(hs, layer, 0)
         rows, lengths = pad_packed_sequence(PackedSequence(hs.detach(), sizes))
         return pack_padded_sequence(self.mask(rows, layer, 0), lengths).data
+
+
+_given: dict[int, Sequence[Tensor]] = {}
+_numbers = itertools.count(1)
+_seed = contextvars.ContextVar("of the masks that are given", default=0)
+
+
+@contextmanager
+def given_masks(between: Sequence[Tensor]) -> Iterator[None]:
+    """Inside this block dropout between layers draws nothing, and takes these masks (T, B, H).
+
+    So a CUDA graph can have others at each replay. They go by a seed below 0, which none that is
+    drawn is: the backward pass, in another thread, finds them by it.
+    """
+    seed = -next(_numbers)
+    _given[seed], before = between, _seed.set(seed)
+    try:
+        yield
+    finally:
+        _seed.reset(before)
+        del _given[seed]
+
+
+def draw_seed() -> Tensor:
+    """The seed of a call's masks, from torch's generator; or that of the masks that are given."""
+    if seed := _seed.get():
+        return torch.tensor(seed, device="cpu")
+    return torch.randint(2**62, (), device="cpu")
 
 
 @final

@@ -3,6 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, cast, final
 
 import torch
@@ -12,6 +13,8 @@ from elman import kernels
 from elman.kernels.cuda.small import Judge, take_in
 from elman.language_model import LanguageModel, Masks, State
 from elman.language_model.masks import NO_MASKS
+from elman.language_model.nests import over
+from elman.recurrence.strand import Dropout, draw_seed, given_masks
 from elman.training.graphed import Graphed, tensors_of
 from elman.training.optimisation import Average, gradient_norm, take_guarded_step
 from elman.training.processes import LaneGroups
@@ -46,12 +49,15 @@ class CapturedUpdate(WholeUpdate):
         batch: int,
         loss: Loss,
         *,
+        segments: int = 1,
         average: Average | None = None,
         groups: LaneGroups | None = None,
+        chance: Callable[[], AbstractContextManager[None]] = nullcontext,
         capture: bool = True,
     ) -> None:
         super().__init__(model, optimizer, clip, batch)
         like, self.loss, self.groups = model.bias_q, loss, groups
+        self.segments, self.chance = segments, chance
         self.rate = torch.zeros((), device=like.device)
         self.zero = torch.zeros_like(self.held[0][0, 0, 0])
         for group in optimizer.param_groups:
@@ -71,6 +77,7 @@ class CapturedUpdate(WholeUpdate):
         self._stream: torch.cuda.Stream | None = None
         self._rate = 0.0
         self._shape: tuple[bool, bool, list[str]] = (False, False, [])
+        self._weights: list[tuple[float, bool]] = [(1.0, False)]
 
     @staticmethod
     def refuses(training: "Training") -> str | None:
@@ -81,10 +88,8 @@ class CapturedUpdate(WholeUpdate):
             return f"{type(training.optimizer).__name__} is not fused"
         if training.groups.exact:
             return f"lane_groups={training.groups.count} reads the lanes in several parts"
-        if training.settings.accumulate > 1:
-            return f"accumulate={training.settings.accumulate} reads several segments"
-        if training.model.shape.dropout.layers:
-            return "dropout between layers is drawn for each step"
+        if training.model.shape.dropout.layers and training.groups.divided:
+            return "every group of lanes draws dropout between layers for itself"
         return None
 
     @classmethod
@@ -96,22 +101,26 @@ class CapturedUpdate(WholeUpdate):
             *moved_by(training),
             rows.stop - rows.start,
             training.read_window,
+            segments=training.settings.accumulate,
             average=training.average,
             groups=together,
+            chance=training.chance_of,
         )
 
     def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
         """Launches the update and returns; what it returns waits."""
-        ((x, y, masks, *_),) = reads
-        inputs = [*self._windows(x, y), *self._flat(masks)]
+        inputs = self._tensors(reads)
         if rate != self._rate:
             self._rate = rate
             self.rate.fill_(rate)
-        if self._graph is None and self.capture and self.calls > 0:
+        self._weights = [(read.weight, read.fresh) for read in reads]
+        whole = len(reads) == self.segments  # the last update of a pass may read fewer
+        if self._graph is None and self.capture and self.calls > 0 and whole:
             self._graph = self._captured(inputs)
         place = self.calls % PLACES
         self.calls += 1
-        (self._graph or self._update)(*inputs)
+        graph = self._graph if whole else None
+        (graph or self._update)(*inputs)
         if self.judge is None:
             return self._wait
         self.events[place].record(self._current_stream())
@@ -170,6 +179,18 @@ class CapturedUpdate(WholeUpdate):
             warnings.filterwarnings("ignore", message=".*capturable.*")
             return Graphed(self._update, inputs, changes=changes)
 
+    def _tensors(self, reads: Sequence[Read]) -> list[Tensor]:
+        """All that differs from one update to the next, as many for each window."""
+        inputs, dropout = [], self.model.shape.dropout.layers
+        with self.chance() if dropout else nullcontext():
+            for x, y, masks, *_ in reads:
+                inputs += [*self._windows(x, y), *self._flat(masks)]
+                if dropout:  # as the model would draw them
+                    drawn, gaps = Dropout(dropout, int(draw_seed())), range(len(self.held[0]) - 1)
+                    like = self.held[0][0].expand(x.shape[1], *self.held[0].shape[1:])
+                    inputs += [drawn.mask(like, layer, 0) for layer in gaps]
+        return inputs
+
     def _windows(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """x and y; or, where y is x one token on, both as one: one copy instead of two."""
         strides = x.stride()
@@ -184,16 +205,32 @@ class CapturedUpdate(WholeUpdate):
         return [x.as_strided((steps + 1, rows), strides[::-1])]  # time first
 
     def _update(self, *inputs: Tensor) -> tuple[()]:
-        if self._joined:
-            inputs = (inputs[0][:-1].T, inputs[0][1:].T, *inputs[1:])
-        x, y, *flat = inputs
         self.optimizer.zero_grad()
-        loss, after = self.loss(x, y, self.state, self._masks(flat))
-        loss.backward()  # to be handed its 1, torch would load sympy, two seconds of work
-        broken = self._judged(self._sum(loss.detach()))
+        losses, after = list[Tensor](), self.state
+        each = len(inputs) // len(self._weights)
+        for i, (weight, fresh) in enumerate(self._weights):
+            before = over(torch.zeros_like, after) if fresh and i > 0 else after
+            x, y, masks, between = self._parts(inputs[i * each : (i + 1) * each])
+            with given_masks(between) if between else nullcontext():
+                loss, after = self.loss(x, y, before, masks)
+                # to be handed its 1, torch would load sympy, two seconds of work
+                (loss if weight == 1 else loss * weight).backward()
+            losses.append(loss.detach())
+            after = over(torch.detach, after)
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        broken = self._judged(self._sum(loss))
         for held, new in zip(self.held, CarriedState(after).state_dict().values(), strict=True):
-            torch.where(broken, held, new.detach(), out=held)
+            torch.where(broken, held, new, out=held)
         return ()
+
+    def _parts(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Masks, Sequence[Tensor]]:
+        """x and y of a window, its masks, and those between layers."""
+        if self._joined:
+            inputs = [inputs[0][:-1].T, inputs[0][1:].T, *inputs[1:]]
+        x, y, *flat = inputs
+        gaps = len(self.held[0]) - 1 if self.model.shape.dropout.layers else 0
+        first = len(flat) - gaps
+        return x, y, self._masks(flat[:first]), flat[first:]
 
     def _sum(self, nats: Tensor) -> Tensor:
         """Leave the gradient of all processes' lanes in `.grad`; their mean nats."""

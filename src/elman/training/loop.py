@@ -326,14 +326,14 @@ class Training:
     def _all_or_nothing(self, segments: list[Segment], rate: float) -> Outcome:
         """Move the weights once; what is raised meanwhile, by a hook or a model of the caller's,
         leaves all as it was."""
-        noise, carried, averaged = self.reader.noise, self.carried.value, self.average.count
-        drawn = noise.state_dict()
+        noise, chance, carried = self.reader.noise, self.chance, self.carried.value
+        drawn, averaged = noise.state_dict(), self.average.count
         try:
             if self._choice.update is not None:
                 return self._update_whole(self._choice.update, segments, rate)
             return piecewise.update(self, [(s, *self.prepare(s)) for s in segments], rate)
         except BaseException:
-            self.carried.value, self.average.count = carried, averaged
+            self.chance, self.carried.value, self.average.count = chance, carried, averaged
             noise.generators.clear()
             noise.load_state_dict(drawn)
             raise
