@@ -88,7 +88,9 @@ class CapturedUpdate(WholeUpdate):
             return f"{type(training.optimizer).__name__} is not fused"
         if training.groups.exact:
             return f"lane_groups={training.groups.count} reads the lanes in several parts"
-        if training.model.shape.dropout.layers and training.groups.divided:
+        if training.groups.divided and training.settings.accumulate > 1:
+            return f"accumulate={training.settings.accumulate} reads several segments of some lanes"
+        if training.groups.divided and training.model.shape.dropout.layers:
             return "every group of lanes draws dropout between layers for itself"
         return None
 
