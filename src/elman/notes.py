@@ -32,6 +32,7 @@ from elman.options import whole_number
 from elman.scoring.metrics import perplexity
 from elman.text import batches, corpus, datasets, tokens
 from elman.text.vocab import Vocab
+from elman.training import optimizers
 from elman.training.optimisation import clip_gradients
 
 __all__ = [
@@ -214,7 +215,7 @@ def train(
 
     The notes print the same lines and return nothing.
     """
-    trainer, found = torch.optim.Adam(net.parameters(), lr), []
+    trainer, found = optimizers.Adam(net.parameters(), lr), []
     for epoch in range(1, epochs + 1):
         for X, y in train_iter:
             trainer.zero_grad()
@@ -560,7 +561,7 @@ def train_ch8(
     num_epochs = whole_number("num_epochs", num_epochs, at_least=1, hint="500, as in the notes")
     loss, parameters = nn.CrossEntropyLoss(), _parameters(net)
     by_hand = functools.partial(sgd, parameters, lr)
-    updater = torch.optim.SGD(parameters, lr) if isinstance(net, nn.Module) else by_hand
+    updater = optimizers.SGD(parameters, lr) if isinstance(net, nn.Module) else by_hand
     found, speed = [], math.nan
     for epoch in range(1, num_epochs + 1):
         ppl, speed = train_epoch_ch8(net, train_iter, loss, updater, device, use_random_iter)

@@ -35,6 +35,7 @@ from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
 from elman.kernels import using
 from elman.options import hold_numbers, whole_number
+from elman.training.optimizers import Adam
 
 QUANTILES = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.975)
 _MIDDLE = QUANTILES.index(0.5)
@@ -170,7 +171,7 @@ class Global(Forecaster):
                 hint="a smaller tau or horizon",
             )
         draw = np.random.default_rng(self.seed)
-        optimiser = torch.optim.Adam(self.net.parameters(), self.learning_rate)
+        optimiser = Adam(self.net.parameters(), self.learning_rate)
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.updates)
         self.losses, recent, every = [], [], max(1, self.updates // 10)
         for update in range(self.updates):
