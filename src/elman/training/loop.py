@@ -64,13 +64,24 @@ VALIDATION_LANES = 16
 TOKENS_ON_GPU = 2**27  # 1 GiB of int64
 
 
+@dataclass(frozen=True)
+class Before:
+    """Where a training stood before an update."""
+
+    step: int
+    epoch: int
+    index: int
+    tokens: float  # of the pass so far, as its tally has them
+    seconds: float
+
+
 @dataclass(eq=False)
 class Pending:
     """An update that was made, or is being made by a GPU; `numbers` (Σ nats, ‖g‖) once known."""
 
     outcome: Outcome
     tokens: int
-    before: tuple[int, int, int, float, float]
+    before: Before
     tally: Tally
     latest: Latest | None
     numbers: tuple[float, float] | None = None
@@ -272,7 +283,7 @@ class Training:
         self._look_again()
         if self.index == 0:
             self.tally = Tally()
-        before = (self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
+        before = Before(self.step, self.epoch, self.index, self.tally.tokens, self.tally.seconds)
         reads, epoch = self.reads(), self.epoch
         length = len(reads)
         indices = range(self.index, min(self.index + self.settings.accumulate, length))
@@ -387,10 +398,11 @@ class Training:
 
     def _failed(self, pending: Pending, nats: float, norm: float) -> WorkFailed:
         """Go back to before this update: neither it nor those after it have moved anything."""
-        self.step, self.epoch, self.index, tokens, seconds = pending.before
+        before = pending.before
+        self.step, self.epoch, self.index = before.step, before.epoch, before.index
         assert pending.latest is not None, "what was heard of is no longer pending"
         self.tally, self.latest = pending.tally, pending.latest
-        self.tally.tokens, self.tally.seconds = tokens, seconds
+        self.tally.tokens, self.tally.seconds = before.tokens, before.seconds
         whole, later = self._choice.update, list(self._pending)[1:]
         if whole is not None:
             if later:  # whose gradients lie where those of this one were
