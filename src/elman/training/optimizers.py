@@ -17,6 +17,8 @@ HIDDEN = "__dynamo_disable"
 
 
 class _Light(torch.optim.Optimizer):
+    """What keeps one of torch's optimizers, the base beside it, from loading the compiler."""
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         _leave_compiler_unloaded()
         super().__init__(*arguments, **options)
