@@ -24,7 +24,8 @@ class _Light(torch.optim.Optimizer):
         super().__init__(*arguments, **options)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] torch has overloads
-        step: Any = inspect.unwrap(super().step)  # its decorator is what loads the compiler
+        decorated: Any = super().step
+        step = inspect.unwrap(decorated.__func__)  # it is the decorator that loads the compiler
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             return step(self, closure)
 
