@@ -85,6 +85,8 @@ def main() -> None:
         print("neuralforecast is not installed and is left out: pip install neuralforecast")
         given.seeds = []
     single, results = sets(0, 0), {}
+    if missing := [name for name in given.sets if name not in single]:
+        parser.error(f"{', '.join(missing)} comes with statsmodels: pip install statsmodels")
     for name in given.sets:
         [series] = single[name].panel
         test = round((1 - TEST) * len(series))

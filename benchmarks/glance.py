@@ -26,7 +26,7 @@ def main() -> None:
     options = presets.expand("quick", {})
     parts = prepared.prepare(presets.data(options), prepared.read(presets.data(options)))
     model = LanguageModel.from_config(presets.model(options, len(parts.vocab)))
-    training = Training(model, parts.train, None, presets.settings(options, parts.train))
+    training = Training(model, parts.train, None, presets.settings(options))
     updates, looks = [], []
     began = time.perf_counter()
     for record in training.records():

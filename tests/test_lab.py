@@ -377,6 +377,31 @@ def test_runs_whose_folder_may_not_be_written_to_are_shown(page, lab, finished, 
     assert page.get(f"/api/runs/{finished}/frame").status_code == 200
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_what_cannot_be_kept_under_the_root_asks_for_another_root(
+    page, lab, finished, monkeypatch, there
+):
+    if there:
+        lab.shelf.texts.mkdir()
+        (lab.shelf.jobs / finished).mkdir(parents=True)
+    allowed = os.access
+
+    def closed(path, mode, **more):
+        inside = Path(path).is_relative_to(lab.shelf.root)
+        return not (inside and mode & os.W_OK) and allowed(path, mode, **more)
+
+    monkeypatch.setattr(os, "access", closed)
+    for address, asked in (
+        ("/api/texts", {"content": TEXT.encode()}),
+        ("/api/runs", {"json": {"corpus": "python-reference"}}),
+        (f"/api/runs/{finished}/tell", {"json": {"do": "go"}}),
+    ):
+        answer = page.post(address, **asked)
+        assert answer.status_code == 400
+        assert "may not be written to" in answer.json()["error"]
+        assert answer.json()["hint"] == "name another with elman lab FOLDER"
+
+
 # ---------------------------------------------------------------------- the numbers on the page
 
 

@@ -187,6 +187,29 @@ def test_an_option_that_does_not_exist_is_refused_and_nothing_is_written(given, 
     assert not (tmp_path / "run").exists()
 
 
+def test_where_a_run_is_kept_may_be_said_by_names(tmp_path):
+    kept = {"out": str(tmp_path / "run"), "device": "cpu", "diagnose": 7}
+    session = Session.begin(SMALL, kept=kept)
+    assert session.run.path == tmp_path / "run"
+    assert session.kept == RunOptions(**kept)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ("runs/book", "kept must be RunOptions or a mapping of its names to values, got 'runs/bo"),
+        ({"folder": "here"}, "kept has an unknown option 'folder'; one of out, force, device"),
+        ({"threads": -1}, "threads=-1 must be"),
+    ],
+)
+def test_wrong_run_options_are_refused_in_words(kept, said, tmp_path):
+    session = begin(tmp_path)
+    with pytest.raises(UserError, match=said):
+        Session.begin(SMALL, kept=kept)
+    with pytest.raises(UserError, match=said):
+        Session.resume(session.run.path, kept=kept)
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_without_its_record_a_training_goes_on_to_the_same_bits(ended, tmp_path):
     whole, other = begin(tmp_path / "one"), begin(tmp_path / "other")

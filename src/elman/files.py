@@ -151,16 +151,16 @@ def _check_folder(path: Path) -> None:
 def check_new_folder(path: Path, flag: str) -> None:
     """Refuse a folder that cannot be made or written to, by the nearest place that exists.
 
-    It makes nothing. `flag` is the option that named it.
+    It makes nothing. `flag` is the option, or the command, that named it.
     """
-    nearest = path.absolute()
+    asked = nearest = path.absolute()
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         what = "may not be written to" if nearest.is_dir() else "is no folder"
-        raise UserError(
-            f"cannot make the folder {path}: {nearest} {what}", hint=f"name another with {flag}"
-        )
+        is_made = nearest == asked and nearest.is_dir()
+        where = path if is_made else f"cannot make the folder {path}: {nearest}"
+        raise UserError(f"{where} {what}", hint=f"name another with {flag}")
 
 
 def _unusable(path: Path | str, problem: OSError | ValueError) -> UserError:

@@ -32,6 +32,7 @@ from elman.options import whole_number
 from elman.scoring.metrics import perplexity
 from elman.text import batches, corpus, datasets, tokens
 from elman.text.vocab import Vocab
+from elman.training import optimizers
 from elman.training.optimisation import clip_gradients
 
 __all__ = [
@@ -214,15 +215,15 @@ def train(
 
     The notes print the same lines and return nothing.
     """
-    trainer, found = torch.optim.Adam(net.parameters(), lr), []
+    trainer, losses = optimizers.Adam(net.parameters(), lr), []
     for epoch in range(1, epochs + 1):
         for X, y in train_iter:
             trainer.zero_grad()
             loss(net(X), y).sum().backward()
             trainer.step()
-        found.append(evaluate_loss(net, train_iter, loss))
-        print(f"epoch {epoch}, loss: {found[-1]:f}")
-    return found
+        losses.append(evaluate_loss(net, train_iter, loss))
+        print(f"epoch {epoch}, loss: {losses[-1]:f}")
+    return losses
 
 
 # ---------------------------------------------------------------------------- 8.2 text
@@ -560,18 +561,19 @@ def train_ch8(
     num_epochs = whole_number("num_epochs", num_epochs, at_least=1, hint="500, as in the notes")
     loss, parameters = nn.CrossEntropyLoss(), _parameters(net)
     by_hand = functools.partial(sgd, parameters, lr)
-    updater = torch.optim.SGD(parameters, lr) if isinstance(net, nn.Module) else by_hand
-    found, speed = [], math.nan
+    updater = optimizers.SGD(parameters, lr) if isinstance(net, nn.Module) else by_hand
+    perplexities: list[float] = []
+    speed = math.nan
     for epoch in range(1, num_epochs + 1):
         ppl, speed = train_epoch_ch8(net, train_iter, loss, updater, device, use_random_iter)
-        found.append(ppl)
+        perplexities.append(ppl)
         if epoch % 10 == 0:
             print(predict_ch8("time traveller", 50, net, vocab, device))
-    print(f"perplexity {found[-1]:.1f}, {speed:.1f} tokens/s on {device}")
+    print(f"perplexity {perplexities[-1]:.1f}, {speed:.1f} tokens/s on {device}")
     for prefix in ("time traveller", "traveller"):
         print(predict_ch8(prefix, 50, net, vocab, device))
-    plot(range(1, num_epochs + 1), found, "epoch", "perplexity", ["train"], figsize=(5, 3))
-    return Trained(tuple(found), speed)
+    plot(range(1, num_epochs + 1), perplexities, "epoch", "perplexity", ["train"], figsize=(5, 3))
+    return Trained(tuple(perplexities), speed)
 
 
 # ---------------------------------------------------------------------------- 8.6 concise

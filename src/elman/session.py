@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -86,21 +86,21 @@ class Session:
         cls,
         given: Mapping[str, Any] | None = None,
         preset: str = presets.DEFAULT,
-        kept: RunOptions | None = None,
+        kept: RunOptions | Mapping[str, Any] | None = None,
         command: str = "",
         processes: Processes = ALONE,
     ) -> "Session":
         """A new run with the options of a preset and those `given` beside it, which win.
 
-        A request that is refused leaves no folder behind. `command` is what report and config.json
-        name as the way to make the run again.
+        `kept` may be a mapping of names to values, too. A request that is refused leaves no folder
+        behind. `command` is what report and config.json name as the way to make the run again.
         """
         if not isinstance(given, Mapping | None):
             raise UserError(
                 f"options are a mapping of names to values, not {given!r}",
                 hint='Session.begin({"source": "book.txt", "hidden_size": 128})',
             )
-        kept, asked = kept or RunOptions(), dict(given or {})
+        kept, asked = _run_options(kept), dict(given or {})
         given = prepared.adopted(asked)
         use_threads(kept.threads)
         options = presets.expand(preset, given)
@@ -141,7 +141,8 @@ class Session:
         text lies now, if it was moved or renamed; another text is refused.
         """
         run = Run.open(path, writes=processes.first)
-        kept, given = _as_it_was(run.config, kept), dict(given or {})
+        kept = _run_options(kept, {n: v for n, v in run.config.rhythm.items() if n in RHYTHM})
+        given = dict(given or {})
         config, before = run.config, runs.options_of(run.config)
         source = prepared.located(given.get("source", before["source"]))
         if source != "-":  # or it cannot be read again: what the run has kept of it is its text
@@ -259,12 +260,23 @@ def planned(given: Mapping[str, Any], preset: str) -> tuple[Config, Splits, Text
     return config, parts, text
 
 
-def _as_it_was(config: Config, given: RunOptions | Mapping[str, Any] | None) -> RunOptions:
-    """How often a run is saved and looked at, with what is asked for now."""
+def _run_options(
+    given: RunOptions | Mapping[str, Any] | None, before: Mapping[str, Any] | None = None
+) -> RunOptions:
+    """What `kept` says, whole or by names; of what it does not name, what was `before`."""
     if isinstance(given, RunOptions):
         return given
-    before = {name: config.rhythm[name] for name in RHYTHM if name in config.rhythm}
-    return RunOptions(**before | dict(given or {}))
+    names = [field.name for field in fields(RunOptions)]
+    if not isinstance(given, Mapping | None):
+        raise UserError(
+            f"kept must be RunOptions or a mapping of its names to values, got {given!r}",
+            hint='kept=RunOptions(out="runs/book"), or kept={"out": "runs/book"}',
+        )
+    if unknown := [name for name in given or {} if name not in names]:
+        raise UserError(
+            f"kept has an unknown option {unknown[0]!r}", hint=f"one of {', '.join(names)}"
+        )
+    return RunOptions(**{**(before or {}), **(given or {})})
 
 
 def _caveats(run: Run, training: Training) -> list[str]:

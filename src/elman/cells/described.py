@@ -230,7 +230,7 @@ class Described(Cell):
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def check_derivative(self) -> None:
-        """Compare the derivative with a difference quotient, on numbers where both exist."""
+        """Compare the derivative with the chain rule and with a difference quotient."""
         generator = torch.Generator().manual_seed(0)
 
         def draw(names: Sequence[str]) -> dict[str, Tensor]:
@@ -239,12 +239,17 @@ class Described(Cell):
                 for n in names
             }
 
-        names, step = [e.name for e in self.starts], 1e-6
+        names = [e.name for e in self.starts]
         at, way, pull = draw(names), draw(names), draw([f"d{i}" for i in range(self.count)])
-        chain = evaluate(self.chain_rule(self.equations.after), at | pull)
-        found = evaluate(self.equations.back, at | pull)
-        for start, mine, known in zip(self.starts, found, chain, strict=True):
-            off = float(((mine - known).abs() / (1 + known.abs())).nan_to_num().max())
+        gradients = evaluate(self.equations.back, at | pull)
+        self._check_chain_rule(gradients, at | pull)
+        slope = torch.stack([g * way[n] for n, g in zip(names, gradients, strict=True)]).sum(0)
+        self._check_slope(slope, at, way, pull)
+
+    def _check_chain_rule(self, gradients: Sequence[Tensor], at: dict[str, Tensor]) -> None:
+        chain = evaluate(self.chain_rule(self.equations.after), at)
+        for start, gradient, known in zip(self.starts, gradients, chain, strict=True):
+            off = float(((gradient - known).abs() / (1 + known.abs())).nan_to_num().max())
             if off > 1e-8:
                 raise UserError(
                     f"the derivative given for the cell {self.name} is wrong: its pull on "
@@ -252,9 +257,18 @@ class Described(Cell):
                     hint="it returns the pulls on each a_x, each a_h, each state, each parameter; "
                     "without one the chain rule finds it",
                 )
-        slope = torch.stack([g * way[n] for n, g in zip(names, found, strict=True)]).sum(0)
+
+    def _check_slope(
+        self,
+        slope: Tensor,
+        at: dict[str, Tensor],
+        way: dict[str, Tensor],
+        pull: dict[str, Tensor],
+        step: float = 1e-6,
+    ) -> None:
+        """Σ pull · after rises along `way` by `slope`, wherever both are numbers."""
         ahead, behind = (
-            evaluate(self.equations.after, {n: at[n] + sign * step * way[n] for n in names})
+            evaluate(self.equations.after, {n: at[n] + sign * step * way[n] for n in at})
             for sign in (1, -1)
         )
         risen = [d * (a - b) for d, a, b in zip(pull.values(), ahead, behind, strict=True)]

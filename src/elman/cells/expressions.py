@@ -219,10 +219,10 @@ def ordered(ends: Sequence[Expression]) -> list[Expression]:
 
 def replaced(ends: Sequence[Expression], by: dict[Expression, Expression]) -> list[Expression]:
     """The ends with some expressions in the place of others."""
-    found: dict[Expression, Expression] = {}
+    new: dict[Expression, Expression] = {}
     for e in ordered(ends):
-        found[e] = by[e] if e in by else make(e.operation, *(found[o] for o in e.of)) if e.of else e
-    return [found[end] for end in ends]
+        new[e] = by[e] if e in by else make(e.operation, *(new[o] for o in e.of)) if e.of else e
+    return [new[end] for end in ends]
 
 
 def hoisted(
@@ -276,18 +276,17 @@ def pulls(
 
 def evaluate(ends: Sequence[Expression], inputs: dict[str, Tensor]) -> list[Tensor]:
     """The ends, computed by torch from the inputs they name."""
-    found: dict[Expression, Any] = {}
+    values: dict[Expression, Any] = {}
     like = next(iter(inputs.values()))
     for e in ordered(ends):
         if e.operation == "input":
-            found[e] = inputs[e.name]
+            values[e] = inputs[e.name]
         elif e.operation == "constant":
-            found[e] = like.new_full(
-                (), e.value
-            )  # no copy from Python: a CUDA graph may be watching
+            # no copy from Python: a CUDA graph may be watching
+            values[e] = like.new_full((), e.value)
         else:
-            found[e] = OPERATIONS[e.operation].torch(*(found[o] for o in e.of))
-    return [found[end] for end in ends]
+            values[e] = OPERATIONS[e.operation].torch(*(values[o] for o in e.of))
+    return [values[end] for end in ends]
 
 
 def cpp(

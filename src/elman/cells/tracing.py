@@ -306,6 +306,12 @@ def _run(
                 f"the cell {name}: {problem}; a_x and a_h have an entry for each gate",
                 hint="declare how many with @elman.cell(gates=…)",
             ) from problem
+    after = _tensors(result, name, states, what)
+    return Run([notes.expression(t) for t in after], notes.log)
+
+
+def _tensors(result: Any, name: str, states: int, what: str) -> list[Tensor]:
+    """What a cell returned, a tensor of rows and units for each of its states; else a refusal."""
     whole = isinstance(result, Tensor) or what == "states"
     after = list(result) if isinstance(result, tuple | list) else [result]
     after = after if whole else pytree.tree_leaves(result)
@@ -326,4 +332,4 @@ def _run(
                 "or false, not a number",
                 hint="torch.where(condition, 1.0, 0.0)",
             )
-    return Run([notes.expression(t) for t in after], notes.log)
+    return after

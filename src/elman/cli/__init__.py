@@ -106,6 +106,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
+    """The same, and in words what is met on the way."""
     OVER.clear()
     try:
         check_streams()
@@ -146,19 +147,24 @@ def _run(arguments: list[str] | None) -> int:
             "a smaller --hidden-size, --batch-size or --window; --memory 64M keeps fewer states",
         )
         return 1
-    except OSError as failure:  # a full disk, a folder that is missing or not ours
-        where = f"{failure.filename}: " if failure.filename else ""
-        if failure.errno == errno.ENAMETOOLONG:
-            _say(f"{where}{failure.strerror}", "name something shorter")
-            return 2
-        _say(
-            f"{where}{failure.strerror or failure}",
-            "make room and type it again; --resume continues a training"
-            if is_full(failure)
-            else "check that the place exists and is yours",
-        )
-        return 1
+    except OSError as failure:
+        return _could_not_write(failure)
     return status if isinstance(status, int) else 0
+
+
+def _could_not_write(failure: OSError) -> int:
+    """A full disk, a folder that is missing or not ours, a name that is too long."""
+    where = f"{failure.filename}: " if failure.filename else ""
+    if failure.errno == errno.ENAMETOOLONG:
+        _say(f"{where}{failure.strerror}", "name something shorter")
+        return 2
+    _say(
+        f"{where}{failure.strerror or failure}",
+        "make room and type it again; --resume continues a training"
+        if is_full(failure)
+        else "check that the place exists and is yours",
+    )
+    return 1
 
 
 def _stopped() -> int:

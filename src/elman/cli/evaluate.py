@@ -135,12 +135,16 @@ def evaluate(
         return
     if chunks:
         note(f"time: {model.recurrence.seams.forward}")
-    typer.echo(printable(_table(opened, scores, text.what)))
+    _print(opened, scores, text.what, source)
+
+
+def _print(run: "Run", scores: "Evaluation", what: str, source: str | None) -> None:
+    typer.echo(printable(_table(run, scores, what)))
     if scores.unknown:
         note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")
     if (scores.seen or 0) >= WORTH_SAYING:
-        note(_not_held_out(opened, scores.seen or 0, source))
-    note(f"next: elman generate {shlex.quote(str(run))}")
+        note(_not_held_out(run, scores.seen or 0, source))
+    note(f"next: elman generate {shlex.quote(str(run.path))}")
 
 
 def _check_together(mix: list[str] | None, adapt: bool, baselines: bool, chunks: int) -> None:

@@ -38,9 +38,9 @@ def runs(
     given = folders or [Path("runs")]
     listing = len(given) == 1 and not comparison.is_run(given[0])
     paths = comparison.below(given[0]) if listing else given
-    found = {path: comparison.forecaster(path) for path in paths}
-    forecasters = [f for f in found.values() if f is not None]
-    summaries = [comparison.summary(path) for path, f in found.items() if f is None]
+    opened = {path: comparison.forecaster(path) for path in paths}
+    forecasters = [f for f in opened.values() if f is not None]
+    summaries = [comparison.summary(path) for path, f in opened.items() if f is None]
     summaries = comparison.best_first(summaries) if listing else summaries
     if as_json:
         record = {
@@ -130,10 +130,10 @@ def _scores(run: "Summary") -> list[str]:
     return [*far, f"~{run.best:.4f}", f"~{perplexity(run.best):.3f}", "–"]
 
 
-def _forecasters(found: Sequence["Forecaster"]) -> str:
+def _forecasters(forecasters: Sequence["Forecaster"]) -> str:
     """A line for each forecaster: what it is, how far it looks, how it did at past origins."""
     rows = [["forecaster", "model", "steps", "series", "MASE", "CRPS"]]
-    for f in found:
+    for f in forecasters:
         scores = [f"{x:.3f}" if x is not None else "–" for x in (f.mase, f.crps)]
         series = "–" if f.unfinished else f"{f.series:,}"
         model = f"{f.model} (stopped)" if f.unfinished else f.model
@@ -141,9 +141,9 @@ def _forecasters(found: Sequence["Forecaster"]) -> str:
     return _table(rows, right=range(2, 6))
 
 
-def _next_forecast(found: Sequence["Forecaster"]) -> str:
-    stopped = [f for f in found if f.unfinished]
-    path = shlex.quote(str((stopped or found)[0].path))
+def _next_forecast(forecasters: Sequence["Forecaster"]) -> str:
+    stopped = [f for f in forecasters if f.unfinished]
+    path = shlex.quote(str((stopped or forecasters)[0].path))
     if stopped:
         return f"next: elman forecast --resume {path}"
     return f"next: elman forecast NEW.csv --run {path}"

@@ -109,10 +109,10 @@ def most_similar(hs: Any, at: int, count: int = 8, apart: int = 3) -> list[tuple
         raise UserError(f"step {at} is not among the {len(h)} steps", hint="0 is the first")
     size = np.linalg.norm(h, axis=1)
     cosine = np.divide(h @ h[at], size * size[at], out=np.full(len(h), -1.0), where=size > 0)
-    found: list[tuple[int, float]] = []
+    alike: list[tuple[int, float]] = []
     for step in np.argsort(-cosine, kind="stable"):
-        if all(abs(int(step) - other) >= apart for other in (at, *(f for f, _ in found))):
-            found.append((int(step), float(cosine[step])))
-        if len(found) == count:
+        if all(abs(int(step) - other) >= apart for other in (at, *(f for f, _ in alike))):
+            alike.append((int(step), float(cosine[step])))
+        if len(alike) == count:
             break
-    return found
+    return alike

@@ -108,7 +108,7 @@ class AutoregressiveErrors(Forecaster):
         seasons = (True, False) if (self.season or 1) > 1 else (False,)
         drifts = (True, False) if self.trend == "changes" else (True,)
         count = sum(len(x) - self.tau for x in series)
-        best, found = np.inf, (np.zeros(self.tau), (False, True))
+        best, chosen = np.inf, (np.zeros(self.tau), (False, True))
         for seasonal, drift in itertools.product(seasons, drifts):
             rows = [
                 self._rows(x[:, None], i, (seasonal, drift))
@@ -120,8 +120,8 @@ class AutoregressiveErrors(Forecaster):
                 spare = max(count - fitted - 1, 0.5)
                 score = count * np.log(squares / count + 1e-300) + 2 * fitted * count / spare
                 if score < best - 1e-9:
-                    best, found = score, (phi, (seasonal, drift))
-        return found
+                    best, chosen = score, (phi, (seasonal, drift))
+        return chosen
 
     def _rows(
         self, x: Values, inputs: Inputs, form: tuple[bool, bool], ahead: int = 0
@@ -215,9 +215,9 @@ def _solved(
             e = y[:, 0] - design @ b
             lagged.append(np.stack([e[tau - i : len(e) - i] for i in range(1, order + 1)], axis=1))
             now.append(e[tau:])
-        found = np.linalg.lstsq(np.concatenate(lagged), np.concatenate(now), rcond=None)[0]
+        coefficients = np.linalg.lstsq(np.concatenate(lagged), np.concatenate(now), rcond=None)[0]
         phi = np.zeros(tau)
-        phi[:order] = _steady(np.asarray(found))
+        phi[:order] = _steady(np.asarray(coefficients))
         beta, squares = _effects(rows, phi)
     return phi, squares
 

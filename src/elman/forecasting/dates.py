@@ -122,8 +122,8 @@ class Clock:
 def frequency_of(moments: Sequence[Moment], table: Table, column: str) -> Frequency:
     """How a sorted series of distinct moments ticks; refuses one that does not.
 
-    Gaps are allowed here (`missing_steps` names them): the commonest step decides, and every other
-    must be a whole number of it.
+    Gaps are allowed here (`gaps.missing_rows` names them): the commonest step decides, and every
+    other must be a whole number of it.
     """
     if isinstance(moments[0], int):
         return Frequency("step", _mode(np.diff([m for m in moments if isinstance(m, int)])))

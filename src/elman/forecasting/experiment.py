@@ -62,7 +62,7 @@ class Experiment:
     """The first window that scores count; those before it only informed a choice."""
     choice: Choice
     published: str
-    """What the answer is called: the model's name, "auto", or the baseline that replaced it."""
+    """What the answer is called: the model's name, or "auto"."""
     ensemble: Ensemble
     ahead: list[Ahead]
     verdicts: list[Verdict]
@@ -153,15 +153,10 @@ def fit_and_measure(
     `auto` chooses among all of them. A named one is, with a warning.
     """
     settings = settings or Settings()
-    columns = single_columns(series)
-    if settings.model == "auto" or not forecasters()[settings.model].network:
-        columns = [_shortened(s) for s in columns]
-    if settings.calendar:
-        columns = [panel.with_calendar(s, settings.steps) for s in columns]
-    check(columns, settings)
-    columns = _without_short_ones(columns, settings)
+    is_auto = settings.model == "auto"
+    columns = _columns(series, settings)
     say: Callable[[str], None] = told or (lambda _: None)
-    inform = _INFORM if settings.model == "auto" else 0
+    inform = _INFORM if is_auto else 0
     windows, long = panel.windows_for(
         columns, settings.steps, settings.windows + inform, every=settings.every
     )
@@ -173,17 +168,17 @@ def fit_and_measure(
     some = [columns[i] for i in compared]
     plan = panel.plan_for(some, settings.steps, settings.seed)
     methods = _rivals(settings, plan, some, windows.count)
-    limit = Limit(60 * settings.minutes or None if settings.model == "auto" else None)
-    if settings.model == "auto":
+    limit = Limit(60 * settings.minutes or None if is_auto else None)
+    if is_auto:
         say(_plan_in_words(methods, windows, some, settings))
     if stride > 1:
         say(f"compared on {len(some)} of {len(columns)} series, fitted on all")
     tried, left_out = choice.try_all(
         methods, some, windows, seed=settings.seed, told=say, limit=limit, kept=kept,
-        needed=None if settings.model == "auto" else methods[0].label,
+        needed=None if is_auto else methods[0].label,
     )  # fmt: skip
     units = choice.naive_errors(some, windows)
-    if settings.model == "auto":
+    if is_auto:
         picked = choice.choose(tried, left_out, units, windows.count, first)
     else:
         picked = _as_asked(methods[0].label, tried, left_out, units, windows.count)
@@ -192,11 +187,30 @@ def fit_and_measure(
     counted = range(first, windows.count)
     own = choice.score([b.only(counted) for b in picked.chosen], units, counted)
     verdicts = _verdicts(own, picked, counted)
-    ahead = ensemble.look_ahead(columns, settings.steps)
     return Experiment(
-        settings, columns, compared, windows, first, picked, settings.model, ensemble, ahead,
-        verdicts, _warning(settings, verdicts),
-    )  # fmt: skip
+        settings,
+        series=columns,
+        compared=compared,
+        windows=windows,
+        first=first,
+        choice=picked,
+        published=settings.model,
+        ensemble=ensemble,
+        ahead=ensemble.look_ahead(columns, settings.steps),
+        verdicts=verdicts,
+        warning=_warning(settings, verdicts),
+    )
+
+
+def _columns(series: Sequence[Series], settings: Settings) -> list[Series]:
+    """Every column as a series of its own, those that can be forecast, with what a model reads."""
+    columns = single_columns(series)
+    if settings.model == "auto" or not forecasters()[settings.model].network:
+        columns = [_shortened(s) for s in columns]
+    if settings.calendar:
+        columns = [panel.with_calendar(s, settings.steps) for s in columns]
+    check(columns, settings)
+    return _without_short_ones(columns, settings)
 
 
 def _shortened(series: Series) -> Series:

@@ -9,7 +9,7 @@ distances to the other quantiles, trained by the pinball loss through the whole 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
 from elman.kernels import using
 from elman.options import hold_numbers, whole_number
+from elman.training.optimizers import Adam
 
 QUANTILES = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.975)
 _MIDDLE = QUANTILES.index(0.5)
@@ -96,6 +97,16 @@ class _Panel:
 
     def pasts(self, owner: Any, start: Any, count: int) -> NDArray[np.float64]:
         return self.past[(self.first[owner] + start)[:, None] + np.arange(count)]
+
+
+class _Windows(NamedTuple):
+    """Scaled inputs of some windows, and the base and unit that undo the scaling."""
+
+    x: Tensor  # (windows, τ, channels)
+    future: Tensor  # (windows, steps ahead, known inputs)
+    static: Tensor
+    base: NDArray[np.float64]
+    unit: NDArray[np.float64]
 
 
 @final
@@ -170,7 +181,7 @@ class Global(Forecaster):
                 hint="a smaller tau or horizon",
             )
         draw = np.random.default_rng(self.seed)
-        optimiser = torch.optim.Adam(self.net.parameters(), self.learning_rate)
+        optimiser = Adam(self.net.parameters(), self.learning_rate)
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.updates)
         self.losses, recent, every = [], [], max(1, self.updates // 10)
         for update in range(self.updates):
@@ -203,10 +214,10 @@ class Global(Forecaster):
 
     def _loss(self, panel: _Panel, owner: Any, ends: Any) -> Tensor:
         """The pinball loss over all steps and quantiles, in units of each window's spread."""
-        x, future, static, base, unit = self._windows(panel, owner, ends)
+        read = self._windows(panel, owner, ends)
         target = panel.values(owner, ends, self.direct)
-        z = torch.as_tensor((target - base) / unit[:, None], dtype=torch.float32)
-        miss = z[..., None] - self.net(x, future, static)
+        z = torch.as_tensor((target - read.base) / read.unit[:, None], dtype=torch.float32)
+        miss = z[..., None] - self.net(read.x, read.future, read.static)
         levels = torch.tensor(QUANTILES)
         return torch.maximum(levels * miss, (levels - 1) * miss).mean()
 
@@ -232,10 +243,7 @@ class Global(Forecaster):
             )
             return _Reader(layers, self.hidden, self.direct, known, static)
 
-    def _windows(
-        self, panel: _Panel, owner: Any, ends: Any
-    ) -> tuple[Tensor, Tensor, Tensor, NDArray[np.float64], NDArray[np.float64]]:
-        """Scaled inputs of some windows, and the base and unit that undo the scaling."""
+    def _windows(self, panel: _Panel, owner: Any, ends: Any) -> _Windows:
         start = ends - self.tau
         y = panel.values(owner, start, self.tau)
         channels, base, unit = self._scaled(y)
@@ -251,10 +259,9 @@ class Global(Forecaster):
             seen = panel.pasts(owner, start, self.tau)
             parts.append((seen - self._centre[k : k + p]) / self._unit[k : k + p])
         static = (panel.static[owner] - self._centre[k + p :]) / self._unit[k + p :]
-        x = torch.as_tensor(np.concatenate(parts, axis=2), dtype=torch.float32)
-        rest = (torch.as_tensor(a, dtype=torch.float32) for a in (future, static))
-        future_, static_ = rest
-        return x, future_, static_, base, unit
+        read = (np.concatenate(parts, axis=2), future, static)
+        x, ahead, fixed = (torch.as_tensor(a, dtype=torch.float32) for a in read)
+        return _Windows(x, ahead, fixed, base, unit)
 
     def _scaled(
         self, y: NDArray[np.float64]
@@ -300,9 +307,9 @@ class Global(Forecaster):
             given.check(int(at.max()) + self.direct)
         panel, rows = _Panel([values], [given]), []
         for some in np.array_split(at, max(1, math.ceil(len(at) / 512))):
-            x, future, static, base, unit = self._windows(panel, np.zeros_like(some), some)
-            z = self.net(x, future, static).double().numpy()
-            rows.append(base[..., None] + unit[:, None, None] * z)
+            read = self._windows(panel, np.zeros_like(some), some)
+            z = self.net(read.x, read.future, read.static).double().numpy()
+            rows.append(read.base[..., None] + read.unit[:, None, None] * z)
         quantiles = np.concatenate(rows)[:, :steps]
         wanted = _interpolated(quantiles, np.asarray(levels))
         return wanted[:, :, None]

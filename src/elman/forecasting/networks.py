@@ -25,6 +25,7 @@ from elman.forecasting.progress import tell
 from elman.gradients import Carry, Full, Memory, Stored
 from elman.kernels import using
 from elman.options import hold_numbers, whole_number
+from elman.training.optimizers import Adam
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class _Network(Forecaster):
         y = torch.as_tensor(np.concatenate([y for _, y in pairs]), dtype=torch.float32)
         shuffle = torch.Generator().manual_seed(self.seed)
         batches = DataLoader(TensorDataset(x, y), self.batch, shuffle=True, generator=shuffle)
-        optimiser = torch.optim.Adam(self.net.parameters(), self.learning_rate)
+        optimiser = Adam(self.net.parameters(), self.learning_rate)
         self.losses = []
         for epoch in range(self.epochs):
             seen = 0.0

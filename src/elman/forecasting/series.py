@@ -315,13 +315,9 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     last = last_known(columns, total) if known else total
     if not last:
         raise UserError(f"{of}no column has a single value", hint="another --column")
-    gaps = missing_rows(table, steps, total, clock)
-    if gaps and reading.fill is None:
-        hint = "--fill forward, linear or zero fills them in"
-        if clock and clock.zone is None and clock.frequency.unit == "second":
-            hint += "; --timezone Europe/Berlin knows when clocks went forward"
-        raise UserError(of + gaps, hint=hint)
-    if gaps:
+    if gaps := missing_rows(table, steps, total, clock):
+        if reading.fill is None:
+            raise _unfilled(of + gaps, clock)
         notes.append(f"{of}{gaps}: filled ({reading.fill})")
     where = dict(zip(steps, range(len(table)), strict=True))
     filled = functools.partial(filled_in, table, where, reading.fill, of, notes)
@@ -330,17 +326,24 @@ def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
     past = [filled(c, spread(table, c, "--past", steps, total)[:last]) for c in reading.past]
     return Series(
         name,
-        np.stack(values, axis=1),
-        reading.column,
-        times[:last] if times else None,
-        reading.season or (clock.frequency.season if clock else None),
-        clock,
-        np.stack(inputs, axis=1) if inputs else np.zeros((0, 0)),
-        np.stack(past, axis=1) if past else np.zeros((0, 0)),
-        np.array([constant(table, c, of) for c in reading.static]),
-        (*reading.known, *reading.past, *reading.static),
-        tuple(notes),
+        values=np.stack(values, axis=1),
+        columns=reading.column,
+        times=times[:last] if times else None,
+        season=reading.season or (clock.frequency.season if clock else None),
+        clock=clock,
+        known=np.stack(inputs, axis=1) if inputs else np.zeros((0, 0)),
+        past=np.stack(past, axis=1) if past else np.zeros((0, 0)),
+        static=np.array([constant(table, c, of) for c in reading.static]),
+        inputs=(*reading.known, *reading.past, *reading.static),
+        notes=tuple(notes),
     )
+
+
+def _unfilled(gaps: str, clock: Clock | None) -> UserError:
+    hint = "--fill forward, linear or zero fills them in"
+    if clock and clock.zone is None and clock.frequency.unit == "second":
+        hint += "; --timezone Europe/Berlin knows when clocks went forward"
+    return UserError(gaps, hint=hint)
 
 
 def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[int], Clock | None]:

@@ -29,10 +29,7 @@ class Settings:
         hold_numbers(self)
         options = {name: as_number(value) for name, value in self.options.items()}
         object.__setattr__(self, "options", options)
-        for name in ("steps", "difference", "windows", "seed"):
-            least = 0 if name == "seed" else None  # of the others more is said below
-            hint = f"{name}={getattr(Settings, name)}"
-            whole_number(name, getattr(self, name), at_least=least, hint=hint)
+        self._check_numbers()
         if self.model not in names():
             raise UserError(
                 f"--model {self.model!r} is unknown", hint=f"one of {', '.join(names())}"
@@ -45,25 +42,32 @@ class Settings:
         if self.windows < 1:
             raise UserError(f"--windows {self.windows} must be at least 1", hint="5 is common")
         object.__setattr__(self, "levels", _percents(self.levels))
-        for level in self.levels:
-            if not 0 < level < 100:
-                raise UserError(
-                    f"--level {level:g} must lie between 0 and 100 percent",
-                    hint="80 covers four in five",
-                )
         if self.model == "auto":
-            for name in self.options:
-                raise UserError(
-                    f"{FLAGS.get(name, name)} means nothing to --model auto, which tries several",
-                    hint="--model linear or gru, or leave the option away",
-                )
-            if self.difference:
-                raise UserError(
-                    "--difference means nothing to --model auto, which tries several",
-                    hint="leave it away, or name a --model",
-                )
+            self._check_auto()
         else:
             self.method()
+        self._check_sizes()
+
+    def _check_numbers(self) -> None:
+        for name in ("steps", "difference", "windows", "seed"):
+            least = 0 if name == "seed" else None  # of the others more is said later
+            hint = f"{name}={getattr(Settings, name)}"
+            whole_number(name, getattr(self, name), at_least=least, hint=hint)
+
+    def _check_auto(self) -> None:
+        """Refuse what is for one model alone."""
+        for name in self.options:
+            raise UserError(
+                f"{FLAGS.get(name, name)} means nothing to --model auto, which tries several",
+                hint="--model linear or gru, or leave the option away",
+            )
+        if self.difference:
+            raise UserError(
+                "--difference means nothing to --model auto, which tries several",
+                hint="leave it away, or name a --model",
+            )
+
+    def _check_sizes(self) -> None:
         for name, most in (("hidden", 4096), ("epochs", 100_000), ("tau", 100_000)):
             value = whole_number(name, self.options.get(name, 1), hint="leave it away")
             if value < 1:
@@ -84,6 +88,13 @@ class Settings:
 def _percents(levels: Any) -> tuple[float, ...]:
     """Levels as percents to four places, by which tables name them; each once."""
     try:
-        return tuple(dict.fromkeys(round(float(x), 4) for x in [*levels]))
+        percents = tuple(dict.fromkeys(round(float(x), 4) for x in [*levels]))
     except (TypeError, ValueError) as wrong:
         raise UserError(f"levels={levels!r} must be percents", hint="levels=(80, 95)") from wrong
+    for level in percents:
+        if not 0 < level < 100:
+            raise UserError(
+                f"--level {level:g} must lie between 0 and 100 percent",
+                hint="80 covers four in five",
+            )
+    return percents

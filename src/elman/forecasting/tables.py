@@ -110,57 +110,69 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
     lines = io.StringIO(_decoded(content, source), newline="")
     delimiter = _delimiter(lines)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    skipped = _SEPARATOR.match(lines.getvalue())  # Excel's "sep=;" is not the header
-    header: list[str] | None = None
-    title = 0  # the line of the header
-    cells: list[list[str]] = []
-    numbers: list[int] = []
-    blank: list[int] = []
+    has_separator = _SEPARATOR.match(lines.getvalue()) is not None
     try:
-        for row in reader:
-            if header is None:
-                row = _trimmed(row, 0)
-                if row and not (skipped and reader.line_num == 1):
-                    header, title = _header(row, source, reader.line_num), reader.line_num
-                continue
-            row = _trimmed(row, len(header))
-            if len(header) > 1 and not any(c.strip() for c in row):
-                blank.append(reader.line_num)
-                continue
-            row = row or [""]
-            if blank and len(header) > 1:
-                raise UserError(
-                    f"{source}, line {blank[0]} is blank, and data follows it",
-                    hint="delete the line, or fill in its time and leave the other cells empty",
-                )
-            if len(row) != len(header):
-                short = len(row) < len(header)
-                place = f"column {header[len(row)]!r}" if short else f"column {len(header) + 1}"
-                why = "has no cell" if short else "has a cell and no name"
-                raise UserError(
-                    f"{source}, line {reader.line_num}, {place} {why}: the row does not have the "
-                    f"{len(header)} cells that the header names, but {len(row)}",
-                    hint="mend that line; a cell that holds a comma needs quotes"
-                    + (f"; delete line {title} if it is a title" if not cells else ""),
-                )
-            if not cells:
-                _check_names(header, row, source, title)
-            cells.append(row)
-            numbers.append(reader.line_num)
+        header, title = _first_row(reader, has_separator, source)
+        rows = _rows_below(header, title, reader, source)
     except csv.Error as wrong:
         raise UserError(
             f"{source}, line {reader.line_num}: {wrong}", hint="mend that line"
         ) from wrong
-    while cells and cells[-1] == [""]:  # blank lines after the last value of a one-column table
-        cells.pop()
-        numbers.pop()
-    if header is None or not cells:
+    while rows and rows[-1][1] == [""]:  # blank lines after the last value of a one-column table
+        rows.pop()
+    if not rows:
         raise UserError(
             f"{source} holds no rows of data", hint="a header line, then one row a step"
         )
-    columns = {title: [row[j] for row in cells] for j, title in enumerate(header)}
+    columns = {column: [row[j] for _, row in rows] for j, column in enumerate(header)}
     columns, notes = plainly(columns, delimiter)
-    return Table(name, columns, numbers, notes=notes)
+    return Table(name, columns, [line for line, _ in rows], notes=notes)
+
+
+def _first_row(reader: Any, has_separator: bool, source: str) -> tuple[list[str], int]:
+    """The header and its line; Excel's "sep=;" before it is not the header."""
+    for row in reader:
+        row = _trimmed(row, 0)
+        if row and not (has_separator and reader.line_num == 1):
+            return _header(row, source, reader.line_num), reader.line_num
+    return [], 0
+
+
+def _rows_below(
+    header: list[str], title: int, reader: Any, source: str
+) -> list[tuple[int, list[str]]]:
+    """Every row with the line it stands on; `title` is the header's."""
+    rows: list[tuple[int, list[str]]] = []
+    blank = 0  # the first line that says nothing
+    for row in reader:
+        row = _trimmed(row, len(header))
+        if len(header) > 1 and not any(c.strip() for c in row):
+            blank = blank or reader.line_num
+            continue
+        if blank:
+            raise UserError(
+                f"{source}, line {blank} is blank, and data follows it",
+                hint="delete the line, or fill in its time and leave the other cells empty",
+            )
+        row = row or [""]
+        if len(row) != len(header):
+            mend = f"; delete line {title} if it is a title" if not rows else ""
+            raise _wrong_width(header, row, f"{source}, line {reader.line_num}", mend)
+        if not rows:
+            _check_names(header, row, source, title)
+        rows.append((reader.line_num, row))
+    return rows
+
+
+def _wrong_width(header: list[str], row: list[str], where: str, mend: str) -> UserError:
+    short = len(row) < len(header)
+    place = f"column {header[len(row)]!r}" if short else f"column {len(header) + 1}"
+    why = "has no cell" if short else "has a cell and no name"
+    return UserError(
+        f"{where}, {place} {why}: the row does not have the "
+        f"{len(header)} cells that the header names, but {len(row)}",
+        hint=f"mend that line; a cell that holds a comma needs quotes{mend}",
+    )
 
 
 def _trimmed(row: list[str], cells: int) -> list[str]:

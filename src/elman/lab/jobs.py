@@ -103,7 +103,7 @@ class Jobs:
         with self._mutex:
             id = self.shelf.free_id(name)
             folder = self.shelf.jobs / id
-            folder.mkdir(parents=True)
+            self.shelf.make(folder)
             asked = {"given": given | {"source": source}, "preset": preset, "asked": time.time()}
             self._queue(folder, asked | {"threads": self.threads})
         return id
@@ -115,7 +115,7 @@ class Jobs:
             asked = read_json(folder / "asked.json") if _is_name(id) else {}
             if id in self.shelf.runs() or "given" not in asked:  # else it had not begun
                 asked |= {"threads": Run.open(self.shelf.run(id)).config.threads}
-            folder.mkdir(parents=True, exist_ok=True)
+            self.shelf.make(folder)
             self._queue(folder, asked | {"asked": time.time(), "changes": changes or {}})
 
     def _queue(self, folder: Path, asked: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import final
 
 from elman.errors import UserError
-from elman.files import atomic
+from elman.files import atomic, check_new_folder
 from elman.runs import comparison
 from elman.text.datasets import DATASETS
 
@@ -58,6 +58,11 @@ class Shelf:
             id = f"{base}-{number}"
         return id
 
+    def make(self, folder: Path) -> None:
+        """Have a folder under the root to write into."""
+        check_new_folder(folder, "elman lab FOLDER")
+        folder.mkdir(parents=True, exist_ok=True)
+
     def keep_text(self, name: str, data: bytes) -> str:
         """Keep a text that came from the page; returns its id. What is not text is refused."""
         if len(data) > LARGEST_TEXT:
@@ -79,7 +84,7 @@ class Shelf:
             raise UserError("there is no text in it", hint="paste some lines, or drop a file")
         id = f"{slug(name)}-{hashlib.sha256(data).hexdigest()[:8]}"
         with self._writing:  # two tabs may send the same text
-            self.texts.mkdir(parents=True, exist_ok=True)
+            self.make(self.texts)
             with atomic(self.texts / f"{id}.txt") as draft:
                 draft.write_bytes(data)
         return id

@@ -204,19 +204,7 @@ class LanguageModel(nn.Module):
         start = 0 if self.recurrent else 1  # a window may begin before the text does: one more row
         self.embedding = Embedding(vocab_size + start, embedding_size) if embedding_size else None
         if self.recurrent:
-            self.recurrence = of(
-                cells.of_model(cell).name,
-                embedding_size or vocab_size,
-                hidden_size,
-                layers,
-                dropout=dropout.layers,
-                zoneout=dropout.zoneout,
-                update_dropout=dropout.updates,
-                carry=carry or Full(),
-                memory=memory or Stored(),
-                time=time or Stepped(),
-            )
-            self.recurrence.repeatable = True  # an update is the same captured or not
+            self.recurrence = _recurrence(self.shape, carry, memory, time)
         else:
             self.window = Window(vocab_size, context, embedding_size, hidden_size, layers)
         if not tied:
@@ -502,6 +490,25 @@ class LanguageModel(nn.Module):
         """What an update computes before its loss, by name and in order."""
         hs, _ = self.states(ids, state, masks)
         return [("the hidden states h_t", hs), ("the logits o_t", self.project(hs, masks))]
+
+
+def _recurrence(shape: Shape, carry: Carry | None, memory: Memory | None, time: Time | None) -> Any:
+    """The layers of a recurrent model: from embeddings, or one-hot rows, to h_t."""
+    dropout = shape.dropout
+    layers = of(
+        cells.of_model(shape.cell).name,
+        shape.embedding_size or shape.vocab_size,
+        shape.hidden_size,
+        shape.layers,
+        dropout=dropout.layers,
+        zoneout=dropout.zoneout,
+        update_dropout=dropout.updates,
+        carry=carry or Full(),
+        memory=memory or Stored(),
+        time=time or Stepped(),
+    )
+    layers.repeatable = True  # an update is the same captured or not
+    return layers
 
 
 def known_range(low: int, high: int, vocab_size: int) -> None:

@@ -68,9 +68,10 @@ class Back(NamedTuple):
     """A recorded backward pass, for pulls on some of the outputs."""
 
     graph: graphs.Graph
-    given: list[Tensor]
-    found: list[Tensor]
+    pulls: list[Tensor]
+    gradients: list[Tensor]
     places: list[int]
+    """where among all that may have a gradient each of these stands"""
 
 
 @final
@@ -161,12 +162,12 @@ class Recording:
         back = self.backs.get(which) or self._record_back(which, weights, pulls, needs)
         if back is None or is_elsewhere(self.kind):
             return self._back(weights, pulls, needs)
-        torch._foreach_copy_(back.given, [p for p in pulls if p is not None])
+        torch._foreach_copy_(back.pulls, [p for p in pulls if p is not None])
         back.graph.launch(self.kind.stream)
-        found: Pulls = [None] * len(needs)
-        for place, t in zip(back.places, copies(back.found), strict=True):
-            found[place] = t
-        return found
+        gradients: Pulls = [None] * len(needs)
+        for place, t in zip(back.places, copies(back.gradients), strict=True):
+            gradients[place] = t
+        return gradients
 
     def _back(
         self, weights: Sequence[Tensor], pulls: Sequence[Tensor | None], needs: Sequence[bool]
@@ -175,9 +176,9 @@ class Recording:
         n, way = 1 + len(self.state), self.kind.way
         unasked = [False] * (len(self.first) - len(self.state))  # zeros of our own
         wanted = [*needs[:n], *unasked, *needs[n:]]
-        found = way.backward(self.x, self.first, weights, self.kept, pulls, wanted)
-        del found[n : n + len(unasked)]
-        return [t if wanted else None for t, wanted in zip(found, needs, strict=True)]
+        gradients = way.backward(self.x, self.first, weights, self.kept, pulls, wanted)
+        del gradients[n : n + len(unasked)]
+        return [t if wanted else None for t, wanted in zip(gradients, needs, strict=True)]
 
     def _record_back(
         self,
@@ -204,11 +205,11 @@ class Recording:
                 pairs = zip(self.outputs, pulls, strict=True)
                 given = [None if p is None else torch.empty_like(y).copy_(p) for y, p in pairs]
             before = self._back(weights, given, needs)  # as CUDA asks: once before
-            graph, found = self.recorder.record(
+            graph, gradients = self.recorder.record(
                 lambda: self._back(weights, given, needs), self.memory
             )
-            places = [i for i, t in enumerate(found) if t is not None]
-            some = [t for t in found if t is not None]
+            places = [i for i, t in enumerate(gradients) if t is not None]
+            some = [t for t in gradients if t is not None]
             graph.launch(self.recorder.number)
             check_bits(some, [t for t in before if t is not None])
         return Back(graph, [p for p in given if p is not None], some, places)
@@ -224,9 +225,9 @@ class Recording:
             self.lent.release()
 
 
-def check_bits(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+def check_bits(recorded: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     """A recording that gives other numbers than the call itself is not used."""
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(recorded, expected, strict=True):
         if not torch.equal(a.nan_to_num(), b.nan_to_num()):
             raise WorkFailed("a CUDA graph of it gives other bits")
 
@@ -394,10 +395,10 @@ class _Recorded(torch.autograd.Function):
             asked = asks_for_weights(ctx, len(weights))
             way = recording.kind.way
             return None, None, *_differentiable(way, x, state, weights, pulls, asked)
-        found = recording.pull(weights, pulls, needs)
+        gradients = recording.pull(weights, pulls, needs)
         if not _autograd._get_current_graph_task_keep_graph():
             recording.free()
-        return None, None, *found
+        return None, None, *gradients
 
 
 def _differentiable(
@@ -415,12 +416,12 @@ def _differentiable(
     leaves = [x, *state, *weights]
     asked = [t.requires_grad and (i <= len(state) or needs_dws) for i, t in enumerate(leaves)]
     wanted = [*itertools.compress(leaves, asked)]
-    found = iter(
+    gradients = iter(
         torch.autograd.grad(
             [y for y, _ in ends], wanted, [p for _, p in ends], create_graph=True, allow_unused=True
         )
     )
-    return [next(found) if wants else None for wants in asked]
+    return [next(gradients) if wants else None for wants in asked]
 
 
 # ---------------------------------------------------------------------- what is worth it

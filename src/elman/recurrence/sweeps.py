@@ -166,10 +166,10 @@ class Forward:
         B, L = self.layout.rows, self.cut.steps
         rows = self.every if seams is None else seams + B
         ends = [e.clone() for e in self._states(L)]  # of a single row they are views of the track
-        found = [torch.cat([s[:B], e[:-B]]) for s, e in zip(self.start, ends, strict=True)]
-        moved = [(f - s)[rows] for f, s in zip(found, self.start, strict=True)]
-        for s, f in zip(self.start, found, strict=True):
-            s[rows] = f[rows]
+        starts = [torch.cat([s[:B], e[:-B]]) for s, e in zip(self.start, ends, strict=True)]
+        moved = [(new - s)[rows] for new, s in zip(starts, self.start, strict=True)]
+        for s, new in zip(self.start, starts, strict=True):
+            s[rows] = new[rows]
         self._run(tuple(s[rows] for s in self.start), 0, None if seams is None else rows)
         came = [(a - b)[rows] for a, b in zip(self._states(L), ends, strict=True)]
         return self._gaps(moved, came)
@@ -278,26 +278,26 @@ class Backward:
             guess = self._run(guess, w, self.every[B:], self.pull.dhs, keep=False)
         ends = zip(guess, self.pull.dstate, strict=True)
         self.used = tuple(torch.cat([g, last.to(g.dtype)]) for g, last in ends)
-        found = self._run(self.used, self.cut.steps, None, self.pull.dhs)
-        self.found = tuple(d.clone() for d in found)
+        handed_back = self._run(self.used, self.cut.steps, None, self.pull.dhs)
+        self.handed_back = tuple(d.clone() for d in handed_back)
         return self._gaps(None, None, w > 0)
 
     def again(self, seams: Tensor | None) -> Gaps:
         """Carry back what the last sweep got wrong at these seams, and add it: it is linear."""
         B, rows = self.layout.rows, self.every if seams is None else seams
         pulls = tuple(
-            torch.cat([f[B:] - u[:-B], torch.zeros_like(f[:B])])[rows]
-            for f, u in zip(self.found, self.used, strict=True)
+            torch.cat([d[B:] - u[:-B], torch.zeros_like(d[:B])])[rows]
+            for d, u in zip(self.handed_back, self.used, strict=True)
         )
         more = self._run(pulls, self.cut.steps, None if seams is None else rows, None)
-        for total, d in zip((*self.used, *self.found), (*pulls, *more), strict=True):
+        for total, d in zip((*self.used, *self.handed_back), (*pulls, *more), strict=True):
             total.index_add_(0, rows, d.to(total.dtype))
         return self._gaps(list(pulls), list(more))
 
     def result(self) -> tuple[Tensor | None, Gradients, State]:
         """dxs, dw and the pull on the first state."""
         head, B, pull = self.cut.head, self.layout.rows, self.pull
-        dstate, dw = tuple(d[:B] for d in self.found), self.dw
+        dstate, dw = tuple(d[:B] for d in self.handed_back), self.dw
         if head:
             lengths = None if self.piece.lengths is None else self.piece.lengths.clamp(max=head)
             piece = _until(self.piece, head, lengths)
@@ -381,9 +381,9 @@ class Backward:
         self, before: list[Tensor] | None, after: list[Tensor] | None, known: bool = True
     ) -> Gaps:
         B = self.layout.rows
-        found = [f[B:] for f in self.found]
-        gaps = [f - u[:-B] for f, u in zip(found, self.used, strict=True)]
-        ends = [torch.cat([f, d.to(f.dtype)]) for f, d in zip(found, self.pull.dstate, strict=True)]
+        later = [d[B:] for d in self.handed_back]  # what the chunk before each seam should go by
+        gaps = [d - u[:-B] for d, u in zip(later, self.used, strict=True)]
+        ends = [torch.cat([d, e.to(d.dtype)]) for d, e in zip(later, self.pull.dstate, strict=True)]
         measured = _measured(gaps, ends, before, after or gaps, B, known)
         return measured._replace(differences=measured.differences[::-1])
 

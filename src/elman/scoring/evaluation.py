@@ -73,8 +73,8 @@ class Evaluation:
         if self.adapted is not None and self.adaptation is not None:
             adapted = {**self.row(self.adapted), "settings": asdict(self.adaptation)}
 
-        def mixed(found: Mixed | None) -> dict[str, Any] | None:
-            return found and {**self.row(found.score), "weights": dict(found.weights)}
+        def mixed(mixture: Mixed | None) -> dict[str, Any] | None:
+            return mixture and {**self.row(mixture.score), "weights": dict(mixture.weights)}
 
         return {
             **self.row(self.model),
@@ -241,9 +241,9 @@ def _counting_on(train: Ids | None, ids: Ids, size: int, order: int) -> NDArray[
 
 
 def _online(learning: Mapping[str, NDArray[np.float64]]) -> Mixed:
-    found = mix_online(np.stack(list(learning.values())))
-    share = dict(zip(learning, found.weights.round(6).tolist(), strict=True))
-    return Mixed(_total(found.log_p), share)
+    mixture = mix_online(np.stack(list(learning.values())))
+    share = dict(zip(learning, mixture.weights.round(6).tolist(), strict=True))
+    return Mixed(_total(mixture.log_p), share)
 
 
 def _bitwise(readings: Mapping[str, Reading], codes: Codes, counts: Reader, texts: _Texts) -> Mixed:
@@ -251,10 +251,10 @@ def _bitwise(readings: Mapping[str, Reading], codes: Codes, counts: Reader, text
     odds = [reading.odds for reading in readings.values()]
     odds.append(read_bits(counts, codes, texts.train, texts.ids))
     following = np.asarray(texts.ids)[1:]
-    found = mix_bitwise(np.stack(odds), codes.decisions(following), len(following))
+    mixture = mix_bitwise(np.stack(odds), codes.decisions(following), len(following))
     names = (*readings, "counts")
-    weights = dict(zip(names, found.weights.round(6).tolist(), strict=True))
-    return Mixed(_total(found.log_p), weights)
+    weights = dict(zip(names, mixture.weights.round(6).tolist(), strict=True))
+    return Mixed(_total(mixture.log_p), weights)
 
 
 def _total(log_p: NDArray[np.float64]) -> Score:

@@ -1,7 +1,7 @@
 """From text to tokens, at any level: the notes' lists, and counting without them.
 
 `tokenize` gives one Python object per token, which is what one wants to look at; `count` gives the
-frequencies in a long text without those objects. `levels.py` has the levels themselves.
+frequencies in a long text without those objects. `levels/` has the levels themselves.
 """
 
 from collections.abc import Iterable, Sequence

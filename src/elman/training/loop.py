@@ -64,13 +64,25 @@ VALIDATION_LANES = 16
 TOKENS_ON_GPU = 2**27  # 1 GiB of int64
 
 
+@dataclass(frozen=True)
+class Before:
+    """Where a training stood before an update."""
+
+    step: int
+    epoch: int
+    index: int
+    tokens: float  # of the pass so far, as its tally has them
+    seconds: float
+    averaged: int  # updates whose weights the average has taken in
+
+
 @dataclass(eq=False)
 class Pending:
     """An update that was made, or is being made by a GPU; `numbers` (Σ nats, ‖g‖) once known."""
 
     outcome: Outcome
     tokens: int
-    before: tuple[int, int, int, float, float, int]
+    before: Before
     tally: Tally
     latest: Latest | None
     numbers: tuple[float, float] | None = None
@@ -283,7 +295,7 @@ class Training:
         if self.index == 0:
             self.tally = Tally()
         read = self.tally.tokens, self.tally.seconds
-        before = (self.step, self.epoch, self.index, *read, self.average.count)
+        before = Before(self.step, self.epoch, self.index, *read, self.average.count)
         reads, epoch = self.reads(), self.epoch
         length = len(reads)
         indices = range(self.index, min(self.index + self.settings.accumulate, length))
@@ -403,11 +415,12 @@ class Training:
 
     def _failed(self, pending: Pending, nats: float, norm: float) -> WorkFailed:
         """Go back to before this update: neither it nor those after it have moved anything."""
-        self.step, self.epoch, self.index, tokens, seconds, averaged = pending.before
-        self.average.count = averaged
+        before = pending.before
+        self.step, self.epoch, self.index = before.step, before.epoch, before.index
+        self.average.count = before.averaged
         assert pending.latest is not None, "what was heard of is no longer pending"
         self.tally, self.latest = pending.tally, pending.latest
-        self.tally.tokens, self.tally.seconds = tokens, seconds
+        self.tally.tokens, self.tally.seconds = before.tokens, before.seconds
         whole, later = self._choice.update, list(self._pending)[1:]
         if whole is not None:
             if later:  # whose gradients lie where those of this one were

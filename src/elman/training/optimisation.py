@@ -6,11 +6,9 @@ a ← a + (1-d)(w - a)                  averaging (EMA), or the mean since `aver
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, clip_norm
 from elman.options import Beside, check, option
+from elman.training import optimizers
 
 PANEL = "Updates"
 SCHEDULES = ("constant", "cosine", "plateau")
@@ -110,9 +109,9 @@ class Optimizer:
 
 FUSED = {"fused": True}
 OPTIMIZERS = {
-    "sgd": Optimizer(torch.optim.SGD, FUSED, own=("momentum",), direct_step=_sgd),
-    "adam": Optimizer(torch.optim.Adam, FUSED, direct_step=_adam),
-    "adamw": Optimizer(torch.optim.AdamW, FUSED, direct_step=_adam),
+    "sgd": Optimizer(optimizers.SGD, FUSED, own=("momentum",), direct_step=_sgd),
+    "adam": Optimizer(optimizers.Adam, FUSED, direct_step=_adam),
+    "adamw": Optimizer(optimizers.AdamW, FUSED, direct_step=_adam),
 }
 """Every optimizer: a new one is one entry here, an option of its own one field of Optimisation."""
 
@@ -188,33 +187,7 @@ def build_optimizer(model: nn.Module, settings: Optimisation) -> torch.optim.Opt
     entry = OPTIMIZERS[settings.optimizer]
     own = {name: getattr(settings, name) for name in entry.own}
     build: Any = entry.kind
-    _leave_compiler_unloaded()
     return build(groups, settings.learning_rate, **entry.arguments, **own)
-
-
-HIDDEN = "__dynamo_disable"
-"""Under this name torch keeps a method as it is hidden from its compiler."""
-
-
-def _leave_compiler_unloaded() -> None:
-    """Let optimizers be made without torch's compiler, which takes longer to load than torch.
-
-    torch hides these methods from the compiler, and loads it for that when they are first called.
-    Before anybody has loaded it there is nothing to hide them from.
-    """
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None and not hasattr(method, HIDDEN):
-            setattr(method, HIDDEN, partial(_hidden, method))
-
-
-def _hidden(method: Any, *arguments: Any, **options: Any) -> Any:
-    """The method itself; once the compiler is there, hidden from it, as torch would have it."""
-    if "torch._dynamo" not in sys.modules:
-        return method(*arguments, **options)
-    hidden = torch._dynamo.disable(method, True, wrapping=False)
-    setattr(method, HIDDEN, hidden)
-    return hidden(*arguments, **options)
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:

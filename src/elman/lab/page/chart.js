@@ -33,7 +33,7 @@ export class Chart {
     this.watcher.observe(home);
   }
 
-  width() { return Math.max(240, this.home.clientWidth); }
+  width() { return Math.max(160, this.home.clientWidth); }
 
   range(low, high) {
     if (low === null) return [0, 1];

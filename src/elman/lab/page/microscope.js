@@ -75,7 +75,7 @@ export function microscope(home, { id, fail, live }) {
     return begins === undefined ? t : t - begins;
   }
   const geometry = () => {
-    const width = Math.max(260, picture.clientWidth), lags = frame.norms[0].length;
+    const width = Math.max(160, picture.clientWidth), lags = frame.norms[0].length;
     const left = 34 * larger(), cell = (width - left) / losses(), row = Math.max(3, Math.min(9, 380 / lags)) * larger();
     return { width, height: row * lags + 22 * larger(), left, cell, row, lags };
   };
