@@ -472,6 +472,11 @@ def test_clipping_counts_the_norms_above_the_threshold():
             "hold no step to diagnose",
         ),
         (lambda: d.telling(LanguageModel(7), IDS), "24 tokens hold no prediction from 40"),
+        (lambda: d.attribute(LanguageModel(7), [1, 2, -1]), "token ids -1 to 2 must lie in 0 to 6"),
+        (lambda: d.Passage.read(LanguageModel(7), [1, 7]), "token ids 1 to 7 must lie in 0 to 6"),
+        (lambda: d.compare_carries(LanguageModel(7), [1, 2, -100], window=1), "must lie in 0 to 6"),
+        (lambda: d.telling(LanguageModel(7), [1] * 50 + [7]), "must lie in 0 to 6"),
+        (lambda: d.Passage.read(LanguageModel(7), torch.rand(9)), "integers, not 1-dimensional"),
         (lambda: d.clipping([], 1.0), "no gradient norms"),
         (lambda: d.ByLag(0, np.ones((1, 2))).kept(0), "window=0 must be at least 1"),
         (
