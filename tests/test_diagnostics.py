@@ -479,6 +479,7 @@ def test_clipping_counts_the_norms_above_the_threshold():
         (lambda: d.Passage.read(LanguageModel(7), torch.rand(9)), "integers, not 1-dimensional"),
         (lambda: d.clipping([], 1.0), "no gradient norms"),
         (lambda: d.ByLag(0, np.ones((1, 2))).kept(0), "window=0 must be at least 1"),
+        (lambda: d.ByLag(0, np.ones((1, 2))).horizon(2), "part=2 must be above 0 and at most 1"),
         (
             lambda: d.Passage.run(RNN(2, 3, bidirectional=True), torch.zeros(4, 1, 2)),
             "no one direction through time",
