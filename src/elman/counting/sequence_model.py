@@ -79,7 +79,7 @@ class SequenceModel(abc.ABC, Generic[State]):
         length = whole_number("length", length, at_least=0, hint="length=100")
         if not isinstance(temperature, Real) or not temperature >= 0:
             raise UserError(f"temperature={temperature} must be 0 or more", hint="1 samples as is")
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(whole_number("seed", seed, at_least=0, hint="seed=0"))
         state = self.read(self.start(), self.encode(prompt))
         written: list[int] = []
         while len(written) < length:
