@@ -588,6 +588,7 @@ def test_a_state_of_something_else_is_refused():
         (lambda: training(build(cell="mlp"), Reading(3, 8, carry="full")), "an mlp"),
         (lambda: Training(build(), IDS, IDS[:1], Settings(reading=Reading(3, 8))), "1 held-out"),
         (lambda: Training(build(), IDS[:20], None), "20 tokens"),
+        (lambda: Training(build().requires_grad_(False), IDS), "nothing to train; model.requires_"),
     ],
 )
 def test_refusals_come_at_the_call(make, said):
