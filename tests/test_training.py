@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import pickle
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, cast
 
@@ -561,6 +562,28 @@ def test_rows_are_reset_by_mask():
     assert rows_first.value.sum(1).tolist() == [0, 4, 4]
     rows_first.reset()
     assert rows_first.value is None
+
+
+KEYS = {
+    "numbers": [0, 1, -3],
+    "both": [0, "0", "#0"],
+    "marks": ["a/b", "a", "a%2Fb", "a%252Fb", "%", "", "{"],
+}
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_a_carried_state_comes_back_with_the_keys_of_its_dicts(keys):
+    inner = OrderedDict((key, torch.tensor(float(i))) for i, key in enumerate(KEYS[keys]))
+    restored = CarriedState()
+    restored.load_state_dict(CarriedState({key: [inner] for key in KEYS[keys]}).state_dict())
+    assert restored.value == {key: [dict(inner)] for key in KEYS[keys]}
+
+
+def test_what_is_no_carried_state_is_neither_saved_nor_loaded():
+    with pytest.raises(UserError, match=r"a state with the key \(1, 2\) cannot be saved"):
+        CarriedState({(1, 2): torch.ones(1)}).state_dict()
+    with pytest.raises(UserError, match="of no carried state: state is not among them"):
+        CarriedState().load_state_dict({"weights/h": torch.ones(1)})
 
 
 @pytest.mark.parametrize("rows", [torch.tensor([1, 0, 0]), torch.tensor([True])])
