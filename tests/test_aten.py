@@ -173,6 +173,23 @@ def test_a_kernel_that_is_named_is_the_one_that_runs():
         assert kernels.explain(plain, x).runs == "aten"
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_it_is_named_it_runs_what_is_ours_elsewhere(kind, dtype, packed):
+    mine, theirs = made(kind, dtype, {"num_layers": 2})
+    x = torch.randn(5, 3, 4, dtype=dtype)
+    given = pack_padded_sequence(x, torch.tensor([5, 3, 1])) if packed else x
+    with kernels.using("aten"):
+        assert kernels.explain(mine, given).runs == "aten"
+        found = [mine(given)[0] for _ in range(3)]  # as it is found out, and as it is known
+    wanted = theirs(given)[0]
+    for ys in found:
+        assert torch.equal(ys.data, wanted.data)
+    with kernels.using("aten"), pytest.raises(UserError, match="cannot run here, it reads no ids"):
+        mine(torch.zeros(5, 3, dtype=torch.int64))
+
+
 def test_weights_that_have_changed_are_read_as_they_are():
     mine, theirs = made("GRU", torch.float16, {})
     x = torch.randn(2, 3, 4).half()

@@ -462,6 +462,14 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(capsys, tm
     assert "there is no folder" in capsys.readouterr().err
 
 
+def test_a_forecast_is_not_written_over_its_table(capsys, tmp_path):
+    table = tmp_path / "sales.csv"
+    table.write_text(rows := "x\n" + "".join(f"{i}\n" for i in range(30)))
+    assert run(["forecast", str(table), "--model", "last", "--output", str(table)]) == 2
+    assert "sales.csv is what is to be read" in capsys.readouterr().err
+    assert table.read_text() == rows
+
+
 def test_a_folder_that_cannot_be_made_is_refused_before_any_work(capsys, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")

@@ -356,6 +356,12 @@ def test_a_hint_is_in_words_that_can_be_typed(text, tmp_path, capsys, typed, hin
     assert capsys.readouterr().err.splitlines()[-1].endswith(hint)
 
 
+def test_a_default_that_will_not_do_is_named_as_the_option_it_is(tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("Hello there")
+    assert run(["train", str(tmp_path / "short.txt"), "--out", str(tmp_path / "run")]) == 2
+    assert "error: --validation 0.05 of this text is one token" in capsys.readouterr().err
+
+
 def test_resume_refuses_another_text(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert train(text, tmp_path / "run") == 0

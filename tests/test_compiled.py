@@ -78,6 +78,18 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: " ".join(o) or "plain")
+@pytest.mark.parametrize("reads", ["numbers", "ids"])
+def test_a_cell_whose_derivative_is_autograds_has_it_when_compiled(options, reads, compiler):
+    module = nn.Layers("layer_norm_lstm", 5, 7, **options)
+    dtype = module.weight_hh_l0.dtype
+    x = torch.randn(6, 3, 5, dtype=dtype) if reads == "numbers" else torch.randint(5, (6, 3))
+    expected = everything(module, module, x)
+    whole = compiler(copy.deepcopy(module))
+    assert all(pull.any() for pull in expected)
+    assert all(map(torch.equal, everything(whole, whole._orig_mod, x), expected))
+
+
 @native
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: " ".join(o) or "plain")

@@ -381,6 +381,17 @@ def test_torch_func_goes_through_a_module_as_through_torchs(kind, batch_first):
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, of jvp
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+def test_an_lstm_has_tangents_which_torchs_has_in_float64_alone(options):
+    ours = nn.LSTM(3, 4, batch_first=True, **options)
+    theirs = copy.deepcopy(ours.to_torch()).double()
+    x, v = torch.randn(2, 5, 6, 3)
+    found = torch.func.jvp(lambda x: ours(x)[0], (x,), (v,))
+    wanted = torch.func.jvp(lambda x: theirs(x)[0], (x.double(),), (v.double(),))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
 def test_vmap_gives_each_example_its_own_output_and_gradient(kind, options):
@@ -409,6 +420,6 @@ def derivatives(module, x):
         return module(x)[0]
 
     found = [torch.func.grad(nats)(weights, x), torch.func.jacrev(ys)(x)]
-    if module.mode != "LSTM":  # of which torch has no tangent on a CPU
+    if module.mode != "LSTM":  # of which torch has no tangent on a CPU, unless in float64
         found.append(torch.func.jvp(ys, (x,), (torch.ones_like(x),)))
     return found

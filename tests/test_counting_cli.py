@@ -77,6 +77,14 @@ def test_ngram_writes_a_model_an_arpa_file_and_text(capsys, book, tmp_path):
     assert ask(capsys, *asked)["text"] == found["text"]
 
 
+@pytest.mark.parametrize("option", ["--arpa", "--out"])
+def test_ngram_does_not_write_over_its_text(capsys, tmp_path, option):
+    (tmp_path / "book.txt").write_text(text := "the cat sat on the mat " * 9)
+    assert run(["ngram", str(tmp_path / "book.txt"), option, str(tmp_path / "book.txt")]) == 2
+    assert "book.txt is what is to be read" in capsys.readouterr().err
+    assert (tmp_path / "book.txt").read_text() == text
+
+
 def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):
     path = tmp_path / "text"
     path.write_text("ab" * 20 + "ba")

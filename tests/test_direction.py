@@ -64,6 +64,7 @@ def test_the_same_seed_gives_the_same_answer_and_p_is_never_below_what_shuffles_
     [
         ({"degree": 0}, "degree=0"),
         ({"permutations": 5}, "permutations=5"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"values": np.arange(20.0)}, "20 steps are too few"),
         ({"values": np.ones(100)}, "constant"),
         ({"values": np.ones((100, 2))}, "2 columns"),

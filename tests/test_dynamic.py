@@ -170,6 +170,15 @@ def test_a_cache_is_the_sum_over_the_recent_past():
     assert len(found) == len(IDS) - 1
 
 
+def test_a_last_token_that_the_model_does_not_know_is_refused():
+    """It is predicted and never read, so that the model itself is not asked."""
+    model, unknown = model_of("gru"), np.append(IDS[:100], 99)
+    with pytest.raises(UserError, match="99 must lie in 0 to"):
+        adapted_scores(model, unknown, gradient_sizes(model, IDS[:100]), Adaptation())
+    with pytest.raises(UserError, match="99 must lie in 0 to"):
+        gradient_sizes(model, unknown)
+
+
 def test_a_model_without_states_has_no_cache():
     with pytest.raises(UserError, match="has none"):
         hidden_states(model_of("mlp"), IDS)

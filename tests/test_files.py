@@ -63,6 +63,16 @@ def test_a_folder_that_may_not_be_written_to_is_refused_before_the_work(
         files.check_target(tmp_path / "a")
 
 
+def test_the_file_that_is_read_is_not_written_over(tmp_path: Path) -> None:
+    book, link = tmp_path / "book", tmp_path / "link"
+    book.write_text("read")
+    link.symlink_to(book)
+    for target in (book, link):
+        with pytest.raises(UserError, match="is what is to be read, and would be lost"):
+            files.check_target(target, source=str(book))
+    assert files.check_target(book, source="a dataset")
+
+
 def test_two_threads_that_write_one_file_do_not_mix(tmp_path: Path) -> None:
     path, both = tmp_path / "a", threading.Barrier(2)
 

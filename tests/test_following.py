@@ -47,6 +47,8 @@ def test_similar_places_are_those_whose_states_point_the_same_way():
     assert all(abs(a - b) >= 3 for i, a in enumerate(steps) for b in steps[:i])
     with pytest.raises(UserError, match="step 40"):
         following.most_similar(hs, 40)
+    with pytest.raises(UserError, match="the state at step 9 is zero and points nowhere"):
+        following.most_similar(hs * (np.arange(40) != 9)[:, None], 9)
 
 
 def test_a_signal_of_characters_is_read_at_the_end_of_each_piece():

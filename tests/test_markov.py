@@ -248,6 +248,9 @@ def test_a_trained_elman_network_comes_close_to_the_chain():
         (lambda: MarkovChain.fit([0, 4, 1], vocab_size=3), "id 4 is not in a vocabulary of 3"),
         (lambda: TRUTH.ahead(0), "steps=0 must be at least 1"),
         (lambda: TRUTH.sample(-1), "length=-1 must be at least 0"),
+        (lambda: TRUTH.sample(3, seed=-1), "seed=-1 must be at least 0"),
+        (lambda: TRUTH.generate(3, seed=0.5), "seed=0.5 must be a whole number"),
+        (lambda: MarkovChain([[0.9, 0.1], [1.0]]), "transition must be a table of numbers"),
     ],
 )
 def test_a_bad_request_is_refused_with_the_reason(ask, message):

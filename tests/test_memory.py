@@ -78,6 +78,15 @@ def recomputed(plan: Plan) -> int:
     return (cost(plan.pieces, plan.slots) - (plan.pieces - 1)) * plan.piece
 
 
+@pytest.mark.parametrize("kind", ["tanh", "gru", "lstm", "mgu"])
+def test_a_batch_of_no_rows_fits_any_budget(kind):
+    rnn = nn.of(kind, 3, 4, num_layers=2, memory=Checkpointed(budget=1))
+    ys, _ = rnn(torch.zeros(5, 0, 3))
+    ys.sum().backward()
+    assert ys.shape == (5, 0, 4)
+    assert all(p.grad is not None and not p.grad.any() for p in rnn.parameters())
+
+
 def test_a_budget_for_everything_recomputes_nothing():
     plan = Checkpointed(budget=10**9).plan(1000, lambda: Sizes(100, 1000))
     assert plan.pieces == 1

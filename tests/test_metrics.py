@@ -122,6 +122,15 @@ def test_a_text_with_nothing_to_predict_is_refused(ids):
         evaluate(LanguageModel(3, hidden_size=2), ids)
 
 
+@pytest.mark.parametrize("wrong", [5, -1, -100])  # torch gives a label of -100 for nothing
+@pytest.mark.parametrize("piece", [None, 2000])
+def test_a_last_token_that_the_model_does_not_know_is_refused(wrong, piece):
+    """It is predicted and never read, so that the model itself is not asked."""
+    ids = torch.tensor([0, 1, 2] * 500 + [wrong])
+    with pytest.raises(UserError, match="must lie in 0 to 2"):
+        evaluate(LanguageModel(3, hidden_size=2), ids, piece=piece)
+
+
 @pytest.mark.parametrize("spoil", [lambda t: t[::-1].copy()[::-1], lambda t: t.astype(">i4")])
 def test_a_text_may_lie_backwards_or_in_another_byte_order(spoil):
     torch.manual_seed(0)

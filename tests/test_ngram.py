@@ -478,11 +478,16 @@ def test_a_model_that_an_older_elman_saved_can_be_read(tmp_path):
         ("abc", {"smoothing": "laplace", "epsilon": [1, 2]}, "one for each of 3 orders"),
         ("abc", {"smoothing": "laplace", "epsilon": math.nan}, "must be 0 or more"),
         ([0, 5, 1], {"vocab_size": 4}, "id 5 is not in a vocabulary of 4 tokens"),
-        ([0, -1, 1], {}, "id -1 is not in a vocabulary"),
+        ([0, -1, 1], {}, "id -1 is not in a vocabulary; ids run from 0 up"),
         ([0, 1], {"vocab_size": 0}, "vocab_size=0 must be at least 1"),
         (["a", "b"], {"vocab_size": 3, "order": 1}, "knows ids only, not tokens such as 'a'"),
         (np.zeros((2, 2), int), {}, "must be one-dimensional"),
         (np.zeros(9), {}, "must be one-dimensional and integer"),
+        (None, {}, "a list of tokens or an array of ids, not None"),
+        (iter("abc"), {}, "list\\(tokens\\), if they come one by one"),
+        ({"a": 1}, {}, "a list of tokens or an array of ids, not {'a': 1}"),
+        ([["a", "b"], None], {"boundaries": True}, "not None"),
+        (np.array(3), {}, "not array\\(3\\)"),
     ],
 )
 def test_a_bad_request_is_refused_with_the_reason(sequence, options, message):

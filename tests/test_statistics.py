@@ -131,7 +131,8 @@ def test_the_figure_has_a_curve_for_each_n_and_is_the_same_each_time(tmp_path):
     ("ask", "message"),
     [
         (lambda: frequencies("abc", 0), "n=0 must be at least 1"),
-        (lambda: frequencies("ab", 3), "a text of 2 tokens has no run of 3"),
+        (lambda: frequencies("ab", 3), "a text of 2 tokens has no run of 3; a longer text, or n=2"),
+        (lambda: frequencies([], 1), "a text of 0 tokens has no run of 1; a longer text$"),
         (lambda: frequencies("", 1), "a text of 0 tokens"),
         (lambda: stop_words(frequencies("abc", 2)), "not runs of 2"),
         (lambda: stop_words(frequencies("abc"), 0), "share=0 must be above 0"),

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import pickle
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, cast
 
@@ -563,6 +564,28 @@ def test_rows_are_reset_by_mask():
     assert rows_first.value is None
 
 
+KEYS = {
+    "numbers": [0, 1, -3],
+    "both": [0, "0", "#0"],
+    "marks": ["a/b", "a", "a%2Fb", "a%252Fb", "%", "", "{"],
+}
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_a_carried_state_comes_back_with_the_keys_of_its_dicts(keys):
+    inner = OrderedDict((key, torch.tensor(float(i))) for i, key in enumerate(KEYS[keys]))
+    restored = CarriedState()
+    restored.load_state_dict(CarriedState({key: [inner] for key in KEYS[keys]}).state_dict())
+    assert restored.value == {key: [dict(inner)] for key in KEYS[keys]}
+
+
+def test_what_is_no_carried_state_is_neither_saved_nor_loaded():
+    with pytest.raises(UserError, match=r"a state with the key \(1, 2\) cannot be saved"):
+        CarriedState({(1, 2): torch.ones(1)}).state_dict()
+    with pytest.raises(UserError, match="of no carried state: state is not among them"):
+        CarriedState().load_state_dict({"weights/h": torch.ones(1)})
+
+
 @pytest.mark.parametrize("rows", [torch.tensor([1, 0, 0]), torch.tensor([True])])
 def test_a_mask_that_does_not_fit_is_refused(rows):
     with pytest.raises(UserError, match="one bool for each row"):
@@ -588,6 +611,7 @@ def test_a_state_of_something_else_is_refused():
         (lambda: training(build(cell="mlp"), Reading(3, 8, carry="full")), "an mlp"),
         (lambda: Training(build(), IDS, IDS[:1], Settings(reading=Reading(3, 8))), "1 held-out"),
         (lambda: Training(build(), IDS[:20], None), "20 tokens"),
+        (lambda: Training(build().requires_grad_(False), IDS), "nothing to train; model.requires_"),
     ],
 )
 def test_refusals_come_at_the_call(make, said):

@@ -109,10 +109,11 @@ def write_text(path: Path | str, text: str) -> None:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def check_target(path: Path | str) -> bool:
+def check_target(path: Path | str, source: Path | str | None = None) -> bool:
     """Refuse a path that cannot become a file; True where one is replaced, False for a device.
 
-    Cheap, so that a long computation can ask before it begins.
+    So is one that is the file of the `source`, which would be lost. Cheap, so that a long
+    computation can ask before it begins.
     """
     if not str(path):
         raise UserError("an empty path names no file", hint="give the file a name")
@@ -130,8 +131,19 @@ def check_target(path: Path | str) -> bool:
         raise UserError(f"{path} is a {kind}, not a file", hint="name a file to write")
     if str(path).startswith(_DESCRIPTORS):  # output that a shell sent into a file
         return False
+    if source is not None and _is_file(path, source):
+        raise UserError(
+            f"{path} is what is to be read, and would be lost", hint="name another file to write"
+        )
     _check_folder(Path(path))
     return True
+
+
+def _is_file(path: Path | str, source: Path | str) -> bool:
+    try:
+        return os.path.samefile(path, os.path.expanduser(source))
+    except (OSError, ValueError):  # a source that is no file: a dataset's name, or a mistake
+        return False
 
 
 def _check_folder(path: Path) -> None:

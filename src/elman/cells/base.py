@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -145,7 +146,7 @@ def _by_autograd(
     dx: Tensor | None,
 ) -> State:
     """(∂after/∂(x, state, w))ᵀ dafter."""
-    with torch.enable_grad():
+    with torch.enable_grad(), _seen_by_autograd():
         w = w.map(_leaf)
         x, state = x if dx is None else _leaf(x), tuple(map(_leaf, state))
         after, _ = cell.step(w, x, state)
@@ -161,6 +162,19 @@ def _by_autograd(
     if dx is not None:
         dx.copy_(gradients[-1])
     return tuple(d.to(p.dtype) for d, p in zip(gradients, dafter, strict=False))
+
+
+def _seen_by_autograd() -> contextlib.AbstractContextManager[object]:
+    """A block that autograd sees, inside an operator of `torch.compile`, too, where it looks away.
+
+    There every derivative would be zero.
+    """
+    unseen = torch._C._dispatch_tls_local_exclude_set()
+    key = torch._C.DispatchKey.AutogradFunctionality
+    if not unseen.has(key):
+        return contextlib.nullcontext()
+    seen = torch._C._dispatch_tls_local_include_set()
+    return torch._C._ForceDispatchKeyGuard(seen, unseen.remove(key))
 
 
 def _leaf(t: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def forecast(
     json: said.Json = False,
 ) -> None:
     """Forecast numbers: with intervals, beside the baselines, measured at past origins."""
-    check_files(output, figure)
+    check_files(source, output, figure)
     use_threads(threads)
     if resume is not None:
         refuse_beside(
@@ -194,7 +194,7 @@ def _teller(bar: Any, task: Any) -> Any:
     return told
 
 
-def check_files(output: Path | None, figure: Path | None) -> None:
+def check_files(source: str | None, output: Path | None, figure: Path | None) -> None:
     """Refuse names that cannot be written to before any work is done."""
     from elman.figures.style import check_format
     from elman.files import check_target
@@ -206,7 +206,7 @@ def check_files(output: Path | None, figure: Path | None) -> None:
         tables.check_format(output)
     for path in (figure, output):
         if path is not None:
-            check_target(path)
+            check_target(path, source)
 
 
 def refuse_beside(

@@ -146,7 +146,7 @@ def as_typed(options: Mapping[str, Any]) -> Iterator[None]:
         message, hint = refusal.message, SETTING.sub(typed, refusal.hint)
         name, is_setting, rest = message.partition("=")
         name = name.replace(" of ", "_")  # dropout of inputs=2
-        if is_setting and options.get(name) is not None:
+        if is_setting and name in options:
             message = f"{flag(name)} {SETTING.sub(typed, rest)}"
         raise type(refusal)(message, hint=hint) from refusal
 

@@ -88,7 +88,7 @@ def ngram(
     from elman.text.prepared import prompt as prompt_of
 
     orders = _orders(order)
-    _check_written(order, orders, arpa, out, generate)
+    _check_written(source, order, orders, arpa, out, generate)
     data = data_of(
         "char",
         source=source,
@@ -133,12 +133,17 @@ def _orders(order: str) -> list[int]:
 
 
 def _check_written(
-    order: str, orders: list[int], arpa: Path | None, out: Path | None, generate: int
+    source: str,
+    order: str,
+    orders: list[int],
+    arpa: Path | None,
+    out: Path | None,
+    generate: int,
 ) -> None:
     """Refuse, before anything is read, what could not be written."""
     for target in (arpa, out):
         if target is not None:
-            check_target(target)
+            check_target(target, source)
     if len(orders) > 1 and (arpa or out or generate):
         raise UserError(
             f"--order {order} fits {len(orders)} models, and only one can be written",

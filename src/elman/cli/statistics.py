@@ -82,7 +82,7 @@ def statistics(
     )
     data = replace(data, validation=0.0, min_freq=0)
     if figure is not None:
-        check_target(figure)
+        check_target(figure, source)
     splits = prepare(data, read(data))
     vocab, ids = splits.vocab, _content(np.asarray(splits.train), splits.vocab)
     runs = [stats.frequencies(ids, k, vocab) for k in range(1, n + 1)]

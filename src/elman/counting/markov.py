@@ -222,7 +222,7 @@ class MarkovChain(SequenceModel[Context]):
     def sample(self, length: int, seed: int = 0) -> Ints:
         """Draw `length` symbols, as ids; same seed, same symbols."""
         length = whole_number("length", length, at_least=0, hint="length=1000")
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(whole_number("seed", seed, at_least=0, hint="seed=0"))
         m, size = self.vocab_size, self.vocab_size**self.order
         window = int(rng.choice(size, p=self.initial.reshape(-1)))
         head = np.unravel_index(window, self.initial.shape)
@@ -252,7 +252,12 @@ def _marginal(joint: Floats, length: int) -> Floats:
 
 def _distributions(name: str, values: Any, shape: tuple[int, ...] | None = None) -> Floats:
     """Checked: nowhere negative, and summing to one (transition: along its last axis)."""
-    table = np.array(values, np.float64)
+    try:
+        table = np.array(values, np.float64)
+    except (TypeError, ValueError) as problem:
+        raise UserError(
+            f"{name} must be a table of numbers: {problem}", hint="rows of one length"
+        ) from problem
     if shape is not None and table.shape != shape:
         raise UserError(f"{name} of shape {table.shape} must be of shape {shape}")
     sums = table.sum(-1) if shape is None and table.ndim else table.sum()

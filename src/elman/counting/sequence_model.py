@@ -7,7 +7,7 @@ A counting model, a Markov chain, a network and a mixture of them all answer the
 """
 
 import abc
-import sys
+import reprlib
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, Generic, TypeVar
@@ -79,7 +79,7 @@ class SequenceModel(abc.ABC, Generic[State]):
         length = whole_number("length", length, at_least=0, hint="length=100")
         if not isinstance(temperature, Real) or not temperature >= 0:
             raise UserError(f"temperature={temperature} must be 0 or more", hint="1 samples as is")
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(whole_number("seed", seed, at_least=0, hint="seed=0"))
         state = self.read(self.start(), self.encode(prompt))
         written: list[int] = []
         while len(written) < length:
@@ -109,11 +109,16 @@ def choose(log_p: Floats, temperature: float, rng: np.random.Generator) -> int:
     return int(rng.choice(len(p), p=p / p.sum()))
 
 
-def encode(sequence: Any, vocab: Vocab | None, vocab_size: int) -> Ints:
-    """Ids of a text, of tokens, or of ids, checked; of the smallest type there is, if it can be."""
+def encode(sequence: Any, vocab: Vocab | None, vocab_size: int | None) -> Ints:
+    """Ids of a text, of tokens, or of ids, checked; of the smallest type there is, if it can be.
+
+    Without a `vocab_size` any id will do.
+    """
     pieces = [_encode_flat(piece, vocab) for piece in pieces_of(sequence)]
     ids = pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.uint8), *pieces])
-    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+    if len(ids) and ids.min() < 0 and vocab_size is None:
+        raise UserError(f"id {ids.min()} is not in a vocabulary", hint="ids run from 0 up")
+    if len(ids) and vocab_size is not None and not 0 <= ids.min() <= ids.max() < vocab_size:
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise UserError(
             f"id {wrong} is not in a vocabulary of {vocab_size} tokens",
@@ -136,7 +141,7 @@ def vocabulary_of(
     if vocab is not None:
         return vocab, len(vocab)
     if vocab_size is None:
-        return None, int(encode(sequence, None, sys.maxsize).max(initial=0)) + 1
+        return None, int(encode(sequence, None, None).max(initial=0)) + 1
     return None, whole_number("vocab_size", vocab_size, at_least=1, hint="1 + the largest id")
 
 
@@ -150,9 +155,16 @@ def _vocabulary(sequence: Any) -> Vocab | None:
 
 def pieces_of(sequence: Any) -> Sequence[Any]:
     """The sequences of a list of sequences, or the one that there is."""
-    if isinstance(sequence, list | tuple) and sequence and not is_token(sequence[0]):
-        return sequence
-    return [sequence]
+    nested = isinstance(sequence, list | tuple) and sequence and not is_token(sequence[0])
+    pieces = sequence if nested else [sequence]
+    for piece in pieces:
+        if not isinstance(piece, Sequence) and not getattr(piece, "ndim", 0):
+            raise UserError(
+                "a sequence is a text, bytes, a list of tokens or an array of ids, "
+                f"not {reprlib.repr(piece)}",
+                hint="list(tokens), if they come one by one",
+            )
+    return pieces
 
 
 def is_token(item: Any) -> bool:

@@ -71,8 +71,9 @@ def frequencies(sequence: Any, n: int = 1, vocab: Vocab | None = None) -> Freque
     vocab, size = vocabulary_of(sequence, vocab, None)
     ids = encode(sequence, vocab, size)
     if len(ids) < n:
+        shorter = f", or n={len(ids)}" if len(ids) else ""
         raise UserError(
-            f"a text of {len(ids)} tokens has no run of {n}", hint="a longer text, or a smaller n"
+            f"a text of {len(ids)} tokens has no run of {n}", hint=f"a longer text{shorter}"
         )
     counted = count(ids, n, size)
     occurrences = counted.counts[-1]

@@ -14,7 +14,9 @@ from elman.errors import UserError
 from elman.language_model import LanguageModel
 from elman.language_model.looking import evaluating
 from elman.language_model.masks import NO_MASKS
+from elman.language_model.model import known_labels
 from elman.nn.parameters import in_eval_mode
+from elman.text.batches import flat_integers
 
 Array = NDArray[np.float64]
 
@@ -55,7 +57,8 @@ def telling(model: LanguageModel, ids: Any, context: int = 40, near: int = 6) ->
 
     A good moment to ask `attribute(model, ids[t - context : t + 1])` what the model remembered.
     """
-    ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
+    ids = torch.as_tensor(flat_integers(ids), device="cpu").long()
+    known_labels(ids, model.vocab_size)
     if not 0 < near < context < len(ids):
         raise UserError(
             f"{len(ids)} tokens hold no prediction from {context} tokens before it",

@@ -108,6 +108,8 @@ def most_similar(hs: Any, at: int, count: int = 8, apart: int = 3) -> list[tuple
     if not 0 <= at < len(h):
         raise UserError(f"step {at} is not among the {len(h)} steps", hint="0 is the first")
     size = np.linalg.norm(h, axis=1)
+    if size[at] == 0:
+        raise UserError(f"the state at step {at} is zero and points nowhere", hint="another step")
     cosine = np.divide(h @ h[at], size * size[at], out=np.full(len(h), -1.0), where=size > 0)
     alike: list[tuple[int, float]] = []
     for step in np.argsort(-cosine, kind="stable"):

@@ -89,6 +89,8 @@ class ByLag:
 
     def horizon(self, part: float) -> int:
         """The smallest lag at or below which `part` of the gradient lies."""
+        if not 0 < part <= 1:
+            raise UserError(f"part={part} must be above 0 and at most 1", hint="0.5, or 0.9")
         return int(np.argmax(self.share >= part - 1e-12))
 
     def kept(self, window: int) -> float:

@@ -19,6 +19,8 @@ from elman.kernels import Kernel, Piece, Trace, allows, cpu, reference
 from elman.language_model import LanguageModel
 from elman.language_model.looking import weights_of
 from elman.language_model.masks import NO_MASKS
+from elman.language_model.model import known_labels
+from elman.text.batches import flat_integers
 
 Moments = Tensor | slice
 """Steps of a passage: any, or some that follow one another, `slice(first, last + 1)`."""
@@ -35,17 +37,18 @@ def shifted(at: Moments, steps: int) -> Moments:
 
 def text_of_steps(model: LanguageModel, ids: Any, verb: str) -> Tensor:
     """The ids of a text that has a step to `verb`, for a model that carries something over it."""
-    ids = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
     if not model.recurrent:
         raise UserError(
             f"a model with cell={model.cell!r} carries nothing through time",
             hint=f"{verb} a run of a recurrent model, such as --model gru",
         )
-    if ids.dim() != 1 or len(ids) < 2:
+    ids = torch.as_tensor(flat_integers(ids), device="cpu").long()
+    if len(ids) < 2:
         raise UserError(
             f"ids of shape {tuple(ids.shape)} hold no step to {verb}",
             hint="a flat text of at least two tokens",
         )
+    known_labels(ids, model.vocab_size)
     return ids
 
 

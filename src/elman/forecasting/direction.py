@@ -79,7 +79,7 @@ def both_directions(
     if np.ptp(x) == 0:
         raise UserError("the series is constant", hint="a series that moves")
     now, then = x[:-1, 0], x[1:, 0]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(whole_number("seed", seed, at_least=0, hint="seed=0"))
     return Directions(
         forwards=_fit(now, then, degree, permutations, rng),
         backwards=_fit(then, now, degree, permutations, rng),

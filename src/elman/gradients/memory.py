@@ -143,7 +143,7 @@ class Checkpointed(Memory):
         assert self.budget is not None
         # beside the first state and the one being advanced
         room = self.budget // strands - 2 * size.state
-        longest = min(steps, room // size.step)
+        longest = min(steps, room // max(1, size.step))  # nothing, where there are no rows
         if longest < 1:
             each = f" in each of {strands} directed layers" if strands > 1 else ""
             raise UserError(

@@ -511,6 +511,12 @@ def _recurrence(shape: Shape, carry: Carry | None, memory: Memory | None, time: 
     return layers
 
 
+def known_labels(ids: Tensor, vocab_size: int) -> None:
+    """Refuse ids to be predicted that name no token: of the last of a text no model is asked."""
+    if ids.numel():
+        known_range(int(ids.min()), int(ids.max()), vocab_size)
+
+
 def known_range(low: int, high: int, vocab_size: int) -> None:
     """Refuse ids from `low` to `high` that name no token of the vocabulary."""
     if low < 0 or high >= vocab_size:

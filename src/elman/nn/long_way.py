@@ -19,7 +19,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from elman.cells import named
 from elman.cells.base import diagonal_blocks
 from elman.errors import UserError
-from elman.kernels import Job, Kernel, runs_whole
+from elman.kernels import Job, Kernel, named_kernel, runs_whole
+from elman.kernels.aten import Aten
+from elman.kernels.choice import requested
 from elman.kernels.cpu import KERNEL
 from elman.kernels.products import HALF
 from elman.kernels.torchs import Whole
@@ -176,6 +178,8 @@ class LongWay(Parameters):
         if input.is_cuda or not input.is_cpu or self.repeatable:
             return input.is_cuda
         if self.proj_size > 0 or input.dtype in HALF or KERNEL.library is None:
+            return True
+        if named_kernel() is not None and requested() == Aten.name:
             return True
         return not input.numel()  # ours takes no batch without rows
 

@@ -6,8 +6,8 @@ constants. While one of them listens, or a transform of `torch.func`, the forwar
 own operator (`aten::lstm`, …) with the same weights. So it is under a mode that sees every
 operation (one that counts them, or makes fake tensors), where tangents flow forward, and for
 tensors of a class of their own, which need not have memory. A cell that torch does not have, a
-projection on its way to ONNX, what `torch.vmap` runs over, and tangents on a GPU go step by step:
-so a copy takes sequences of that one length and refuses others.
+projection on its way to ONNX, what `torch.vmap` runs over, and tangents on a GPU or of an lstm go
+step by step: so a copy takes sequences of that one length and refuses others.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def recurrence(
             hint="call .eval() first to export for inference",
         )
     unknown = recipe.projected and torch.onnx.is_in_onnx_export()
-    unknown = unknown or (x.xs.is_cuda and forward_ad._current_level >= 0)
+    if forward_ad._current_level >= 0:  # cuDNN has no tangents, nor has oneDNN's lstm
+        is_onednns = cell.torch_mode == "LSTM" and batch_sizes is None
+        unknown = unknown or x.xs.is_cuda or is_onednns
     if unknown or not is_torchs(cell) or _is_mapped((x.xs, *x.stacked, *x.weights)):
         if batch_sizes is not None:
             raise unpackable(cell.name + (" with a projection" if recipe.projected else ""))

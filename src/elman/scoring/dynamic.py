@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from elman.defaults import learns
 from elman.errors import UserError
 from elman.language_model import read
+from elman.language_model.model import known_labels
 from elman.language_model.nests import Nest, over
 from elman.options import check, option
 from elman.scoring.metrics import widened
@@ -93,6 +94,7 @@ def gradient_sizes(model: nn.Module, train: Any, window: int = Adaptation.window
         at = rows + torch.arange(start, start + window, device="cpu")
         x, y = ids[at].to(device), ids[at + 1].to(device)
         log_p, state = _log_p(model, x, state)
+        known_labels(y, log_p.shape[-1])
         nats = -log_p.gather(-1, y[..., None]).mean()
         for square, g in zip(squares.values(), _gradient(nats, weights), strict=True):
             square.add_(g * g)
@@ -118,6 +120,7 @@ def adapted(
         x = text[start : min(start + settings.window, len(text) - 1)][None].to(device)
         y = text[start + 1 : start + 1 + x.shape[1]].to(device)
         log_p, state = _log_p(model, x, state)
+        known_labels(y, log_p.shape[-1])
         yield log_p[0].detach()
         gradient = _gradient(-log_p[0].gather(-1, y[:, None]).mean(), weights)
         with torch.no_grad():

@@ -18,7 +18,7 @@ from elman.errors import UserError
 from elman.language_model import LanguageModel, read
 from elman.language_model.adapted import evaluating as evaluating
 from elman.language_model.masks import NO_MASKS
-from elman.language_model.model import ModelState
+from elman.language_model.model import ModelState, known_labels
 from elman.language_model.nests import Nest
 from elman.text.batches import flat_integers
 from elman.text.shards import ShardedIds
@@ -162,12 +162,14 @@ def token_nats(
     if isinstance(model, LanguageModel) and x.shape[1] > PIECE:
         return _long_nats(model, x, y, state)
     logits, state = read(model, x.long(), state)
+    known_labels(y, logits.shape[-1])
     nats = F.cross_entropy(widened(logits).flatten(0, 1), y.long().flatten(), reduction="none")
     return nats.view(y.shape), state
 
 
 def _long_nats(model: LanguageModel, x: Tensor, y: Tensor, state: Nest) -> tuple[Tensor, Nest]:
     """The same for so many steps that only a part of their logits is held at a time."""
+    known_labels(y, model.vocab_size)
     hs, state = model.states(x.long(), cast("ModelState", state))
     steps = max(1, LOGITS // (len(x) * model.vocab_size))
     pairs = zip(hs.split(steps), y.T.long().split(steps), strict=True)

@@ -158,6 +158,11 @@ class Training:
         if refusal is not None:
             why, hint = refusal
             raise UserError(f"carry={reading.carry} memory={reading.memory} with {why}", hint=hint)
+        if not any(p.requires_grad for p in self.model.parameters()):
+            raise UserError(
+                "no weight of this model wants a gradient, so there is nothing to train",
+                hint="model.requires_grad_(True), or of the parts that are to learn",
+            )
         self._check_agrees()
         self._take_time(reading)
         if reading.memory:

@@ -7,7 +7,8 @@ for x, y in batches.streams(ids, batch=32, window=35):
     state.carry(after)                     # the state crosses the edge, the gradient does not
 """
 
-from typing import final
+from collections.abc import Iterator
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -72,12 +73,38 @@ class CarriedState:
 
 
 # A path says how to rebuild its nest: `(0` an item of a tuple, `[0` of a list, `{name` of a dict,
-# divided by `/`. What holds no tensor leaves its mark alone, on an empty one.
+# `#0` one whose key is a number, divided by `/`. What holds no tensor leaves its mark alone, on an
+# empty one.
 _EMPTY = {"?": lambda: None, "(": tuple, "[": list, "{": dict}
 
 
 def _mark(nest: Nest) -> str:
-    return {type(None): "?", dict: "{", list: "["}.get(type(nest), "(")
+    if nest is None:
+        return "?"
+    return "{" if isinstance(nest, dict) else "[" if isinstance(nest, list) else "("
+
+
+def _parts(nest: Any) -> Iterator[tuple[str, Nest]]:
+    """What a nest holds, each beside its part of the path."""
+    if isinstance(nest, dict):
+        return ((_from_key(key), value) for key, value in nest.items())
+    return ((f"{_mark(nest)}{i}", value) for i, value in enumerate(nest))
+
+
+def _from_key(key: object) -> str:
+    if isinstance(key, str):  # as in web addresses, where that divides or says nothing
+        return "{" + (key.replace("%", "%25").replace("/", "%2F") or "%")
+    if type(key) is int:
+        return f"#{key}"
+    raise UserError(
+        f"a state with the key {key!r} cannot be saved", hint="keys that are strings, or numbers"
+    )
+
+
+def _as_key(part: str) -> str | int:
+    if part[0] == "#":
+        return int(part[1:])
+    return "" if part == "{%" else part[1:].replace("%2F", "/").replace("%25", "%")
 
 
 def _collect(nest: Nest, path: str, tensors: dict[str, Tensor]) -> None:
@@ -86,9 +113,8 @@ def _collect(nest: Nest, path: str, tensors: dict[str, Tensor]) -> None:
     elif not nest:
         tensors[f"{path}/{_mark(nest)}"] = torch.empty(0, device="cpu")
     else:
-        items = nest.items() if isinstance(nest, dict) else enumerate(nest)
-        for key, value in items:
-            _collect(value, f"{path}/{_mark(nest)}{key}", tensors)
+        for part, value in _parts(nest):
+            _collect(value, f"{path}/{part}", tensors)
 
 
 def _restore(path: str, tensors: dict[str, Tensor]) -> Nest:
@@ -99,9 +125,14 @@ def _restore(path: str, tensors: dict[str, Tensor]) -> Nest:
             name[len(path) + 1 :].split("/")[0] for name in tensors if name.startswith(path + "/")
         )
     )
+    if not inside:
+        raise UserError(
+            f"these tensors are of no carried state: {path} is not among them",
+            hint="what CarriedState.state_dict() gave",
+        )
     if inside[0] in _EMPTY:
         return _EMPTY[inside[0]]()
-    if inside[0][0] == "{":
-        return {part[1:]: _restore(f"{path}/{part}", tensors) for part in inside}
+    if inside[0][0] in "{#":
+        return {_as_key(part): _restore(f"{path}/{part}", tensors) for part in inside}
     values = (_restore(f"{path}/{inside[0][0]}{i}", tensors) for i in range(len(inside)))
     return list(values) if inside[0][0] == "[" else tuple(values)
