@@ -65,6 +65,7 @@ def test_gradients_of_tokens_are_sums_of_rows(dtype, cell_gates, vocabulary):
     assert part is not None
     assert torch.equal(part[0], dW[:40])
     assert small.columns(das, ids, small.FEW_TOKENS + 1) is None
+    assert torch.equal(small.rows_of_tokens(das, ids, vocabulary), found[0].T)
 
 
 def test_the_judge_sums_every_gradient_and_remembers_a_failure():
@@ -95,6 +96,21 @@ def test_the_judge_sums_every_gradient_and_remembers_a_failure():
     unclipped = small.Judge(torch.device("cuda", 0), clip=None, places=1)
     unclipped(gradients, torch.zeros((), device="cuda"))
     assert float(unclipped.scale) == 1
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.499, 0.001, 0.0])
+def test_an_average_takes_weights_in_as_torchs_lerp_does(share):
+    torch.manual_seed(0)
+    sizes = [(1,), (1024,), (1025,), (700, 900), (3, 5)]
+    weights = [torch.randn(s, device="cuda") for s in sizes]
+    averages = [torch.randn(s, device="cuda") for s in sizes]
+    before, expected = ([a.clone() for a in averages] for _ in range(2))
+    torch._foreach_lerp_(expected, weights, share)
+    told, broken = (torch.tensor(x, device="cuda") for x in (share, True))
+    small.take_in(averages, weights, told, broken)
+    assert all(map(torch.equal, averages, before)), "the step was refused"
+    small.take_in(averages, weights, told, ~broken)
+    assert all(map(torch.equal, averages, expected))
 
 
 @pytest.mark.parametrize("cast", [False, True])
