@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils.checkpoint import checkpoint
 
 import paper_gpu
-from elman import nn
+from elman import LanguageModel, nn
 from elman.cells import CELLS, Weights
 from elman.errors import UserError
 from elman.gradients.carry import Full, Randomized, Truncated
@@ -154,6 +154,21 @@ def test_compiled_code_refuses_ids_out_of_range_in_words(compiler):
 
 
 @native
+@pytest.mark.parametrize("embedding_size", [None, 4])
+def test_a_language_model_is_one_graph(embedding_size, compiler):
+    model = LanguageModel(6, cell="gru", hidden_size=5, embedding_size=embedding_size)
+    whole, ids = compiler(model), torch.randint(6, (2, 7))
+    pulls = []
+    for run in (model, whole):
+        model.zero_grad()
+        logits, state = run(ids)
+        run(ids, state.detach())[0].sin().sum().backward()
+        pulls.append([logits.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*pulls)
+    with pytest.raises((UserError, IndexError)):  # torch's own words, of an embedding
+        whole(torch.full((2, 7), 6))
+
+
 def test_weights_that_are_replaced_are_read(compiler):
     module, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
     whole = compiler(module)

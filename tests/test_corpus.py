@@ -489,6 +489,7 @@ def test_arrays_and_tensors_are_split_without_copying():
         ({"validation": float("nan")}, "validation=nan"),
         ({"validation": 0.5, "test": 0.5}, "leave nothing of 10 tokens"),
         ({"validation": 0.01}, "validation=0.01 of 10 tokens is nothing"),
+        ({"test": "0.1"}, "test='0.1' must be at least 0 and below 1; try test=0.1"),
     ],
 )
 def test_splits_that_cannot_be_are_refused(options, message):

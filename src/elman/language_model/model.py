@@ -40,7 +40,7 @@ from elman.language_model.loss import linear_cross_entropy
 from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
 from elman.language_model.stepper import Stepper
 from elman.language_model.window_model import Window
-from elman.nn import of
+from elman.nn import compiling, of
 from elman.options import Beside, check, option
 from elman.recurrence.traced import listening
 from elman.resources import check_memory
@@ -416,8 +416,9 @@ class LanguageModel(nn.Module):
                 f"the input is on {ids.device}, the model on {self.bias_q.device}",
                 hint="move both to one device, with .to(device)",
             )
-        if not listening() and ids.device.type == "cpu" and ids.numel():
-            self.check_range(int(ids.min()), int(ids.max()))
+        whole = self.recurrent and torch.compiler.is_compiling() and not compiling.may_break()
+        if not (listening() or whole) and ids.device.type == "cpu" and ids.numel():
+            self.check_range(int(ids.min()), int(ids.max()))  # whole: numbers break a graph
         return ids
 
     def check_range(self, low: int, high: int) -> None:

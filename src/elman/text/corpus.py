@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,8 +112,10 @@ def split(text: Any, validation: float = 0.1, test: float = 0.0) -> Split:
 
 
 def _share(total: int, name: str, fraction: float) -> int:
-    if not 0 <= fraction < 1:
-        raise UserError(f"{name}={fraction} must be at least 0 and below 1", hint=f"try {name}=0.1")
+    if not isinstance(fraction, Real) or not 0 <= fraction < 1:
+        raise UserError(
+            f"{name}={fraction!r} must be at least 0 and below 1", hint=f"try {name}=0.1"
+        )
     size = round(total * fraction)
     if fraction > 0 and size == 0:
         raise UserError(
