@@ -47,6 +47,23 @@ def test_a_state_can_be_read_reordered_and_set(module, kernel, monkeypatch):
     torch.testing.assert_close(again, after[rows])
     step.state = before
     assert torch.equal(step(torch.tensor([4, 5, 6])), after), "what was read is a copy"
+    step.state = None
+    fresh = Stepper(rnn, out, rows=3)
+    assert torch.equal(step(torch.tensor([4, 5, 6])), fresh(torch.tensor([4, 5, 6])))
+
+
+@pytest.mark.parametrize("module", [nn.RNN, nn.LSTM])
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+@pytest.mark.parametrize("part", [(slice(None), slice(1)), (slice(1),), (..., slice(5))])
+def test_a_state_of_other_rows_layers_or_units_is_refused(module, kernel, part, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", kernel)
+    step = Stepper(module(7, 19, num_layers=2).eval(), torch.nn.Linear(19, 5), rows=3)
+    step(torch.tensor([1, 2, 3]))
+    state = step.state
+    wrong = tuple(s[part] for s in state) if module is nn.LSTM else state[part]
+    with pytest.raises(UserError, match="state"):
+        step.state = wrong
+        step(torch.tensor([1, 2, 3]))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])

@@ -176,7 +176,7 @@ def captures() -> bool:
 
 def requested() -> str:
     """What ELMAN_KERNELS names: `auto` or a kernel."""
-    name = os.environ.get("ELMAN_KERNELS", "auto")
+    name = os.environ.get("ELMAN_KERNELS") or "auto"
     if name != "auto" and name not in FASTEST_FIRST:
         raise UserError(
             f"ELMAN_KERNELS={name} names no kernel", hint=f"choose auto, {', '.join(FASTEST_FIRST)}"

@@ -91,10 +91,30 @@ class Stepper:
         if self._steps is None:
             self._state = state
             return
+        states = self._checked(self._steps, state)
         if isinstance(self._steps, Captured):
-            self._steps.state = state
+            self._steps.state = states
             return
-        states = (state,) if isinstance(state, Tensor) else state
         for layer, tracks in zip(zip(*states, strict=True), self._steps.states, strict=True):
             for s, track in zip(layer, tracks, strict=True):
                 track[1] = s
+
+    def _checked(self, steps: Steps | Captured, state: Any) -> tuple[Tensor, ...]:
+        """The state's tensors, each of the shape that these steps have; None is zeros."""
+        if isinstance(steps, Captured):
+            shapes, like = [tuple(s.shape) for s in steps.states], steps.states[0]
+        else:
+            tracks = steps.states[0]
+            shapes, like = [(len(steps.states), *t[1].shape) for t in tracks], tracks[0]
+        if state is None:
+            return tuple(like.new_zeros(shape) for shape in shapes)
+        given = (state,) if isinstance(state, Tensor) else tuple(state)
+        if [tuple(s.shape) for s in given] != shapes:
+            found, wanted = (
+                " and ".join(map(str, x)) for x in ([tuple(s.shape) for s in given], shapes)
+            )
+            raise UserError(
+                f"a state of shape {found} is not {wanted}: (layers, rows, units)",
+                hint=f"this stepper has {self.rows} rows; another number takes another stepper",
+            )
+        return given
