@@ -61,9 +61,13 @@ def test_a_state_of_other_rows_layers_or_units_is_refused(module, kernel, part, 
     step(torch.tensor([1, 2, 3]))
     state = step.state
     wrong = tuple(s[part] for s in state) if module is nn.LSTM else state[part]
-    with pytest.raises(UserError, match="state"):
+
+    def go_on() -> None:
         step.state = wrong
         step(torch.tensor([1, 2, 3]))
+
+    with pytest.raises(UserError, match="state"):
+        go_on()
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
