@@ -66,7 +66,7 @@ def test_a_state_of_other_rows_layers_or_units_is_refused(module, kernel, part, 
         step.state = wrong
         step(torch.tensor([1, 2, 3]))
 
-    with pytest.raises(UserError, match="state"):
+    with pytest.raises(UserError, match="shape"):
         go_on()
 
 
