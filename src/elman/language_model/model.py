@@ -515,7 +515,8 @@ def _recurrence(shape: Shape, carry: Carry | None, memory: Memory | None, time: 
 def known_labels(ids: Tensor, vocab_size: int) -> None:
     """Refuse ids to be predicted that name no token: of the last of a text no model is asked."""
     if ids.numel():
-        known_range(int(ids.min()), int(ids.max()), vocab_size)
+        labels = ids.long()  # torch knows no least of some types
+        known_range(int(labels.min()), int(labels.max()), vocab_size)
 
 
 def known_range(low: int, high: int, vocab_size: int) -> None:

@@ -98,7 +98,7 @@ def given_masks(between: Sequence[Tensor]) -> Iterator[None]:
 
 def draw_seed() -> Tensor:
     """The seed of a call's masks, from torch's generator; or that of the masks that are given."""
-    if seed := _seed.get():
+    if not torch.compiler.is_compiling() and (seed := _seed.get()):
         return torch.tensor(seed, device="cpu")
     return torch.randint(2**62, (), device="cpu")
 
