@@ -77,7 +77,7 @@ class CapturedUpdate(WholeUpdate):
         self._stream: torch.cuda.Stream | None = None
         self._rate = 0.0
         self._shape: tuple[bool, bool, list[str]] = (False, False, [])
-        self._weights: list[tuple[float, bool]] = [(1.0, False)]
+        self._each = [(1.0, False)]  # window's weight in the loss, and whether it begins anew
 
     @staticmethod
     def refuses(training: "Training") -> str | None:
@@ -115,7 +115,7 @@ class CapturedUpdate(WholeUpdate):
         if rate != self._rate:
             self._rate = rate
             self.rate.fill_(rate)
-        self._weights = [(read.weight, read.fresh) for read in reads]
+        self._each = [(read.weight, read.fresh) for read in reads]
         whole = len(reads) == self.segments  # the last update of a pass may read fewer
         if self._graph is None and self.capture and self.calls > 0 and whole:
             self._graph = self._captured(inputs)
@@ -209,10 +209,10 @@ class CapturedUpdate(WholeUpdate):
     def _update(self, *inputs: Tensor) -> tuple[()]:
         self.optimizer.zero_grad()
         losses, after = list[Tensor](), self.state
-        each = len(inputs) // len(self._weights)
-        for i, (weight, fresh) in enumerate(self._weights):
+        count = len(inputs) // len(self._each)
+        for i, (weight, fresh) in enumerate(self._each):
             before = over(torch.zeros_like, after) if fresh and i > 0 else after
-            x, y, masks, between = self._parts(inputs[i * each : (i + 1) * each])
+            x, y, masks, between = self._parts(inputs[i * count : (i + 1) * count])
             with given_masks(between) if between else nullcontext():
                 loss, after = self.loss(x, y, before, masks)
                 # to be handed its 1, torch would load sympy, two seconds of work
