@@ -21,6 +21,10 @@ INLINE int64_t useful_threads(const Job *job) { return worth_two(work_of(job)) ?
  * whoever is not running would hold up every step. */
 INLINE bool splits_units(const Job *job) {
     int64_t entries = gates_of(job->cell) * job->H * job->H, least = job->B == 1 ? 1 << 17 : job->B <= 3 ? 3 << 16 : 1 << 19;
+    if (job->B > 3) { /* of few steps also smaller ones: what one thread has packed the other would have to fetch */
+        int64_t short_of = job->T * (job->B < 16 ? 3 << 12 : 1 << 11);
+        least = at_most(least, short_of > 1 << 16 ? short_of : 1 << 16);
+    }
     return entries >= least && job->B <= 16 * job->threads && job->threads > 1 && !job->lengths && !job->sizes && !is_busy();
 }
 

@@ -304,11 +304,30 @@ struct Team {
         void *data;
         int64_t tasks, begun = now();
         std::atomic<int64_t> next{0}, late{0}; /* the time that the latest of all was kept from running */
+        int64_t threads = 1;
+        std::atomic<uint64_t> claimed{0}; /* a bit for each task, where they are that few */
+
+        void run(int64_t i) {
+            uint64_t bit = uint64_t(1) << i;
+            if (!(claimed.load() & bit) && !(claimed.fetch_or(bit) & bit)) task(data, i);
+        }
+        /* First those of the n-th thread, so that it has what it had in other regions of as many, whose numbers its core's
+         * cache may hold; then, from the last on, what others have not begun. */
+        void run_as(int64_t n) {
+            int64_t from = tasks * n / threads, to = tasks * (n + 1) / threads;
+            for (int64_t i = from; i < to; i++) run(i);
+            for (int64_t i = tasks - 1; i >= 0; i--)
+                if (i < from || i >= to) run(i);
+        }
     };
     static void work(void *p) {
+        static const auto number = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
         Region &region = *static_cast<Region *>(p);
         int64_t ran = -processor_time();
-        for (int64_t i; (i = region.next.fetch_add(1)) < region.tasks;) region.task(region.data, i);
+        if (number && region.tasks <= 64)
+            region.run_as(number());
+        else
+            for (int64_t i; (i = region.next.fetch_add(1)) < region.tasks;) region.task(region.data, i);
         ran += processor_time();
         int64_t late = now() - region.begun - ran, most = region.late;
         while (late > LATE && late > most && !region.late.compare_exchange_weak(most, late)) {}
@@ -318,6 +337,7 @@ struct Team {
         static const Parallel parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
         if (!parallel || now() < back.load()) return false;
         Region region{task, data, tasks};
+        region.threads = threads;
         parallel(work, &region, unsigned(threads), 0);
         bool much = judge(now() - region.begun, region.late) >= MUCH;
         if (much) leave(region.begun);
