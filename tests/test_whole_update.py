@@ -200,6 +200,27 @@ def test_several_windows_in_one_go_are_those_in_pieces(shape, sampling):
         torch.testing.assert_close(w, p, rtol=1e-4, atol=1e-5)
 
 
+CUT = [
+    {"carry": "randomized"},
+    {"carry": "polynomial"},
+    {"carry": "sliding", "history": 7},
+    {"carry": "sliding", "history": 30},
+]
+"""Readings whose segments are no plain windows."""
+
+
+@pytest.mark.parametrize("reading", CUT, ids=str)
+@pytest.mark.parametrize("shape", ["elman", "lstm, masks", "tied"])
+def test_segments_of_any_shape_in_one_go_are_those_in_pieces(shape, reading):
+    more = {"reading": Reading(batch_size=6, window=11, **reading), "epochs": 3}
+    pieces, whole = in_pieces(training(shape, **more)), in_one_go(training(shape, **more))
+    first, second = told(pieces.records()), told(whole.records())
+    assert len(first) > 9
+    torch.testing.assert_close(torch.tensor(second), torch.tensor(first), rtol=2e-5, atol=1e-6)
+    for p, w in zip(pieces.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(w, p, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", ["elman", "lstm, masks", "everything"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_groups_of_lanes_are_the_same_as_in_pieces(shape, accumulate):
@@ -386,7 +407,7 @@ def test_ids_of_every_kind_are_taken_or_refused_in_words():
 def test_what_does_not_suit_goes_in_pieces(monkeypatch):
     for made, reason in (
         (training(reading=Reading(6, 11, memory=1 << 20)), "a memory budget"),
-        (training(reading=Reading(6, 11, carry="full")), "carry=full reads segments"),
+        (training(reading=Reading(6, 11, carry="full")), "carry=full reads whole lanes"),
         (trained(cell="mlp"), "a mlp, has no recurrence"),
     ):
         assert made._choice.update is None
@@ -443,12 +464,32 @@ def test_the_graph_of_several_windows_is_the_update_to_the_last_bit(shape, sampl
     more = {"accumulate": 4, "reading": Reading(6, 11, sampling=sampling), "epochs": 5}
     graph, steps = (training(shape, "unclipped", "cuda", **more) for _ in range(2))
     assert told(graph.records()) == told(in_one_go(steps).records())
-    assert getattr(graph._choice.update, "_graph", None) is not None
+    assert getattr(graph._choice.update, "_graphs", None)
     pieces = told(in_pieces(training(shape, "unclipped", "cuda", **more)).records())
     again = training(shape, "unclipped", "cuda", **more)
     torch.testing.assert_close(
         torch.tensor(told(again.records())), torch.tensor(pieces), rtol=2e-3, atol=2e-4
     )
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("reading", CUT, ids=str)
+@pytest.mark.parametrize("shape", ["gru", "lstm, masks", "tied"])
+def test_on_a_gpu_segments_of_any_shape_have_graphs_once_they_come_often(shape, reading):
+    """Of 80 and more updates; numbers are those of pieces, bits those of an uncaptured update."""
+    more = {"reading": Reading(batch_size=6, window=5, **reading), "epochs": 8}
+    made = [training(shape, "unclipped", "cuda", **more) for _ in range(3)]
+    graphs, pieces, steps = made[0], in_pieces(made[1]), in_one_go(made[2])
+    numbers = told(graphs.records())
+    assert len(numbers) > 80
+    assert 0 < len(getattr(graphs._choice.update, "_graphs", ())) < 40
+    assert numbers == told(steps.records())
+    torch.testing.assert_close(
+        torch.tensor(numbers), torch.tensor(told(pieces.records())), rtol=2e-3, atol=2e-4
+    )
+    for one, other in zip(graphs.average.averages, steps.average.averages, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.gpu
@@ -475,8 +516,8 @@ def test_the_graph_is_the_update_to_the_last_bit(shape, optimiser, precision):
     steps = in_one_go(training(shape, optimiser, "cuda", precision=precision))
     assert told(graph.records()) == told(steps.records())
     assert isinstance(graph._choice.update, CapturedUpdate)
-    assert graph._choice.update._graph is not None
-    assert getattr(steps._choice.update, "_graph", 1) is None
+    assert len(graph._choice.update._graphs) == 1
+    assert getattr(steps._choice.update, "_graphs", None) == {}
     for one, other in zip(graph.average.averages, steps.average.averages, strict=True):
         assert torch.equal(one, other)
 
@@ -565,8 +606,10 @@ def read_on(records, seen, patience):
 @on_gpu
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw", "unclipped"])  # the last averages, too
 @pytest.mark.parametrize("look", ["never", "at once", "late"])
-def test_a_gpu_stops_exactly_where_a_nan_began(look, optimiser):
-    made, other = (training("lstm, tokens", optimiser, "cuda", epochs=9) for _ in range(2))
+@pytest.mark.parametrize("carry", ["truncated", "randomized"])
+def test_a_gpu_stops_exactly_where_a_nan_began(carry, look, optimiser):
+    more = {"epochs": 9, "reading": Reading(batch_size=6, window=11, carry=carry)}
+    made, other = (training("lstm, tokens", optimiser, "cuda", **more) for _ in range(2))
     records = made.records()
     exact = told(other.records(), 12)
     seen = [next(records) for _ in range(12)]

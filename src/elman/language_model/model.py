@@ -34,6 +34,7 @@ from elman.gradients import (
     Time,
     backward_through_time,
 )
+from elman.gradients.carry import InTensor
 from elman.language_model.embedding import Embedding
 from elman.language_model.looking import hears, is_hooked, weights_of
 from elman.language_model.loss import linear_cross_entropy
@@ -469,7 +470,10 @@ class LanguageModel(nn.Module):
             yield
             return
         before = recurrence.carry, recurrence.memory
-        recurrence.carry = Full() if xi is None else Given(tuple(xi.tolist()))
+        if xi is None:
+            recurrence.carry = Full()
+        else:
+            recurrence.carry = Given(tuple(xi.tolist())) if xi.is_cpu else InTensor(xi)
         recurrence.memory = memory or recurrence.memory
         try:
             yield

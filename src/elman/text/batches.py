@@ -201,15 +201,15 @@ class Shuffled(Batches):
         self.seed = seed
         self.x = self.ids[offset : offset + windows * window].reshape(windows, window)
         self.y = self.ids[offset + 1 : offset + 1 + windows * window].reshape(windows, window)
-        self.order = np.random.default_rng(seed).permutation(windows)
+        order = np.random.default_rng(seed).permutation(windows)
+        beside = isinstance(self.x, Tensor)  # copied once: each copy waits for all a GPU has to do
+        self.order = torch.from_numpy(order).to(self.x.device) if beside else order
 
     def __len__(self) -> int:
         return len(self.order) // self.batch
 
     def _windows(self, position: int) -> tuple[Any, Any]:
         chosen = self.order[position * self.batch : (position + 1) * self.batch][self.rows]
-        if isinstance(self.x, Tensor):
-            chosen = torch.from_numpy(chosen).to(self.x.device)
         return self.x[chosen], self.y[chosen]
 
 

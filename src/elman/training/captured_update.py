@@ -1,10 +1,10 @@
-"""Updates on a GPU as one CUDA graph, captured once and replayed."""
+"""Updates on a GPU as CUDA graphs, one for each kind of segment, captured once and replayed."""
 
 import functools
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -15,28 +15,54 @@ from elman.language_model import LanguageModel, Masks, State
 from elman.language_model.masks import NO_MASKS
 from elman.language_model.nests import over
 from elman.recurrence.strand import Dropout, draw_seed, given_masks
-from elman.training.graphed import Graphed, tensors_of
+from elman.training.graphed import Graphed, Pool, Update
 from elman.training.optimisation import Average, gradient_norm, take_guarded_step
 from elman.training.processes import LaneGroups
+from elman.training.segments import Cut
 from elman.training.state import CarriedState
 from elman.training.whole_update import Outcome, Read, WholeUpdate, moved_by
 
 if TYPE_CHECKING:
     from elman.training.loop import Training
 
-Loss = Callable[[Tensor, Tensor, State, Masks], tuple[Tensor, State]]
+Loss = Callable[[Tensor, Tensor, State, Masks, Cut | None], tuple[Tensor, State]]
 """The mean nats of y (batch, time) after x, and the state at the end."""
 
 PLACES = 64
 """Updates on a GPU whose numbers are kept apart."""
+MOST_GRAPHS = 256
+"""Updates of how many kinds have a graph."""
+
+
+class Kind(NamedTuple):
+    """All about a window that is not in its tensors: what a graph is captured for."""
+
+    steps: int
+    weight: float
+    fresh: bool
+    scored: int | None  # None: a plain window
+    advance: int
+    weighted: bool  # by ξ
+
+    @classmethod
+    def of(cls, read: Read, first: bool) -> "Kind":
+        """Of a window of an update; before the first of them is whatever the update starts from."""
+        cut = read.cut or Cut(-1, -1)
+        scored = None if read.cut is None else cut.scored
+        fresh = read.fresh and not first
+        return cls(read.x.shape[1], read.weight, fresh, scored, cut.advance, cut.xi is not None)
+
+
+Parts = tuple[Tensor, Tensor, Masks, Cut | None, Sequence[Tensor]]
+"""x and y of a window, its masks, how it is cut, and the masks between layers."""
 
 
 @final
 class CapturedUpdate(WholeUpdate):
-    """On a GPU, as one CUDA graph.
+    """On a GPU, as a CUDA graph.
 
-    The first call runs step by step, so that kernels are compiled and the optimizer has made its
-    state; then it is captured.
+    The first update of a kind runs step by step, so that kernels are compiled and the optimizer has
+    made its state; the second is captured.
     """
 
     name = "captured"
@@ -72,12 +98,13 @@ class CapturedUpdate(WholeUpdate):
         pinned = {"pin_memory": like.is_cuda, "device": "cpu"}
         self.numbers = torch.zeros(2, dtype=like.dtype, **pinned)  # nats, ‖g‖
         self.capture, self.calls = capture, 0
-        self._graph: Graphed | None = None
+        self._graphs: dict[tuple[Kind, ...], Graphed] = {}
+        self._met = set[tuple[Kind, ...]]()
+        self._pool: Pool | None = None
         self._joined = False
         self._stream: torch.cuda.Stream | None = None
         self._rate = 0.0
         self._shape: tuple[bool, bool, list[str]] = (False, False, [])
-        self._each = [(1.0, False)]  # window's weight in the loss, and whether it begins anew
 
     @staticmethod
     def refuses(training: "Training") -> str | None:
@@ -88,11 +115,7 @@ class CapturedUpdate(WholeUpdate):
             return f"{type(training.optimizer).__name__} is not fused"
         if training.groups.exact:
             return f"lane_groups={training.groups.count} reads the lanes in several parts"
-        if training.groups.divided and training.settings.accumulate > 1:
-            return f"accumulate={training.settings.accumulate} reads several segments of some lanes"
-        if training.groups.divided and training.model.shape.dropout.layers:
-            return "every group of lanes draws dropout between layers for itself"
-        return None
+        return _too_many_shapes(training)
 
     @classmethod
     def of(cls, training: "Training") -> "CapturedUpdate":
@@ -115,14 +138,15 @@ class CapturedUpdate(WholeUpdate):
         if rate != self._rate:
             self._rate = rate
             self.rate.fill_(rate)
-        self._each = [(read.weight, read.fresh) for read in reads]
-        whole = len(reads) == self.segments  # the last update of a pass may read fewer
-        if self._graph is None and self.capture and self.calls > 0 and whole:
-            self._graph = self._captured(inputs)
+        kinds = tuple([Kind.of(read, first=i == 0) for i, read in enumerate(reads)])
+        if self.capture and kinds not in self._graphs:
+            self._capture(kinds, inputs)
+        return self._run(self._graphs.get(kinds) or functools.partial(self._update, kinds), inputs)
+
+    def _run(self, update: Update, inputs: Sequence[Tensor]) -> Outcome:
         place = self.calls % PLACES
         self.calls += 1
-        graph = self._graph if whole else None
-        (graph or self._update)(*inputs)
+        update(*inputs)
         if self.judge is None:
             return self._wait
         self.events[place].record(self._current_stream())
@@ -161,32 +185,45 @@ class CapturedUpdate(WholeUpdate):
 
     def look_again(self) -> None:
         """Capture again: a graph knows the old places alone."""
-        if self._graph is not None:
+        if self._graphs:
             torch.cuda.current_stream().synchronize()
-            self._graph = None
+            self._graphs.clear()
+            self._met.clear()
+            self._pool = None
+
+    def look_back(self, read: Read) -> None:
+        """Step by step: a graph's gradients lie where the next one's do."""
+        update = functools.partial(self._update, (Kind.of(read, first=True),))
+        self._run(update, self._tensors([read]))()
 
     def forgive(self) -> None:
         """Let updates change something again."""
         if self.judge is not None:
             self.judge.forgive()
 
-    def _captured(self, inputs: Sequence[Tensor]) -> Graphed:
-        for group in self.optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = True
-        changes = [*tensors_of(self.model, self.optimizer), *self.held]
-        changes += [] if self.judge is None else self.judge.changes()
-        changes += [] if self._average is None else self._average.averages
-        with warnings.catch_warnings():  # that it also runs uncaptured, to warm up, is no news
-            warnings.filterwarnings("ignore", message=".*capturable.*")
-            return Graphed(self._update, inputs, changes=changes)
+    def _capture(self, kinds: tuple[Kind, ...], inputs: Sequence[Tensor]) -> None:
+        """Have a graph for a kind that comes again: it is made as soon as such an update is run."""
+        if kinds not in self._met:
+            self._met.add(kinds)
+        elif len(self._graphs) < MOST_GRAPHS:
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            for group in self.optimizer.param_groups:
+                if "capturable" in group:
+                    group["capturable"] = True
+            update = functools.partial(self._update, kinds)
+            with warnings.catch_warnings():  # that others run uncaptured is no news
+                warnings.filterwarnings("ignore", message=".*capturable.*")
+                self._graphs[kinds] = Graphed(update, inputs, warm_up=0, pool=self._pool)
 
     def _tensors(self, reads: Sequence[Read]) -> list[Tensor]:
         """All that differs from one update to the next, as many for each window."""
         inputs, dropout = [], self.model.shape.dropout.layers
         with self.chance() if dropout else nullcontext():
-            for x, y, masks, *_ in reads:
+            for x, y, masks, _, _, cut in reads:
                 inputs += [*self._windows(x, y), *self._flat(masks)]
+                if cut is not None and cut.xi is not None:
+                    inputs.append(_beside(x, cut.xi))
                 if dropout:  # as the model would draw them
                     drawn, gaps = Dropout(dropout, int(draw_seed())), range(len(self.held[0]) - 1)
                     like = self.held[0][0].expand(x.shape[1], *self.held[0].shape[1:])
@@ -206,17 +243,17 @@ class CapturedUpdate(WholeUpdate):
         rows, steps = x.shape
         return [x.as_strided((steps + 1, rows), strides[::-1])]  # time first
 
-    def _update(self, *inputs: Tensor) -> tuple[()]:
+    def _update(self, kinds: Sequence[Kind], *inputs: Tensor) -> tuple[()]:
         self.optimizer.zero_grad()
         losses, after = list[Tensor](), self.state
-        count = len(inputs) // len(self._each)
-        for i, (weight, fresh) in enumerate(self._each):
-            before = over(torch.zeros_like, after) if fresh and i > 0 else after
-            x, y, masks, between = self._parts(inputs[i * count : (i + 1) * count])
+        each = len(inputs) // len(kinds)
+        for i, kind in enumerate(kinds):
+            before = over(torch.zeros_like, after) if kind.fresh else after
+            x, y, masks, cut, between = self._parts(kind, inputs[i * each : (i + 1) * each])
             with given_masks(between) if between else nullcontext():
-                loss, after = self.loss(x, y, before, masks)
+                loss, after = self.loss(x, y, before, masks, cut)
                 # to be handed its 1, torch would load sympy, two seconds of work
-                (loss if weight == 1 else loss * weight).backward()
+                (loss if kind.weight == 1 else loss * kind.weight).backward()
             losses.append(loss.detach())
             after = over(torch.detach, after)
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
@@ -225,14 +262,16 @@ class CapturedUpdate(WholeUpdate):
             torch.where(broken, held, new, out=held)
         return ()
 
-    def _parts(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Masks, Sequence[Tensor]]:
-        """x and y of a window, its masks, and those between layers."""
+    def _parts(self, kind: Kind, inputs: Sequence[Tensor]) -> Parts:
+        """What a window is made of again, as `_tensors` took it apart."""
         if self._joined:
             inputs = [inputs[0][:-1].T, inputs[0][1:].T, *inputs[1:]]
         x, y, *flat = inputs
         gaps = len(self.held[0]) - 1 if self.model.shape.dropout.layers else 0
-        first = len(flat) - gaps
-        return x, y, self._masks(flat[:first]), flat[first:]
+        flat, between = flat[: len(flat) - gaps], flat[len(flat) - gaps :]
+        xi = flat.pop() if kind.weighted else None
+        cut = None if kind.scored is None else Cut(kind.scored, kind.advance, xi)
+        return x, y, self._masks(flat), cut, between
 
     def _sum(self, nats: Tensor) -> Tensor:
         """Leave the gradient of all processes' lanes in `.grad`; their mean nats."""
@@ -282,6 +321,26 @@ class CapturedUpdate(WholeUpdate):
             rest.pop(0) if outputs else None,
             dict(zip(names, rest, strict=True)),
         )
+
+
+def _too_many_shapes(training: "Training") -> str | None:
+    """Why updates that a graph could make one by one are of too many kinds; None: they are not."""
+    settings, dropout = training.settings, training.model.shape.dropout.layers
+    several = f"accumulate={settings.accumulate} reads several segments"
+    if not settings.reading.carry_used.windows and settings.accumulate > 1:
+        return f"{several}, and carry={settings.reading.carry} others every time"
+    if settings.reading.history and dropout:
+        return f"carry={settings.reading.carry} reads in two parts, each with masks between layers"
+    if training.groups.divided and settings.accumulate > 1:
+        return f"{several} of some lanes"
+    if training.groups.divided and dropout:
+        return "every group of lanes draws dropout between layers for itself"
+    return None
+
+
+def _beside(x: Tensor, numbers: Tensor) -> Tensor:
+    """Numbers of the host where x is, without waiting for what the GPU does."""
+    return numbers.pin_memory().to(x.device, non_blocking=True) if x.is_cuda else numbers
 
 
 def _reads(average: Average) -> bool:

@@ -22,7 +22,7 @@ tensor (a learning rate that changes lives in a tensor, `optimizer.param_groups[
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from elman.errors import UserError
 from elman.kernels.cuda.graphs import no_collection
 
 Update = Callable[..., tuple[Tensor, ...]]
+Pool = Any
+"""As torch names memory that graphs share."""
 
 
 @final
@@ -38,12 +40,20 @@ class Graphed:
     """`update(*inputs)`, captured at construction; calling it copies the inputs in and replays.
 
     `update` is run three times before the capture, as CUDA asks, and `changes` (weights, optimizer
-    state) are then put back, so constructing leaves a training where it was. The results are the
-    same tensors at every call, overwritten by the next: clone what must last.
+    state) are then put back, so constructing leaves a training where it was. `warm_up=0` will do
+    for an update that has just been run on inputs like these. The results are the same tensors at
+    every call, overwritten by the next: clone what must last. Graphs of one `pool`
+    (`torch.cuda.graph_pool_handle()`) use the same memory, one after the other.
     """
 
     def __init__(
-        self, update: Update, inputs: Sequence[Tensor], *, changes: Sequence[Tensor]
+        self,
+        update: Update,
+        inputs: Sequence[Tensor],
+        *,
+        changes: Sequence[Tensor] = (),
+        warm_up: int = 3,
+        pool: Pool | None = None,
     ) -> None:
         off = [x.device.type for x in inputs if not x.is_cuda]
         if off:
@@ -57,10 +67,10 @@ class Graphed:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):
+            for _ in range(warm_up):
                 update(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        with no_collection(), torch.cuda.graph(self.graph):
+        with no_collection(), torch.cuda.graph(self.graph, pool=pool):
             self.results = update(*self.inputs)
         with torch.no_grad():
             for tensor, value in zip(changes, before, strict=True):

@@ -44,7 +44,7 @@ from elman.training.optimisation import (
 from elman.training.piecewise import Latest
 from elman.training.processes import ALONE, LaneGroups, Processes
 from elman.training.records import Epoch, Progress, Tally, Update, Validation
-from elman.training.segments import Pass, Reading, Segment, one_pass
+from elman.training.segments import Cut, Pass, Reading, Segment, one_pass
 from elman.training.settings import Settings
 from elman.training.state import CarriedState
 from elman.training.update import choose, seen
@@ -358,11 +358,13 @@ class Training:
     def _update_whole(self, whole: WholeUpdate, segments: list[Segment], rate: float) -> Outcome:
         """An update in one go."""
         share, first = 1 / len(segments), segments[0]
-        reads = [Read(*self.prepare(s), s.fresh, share * s.scored / s.divisor) for s in segments]
+        reads = [
+            Read(*self.prepare(s), s.fresh, share * s.scored / s.divisor, s.cut) for s in segments
+        ]
         whole.start_from(None if first.fresh else self.carried.value)
         if self._is_averaged_by_update:
             whole.average(self.average.share(self._progress_after(len(segments))))
-        self.latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y)
+        self.latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y, reads[0].cut)
         outcome = whole(reads, rate)
         tokens = self.groups.batch * sum([segment.scored for segment in segments])
         self.carried.value = whole.state
@@ -428,8 +430,8 @@ class Training:
         self.tally.tokens, self.tally.seconds = before.tokens, before.seconds
         whole, later = self._choice.update, list(self._pending)[1:]
         if whole is not None:
-            if later:  # whose gradients lie where those of this one were
-                whole([pending.latest.read], 0.0)()
+            if later or pending.latest.cut:  # whose gradients lie where those of this one were
+                whole.look_back(pending.latest.read)
             whole.forgive()
         failure = self._diagnosis(nats, norm)
         for waiting in self._pending:
@@ -530,11 +532,25 @@ class Training:
         hidden = self.reader.hide_tokens(x, lanes, mine.start)
         return hidden, y, masks.of(mine) if self.groups.divided else masks
 
-    def read_window(self, x: Tensor, y: Tensor, state: State, masks: Masks) -> tuple[Tensor, State]:
-        """The mean nats of a plain window, and the state after it."""
-        with self.cast(), known_ids():
-            hs, after = self.reader.states(x, state, masks)
-            return self.reader.mean_nats(hs, y.T, masks), after
+    def read_window(
+        self, x: Tensor, y: Tensor, state: State, masks: Masks, cut: Cut | None = None
+    ) -> tuple[Tensor, State]:
+        """The mean nats of a window whose ids are known, and the state after it."""
+        with known_ids():
+            if cut is not None:
+                return self.read_segment(x, y, state, masks, cut)
+            with self.cast():
+                hs, after = self.reader.states(x, state, masks)
+                return self.reader.mean_nats(hs, y.T, masks), after
+
+    def read_segment(
+        self, x: Tensor, y: Tensor, state: State, masks: Masks, cut: Cut
+    ) -> tuple[Tensor, State]:
+        """The mean nats of a segment's newest steps, and the state where the next one starts."""
+        with self.cast(), self.lent(cut.xi):
+            hs, after = piecewise.states_of(self, x, state, masks, cut.advance)
+            newest = hs[len(hs) - cut.scored :], y[:, -cut.scored :].T
+            return self.reader.mean_nats(*newest, masks), after
 
     def cast(self) -> torch.autocast:
         """bfloat16 inside this block, where it was asked for."""

@@ -64,6 +64,8 @@ class NativeUpdate(WholeUpdate):
         if half and KERNEL.variant(HALF) is None:
             return "this processor has no bfloat16 products"
         reading = training.settings.reading
+        if not reading.carry_used.windows:
+            return f"carry={reading.carry} reads segments of other shapes"
         if in_pieces(reading.batch_size * reading.window, len(weight)):
             return "the logits of a window are too many to be in memory all at once"
         return None

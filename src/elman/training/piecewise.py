@@ -13,7 +13,7 @@ from elman.language_model import Masks, State
 from elman.language_model.nests import joined, rows_of
 from elman.training.optimisation import clip_gradients, take_step
 from elman.training.processes import GradientSum
-from elman.training.segments import Segment
+from elman.training.segments import Cut, Segment
 from elman.training.state import CarriedState
 from elman.training.whole_update import Outcome, Read
 
@@ -31,11 +31,12 @@ class Latest(NamedTuple):
     state: State
     masks: Masks
     y: Tensor
+    cut: Cut | None = None
 
     @property
     def read(self) -> Read:
         """As a `WholeUpdate` takes it."""
-        return Read(self.x, self.y, self.masks)
+        return Read(self.x, self.y, self.masks, cut=self.cut)
 
 
 def update(training: "Training", prepared: list[Prepared], rate: float) -> Outcome:
@@ -89,14 +90,12 @@ def read(
     training.latest = Latest(x, state, masks, y)
     if training.settings.reading.carry_used.exact:
         return _read_lanes(training, x, y, masks, share / (len(x) * segment.divisor))
-    with training.cast(), training.lent(segment.xi):
-        hs, after = _run(training, x, state, masks, segment)
-        y = y[:, -segment.scored :]
-        loss = training.reader.mean_nats(hs[len(hs) - segment.scored :], y.T, masks)
+    cut = Cut(segment.scored, segment.advance, segment.xi)
+    loss, after = training.read_segment(x, y, state, masks, cut)
     carried.carry(after)
     weight = share * segment.scored / segment.divisor
     (loss if weight == 1 else loss * weight).backward()
-    return loss.item() * y.numel()
+    return loss.item() * (len(y) * segment.scored)
 
 
 def _read_lanes(training: "Training", x: Tensor, y: Tensor, masks: Masks, scale: float) -> float:
@@ -111,15 +110,15 @@ def _read_lanes(training: "Training", x: Tensor, y: Tensor, masks: Masks, scale:
     return total.item() / scale
 
 
-def _run(
-    training: "Training", x: Tensor, state: State, masks: Masks, segment: Segment
+def states_of(
+    training: "Training", x: Tensor, state: State, masks: Masks, advance: int
 ) -> tuple[Tensor, State]:
-    """h_t of the segment, time first, and the state where the next segment starts."""
+    """h_t of a segment, time first, and the state where the next segment starts."""
     states = training.reader.states
-    if segment.advance == x.shape[1]:
+    if advance == x.shape[1]:
         return states(x, state, masks)
-    if segment.advance == 0:  # a sliding window that still reaches back to the text's start
+    if advance == 0:  # a sliding window that still reaches back to the text's start
         return states(x, state, masks)[0], state
-    early, middle = states(x[:, : segment.advance], state, masks)
-    late, _ = states(x[:, segment.advance :], middle, masks)
+    early, middle = states(x[:, :advance], state, masks)
+    late, _ = states(x[:, advance:], middle, masks)
     return torch.cat([early, late]), middle

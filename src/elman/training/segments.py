@@ -224,6 +224,14 @@ class Reading:
             )
 
 
+class Cut(NamedTuple):
+    """How a segment is read that is no plain window: as `Segment` has it."""
+
+    scored: int
+    advance: int
+    xi: Tensor | None = None
+
+
 class Segment(NamedTuple):
     """What one update reads: y is x one step ahead, both (batch, time)."""
 
@@ -234,6 +242,12 @@ class Segment(NamedTuple):
     advance: int  # the next segment starts this many steps after this one's start
     divisor: float  # steps that the summed loss of a row is divided by
     xi: Tensor | None = None  # weights of what each step hands back; None: 1
+
+    @property
+    def cut(self) -> Cut | None:
+        """How it is read, where that is not as a plain window."""
+        plain = self.xi is None and self.scored == self.advance == self.x.shape[1]
+        return None if plain else Cut(self.scored, self.advance, self.xi)
 
 
 class Pass(abc.ABC):

@@ -8,7 +8,7 @@
 
     piecewise   any model, any segment: autograd, part by part (`piecewise.py`)
     native      on a CPU: calls over memory and jobs made once, no autograd (`native_update.py`)
-    captured    on a GPU: one CUDA graph, captured once and replayed (`captured_update.py`)
+    captured    on a GPU: a CUDA graph for each kind of segment (`captured_update.py`)
 
 At the notes' sizes Python costs a CPU a tenth of an update, and a GPU more than the mathematics. An
 update that is the same work on the same shapes every time needs none: what differs from one to the
@@ -61,14 +61,9 @@ def choose(training: "Training") -> Choice:
 
 def _differs(training: "Training") -> str | None:
     """Why two updates of this training are not the same work on the same shapes."""
-    settings = training.settings
-    reasons = {
-        f"carry={settings.reading.carry} reads segments of other shapes": (
-            not settings.reading.carry_used.windows
-        ),
-        "a memory budget has states computed again": settings.reading.memory,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            return reason
+    reading = training.settings.reading
+    if reading.carry_used.exact:
+        return f"carry={reading.carry} reads whole lanes"
+    if reading.memory:
+        return "a memory budget has states computed again"
     return training.reader.irregular()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from elman import cells
 from elman.language_model import LanguageModel, Masks, State
+from elman.training.segments import Cut
 from elman.training.state import CarriedState
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Read(NamedTuple):
     masks: Masks
     fresh: bool = False  # the state before it is the state before any text
     weight: float = 1.0  # of its mean nats in the loss of the update
+    cut: Cut | None = None
 
     def of(self, rows: slice) -> "Read":
         """Some rows of it."""
@@ -98,6 +100,10 @@ class WholeUpdate(abc.ABC):
     def look_again(self) -> None:
         """Something about the model has changed: its weights may lie elsewhere."""
         return
+
+    def look_back(self, read: Read) -> None:
+        """Have the gradient of what an update that has failed read in `.grad`, if it is not."""
+        del read
 
     def forgive(self) -> None:
         """Let updates change something again; of most there is nothing to forgive."""

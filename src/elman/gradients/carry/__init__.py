@@ -13,7 +13,7 @@ needs one line in `CARRIES` (`table.py`).
 
 from elman.gradients.carry.base import Block, Carry, Cuts, checked_carry
 from elman.gradients.carry.full import Full
-from elman.gradients.carry.given import Given
+from elman.gradients.carry.given import Given, InTensor
 from elman.gradients.carry.randomized import Polynomial, Randomized
 from elman.gradients.carry.sliding import Sliding
 from elman.gradients.carry.table import CARRIES, Named, name_of, named
@@ -26,6 +26,7 @@ __all__ = [
     "Cuts",
     "Full",
     "Given",
+    "InTensor",
     "Named",
     "Polynomial",
     "Randomized",

@@ -1,6 +1,6 @@
 """The gradient by weights that somebody else has chosen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -29,3 +29,16 @@ class Given(Carry):
     @property
     def words(self) -> str:
         return f"given, {len(self.xi)} weights"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class InTensor(Carry):
+    """The ξ_1 … ξ_T that a tensor holds when they are asked for: a CUDA graph reads them there."""
+
+    xi: Tensor = field(repr=False)  # to be shown, it would have to be waited for
+
+    def weights(self, steps: int, rows: int = 1) -> Tensor:
+        """ξ_1 … ξ_T, of shape (steps,)."""
+        assert len(self.xi) == steps
+        return self.xi

@@ -222,7 +222,3 @@ class Judge:
         """Let the next update step again."""
         self.verdict[2] = 0
         self.broken.zero_()
-
-    def changes(self) -> list[Tensor]:
-        """What it writes on the GPU."""
-        return [self.verdict, self.broken]
