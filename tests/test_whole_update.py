@@ -40,6 +40,7 @@ SHAPES = {
     "tied": {"cell": "lstm", "embedding_size": 16, "tied": True},
     "embedding": {"cell": "gru", "embedding_size": 5},
     "deep": {"cell": "elman", "layers": 2, "embedding_size": 33},
+    "noise": {"cell": "gru", "layers": 2, "dropout": Dropout(zoneout=0.3, updates=0.2)},
     "described": {"cell": "mgu"},
     "four states": {"cell": "slstm"},
     "everything": {
@@ -52,7 +53,7 @@ SHAPES = {
 }
 """`everything` draws for each step, which a CPU does in native code."""
 CAPTURED = [name for name in SHAPES if name != "everything"]
-NATIVE = [name for name in SHAPES if name not in ("described", "four states")]
+NATIVE = [name for name in SHAPES if name not in ("noise", "described", "four states")]
 
 
 def training(shape="elman", optimiser="sgd", device="cpu", dtype=torch.float32, **changes):

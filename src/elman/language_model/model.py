@@ -451,11 +451,9 @@ class LanguageModel(nn.Module):
 
     def irregular(self) -> str | None:
         """Why two of its windows are not the same work on the same shapes; None if they are."""
-        rnn, drop = self.recurrence, self.shape.dropout
+        rnn = self.recurrence
         if rnn is None:
             return f"the model, a {self.cell}, has no recurrence"
-        if drop.zoneout or drop.updates:
-            return "zoneout or recurrent dropout is drawn for each step"
         if not rnn.carry.exact or not rnn.memory.keeps_all:
             return "the model has a carry or a memory of its own"
         if rnn.time.in_chunks:

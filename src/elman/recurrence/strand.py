@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, MutableMapping, MutableSequence, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class Dropout:
             return torch.ones_like(hs)
         start += self.origin
         if self.seed < 0:
-            return _given[self.seed][layer][start : start + len(hs)].to(hs.dtype)
+            return _given[self.seed].between[layer][start : start + len(hs)].to(hs.dtype)
         first, last = start // self.grain, (start + len(hs) - 1) // self.grain
         random = torch.Generator(hs.device)
         shape = (last + 1 - first) * self.grain, *hs.shape[1:]
@@ -75,20 +75,27 @@ class Dropout:
         return pack_padded_sequence(self.mask(rows, layer, 0), lengths).data
 
 
-_given: dict[int, Sequence[Tensor]] = {}
+class Given(NamedTuple):
+    """Numbers that others have drawn for a call, of all its steps."""
+
+    between: Sequence[Tensor] = ()  # masks of dropout between layers, (T, B, H)
+    noise: Sequence[Tensor] = ()  # what `Noise` would draw for each layer
+
+
+_given: dict[int, Given] = {}
 _numbers = itertools.count(1)
 _seed = contextvars.ContextVar("of the masks that are given", default=0)
 
 
 @contextmanager
-def given_masks(between: Sequence[Tensor]) -> Iterator[None]:
-    """Inside this block dropout between layers draws nothing, and takes these masks (T, B, H).
+def drawn_before(given: Given) -> Iterator[None]:
+    """Inside this block calls draw nothing, neither for dropout nor for noise, and take these.
 
     So a CUDA graph can have others at each replay. They go by a seed below 0, which none that is
     drawn is: the backward pass, in another thread, finds them by it.
     """
     seed = -next(_numbers)
-    _given[seed], before = between, _seed.set(seed)
+    _given[seed], before = given, _seed.set(seed)
     try:
         yield
     finally:
@@ -115,6 +122,9 @@ class Noise:
 
     def __call__(self, h: Tensor, layer: int, start: int, stop: int) -> Tensor:
         """(steps, batch, blocks · hidden): 0 with the block's probability p, else 1/(1-p)."""
+        if self.seed < 0:
+            whole = _given[self.seed].noise[self.place + layer]
+            return whole[self.origin + start : self.origin + stop].to(h.dtype)
         like = h.expand(stop - start, *h.shape)
         apart = 0xC2B2AE35  # from dropout between layers, and block from block
         masks = (Dropout(p, self.seed + i * apart, self.origin) for i, p in enumerate(self.p, 1))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from elman import kernels
+from elman.cells import named
 from elman.kernels.cuda.small import Judge, take_in
 from elman.language_model import LanguageModel, Masks, State
 from elman.language_model.masks import NO_MASKS
 from elman.language_model.nests import over
-from elman.recurrence.strand import Dropout, draw_seed, given_masks
+from elman.recurrence.strand import Dropout, Given, Noise, draw_seed, drawn_before
 from elman.training.graphed import Graphed, Pool, Update
 from elman.training.optimisation import Average, gradient_norm, take_guarded_step
 from elman.training.processes import LaneGroups
@@ -53,8 +54,8 @@ class Kind(NamedTuple):
         return cls(read.x.shape[1], read.weight, fresh, scored, cut.advance, cut.xi is not None)
 
 
-Parts = tuple[Tensor, Tensor, Masks, Cut | None, Sequence[Tensor]]
-"""x and y of a window, its masks, how it is cut, and the masks between layers."""
+Parts = tuple[Tensor, Tensor, Masks, Cut | None, Given]
+"""x and y of a window, its masks, how it is cut, and what its recurrence would draw."""
 
 
 @final
@@ -115,7 +116,7 @@ class CapturedUpdate(WholeUpdate):
             return f"{type(training.optimizer).__name__} is not fused"
         if training.groups.exact:
             return f"lane_groups={training.groups.count} reads the lanes in several parts"
-        return _too_many_shapes(training)
+        return _too_many_kinds(training)
 
     @classmethod
     def of(cls, training: "Training") -> "CapturedUpdate":
@@ -218,17 +219,26 @@ class CapturedUpdate(WholeUpdate):
 
     def _tensors(self, reads: Sequence[Read]) -> list[Tensor]:
         """All that differs from one update to the next, as many for each window."""
-        inputs, dropout = [], self.model.shape.dropout.layers
-        with self.chance() if dropout else nullcontext():
+        inputs, draws = [], self.model.draws_globally
+        with self.chance() if draws else nullcontext():
             for x, y, masks, _, _, cut in reads:
                 inputs += [*self._windows(x, y), *self._flat(masks)]
                 if cut is not None and cut.xi is not None:
                     inputs.append(_beside(x, cut.xi))
-                if dropout:  # as the model would draw them
-                    drawn, gaps = Dropout(dropout, int(draw_seed())), range(len(self.held[0]) - 1)
-                    like = self.held[0][0].expand(x.shape[1], *self.held[0].shape[1:])
-                    inputs += [drawn.mask(like, layer, 0) for layer in gaps]
+                if draws:
+                    between, noise = self._drawn(x.shape[1])
+                    inputs += [*between, *noise]
         return inputs
+
+    def _drawn(self, steps: int) -> Given:
+        """What a call of so many steps would draw, as the model would draw it."""
+        seed, drop, rnn = int(draw_seed()), self.model.shape.dropout.layers, self.model.recurrence
+        state, layers = self.held[0][0], len(self.held[0])
+        like = state.expand(steps, *state.shape)
+        between = [Dropout(drop, seed).mask(like, i, 0) for i in range(layers - 1)] if drop else []
+        noise = named(rnn.running_cell).noise if rnn is not None and rnn.is_noisy else ()
+        step = Noise(noise, seed)
+        return Given(between, [step(state, i, 0, steps) for i in range(layers)] if noise else [])
 
     def _windows(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """x and y; or, where y is x one token on, both as one: one copy instead of two."""
@@ -249,8 +259,8 @@ class CapturedUpdate(WholeUpdate):
         each = len(inputs) // len(kinds)
         for i, kind in enumerate(kinds):
             before = over(torch.zeros_like, after) if kind.fresh else after
-            x, y, masks, cut, between = self._parts(kind, inputs[i * each : (i + 1) * each])
-            with given_masks(between) if between else nullcontext():
+            x, y, masks, cut, drawn = self._parts(kind, inputs[i * each : (i + 1) * each])
+            with drawn_before(drawn) if any(drawn) else nullcontext():
                 loss, after = self.loss(x, y, before, masks, cut)
                 # to be handed its 1, torch would load sympy, two seconds of work
                 (loss if kind.weight == 1 else loss * kind.weight).backward()
@@ -267,11 +277,12 @@ class CapturedUpdate(WholeUpdate):
         if self._joined:
             inputs = [inputs[0][:-1].T, inputs[0][1:].T, *inputs[1:]]
         x, y, *flat = inputs
-        gaps = len(self.held[0]) - 1 if self.model.shape.dropout.layers else 0
-        flat, between = flat[: len(flat) - gaps], flat[len(flat) - gaps :]
+        layers, drop = len(self.held[0]), self.model.shape.dropout
+        noise = [flat.pop() for _ in range(layers)] if drop.zoneout or drop.updates else []
+        between = [flat.pop() for _ in range(layers - 1)] if drop.layers else []
         xi = flat.pop() if kind.weighted else None
         cut = None if kind.scored is None else Cut(kind.scored, kind.advance, xi)
-        return x, y, self._masks(flat), cut, between
+        return x, y, self._masks(flat), cut, Given(between[::-1], noise[::-1])
 
     def _sum(self, nats: Tensor) -> Tensor:
         """Leave the gradient of all processes' lanes in `.grad`; their mean nats."""
@@ -323,18 +334,18 @@ class CapturedUpdate(WholeUpdate):
         )
 
 
-def _too_many_shapes(training: "Training") -> str | None:
+def _too_many_kinds(training: "Training") -> str | None:
     """Why updates that a graph could make one by one are of too many kinds; None: they are not."""
-    settings, dropout = training.settings, training.model.shape.dropout.layers
+    settings, draws = training.settings, training.model.draws_globally
     several = f"accumulate={settings.accumulate} reads several segments"
     if not settings.reading.carry_used.windows and settings.accumulate > 1:
         return f"{several}, and carry={settings.reading.carry} others every time"
-    if settings.reading.history and dropout:
-        return f"carry={settings.reading.carry} reads in two parts, each with masks between layers"
+    if settings.reading.history and draws:
+        return f"carry={settings.reading.carry} reads in two parts, each with noise of its own"
     if training.groups.divided and settings.accumulate > 1:
         return f"{several} of some lanes"
-    if training.groups.divided and dropout:
-        return "every group of lanes draws dropout between layers for itself"
+    if training.groups.divided and draws:
+        return "every group of lanes draws dropout between layers, and noise, for itself"
     return None
 
 

@@ -63,6 +63,8 @@ class NativeUpdate(WholeUpdate):
             return "some weights lie scattered in memory"
         if half and KERNEL.variant(HALF) is None:
             return "this processor has no bfloat16 products"
+        if model.shape.dropout.zoneout or model.shape.dropout.updates:
+            return "zoneout or recurrent dropout is drawn for each step"
         reading = training.settings.reading
         if not reading.carry_used.windows:
             return f"carry={reading.carry} reads segments of other shapes"
