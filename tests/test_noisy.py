@@ -15,6 +15,8 @@ from elman.gradients import Checkpointed, Chunked, Full, Sliding, Truncated, bac
 from elman.gradients.forward_accumulation import forward_accumulation
 from elman.language_model import Dropout
 from elman.recurrence.strand import Noise
+from elman.training import Training
+from elman.training.native_update import NativeUpdate
 
 ZONE, DROP = 0.3, 0.4
 
@@ -226,7 +228,8 @@ def test_a_language_model_trains_with_both_and_is_measured_without_noise(cell):
     ids = torch.randint(9, (2, 6))
     assert not torch.equal(model(ids)[0], model(ids)[0])
     assert model.draws_globally
-    assert "drawn for each step" in str(model.irregular())
+    training = Training(model, ids.flatten().repeat(99))
+    assert "drawn for each step" in str(NativeUpdate.refuses(training))
     model.eval()
     assert torch.equal(model(ids)[0], model(ids)[0])
     again = LanguageModel.from_config(model.config)

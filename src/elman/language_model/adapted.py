@@ -105,7 +105,9 @@ class Reader(Protocol):
         """The ids as the model shall read them: rows of a batch of `lanes`, from `first` on."""
         ...
 
-    def lent(self, xi: Tensor | None, memory: Memory | None) -> AbstractContextManager[None]:
+    def lent(
+        self, xi: Tensor | None, memory: Memory | None, until: Tensor | None = None
+    ) -> AbstractContextManager[None]:
         """Inside this block, step t hands ξ_t times its gradient back (None: 1)."""
         ...
 
@@ -207,8 +209,11 @@ class Adapted:
         return ids
 
     @contextmanager
-    def lent(self, xi: Tensor | None, memory: Memory | None) -> Iterator[None]:
+    def lent(
+        self, xi: Tensor | None, memory: Memory | None, until: Tensor | None = None
+    ) -> Iterator[None]:
         """Inside this block `states` weighs what each step hands back."""
+        assert until is None, "only an update of a LanguageModel has room to spare"
         self._xi = xi
         try:
             yield

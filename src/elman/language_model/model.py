@@ -461,8 +461,13 @@ class LanguageModel(nn.Module):
         return hears(self)
 
     @contextmanager
-    def lent(self, xi: Tensor | None, memory: Memory | None) -> Iterator[None]:
-        """Inside this block it carries by ξ (None: all) and keeps by `memory` (None: its own)."""
+    def lent(
+        self, xi: Tensor | None, memory: Memory | None, until: Tensor | None = None
+    ) -> Iterator[None]:
+        """Inside this block it carries by ξ (None: all) and keeps by `memory` (None: its own).
+
+        Rows end after as many steps as `until` says (None: with what they read).
+        """
         recurrence = self.recurrence
         if recurrence is None:
             yield
@@ -474,7 +479,8 @@ class LanguageModel(nn.Module):
             recurrence.carry = Given(tuple(xi.tolist())) if xi.is_cpu else InTensor(xi)
         recurrence.memory = memory or recurrence.memory
         try:
-            yield
+            with recurrence.ended_at(until):
+                yield
         finally:
             recurrence.carry, recurrence.memory = before
 

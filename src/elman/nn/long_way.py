@@ -6,7 +6,8 @@ or `recurrence.operator`, or what stands in for it in a compiled or exported gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -37,6 +38,9 @@ from elman.recurrence.ways import Outputs
 
 class LongWay(Parameters):
     """A module as any call finds it."""
+
+    _ends: Tensor | None = None
+    """Where the rows of a call end, if not where its input does."""
 
     # ------------------------------------------------------------------ the caller's layout
 
@@ -110,8 +114,24 @@ class LongWay(Parameters):
 
     # ------------------------------------------------------------------ the recurrence
 
+    @contextmanager
+    def ended_at(self, lengths: Tensor | None) -> Iterator[None]:
+        """Inside this block rows hold their state after so many steps (None: after all).
+
+        As packed rows do; but how long they are lies in a tensor, so that a CUDA graph can have
+        others at each replay. For carries that are not exact: those take the long way.
+        """
+        assert lengths is None or not self.carry.exact
+        before = self._ends
+        self.__dict__["_ends"] = lengths
+        try:
+            yield
+        finally:
+            self.__dict__["_ends"] = before
+
     def _recur(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Outputs:
         """The recurrence itself, everything time first."""
+        lengths = self._ends if lengths is None else lengths
         x = self._inputs(xs, state, lengths)
         if traced.listening():
             return traced.recurrence(self._recipe(), x.drawn(), self.training)

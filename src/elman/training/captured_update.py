@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from elman import kernels
 from elman.cells import named
 from elman.kernels.cuda.small import Judge, take_in
 from elman.language_model import LanguageModel, Masks, State
+from elman.language_model.loss import in_pieces
 from elman.language_model.masks import NO_MASKS
 from elman.language_model.nests import over
 from elman.recurrence.strand import Dropout, Given, Noise, draw_seed, drawn_before
@@ -38,24 +40,29 @@ MOST_GRAPHS = 256
 class Kind(NamedTuple):
     """All about a window that is not in its tensors: what a graph is captured for."""
 
-    steps: int
-    weight: float
+    steps: int  # it has room for
+    weight: float | None  # of its mean nats; None: a tensor says, where steps have a ξ
     fresh: bool
     scored: int | None  # None: a plain window
     advance: int
-    weighted: bool  # by ξ
 
     @classmethod
-    def of(cls, read: Read, first: bool) -> "Kind":
+    def of(cls, read: Read, first: bool, grain: int) -> "Kind":
         """Of a window of an update; before the first of them is whatever the update starts from."""
-        cut = read.cut or Cut(-1, -1)
-        scored = None if read.cut is None else cut.scored
-        fresh = read.fresh and not first
-        return cls(read.x.shape[1], read.weight, fresh, scored, cut.advance, cut.xi is not None)
+        steps, fresh, cut = read.x.shape[1], read.fresh and not first, read.cut
+        if cut is None:
+            return cls(steps, read.weight, fresh, None, steps)
+        if cut.xi is None:
+            return cls(steps, read.weight, fresh, cut.scored, cut.advance)
+        assert cut.scored == cut.advance == steps, "what is cut at random is read once"
+        room = -(-steps // grain) * grain
+        return cls(room, None, fresh, room, room)
 
 
-Parts = tuple[Tensor, Tensor, Masks, Cut | None, Given]
-"""x and y of a window, its masks, how it is cut, and what its recurrence would draw."""
+Parts = tuple[Tensor, Tensor, Masks, Cut | None, Given, float | Tensor]
+"""x and y of a window, its masks, how it is cut, what is drawn for it, and its weight."""
+NO_TARGET = -100
+"""In the place of a token: nothing is scored there."""
 
 
 @final
@@ -77,6 +84,7 @@ class CapturedUpdate(WholeUpdate):
         loss: Loss,
         *,
         segments: int = 1,
+        grain: int = 1,
         average: Average | None = None,
         groups: LaneGroups | None = None,
         chance: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -84,7 +92,7 @@ class CapturedUpdate(WholeUpdate):
     ) -> None:
         super().__init__(model, optimizer, clip, batch)
         like, self.loss, self.groups = model.bias_q, loss, groups
-        self.segments, self.chance = segments, chance
+        self.segments, self.grain, self.chance = segments, grain, chance
         self.rate = torch.zeros((), device=like.device)
         self.zero = torch.zeros_like(self.held[0][0, 0, 0])
         for group in optimizer.param_groups:
@@ -128,6 +136,7 @@ class CapturedUpdate(WholeUpdate):
             rows.stop - rows.start,
             training.read_window,
             segments=training.settings.accumulate,
+            grain=_grain(training),
             average=training.average,
             groups=together,
             chance=training.chance_of,
@@ -135,11 +144,11 @@ class CapturedUpdate(WholeUpdate):
 
     def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
         """Launches the update and returns; what it returns waits."""
-        inputs = self._tensors(reads)
+        kinds = tuple([Kind.of(read, i == 0, self.grain) for i, read in enumerate(reads)])
+        inputs = self._tensors(kinds, reads)
         if rate != self._rate:
             self._rate = rate
             self.rate.fill_(rate)
-        kinds = tuple([Kind.of(read, first=i == 0) for i, read in enumerate(reads)])
         if self.capture and kinds not in self._graphs:
             self._capture(kinds, inputs)
         return self._run(self._graphs.get(kinds) or functools.partial(self._update, kinds), inputs)
@@ -194,8 +203,8 @@ class CapturedUpdate(WholeUpdate):
 
     def look_back(self, read: Read) -> None:
         """Step by step: a graph's gradients lie where the next one's do."""
-        update = functools.partial(self._update, (Kind.of(read, first=True),))
-        self._run(update, self._tensors([read]))()
+        kinds = (Kind.of(read, True, self.grain),)
+        self._run(functools.partial(self._update, kinds), self._tensors(kinds, [read]))()
 
     def forgive(self) -> None:
         """Let updates change something again."""
@@ -217,16 +226,21 @@ class CapturedUpdate(WholeUpdate):
                 warnings.filterwarnings("ignore", message=".*capturable.*")
                 self._graphs[kinds] = Graphed(update, inputs, warm_up=0, pool=self._pool)
 
-    def _tensors(self, reads: Sequence[Read]) -> list[Tensor]:
+    def _tensors(self, kinds: Sequence[Kind], reads: Sequence[Read]) -> list[Tensor]:
         """All that differs from one update to the next, as many for each window."""
         inputs, draws = [], self.model.draws_globally
         with self.chance() if draws else nullcontext():
-            for x, y, masks, _, _, cut in reads:
-                inputs += [*self._windows(x, y), *self._flat(masks)]
+            for kind, (x, y, masks, _, weight, cut) in zip(kinds, reads, strict=True):
+                left = 0, kind.steps - x.shape[1]
+                if left[1]:
+                    x, y = pad(x, left), pad(y, left, value=NO_TARGET)
+                inputs += [x, y] if kind.weight is None else self._windows(x, y)
+                inputs += self._flat(masks)
                 if cut is not None and cut.xi is not None:
-                    inputs.append(_beside(x, cut.xi))
+                    numbers = cut.xi.new_tensor([len(cut.xi), weight])
+                    inputs.append(_beside(x, torch.cat([numbers, pad(cut.xi, left, value=1)])))
                 if draws:
-                    between, noise = self._drawn(x.shape[1])
+                    between, noise = self._drawn(kind.steps)
                     inputs += [*between, *noise]
         return inputs
 
@@ -259,11 +273,12 @@ class CapturedUpdate(WholeUpdate):
         each = len(inputs) // len(kinds)
         for i, kind in enumerate(kinds):
             before = over(torch.zeros_like, after) if kind.fresh else after
-            x, y, masks, cut, drawn = self._parts(kind, inputs[i * each : (i + 1) * each])
+            mine = self._parts(kind, inputs[i * each : (i + 1) * each])
+            x, y, masks, cut, drawn, weight = mine
             with drawn_before(drawn) if any(drawn) else nullcontext():
                 loss, after = self.loss(x, y, before, masks, cut)
                 # to be handed its 1, torch would load sympy, two seconds of work
-                (loss if kind.weight == 1 else loss * kind.weight).backward()
+                (loss if kind.weight == 1 else loss * weight).backward()
             losses.append(loss.detach())
             after = over(torch.detach, after)
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
@@ -274,15 +289,20 @@ class CapturedUpdate(WholeUpdate):
 
     def _parts(self, kind: Kind, inputs: Sequence[Tensor]) -> Parts:
         """What a window is made of again, as `_tensors` took it apart."""
-        if self._joined:
+        if self._joined and kind.weight is not None:
             inputs = [inputs[0][:-1].T, inputs[0][1:].T, *inputs[1:]]
         x, y, *flat = inputs
         layers, drop = len(self.held[0]), self.model.shape.dropout
         noise = [flat.pop() for _ in range(layers)] if drop.zoneout or drop.updates else []
         between = [flat.pop() for _ in range(layers - 1)] if drop.layers else []
-        xi = flat.pop() if kind.weighted else None
-        cut = None if kind.scored is None else Cut(kind.scored, kind.advance, xi)
-        return x, y, self._masks(flat), cut, Given(between[::-1], noise[::-1])
+        given, cut, weight = Given(between[::-1], noise[::-1]), None, kind.weight
+        if weight is None:
+            until, weight, xi = flat.pop().split([1, 1, kind.steps])
+            lengths, weight = until.long().expand(len(x)), weight[0].to(self.rate.dtype)
+            cut = Cut(kind.steps, kind.steps, xi, lengths)
+        elif kind.scored is not None:
+            cut = Cut(kind.scored, kind.advance)
+        return x, y, self._masks(flat), cut, given, weight
 
     def _sum(self, nats: Tensor) -> Tensor:
         """Leave the gradient of all processes' lanes in `.grad`; their mean nats."""
@@ -347,6 +367,14 @@ def _too_many_kinds(training: "Training") -> str | None:
     if training.groups.divided and draws:
         return "every group of lanes draws dropout between layers, and noise, for itself"
     return None
+
+
+def _grain(training: "Training") -> int:
+    """Segments of random lengths have room for a multiple of this: few kinds, little left empty."""
+    reading = training.settings.reading
+    window, tokens = reading.window, training.model.shape.vocab_size
+    whole = not in_pieces(8 * reading.batch_size * window, tokens)  # pieces score every place
+    return max(1, window // 8) if whole else 1
 
 
 def _beside(x: Tensor, numbers: Tensor) -> Tensor:

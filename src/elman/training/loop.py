@@ -547,7 +547,7 @@ class Training:
         self, x: Tensor, y: Tensor, state: State, masks: Masks, cut: Cut
     ) -> tuple[Tensor, State]:
         """The mean nats of a segment's newest steps, and the state where the next one starts."""
-        with self.cast(), self.lent(cut.xi):
+        with self.cast(), self.lent(cut.xi, cut.until):
             hs, after = piecewise.states_of(self, x, state, masks, cut.advance)
             newest = hs[len(hs) - cut.scored :], y[:, -cut.scored :].T
             return self.reader.mean_nats(*newest, masks), after
@@ -561,9 +561,11 @@ class Training:
         """Whether products are taken in bfloat16."""
         return self.settings.precision == "bfloat16"
 
-    def lent(self, xi: Tensor | None = None) -> AbstractContextManager[None]:
+    def lent(
+        self, xi: Tensor | None = None, until: Tensor | None = None
+    ) -> AbstractContextManager[None]:
         """Inside this block the model carries by ξ (None: all) and keeps what the reading says."""
-        return self.reader.lent(xi, self.settings.reading.memory_used)
+        return self.reader.lent(xi, self.settings.reading.memory_used, until)
 
     # ------------------------------------------------------------------ chance
 

@@ -55,6 +55,8 @@ class NativeUpdate(WholeUpdate):
             return f"the model is on {weight.device.type}"
         if weight.dtype not in dtypes:
             return f"the weights are {weight.dtype}"
+        if model.shape.dropout.zoneout or model.shape.dropout.updates:
+            return "zoneout or recurrent dropout is drawn for each step"
         ids = torch.zeros(1, 1, dtype=torch.int64, device=weight.device)
         explanation = kernels.explain(model.recurrence, ids)
         if explanation.runs != KERNEL.name:
@@ -63,8 +65,6 @@ class NativeUpdate(WholeUpdate):
             return "some weights lie scattered in memory"
         if half and KERNEL.variant(HALF) is None:
             return "this processor has no bfloat16 products"
-        if model.shape.dropout.zoneout or model.shape.dropout.updates:
-            return "zoneout or recurrent dropout is drawn for each step"
         reading = training.settings.reading
         if not reading.carry_used.windows:
             return f"carry={reading.carry} reads segments of other shapes"

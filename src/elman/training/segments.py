@@ -230,6 +230,7 @@ class Cut(NamedTuple):
     scored: int
     advance: int
     xi: Tensor | None = None
+    until: Tensor | None = None  # where each row ends, if not where x does
 
 
 class Segment(NamedTuple):
