@@ -39,6 +39,8 @@ def test_a_damaged_compressor_is_not_used_and_the_wait_is_announced(tmp_path):
     if (library := built.path(home / "compression", compressor.NAME)) is None:
         pytest.skip("it was not built")
     library.write_bytes(b"of another machine")
+    primer = home / "compression" / "primer.py"  # read first, at that speed
+    primer.write_text('PRIMER = b"a short page"\n')
     (tmp_path / "text").write_bytes(b"a")
     words = [sys.executable, "-m", "elman", "compress", str(tmp_path / "text"), "--level", "fast"]
     env = os.environ | {"PYTHONPATH": str(tmp_path / "src")}

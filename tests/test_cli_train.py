@@ -16,7 +16,7 @@ from elman import generation
 from elman.cli import run
 from elman.errors import WorkFailed
 from elman.reports import report
-from elman.runs import Run, checkpoints, options_of, presets
+from elman.runs import Run, checkpoints, log, options_of, presets
 from elman.training import Change, Epoch, Settings, Training
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
@@ -73,6 +73,14 @@ def test_a_run_is_trained_scored_named_and_gets_a_report(text, tmp_path, capsys)
     assert "--learning-rate 0.01" in said.err, "what the preset expands to is printed"
     assert (tmp_path / "run" / "report.html").exists()
     assert "sample" in {r["kind"] for r in Run.open(tmp_path / "run").metrics()}
+
+
+@pytest.mark.parametrize("more", [(), ("--validation", "0"), ("--weights", "last")], ids=str)
+def test_the_record_is_read_once_and_for_the_report_alone(more, text, tmp_path, monkeypatch):
+    read, all_of = [], log.records
+    monkeypatch.setattr(log, "records", lambda folder: read.append(folder) or all_of(folder))
+    assert train(text, tmp_path / "run", *more) == 0
+    assert read == [tmp_path / "run"]
 
 
 def test_json_is_one_object_per_line(text, tmp_path, capsys):

@@ -15,9 +15,11 @@ from safetensors.torch import save_file
 
 from elman import metrics, runs
 from elman.errors import MissingSource, UserError, WorkFailed
+from elman.files import checked_line
 from elman.runs import Config, Run, checkpoints, presets
 from elman.text import prepared
-from elman.training import Update, Validation
+from elman.training import Result, Sample, Update, Validation
+from elman.training.records import KINDS
 
 TEXT = "the time traveller for so it will be convenient to speak of him " * 12
 
@@ -475,6 +477,30 @@ def test_a_folder_with_other_things_is_never_overwritten(trained, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="no folder"):
         Run.create(tmp_path / "file", trained.config, trained.vocab, force=True)
+
+
+# ---------------------------------------------------------------------- the end of the record
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_latest_record_of_a_kind_is_the_last_one_that_there_is(kind, trained):
+    of_the_kind = [record for record in trained.records() if type(record) is kind]
+    assert trained.latest(kind) == (of_the_kind[-1] if of_the_kind else None)
+
+
+def test_a_record_that_has_the_name_of_a_kind_in_it_is_not_of_that_kind(trained):
+    last, path = trained.latest(Result), trained.path / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write(checked_line(json.dumps(Sample(9, "result").json())))
+    assert trained.latest(Result) == last
+    assert trained.latest(Sample) == Sample(9, "result")
+
+
+def test_a_latest_record_that_is_damaged_is_refused(trained):
+    path = trained.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"result", "step": ', b'"result", "step": 1'))
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged at line \d+"):
+        trained.latest(Result)
 
 
 # ---------------------------------------------------------------------- numbers that come late

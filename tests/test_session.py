@@ -27,6 +27,7 @@ from elman.training import (
     Update,
     Validation,
     interrupts,
+    pending,
 )
 from elman.training.records import KINDS, from_json
 from elman.training.segments import one_pass
@@ -139,7 +140,7 @@ def test_a_notebook_that_is_interrupted_anywhere_goes_on_to_the_same_bits(
 
     for owner, name in (
         (Training, "_advance"),
-        (Training, "_told"),
+        (pending, "update_record"),
         (Training, "validate"),
         (Run, "save_best"),
         (Run, "save_state"),

@@ -220,6 +220,7 @@ def test_segments_of_any_shape_in_one_go_are_those_in_pieces(shape, reading, gra
     monkeypatch.setenv("ELMAN_KERNELS", "reference")  # native code scores every place
     more = {"reading": Reading(batch_size=6, window=11, **reading), "epochs": 3}
     pieces, whole = in_pieces(training(shape, **more)), in_one_go(training(shape, **more))
+    assert isinstance(whole._choice.update, CapturedUpdate)
     whole._choice.update.grain = grain
     first, second = told(pieces.records()), told(whole.records())
     assert len(first) > 9

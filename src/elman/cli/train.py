@@ -449,7 +449,7 @@ def _not_the_best(session: "Session") -> str:
 def _last_pass(run: "Run") -> str:
     from elman.training import Epoch
 
-    passes = [record for record in run.records() if isinstance(record, Epoch)]
-    if not passes:  # of a finished run whose metrics.jsonl is gone
+    last = run.latest(Epoch)
+    if last is None:  # of a finished run whose metrics.jsonl is gone
         return "no record says how well it learned"
-    return f"training perplexity {passes[-1].perplexity:.3f} in pass {passes[-1].epoch}"
+    return f"training perplexity {last.perplexity:.3f} in pass {last.epoch}"

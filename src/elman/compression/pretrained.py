@@ -44,15 +44,17 @@ def network_of(path: Path | str) -> tuple[Weights, int]:
 
 def _bytes(vocab: Vocab, path: Path) -> dict[int, int]:
     """The id of every byte that the vocabulary knows."""
-    if vocab.level == "byte":
-        return {byte: byte for byte in range(256)}
-    if vocab.level != "char":
-        raise UserError(
-            f"{path} reads {vocab.level_used.units}, which are not bytes",
-            hint="train a run with --level byte, which reads anything, or with --level char",
-        )
-    known = ((t, i) for i, t in enumerate(vocab.idx_to_token) if i != vocab.unk)
-    return {ord(token): i for token, i in known if token.isascii()}
+    found = {}
+    for i, token in enumerate(vocab.idx_to_token):
+        code = vocab.level_used.code(token)
+        if code is None:
+            raise UserError(
+                f"{path} reads {vocab.level_used.units}, which are not bytes",
+                hint="train a run with --level byte, which reads anything, or with --level char",
+            )
+        if len(code) == 1:
+            found[code[0]] = i
+    return found
 
 
 @usual()

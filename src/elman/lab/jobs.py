@@ -195,18 +195,23 @@ class Jobs:
 
     def status(self, id: str) -> dict[str, Any]:
         """What a training does now; of one whose process is gone, that it has stopped."""
-        status = read_json(self.shelf.jobs / id / "status.json") if _is_name(id) else {}
+        status = self._said(id)
         if (not status or self._is_gone(id, status)) and id not in self.shelf.runs():
             raise NotHere(f"there is no run {id!r} here", hint="it may have been moved or deleted")
         status = status or {"state": "stopped"}
-        if status["state"] in ALIVE and not self._is_alive(id):
-            status = {"state": "stopped", "message": "its process is gone; it can go on"}
+        if status["state"] in ALIVE and not self._is_alive(id, status):
+            status = self._said(id)  # its last words come before it lets go of its job
+            if status.get("state", ALIVE[0]) in ALIVE:
+                status = {"state": "stopped", "message": "its process is gone; it can go on"}
         if status["state"] in (*ALIVE, "queued"):
             return status
         path = self.shelf.root / id
         if is_held(path):  # by a process that nobody here has started
             return {"state": "elsewhere", **holder(path)}
         return {"state": "ended"} if _has_ended(path) else status
+
+    def _said(self, id: str) -> dict[str, Any]:
+        return read_json(self.shelf.jobs / id / "status.json") if _is_name(id) else {}
 
     def _state(self, id: str) -> str:
         try:
@@ -228,8 +233,11 @@ class Jobs:
         begun = begun and "process" in status  # else it was stopped while it waited
         return begun and not (self.shelf.root / id).exists()
 
-    def _is_alive(self, id: str) -> bool:
-        return is_held(self.shelf.jobs / id) or self._begins(id)
+    def _is_alive(self, id: str, status: dict[str, Any]) -> bool:
+        """Whether a process holds its job, as it does before it says more than that it starts."""
+        if is_held(self.shelf.jobs / id):
+            return True
+        return status["state"] == "starting" and self._begins(id)
 
     def _begins(self, id: str) -> bool:
         """Whether it was started a moment ago, and may hold its job in another."""
@@ -243,7 +251,7 @@ class Jobs:
         """Queue again what a server that was killed had only begun to start."""
         for id in self.asked():
             status = read_json(self.shelf.jobs / id / "status.json")
-            if status.get("state") == "starting" and not self._is_alive(id):
+            if status.get("state") == "starting" and not self._is_alive(id, status):
                 say(self.shelf.jobs / id, "queued")
 
     def tend(self) -> None:

@@ -41,20 +41,19 @@ def _held_out(data: Data) -> str:
 
 def _unscored(run: "Run") -> str:
     """What can be said without a held-out score: the training is over, or not yet."""
-    passes = [record for record in run.records() if isinstance(record, Epoch)]
-    if not passes or passes[-1].epoch < run.config.training.epochs or run.config.data.holds_out:
+    last = run.latest(Epoch)
+    if last is None or last.epoch < run.config.training.epochs or run.config.data.holds_out:
         return "Not finished yet: there is no held-out score."
     return (
-        f"Nothing was held out. Perplexity of the training text in the last of {passes[-1].epoch} "
-        f"passes: {passes[-1].perplexity:.3f}."
+        f"Nothing was held out. Perplexity of the training text in the last of {last.epoch} "
+        f"passes: {last.perplexity:.3f}."
     )
 
 
 def _score(run: "Run") -> str:
-    results = [record for record in run.records() if isinstance(record, Result)]
-    if not results:
+    result = run.latest(Result)
+    if result is None:
         return _unscored(run)
-    result = results[-1]
     return (
         f"Held-out text ({result.part}), {result.tokens:,} tokens, {run.config.shown.weights} "
         "weights: "

@@ -34,7 +34,6 @@ from elman.files import (
     atomic,
     check_new_folder,
     has_seal,
-    line_holds,
     read_bytes,
     seal_holds,
     write_sealed,
@@ -44,7 +43,7 @@ from elman.folders import replaced
 from elman.folders.lock import NAME as LOCK
 from elman.folders.lock import Lock
 from elman.language_model import LanguageModel
-from elman.runs import checkpoints, presets
+from elman.runs import checkpoints, log, presets
 from elman.runs.card import model_card
 from elman.runs.config import Config, fresh_model, options_of
 from elman.runs.shown import WEIGHTS
@@ -52,7 +51,6 @@ from elman.text import prepared
 from elman.text.prepared import Splits
 from elman.text.vocab import Vocab
 from elman.training import Record, Training
-from elman.training.records import from_json
 
 FILES = (
     "config.json",
@@ -321,24 +319,11 @@ class Run:
 
         A last line that a crash cut short is left out.
         """
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        records, checked = [], False  # lines of older versions have no checksum
-        lines = read_bytes(path).split(b"\n")
-        for number, line in enumerate(lines[:-1], start=1):
-            holds = line_holds(line)
-            try:
-                if holds is False or (checked and holds is None):
-                    raise ValueError("it is not as it was written")
-                records.append(from_json(strict_json.loads(line)))
-            except ValueError as problem:
-                raise UserError(
-                    f"{path} is damaged at line {number}: {problem}",
-                    hint="restore it from a copy; only figures and reports read it",
-                ) from problem
-            checked = checked or holds is not None
-        return records
+        return log.records(self.path)
+
+    def latest(self, kind: type[log.R]) -> log.R | None:
+        """The last record of one kind, found without reading all; None: there is none."""
+        return log.latest(self.path, kind)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every record so far, by the names of its numbers."""
@@ -393,25 +378,12 @@ class Run:
                     hint="the two come from different runs",
                 ) from problem
         if self.writes:
-            self._shorten_metrics(length)
+            self.forgotten = log.shorten(self.path, length)
             for draft in self.path.glob(".*.partial"):  # what a crash left half written
                 draft.unlink()
         if any(training.processes.agree(self.forgotten)):
             self.save_state(training, 0)  # before a new record is begun, which is shorter
         return options if self.writes else None
-
-    def _shorten_metrics(self, length: int) -> None:
-        """Put metrics.jsonl back to so many bytes; one that is gone begins again."""
-        path = self.path / "metrics.jsonl"
-        self.forgotten = length > 0 and not path.exists()
-        size = length if self.forgotten else path.stat().st_size if path.exists() else 0
-        if size < length:
-            raise UserError(
-                f"{path} has {size} bytes, fewer than the {length} it had at the last checkpoint",
-                hint="restore it from a copy, or delete it: the training needs nothing of it",
-            )
-        if size > length:
-            os.truncate(path, length)
 
 
 # ---------------------------------------------------------------------- small helpers

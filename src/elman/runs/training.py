@@ -1,24 +1,18 @@
 """Training in a run folder: every record kept, checkpoints in time, the result at the end."""
 
 import math
-import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, final
 
-from elman import strict_json
-from elman.files import checked_line, write_text
+from elman.files import write_text
 from elman.runs.card import model_card
 from elman.runs.folder import Run
+from elman.runs.log import Log, writing
 from elman.scoring import metrics
 from elman.training import Record, Result, Training, Validation
 from elman.training.interrupts import whole
-
-LATE = 0.5
-"""Seconds after which the numbers of a record are waited for."""
 
 
 def train(
@@ -50,7 +44,7 @@ def _records(
     remarks: Callable[[Record], Iterable[Record]],
 ) -> Generator[Record, None, None]:
     saved_at, agree, stopped = time.monotonic(), training.processes.agree, False
-    with run.owned(), _given_up_if_it_fails(run), _log(run) as log:
+    with run.owned(), _given_up_if_it_fails(run), writing(run.path, run.writes) as log:
         for record in training.records():
             told = [record, *(remarks(record) if run.writes else ())]
             log.append(*told)
@@ -76,7 +70,7 @@ def _records(
 
 def tell(run: Run, training: Training, record: Record) -> None:
     """Add a record between two others, with a checkpoint that has it."""
-    with run.owned(), _log(run) as log:
+    with run.owned(), writing(run.path, run.writes) as log:
         log.append(record)
         _checkpoint(run, training, log, better=False)
 
@@ -91,58 +85,10 @@ def conclude(run: Run, training: Training) -> Result | None:
     with run.owned():
         result = _result(run, training)
         if result is not None:
-            with _log(run) as log:
+            with writing(run.path, run.writes) as log:
                 log.append(result)
         write_text(run.path / "README.md", model_card(run))
     return result
-
-
-@final
-class _Log:
-    """metrics.jsonl, in which records stand in their order, each once its numbers are known.
-
-    A GPU may still be working on them, and to wait for each would take it longer than a small
-    update does: they are told of up to `LATE` seconds later, and before a checkpoint.
-    """
-
-    def __init__(self, file: IO[bytes], lasts: bool) -> None:
-        self.file, self.lasts = file, lasts
-        self.waiting: deque[tuple[float, Record]] = deque()
-
-    def append(self, *records: Record) -> None:
-        now = time.monotonic()
-        self.waiting += [(now, record) for record in records]
-        self._write(lambda since, record: record.is_known or now - since > LATE)
-
-    def write_known(self) -> None:
-        """Of a failed training, too: nobody will ever know more of the records that are left."""
-        self._write(lambda since, record: record.is_known)
-
-    def write_all(self) -> int:
-        """Wait for every record, and for the disk; the bytes that the file has then."""
-        self._write(lambda since, record: True)
-        if self.lasts:
-            os.fsync(self.file.fileno())
-        return self.file.tell()
-
-    def _write(self, may: Callable[[float, Record], bool]) -> None:
-        """The first records, as long as they may be written."""
-        before = len(self.waiting)
-        while self.waiting and may(*self.waiting[0]):
-            _, record = self.waiting.popleft()
-            self.file.write(checked_line(strict_json.dumps(record.json(), ascii_only=False)))
-        if len(self.waiting) < before:
-            self.file.flush()
-
-
-@contextmanager
-def _log(run: Run) -> Iterator[_Log]:
-    with open(run.path / "metrics.jsonl" if run.writes else os.devnull, "ab") as file:
-        log = _Log(file, lasts=run.writes)
-        try:
-            yield log
-        finally:
-            log.write_known()
 
 
 @contextmanager
@@ -175,7 +121,7 @@ def _step_of(run: Run, training: Training) -> int:
     return training.best_step if chosen else training.step
 
 
-def _checkpoint(run: Run, training: Training, log: _Log, better: bool) -> None:
+def _checkpoint(run: Run, training: Training, log: Log, better: bool) -> None:
     length = log.write_all()
     run.restore()
     if better or math.isinf(training.best):  # never validated: the latest weights are the best

@@ -181,18 +181,16 @@ def stretch(p: Floats) -> Floats:
 
 def _code(vocab: Vocab, i: int) -> bytes:
     """A token's bytes: a character's in UTF-8; three that are no text for what is special."""
-    if vocab.level == "byte":
-        return bytes([i])
-    if vocab.level != "char":
+    code = vocab.level_used.code(vocab.idx_to_token[i])
+    if code is None:
         raise UserError(
             f"{vocab.level_used.unit}s are not mixed bit by bit: one may be the beginning of "
             "another",
             hint="a run of --level char or byte; or mix with kneser-ney:3",
         )
-    special = 1 + len(vocab.reserved_tokens)
-    if i < special:
+    if vocab.unk is not None and i <= len(vocab.reserved_tokens):
         return SPECIAL + i.to_bytes(2, "big")
-    return vocab.idx_to_token[i].encode("utf-8", "surrogatepass")
+    return code
 
 
 def _path(code: bytes, ordered: list[bytes]) -> Ints:

@@ -1,10 +1,34 @@
-"""Where a loss that is no longer a number began."""
+"""Where a loss that is no longer a number began, and what to try instead."""
+
+import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from elman.errors import Diverged
 from elman.language_model import Masks, Reader, State
 from elman.training.state import CarriedState
+
+if TYPE_CHECKING:
+    from elman.training.loop import Training
+
+
+def diverged(training: "Training", nats: float, norm: float) -> Diverged:
+    """What to raise of an update whose loss or ‖g‖ is not finite, with what to try."""
+    what = f"the loss became {nats}" if not math.isfinite(nats) else f"‖gradient‖ became {norm}"
+    optimisation = training.settings.optimisation
+    tries = [f"a smaller learning rate than {optimisation.learning_rate:g}"]
+    if optimisation.clip is None or optimisation.clip > 1:
+        tries.append("clipping to norm 1")
+    if training.half:
+        tries.append("float32 instead of bfloat16")
+    with training.cast():
+        origin = first_broken_tensor(training.model, training.reader, *training.latest[:3])
+    return Diverged(
+        f"{what} at step {training.step + 1}; it began in {origin}",
+        hint="try " + " or ".join(tries),
+    )
 
 
 @torch.no_grad()

@@ -5,10 +5,11 @@
 `step` is always the number of updates made so far.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self, cast, get_args
+from typing import Any, ClassVar, NamedTuple, Self, cast, get_args
 
 from elman.errors import UserError
 
@@ -21,7 +22,7 @@ class Record:
 
     def json(self) -> dict[str, Any]:
         """The record as it stands in metrics.jsonl."""
-        names = [f.name for f in fields(cast(Any, self))]
+        names = [place.name for place in _places(type(self))]
         return {"kind": self.kind} | {name: getattr(self, name) for name in names}
 
     @classmethod
@@ -169,7 +170,7 @@ def from_json(values: Any) -> Record:
     """
     try:
         kind: Any = KINDS[values["kind"]]
-        return kind(**{f.name: _value(f, values) for f in fields(kind)})
+        return kind(**{place.name: place.value(values) for place in _places(kind)})
     except (KeyError, TypeError) as problem:
         raise UserError(
             f"{str(values)[:200]} is not a record of a training: {problem!r}",
@@ -177,19 +178,39 @@ def from_json(values: Any) -> Record:
         ) from problem
 
 
-def _value(field: Any, values: dict[str, Any]) -> Any:
-    """The value of one field, of its type; an older elman's record may leave out what can be None
-    or has a default."""
-    optional = type(None) in get_args(field.type)
-    if field.name not in values and (optional or field.default is not MISSING):
-        return None if field.default is MISSING else field.default
-    value = values[field.name]
-    if value is None and (optional or field.type is float):
-        return None if optional else math.nan
-    kinds = TYPES.get(get_args(field.type)[0] if optional else field.type, ())
-    if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-        raise TypeError(f"{field.name} is {str(value)[:40]!r}")
-    return value
+class _Place(NamedTuple):
+    """A field of a record, as JSON has it."""
+
+    name: str
+    types: tuple[type, ...]  # that a value may have; (): any
+    optional: bool
+    is_float: bool
+    default: Any
+
+    def value(self, values: dict[str, Any]) -> Any:
+        """An older elman's record may leave out what can be None or has a default."""
+        if self.name not in values and (self.optional or self.default is not MISSING):
+            return None if self.default is MISSING else self.default
+        value = values[self.name]
+        if type(value) in self.types:
+            return value
+        if value is None and (self.optional or self.is_float):
+            return None if self.optional else math.nan
+        odd_bool = isinstance(value, bool) and bool not in self.types
+        if self.types and (odd_bool or not isinstance(value, self.types)):
+            raise TypeError(f"{self.name} is {str(value)[:40]!r}")
+        return value
+
+
+@functools.cache
+def _places(kind: type[Record]) -> list[_Place]:
+    """The fields of a kind of record: a run has many records, and asks of each."""
+    places = []
+    for field in fields(cast(Any, kind)):
+        optional = type(None) in get_args(field.type)
+        types = TYPES.get(get_args(field.type)[0] if optional else field.type, ())
+        places.append(_Place(field.name, types, optional, field.type is float, field.default))
+    return places
 
 
 TYPES = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}

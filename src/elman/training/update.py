@@ -18,7 +18,11 @@ and says why the others do not: `elman.kernels.explain(training)`.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elman.kernels import Explanation
+import torch
+
+from elman.kernels import Explanation, allows, explain
+from elman.kernels.cpu import KERNEL
+from elman.language_model.masks import NO_MASKS
 from elman.training.captured_update import CapturedUpdate
 from elman.training.native_update import NativeUpdate
 from elman.training.whole_update import WholeUpdate
@@ -67,3 +71,22 @@ def _differs(training: "Training") -> str | None:
     if reading.memory:
         return "a memory budget has states computed again"
     return training.reader.irregular()
+
+
+def engine(training: "Training", update: Explanation) -> str:
+    """All that computes an update of this training, in one line, and why nothing faster does."""
+    reasons = dict.fromkeys(r for r in update.reasons.values() if "the model is on" not in r)
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    output = "native" if KERNEL.library is not None and allows(KERNEL.name) else "plain"
+    where = f"{output} output, {training.device.type}, torch {torch.__version__}"
+    return f"{update.runs} updates{why}, {_kernel(training)}, {where}"
+
+
+def _kernel(training: "Training") -> str:
+    if training.reader.recurrence is None:
+        return "no kernel of elman's"
+    rows = training.settings.reading.batch_size
+    ids = torch.zeros(1, rows, dtype=torch.int64, device=training.device)
+    with torch.no_grad(), training.cast():
+        xs = training.model.inputs(ids, NO_MASKS)
+        return f"{explain(training.reader.recurrence, xs).runs} kernel"

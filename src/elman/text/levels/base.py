@@ -129,6 +129,11 @@ class Level(abc.ABC):
             f"a {self.name} vocabulary has no bytes", hint='use decode(ids).encode("utf-8")'
         )
 
+    def code(self, token: Any) -> bytes | None:
+        """The bytes of a token, where no token's begin another's; None: they may."""
+        del token
+        return None
+
     def open_end(self, text: str) -> str:
         """A text that is to be continued, without the space that its continuation brings along."""
         return text

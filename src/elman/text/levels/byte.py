@@ -70,6 +70,9 @@ class Bytes(Level):
     def decode_bytes(self, ids: NDArray[Any]) -> bytes:
         return ids.astype(np.uint8).tobytes()
 
+    def code(self, token: Any) -> bytes:
+        return bytes([token])
+
     @property
     def line_end(self) -> Any:
         return ord("\n")

@@ -49,6 +49,9 @@ class Characters(Level):
             return "".join(map(tokens.__getitem__, ids.tolist()))
         return codes.tobytes().decode("utf-32-le", "surrogatepass")
 
+    def code(self, token: Any) -> bytes:
+        return token.encode("utf-8", "surrogatepass")
+
     def characters(self, cut: str, before: Any = None) -> int:
         return len(cut)
 
