@@ -37,6 +37,7 @@ HIGHEST = 100
 
 
 def ngram(
+    context: typer.Context,
     source: Source = "python-reference",
     order: Annotated[
         str, typer.Option(help="How many tokens make an n-gram; 1-8 fits each of them")
@@ -90,6 +91,7 @@ def ngram(
     orders = _orders(order)
     _check_written(source, order, orders, arpa, out, generate)
     data = data_of(
+        context,
         "char",
         source=source,
         level=level,
