@@ -168,6 +168,14 @@ CALLS = {
     "a chain of nothing": (lambda: MarkovChain(np.zeros((0, 0))), r"table of shape \(0, 0\)"),
     "tokens in quotes": (lambda: MarkovChain(np.eye(2), [1, 0], vocab="ab"), "must be a Vocab"),
     "one token": (lambda: statistics.frequencies(["a"], 2), "a text of 1 token has no run of 2"),
+    "imaginary numbers": (
+        lambda: forecasting.SeriesForecaster("last").fit(np.ones(30) * 1j),
+        "must hold numbers: these are complex",
+    ),
+    "too little to read": (
+        lambda: forecasting.Linear(tau=3).fit(np.arange(30.0)).predict(np.arange(2.0), 1),
+        "the series has 2; a longer series",
+    ),
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
 from elman.errors import UserError
 from elman.forecasting import ensemble, experiment, output
@@ -254,8 +255,12 @@ class SeriesForecaster:
             return [data]
         if isinstance(data, list) and data and isinstance(data[0], Series):
             return data
+        if isinstance(data, Tensor):
+            data = data.detach().cpu().double().numpy()
         if isinstance(data, np.ndarray | list | tuple):
             try:
+                if np.iscomplexobj(data):
+                    raise TypeError("these are complex")
                 values = np.asarray(data, dtype=np.float64)
             except (TypeError, ValueError) as wrong:
                 raise UserError(
