@@ -47,7 +47,9 @@ class Window(nn.Module):
         if before is None:
             before = ids.new_full((ids.shape[0], self.context), self.start)
         read = torch.cat([before, ids], dim=1)
-        windows = read[:, 1:].unfold(1, self.context, 1).transpose(0, 1)  # (T, B, context)
+        steps = ids.shape[1]  # not `unfold`, which ONNX has for one length only
+        columns = [read[:, k : k + steps] for k in range(1, self.context + 1)]
+        windows = torch.stack(columns, 2).transpose(0, 1)  # (T, B, context)
         h = torch.tanh(self._sum(windows, embedding, mask) + self.bias_h)
         for layer in self.deeper:
             h = torch.tanh(layer(h))
