@@ -41,9 +41,8 @@ class Window(nn.Module):
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """(time, batch, hidden), and the last `context` ids, (batch, context)."""
-        if ids.shape[1] == 0:
-            raise Misfit(f"ids have shape {tuple(ids.shape)}: no time steps")
-        self._check(ids, before)
+        if not torch.jit.is_tracing():  # which would hold on to the sizes of its example
+            self._check(ids, before)
         if before is None:
             before = ids.new_full((ids.shape[0], self.context), self.start)
         read = torch.cat([before, ids], dim=1)
@@ -56,7 +55,9 @@ class Window(nn.Module):
         return h, read[:, read.shape[1] - self.context :]
 
     def _check(self, ids: Tensor, before: Tensor | None) -> None:
-        """The state of this model is the last ids that it read."""
+        """Some time steps; and the state of this model is the last ids that it read."""
+        if ids.shape[1] == 0:
+            raise Misfit(f"ids have shape {tuple(ids.shape)}: no time steps")
         right = (ids.shape[0], self.context)
         zero = "leave it out to begin before the text"
         if before is not None and not isinstance(before, Tensor):
