@@ -102,7 +102,7 @@ def forecast(
 
 READ = (
     "source", "column", "time", "group", "known", "past", "static", "fill", "missing",
-    "date_format", "timezone", "season", "threads",
+    "date_format", "timezone", "threads",
 )  # fmt: skip
 """Options that say how a table is read."""
 
