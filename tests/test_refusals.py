@@ -176,6 +176,7 @@ CALLS = {
         lambda: forecasting.Linear(tau=3).fit(np.arange(30.0)).predict(np.arange(2.0), 1),
         "the series has 2; a longer series",
     ),
+    "one step": (lambda: forecasting.SeriesForecaster("last").fit([1]), "has 1 step: too few"),
 }
 
 
