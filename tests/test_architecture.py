@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import elman
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "elman"
 
@@ -226,3 +228,9 @@ def test_short_names_are_the_modules_themselves():
         assert module.__name__ == module.__spec__.name == f"elman.{home}.{short}"
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("elman.corpora")
+
+
+def test_a_star_gives_the_public_names():
+    given: dict[str, object] = {}
+    exec("from elman import *", given)
+    assert set(given) - {"__builtins__"} == set(elman._PUBLIC)

@@ -67,6 +67,8 @@ def test_a_saved_forecaster_continues_from_new_data_and_asks_for_nothing_it_know
     other = table(tmp_path, "day,visitors\n2024-01-01,1\n2024-01-02,2\n", "other.csv")
     assert run(["forecast", other, "--run", str(folder)]) == 2
     assert "fitted on sold" in capsys.readouterr().err
+    assert run(["forecast", new, "--run", str(folder), "--season", "3"]) == 2
+    assert "--season means nothing with --run" in capsys.readouterr().err
 
 
 def test_table_windows_and_figure_for_a_person(capsys, tmp_path):

@@ -183,13 +183,15 @@ def test_sliding_reads_a_window_again_unless_said_otherwise():
     assert presets.expand("quick", {})["history"] == 0
 
 
-def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch):
+def test_a_piped_text_can_be_resumed(tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     assert train("-", out) == 0
     assert run(["train", "--resume", str(out), "--epochs", "3"]) == 0
     assert Run.open(out).metrics()[-2]["kind"] in ("validation", "sample")
     assert Run.open(out).config.training.epochs == 3
+    assert run(["train", "-", "--resume", str(out), "--epochs", "4"]) == 2
+    assert "keeps the text that it read from stdin, and does not read" in capsys.readouterr().err
 
 
 REFUSED = {

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 
 import pytest
 
@@ -141,3 +142,20 @@ def test_statistics_refuse_what_cannot_be(capsys, book):
     assert "zipf.svg" in capsys.readouterr().err
     assert run(["statistics", "no-such-book"]) == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_a_prepared_text_is_counted_as_it_was_prepared(capsys, book, tmp_path):
+    folder = str(tmp_path / "prepared")
+    cut = ["--lower", "--clean", "none", "--validation", "0.2", "--test", "0.1"]
+    assert run(["prepare", book, "--out", folder, *cut]) == 0
+    capsys.readouterr()
+    assert ask(capsys, "statistics", folder)["tokens"] == len(TEXT)
+    fitted = ask(capsys, "ngram", folder, "--order", "2")
+    assert fitted["train_tokens"] == pytest.approx(0.7 * len(TEXT), rel=0.03)
+    [row] = fitted["models"]  # of the test part, as `elman evaluate` reports it
+    assert row["tokens"] == pytest.approx(0.1 * len(TEXT), rel=0.03)
+    assert row["bits_per_char"] == pytest.approx(row["nats_per_token"] / math.log(2))
+    assert run(["ngram", folder, "--validation", "0.1"]) == 2  # what is typed is never overruled
+    said = capsys.readouterr().err
+    assert "--validation 0.1, but" in said
+    assert "was prepared with --validation 0.2" in said

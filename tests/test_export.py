@@ -206,6 +206,16 @@ def test_onnx_of_a_language_model(cell, embedding_size, tmp_path):
         torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("cell", ["gru", "mlp"])
+def test_onnx_of_a_language_model_takes_texts_of_any_length(cell, tmp_path):
+    model = LanguageModel(20, cell=cell, hidden_size=HIDDEN).eval()
+    axes = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch", 1: "time"}}}
+    session = InOnnx(model, (torch.randint(0, 20, (2, 7)),), tmp_path, dynamo=False, **axes)
+    for shape in ((1, 1), (3, 11)):
+        other = torch.randint(0, 20, shape)
+        agree(session(other)[:1], outputs(model, (other,))[:1])
+
+
 def test_onnx_of_a_language_model_from_an_export(tmp_path):
     model = LanguageModel(20, cell="lstm", hidden_size=HIDDEN, embedding_size=5).eval()
     ids, others = torch.randint(0, 20, (2, 2, 7))

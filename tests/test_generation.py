@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elman import generation
+from elman import NgramModel, generation
 from elman.errors import UserError, WorkFailed
 from elman.generation import Sampling, beam_search, generate, generate_batch
 from elman.language_model import model as language_model
@@ -439,3 +439,11 @@ def test_a_prompt_is_whatever_holds_whole_numbers(prompt):
 def test_a_prompt_of_anything_else_is_refused(prompt):
     with pytest.raises(UserError, match="a prompt is a line of token ids"):
         generate(Tiny(), prompt, 5)
+
+
+def test_a_temperature_near_zero_takes_the_likeliest():
+    odds = Sampling(temperature=1e-320, exclude=()).odds(torch.tensor([[0.0, 2.0, 1.0]]))
+    assert odds.tolist() == [[0, 1, 0]]
+    text = "abcabcabd" * 20
+    model = NgramModel.fit(text, 3)
+    assert model.generate(9, temperature=1e-320) == model.generate(9, temperature=0)

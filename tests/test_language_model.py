@@ -300,3 +300,19 @@ def test_refusals_name_the_rule(options, said):
 def test_ids_that_are_not_ids_are_refused(ids, said):
     with pytest.raises(UserError, match=said):
         build({})(ids)
+
+
+def test_an_mlp_refuses_what_is_no_state_of_its_own():
+    model = build({"cell": "mlp", "context": 3})
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    _, state = model(ids)
+    for wrong, said in {
+        "a word": "must be one tensor of ids",
+        state[:1]: r"shape \(1, 3\) and type torch.int64; it must be ids of shape \(2, 3\)",
+        torch.zeros(2, 3): "type torch.float32",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            model(ids, wrong)
+    with pytest.raises(UserError, match=r"\(2, 0\): no time steps"):
+        model(ids[:, :0])
+    assert model(ids[:0])[0].shape == (0, 5, VOCAB)

@@ -77,6 +77,23 @@ def test_two_steps_are_the_notes_sum_over_the_symbol_between(chain):
     assert np.allclose(chain.ahead(2), notes)
 
 
+@given(chain=chains(most=2), steps=st.integers(1, 200))
+def test_many_steps_ahead_are_the_steps_of_those_before(chain, steps):
+    m = chain.vocab_size
+    table, later = chain.transition.reshape(m, -1, m), chain.ahead(steps)
+    once_more = np.einsum("wrx,rxy->wry", table, later.reshape(-1, m, m))
+    assert np.allclose(chain.ahead(steps + 1).reshape(once_more.shape), once_more, atol=1e-13)
+
+
+def test_the_far_future_is_the_stationary_one():
+    weather = MarkovChain([[0.9, 0.1], [0.5, 0.5]])
+    for steps in (10**9, 2**62):
+        assert np.allclose(weather.ahead(steps), weather.stationary(), atol=1e-12)
+    big = MarkovChain(np.full((60, 60, 60), 1 / 60), np.full((60, 60), 1 / 3600))
+    with pytest.raises(UserError, match=r"steps=1000000000 of 3600 windows .* too much"):
+        big.ahead(10**9)
+
+
 @given(chains(), st.integers(1, 7), st.integers(0, 99))
 def test_factored_from_the_end_the_joint_is_the_same(chain, length, seed):
     path = chain.sample(length, seed)

@@ -125,14 +125,15 @@ def gradients(make, memory, carry=Full):
 
 
 def smallest_budget(make) -> int:
-    """The budget that refusals name until there are none (layers of a stack may differ)."""
-    budget = 1
-    while (said := refusal(make, budget)) is not None:
-        assert f"budget={budget} bytes is too small: two states take" in said
-        named = re.search(r"the smallest budget here is (\d+)", said)
-        assert named is not None
-        assert int(named[1]) > budget
-        budget = int(named[1])
+    """The budget that a refusal names: enough for every layer of a stack, and no less is."""
+    said = refusal(make, 1)
+    assert said is not None
+    assert "budget=1 bytes is too small: two states take" in said
+    named = re.search(r"the smallest budget here is (\d+)", said)
+    assert named is not None
+    budget = int(named[1])
+    assert refusal(make, budget) is None
+    assert refusal(make, budget - 1) is not None
     return budget
 
 

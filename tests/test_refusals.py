@@ -4,15 +4,20 @@ import numpy as np
 import pytest
 import torch
 
+import elman
 from elman import (
     LanguageModel,
     MarkovChain,
     NgramModel,
+    Vocab,
     batches,
+    corpus,
     forecasting,
     generation,
     metrics,
     series,
+    statistics,
+    tokens,
 )
 from elman.cli import run
 from elman.errors import UserError
@@ -136,6 +141,42 @@ CALLS = {
         lambda: generation.generate(MODEL, [1], 3, temperature="hot"),
         "temperature=hot must be a number",
     ),
+    "no path": (lambda: elman.load(None), "a path is a str or a Path, not None"),
+    "a number for a text": (lambda: corpus.load(3), "a path is a str or a Path, not 3"),
+    "bytes for a table": (lambda: series.load(b"a.csv"), "a path is a str or a Path, not b'a.csv'"),
+    "no path to write": (lambda: Vocab("ab").save(None), "a path is a str or a Path, not None"),
+    "no forecaster": (
+        lambda: forecasting.SeriesForecaster.load(None),
+        "a path is a str or a Path, not None",
+    ),
+    "no encoding": (lambda: corpus.load("a", encoding=None), "unknown encoding None"),
+    "no text to clean": (lambda: corpus.letters(None), "a text is a str, not a NoneType"),
+    "bytes to clean": (lambda: corpus.unix_newlines(b"a"), "a text is a str, not a bytes"),
+    "no text to split": (lambda: corpus.split(None), "None has no length"),
+    "no tokens": (lambda: Vocab(None), "tokens are a list of them, a text or bytes, not None"),
+    "no tokens to encode": (lambda: Vocab("ab").encode(3), "tokens are a list of them"),
+    "ids to encode": (lambda: Vocab("ab").encode([1, 2]), "1 is not a token of level 'char'"),
+    "one string reserved": (
+        lambda: Vocab("ab", reserved_tokens="<pad>"),
+        "reserved_tokens='<pad>' must be a list of tokens",
+    ),
+    "half a frequency": (lambda: Vocab({"a": 1.5}), "1.5, how often 'a' occurs, must be a whole"),
+    "lines of numbers": (lambda: tokens.tokenize([3]), "3 is not a line of text"),
+    "no lines": (lambda: tokens.tokenize(None), "takes a list of lines, not one NoneType"),
+    "a level in a list": (lambda: Vocab.from_text("ab", ["char"]), "unknown level"),
+    "an epsilon in quotes": (lambda: MarkovChain.fit("abab", epsilon="1"), "epsilon='1' must be"),
+    "a chain of nothing": (lambda: MarkovChain(np.zeros((0, 0))), r"table of shape \(0, 0\)"),
+    "tokens in quotes": (lambda: MarkovChain(np.eye(2), [1, 0], vocab="ab"), "must be a Vocab"),
+    "one token": (lambda: statistics.frequencies(["a"], 2), "a text of 1 token has no run of 2"),
+    "imaginary numbers": (
+        lambda: forecasting.SeriesForecaster("last").fit(np.ones(30) * 1j),
+        "must hold numbers: these are complex",
+    ),
+    "too little to read": (
+        lambda: forecasting.Linear(tau=3).fit(np.arange(30.0)).predict(np.arange(2.0), 1),
+        "the series has 2; a longer series",
+    ),
+    "one step": (lambda: forecasting.SeriesForecaster("last").fit([1]), "has 1 step: too few"),
 }
 
 

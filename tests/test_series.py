@@ -4,9 +4,11 @@ import io
 
 import numpy as np
 import pytest
+import torch
 
 from elman import series
 from elman.errors import MissingSource, UserError
+from elman.forecasting import SeriesForecaster
 
 
 def table(tmp_path, text, name="table.csv"):
@@ -356,3 +358,10 @@ def test_numbers_whose_squares_vanish_are_refused():
         series.from_frame({"x": tiny})
     [read] = series.from_frame({"x": [*tiny[:-1], 1.0]})  # beside others they are 0
     np.testing.assert_array_equal(read.values[:-1, 0], tiny[:-1])
+
+
+def test_a_tensor_is_forecast_as_an_array_is():
+    values = np.sin(np.arange(40.0))
+    asked = SeriesForecaster("linear", steps=2, windows=2)
+    expected = asked.fit(values).predict()
+    assert asked.fit(torch.tensor(values, requires_grad=True)).predict() == expected

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from elman.runs.loaded import load as load
     from elman.text.vocab import Vocab as Vocab
 
+__all__ = ["LanguageModel", "MarkovChain", "NgramModel", "Vocab", "cell", "load"]
+
 _PUBLIC = {
     "LanguageModel": "elman.language_model",
     "MarkovChain": "elman.counting.markov",

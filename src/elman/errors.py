@@ -41,6 +41,15 @@ def as_arguments(text: str) -> str:
     return _FLAG.sub(spelled, text)
 
 
+def counted(number: int, things: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "tokens"), counted(1200, "tokens")
+    ('1 token', '1,200 tokens')
+    """
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
 class UserError(ValueError):
     """A request that cannot be served, and what to try instead.
 

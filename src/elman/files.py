@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import re
+import reprlib
 import shutil
 import stat
 import tempfile
@@ -103,6 +104,22 @@ def is_full(failure: OSError) -> bool:
     return failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def as_path(path: object) -> Path:
+    """The path that a caller has passed, a str or a Path; anything else is refused.
+
+    >>> as_path(None)
+    Traceback (most recent call last):
+    elman.errors.UserError: a path is a str or a Path, not None; name a file or folder
+    """
+    if isinstance(path, str):
+        return Path(path)
+    if isinstance(path, os.PathLike) and isinstance(named := os.fspath(path), str):
+        return Path(named)
+    raise UserError(
+        f"a path is a str or a Path, not {reprlib.repr(path)}", hint="name a file or folder"
+    )
+
+
 def write_text(path: Path | str, text: str) -> None:
     """Write `text` as UTF-8, atomically; what has none (an undecodable file name) is escaped."""
     with atomic(path) as draft:
@@ -115,6 +132,7 @@ def check_target(path: Path | str, source: Path | str | None = None) -> bool:
     So is one that is the file of the `source`, which would be lost. Cheap, so that a long
     computation can ask before it begins.
     """
+    as_path(path)
     if not str(path):
         raise UserError("an empty path names no file", hint="give the file a name")
     try:
@@ -262,7 +280,7 @@ def read_bytes(path: Path | str) -> bytes:
 
 def contents(path: Path | str) -> bytes:
     """The contents of a file, or what a pipe or a device gives until it ends."""
-    path = Path(path)
+    path = as_path(path)
     mode = path.stat().st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
         return path.read_bytes()

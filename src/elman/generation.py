@@ -93,7 +93,8 @@ class Sampling:
             p = np.zeros_like(scores)
             p[rows, scores.argmax(-1, keepdims=True)] = 1  # of equals, NumPy takes the first
             return p
-        p = np.exp((scores - scores.max(-1, keepdims=True)) / self.temperature)
+        with np.errstate(over="ignore"):  # of a temperature near 0: all but the likeliest vanish
+            p = np.exp((scores - scores.max(-1, keepdims=True)) / self.temperature)
         if self.top_k is not None or self.top_p is not None:
             order = np.argsort(-scores, axis=-1, kind="stable")
             p[rows, order] = self._cut(p[rows, order])

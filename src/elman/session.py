@@ -145,6 +145,11 @@ class Session:
         given = dict(given or {})
         config, before = run.config, runs.options_of(run.config)
         source = prepared.located(given.get("source", before["source"]))
+        if given.get("source") == before["source"] == "-":
+            raise UserError(
+                f"{path} keeps the text that it read from stdin, and does not read another",
+                hint="leave - out, or train a new run",
+            )
         if source != "-":  # or it cannot be read again: what the run has kept of it is its text
             given.pop("source", None)
         changes = presets.changed(before, given)

@@ -12,6 +12,7 @@ import typer
 from elman.cli import forecast_options as said
 from elman.cli.console import emit, note, progress
 from elman.cli.device import use_threads
+from elman.cli.source import was_typed
 from elman.errors import UserError
 from elman.options import flag as option_of
 
@@ -101,7 +102,7 @@ def forecast(
 
 READ = (
     "source", "column", "time", "group", "known", "past", "static", "fill", "missing",
-    "date_format", "timezone", "season", "threads",
+    "date_format", "timezone", "threads",
 )  # fmt: skip
 """Options that say how a table is read."""
 
@@ -220,12 +221,6 @@ def refuse_beside(
                 f"{word} means nothing with {flag}: {folder} has its own",
                 hint=f"leave {word} away, or leave {flag} away and fit again",
             )
-
-
-def was_typed(context: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line, be it with the value it has anyway."""
-    where = context.get_parameter_source(name)
-    return where is not None and where.name == "COMMANDLINE"
 
 
 def fill_of(fill: str | None, missing: str) -> str | None:

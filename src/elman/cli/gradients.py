@@ -95,7 +95,7 @@ def gradients(
 
 def text_ids(opened: Run, source: str | None) -> Any:
     """The given text as ids, or the run's held-out part."""
-    from elman.errors import UserError
+    from elman.errors import UserError, counted
     from elman.text import prepared
 
     if source is None:
@@ -106,7 +106,7 @@ def text_ids(opened: Run, source: str | None) -> Any:
         ids = prepared.all_held_out(data, text, opened.vocab).validation
     if len(ids) < 9:
         raise UserError(
-            f"{len(ids)} tokens are too few to see a gradient through time",
+            f"{counted(len(ids), 'tokens')} are too few to see a gradient through time",
             hint="a text of at least 9 tokens",
         )
     return ids

@@ -37,6 +37,7 @@ HIGHEST = 100
 
 
 def ngram(
+    context: typer.Context,
     source: Source = "python-reference",
     order: Annotated[
         str, typer.Option(help="How many tokens make an n-gram; 1-8 fits each of them")
@@ -90,6 +91,7 @@ def ngram(
     orders = _orders(order)
     _check_written(source, order, orders, arpa, out, generate)
     data = data_of(
+        context,
         "char",
         source=source,
         level=level,
@@ -192,13 +194,14 @@ def _text(model: "NgramModel", splits: "Splits", prompt: Any, length: int, **opt
 
 
 def _score(model: "NgramModel", splits: "Splits") -> dict[str, Any]:
-    """How the model does on the held-out part, which continues the training part."""
+    """How the model does on the part that is reported, which continues the part before it."""
     row: dict[str, Any] = {"order": model.order, "ngrams": len(model.table.keys[-1]) - 1}
-    tokens = len(splits.validation)
+    tokens = len(splits.reported)
     if tokens == 0:
         return row | {"tokens": 0}
-    context = splits.train[len(splits.train) - model.order + 1 :]
-    nats = -model.log_probability(splits.validation, context) / tokens
+    before = splits.validation if len(splits.test) and len(splits.validation) else splits.train
+    context = before[max(0, len(before) - model.order + 1) :]
+    nats = -model.log_probability(splits.reported, context) / tokens
     row |= {"tokens": tokens, "nats_per_token": nats, "perplexity": math.exp(nats)}
     return row | {"bits_per_char": nats * tokens / math.log(2) / splits.characters}
 

@@ -44,11 +44,18 @@ Errors = Annotated[
 ]
 
 
-def data_of(default_level: str, **given: Any) -> "Data":
-    """Which text, and how it is read: as given, as a prepared text was prepared, or as usual."""
+def was_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line, be it with the value it has anyway."""
+    where = context.get_parameter_source(name)
+    return where is not None and where.name == "COMMANDLINE"
+
+
+def data_of(context: typer.Context, default_level: str, source: str, **given: Any) -> "Data":
+    """Which text, and how it is read: as typed, as a prepared text was prepared, or as usual."""
     from elman.text.prepared import Data, adopted
 
-    typed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    typed = {name: value for name, value in given.items() if was_typed(context, name)}
+    typed = {"source": source} | {n: value for n, value in typed.items() if value is not None}
     options: dict[str, Any] = {"level": default_level} | adopted(typed)
     return Data(**options)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 def statistics(
+    context: typer.Context,
     source: Source = "python-reference",
     level: Annotated[
         str | None,
@@ -70,6 +71,7 @@ def statistics(
     from elman.text.prepared import prepare
 
     data = data_of(
+        context,
         "word",
         source=source,
         level=level,
@@ -80,7 +82,7 @@ def statistics(
         vocab_size=vocab_size or None,
         tokenizer=tokenizer or None,
     )
-    data = replace(data, validation=0.0, min_freq=0)
+    data = replace(data, validation=0.0, test=0.0, min_freq=0)
     if figure is not None:
         check_target(figure, source)
     splits = prepare(data, read(data))

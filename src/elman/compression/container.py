@@ -23,7 +23,7 @@ from elman.compression.library import Weights, check_room, coder
 from elman.compression.options import DEFAULT, Options, level_named
 from elman.compression.pretrained import fingerprint, network_of
 from elman.errors import MissingSource, UserError
-from elman.files import atomic, check_target
+from elman.files import as_path, atomic, check_target
 
 MAGIC, VERSION = b"\x8aELM", 2
 DIGEST, NAMED = 8, 16
@@ -297,7 +297,7 @@ def _network(header: Header, run: Path | str | None, source: Path | str) -> Weig
 def _opened(source: Path | str) -> IO[bytes]:
     """The file, to be read; of a size that it says itself."""
     try:
-        if Path(source).is_dir():
+        if as_path(source).is_dir():
             raise UserError(f"{source} is a folder", hint="name a file; tar makes one of a folder")
         file = open(source, "rb")  # noqa: SIM115, whoever asked closes it
         return file if os.fstat(file.fileno()).st_size else _whole(file, source)

@@ -12,13 +12,15 @@ distribution of the window forward one symbol at a time (dynamic programming). F
 is `chain.ahead(2)`.
 """
 
+import reprlib
 from bisect import bisect_right
+from numbers import Real
 from typing import Any, Self, final
 
 import numpy as np
 
 from elman.counting.sequence_model import Floats, Ints, SequenceModel, encode, vocabulary_of
-from elman.errors import UserError
+from elman.errors import UserError, counted
 from elman.options import whole_number
 from elman.text.vocab import Vocab
 
@@ -30,6 +32,9 @@ LIMIT = 1 << 26
 
 WINDOWS = 2048
 """The most windows whose stationary distribution is solved for (in seconds)."""
+
+PRODUCTS = 1 << 40
+"""The most products that looking ahead step by step may take (an hour or so)."""
 
 
 @final
@@ -48,7 +53,7 @@ class MarkovChain(SequenceModel[Context]):
 
     def __init__(self, transition: Any, initial: Any = None, *, vocab: Vocab | None = None) -> None:
         self.transition = _distributions("transition", transition)
-        if self.transition.ndim < 2 or len(set(self.transition.shape)) != 1:
+        if self.transition.ndim < 2 or len({*self.transition.shape, 0}) != 2:
             raise UserError(
                 f"a transition table of shape {self.transition.shape} must have one side for each "
                 "symbol of the past and one for the next, all equal",
@@ -57,6 +62,11 @@ class MarkovChain(SequenceModel[Context]):
         self.vocab_size = len(self.transition)
         self.order = self.transition.ndim - 1
         self.vocab = vocab
+        if not isinstance(vocab, Vocab | None):
+            raise UserError(
+                f"vocab must be a Vocab, not {reprlib.repr(vocab)}",
+                hint="Vocab.from_text makes one",
+            )
         if vocab is not None and len(vocab) != self.vocab_size:
             raise UserError(
                 f"a vocabulary of {len(vocab)} does not fit a chain over {self.vocab_size} symbols"
@@ -126,10 +136,19 @@ class MarkovChain(SequenceModel[Context]):
     def ahead(self, steps: int) -> Floats:
         """P(x_{t+steps} | window up to t), exactly: shape (m, …, m), the window's symbols first.
 
-        P_1 is the transition; P_k(y | w_1, rest) = Σ_x P(x | w_1, rest) P_{k-1}(y | rest, x).
+        P_1 is the transition; P_k(y | w_1, rest) = Σ_x P(x | w_1, rest) P_{k-1}(y | rest, x). Where
+        that takes longer, P_k = Q^{k-1} P_1 by squares, Q being the step from window to window.
         """
         steps = whole_number("steps", steps, at_least=1, hint="steps=1 is the transition")
-        m = self.vocab_size
+        m, n = self.vocab_size, self.vocab_size**self.order
+        if n <= WINDOWS and 2 * steps.bit_length() * n * n < steps * m * m:
+            later = _power(self._step(np.eye(n)), steps - 1) @ self.transition.reshape(n, m)
+            return later.reshape(self.transition.shape)
+        if steps * n * m * m > PRODUCTS:
+            raise UserError(
+                f"steps={steps} of {n} windows of {m} symbols are too much to work out",
+                hint=f"up to {max(1, PRODUCTS // (n * m * m))} steps, or a lower order",
+            )
         table = self.transition.reshape(m, -1, m)
         later = table
         for _ in range(steps - 1):
@@ -236,6 +255,20 @@ class MarkovChain(SequenceModel[Context]):
         return np.array(symbols, np.min_scalar_type(m - 1))
 
 
+def _power(Q: Floats, exponent: int) -> Floats:
+    """Q^exponent of a matrix whose rows sum to one, by squares; so do those of every product, or
+    what is lost in rounding would double with each square."""
+    power = np.eye(len(Q))
+    while exponent:
+        if exponent & 1:
+            power = power @ Q
+            power /= power.sum(1, keepdims=True)
+        Q = Q @ Q
+        Q /= Q.sum(1, keepdims=True)
+        exponent >>= 1
+    return power
+
+
 def _codes(ids: Ints, order: int, m: int) -> Ints:
     """Each window of `order` ids as one number in base m; one for each place a window fits."""
     n = max(0, len(ids) - order + 1)
@@ -270,11 +303,11 @@ def _distributions(name: str, values: Any, shape: tuple[int, ...] | None = None)
 
 def _checked_order(order: int, epsilon: float, m: int, length: int) -> int:
     order = whole_number("order", order, at_least=1, hint="order=1 looks one symbol back")
-    if not 0 <= epsilon < float("inf"):
-        raise UserError(f"epsilon={epsilon} must be 0 or more and finite", hint="epsilon=1")
+    if not isinstance(epsilon, Real) or not 0 <= epsilon < float("inf"):
+        raise UserError(f"epsilon={epsilon!r} must be 0 or more and finite", hint="epsilon=1")
     if length <= order:
         raise UserError(
-            f"a text of {length} symbols is too short for a chain of order {order}",
+            f"a text of {counted(length, 'symbols')} is too short for a chain of order {order}",
             hint=f"at least {order + 1} symbols",
         )
     if m ** (order + 1) > LIMIT:

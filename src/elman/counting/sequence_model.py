@@ -105,7 +105,8 @@ def choose(log_p: Floats, temperature: float, rng: np.random.Generator) -> int:
         )
     if temperature == 0:
         return int(log_p.argmax())
-    p = np.exp((log_p - best) / temperature)
+    with np.errstate(over="ignore"):  # of a temperature near 0: all but the likeliest vanish
+        p = np.exp((log_p - best) / temperature)
     return int(rng.choice(len(p), p=p / p.sum()))
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from elman.counting.ngram.counts import count, grams
 from elman.counting.sequence_model import encode, vocabulary_of
-from elman.errors import UserError
+from elman.errors import UserError, counted
 from elman.options import whole_number
 from elman.text.vocab import Vocab
 
@@ -73,12 +73,13 @@ def frequencies(sequence: Any, n: int = 1, vocab: Vocab | None = None) -> Freque
     if len(ids) < n:
         shorter = f", or n={len(ids)}" if len(ids) else ""
         raise UserError(
-            f"a text of {len(ids)} tokens has no run of {n}", hint=f"a longer text{shorter}"
+            f"a text of {counted(len(ids), 'tokens')} has no run of {n}",
+            hint=f"a longer text{shorter}",
         )
-    counted = count(ids, n, size)
-    occurrences = counted.counts[-1]
+    table = count(ids, n, size)
+    occurrences = table.counts[-1]
     order = np.argsort(-occurrences, kind="stable")[: np.count_nonzero(occurrences)]
-    rows = grams(counted.keys, counted.base, n, order)
+    rows = grams(table.keys, table.base, n, order)
     return Frequencies(n, occurrences[order], rows, vocab)
 
 

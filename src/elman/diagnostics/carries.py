@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from elman.defaults import learns
 from elman.diagnostics.passage import exact_copy, text_of_steps
-from elman.errors import UserError
+from elman.errors import UserError, counted
 from elman.gradients import Carry, Full, Randomized, Sliding, Truncated
 from elman.language_model import LanguageModel
 
@@ -66,7 +66,7 @@ def compare_carries(
     ids = text_of_steps(model, ids, "diagnose")
     if len(ids) <= 2 * window:
         raise UserError(
-            f"{len(ids)} tokens are too few to compare windows up to {2 * window}",
+            f"{counted(len(ids), 'tokens')} are too few to compare windows up to {2 * window}",
             hint="a longer text, or a smaller window",
         )
     exact = _gradient(model, ids, Full())[0]

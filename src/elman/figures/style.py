@@ -13,7 +13,7 @@ from cycler import cycler
 from matplotlib.figure import Figure
 
 from elman.errors import UserError
-from elman.files import atomic
+from elman.files import as_path, atomic
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """The colours of Okabe and Ito (2008), darkest contrasts first."""
@@ -69,7 +69,7 @@ def check_format(path: Path) -> None:
 
 def save(figure: Figure, path: Path | str) -> Path:
     """Write a figure as SVG, PNG or PDF, by the ending of `path`; same figure, same bytes."""
-    path = Path(path)
+    path = as_path(path)
     check_format(path)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     with house(), atomic(path) as draft:

@@ -244,7 +244,9 @@ def check_origins(at: NDArray[Any], lags: int, length: int) -> None:
         raise UserError(
             f"no forecast from origin {wrong}: it needs {lags} values before it, "
             f"and the series has {length}",
-            hint=f"origins from {lags} to {length}, or a model that reads less",
+            hint=f"origins from {lags} to {length}, or a model that reads less"
+            if lags <= length
+            else "a longer series, or a model that reads less",
         )
 
 

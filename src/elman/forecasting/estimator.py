@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
-from elman.errors import UserError
+from elman.errors import UserError, counted
 from elman.forecasting import ensemble, experiment, output
 from elman.forecasting.ensemble import Ensemble
 from elman.forecasting.experiment import Experiment
@@ -224,8 +225,8 @@ class SeriesForecaster:
         if not long:
             longest = max(given, key=len)
             raise UserError(
-                f"{longest.name} has {len(longest)} steps: too few to forecast the last "
-                f"{self._steps} of them",
+                f"{longest.name} has {counted(len(longest), 'steps')}: too few to forecast the "
+                f"last {self._steps} of them",
                 hint="a longer series",
             )
         return [s for s in long if s.name in self.ensemble_.names] or long
@@ -254,8 +255,12 @@ class SeriesForecaster:
             return [data]
         if isinstance(data, list) and data and isinstance(data[0], Series):
             return data
+        if isinstance(data, Tensor):
+            data = data.detach().cpu().double().numpy()
         if isinstance(data, np.ndarray | list | tuple):
             try:
+                if np.iscomplexobj(data):
+                    raise TypeError("these are complex")
                 values = np.asarray(data, dtype=np.float64)
             except (TypeError, ValueError) as wrong:
                 raise UserError(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.errors import UserError
+from elman.errors import UserError, counted
 from elman.forecasting.base import Forecaster, Inputs
 from elman.forecasting.catalogue import Method, Plan
 from elman.forecasting.dates import calendar_features
@@ -182,8 +182,8 @@ def windows_for(
         left = len(longest) - least
         fewer = f"--steps {max(1, left // 2)}, or " if left > 0 else ""
         raise UserError(
-            f"{longest.name} has {len(longest)} steps: too few to forecast {steps} ahead and see "
-            f"how well that works, with {least} left to learn from",
+            f"{longest.name} has {counted(len(longest), 'steps')}: too few to forecast {steps} "
+            f"ahead and see how well that works, with {least} left to learn from",
             hint=f"{fewer}a longer series",
         )
     spacing = every or (max(1, steps // 6) if len(panel) <= 10 else steps)

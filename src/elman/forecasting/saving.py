@@ -22,6 +22,7 @@ from elman import strict_json
 from elman.errors import MissingSource, Unreadable, UserError
 from elman.files import (
     BLANK_SEAL,
+    as_path,
     atomic,
     check_new_folder,
     check_seal,
@@ -98,13 +99,13 @@ def save(fitted: Fitted, folder: Path | str) -> Path:
         "season": fitted.season,
         "level": fitted.intervals.level,
     }
-    return _write(Path(folder), config, arrays)
+    return _write(as_path(folder), config, arrays)
 
 
 def load(folder: Path | str) -> Fitted:
     """Read what `save` wrote."""
-    with _Whole(folder):
-        config, arrays = _read(Path(folder), FORMAT)
+    with _Whole(folder := as_path(folder)):
+        config, arrays = _read(folder, FORMAT)
         model = _build(config["model"], _under(arrays, "model."))
         intervals = Intervals(config["level"], arrays["intervals.radius"])
         return Fitted(model, tuple(config["columns"]), intervals, config["season"])
@@ -146,7 +147,7 @@ def save_ensemble(saved: Saved, folder: Path | str, extra: Mapping[str, Any] | N
         "calendar": saved.calendar,
         "about": dict(extra or {}),
     }
-    return _write(Path(folder), config, arrays)
+    return _write(as_path(folder), config, arrays)
 
 
 def keep_answer(folder: Path, answer: Mapping[str, Any], series: Sequence[Series]) -> Path:
@@ -183,8 +184,8 @@ def read_answer(folder: Path) -> dict[str, Any]:
 
 def load_ensemble(folder: Path | str) -> Saved:
     """Read what `save_ensemble` wrote."""
-    with _Whole(folder):
-        config, arrays = _read(Path(folder), ENSEMBLE)
+    with _Whole(folder := as_path(folder)):
+        config, arrays = _read(folder, ENSEMBLE)
         fitted = {}
         for n, part in enumerate(config["parts"]):
             fitted[part["label"]] = _restored(n, part, arrays, len(config["names"]))

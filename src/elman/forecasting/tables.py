@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from elman.errors import MissingSource, UserError
-from elman.files import drained, read_bytes
+from elman.files import as_path, drained, read_bytes
 from elman.forecasting.written import has_unit, plainly
 
 Cell = Any
@@ -88,7 +88,7 @@ def read(source: str) -> Table:
         return read_csv(_stdin_bytes(), "stdin", "stdin")
     if not source:
         raise UserError("an empty name is that of no table", hint="name a .csv or .parquet file")
-    path = Path(source)
+    path = as_path(source)
     if path.is_dir():
         raise UserError(f"{source} is a folder, not a table", hint="name one .csv or .parquet file")
     if not path.exists():

@@ -91,8 +91,10 @@ class Stack:
         self, xs: Tensor, states: States, keep: bool, gates: bool = True
     ) -> tuple[Tensor, States, list[Tensor]]:
         """ys, the last states, and what the memory keeps for `backward`."""
-        last, kept = [], []
-        for level, strands in enumerate(self.levels()):
+        last, kept, levels = [], [], self.levels()
+        if len(levels) > 1 and self.memory.bytes is not None:
+            self._check_budget(xs, states, levels)
+        for level, strands in enumerate(levels):
             if level > 0:
                 kept += [xs] if keep else []
                 xs = xs if self.dropout is None else self.dropout(xs, level - 1, 0)
@@ -217,13 +219,24 @@ class Stack:
 
     def _cut(self, xs: Tensor, states: States, levels: list[list[Strand]]) -> list[bool]:
         """Of each level, whether the memory cuts its time: wider inputs fill a budget sooner."""
-        h = states[0][0]
-        above = h.new_empty(1).expand(*xs.shape[:2], self.directions * h.shape[-1])
+        above = self._above(xs, states)
         plans = [
             strands[0].plan(above if level else xs, states[self._slice(level, 0)], self.memory)
             for level, strands in enumerate(levels)
         ]
         return [plan.pieces > 1 for plan in plans]
+
+    def _check_budget(self, xs: Tensor, states: States, levels: list[list[Strand]]) -> None:
+        """Plan the level that takes most first: what a refusal names must do for all of them."""
+        first, above = (xs, states[:1]), (self._above(xs, states), states[2:3])
+        both = [(levels[0][0], first), (levels[1][0], above)]
+        strand, job = max(both, key=lambda level: level[0].sizes(*level[1]).step)
+        strand.plan(*job, self.memory)
+
+    def _above(self, xs: Tensor, states: States) -> Tensor:
+        """What the levels above the first read, without its numbers."""
+        h = states[0][0]
+        return h.new_empty(1).expand(*xs.shape[:2], self.directions * h.shape[-1])
 
     def _sorted(
         self, kept: list[Tensor], xs: Tensor, levels: list[list[Strand]], cut: list[bool]

@@ -198,9 +198,10 @@ class Strand:
     def plan(self, xs: Tensor, states: States, memory: Memory) -> Plan:
         """How the memory cuts this strand's time."""
         steps = xs.shape[0]  # of any number of steps in compiled code, which `len` would fix
-        return memory.plan(steps, lambda: self._sizes(xs, states), self.siblings)
+        return memory.plan(steps, lambda: self.sizes(xs, states), self.siblings)
 
-    def _sizes(self, xs: Tensor, states: States) -> Sizes:
+    def sizes(self, xs: Tensor, states: States) -> Sizes:
+        """What the states take, and what one step keeps for the backward pass."""
         step = sum(self._step_bytes(i, xs, state) for i, state in enumerate(states))
         return Sizes(sum(s.nbytes for s in _flat(states)), step)
 

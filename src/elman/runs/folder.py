@@ -31,6 +31,7 @@ from elman.defaults import learns
 from elman.errors import MissingSource, UserError
 from elman.files import (
     BLANK_SEAL,
+    as_path,
     atomic,
     check_new_folder,
     has_seal,
@@ -109,7 +110,7 @@ class Run:
         A folder that cannot be filled, on a full disk, is as it was before. A run that this one
         replaces lies aside until `forget_replaced`.
         """
-        path = Path(path)
+        path = as_path(path)
         check_room(path, force)
         run, is_new = cls(path, config, vocab), not path.exists()
         try:
@@ -138,7 +139,7 @@ class Run:
     @classmethod
     def open(cls, path: Path | str, *, writes: bool = True) -> "Run":
         """Open a run folder that exists."""
-        path = Path(path)
+        path = as_path(path)
         if not (path / "config.json").exists():
             inside = sorted(found.parent for found in path.glob(f"*/{MARK}"))
             some = ", ".join(shlex.quote(str(run)) for run in inside[:3])

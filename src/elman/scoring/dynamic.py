@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from elman.defaults import learns
-from elman.errors import UserError
+from elman.errors import UserError, counted
 from elman.language_model import read
 from elman.language_model.model import known_labels
 from elman.language_model.nests import Nest, over
@@ -80,7 +80,7 @@ def gradient_sizes(model: nn.Module, train: Any, window: int = Adaptation.window
     lanes = min(LANES, (len(ids) - 1) // window)
     if lanes < 1:
         raise UserError(
-            f"{len(ids)} tokens of training text are fewer than a window of {window}",
+            f"{counted(len(ids), 'tokens')} of training text are fewer than a window of {window}",
             hint="a smaller window, or more text",
         )
     steps = (len(ids) - 1) // lanes

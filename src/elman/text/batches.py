@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elman.errors import OutOfRange, UserError
+from elman.errors import OutOfRange, UserError, counted
 from elman.options import whole_number
 from elman.text.shards import ShardedIds
 
@@ -276,7 +276,7 @@ def _rows(batch: int, rank: int, world_size: int) -> slice:
 
 
 def _tokens(ids: Any, offset: int) -> str:
-    return f"{len(ids)} tokens" + (f" after offset={offset}" if offset else "")
+    return counted(len(ids), "tokens") + (f" after offset={offset}" if offset else "")
 
 
 def _enough(batch: int, window: int, offset: int, fits: int = 0) -> str:

@@ -10,6 +10,7 @@ import errno
 import gzip
 import io
 import re
+import reprlib
 import shlex
 import sys
 import zlib
@@ -19,8 +20,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elman.errors import MissingSource, NotText, UserError
-from elman.files import contents, drained
+from elman.errors import MissingSource, NotText, UserError, counted
+from elman.files import as_path, contents, drained
 from elman.text.datasets import DATASETS, Progress, named, path_of
 
 ERRORS = ("strict", "replace", "ignore")
@@ -68,6 +69,7 @@ def unix_newlines(text: str) -> str:
     >>> unix_newlines("one\r\ntwo\rthree\n")
     'one\ntwo\nthree\n'
     """
+    _check_text(text)
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
@@ -77,9 +79,18 @@ def letters(text: str) -> list[str]:
     >>> letters("The Time Machine, by H. G. Wells [1898]\n\nI\r\n")
     ['the time machine by h g wells', '', 'i']
     """
+    _check_text(text)
     return [
         re.sub("[^A-Za-z]+", " ", line).strip().lower() for line in io.StringIO(text, newline=None)
     ]
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise UserError(
+            f"a text is a str, not a {type(text).__name__}",
+            hint="corpus.load reads one; bytes.decode makes one of bytes",
+        )
 
 
 class Split(NamedTuple):
@@ -100,11 +111,16 @@ def split(text: Any, validation: float = 0.1, test: float = 0.0) -> Split:
     >>> split("abcdefghij", validation=0.2, test=0.1)
     Split(train='abcdefg', validation='hi', test='j')
     """
+    if not hasattr(text, "__len__"):
+        raise UserError(
+            f"{reprlib.repr(text)} has no length to be split by", hint="give a text or its ids"
+        )
     total = len(text)
     sizes = [_share(total, "validation", validation), _share(total, "test", test)]
     if sum(sizes) >= total:
         raise UserError(
-            f"validation={validation} and test={test} leave nothing of {total} tokens to train on",
+            f"validation={validation} and test={test} leave nothing of "
+            f"{counted(total, 'tokens')} to train on",
             hint="their sum must be below 1; try validation=0.1, test=0.1",
         )
     first, second = total - sum(sizes), total - sizes[1]
@@ -119,7 +135,7 @@ def _share(total: int, name: str, fraction: float) -> int:
     size = round(total * fraction)
     if fraction > 0 and size == 0:
         raise UserError(
-            f"{name}={fraction} of {total} tokens is nothing",
+            f"{name}={fraction} of {counted(total, 'tokens')} is nothing",
             hint=f"use more text, or {name}=0 for none",
         )
     return size
@@ -153,12 +169,13 @@ def _stdin() -> bytes:
 
 def path_from(source: str | Path) -> Path:
     """The path that a source names; one that no file system could hold is refused."""
+    path = as_path(source)
     if not str(source):
         raise UserError(
             "an empty source names no text", hint="elman datasets lists names; . is this folder"
         )
     try:
-        path = Path(source).expanduser()
+        path = path.expanduser()
         if "\0" in str(source):
             raise ValueError("it holds a NUL")
         path.exists()  # a name too long, a loop of links
@@ -287,7 +304,7 @@ def check_encoding(encoding: str, errors: str) -> None:
         raise UserError(f"unknown errors={errors!r}", hint=f"choose from {', '.join(ERRORS)}")
     try:
         reads = isinstance(b"a".decode(encoding, "replace"), str)
-    except (LookupError, ValueError):  # codecs that are none of text, as rot13 and undefined
+    except (LookupError, TypeError, ValueError):  # no name, or none of text: rot13, undefined
         reads = False
     if not reads:
         raise UserError(

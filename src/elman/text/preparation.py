@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from elman import strict_json
 from elman.errors import UserError
-from elman.files import BLANK_SEAL, atomic, read_sealed, write_sealed
+from elman.files import BLANK_SEAL, as_path, atomic, read_sealed, write_sealed
 from elman.folders import replaced
 from elman.folders.lock import NAME as LOCK
 from elman.folders.lock import Lock
@@ -106,7 +106,7 @@ def prepare(request: Request, out: Path, *, force: bool = False) -> Generator[St
     lies aside; where this one fails it is put back, and where it is stopped the same request
     without `force` goes on.
     """
-    out = Path(out)
+    out = as_path(out)
     learned_vocab.check_subwords(request.data)
     stream = _stream(request)
     record = _request_record(request, stream)

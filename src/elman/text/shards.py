@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from elman import strict_json
 from elman.errors import UserError
-from elman.files import BLANK_SEAL, check_seal, read_bytes, write_sealed
+from elman.files import BLANK_SEAL, as_path, check_seal, read_bytes, write_sealed
 from elman.text.vocab import Vocab
 
 INDEX, VOCABULARY = "index.json", "vocab.json"
@@ -116,7 +116,7 @@ class Shards:
     """A prepared text, opened: every file checked, none in memory."""
 
     def __init__(self, folder: Path | str, *, check: bool = True) -> None:
-        self.folder = Path(folder).expanduser()
+        self.folder = as_path(folder).expanduser()
         self.index = Index.load(self.folder)
         if sha256_of(self.folder / VOCABULARY) != self.index.vocabulary:
             raise _changed(self.folder / VOCABULARY)

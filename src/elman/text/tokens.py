@@ -29,11 +29,14 @@ def tokenize(lines: Iterable[str | bytes], level: str = "word") -> list[list[Any
     [[110, 195, 169, 101]]
     """
     chosen = level_of(level)
-    if isinstance(lines, str | bytes):
+    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
         raise UserError(
             f"tokenize takes a list of lines, not one {type(lines).__name__}",
             hint="pass text.splitlines(keepends=True), or [text] for a single line",
         )
+    lines = list(lines)
+    if other := [line for line in lines if not isinstance(line, str | bytes)]:
+        raise UserError(f"{other[0]!r} is not a line of text", hint="a line is a str")
     return [chosen.tokens(line) for line in lines]
 
 

@@ -10,9 +10,11 @@ subwords: a tokenizer has numbered them already, and each byte is one of them.
 """
 
 import json
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import MissingSource, OutOfRange, Unreadable, UserError
-from elman.files import BLANK_SEAL, check_seal, has_seal, read_bytes, write_sealed
+from elman.files import BLANK_SEAL, as_path, check_seal, has_seal, read_bytes, write_sealed
 from elman.options import whole_number
 from elman.text.levels import LEVELS, Ids, Level, inferred, level_of
 from elman.text.tokens import count
@@ -66,6 +68,7 @@ class Vocab:
         level: str | Level | None = None,
         vocab_size: int = 0,
     ) -> None:
+        _check_iterable(tokens)
         if level is None:
             tokens = _refuse_lines(tokens)
         counts = count_corpus(tokens)
@@ -73,7 +76,7 @@ class Vocab:
         self.level = self.level_used.name
         self.min_freq = whole_number("min_freq", min_freq, hint="0: all tokens")
         self.vocab_size = whole_number("vocab_size", vocab_size, hint="0: all tokens")
-        self.reserved_tokens = tuple(reserved_tokens or ())
+        self.reserved_tokens = _reserved(reserved_tokens)
         _check_tokens(self.level_used, counts)
         _check_options(self.level_used, self.min_freq, self.reserved_tokens)
         _check_size(self.level_used, self.vocab_size, 1 + len(self.reserved_tokens))
@@ -138,6 +141,7 @@ class Vocab:
         """
         if isinstance(source, str | bytes):
             return self._encode_text(source)
+        _check_iterable(source)
         tokens = _flat(source)
         if self._are_lines(source, tokens):
             return self._encode_text(self.level_used.text_of_lines(tokens))
@@ -178,7 +182,7 @@ class Vocab:
 
     def _check_ids(self, ids: Any) -> NDArray[Any]:
         """`ids` as a one-dimensional array, all of them in range."""
-        array = np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
+        array = np.asarray(ids.detach().cpu() if hasattr(ids, "cpu") else ids)
         if array.size == 0:
             return np.empty(0, dtype=np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -231,7 +235,7 @@ class Vocab:
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """Read what `save` wrote; refuse anything else."""
-        record = _read_record(Path(path))
+        record = _read_record(as_path(path))
         try:
             vocab = cls.from_record(record, record["version"])
             if list(vocab.idx_to_token) != record["tokens"]:
@@ -290,6 +294,7 @@ def learn(
 def count_corpus(tokens: Iterable[Any] | Mapping[Any, int]) -> dict[Any, int]:
     """Frequencies of the tokens of a flat list, a list of lines, a text, or as already counted."""
     if isinstance(tokens, Mapping):
+        _check_counts(tokens)
         return dict(tokens)
     if isinstance(tokens, str | bytes):
         return count(tokens, "char" if isinstance(tokens, str) else "byte")
@@ -315,6 +320,14 @@ def _flat(tokens: Iterable[Any]) -> Sequence[Any]:
     return listed
 
 
+def _check_iterable(tokens: Any) -> None:
+    if not isinstance(tokens, Iterable):
+        raise UserError(
+            f"tokens are a list of them, a text or bytes, not {reprlib.repr(tokens)}",
+            hint='Vocab(["a", "b"]), Vocab.from_text(text, "word")',
+        )
+
+
 def _refuse_lines(tokens: Any) -> Any:
     """Tokens as they are; a flat list of lines, which does not say what their tokens are, not."""
     if isinstance(tokens, str | bytes | Mapping) or hasattr(tokens, "tolist"):
@@ -328,6 +341,23 @@ def _refuse_lines(tokens: Any) -> Any:
                 'Vocab(lines, level="word") takes each as one token',
             )
     return listed
+
+
+def _reserved(tokens: Any) -> tuple[Any, ...]:
+    if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable | None):
+        raise UserError(
+            f"reserved_tokens={tokens!r} must be a list of tokens", hint='such as ["<pad>"]'
+        )
+    return tuple(tokens or ())
+
+
+def _check_counts(counts: Mapping[Any, int]) -> None:
+    for token, n in counts.items():
+        if not isinstance(n, Integral) or isinstance(n, bool) or n < 0:
+            raise UserError(
+                f"{n!r}, how often {token!r} occurs, must be a whole number from 0 up",
+                hint="a mapping given to Vocab is from token to frequency",
+            )
 
 
 def _check_tokens(level: Level, counts: Mapping[Any, int]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from elman.counting.ngram.backoff import BackoffTable, Floats
 from elman.counting.ngram.counts import Ints, find, grams
 from elman.errors import MissingSource, UserError
-from elman.files import atomic
+from elman.files import as_path, atomic
 from elman.text.vocab import UNKNOWN, Vocab
 
 BEGIN, END = "<s>", "</s>"
@@ -99,7 +99,7 @@ def _section(table: BackoffTable, words: list[str], k: int) -> Iterator[str]:
 
 def read(path: Path | str, vocab: Vocab | None) -> tuple[BackoffTable, Vocab, bool]:
     """The table of an ARPA file, its vocabulary, and whether it predicts the end of sentences."""
-    if not Path(path).is_file():
+    if not as_path(path).is_file():
         raise MissingSource(f"there is no file {path}", hint="NgramModel.to_arpa writes one")
     with open(path, "rb") as file:
         lines = _Lines(path, file)

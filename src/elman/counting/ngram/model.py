@@ -17,7 +17,7 @@ from elman.counting.ngram.backoff import BackoffTable, Context, Floats
 from elman.counting.ngram.counts import Ints, count
 from elman.counting.ngram.smoothing import chosen
 from elman.counting.sequence_model import SequenceModel, encode, is_token, pieces_of, vocabulary_of
-from elman.errors import UserError
+from elman.errors import UserError, counted
 from elman.files import BLANK_SEAL, check_seal, has_seal, read_bytes, write_sealed
 from elman.options import whole_number
 from elman.text.vocab import Vocab
@@ -206,7 +206,8 @@ def _check_length(length: int, order: int, boundaries: bool) -> None:
         raise UserError("there is nothing to count: the text is empty", hint="give it some tokens")
     if order > length and not boundaries:
         raise UserError(
-            f"order={order} is longer than the text of {length} tokens", hint=f"order={length}"
+            f"order={order} is longer than the text of {counted(length, 'tokens')}",
+            hint=f"order={length}",
         )
 
 

@@ -43,7 +43,7 @@ def level_of(name: str | Level) -> Level:
     """The level of that name; an unknown one is refused and the known ones listed."""
     if isinstance(name, Level):
         return name
-    if name not in LEVELS:
+    if not isinstance(name, str) or name not in LEVELS:
         raise UserError(f"unknown level {name!r}", hint=f"levels are {', '.join(LEVELS)}")
     return LEVELS[name]
 

@@ -1,6 +1,7 @@
 """What a level is: how a text falls into tokens, and how tokens become text again."""
 
 import abc
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any
@@ -170,6 +171,12 @@ class Level(abc.ABC):
 
     def read_list(self, tokens: Sequence[Any], ids: Mapping[Any, int], dtype: Any) -> Ids:
         """The ids of a list of tokens."""
+        if others := [token for token in tokens if not isinstance(token, str)]:
+            raise UserError(
+                f"{reprlib.repr(others[0])} is not a token of level {self.name!r}, whose tokens "
+                f"are {self.tokens_are}",
+                hint="to_tokens takes ids; encode takes text, or lists of tokens",
+            )
         return look_up(tokens, ids, dtype)
 
     @property
