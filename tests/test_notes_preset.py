@@ -228,7 +228,7 @@ def test_card_and_report_say_which_update_and_which_kernel_ran(tiny_run):
     [
         ({"model": "gru"}, r"native updates, cpu kernel"),
         ({"model": "gru", "embedding_size": 4, "accumulate": 2}, r"native updates, cpu kernel"),
-        ({"model": "gru", "carry": "full"}, r"piecewise updates \(carry=full reads segments"),
+        ({"model": "gru", "carry": "full"}, r"piecewise updates \(carry=full reads whole lanes"),
         ({"model": "mlp"}, r"piecewise updates \(.* has no recurrence\), no kernel of elman's"),
     ],
 )

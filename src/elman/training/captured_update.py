@@ -374,7 +374,7 @@ def _grain(training: "Training") -> int:
     reading = training.settings.reading
     window, tokens = reading.window, training.model.shape.vocab_size
     whole = not in_pieces(8 * reading.batch_size * window, tokens)  # pieces score every place
-    return max(1, window // 8) if whole else 1
+    return max(8, window // 8) if whole else 1
 
 
 def _beside(x: Tensor, numbers: Tensor) -> Tensor:
