@@ -229,6 +229,14 @@ def test_segments_of_any_shape_in_one_go_are_those_in_pieces(shape, reading, gra
         torch.testing.assert_close(w, p, rtol=1e-4, atol=1e-5)
 
 
+def test_segments_of_random_lengths_have_room_for_a_few_more_steps(monkeypatch):
+    update = CapturedUpdate.of(training(reading=Reading(6, 40, carry="randomized")))
+    lengths = [1, 8, 9, 64, 65, 130, 300]
+    assert [update._room(n) for n in lengths] == [8, 8, 16, 64, 80, 160, 320]
+    monkeypatch.setattr("elman.language_model.loss.LARGE", 11 * 6 * 100)  # pieces score every place
+    assert [update._room(n) for n in lengths] == [8, 8, 16, 64, 80, 130, 300]
+
+
 @pytest.mark.parametrize("shape", ["elman", "lstm, masks", "everything"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_groups_of_lanes_are_the_same_as_in_pieces(shape, accumulate):

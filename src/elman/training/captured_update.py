@@ -47,7 +47,7 @@ class Kind(NamedTuple):
     advance: int
 
     @classmethod
-    def of(cls, read: Read, first: bool, grain: int) -> "Kind":
+    def of(cls, read: Read, first: bool, room: Callable[[int], int]) -> "Kind":
         """Of a window of an update; before the first of them is whatever the update starts from."""
         steps, fresh, cut = read.x.shape[1], read.fresh and not first, read.cut
         if cut is None:
@@ -55,8 +55,7 @@ class Kind(NamedTuple):
         if cut.xi is None:
             return cls(steps, read.weight, fresh, cut.scored, cut.advance)
         assert cut.scored == cut.advance == steps, "what is cut at random is read once"
-        room = -(-steps // grain) * grain
-        return cls(room, None, fresh, room, room)
+        return cls(room(steps), None, fresh, room(steps), room(steps))
 
 
 Parts = tuple[Tensor, Tensor, Masks, Cut | None, Given, float | Tensor]
@@ -136,7 +135,7 @@ class CapturedUpdate(WholeUpdate):
             rows.stop - rows.start,
             training.read_window,
             segments=training.settings.accumulate,
-            grain=_grain(training),
+            grain=max(8, training.settings.reading.window // 8),
             average=training.average,
             groups=together,
             chance=training.chance_of,
@@ -144,7 +143,7 @@ class CapturedUpdate(WholeUpdate):
 
     def __call__(self, reads: Sequence[Read], rate: float) -> Outcome:
         """Launches the update and returns; what it returns waits."""
-        kinds = tuple([Kind.of(read, i == 0, self.grain) for i, read in enumerate(reads)])
+        kinds = tuple([Kind.of(read, i == 0, self._room) for i, read in enumerate(reads)])
         inputs = self._tensors(kinds, reads)
         if rate != self._rate:
             self._rate = rate
@@ -203,7 +202,7 @@ class CapturedUpdate(WholeUpdate):
 
     def look_back(self, read: Read) -> None:
         """Step by step: a graph's gradients lie where the next one's do."""
-        kinds = (Kind.of(read, True, self.grain),)
+        kinds = (Kind.of(read, True, self._room),)
         self._run(functools.partial(self._update, kinds), self._tensors(kinds, [read]))()
 
     def forgive(self) -> None:
@@ -243,6 +242,15 @@ class CapturedUpdate(WholeUpdate):
                     between, noise = self._drawn(kind.steps)
                     inputs += [*between, *noise]
         return inputs
+
+    def _room(self, steps: int) -> int:
+        """For how many steps a segment of random length has room: few kinds, little left empty."""
+        grain = self.grain
+        while steps > 8 * grain:
+            grain *= 2
+        room = -(-steps // grain) * grain
+        pieces = in_pieces(self.held[0].shape[1] * room, self.model.shape.vocab_size)
+        return steps if pieces else room  # logits in pieces: every place is scored there
 
     def _drawn(self, steps: int) -> Given:
         """What a call of so many steps would draw, as the model would draw it."""
@@ -367,14 +375,6 @@ def _too_many_kinds(training: "Training") -> str | None:
     if training.groups.divided and draws:
         return "every group of lanes draws dropout between layers, and noise, for itself"
     return None
-
-
-def _grain(training: "Training") -> int:
-    """Segments of random lengths have room for a multiple of this: few kinds, little left empty."""
-    reading = training.settings.reading
-    window, tokens = reading.window, training.model.shape.vocab_size
-    whole = not in_pieces(8 * reading.batch_size * window, tokens)  # pieces score every place
-    return max(8, window // 8) if whole else 1
 
 
 def _beside(x: Tensor, numbers: Tensor) -> Tensor:
