@@ -1173,6 +1173,50 @@ def test_a_record_stays_one_whatever_ends_lines_elsewhere(tmp_path):
     assert [{k: r[k] for k in ("kind", "text")} for r in json.loads(data)] == told
 
 
+def written(*steps):
+    return b"".join(checked_line(json.dumps({"kind": "update", "step": n})) for n in steps)
+
+
+def steps_of(event):
+    assert event.startswith("event: records")
+    lines = next(line for line in event.split("\n") if line.startswith("data: "))
+    return [record["step"] for record in json.loads(lines.removeprefix("data: "))]
+
+
+@pytest.mark.parametrize("since", [(100,), (1, 2, 300, 4, 5), ()])
+def test_a_run_that_went_on_from_an_older_checkpoint_is_told_again(tmp_path, since):
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(written(1, 2, 3))
+
+    async def listen():
+        events = stream.follow(tmp_path, dict)
+        heard = [await anext(events), await anext(events)]
+        log.write_bytes(written(*since))  # shorter, or already longer than it was
+        heard.append(await anext(events))
+        if since:
+            heard.append(await anext(events))
+        return heard[1:]
+
+    first, again, *rest = asyncio.run(asyncio.wait_for(listen(), 60))
+    assert steps_of(first) == [1, 2, 3]
+    assert again == "event: again\ndata: {}\n\n"
+    assert [steps_of(event) for event in rest] == [list(since)][: len(since)]
+
+
+def test_a_place_within_a_line_is_not_gone_on_from(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(written(1, 2, 3))
+    line = len(written(1))
+
+    async def from_place(place):
+        events = stream.follow(tmp_path, dict, place)
+        return [await anext(events) for _ in range(3 if place % line else 2)][1:]
+
+    assert steps_of(asyncio.run(asyncio.wait_for(from_place(line), 60))[0]) == [2, 3]
+    again, records = asyncio.run(asyncio.wait_for(from_place(line + 5), 60))
+    assert again.startswith("event: again")
+    assert steps_of(records) == [1, 2, 3]
+
+
 def test_weights_are_left_only_while_someone_looks(lab):
     id = begin(lab, epochs=ENDLESS)
     order_at(lab, id, 1)

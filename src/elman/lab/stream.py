@@ -33,11 +33,12 @@ async def follow(
 ) -> AsyncIterator[str]:
     """Events of a run for as long as someone listens: `records`, `status`, `again`, `gone`.
 
-    `again` says that metrics.jsonl has become shorter, as it does when a run goes on from an older
-    checkpoint: what follows starts from the beginning. `gone`, the last one, that there is no such
-    run any more.
+    `again` says that metrics.jsonl is not what was read of it, as when a run went on from an older
+    checkpoint (it may be longer again by now): what follows starts from the beginning. `gone`, the
+    last one, that there is no such run any more.
     """
     place, said, file = start, None, path / "metrics.jsonl"
+    last = b"\n" if start else b""  # the line before that place, as far as it is known
     for turn in itertools.count():
         if is_ending():
             return
@@ -50,33 +51,33 @@ async def follow(
             if now != said:
                 said = now
                 yield event("status", now)
-        if _size(file) < place:
-            place = 0
+        read = await asyncio.to_thread(_since, file, place, last)
+        if read is None:
+            place, last = 0, b""
             yield event("again", "{}")
-        lines, place = await asyncio.to_thread(_since, file, place)
+            continue
+        lines, place, last = read
         if lines:
             yield event("records", "[" + ",".join(lines) + "]", place)
         await asyncio.sleep(EVERY)
 
 
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0
+def _since(file: Path, place: int, last: bytes) -> tuple[list[str], int, bytes] | None:
+    """The whole lines after a place, of many updates a few; the place after them, the line before it.
 
-
-def _since(file: Path, place: int) -> tuple[list[str], int]:
-    """The whole lines after a place, of many updates a few; and the place after them."""
+    None if the line before the place is no longer the last one that was read.
+    """
     try:
         with open(file, "rb") as log:
-            log.seek(place)
-            data = log.read(MOST_BYTES)
+            log.seek(place - len(last))
+            data = log.read(len(last) + MOST_BYTES)
     except FileNotFoundError:  # it has told nothing yet, or somebody took it away
-        return [], place
-    data = data[: data.rfind(b"\n") + 1]
+        data = b""
+    if not data.startswith(last):
+        return None
+    data = data[len(last) : data.rfind(b"\n") + 1]
     lines = data.decode("utf-8").split("\n")[:-1]  # a sample may hold U+2028
-    return thinned(lines), place + len(data)
+    return thinned(lines), place + len(data), data[data.rfind(b"\n", 0, -1) + 1 :] or last
 
 
 def thinned(lines: list[str], most: int = MOST_UPDATES) -> list[str]:
