@@ -183,7 +183,7 @@ template <class real> struct Run {
         std::vector<int64_t> targets;
         for (int64_t s = 0; s < S; s++) targets.push_back(s % V);
         const real *hs = static_cast<const real *>(job.hs) + c.B * c.H;
-        Head head = {S, 1, c.H, V, c.threads, hs, dhs.data(), b.data(), targets.data(), nats.data(), nullptr, dW.data(), db.data()};
+        Head head = {S, 1, c.H, V, c.threads, hs, dhs.data(), b.data(), targets.data(), nats.data(), nullptr, nullptr, dW.data(), db.data()};
         job.head = &head, job.dhs = nullptr;
         if (elman_backward(&job, kind, level) != OK) abort();
         targets.back() = V;
@@ -196,18 +196,18 @@ template <class real> struct Run {
     /* The loss of an output layer of I rows, its gradients, and those clipped. */
     void read_out(const std::vector<real> &hs, int kind, int level, std::vector<double> &all) const {
         std::vector<real> h(hs.end() - S * c.H, hs.end()), W(dhs.begin(), dhs.begin() + at_most(S, c.I) * c.H), b(W.size() / size_t(c.H));
-        std::vector<real> dh(h.size(), NAN), dW(W.size(), NAN), db(b.size(), NAN), nats(1);
+        std::vector<real> dh(h.size(), NAN), dW(W.size(), NAN), db(b.size(), NAN), nats(1), each(size_t(S), NAN);
         std::vector<int64_t> targets;
         for (int64_t s = 0; s < S; s++) targets.push_back(s % int64_t(b.size()));
         Head head = {c.T, c.B, c.H, int64_t(b.size()), c.threads, h.data(), W.data(), c.bias ? b.data() : nullptr,
-                     targets.data(), nats.data(), dh.data(), dW.data(), db.data()};
+                     targets.data(), nats.data(), each.data(), dh.data(), dW.data(), db.data()};
         if (elman_head(&head, kind, level) != OK) abort();
         head.dhs = head.dW = head.db = nullptr;
         if (elman_head(&head, kind, level) != OK) abort();
         void *arrays[] = {dh.data(), dW.data(), db.data()};
         int64_t sizes[] = {int64_t(dh.size()), int64_t(dW.size()), int64_t(db.size())};
         nats.push_back(real(elman_clip(arrays, sizes, 3, 1e-3, c.threads, sizeof(real) == 8, level)));
-        for (auto *v : {&nats, &dh, &dW, &db}) all.insert(all.end(), v->begin(), v->end());
+        for (auto *v : {&nats, &each, &dh, &dW, &db}) all.insert(all.end(), v->begin(), v->end());
     }
 
     /* One step of this layer and another on top of it, and an output layer of M rows. */

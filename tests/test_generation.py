@@ -1,18 +1,19 @@
 """Generation: what may follow, what does follow, and at what cost."""
 
+import copy
 import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from elman import NgramModel, generation
-from elman.errors import UserError, WorkFailed
-from elman.generation import Sampling, beam_search, generate, generate_batch
+from elman.errors import OutOfRange, UserError, WorkFailed
+from elman.generation import Sampling, allowed, beam_search, generate, generate_batch
 from elman.language_model import model as language_model
 from elman.language_model.model import Dropout, LanguageModel, kinds
 from elman.scoring.metrics import evaluating
@@ -258,12 +259,59 @@ def counted(function, calls):
     return call
 
 
-def test_what_steps_no_faster_goes_through_the_module(monkeypatch):
-    large = LanguageModel(50, cell="gru", hidden_size=8, embedding_size=4)
+def test_embeddings_of_a_large_vocabulary_are_looked_up_step_by_step(monkeypatch):
+    torch.manual_seed(0)
+    model = LanguageModel(50, cell="gru", hidden_size=8, layers=2, embedding_size=4).double()
+    in_a_table = list(generate_batch(model, [[1, 2], [3]], 40))
     monkeypatch.setattr(language_model, "TABLE", 50 * 3 * 8 - 1)
-    assert large.stepper() is None
-    assert LanguageModel(50, cell="mlp", hidden_size=8).stepper() is None
-    assert len(list(generate(large, [1], 20))) == 20
+    steps = model.stepper(rows=2)
+    assert steps is not None
+    assert steps.embedding is not None
+    for written in (model, Plain(model)):
+        assert list(generate_batch(written, [[1, 2], [3]], 40)) == in_a_table
+    beams = [beam_search(m, [1, 2], 6, 4) for m in (model, Plain(model))]
+    assert [c.ids for c in beams[0]] == [c.ids for c in beams[1]]
+    again = copy.deepcopy(steps)
+    assert torch.equal(steps(torch.tensor([4, 5])), again(torch.tensor([4, 5])))
+    for outside in (-1, 50):
+        with pytest.raises(OutOfRange, match="inputs"):
+            steps(torch.tensor([1, outside]))
+
+
+def test_a_model_without_a_recurrence_goes_through_the_module():
+    model = LanguageModel(50, cell="mlp", hidden_size=8)
+    assert model.stepper() is None
+    assert len(list(generate(model, [1], 20))) == 20
+
+
+def sorted_and_cut(sampling, logits):
+    """The rules of `Sampling` as they are told, on all tokens in order."""
+    scores = allowed(logits, sampling.exclude)
+    p = np.exp((scores - scores.max(-1, keepdims=True)) / sampling.temperature)
+    for row, order in zip(p, np.argsort(-scores, kind="stable"), strict=True):
+        row[order[sampling.top_k or len(row) :]] = 0
+        share = row[order] / row.sum()
+        if sampling.top_p not in (None, 1):
+            row[order[share.cumsum() - share >= sampling.top_p]] = 0
+    return p / p.sum(-1, keepdims=True)
+
+
+@given(data=st.data())
+@settings(max_examples=80)
+def test_what_is_kept_of_a_vocabulary_is_as_if_all_of_it_were_sorted(data):
+    size = data.draw(st.sampled_from([2, 30, 300, 3000]))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = torch.from_numpy(random.normal(0, data.draw(st.sampled_from([0.01, 1, 5])), (3, size)))
+    if data.draw(st.booleans(), "equal ones"):
+        logits = logits.round(decimals=1)
+    sampling = Sampling(
+        data.draw(st.sampled_from([0.01, 0.7, 3])),
+        data.draw(st.none() | st.integers(1, size + 2)),
+        data.draw(st.none() | st.sampled_from([0.01, 0.9, 0.999, 1])),
+    )
+    found, expected = sampling.odds(logits), sorted_and_cut(sampling, logits)
+    assert ((found > 0) == (expected > 0)).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 class Quiet(LanguageModel):

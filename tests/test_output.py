@@ -1,5 +1,8 @@
 """The fused output layer: `linear` and `cross_entropy`, to rounding."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from elman.errors import OutOfRange, UserError
 from elman.kernels.cpu import KERNEL
 from elman.kernels.cpu.library import HALF
 from elman.language_model import loss as output
-from elman.language_model.loss import linear_cross_entropy
+from elman.language_model.loss import linear_cross_entropy, nats_of_each
 
 
 @st.composite
@@ -55,6 +58,7 @@ def test_many_logits_a_piece_at_a_time_give_the_same(piece, problem, scale):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "LARGE", 0)
         patch.setattr(output, "PIECE", piece)
+        patch.setattr(output, "_is_native", lambda *_: False)
         ours, theirs = linear_cross_entropy(*problem), torchs(*problem)
         torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
         pairs = zip(gradients(ours, *inputs, scale), gradients(theirs, *inputs, scale), strict=True)
@@ -66,6 +70,7 @@ def test_many_logits_a_piece_at_a_time_give_the_same(piece, problem, scale):
 def test_pieces_under_autocast_are_as_close_as_torch(monkeypatch, half):
     monkeypatch.setattr(output, "LARGE", 0)
     monkeypatch.setattr(output, "PIECE", 28 * 50)
+    monkeypatch.setattr(output, "_is_native", lambda *_: False)
     torch.manual_seed(0)
     exact = [torch.randn(35, 32, 64), torch.randn(28, 64) / 8, torch.randn(28)]
     targets = torch.randint(28, (35, 32))
@@ -82,14 +87,56 @@ def test_pieces_under_autocast_are_as_close_as_torch(monkeypatch, half):
     assert all(ours <= 1.2 * theirs + sums for ours, theirs in zip(*errors, strict=True))
 
 
-def test_memory_does_not_grow_with_the_vocabulary_times_the_rows():
+def test_many_logits_are_a_piece_at_a_time_in_native_code_too():
+    random = torch.Generator().manual_seed(0)
+    hs, W_hq, b_q = (
+        torch.randn(*shape, generator=random, dtype=torch.float64, requires_grad=True)
+        for shape in ((7, 60, 3), (20_011, 3), (20_011,))
+    )
+    targets = torch.randint(20_011, (7, 60), generator=random)
+    problem = hs, W_hq, b_q, targets
+    ours, theirs = linear_cross_entropy(*problem), torchs(*problem)
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+    pairs = zip(
+        gradients(ours, *problem[:3], 1.0), gradients(theirs, *problem[:3], 1.0), strict=True
+    )
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@given(problem=problems())
+@settings(max_examples=40)
+def test_the_nats_of_each_target_are_torchs(native, problem):
+    hs, W_hq, b_q, targets = (None if t is None else t.detach() for t in problem)
+    rows = linear(hs, W_hq, b_q).flatten(0, -2)
+    theirs = cross_entropy(rows, targets.flatten(), reduction="none").view(targets.shape)
+    with pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setattr(output, "_is_native", lambda *_: False)
+            patch.setattr(output, "PIECE", 60)
+        ours = nats_of_each(hs, W_hq, b_q, targets)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def resident(name):
+    """Bytes of this process: VmRSS now, VmHWM at most."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{name}:\s+(\d+)", status)[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells and resets it")
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+def test_memory_does_not_grow_with_the_vocabulary_times_the_rows(native, monkeypatch):
     """Rows × vocabulary is 67 million logits, 268 MB; the gradient itself has 2 MB."""
+    if not native:
+        monkeypatch.setattr(output, "_is_native", lambda *_: False)
     hs = torch.randn(4096, 16, requires_grad=True)
     W_hq = torch.randn(16384, 16, requires_grad=True)
-    with torch.profiler.profile(profile_memory=True) as profile:
-        linear_cross_entropy(hs, W_hq, None, torch.randint(16384, (4096,))).backward()
-    allocated = [event.self_cpu_memory_usage for event in profile.events() or []]
-    assert max(allocated) <= 4 * output.PIECE
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
+    before = resident("VmRSS")
+    linear_cross_entropy(hs, W_hq, None, torch.randint(16384, (4096,))).backward()
+    assert resident("VmHWM") - before < 100 << 20
 
 
 def test_float32_is_as_close_to_float64_as_torch_is():

@@ -37,6 +37,9 @@ Scores: TypeAlias = NDArray[np.float64]
 In NumPy, because a draw is a dozen operations on a few numbers, and PyTorch takes longer to begin.
 """
 
+Counts: TypeAlias = NDArray[np.intp]
+"""How many tokens of each row."""
+
 UNK = 0
 """The id of `<unk>` in every `Vocab`: what a model should not write unless asked."""
 
@@ -88,26 +91,58 @@ class Sampling:
     def odds(self, logits: Tensor) -> Scores:
         """The same as an array."""
         scores = allowed(logits, self.exclude)
-        rows = np.arange(len(scores))[:, None]
         if self.temperature == 0:
             p = np.zeros_like(scores)
-            p[rows, scores.argmax(-1, keepdims=True)] = 1  # of equals, NumPy takes the first
+            p[np.arange(len(scores)), scores.argmax(-1)] = 1  # of equals, NumPy takes the first
             return p
-        with np.errstate(over="ignore"):  # of a temperature near 0: all but the likeliest vanish
-            p = np.exp((scores - scores.max(-1, keepdims=True)) / self.temperature)
-        if self.top_k is not None or self.top_p is not None:
-            order = np.argsort(-scores, axis=-1, kind="stable")
-            p[rows, order] = self._cut(p[rows, order])
+        p = self._weights(scores, scores)
+        if self.top_k is not None and self.top_k < scores.shape[-1]:
+            p[~_likeliest(scores, _highest(scores, self.top_k))] = 0
+        if self.top_p is not None and self.top_p < 1:
+            p[~_likeliest(scores, *self._nucleus(scores, p.sum(-1, keepdims=True)))] = 0
         return p / p.sum(-1, keepdims=True)
 
-    def _cut(self, p: Scores) -> Scores:
-        """What top-k and then top-p leave of odds that fall from left to right."""
-        if self.top_k is not None:
-            p[:, self.top_k :] = 0
-        if self.top_p is not None and self.top_p < 1:
-            p /= p.sum(-1, keepdims=True)
-            p[p.cumsum(-1) - p >= self.top_p] = 0
-        return p
+    def _weights(self, of: Scores, scores: Scores) -> Scores:
+        """exp of some of the scores, which temperature has divided; the highest of all has 1."""
+        with np.errstate(over="ignore"):  # of a temperature near 0: all but the likeliest vanish
+            return np.exp((of - scores.max(-1, keepdims=True)) / self.temperature)
+
+    def _nucleus(self, scores: Scores, total: Scores) -> tuple[Scores, Counts]:
+        """The highest scores of each row, and how many of them top-p keeps of a weight of `total`.
+
+        A vocabulary is large and what is kept of it mostly small: few are sorted first, then all.
+        """
+        assert self.top_p is not None
+        most = min(self.top_k or scores.shape[-1], scores.shape[-1])
+        for looked_at in (min(256, most), most):
+            highest = _highest(scores, looked_at)
+            p = self._weights(highest, scores) / total
+            kept = p.cumsum(-1) - p < self.top_p
+            if not kept[:, -1].any():
+                break
+        return highest, kept.sum(-1)
+
+
+def _highest(scores: Scores, count: int) -> Scores:
+    """The `count` highest scores of each row, which fall from left to right."""
+    if count * 64 > scores.shape[-1]:
+        return np.sort(scores, axis=-1)[:, : -count - 1 : -1]
+    return torch.from_numpy(scores).topk(count).values.numpy()
+
+
+def _likeliest(scores: Scores, highest: Scores, counts: Counts | None = None) -> NDArray[np.bool_]:
+    """Which are the `counts` first of the highest scores of each row (all of them, unless given).
+
+    Among equals, those of the lower ids.
+    """
+    if counts is None:
+        counts = np.full(len(scores), highest.shape[-1])
+    least = highest[np.arange(len(scores)), counts - 1][:, None]
+    higher, equal = scores > least, scores == least
+    left = counts[:, None] - higher.sum(-1, keepdims=True)
+    if (equal.sum(-1, keepdims=True) > left).any():
+        equal &= equal.cumsum(-1) <= left
+    return higher | equal
 
 
 class Continuation(NamedTuple):
@@ -265,7 +300,10 @@ def _write(
         step = _Steps(model, state, len(prompts))
     chances = [_uniform(generator) for generator in generators]
     for remaining in reversed(range(length)):
-        tokens = _draw(sampling.odds(logits), chances)
+        if sampling.temperature == 0:
+            tokens = allowed(logits, sampling.exclude).argmax(-1).tolist()
+        else:
+            tokens = _draw(sampling.odds(logits), chances)
         yield tokens
         if remaining:
             logits = step(torch.tensor(tokens, device="cpu"))
@@ -274,9 +312,11 @@ def _write(
 def _draw(p: Scores, chances: list[Iterator[float]]) -> list[int]:
     """One token per row, by the inverse of the cumulative distribution: one number per draw."""
     tokens = []
-    for row, chance in zip(p.cumsum(-1), chances, strict=True):
-        row /= row[-1]  # ends at exactly 1, which no chance reaches
-        tokens.append(int(row.searchsorted(next(chance), side="right")))
+    for row, chance in zip(p, chances, strict=True):
+        possible = np.flatnonzero(row)
+        reached = row[possible].cumsum()
+        reached /= reached[-1]  # ends at exactly 1, which no chance reaches
+        tokens.append(int(possible[reached.searchsorted(next(chance), side="right")]))
     return tokens
 
 

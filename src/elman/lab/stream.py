@@ -63,7 +63,7 @@ async def follow(
 
 
 def _since(file: Path, place: int, last: bytes) -> tuple[list[str], int, bytes] | None:
-    """The whole lines after a place, of many updates a few; the place after them, the line before it.
+    """The whole lines after a place, of many updates a few; the place after them; the last line.
 
     None if the line before the place is no longer the last one that was read.
     """

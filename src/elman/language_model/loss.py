@@ -8,9 +8,10 @@ bfloat16; on a GPU the loss and its gradient are one kernel each. Elsewhere, and
 compiles, traces or sees every operation, it is `torch.nn.functional`'s `linear` and
 `cross_entropy`: the same numbers to rounding.
 
-The logits of a window are batch × window × vocabulary numbers. Where those are many (`LARGE`), they
-are made a piece at a time, turned into ŷ - 1 in place, multiplied into both gradients and
-forgotten, on any device: memory holds one piece, whatever the batch, the window and the vocabulary.
+The logits of a window are batch × window × vocabulary numbers. Where those are many (`LARGE`; in
+native code always), they are made a piece at a time, turned into ŷ - 1 in place, multiplied into both
+gradients and forgotten, on any device: memory holds one piece, whatever the batch, the window and
+the vocabulary.
 """
 
 from collections.abc import Callable
@@ -48,16 +49,44 @@ def linear_cross_entropy(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: 
         return _plain(hs, W_hq, b_q, targets)
     if hs.shape[:-1] != targets.shape or not targets.numel():
         raise UserError(f"{tuple(hs.shape)} states have no targets of shape {tuple(targets.shape)}")
-    if in_pieces(targets.numel(), len(W_hq)):
-        return _Fused.apply(_pieces, hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
-    if is_seen():
+    large = in_pieces(targets.numel(), len(W_hq))
+    if not large and is_seen():
         return _plain(hs, W_hq, b_q, targets)
+    if _is_native(hs, W_hq, b_q):
+        return _Fused.apply(_native, hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
+    if large:
+        return _Fused.apply(_pieces, hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
     if hs.is_cuda and targets.dim() == 2 and targets.is_cuda and _takes(hs, W_hq, targets):
         return _OnGpu.apply(hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
-    native = head.runs(KERNEL, hs, W_hq, b_q)
-    if not native or torch.is_autocast_enabled("cpu") != (hs.dtype == torch.bfloat16):
-        return _plain(hs, W_hq, b_q, targets)
-    return _Fused.apply(_native, hs, W_hq, b_q, targets)  # pyright: ignore[reportReturnType]
+    return _plain(hs, W_hq, b_q, targets)
+
+
+@torch.no_grad()
+def nats_of_each(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
+    """-log softmax(o)[target] of every one of the targets, in their shape; no gradient.
+
+    >>> hs, W_hq = torch.zeros(2, 1, 5), torch.zeros(4, 5)
+    >>> nats_of_each(hs, W_hq, None, torch.zeros(2, 1, dtype=torch.int64)).T
+    tensor([[1.3863, 1.3863]])
+    """
+    if _is_native(hs, W_hq, b_q) and not (is_seen() or listening()):
+        return head.each_nats(KERNEL, hs, W_hq, b_q, targets)
+    rows, ids = hs.flatten(0, -2), targets.flatten()
+    size = max(1, PIECE // len(W_hq))
+    pieces = zip(rows.split(size), ids.split(size), strict=True)
+    nats = [cross_entropy(widened(linear(h, W_hq, b_q)), y, reduction="none") for h, y in pieces]
+    return torch.cat(nats).view(targets.shape)
+
+
+def widened(logits: Tensor) -> Tensor:
+    """At least float32, in which a softmax over a vocabulary is exact enough."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def _is_native(hs: Tensor, W_hq: Tensor, b_q: Tensor | None) -> bool:
+    """Whether native code on the CPU takes the products and the loss in the types asked for."""
+    half = hs.dtype == torch.bfloat16
+    return head.runs(KERNEL, hs, W_hq, b_q) and torch.is_autocast_enabled("cpu") == half
 
 
 def in_pieces(rows: int, vocab_size: int) -> bool:

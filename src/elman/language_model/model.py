@@ -37,7 +37,7 @@ from elman.gradients import (
 from elman.gradients.carry import InTensor
 from elman.language_model.embedding import Embedding
 from elman.language_model.looking import hears, is_hooked, weights_of
-from elman.language_model.loss import linear_cross_entropy
+from elman.language_model.loss import linear_cross_entropy, nats_of_each
 from elman.language_model.masks import NO_MASKS, PANEL, Dropout, Masks, Noise
 from elman.language_model.stepper import Stepper
 from elman.language_model.window_model import Window
@@ -301,7 +301,10 @@ class LanguageModel(nn.Module):
         if self.training:
             ids = self.hide_tokens(ids)
         hs, state = self.states(ids, state, masks)
-        return self.project(hs, masks).transpose(0, 1), state
+        if self.vocab_size <= self.hidden_size:
+            return self.project(hs, masks).transpose(0, 1), state
+        hs = _shown(hs, masks).transpose(0, 1).contiguous()  # or a loss would copy the logits
+        return self.project(hs, NO_MASKS), state
 
     def states(
         self, ids: Ids, state: ModelState = None, masks: Masks | None = None
@@ -342,13 +345,16 @@ class LanguageModel(nn.Module):
 
     def project(self, hs: Tensor, masks: Masks) -> Tensor:
         """o_t = h_t W_hqᵀ + b_q, time first like `hs`."""
-        hs = hs if masks.outputs is None else hs * masks.outputs
-        return F.linear(hs, self.output_weight, self.bias_q)
+        return F.linear(_shown(hs, masks), self.output_weight, self.bias_q)
 
     def mean_nats(self, hs: Tensor, targets: Tensor, masks: Masks) -> Tensor:
         """The mean of -log softmax(o_t)[target_t], both time first: the loss, logits unseen."""
-        hs = hs if masks.outputs is None else hs * masks.outputs
+        hs = _shown(hs, masks)
         return linear_cross_entropy(hs, self.output_weight, self.bias_q, targets)
+
+    def each_nats(self, hs: Tensor, targets: Tensor) -> Tensor:
+        """-log softmax(o_t)[target_t] of each target, both time first, without a gradient."""
+        return nats_of_each(hs, self.output_weight, self.bias_q, targets)
 
     def read_in_chunks(self, chunks: int, tolerance: float = 1e-5) -> None:
         """From now on, run so many stretches of a text side by side (`gradients.Chunked`)."""
@@ -363,31 +369,33 @@ class LanguageModel(nn.Module):
         """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
 
         Nothing is hidden from it, in training mode neither. An embedding and the input weights are
-        one table, x_t W_ihᵀ = (E W_ihᵀ)[id]: it is worked out here, from the weights as they are
-        now.
+        one table, x_t W_ihᵀ = (E W_ihᵀ)[id], if it is no larger than `TABLE`: it is worked out
+        here, from the weights as they are now.
         """
         if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
+        E = None if self.embedding is None else self.embedding.weight.detach()[: self.vocab_size]
         own = self.recurrence
+        rows_of_W = cells.of_model(self.cell).gates * self.hidden_size
+        in_table = E is None or len(E) * rows_of_W <= TABLE
+        if not in_table and not self.bias_q.is_cpu:
+            return None
         rnn = of(
             own.cell,
-            self.vocab_size,
+            self.vocab_size if E is None or in_table else E.shape[1],
             self.hidden_size,
             self.shape.layers,
             zoneout=own.zoneout,
             device="meta",
         ).eval()
         weights = weights_of(own, dict(rnn.named_parameters()))
-        if self.embedding is not None:
-            W_ih, E = weights["weight_ih_l0"], self.embedding.weight.detach()
-            if len(E) * len(W_ih) > TABLE:
-                return None
-            weights["weight_ih_l0"] = W_ih @ E.T
+        if E is not None and in_table:
+            weights["weight_ih_l0"] = weights["weight_ih_l0"] @ E.T
         rnn.load_state_dict(weights, assign=True)
         rnn.repeatable = True
         out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
-        return Stepper(rnn, out, state, rows)
+        return Stepper(rnn, out, state, rows, None if in_table else E)
 
     @property
     def output_weight(self) -> Tensor:
@@ -518,6 +526,11 @@ def _recurrence(shape: Shape, carry: Carry | None, memory: Memory | None, time: 
     )
     layers.repeatable = True  # an update is the same captured or not
     return layers
+
+
+def _shown(hs: Tensor, masks: Masks) -> Tensor:
+    """What the output layer sees of h_t, time first: what dropout leaves."""
+    return hs if masks.outputs is None else hs * masks.outputs
 
 
 def known_labels(ids: Tensor, vocab_size: int) -> None:

@@ -24,8 +24,9 @@ FEW = 16
 class Stepper:
     """`out(rnn(ids))`, the state carried from call to call; no gradient.
 
-    `state` is what the module takes and returns, for `rows` texts side by side. The weights are
-    read where they lie, so training on changes what a stepper does next.
+    `state` is what the module takes and returns, for `rows` texts side by side. With an `embedding`
+    ids are its rows. The weights are read where they lie, so training on changes what a stepper
+    does next.
 
     >>> _ = torch.manual_seed(0)
     >>> rnn, out = RNN(28, 16), torch.nn.Linear(16, 28)
@@ -35,24 +36,40 @@ class Stepper:
     """
 
     def __init__(
-        self, rnn: RNN | GRU | LSTM | Layers, out: torch.nn.Linear, state: Any = None, rows: int = 1
+        self,
+        rnn: RNN | GRU | LSTM | Layers,
+        out: torch.nn.Linear,
+        state: Any = None,
+        rows: int = 1,
+        embedding: Tensor | None = None,
     ) -> None:
         self.rnn, self.out, self.rows, self._state = rnn, out, rows, state
+        self.embedding = embedding
         fixed = not (rnn.bidirectional or rnn.training)
         self._steps: Steps | Captured | None = self._native(state) if fixed else None
-        self._before_capture = FEW if fixed and rnn.weight_ih_l0.is_cuda else -1
+        is_captured = fixed and rnn.weight_ih_l0.is_cuda and embedding is None
+        self._before_capture = FEW if is_captured else -1
 
     def _native(self, state: Any) -> Steps | None:
         rnn, weight = self.rnn, self.rnn.weight_ih_l0
         if weight.device.type != "cpu" or weight.dtype == torch.bfloat16:
             return None
-        size = (self.rows, 1) if rnn.batch_first else (1, self.rows)
         with torch.no_grad():
-            ids = torch.zeros(size, dtype=torch.int64, device="cpu")
-            job = rnn.job(ids, state)
+            job = rnn.job(
+                self._read(torch.zeros(self.rows, dtype=torch.int64, device="cpu")), state
+            )
             if kernels.select(job) is not KERNEL or self.out.weight.dtype != weight.dtype:
                 return None
-            return Steps(KERNEL, job, self.out.weight, self.out.bias)
+            return Steps(KERNEL, job, self.out.weight, self.out.bias, self.embedding)
+
+    def _read(self, ids: Tensor) -> Tensor:
+        """What the recurrence reads in a step: ids or their embeddings."""
+        xs = ids if self.embedding is None else torch.nn.functional.embedding(ids, self.embedding)
+        return xs.unsqueeze(self._time)
+
+    @property
+    def _time(self) -> int:
+        return 1 if self.rnn.batch_first else 0
 
     def __call__(self, ids: Tensor) -> Tensor:
         """The logits (rows, outputs) after reading one id per row."""
@@ -63,15 +80,14 @@ class Stepper:
         self._before_capture -= 1
         if self._steps is not None:
             return self._steps(ids)
-        time = 1 if self.rnn.batch_first else 0
         with torch.no_grad():
-            ids = ids.to(self.out.weight.device)
-            hs, self._state = self.rnn(ids.unsqueeze(time), self._state)
-            return self.out(hs).squeeze(time)
+            xs = self._read(ids.to(self.out.weight.device))
+            hs, self._state = self.rnn(xs, self._state)
+            return self.out(hs).squeeze(self._time)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy goes on by itself from the same state."""
-        return Stepper, (self.rnn, self.out, self.state, self.rows)
+        return Stepper, (self.rnn, self.out, self.state, self.rows, self.embedding)
 
     @property
     def state(self) -> Any:

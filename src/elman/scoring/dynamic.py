@@ -30,10 +30,10 @@ from torch.nn import functional as F
 from elman.defaults import learns
 from elman.errors import UserError, counted
 from elman.language_model import read
+from elman.language_model.loss import widened
 from elman.language_model.model import known_labels
 from elman.language_model.nests import Nest, over
 from elman.options import check, option
-from elman.scoring.metrics import widened
 from elman.text.batches import flat_integers
 
 Floats = NDArray[np.float64]

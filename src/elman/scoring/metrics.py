@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from elman.errors import UserError
 from elman.language_model import LanguageModel, read
 from elman.language_model.adapted import evaluating as evaluating
-from elman.language_model.masks import NO_MASKS
+from elman.language_model.looking import is_hooked
+from elman.language_model.loss import widened
 from elman.language_model.model import ModelState, known_labels
 from elman.language_model.nests import Nest
 from elman.text.batches import flat_integers
@@ -31,8 +32,6 @@ MANY = 1 << 26
 """How many logits are held at a time, of a model that says how many a token has."""
 CHUNKED_PIECE = 1 << 17
 """The same where they run in chunks side by side, which wants long stretches."""
-LOGITS = 1 << 22
-"""How many logits are held at a time, in so long a stretch."""
 
 
 def perplexity(nats: float) -> float:
@@ -159,38 +158,21 @@ def token_nats(
     model: torch.nn.Module, x: Tensor, y: Tensor, state: Nest = None
 ) -> tuple[Tensor, Nest]:
     """-log P of each y, shape (batch, time), and the state after the last x."""
-    if isinstance(model, LanguageModel) and x.shape[1] > PIECE:
-        return _long_nats(model, x, y, state)
+    is_ours = isinstance(model, LanguageModel)
+    if is_ours and (x.shape[1] > PIECE or (type(model) is LanguageModel and not is_hooked(model))):
+        known_labels(y, model.vocab_size)
+        hs, state = model.states(x.long(), cast("ModelState", state))
+        return model.each_nats(hs, y.T.long()).T, state
     logits, state = read(model, x.long(), state)
     known_labels(y, logits.shape[-1])
     nats = F.cross_entropy(widened(logits).flatten(0, 1), y.long().flatten(), reduction="none")
     return nats.view(y.shape), state
 
 
-def _long_nats(model: LanguageModel, x: Tensor, y: Tensor, state: Nest) -> tuple[Tensor, Nest]:
-    """The same for so many steps that only a part of their logits is held at a time."""
-    known_labels(y, model.vocab_size)
-    hs, state = model.states(x.long(), cast("ModelState", state))
-    steps = max(1, LOGITS // (len(x) * model.vocab_size))
-    pairs = zip(hs.split(steps), y.T.long().split(steps), strict=True)
-    nats = [
-        F.cross_entropy(
-            widened(model.project(h, NO_MASKS)).flatten(0, 1), t.flatten(), reduction="none"
-        )
-        for h, t in pairs
-    ]
-    return torch.cat(nats).view(y.T.shape).T, state
-
-
 def in_chunks(model: torch.nn.Module) -> bool:
     """Whether a language model runs time in chunks side by side."""
     recurrence = model.recurrence if isinstance(model, LanguageModel) else None
     return recurrence is not None and recurrence.time.in_chunks
-
-
-def widened(logits: Tensor) -> Tensor:
-    """At least float32, in which a softmax over a vocabulary is exact enough."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 def _picked(ids: Tensor | ShardedIds, at: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from torch import nn
 from elman.counting.sequence_model import Floats, Ints, SequenceModel
 from elman.errors import UserError, WorkFailed
 from elman.language_model import read
-from elman.scoring.metrics import evaluating, widened
+from elman.language_model.loss import widened
+from elman.scoring.metrics import evaluating
 from elman.text.vocab import Vocab
 
 PIECE = 1024

@@ -33,12 +33,14 @@ double soften(real *o, int64_t V, int64_t target, real share) {
 /* The layer's rows in any order, then the gradients of its weights, the last rows first. */
 struct Output {
     const Head *head;
-    bool pulls; /* whether dhs is wanted */
+    bool pulls;                         /* whether dhs is wanted */
+    int64_t room = head->T * head->B;   /* rows whose logits are in memory at a time, */
+    int64_t base = 0;                   /* from this one on */
     const int64_t S = head->T * head->B, H = head->H, V = head->V;
     const int64_t threads = worth_two(S * V * H) ? head->threads : 1;
     const Layout there{1, V}, back{1, H};
     const Buffer<operand> W_there{there.size(H)}, W_back{pulls ? back.size(V) : 0}, turned{threads * LANES * padded(H)};
-    const Buffer<real> o{S * V}; /* logits, and then the pulls on them */
+    const Buffer<real> o{room * V}; /* logits, and then the pulls on them */
     const Buffer<double> nats{S};
 
     bool ok() const { return W_there.ok() && W_back.ok() && turned.ok() && o.ok() && nats.ok(); }
@@ -63,10 +65,10 @@ struct Output {
 
     /* o = hs Wᵀ + b becomes the loss and do = softmax(o) - one-hot, and that dhs = do W; of up to ROWS_AT_ONCE rows. */
     void run(int64_t first, int64_t last, real *dhs, operand *scratch) const {
-        real *mine = o.data + first * V, share = real(1) / real(S);
+        real *mine = o.data + (first - base) * V, share = real(1) / real(S);
         const real *hs = static_cast<const real *>(head->hs) + first * H, *b = static_cast<const real *>(head->b);
         Product{hs, H, H, W_there.data, b, mine, V, V}.run(0, last - first, scratch);
-        for (int64_t s = first; s < last; s++) nats.data[s] = soften(o.data + s * V, V, head->targets[s], share);
+        for (int64_t s = first; s < last; s++) nats.data[s] = soften(mine + (s - first) * V, V, head->targets[s], share);
         if (dhs) Product{mine, V, V, W_back.data, nullptr, dhs, H, H}.run(0, last - first, scratch);
     }
     /* Rows [first, last), dhs beginning with the first of them; whether there was memory. */
@@ -80,11 +82,12 @@ struct Output {
         });
         return true;
     }
-    /* The mean. */
+    /* The mean, and each by itself. */
     void finish() const {
         double total = 0;
         for (int64_t s = 0; s < S; s++) total += nats.data[s];
         *static_cast<real *>(head->nats) = real(total / double(S));
+        for (int64_t s = 0; head->each && s < S; s++) static_cast<real *>(head->each)[s] = real(nats.data[s]);
     }
 };
 
@@ -96,7 +99,7 @@ struct OutputTasks {
     const Head none = {}, *head = wanted ? out->head : &none;
     const Steps at{wanted ? t1 - t0 : 0, head->B};
     const Side all{at, wanted ? static_cast<const real *>(head->hs) + t0 * head->B * head->H : nullptr, head->H, false};
-    const Grid d{wanted ? out->o.data + t0 * head->B * head->V : nullptr, head->V, false};
+    const Grid d{wanted ? out->o.data + (t0 * head->B - out->base) * head->V : nullptr, head->V, false};
     const Columns columns{1, head->V};
     const Buffer<operand> X{wanted ? all.size() : 0};
     const Side states{at, all.X, all.N, false, X.data};
@@ -115,24 +118,39 @@ struct OutputTasks {
     }
 };
 
-int head(const Head *head) {
-    Output out{head, head->dhs != nullptr};
-    if (!out.in_range()) return BAD_TARGET;
-    if (!out.ok()) return NO_MEMORY;
-    out.pack();
-    if (!out.run_all(0, out.S, static_cast<real *>(head->dhs))) return NO_MEMORY;
-    out.finish();
+/* The gradients of weights go on with steps [t0, t1), whose pulls are in memory; whether there was memory. */
+bool add_steps(const Output &out, int64_t t0, int64_t t1) {
     std::atomic<bool> ok{true};
-    int64_t steps = ceil_div(1 << 20, head->B * head->H * int64_t(sizeof(real))); /* whose states stay in the cache */
-    for (int64_t t1 = head->T; t1 > 0 && ok; t1 -= at_most(steps, t1)) {
-        OutputTasks weights{&out, t1 - at_most(steps, t1), t1, out.threads};
-        if (!weights.X.ok()) return NO_MEMORY;
+    int64_t steps = ceil_div(1 << 20, out.head->B * out.H * int64_t(sizeof(real))); /* whose states stay in the cache */
+    for (; t1 > t0 && ok; t1 -= at_most(steps, t1 - t0)) {
+        OutputTasks weights{&out, t1 - at_most(steps, t1 - t0), t1, out.threads};
+        if (!weights.X.ok()) return false;
         each(out.threads, out.threads, [&](int64_t i) { weights.pack(i, out.threads); });
         each(out.threads, weights.tasks, [&](int64_t i) {
             if (!weights.run(i)) ok = false;
         });
     }
-    return ok ? OK : NO_MEMORY;
+    return ok;
+}
+
+constexpr int64_t LOGITS = 1 << 22; /* in memory at a time, or as many as make rows for every thread */
+
+int head(const Head *head) {
+    int64_t rows = LOGITS / head->V, least = 2 * head->threads * Output::ROWS_AT_ONCE;
+    int64_t steps = at_most(ceil_div(rows > least ? rows : least, head->B), head->T);
+    Output out{head, head->dhs != nullptr, steps * head->B};
+    if (!out.in_range()) return BAD_TARGET;
+    if (!out.ok()) return NO_MEMORY;
+    out.pack();
+    for (int64_t t1 = head->T; t1 > 0; t1 -= at_most(steps, t1)) {
+        int64_t t0 = t1 - at_most(steps, t1);
+        out.base = t0 * head->B;
+        real *dhs = static_cast<real *>(head->dhs);
+        if (!out.run_all(out.base, t1 * head->B, dhs ? dhs + out.base * head->H : nullptr)) return NO_MEMORY;
+        if (!add_steps(out, t0, t1)) return NO_MEMORY;
+    }
+    out.finish();
+    return OK;
 }
 
 } // namespace

@@ -38,15 +38,36 @@ def mean_nats(
     needs: tuple[bool, bool] = (False, False),
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The mean nats, and their pulls on hs (if the first is needed), W_hq and b_q."""
+    real = W_hq.dtype
+    dhs = torch.empty(hs.shape, dtype=real, device=CPU) if needs[0] else None
+    dW_hq = torch.empty(W_hq.shape, dtype=real, device=CPU) if needs[1] else None
+    db_q = torch.empty(b_q.shape, dtype=real, device=CPU) if needs[1] and b_q is not None else None
+    mean = _call(kernel, hs, W_hq, b_q, targets, dhs=dhs, dW=dW_hq, db=db_q)
+    return mean, [None if dhs is None else dhs.to(hs.dtype), dW_hq, db_q]
+
+
+def each_nats(kernel: Cpu, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
+    """The nats of every target, in its shape."""
+    each = torch.empty(targets.shape, dtype=W_hq.dtype, device=CPU)
+    _call(kernel, hs, W_hq, b_q, targets, each=each)
+    return each
+
+
+def _call(
+    kernel: Cpu,
+    hs: Tensor,
+    W_hq: Tensor,
+    b_q: Tensor | None,
+    targets: Tensor,
+    **results: Tensor | None,
+) -> Tensor:
+    """The mean nats; `results`, by their names in `struct Head`, are written too."""
     assert kernel.library is not None
     require(expected(hs, W_hq, b_q, targets), hs.device)
     real = W_hq.dtype
     nats = torch.empty((), dtype=real, device=CPU)
     states, W, b = plain(hs, real), plain(W_hq, real), plain(b_q, real)
     ids = integers(targets, "targets")
-    dhs = torch.empty(hs.shape, dtype=real, device=CPU) if needs[0] else None
-    dW_hq = torch.empty(W_hq.shape, dtype=real, device=CPU) if needs[1] else None
-    db_q = torch.empty(b_q.shape, dtype=real, device=CPU) if needs[1] and b_q is not None else None
     arguments = HeadArguments(
         **sizes(targets.numel(), W_hq),
         hs=pointer(states),
@@ -54,15 +75,13 @@ def mean_nats(
         b=pointer(b),
         targets=pointer(ids),
         nats=pointer(nats),
-        dhs=pointer(dhs),
-        dW=pointer(dW_hq),
-        db=pointer(db_q),
+        **{name: pointer(result) for name, result in results.items()},
     )
     status = kernel.library.elman_head(arguments, KINDS[hs.dtype], kernel.level)
     if status == library.BAD_TARGET:
         raise library.out_of_range("targets", targets, len(W_hq), "outputs")
     library.check_memory(status)
-    return nats, [None if dhs is None else dhs.to(hs.dtype), dW_hq, db_q]
+    return nats
 
 
 def expected(

@@ -27,7 +27,7 @@ struct Head {
     const void *hs;              /* (S, H) */
     const void *W, *b;           /* (V, H), (V) */
     const int64_t *targets;      /* (S) */
-    void *nats;                  /* one number */
+    void *nats, *each;           /* one number, the mean; (S), those of every row, or null */
     void *dhs;                   /* (S, H), or null: not wanted */
     void *dW, *db;               /* (V, H), (V), or null */
 };
@@ -148,7 +148,7 @@ struct Variant {
     int (*travel)(const Travel *);
     int (*along)(const Twice *);
     int (*back_twice)(const Twice *);
-    void (*linear)(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N);
+    void (*linear)(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N, int64_t threads);
     double (*sum_of_squares)(const void *x, int64_t n);
     void (*scale)(void *x, int64_t n, double factor);
     void (*tanh)(const void *x, void *y, int64_t n);

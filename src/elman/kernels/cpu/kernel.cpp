@@ -182,7 +182,7 @@ PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const voi
         if (int status = v->forward(&layers[i])) return status;
     const Job &last = layers[count - 1];
     const char *h_1 = static_cast<const char *>(last.hs) + last.B * last.H * (kind == DOUBLE ? 8 : 4);
-    v->linear(h_1, W, b, y, last.B, last.H, V);
+    v->linear(h_1, W, b, y, last.B, last.H, V, last.threads);
     return OK;
 }
 

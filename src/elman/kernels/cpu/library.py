@@ -21,7 +21,7 @@ OK, NO_MEMORY, BAD_ID, BAD_TARGET = 0, 1, 2, 3
 
 _GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths sizes starts h_0 c_0 hs cs gates dhs dh_T dc_T xi"
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
-_HEAD = "hs W b targets nats dhs dW db"
+_HEAD = "hs W b targets nats each dhs dW db"
 _TRAVEL_SIZES = "T H states gates first lags threads"
 _TWICE_FIELDS = (
     "xs_u W_ih_u W_hh_u b_ih_u b_hh_u h_0_u c_0_u hs_u cs_u as_u ddhs "

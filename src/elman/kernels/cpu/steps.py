@@ -19,9 +19,14 @@ from elman.kernels.cpu.recurrence import Cpu, real_of
 
 @final
 class Steps:
-    """Memory and arguments are made once; a call reads one id per row and gives its logits."""
+    """Memory and arguments are made once; a call reads one id per row and gives its logits.
 
-    def __init__(self, kernel: Cpu, job: Job, W_hq: Tensor, b_q: Tensor | None) -> None:
+    An id is a one-hot row, or the row of an embedding E.
+    """
+
+    def __init__(
+        self, kernel: Cpu, job: Job, W_hq: Tensor, b_q: Tensor | None, E: Tensor | None = None
+    ) -> None:
         assert kernel.library is not None
         kernel.check(job)
         top = job.states[-1][0]
@@ -29,7 +34,8 @@ class Steps:
         real, rows = real_of(job.layers[0]), top.shape[0]
         self.states = [tuple(torch.stack([s, s]).to(real) for s in state) for state in job.states]
         self.shape, self.dtype = (rows, len(W_hq)), real
-        self.inputs = job.layers[0].W_ih.shape[1]
+        self.E = _lasting(E, real)
+        self.inputs = job.layers[0].W_ih.shape[1] if E is None else len(E)
         self.alive = [[_lasting(p, real) for p in w[:4]] for w in job.layers]
         self.out = (_lasting(W_hq, real), _lasting(b_q, real))
         self.weights = [p for w in (*self.alive, self.out) for p in w if p is not None]
@@ -45,7 +51,7 @@ class Steps:
         self.run = functools.partial(self.run, *map(pointer, self.out))
 
     def _layers(self, cell: Cell) -> Iterator[LayerArguments]:
-        below: Tensor | None = None
+        below: Tensor | None = None  # what the first layer reads is known at each call
         for (W_ih, W_hh, b_ih, b_hh), (h, *c) in zip(self.alive, self.states, strict=True):
             assert W_ih is not None
             assert W_hh is not None
@@ -75,12 +81,18 @@ class Steps:
         if [*map(Tensor.data_ptr, self.weights)] != self.places:  # `share_memory` moves them
             self._point()
         ids, y = integers(ids, "ids"), torch.empty(self.shape, dtype=self.dtype, device=CPU)
-        self.layers[0].ids = pointer(ids)
+        xs = None if self.E is None else self._looked_up(ids, self.E)
+        self.layers[0].ids, self.layers[0].xs = pointer(ids if xs is None else None), pointer(xs)
         status = self.run(pointer(y), *self.rest)
         if status == library.BAD_ID:
             raise library.out_of_range("ids", ids, self.inputs, "inputs")
         library.check_memory(status)
         return y
+
+    def _looked_up(self, ids: Tensor, E: Tensor) -> Tensor:
+        if not 0 <= int(ids.min()) <= int(ids.max()) < len(E):
+            raise library.out_of_range("ids", ids, len(E), "inputs")
+        return E.index_select(0, ids)
 
 
 def _lasting(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:

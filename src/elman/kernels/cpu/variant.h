@@ -11,14 +11,25 @@ namespace {
 #ifdef HALF
 constexpr decltype(Variant::linear) few_linear = nullptr;
 #else
-void few_linear(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N) {
+/* y = x Wᵀ + b for a few rows: a block of W serves all of them from the first-level cache while the next is fetched. */
+void few_linear(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N, int64_t threads) {
     const real *from = static_cast<const real *>(x), *weights = static_cast<const real *>(W);
     const real *bias = static_cast<const real *>(b);
     real *to = static_cast<real *>(y);
-    for (int64_t s = 0; s < rows; s += FEW)
-        dots_of<false>(at_most(FEW, rows - s), from + s * K, K, weights, K, N, to + s * N, N);
-    for (int64_t s = 0; bias && s < rows; s++)
-        for (int64_t n = 0; n < N; n++) to[s * N + n] += bias[n];
+    constexpr int64_t BLOCK = 16384 / sizeof(real), LINE = 64 / sizeof(real);
+    int64_t block = ceil_div(BLOCK, K * LANES) * LANES, blocks = ceil_div(N, block);
+    threads = worth_two(rows * K * N) ? threads : 1;
+    each(threads, threads, [&](int64_t i) {
+        int64_t end = at_most(N, blocks * (i + 1) / threads * block);
+        for (int64_t n = blocks * i / threads * block; n < end; n += block) {
+            int64_t units = at_most(block, end - n);
+            for (int64_t k = (n + units) * K, stop = at_most(n + units + block, end) * K; k < stop; k += LINE) __builtin_prefetch(weights + k);
+            for (int64_t s = 0; s < rows; s += FEW)
+                dots_of<false>(at_most(FEW, rows - s), from + s * K, K, weights + n * K, K, units, to + s * N + n, N);
+            for (int64_t s = 0; bias && s < rows; s++)
+                for (int64_t u = n; u < n + units; u++) to[s * N + u] += bias[u];
+        }
+    });
 }
 #endif
 
