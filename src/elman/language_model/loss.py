@@ -8,10 +8,10 @@ bfloat16; on a GPU the loss and its gradient are one kernel each. Elsewhere, and
 compiles, traces or sees every operation, it is `torch.nn.functional`'s `linear` and
 `cross_entropy`: the same numbers to rounding.
 
-The logits of a window are batch × window × vocabulary numbers. Where those are many (`LARGE`; in
-native code always), they are made a piece at a time, turned into ŷ - 1 in place, multiplied into both
-gradients and forgotten, on any device: memory holds one piece, whatever the batch, the window and
-the vocabulary.
+The logits of a window are batch × window × vocabulary numbers. Where those are many (`LARGE`), and
+in native code always, they are made a piece at a time, turned into ŷ - 1 in place, multiplied into
+both gradients and forgotten, on any device: memory holds one piece, whatever the batch, the window
+and the vocabulary.
 """
 
 from collections.abc import Callable

@@ -125,7 +125,7 @@ def adapted(
         gradient = _gradient(-log_p[0].gather(-1, y[:, None]).mean(), weights)
         with torch.no_grad():
             for (w, trained, step, fade), g in zip(rule, gradient, strict=True):
-                w.sub_(step * g).add_(fade * (trained - w))
+                w.addcmul_(step, g, value=-1).lerp_(trained, fade)
         if progress is not None:
             progress(x.shape[1])
 
