@@ -358,6 +358,15 @@ def test_a_cut_stops_a_gradient_that_has_overflowed(cell, carry, kernels, monkey
     assert bool(xs.grad[0, 1].isfinite()) == isinstance(carry, Truncated)
 
 
+@pytest.mark.parametrize("memory", MEMORIES, ids=repr)
+@pytest.mark.parametrize("carry", [Full(), Truncated(4), Sliding(3, 5)], ids=repr)
+def test_a_loss_may_be_of_the_last_states_alone(carry, memory):
+    p = problem("lstm", 2, carry=carry, memory=memory)
+    _, last = p.module(p.xs, p.stacked)
+    p.dys = torch.zeros_like(p.dys)
+    agree(gradients(last, p.inputs, p.dlast), p.by_loop(carry))
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
 @pytest.mark.parametrize("carry", CARRIES, ids=lambda c: type(c).__name__)
