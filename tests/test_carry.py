@@ -1,6 +1,7 @@
 """What each carry's ξ is: where it cuts, that it averages to one, that its draws can be resumed."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_rows_may_be_cut_together_or_each_by_itself():
     assert not torch.equal(xi[:, 0], xi[:, 1])
 
 
-@pytest.mark.parametrize(("mean", "alpha"), [(2, 2.5), (7, 4), (30, 3)])
+@pytest.mark.parametrize(("mean", "alpha"), [(1.5, 2), (2, 2.5), (7, 4), (30, 3)])
 def test_polynomial_cuts_are_mean_steps_apart(mean, alpha):
     # by its definition, Σ_l P(distance > l), the tail beyond 2·10⁶ steps being below 10⁻⁴
     survival = torch.from_numpy(Polynomial(mean, alpha).keep(2_000_000)).cumprod(0)
@@ -141,7 +142,9 @@ def test_a_xi_of_each_row_is_taken_in_half_precision_too(dtype, monkeypatch):
         (lambda: Truncated(window=0), "window=0 must be a whole number of at least 1"),
         (lambda: Truncated(window=-3), "window=-3"),
         (lambda: Truncated(window=2.5), "window=2.5"),
+        (lambda: Truncated(window=True), "window=True"),
         (lambda: Sliding(every=0, steps=3), "every=0"),
+        (lambda: Sliding(every=2, steps=2.5), "steps=2.5 must be a whole number"),
         (lambda: Sliding(every=4, steps=3), "steps=3 must be at least every=4"),
         (lambda: Randomized(keep=0.0), "keep=0.0 must be a probability above 0 and at most 1"),
         (lambda: Randomized(keep=1.1), "keep=1.1"),
@@ -150,6 +153,7 @@ def test_a_xi_of_each_row_is_taken_in_half_precision_too(dtype, monkeypatch):
         (lambda: Randomized(keep=float("nan")), "keep=nan"),
         (lambda: Randomized.polynomial(mean=1, alpha=3), "mean=1 must be above 1"),
         (lambda: Randomized.polynomial(mean=5, alpha=1), "alpha=1 must be above 1"),
+        (lambda: Randomized.polynomial(mean=5, alpha=math.inf), "alpha=inf must be above 1"),
     ],
 )
 def test_impossible_carries_are_refused(make, said):

@@ -295,6 +295,14 @@ def test_lyapunov_exponents_of_a_linear_network_are_log_eigenvalues():
     np.testing.assert_allclose(d.lyapunov_exponents(linear(W, 1000), 1), [math.log(1.2)], atol=0.01)
 
 
+@pytest.mark.parametrize("cell", CELLS)
+def test_all_lyapunov_exponents_together_are_the_growth_of_volumes(cell):
+    passage = d.Passage.read(alive(cell), IDS)
+    volumes = [torch.linalg.det(d.jacobian(passage, t)).abs().log() for t in range(len(passage))]
+    wanted = torch.stack(volumes).mean().item()
+    assert d.lyapunov_exponents(passage).sum() == pytest.approx(wanted, rel=1e-9)
+
+
 def test_singular_values_of_a_linear_network_are_those_of_the_powers():
     torch.manual_seed(2)
     W = torch.randn(3, 3, dtype=torch.float64) * 0.6
@@ -306,6 +314,46 @@ def test_singular_values_of_a_linear_network_are_those_of_the_powers():
     assert d.spectral_radius(linear(W)) == pytest.approx(
         [float(torch.linalg.eigvals(W).abs().max())]
     )
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_singular_values_are_those_of_autograds_jacobian(cell):
+    """Of a cell whose Jacobian is another at every step."""
+    passage = d.Passage.read(alive(cell), IDS)
+
+    def later(s):
+        for t in range(3, 7):
+            s = passage.step(torch.tensor([t]), s[None])[0]
+        return s
+
+    wanted = torch.linalg.svdvals(torch.autograd.functional.jacobian(later, passage.states[3]))
+    found = d.singular_values(passage, lags=(4, 1), start=3)
+    assert found.lags == (1, 4)
+    np.testing.assert_allclose(found.values[1], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_the_spectral_radius_of_a_projected_lstm_is_that_of_the_product():
+    torch.manual_seed(0)
+    lstm = LSTM(3, 5, proj_size=2, dtype=torch.float64)
+    passage = d.Passage.run(lstm, torch.randn(6, 1, 3, dtype=torch.float64))
+    own = lstm.state_dict()
+    weights = own["weight_hh_l0"] @ own["weight_hr_l0"]
+    wanted = max(float(torch.linalg.eigvals(b).abs().max()) for b in weights.split(5))
+    assert d.spectral_radius(passage) == pytest.approx([wanted])
+
+
+def test_the_telling_moment_is_where_the_far_past_helps_most():
+    model = alive("gru")
+    ids = torch.randint(7, (60,), generator=torch.Generator().manual_seed(0))
+
+    def probability(past, target):
+        return model(past[None])[0][0, -1].softmax(-1)[target].item()
+
+    gained = {
+        t: probability(ids[t - 9 : t], ids[t]) - probability(ids[t - 4 : t], ids[t])
+        for t in range(9, 60)
+    }
+    assert d.telling(model, ids, context=9, near=4) == max(gained, key=lambda t: gained[t])
 
 
 def test_share_horizon_and_window_by_hand():
@@ -465,6 +513,7 @@ def test_clipping_counts_the_norms_above_the_threshold():
         (lambda: d.by_lag(d.Passage.read(LanguageModel(7), IDS), 23), "lags=23 .* 23 steps"),
         (lambda: d.by_lag(d.Passage.read(LanguageModel(7), IDS), 0), "lags=0 must be at least 1"),
         (lambda: d.singular_values(linear(np.eye(2), 5), (9,)), r"lags \(9,\) from step 0"),
+        (lambda: d.singular_values(linear(np.eye(2), 5), ()), r"lags \(\) from step 0"),
         (lambda: d.lyapunov_exponents(linear(np.eye(2)), 3), "count=3 must be from 1 to 2"),
         (lambda: d.compare_carries(LanguageModel(7), IDS, window=20), "24 tokens are too few"),
         (

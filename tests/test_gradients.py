@@ -15,6 +15,7 @@ import bare_loop
 from elman import nn
 from elman.errors import UserError
 from elman.gradients import (
+    Carry,
     Checkpointed,
     Full,
     Randomized,
@@ -327,14 +328,43 @@ def test_a_window_that_slides_by_its_own_length_is_truncation():
     agree(sliding, truncated, 1e-12)
 
 
-def test_a_cut_stops_a_gradient_that_has_overflowed():
-    rnn = nn.RNN(1, 1, nonlinearity="linear", carry=Truncated(window=5))
-    torch.nn.init.constant_(rnn.weight_hh_l0, 1e30)
-    xs = torch.zeros(10, 1, 1, requires_grad=True)
-    rnn(xs, torch.zeros(1, 1, 1))[0][-1].sum().backward()
+@dataclass(frozen=True)
+class FirstRowCut(Carry):
+    """The first row is cut before step 5, the others nowhere."""
+
+    def weights(self, steps, rows=1):
+        xi = torch.ones(steps, rows, dtype=torch.float64)
+        xi[5, 0] = 0
+        return xi
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("carry", [Truncated(window=5), FirstRowCut()], ids=["all", "a row"])
+@pytest.mark.parametrize("cell", ["linear", "gru", "lstm"])
+def test_a_cut_stops_a_gradient_that_has_overflowed(cell, carry, kernels, monkeypatch):
+    """Every state rests at 0, and what comes back through the candidate grows 10³⁰-fold a step."""
+    monkeypatch.setenv("ELMAN_KERNELS", kernels)
+    rnn = nn.of(cell, 1, 1, carry=carry)
+    with torch.no_grad():
+        for p in rnn.parameters():
+            p.zero_()
+        rnn.weight_ih_l0.fill_(1)
+        rnn.weight_hh_l0[0 if cell == "linear" else 2] = 1e30
+    xs = torch.zeros(10, 2, 1, requires_grad=True)
+    rnn(xs)[0][-1].sum().backward()
     assert xs.grad is not None
-    assert bool(xs.grad[5].isinf())
-    assert xs.grad[:5].flatten().tolist() == [0.0] * 5
+    assert not bool(xs.grad[5].isfinite().any())
+    assert xs.grad[:5, 0].flatten().tolist() == [0.0] * 5
+    assert bool(xs.grad[0, 1].isfinite()) == isinstance(carry, Truncated)
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=repr)
+@pytest.mark.parametrize("carry", [Full(), Truncated(4), Sliding(3, 5)], ids=repr)
+def test_a_loss_may_be_of_the_last_states_alone(carry, memory):
+    p = problem("lstm", 2, carry=carry, memory=memory)
+    _, last = p.module(p.xs, p.stacked)
+    p.dys = torch.zeros_like(p.dys)
+    agree(gradients(last, p.inputs, p.dlast), p.by_loop(carry))
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

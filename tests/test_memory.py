@@ -190,7 +190,12 @@ def test_a_compiled_module_with_dropout_plans_as_it_runs():
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def narrow(**options):
+    """Its first layer, which reads the most, takes the most."""
+    return nn.GRU(8, 2, bidirectional=True, num_layers=2, dtype=torch.float64, **options)
+
+
+@pytest.mark.parametrize("make", [*MODULES.values(), narrow], ids=[*MODULES, "narrow"])
 def test_the_smallest_budget_named_in_a_refusal_is_accepted(make):
     budget = smallest_budget(make)
     with pytest.raises(UserError, match=f"budget={budget - 1} bytes is too small"):

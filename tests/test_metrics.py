@@ -69,6 +69,16 @@ def test_evaluation_is_the_definition_whatever_the_piece(cell, piece):
     assert model.training, "the mode is put back"
 
 
+def test_a_piece_of_more_steps_than_logits_are_held_for_is_scored_in_parts(monkeypatch):
+    torch.manual_seed(0)
+    model = LanguageModel(11, cell="gru", hidden_size=6).double()
+    ids = torch.randint(11, (4000,))
+    wanted = evaluate(model, ids, lanes=3, warm_up=8, piece=500).nats
+    monkeypatch.setattr(metrics, "LOGITS", 3 * 11 * 100)
+    found = evaluate(model, ids, lanes=3, warm_up=8, piece=1200).nats
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
 @given(
     predictions=st.integers(2, 400),
     lanes=st.integers(1, 9),
@@ -107,6 +117,12 @@ def test_characters_behind_tokens():
     words = Vocab(["the", "time", "machine"])
     assert metrics.characters(words, words.encode("the time machine")) == len(" time machine")
     assert metrics.characters(Vocab([97], level="byte"), list("né".encode())) == 1
+
+
+def test_characters_behind_an_unknown_word_are_not_known_but_the_first_is_not_predicted():
+    words = Vocab(["the", "time", "machine"])
+    assert metrics.characters(words, words.encode("time unheard")) is None
+    assert metrics.characters(words, words.encode("unheard time")) == len(" time")
 
 
 def test_scores_in_their_units():

@@ -152,6 +152,16 @@ def test_float32_is_as_close_to_float64_as_torch_is():
         assert (o - e).norm() < 1.2 * (t - e).norm()
 
 
+@pytest.mark.parametrize("outputs", [3, 16, 41])
+def test_one_logit_may_tower_above_the_others_wherever_it_is(outputs):
+    hs, targets = torch.eye(outputs), torch.arange(outputs).roll(1)
+    W_hq = (1e4 * hs).requires_grad_()
+    ours, theirs = (f(hs, W_hq, None, targets) for f in (linear_cross_entropy, torchs))
+    torch.testing.assert_close(ours, theirs)
+    for a, b in zip(*(torch.autograd.grad(nats, W_hq) for nats in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_extreme_logits_stay_finite_and_nan_is_seen():
     hs, targets = torch.eye(3), torch.tensor([0, 1, 2])
     W_hq = torch.tensor([[1e4, -1e4, 0.0], [0.0, 1e4, -1e4], [-1e4, 0.0, 1e4]])
@@ -229,12 +239,15 @@ def test_a_graph_that_is_kept_gives_the_gradient_again(half):
         torch.testing.assert_close(a, b, rtol=0.05 if half else 1e-5, atol=0.01 if half else 1e-6)
 
 
-def test_wrong_targets_are_refused(monkeypatch):
+def test_states_without_targets_are_refused():
     with pytest.raises(UserError, match="no targets"):
         linear_cross_entropy(torch.zeros(3, 4), torch.zeros(5, 4), None, torch.zeros(2).long())
-    said = "targets from 7 to 7 index 5 outputs; they lie between 0 and 4"
+
+
+@pytest.mark.parametrize("wrong", [7, 5, -1])
+@pytest.mark.parametrize("large", [output.LARGE, 0], ids=["at once", "a piece at a time"])
+def test_wrong_targets_are_refused(large, wrong, monkeypatch):
+    monkeypatch.setattr(output, "LARGE", large)
+    said = f"targets from {wrong} to {wrong} index 5 outputs; they lie between 0 and 4"
     with pytest.raises(OutOfRange, match=said):
-        linear_cross_entropy(torch.zeros(1, 4), torch.zeros(5, 4), None, torch.tensor([7]))
-    monkeypatch.setattr(output, "LARGE", 0)
-    with pytest.raises(OutOfRange, match=said):
-        linear_cross_entropy(torch.zeros(1, 4), torch.zeros(5, 4), None, torch.tensor([7]))
+        linear_cross_entropy(torch.zeros(1, 4), torch.zeros(5, 4), None, torch.tensor([wrong]))
