@@ -170,6 +170,14 @@ def test_output_that_a_shell_sent_into_a_file_goes_to_that_file(tmp_path: Path) 
     assert (tmp_path / "log").read_text() == "first second"
 
 
+def test_what_is_open_already_needs_no_folder_that_may_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with open(tmp_path / "log", "wb") as log:
+        files.check_target(f"/dev/fd/{log.fileno()}")
+
+
 def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.touch(mode=0o600)
