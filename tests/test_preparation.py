@@ -161,6 +161,20 @@ def test_a_test_part_is_cut_off_what_a_folder_holds_out(tmp_path, files, level, 
     assert len(everything.test) == len(shards.validation)
 
 
+def test_a_test_begins_with_a_line_wherever_it_is_asked_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "PIECE", 3)
+    text = tmp_path / "a.txt"
+    text.write_text("ab\n\ncd\nefg hi\n" * 4)
+    shards = made(tmp_path, [text], validation=0.5)
+    held = shards.vocab.decode(shards.validation.read())
+    for tokens in range(1, len(held)):
+        share = tokens / len(shards.ids)
+        data = Data("-", validation=0.5 - share, test=share)
+        begin = len(held) - tokens
+        lines = (i for i in range(begin, len(held)) if held[i - 1] == "\n")
+        assert len(prepared.prepare(data, shards).validation) == next(lines, begin)
+
+
 @pytest.mark.parametrize(
     ("level", "asked", "why"),
     [
