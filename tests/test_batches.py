@@ -171,6 +171,18 @@ def test_ids_may_be_any_one_dimensional_integers(kind, make):
     assert listed(windows) == expected
 
 
+@pytest.mark.parametrize(
+    "made", [np.arange(9, dtype=np.int16)[::-1], np.arange(9, dtype=">i4"), np.arange(0)[::-1]]
+)
+def test_arrays_that_torch_cannot_read_become_some_that_it_can(made):
+    assert torch.as_tensor(batches.flat_integers(made)).tolist() == made.tolist()
+
+
+def test_arrays_that_torch_can_read_are_not_copied():
+    ids = np.arange(9, dtype=np.uint8)
+    assert np.shares_memory(batches.flat_integers(ids), ids)
+
+
 def test_streams_over_an_int64_tensor_are_views():
     ids = torch.arange(40)
     for position, (x, y) in enumerate(batches.streams(ids, batch=2, window=3, offset=1)):
@@ -206,6 +218,7 @@ def test_a_memory_map_is_read_only_where_it_is_yielded(kind, tmp_path):
         (torch.zeros(4, 4, dtype=torch.int64), "not 2-dimensional torch.int64"),
         (torch.zeros(40), "not 1-dimensional torch.float32"),
         (torch.zeros(40, dtype=torch.bool), "not 1-dimensional torch.bool"),
+        (torch.zeros(40, dtype=torch.complex64), "not 1-dimensional torch.complex64"),
         (np.zeros(40), "not 1-dimensional float64"),
         ([[1, 2], [3, 4]], "not 2-dimensional int64"),
         ([[1, 2], [3]], "not lines of different lengths"),
@@ -225,9 +238,12 @@ def test_ids_of_another_shape_or_type_are_refused(kind, ids, message):
         ({"window": 0}, "window=0 must be at least 1"),
         ({"offset": -1}, "offset=-1 must be from 0 to window=3"),
         ({"offset": 4}, "offset=4 must be from 0 to window=3"),
+        ({"offset": 1.5}, "offset=1.5 must be a whole number"),
         ({"world_size": 0}, "world_size=0"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
         ({"rank": -1}, "rank=-1"),
+        ({"rank": 0.5}, "rank=0.5 must be a whole number"),
+        ({"world_size": 1.5}, "world_size=1.5 must be a whole number"),
         ({"world_size": 3}, "batch=2 rows are too few for world_size=3 ranks.*batch=3"),
     ],
 )

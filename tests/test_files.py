@@ -34,6 +34,35 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut there is the old file or the new one, never a name without contents."""
+    done: list[str] = []
+    flush, rename = os.fsync, os.replace
+
+    def fsync(file: int) -> None:
+        flush(file)
+        done.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+
+    def replace(old: Path, new: Path) -> None:
+        rename(old, new)
+        done.append("renamed")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    opened = os.listdir("/dev/fd")
+    files.write_text(tmp_path / "a", "whole")
+    assert done == ["file", "renamed", "folder"]
+    assert os.listdir("/dev/fd") == opened
+
+
+def test_a_failure_of_another_file_keeps_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as failure, files.atomic(tmp_path / "a"):
+        (tmp_path / "b").read_text()
+    assert failure.value.filename == str(tmp_path / "b")
+
+
 def test_a_disk_that_takes_no_writing_is_named_with_the_file_that_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,19 +87,25 @@ def test_a_folder_that_may_not_be_written_to_is_refused_before_the_work(
 ) -> None:
     if there:
         (tmp_path / "a").write_text("old")
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)
     with pytest.raises(UserError, match=f"the folder {tmp_path} may not be written to"):
         files.check_target(tmp_path / "a")
 
 
-def test_the_file_that_is_read_is_not_written_over(tmp_path: Path) -> None:
+def test_the_file_that_is_read_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     book, link = tmp_path / "book", tmp_path / "link"
     book.write_text("read")
     link.symlink_to(book)
     for target in (book, link):
         with pytest.raises(UserError, match="is what is to be read, and would be lost"):
             files.check_target(target, source=str(book))
-    assert files.check_target(book, source="a dataset")
+        with pytest.raises(UserError, match="would be lost"):
+            files.check_target(target, source="~/book")
+    for other in ("a dataset", "\0"):
+        assert files.check_target(book, source=other)
 
 
 def test_two_threads_that_write_one_file_do_not_mix(tmp_path: Path) -> None:
@@ -132,6 +167,14 @@ def test_output_that_a_shell_sent_into_a_file_goes_to_that_file(tmp_path: Path) 
         log.seek(0, os.SEEK_END)
         log.write(b"second")
     assert (tmp_path / "log").read_text() == "first second"
+
+
+def test_what_is_open_already_needs_no_folder_that_may_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with open(tmp_path / "log", "wb") as log:
+        files.check_target(f"/dev/fd/{log.fileno()}")
 
 
 def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
@@ -197,7 +240,8 @@ def test_every_flipped_bit_is_noticed(payload: bytes, data: st.DataObject) -> No
 def test_a_missing_end_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "sealed"
     files.write_sealed(path, contents(b"payload"))
-    assert files.read_sealed(path) == files.sealed(contents(b"payload"))
+    for named in (path, str(path)):
+        assert files.read_sealed(named) == files.sealed(contents(b"payload"))
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(UserError, match="damaged"):
         files.read_sealed(path)
@@ -221,8 +265,9 @@ def test_data_without_a_place_for_the_seal_is_a_mistake() -> None:
 def test_unreadable_is_not_damaged(tmp_path: Path) -> None:
     with pytest.raises(MissingSource, match="there is no file"):
         files.read_sealed(tmp_path / "missing")
-    with pytest.raises(UserError, match="cannot be read"):
-        files.read_sealed(tmp_path)
+    for path in (tmp_path, "\0"):
+        with pytest.raises(UserError, match="cannot be read"):
+            files.read_sealed(path)
 
 
 @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="no /dev/fd here")

@@ -13,7 +13,7 @@ from elman import forecasting as f
 from elman import series
 from elman.errors import NotFitted, UserError
 from elman.forecasting import accuracy, smoothing
-from elman.forecasting.evaluation import backtest, score, split
+from elman.forecasting.evaluation import backtest, measure, score, split
 from elman.forecasting.saving import Fitted, load, save
 from elman.kernels import choice
 
@@ -664,3 +664,84 @@ def test_effects_are_the_same_summed_in_pieces(monkeypatch):
     whole = model.forecasts(x, origins, 5)
     monkeypatch.setattr(regression, "_PIECE", 13 * 13 * 7)  # seven rows at a time
     np.testing.assert_allclose(model.forecasts(x, origins, 5), whole, rtol=1e-9)
+
+
+# Scores, measured as plainly as they are defined
+
+
+def later(values, first, steps):
+    """What followed each origin from the first on, and the value before each."""
+    origins = range(first, len(values) - steps + 1)
+    truth = np.stack([values[o : o + steps] for o in origins])
+    return truth, np.stack([values[o - 1 : o].repeat(steps, 0) for o in origins])
+
+
+def test_a_score_is_of_every_origin_of_every_test_part(monkeypatch):
+    def sample(_, windows, steps, samples, seed):
+        return np.stack([windows[:, -1:].repeat(steps, 1) + seed * s for s in range(samples)])
+
+    monkeypatch.setattr(f.Last, "sample", sample)
+    series = [split(np.abs(walk(n, 2)) + 1, 0.25, 0.25) for n in (16, 24)]
+    assert [(len(p.train), p.validation, p.test) for p in series] == [(8, 8, 12), (12, 12, 18)]
+    around = f.Intervals(0.8, np.array([[1.0, 0.5], [2.0, 1.0], [9.0, 9.0]]))
+    found = score(f.Last(), series, 3, season=2, intervals=around, samples=4, seed=7)
+    parts = [later(p.values, p.test, 3) for p in series]
+    truth, forecast = (np.concatenate(each) for each in zip(*parts, strict=True))
+    assert found.forecasts == len(truth) == 2 + 4
+    drawn = np.stack([forecast + 7 * s for s in range(4)])
+    ends = forecast - around.radius, forecast + around.radius
+    trained = [p.values[: p.validation] for p in series]
+    for measured, wanted in (
+        (found.rmse, accuracy.rmse(truth, forecast)),
+        (found.mae, accuracy.mae(truth, forecast)),
+        (found.smape, accuracy.smape(truth, forecast)),
+        (found.mase, accuracy.mase(truth, forecast, trained, 2)),
+        (found.crps, accuracy.crps(truth, drawn)),
+        (found.coverage, accuracy.coverage(truth, *ends)),
+        (found.width, accuracy.width(*ends)),
+    ):
+        np.testing.assert_array_equal(measured, wanted)
+    plain = score(f.Last(), series, 3)
+    assert plain.crps is plain.coverage is plain.width is None
+    np.testing.assert_array_equal(plain.mase, accuracy.mase(truth, forecast, trained, 1))
+
+
+def test_what_never_moved_has_no_scale():
+    truth, moving = np.ones((3, 2, 2)), walk(5, 2)
+    still = moving.copy()
+    still[:, 1] = 7
+    for training, scaled in (
+        ([moving], True),
+        ([moving, still], False),
+        ([moving, moving[:2]], False),
+    ):
+        assert (measure(truth, truth + 1, training, season=2).mase is not None) == scaled
+
+
+@pytest.mark.parametrize("parts", [(0, 0.2), (0.2, 0), (1, 0.2), (0.2, 1), (0.5, 0.5), (-0.1, 0.5)])
+def test_each_part_of_a_series_has_something(parts):
+    with pytest.raises(UserError, match="must be positive and leave some to train on"):
+        split(walk(20, 1), *parts)
+
+
+def test_a_test_part_as_long_as_the_forecast_is_one_forecast():
+    part = split(walk(16, 1), 0.25, 0.25)
+    assert score(f.Last(), [part], 4).forecasts == 1
+    with pytest.raises(UserError, match="has 4 steps, not enough for 5 ahead"):
+        score(f.Last(), [part], 5)
+
+
+def test_folds_end_with_the_series_and_begin_with_two_values():
+    x = walk(10, 1)
+    found = backtest(f.Last, x, 2, 4)
+    truth = np.stack([x[2:6], x[6:10]])
+    forecast = np.stack([x[1:2].repeat(4, 0), x[5:6].repeat(4, 0)])
+    np.testing.assert_array_equal(found.mae, accuracy.mae(truth, forecast))
+    np.testing.assert_array_equal(found.mase, accuracy.mase(truth, forecast, [x[:2]], 1))
+    assert backtest(f.Last, x, 2, 4, season=2).mase is None
+    assert backtest(f.Last, x, 1, 4).forecasts == 1
+    with pytest.raises(UserError, match="2 folds of 4 steps need 10 values, and there are 9"):
+        backtest(f.Last, x[:9], 2, 4)
+    for folds in (0, 1.5):
+        with pytest.raises(UserError, match=f"backtest={folds} must be"):
+            backtest(f.Last, x, folds, 4)

@@ -424,6 +424,9 @@ def test_states_of_any_nesting_follow_their_rows():
     [
         ({"temperature": -0.1}, "temperature=-0.1"),
         ({"temperature": math.nan}, "temperature=nan"),
+        ({"temperature": math.inf}, "temperature=inf"),
+        ({"temperature": "hot"}, "temperature=hot"),
+        ({"top_p": "half"}, "top_p=half"),
         ({"top_k": 0}, "top_k=0"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.1}, "top_p=1.1"),

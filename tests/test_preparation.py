@@ -69,6 +69,13 @@ def whole(files):
     return corpus.unix_newlines("".join(texts)), len(documents) + 2
 
 
+DECIDED = [name for name in prepared.PREPARED if name not in prepared.CUTS]
+
+
+def decided(index):
+    return {name: getattr(index, name) for name in DECIDED}
+
+
 LEVELS = {"char": {}, "word": {"min_freq": 0}, "byte": {}, "bpe": {"vocab_size": 300}}
 
 
@@ -132,14 +139,17 @@ def test_a_test_part_is_cut_off_what_a_folder_holds_out(tmp_path, files, level, 
     shards = made(tmp_path, files[:1], level, validation=0.3, **LEVELS[level])
     given = prepared.adopted({"source": str(shards.folder), "test": 0.2})
     assert (given["validation"], given["test"]) == (0.1, 0.2)
-    both = {"source": str(shards.folder), "validation": 0.1, "test": 0.2}
+    assert {name: given[name] for name in DECIDED} == decided(shards.index)
+    both = {"source": str(shards.folder), "level": level, "validation": 0.1, "test": 0.2}
     assert prepared.adopted(both) == given | both
     data = Data(**{"min_freq": None} | given)
     parts = prepared.prepare(data, shards)
     assert parts.train.read().tolist() == shards.train.read().tolist()
     rest = [*parts.validation.read(), *parts.test.read()]
     assert rest == shards.validation.read().tolist()
-    assert shards.vocab.decode(parts.validation).endswith("\n")
+    wanted = len(rest) - round(len(shards.ids) * 0.2)
+    lines = (i for i in range(wanted, len(rest)) if shards.vocab.decode([rest[i - 1]])[-1:] == "\n")
+    assert len(parts.validation) == next(lines), "the test begins with the next line"
     text = shards.vocab.decode(parts.test)
     assert parts.characters == len(text.replace("<unk>", "?"))
     first = shards.vocab.decode(parts.test[:1])
@@ -149,6 +159,20 @@ def test_a_test_part_is_cut_off_what_a_folder_holds_out(tmp_path, files, level, 
     everything = prepared.prepare(replace(data, validation=0.0, test=0.3), shards)
     assert len(everything.validation) == 0
     assert len(everything.test) == len(shards.validation)
+
+
+def test_a_test_begins_with_a_line_wherever_it_is_asked_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "PIECE", 3)
+    text = tmp_path / "a.txt"
+    text.write_text("ab\n\ncd\nefg hi\n" * 4)
+    shards = made(tmp_path, [text], validation=0.5)
+    held = shards.vocab.decode(shards.validation.read())
+    for tokens in range(1, len(held)):
+        share = tokens / len(shards.ids)
+        data = Data("-", validation=0.5 - share, test=share)
+        begin = len(held) - tokens
+        lines = (i for i in range(begin, len(held)) if held[i - 1] == "\n")
+        assert len(prepared.prepare(data, shards).validation) == next(lines, begin)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +187,17 @@ def test_a_test_part_is_cut_off_what_a_folder_holds_out(tmp_path, files, level, 
 def test_what_cannot_be_cut_later_is_refused_with_the_command_that_can(
     tmp_path, files, level, asked, why
 ):
-    folder = made(tmp_path, files[:1], level, validation=0.1).folder
+    unusual = {"clean": "none", "encoding": "cp1252", "errors": "replace", "vocab_size": 20}
+    shards = made(tmp_path, files[:1], level, validation=0.1, lower=True, min_freq=1, **unusual)
+    folder = shards.folder
     with pytest.raises(UserError, match=why) as refusal:
         prepared.adopted({"source": str(folder)} | asked)
     if "test" in asked:
         command = refusal.value.hint[refusal.value.hint.index("elman prepare") :]
         assert run(shlex.split(command)[1:]) == 0
         again = Shards(f"{folder}-tested")
-        assert (again.index.test, again.index.level) == (asked["test"], level)
+        assert again.index.test == asked["test"]
+        assert decided(again.index) == decided(shards.index)
 
 
 def test_a_folder_of_an_older_version_has_no_test(tmp_path, files):

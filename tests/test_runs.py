@@ -333,9 +333,21 @@ def test_a_piece_that_is_not_as_it_was_is_refused_by_name(tmp_path, monkeypatch)
         run.resume(training)
 
 
+def test_a_piece_holds_what_fits_and_no_more(monkeypatch):
+    monkeypatch.setattr(checkpoints, "LARGE", 40)
+    sizes = {"a": 30, "b": 10, "c": 1, "d": 90, "e": 20, "f": 19, "g": 2}
+    tensors = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+    cut = [["a", "b"], ["c"], ["d"], ["e", "f"], ["g"]]
+    assert checkpoints._in_pieces(tensors) == cut
+    assert checkpoints._in_pieces({"d": tensors["d"]}) == [["d"]]
+
+
 @pytest.mark.parametrize(
     "said",
-    [7, {}, {"name": "../../etc", "count": 2}, {"name": "0" * 32, "count": 1e9}, {"count": 2}],
+    [
+        *(7, {}, {"count": 2}, {"name": 7, "count": 2}, {"name": "../../etc", "count": 2}),
+        *({"name": "0" * 32, "count": count} for count in (1, 2.0, 1e9, 10**5, "2", None)),
+    ],
     ids=str,
 )
 def test_pieces_that_make_no_sense_are_refused(tmp_path, said):

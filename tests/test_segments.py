@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman.errors import UserError
-from elman.training.segments import Reading, one_pass
+from elman.gradients import Truncated
+from elman.training.passes import Passes
+from elman.training.segments import Cut, Reading, one_pass
 
 IDS = np.arange(1000)
 
@@ -43,6 +45,11 @@ def test_lanes_are_read_in_order_and_every_loss_counts_once(how, seed, epoch):
         assert 0 < segment.scored <= segment.x.shape[1]
         assert segment.x.shape[1] - segment.scored <= how.history
         scored += segment.x[0, -segment.scored :].tolist()
+        steps = segment.x.shape[1]
+        cut = segment.cut or Cut(scored=steps, advance=steps)
+        assert (cut.scored, cut.advance) == (segment.scored, segment.advance)
+        assert cut.xi is segment.xi
+        assert (cut.xi is not None) == how.carry_used.random
     assert scored == list(range(scored[0], scored[0] + len(scored)))
     assert scored[0] <= how.window, "the pass starts at a random offset"
 
@@ -72,8 +79,35 @@ def test_passes_start_at_different_offsets():
 
 
 def test_random_sampling_starts_every_window_afresh():
-    segments = one_pass(IDS, Reading(sampling="random", batch_size=4, window=7), seed=0, epoch=0)
-    assert all(segments[i].fresh for i in range(len(segments)))
+    passed = one_pass(IDS, Reading(sampling="random", batch_size=4, window=7), seed=0, epoch=0)
+    for segment in (passed[i] for i in range(len(passed))):
+        assert segment.fresh
+        assert segment.cut is None
+        assert torch.equal(segment.y, segment.x + 1)
+
+
+def test_what_was_cut_ahead_is_what_would_have_been_read():
+    made = []
+
+    def cut(epoch):
+        made.append(epoch)
+        return one_pass(IDS, Reading(batch_size=2, window=9), seed=0, epoch=epoch)
+
+    passes = Passes(cut)
+    last = len(passes.get(0, 0)) - 1
+    for ahead, asked in [
+        ((0, 3), (0, 3)),
+        ((0, 3), (0, 5)),
+        ((0, 0), (1, 0)),
+        ((0, last + 1), (1, 0)),
+    ]:
+        passes.look_ahead(*ahead)
+        reads = passes.get(asked[0], 0)
+        assert torch.equal(passes.segment(reads, asked[1]).x, reads[asked[1]].x)
+    assert made == [0, 1], "each pass is cut once"
+    assert passes.get(1, 1) is passes.get(1, 0)
+    passes.get(2, 1)
+    assert set(passes.kept) == {1, 2}, "the one that is read, and the next"
 
 
 @pytest.mark.parametrize("carry", ["randomized", "polynomial"])
@@ -95,11 +129,16 @@ def test_random_segments_are_a_window_long_on_average(carry):
         ({"carry": "sliding"}, "history=0 with carry=sliding"),
         ({"history": 3}, "history=3 with carry=truncated"),
         ({"carry": "randomized", "window": 1}, "at least 2"),
+        ({"carry": Truncated(30), "window": 20}, "window=20 with carry=.*, whose window is 30"),
     ],
 )
 def test_refusals(options, said):
     with pytest.raises(UserError, match=said):
         Reading(**options)
+
+
+def test_a_window_said_twice_is_one():
+    assert Reading(carry=Truncated(20), window=20) == Reading(carry="truncated", window=20)
 
 
 def test_too_little_text_is_refused():

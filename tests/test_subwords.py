@@ -211,6 +211,9 @@ def test_words_can_be_limited_in_number_too():
     assert again == vocab
     with pytest.raises(UserError, match="vocab_size=1 must be more"):
         Vocab("abc", vocab_size=1)
+    with pytest.raises(UserError, match="vocab_size=2 must be more than the 2 of"):
+        Vocab("abc", reserved_tokens=["<pad>"], vocab_size=2)
+    assert Vocab("abc", reserved_tokens=["<pad>"], vocab_size=3).idx_to_token[1:] == ("<pad>", "a")
     with pytest.raises(UserError, match="which has 256 tokens"):
         Vocab.from_text(b"abc", "byte", vocab_size=10)
 

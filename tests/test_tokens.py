@@ -59,7 +59,15 @@ def test_an_unknown_level_is_refused_and_the_known_ones_listed():
             refused()
 
 
+def test_lines_may_come_one_by_one():
+    assert tokens.tokenize(iter(["the time", "flies"]), "word") == [["the", "time"], ["flies"]]
+
+
 def test_one_string_is_not_a_list_of_lines():
+    with pytest.raises(UserError, match="list of lines, not one int"):
+        tokens.tokenize(3, "char")
+    with pytest.raises(UserError, match="3 is not a line of text"):
+        tokens.tokenize(["a line", 3], "char")
     with pytest.raises(UserError, match="list of lines, not one str"):
         tokens.tokenize("the time machine", "char")
 

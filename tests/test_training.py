@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from elman import LanguageModel
 from elman.errors import UserError, WorkFailed
-from elman.gradients import Checkpointed, Full, Randomized, Sliding, Stored, Truncated
+from elman.gradients import Checkpointed, Chunked, Full, Randomized, Sliding, Stored, Truncated
 from elman.language_model import Dropout
 from elman.training import (
     CarriedState,
@@ -233,6 +233,7 @@ def test_a_memory_and_its_bytes_are_the_same_reading():
         ({"carry": Truncated(3)}, Reading(3, 8), r"reads by Truncated\(window=8\)"),
         ({"carry": Randomized(0.5, seed=0)}, Reading(3, 8, carry="randomized"), "reads by Random"),
         ({"memory": Checkpointed(every=2)}, Reading(3, 8, memory=4096), "keeps by .*budget=4096"),
+        ({"time": Chunked(4)}, Reading(3, 8, chunks=2), r"given time=Chunked\(chunks=4"),
     ],
     ids=str,
 )

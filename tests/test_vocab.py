@@ -197,6 +197,15 @@ def test_lines_do_not_say_what_their_tokens_are():
             learn(wrong)
 
 
+def test_what_is_cut_already_is_not_cut_again():
+    vocab = Vocab([["the", "time"], ["the", "end"]])
+    assert vocab.encode(["the time", "end"]).tolist() == [1, 2, 3]
+    for cut in ([["the time", "end"]], np.array(["the time", "end"])):
+        assert vocab.encode(cut).tolist() == [0, 3]
+    with pytest.raises(UserError, match="3 is not a token of level 'spaced'"):
+        vocab.encode(["the time", 3])
+
+
 def test_the_notes_lines_encode_as_the_notes_do(time_machine_file):
     lines = corpus.letters(corpus.load(time_machine_file))
     vocab = Vocab(tokens.tokenize(lines, "char"))

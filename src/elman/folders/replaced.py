@@ -53,8 +53,7 @@ def lies_aside(folder: Path, mark: str) -> bool:
 def forget(folder: Path) -> None:
     """Delete what lies aside, if there is something."""
     if (folder / NAME).is_dir():
-        _sweep(folder)
-        (folder / NAME).rename(folder / FORGOTTEN)
+        (folder / NAME).rename(folder / FORGOTTEN)  # free: what was to be put aside swept it
     _sweep(folder)
 
 

@@ -29,7 +29,7 @@ class Parts:
 
 def split(values: Values, validation: float = 0.2, test: float = 0.2) -> Parts:
     """Cut at ⌊T(1 - validation - test)⌋ and ⌊T(1 - test)⌋: no shuffling, nothing twice."""
-    if not (0 < validation < 1 and 0 < test < 1 and validation + test < 1):
+    if not (validation > 0 and test > 0 and validation + test < 1):
         raise UserError(
             f"validation={validation} and test={test} must be positive and leave some to train on",
             hint="0.2 and 0.2 keep the first 60 % for training",

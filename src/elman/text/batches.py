@@ -262,7 +262,7 @@ def _rows(batch: int, rank: int, world_size: int) -> slice:
     alone = "rank=0, world_size=1 is a single process"
     rank = whole_number("rank", rank, hint=alone)
     world_size = whole_number("world_size", world_size, hint=alone)
-    if world_size < 1 or not 0 <= rank < world_size:
+    if not 0 <= rank < world_size:
         raise UserError(
             f"rank={rank} must be from 0 to world_size - 1, and world_size={world_size} at least 1",
             hint=alone,
