@@ -53,7 +53,7 @@ fuzz: setup
 
 # Types are one process and the site waits for its book: both at once. The tests of the site want what docs built.
 check: lint
-	$(MAKE) -j2 --output-sync=target types docs
+	$(MAKE) -j2 types docs
 	$(MAKE) test
 
 # The site, in build/site: guide, book (executed), reference. Nothing is fetched; a broken link, a missing
