@@ -121,6 +121,17 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return trained
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports whose pictures are empty, for tests of runs: drawing takes longer than the training.
+
+    The figures are made, but not written as SVG; `test_report.py` and the figures' own tests do.
+    """
+    from elman.reports import page
+
+    monkeypatch.setattr(page, "inline_svg", lambda drawing, name: "<svg ></svg>")
+
+
 class Killed(BaseException):
     """As if the process had ended here; nothing of ours may catch it."""
 

@@ -19,6 +19,8 @@ from elman.reports import report
 from elman.runs import Run, checkpoints, log, options_of, presets
 from elman.training import Change, Epoch, Settings, Training
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
 SMALL = [
     *("--model", "gru", "--hidden-size", "6", "--embedding-size", "0", "--batch-size", "4"),

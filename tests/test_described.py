@@ -18,6 +18,7 @@ from elman.cells.base import diagonal_blocks
 from elman.cells.declaration import cell
 from elman.cells.described import Described
 from elman.cells.expressions import evaluate, given, pulls
+from elman.cells.noisy import noisy
 from elman.cells.tracing import trace
 from elman.cli import run
 from elman.errors import UserError
@@ -580,6 +581,8 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_why(monkeypatch)
 def test_a_cell_is_compiled_for_this_process_where_it_cannot_be_kept(tmp_path, monkeypatch):
     (tmp_path / "elman").write_text("no folder")
     monkeypatch.setattr(described.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    hastily = ["-O0" if flag.startswith("-O") else flag for flag in described.FLAGS]
+    monkeypatch.setattr(described, "FLAGS", hastily)  # seconds, not ten, for two small calls
     described._made.cache_clear()
     rnn, xs = nn.Layers("mgu", 3, 8), torch.randn(2, 2, 3)
     with pytest.warns(UserWarning, match=r"cannot be kept in .*elman.cells .*XDG_CACHE_HOME names"):
@@ -631,8 +634,9 @@ def test_what_is_left_of_a_compiled_cell_is_made_again(tmp_path, monkeypatch):
 def test_a_damaged_compiled_cell_is_made_again(how, tmp_path, monkeypatch):
     """The loader ends the process with SIGBUS over a library that was cut short."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    hastily = ["-O0" if flag.startswith("-O") else flag for flag in described.FLAGS]
-    monkeypatch.setattr(described, "FLAGS", hastily)  # it is compiled twice, and never run
+    public = 'extern "C" __attribute__((visibility("default")))'
+    empty = f"{public} void elman_forward() {{}} {public} void elman_backward() {{}}"
+    monkeypatch.setattr(described, "source", lambda *of: empty)  # compiled twice, and never run
     described._made.cache_clear()
     assert not isinstance(described._made(SHIPPED[0], described.FLOAT), str)
     (file,) = (tmp_path / "elman" / "cells").iterdir()
@@ -645,3 +649,13 @@ def test_a_damaged_compiled_cell_is_made_again(how, tmp_path, monkeypatch):
     assert not isinstance(described._made(SHIPPED[0], described.FLOAT), str)
     described._made.cache_clear()
     assert file.read_bytes() == whole
+
+
+@needs_compiler
+def test_cells_with_the_same_equations_are_compiled_once():
+    """A probability is in the name of a noisy cell, and in what is drawn for its steps."""
+    sources = {
+        described.source(noisy(CELLS["gru"], zoneout), described.FLOAT, "portable")
+        for zoneout in (0.1, 0.2)
+    }
+    assert len(sources) == 1

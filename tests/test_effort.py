@@ -13,6 +13,8 @@ from elman.runs import presets
 from elman.runs.effort import FOLLOW, Size, effort, passes
 from elman.training.segments import one_pass
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 
 @pytest.mark.parametrize("tokens", [1, 500, 20_000, 300_000, 5_000_000, 10**9])
 @pytest.mark.parametrize("vocab_size", [2, 80, 5_000])

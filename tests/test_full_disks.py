@@ -22,6 +22,8 @@ from elman.forecasting import saving
 from elman.runs import Run, checkpoints
 from elman.session import RunOptions, Session
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 STEPS = ("write", "fsync", "replace")
 OPTIONS = (
     "--preset quick --hidden-size 6 --embedding-size 3 --batch-size 2 --window 6 --epochs 1 "

@@ -33,6 +33,8 @@ from elman.text.prepared import Data
 from elman.text.shards import ShardedIds, Shards
 from elman.text.streaming import Stream, files_of
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 WORDS = ["the", "time", "traveller", "née", "文", "it's", "—", "well,", "(for", "so)"]
 
 

@@ -499,17 +499,29 @@ def test_closed_streams_are_no_traceback(run):
     assert (seen.returncode, seen.stderr) == (0, b"")
 
 
+SEVERAL = """
+import sys
+from elman.cli import run
+words = [[]]
+for word in sys.argv[1:]:
+    words[-1].append(word) if word != "then" else words.append([])
+sys.exit(next((status for command in words if (status := run(command))), 0))
+"""
+"""`elman`, several commands in turn: Python and torch are loaded once."""
+
+
 def test_undecodable_names_and_prompts_are_served(tiny_run, tmp_path):
     odd = os.fsencode(tmp_path) + b"/odd-\xff"
     shutil.copytree(os.fsencode(tiny_run()), odd)
-    for words in (
-        [b"generate", odd, b"--prompt", b"the \xff", b"--length", b"5"],
-        [b"generate", odd, b"--json", b"--length", b"5"],
-        [b"report", odd],
-        [b"train", b"--resume", odd, b"--epochs", b"3"],
-    ):
-        seen = outside(*words)
-        assert seen.returncode == 0, seen.stderr
+    words = [
+        *(b"generate", odd, b"--prompt", b"the \xff", b"--length", b"5", b"then"),
+        *(b"generate", odd, b"--json", b"--length", b"5", b"then"),
+        *(b"report", odd, b"then"),
+        *(b"train", b"--resume", odd, b"--epochs", b"3"),
+    ]
+    seen = subprocess.run([sys.executable, "-c", SEVERAL, *words], capture_output=True, timeout=600)
+    assert seen.returncode == 0, seen.stderr
+    assert b"/odd-" in seen.stdout
     config = replace(Run.open(Path(os.fsdecode(odd))).config)
     assert config.training.epochs == 3
 

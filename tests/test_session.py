@@ -32,6 +32,8 @@ from elman.training import (
 from elman.training.records import KINDS, from_json
 from elman.training.segments import one_pass
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 TEXT = "the time traveller for so it will be convenient to speak of him " * 15
 SMALL = {
     "model": "gru",

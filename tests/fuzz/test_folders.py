@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import cases, mutate_bytes, mutate_json, run_in_process
 
-pytestmark = pytest.mark.fuzz
+pytestmark = [pytest.mark.fuzz, pytest.mark.usefixtures("without_pictures")]
 
 FILES = ("config.json", "vocab.json", "model.safetensors", "state.safetensors", "metrics.jsonl")
 SEALED = ("vocab.json", "model.safetensors", "state.safetensors")

@@ -169,12 +169,16 @@ def _compile(text: str, compiler: str, file: Path) -> str | None:
 
 
 def source(cell: Described, kind: int, variant: str) -> str:
-    """The C++ of one cell for one number type and processor."""
+    """The C++ of one cell for one number type and processor.
+
+    It has nothing of the cell's name: cells with the same equations, one zoneout and another, are
+    compiled once.
+    """
     target, width, registers = TARGETS[variant]
     assert kind in (FLOAT, DOUBLE)
     forward, backward = _bodies(cell)
     flags = ", ".join("true" if s else "false" for s in cell.summed)
-    return f"""/* {cell.name}, written by elman */
+    return f"""/* Written by elman from the equations of a cell. */
 {f'#pragma GCC target("{target}")' if target else ""}
 #define REAL {"double" if kind == DOUBLE else "float"}
 #define VECTOR_BYTES {width}

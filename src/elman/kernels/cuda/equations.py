@@ -82,7 +82,7 @@ def _header(cell: Described, halves: Kept, looks: list[str]) -> str:
         "KEPT": len(halves.kept),
         "LOOKS": len(looks),
     }
-    return f"""// {_plain(cell.name)}, written by elman
+    return f"""// Written by elman from the equations of a cell.
 #pragma once
 #include "functions.cuh"
 
@@ -112,11 +112,6 @@ DEVICE void own_step_back(int v, const float (&past)[P][W], const float (&own)[N
 def _dbefore(cell: Described, back: list[Expression]) -> list[Expression]:
     """The pulls on the states before a step, of all that there are."""
     return back[2 * cell.gates :][: cell.count]
-
-
-def _plain(name: str) -> str:
-    """A name that cannot end a comment, whatever a user calls a cell."""
-    return "".join(c if c.isalnum() or c in " _.,-" else "?" for c in name)
 
 
 def _table(name: str, values: Sequence[int]) -> str:
