@@ -9,7 +9,7 @@ import torch
 from torch import nn as torch_nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import parametrize
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 from elman import kernels, nn
 from elman.errors import UserError
@@ -610,6 +610,8 @@ def test_every_kernel_refuses_ids_that_name_no_column(cell, ids):
         lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 3, 4)),
         lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 2, 4).double()),
         lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 2, 4, device="meta")),
+        lambda: nn.LSTM(3, 4)(pack_sequence([torch.zeros(5, 3).double()])),
+        lambda: nn.LSTM(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(1, 2, 4),) * 3),
     ],
 )
 def test_what_torch_calls_a_runtime_error_is_one(call):
