@@ -390,6 +390,17 @@ def test_compiled_code_takes_sequences_of_any_length(case, compiler):
     assert graphs.frame_count == 2  # for the first length, and for all others
 
 
+@pytest.mark.parametrize("memory", [Stored(), Checkpointed(budget=10_000)], ids=repr)
+def test_compiled_code_takes_batches_of_any_size(memory, compiler):
+    """What a step takes was asked of tensors that had no size yet, even where all is kept."""
+    eager = COMPILED["both ways"]()
+    eager.memory = memory
+    whole = compiler(copy.deepcopy(eager), fullgraph=True, dynamic=True, backend="eager")
+    for rows in (3, 4):
+        xs = torch.randn(5, rows, 4, **DOUBLE)
+        same(outputs(whole, xs), outputs(eager, xs))
+
+
 def test_a_changed_carry_reaches_compiled_code(compiler):
     module = nn.RNN(4, 5, **DOUBLE)
     whole = compiler(module, fullgraph=True, backend="aot_eager")
