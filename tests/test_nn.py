@@ -9,7 +9,7 @@ import torch
 from torch import nn as torch_nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import parametrize
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 from elman import kernels, nn
 from elman.errors import UserError
@@ -390,6 +390,17 @@ def test_compiled_code_takes_sequences_of_any_length(case, compiler):
     assert graphs.frame_count == 2  # for the first length, and for all others
 
 
+@pytest.mark.parametrize("memory", [Stored(), Checkpointed(budget=10_000)], ids=repr)
+def test_compiled_code_takes_batches_of_any_size(memory, compiler):
+    """What a step takes was asked of tensors that had no size yet, even where all is kept."""
+    eager = COMPILED["both ways"]()
+    eager.memory = memory
+    whole = compiler(copy.deepcopy(eager), fullgraph=True, dynamic=True, backend="eager")
+    for rows in (3, 4):
+        xs = torch.randn(5, rows, 4, **DOUBLE)
+        same(outputs(whole, xs), outputs(eager, xs))
+
+
 def test_a_changed_carry_reaches_compiled_code(compiler):
     module = nn.RNN(4, 5, **DOUBLE)
     whole = compiler(module, fullgraph=True, backend="aot_eager")
@@ -610,6 +621,8 @@ def test_every_kernel_refuses_ids_that_name_no_column(cell, ids):
         lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 3, 4)),
         lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 2, 4).double()),
         lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 2, 4, device="meta")),
+        lambda: nn.LSTM(3, 4)(pack_sequence([torch.zeros(5, 3).double()])),
+        lambda: nn.LSTM(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(1, 2, 4),) * 3),
     ],
 )
 def test_what_torch_calls_a_runtime_error_is_one(call):

@@ -6,6 +6,7 @@ import copy
 import io
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -44,6 +45,10 @@ def plain(module, *args):
 
 def same(a, b) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def own_step(*sizes):
+    return nn.Recurrent(torch.nn.GRUCell(*sizes))
 
 
 def state_of(kind, layers, rows, hidden):
@@ -403,6 +408,27 @@ def test_calls_in_and_out_of_inference_mode():
         assert ys.is_inference() == mode
     module(x)[0].sum().backward()
     assert module.weight_hh_l0.grad is not None
+
+
+def test_no_room_is_asked_for_what_a_backward_pass_would_read():
+    """A long sequence without a gradient failed at it, where its outputs fitted into memory."""
+    module = nn.GRU(4, 8)
+    for steps in (3, 5):  # the second is made of the first
+        x = torch.randn(steps, 2, 4)
+        plain(module, x)
+        assert "kept" not in vars(module._prepared)
+        module(x)[0].sum().backward()
+        assert len(module._prepared.kept) >= 3 * steps * 2 * 8
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, partial(nn.Layers, "mgu"), own_step])
+def test_a_gradient_asked_for_in_inference_mode_is_recorded_no_more_than_by_torch(make):
+    module, x = make(4, 8), torch.randn(3, 2, 4)
+    with torch.inference_mode(), torch.enable_grad():
+        ys = module(x)[0]
+    assert ys.is_inference()
+    assert not ys.requires_grad
+    assert torch.equal(ys, module(x)[0])
 
 
 def test_dropout_between_layers_is_still_drawn():

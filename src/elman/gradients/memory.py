@@ -128,7 +128,7 @@ class Checkpointed(Memory):
         if self.every is not None:
             piece = min(self.every, steps)
             return Plan(steps, piece, -(-steps // piece) - 1)
-        size = sizes()
+        steps, size = int(steps), sizes()  # in compiled code, from now on a number
         return min(
             self._fitting(steps, size, strands),
             key=lambda p: (_recomputed(p), p.slots * size.state + p.piece * size.step),

@@ -30,6 +30,8 @@ class Embedding(nn.Embedding):
         weight = self.weight
         if not (weight.requires_grad and torch.is_grad_enabled() and ids.dtype == torch.int64):
             return False
+        if torch.is_inference_mode_enabled():  # which records nothing, whatever is asked
+            return False
         if torch.compiler.is_compiling() or listening() or is_seen():
             return False
         whole = weight.dtype == torch.float32 and weight.is_contiguous() and ids.is_cuda

@@ -26,7 +26,7 @@ def check_input(module: Parameters, input: Tensor, time: int) -> None:
     integer = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
     autocast = kind.is_floating_point and is_cast(input.device)
     if not (integer or kind == weight.dtype or autocast):
-        raise UserError(
+        raise Misfit(
             f"input has dtype {kind}, the weights of {name} have {weight.dtype}",
             hint=f"input.to({weight.dtype}), or integer ids, which are read as one-hot rows",
         )
@@ -60,7 +60,7 @@ def checked_state(
         name, zeros = type(module).__name__, "leave it out to begin at zero"
         if len(names) == 1:
             raise UserError(f"the initial state of {name} must be one tensor h0", hint=zeros)
-        raise UserError(
+        raise Misfit(
             f"the initial state of {name} must be a pair of tensors ({', '.join(names)})",
             hint=f"{zeros}; code that asks isinstance(…, torch.nn.{name}) must ask for "
             f"elman.nn.{name}, too",

@@ -57,6 +57,9 @@ class Module(Settling):
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Output and last state, in the caller's layout."""
+        if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+            with torch.no_grad():  # a gradient was asked for where torch records none
+                return self._run(input, state)
         if "parametrizations" in self._modules and not self._is_computed():
             with self._computed_once():
                 return self._run(input, state)

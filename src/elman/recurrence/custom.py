@@ -79,6 +79,9 @@ class Recurrent(nn.Module):
 
     def forward(self, xs: Any, state: Nest = None) -> tuple[Any, Nest]:
         """The output of every step, and the last state."""
+        if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+            with torch.no_grad():  # a gradient was asked for where torch records none
+                return self.forward(xs, state)
         if isinstance(xs, PackedSequence):
             return self._packed(xs, state)
         if traced.listening():

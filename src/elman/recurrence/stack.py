@@ -92,7 +92,7 @@ class Stack:
     ) -> tuple[Tensor, States, list[Tensor]]:
         """ys, the last states, and what the memory keeps for `backward`."""
         last, kept, levels = [], [], self.levels()
-        if keep and len(levels) > 1 and self.memory.bytes is not None:
+        if keep and len(levels) > 1 and self.memory.bytes:
             self._check_budget(xs, states, levels)
         for level, strands in enumerate(levels):
             if level > 0:

@@ -203,7 +203,7 @@ class Strand:
     def sizes(self, xs: Tensor, states: States) -> Sizes:
         """What the states take, and what one step keeps for the backward pass."""
         step = sum(self._step_bytes(i, xs, state) for i, state in enumerate(states))
-        return Sizes(sum(s.nbytes for s in _flat(states)), step)
+        return Sizes(sum(_bytes(s) for s in _flat(states)), step)
 
     def traces(self, kept: list[Tensor]) -> list[Trace]:
         """The traces that `run` kept, put together again."""
@@ -227,10 +227,10 @@ class Strand:
         w = self.layers[layer]
         one = xs[:1] if layer == 0 else state[0].new_empty(1, len(state[0]), w.W_ih.shape[1])
         gates = self.kernel.empty_gates(Piece(self.cell, w, one, state))
-        kept = sum(s.nbytes for s in state) + (0 if gates is None else gates.nbytes)
-        pulls = state[0].nbytes + (one.nbytes if one.is_floating_point() else 0)
-        masked = 2 * one.nbytes if layer > 0 and self.dropout is not None else 0
-        drawn = len(self.cell.noise) * state[0].nbytes
+        kept = sum(_bytes(s) for s in state) + (0 if gates is None else _bytes(gates))
+        pulls = _bytes(state[0]) + (_bytes(one) if one.is_floating_point() else 0)
+        masked = 2 * _bytes(one) if layer > 0 and self.dropout is not None else 0
+        drawn = len(self.cell.noise) * _bytes(state[0])
         return kept + pulls + masked + drawn
 
     def _trace(self, kept: list[Tensor]) -> Trace:
@@ -368,3 +368,8 @@ def _paired(flat: list[Tensor], like: States) -> States:
     """The inverse of `_flat`."""
     each = len(like[0])
     return [tuple(flat[i : i + each]) for i in range(0, len(flat), each)]
+
+
+def _bytes(t: Tensor) -> int:
+    """What a tensor takes: a number in compiled code, too, where torch's own `nbytes` fails."""
+    return int(t.numel()) * t.itemsize

@@ -198,7 +198,12 @@ class Prepared:
             layer.T, layer.B = steps, rows
         self.stack.copies, self.stack.kind = copies, kind_of(self.dtype, steps * rows, self.cast)
         self.argument = ctypes.byref(self.stack)
-        self.kept = _without_memory((self._kept(steps * rows),), self.dtype)
+        self.__dict__.pop("kept", None)
+
+    @functools.cached_property
+    def kept(self) -> Tensor:
+        """What the backward pass reads besides; only of calls that go back, it may be large."""
+        return _without_memory((self._kept(math.prod(self.shape[:2])),), self.dtype)
 
     def _kept(self, rows: int) -> int:
         """How many numbers the backward pass wants of so many rows of time and batch."""
