@@ -12,6 +12,7 @@ from torch import nn
 
 from elman import LanguageModel, Vocab, metrics
 from elman.errors import UserError
+from elman.language_model import loss
 from elman.scoring.metrics import Score, evaluate, perplexity
 
 
@@ -74,7 +75,8 @@ def test_a_piece_of_more_steps_than_logits_are_held_for_is_scored_in_parts(monke
     model = LanguageModel(11, cell="gru", hidden_size=6).double()
     ids = torch.randint(11, (4000,))
     wanted = evaluate(model, ids, lanes=3, warm_up=8, piece=500).nats
-    monkeypatch.setattr(metrics, "LOGITS", 3 * 11 * 100)
+    monkeypatch.setattr(loss, "PIECE", 3 * 11 * 100)
+    monkeypatch.setattr(loss, "_is_native", lambda *_: False)
     found = evaluate(model, ids, lanes=3, warm_up=8, piece=1200).nats
     assert found == pytest.approx(wanted, rel=1e-12)
 
