@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -164,3 +165,17 @@ def killed_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[],
         return False
 
     return work_on
+
+
+@pytest.fixture
+def open_files() -> Callable[[], int]:
+    """How many files and folders this process has open: of sockets others may have some, too."""
+
+    def is_file(number: str) -> bool:
+        try:
+            mode = os.fstat(int(number)).st_mode
+        except OSError:  # that with which the folder was read
+            return False
+        return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+    return lambda: sum(map(is_file, os.listdir("/dev/fd")))

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_after_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_files: Callable[[], int]
 ) -> None:
     """After a power cut there is the old file or the new one, never a name without contents."""
     done: list[str] = []
@@ -51,10 +52,10 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_after_that(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
-    opened = os.listdir("/dev/fd")
+    opened = open_files()
     files.write_text(tmp_path / "a", "whole")
     assert done == ["file", "renamed", "folder"]
-    assert os.listdir("/dev/fd") == opened
+    assert open_files() == opened
 
 
 def test_a_failure_of_another_file_keeps_its_name(tmp_path: Path) -> None:

@@ -15,22 +15,22 @@ def myself():
     return {"process": os.getpid(), "host": socket.gethostname()}
 
 
-def test_one_writes_at_a_time_and_says_who(tmp_path):
+def test_one_writes_at_a_time_and_says_who(tmp_path, open_files):
     assert not is_held(tmp_path)
     assert holder(tmp_path) == {}
     first = Lock(tmp_path, "prepared")
     assert is_held(tmp_path)
     assert holder(tmp_path) == myself()
-    opened = len(os.listdir("/dev/fd"))
+    opened = open_files()
     with pytest.raises(UserError, match="is being trained already, in this very process"):
         Lock(tmp_path)
     assert is_held(tmp_path), "a refusal takes nothing from who writes"
-    assert len(os.listdir("/dev/fd")) == opened
+    assert open_files() == opened
     first.release()
     first.release()
     assert os.listdir(tmp_path) == []
     assert not is_held(tmp_path)
-    assert len(os.listdir("/dev/fd")) == opened - 1
+    assert open_files() == opened - 1
     Lock(tmp_path).release()
 
 
@@ -66,10 +66,10 @@ def test_what_a_killed_process_has_left_is_written_over(tmp_path):
     lock.release()
 
 
-def test_a_lock_is_taken_where_it_can_be_found(tmp_path, monkeypatch):
+def test_a_lock_is_taken_where_it_can_be_found(tmp_path, monkeypatch, open_files):
     """Between opening the file and locking it its owner may have deleted it."""
     lock, real = fcntl.flock, []
-    opened = len(os.listdir("/dev/fd"))
+    opened = open_files()
 
     def flock(file, how):
         if not real:
@@ -83,7 +83,7 @@ def test_a_lock_is_taken_where_it_can_be_found(tmp_path, monkeypatch):
     assert len(real) == 2
     assert is_held(tmp_path)
     taken.release()
-    assert len(os.listdir("/dev/fd")) == opened
+    assert open_files() == opened
 
 
 def test_only_its_own_file_is_deleted(tmp_path):
