@@ -37,14 +37,14 @@ Scores: TypeAlias = NDArray[np.float64]
 In NumPy, because a draw is a dozen operations on a few numbers, and PyTorch takes longer to begin.
 """
 
-Counts: TypeAlias = NDArray[np.intp]
-"""How many tokens of each row."""
-
 UNK = 0
 """The id of `<unk>` in every `Vocab`: what a model should not write unless asked."""
 
 FIRST = 1
 """The id that follows `<unk>`: without reserved tokens, a `Vocab`'s most frequent token."""
+
+FEW = 1024
+"""The likeliest tokens, among which those that top-p keeps are looked for before all are sorted."""
 
 PIECE = 1024
 """Prompts are read in pieces of this many tokens, so that a long one needs no more memory."""
@@ -95,54 +95,51 @@ class Sampling:
             p = np.zeros_like(scores)
             p[np.arange(len(scores)), scores.argmax(-1)] = 1  # of equals, NumPy takes the first
             return p
-        p = self._weights(scores, scores)
-        if self.top_k is not None and self.top_k < scores.shape[-1]:
-            p[~_likeliest(scores, _highest(scores, self.top_k))] = 0
-        if self.top_p is not None and self.top_p < 1:
-            p[~_likeliest(scores, *self._nucleus(scores, p.sum(-1, keepdims=True)))] = 0
-        return p / p.sum(-1, keepdims=True)
-
-    def _weights(self, of: Scores, scores: Scores) -> Scores:
-        """exp of some of the scores, which temperature has divided; the highest of all has 1."""
         with np.errstate(over="ignore"):  # of a temperature near 0: all but the likeliest vanish
-            return np.exp((of - scores.max(-1, keepdims=True)) / self.temperature)
+            if self.top_k is None and self.top_p is None:
+                p = np.exp((scores - scores.max(-1, keepdims=True)) / self.temperature)
+                return p / p.sum(-1, keepdims=True)
+            p = np.zeros_like(scores)
+            for row, share in zip(scores, p, strict=True):
+                kept, weights = self._kept(row)
+                share[kept] = weights / weights.sum()
+        return p
 
-    def _nucleus(self, scores: Scores, total: Scores) -> tuple[Scores, Counts]:
-        """The highest scores of each row, and how many of them top-p keeps of a weight of `total`.
-
-        A vocabulary is large and what is kept of it mostly small: few are sorted first, then all.
-        """
-        assert self.top_p is not None
-        most = min(self.top_k or scores.shape[-1], scores.shape[-1])
-        for looked_at in (min(256, most), most):
-            highest = _highest(scores, looked_at)
-            p = self._weights(highest, scores) / total
-            kept = p.cumsum(-1) - p < self.top_p
-            if not kept[:, -1].any():
+    def _kept(self, scores: Scores) -> tuple[Ids, Scores]:
+        """The tokens that top-k and then top-p leave of one row, in their order; their weights."""
+        kept: Ids = slice(None)
+        if self.top_k is not None and self.top_k < len(scores):
+            kept = _likeliest(scores, _highest(scores, self.top_k))
+            scores = scores[kept]
+        highest = scores.max()
+        weights = np.exp((scores - highest) / self.temperature)
+        if self.top_p is None or self.top_p == 1:
+            return kept, weights
+        total = weights.sum()
+        for looked_at in (min(FEW, len(scores)), len(scores)):
+            best = _highest(scores, looked_at)
+            p = np.exp((best - highest) / self.temperature) / total
+            within = p.cumsum() - p < self.top_p
+            if not within[-1]:
                 break
-        return highest, kept.sum(-1)
+        inside = _likeliest(scores, best[: within.sum()])
+        return (inside if isinstance(kept, slice) else kept[inside]), weights[inside]
 
 
 def _highest(scores: Scores, count: int) -> Scores:
-    """The `count` highest scores of each row, which fall from left to right."""
-    if count * 64 > scores.shape[-1]:
-        return np.sort(scores, axis=-1)[:, : -count - 1 : -1]
+    """The `count` highest of one row of scores, falling."""
+    if count * 32 > len(scores):
+        return np.sort(scores)[: -count - 1 : -1]
     return torch.from_numpy(scores).topk(count).values.numpy()
 
 
-def _likeliest(scores: Scores, highest: Scores, counts: Counts | None = None) -> NDArray[np.bool_]:
-    """Which are the `counts` first of the highest scores of each row (all of them, unless given).
-
-    Among equals, those of the lower ids.
-    """
-    if counts is None:
-        counts = np.full(len(scores), highest.shape[-1])
-    least = highest[np.arange(len(scores)), counts - 1][:, None]
-    higher, equal = scores > least, scores == least
-    left = counts[:, None] - higher.sum(-1, keepdims=True)
-    if (equal.sum(-1, keepdims=True) > left).any():
-        equal &= equal.cumsum(-1) <= left
-    return higher | equal
+def _likeliest(scores: Scores, highest: Scores) -> Ids:
+    """Where the highest of one row of scores are, in order; among equals, those of lower ids."""
+    at = np.flatnonzero(scores >= highest[-1])
+    if len(at) > len(highest):
+        equal = at[scores[at] == highest[-1]]
+        at = np.setdiff1d(at, equal[len(highest) - len(at) :], assume_unique=True)
+    return at
 
 
 class Continuation(NamedTuple):

@@ -159,6 +159,7 @@ def token_nats(
 ) -> tuple[Tensor, Nest]:
     """-log P of each y, shape (batch, time), and the state after the last x."""
     is_ours = isinstance(model, LanguageModel)
+    # What a subclass or a hook does in a call is theirs, but not where logits would be too many.
     if is_ours and (x.shape[1] > PIECE or (type(model) is LanguageModel and not is_hooked(model))):
         known_labels(y, model.vocab_size)
         hs, state = model.states(x.long(), cast("ModelState", state))
