@@ -8,7 +8,7 @@ import torch
 from elman.cells import Weights
 from elman.kernels import products
 from elman.kernels.cuda import small
-from elman.language_model.loss import linear_cross_entropy
+from elman.language_model.loss import linear_cross_entropy, nats_of_each
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +23,10 @@ def distance(found, exact):
 
 
 @pytest.mark.parametrize("dtype", ROUNDOFF)
-@pytest.mark.parametrize(("steps", "batch", "size"), [(1, 1, 1), (35, 32, 28), (7, 3, 1000)])
+@pytest.mark.parametrize(
+    ("steps", "batch", "size"),
+    [(1, 1, 1), (35, 32, 28), (7, 3, 1000), (5, 3, 2049), (2, 2, 40_001)],
+)
 def test_the_loss_and_its_gradient_are_torchs(dtype, steps, batch, size):
     torch.manual_seed(0)
     logits = (3 * torch.randn(steps * batch, size, device="cuda")).to(dtype)
@@ -45,6 +48,23 @@ def test_the_loss_and_its_gradient_are_torchs(dtype, steps, batch, size):
     assert distance(pull, wide.grad) <= bound * 4 + ROUNDOFF[dtype]
     again = small.nats(logits, targets)
     assert torch.equal(found.out, again.out)
+
+
+@pytest.mark.parametrize("size", [50, 3000])
+def test_logits_without_bounds_are_summed_as_torch_sums_them(size):
+    rows = torch.randn(6, size, device="cuda")
+    rows[0, : size // 2 + 1100] = -math.inf
+    rows[0, 7] = 1.5
+    rows[1, 1:] = -math.inf
+    rows[2] += 1e30
+    rows[3, 5] = math.nan
+    rows[4, 5] = math.inf
+    found = small.nats(rows, torch.zeros(6, 1, dtype=torch.int64, device="cuda")).lse[:6]
+    exact = rows.double().logsumexp(1)
+    torch.testing.assert_close(found[:3].double(), exact[:3], rtol=1e-6, atol=0)
+    assert found[3].isnan()
+    assert not found[4].isfinite()
+    torch.testing.assert_close(found[5].double(), exact[5], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ROUNDOFF)
@@ -144,3 +164,27 @@ def test_weight_pulls_take_what_was_summed_already():
     for a, b in zip(plain, read, strict=True):
         assert (a is None) == (b is None)
         assert a is None or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("size", [1, 2, 31, 1000, 1024, 1025, 60_001])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_running_sums_are_right_and_the_same_twice(size, rows):
+    torch.manual_seed(0)
+    x = torch.rand(rows, size, dtype=torch.float64, device="cuda").pow_(8)
+    found = small.running(x)
+    torch.testing.assert_close(found.cpu(), x.cpu().cumsum(-1), rtol=1e-13, atol=0)
+    assert all(torch.equal(found, small.running(x)) for _ in range(20))
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+def test_the_nats_of_each_target_are_torchs(dtype):
+    torch.manual_seed(0)
+    hs, W = torch.randn(9, 4, 32, device="cuda"), torch.randn(700, 32, device="cuda")
+    b, targets = torch.randn(700, device="cuda"), torch.randint(700, (9, 4), device="cuda")
+    hs, W, b = hs.to(dtype), W.to(dtype), b.to(dtype)
+    logits = torch.nn.functional.linear(hs, W, b).double()
+    exact = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    )
+    found = nats_of_each(hs, W, b, targets)
+    torch.testing.assert_close(found.flatten().double(), exact, rtol=1e-5, atol=1e-5)

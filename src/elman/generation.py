@@ -13,17 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from operator import index
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from elman.errors import UserError, WorkFailed
+from elman.errors import UserError
 from elman.language_model import LanguageModel, read
 from elman.language_model.looking import is_hooked
 from elman.language_model.nests import Nest, over
+from elman.language_model.writer import not_numbers, writes, written
 from elman.options import whole_number
 from elman.scoring.metrics import evaluating
 from elman.text.vocab import Vocab
@@ -264,10 +265,7 @@ def allowed(logits: Tensor, exclude: Sequence[int]) -> Scores:
     scores = logits.detach().to("cpu", torch.float64, copy=True).numpy()
     scores[..., _excluded(tuple(exclude), scores.shape[-1])] = -math.inf
     if not np.isfinite(scores.max(-1)).all():  # NaN wins every maximum
-        raise WorkFailed(
-            "the model's scores are not numbers one can draw from (NaN or infinite)",
-            hint="its training diverged: train again with a smaller learning rate",
-        )
+        raise not_numbers()
     return scores
 
 
@@ -292,10 +290,14 @@ def _write(
 ) -> Iterator[list[int]]:
     if length == 0 or not prompts:
         return
+    chances = [_uniform(generator) for generator in generators]
     with evaluating(model):
         logits, state = _read_all(model, prompts)
-        step = _Steps(model, state, len(prompts))
-    chances = [_uniform(generator) for generator in generators]
+        step = None if writes(model) else _Steps(model, state, len(prompts))
+    if step is None:
+        _excluded(tuple(sampling.exclude), logits.shape[-1])
+        yield from written(cast(Any, model), logits, cast(Any, state), length, sampling, chances)
+        return
     for remaining in reversed(range(length)):
         if sampling.temperature == 0:
             tokens = allowed(logits, sampling.exclude).argmax(-1).tolist()

@@ -33,6 +33,8 @@ LARGE = 1 << 24
 """Logits that are never in memory all at once, if there are more."""
 PIECE = 1 << 22
 """Logits in memory at a time, then."""
+PIECE_ON_GPU = 1 << 26
+"""The same on a GPU where no gradient is asked for: its products want many rows."""
 
 Pulls = list[Tensor | None]
 """∂loss/∂hs, ∂loss/∂W_hq, ∂loss/∂b_q; None for those that nobody needs."""
@@ -72,10 +74,18 @@ def nats_of_each(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) 
     if _is_native(hs, W_hq, b_q) and not (is_seen() or listening()):
         return head.each_nats(KERNEL, hs, W_hq, b_q, targets)
     rows, ids = hs.flatten(0, -2), targets.flatten()
-    size = max(1, PIECE // len(W_hq))
+    size = max(1, (PIECE_ON_GPU if hs.is_cuda else PIECE) // len(W_hq))
     pieces = zip(rows.split(size), ids.split(size), strict=True)
-    nats = [cross_entropy(widened(linear(h, W_hq, b_q)), y, reduction="none") for h, y in pieces]
-    return torch.cat(nats).view(targets.shape)
+    nats = [_nats(linear(h, W_hq, b_q), y) for h, y in pieces]
+    return (nats[0] if len(nats) == 1 else torch.cat(nats)).view(targets.shape)
+
+
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """The same of logits (rows, vocabulary), which are only read on a GPU."""
+    if not (small.available(logits) and allows("cuda")) or is_seen() or listening():
+        return cross_entropy(widened(logits), targets, reduction="none")
+    chosen = logits.gather(1, targets[:, None])[:, 0]
+    return small.nats(logits, targets[:, None]).lse[: len(logits)] - chosen.float()
 
 
 def widened(logits: Tensor) -> Tensor:

@@ -368,23 +368,29 @@ class LanguageModel(nn.Module):
     def stepper(self, state: ModelState = None, rows: int = 1) -> Stepper | None:
         """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
 
-        Nothing is hidden from it, in training mode neither. An embedding and the input weights are
-        one table, x_t W_ihᵀ = (E W_ihᵀ)[id], if it is no larger than `TABLE`: it is worked out
-        here, from the weights as they are now.
+        Nothing is hidden from it, in training mode neither. On a CPU an embedding and the input
+        weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id], if it is no larger than `TABLE`: it is
+        worked out here, from the weights as they are now.
         """
         if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
-        E = None if self.embedding is None else self.embedding.weight.detach()[: self.vocab_size]
-        own = self.recurrence
+        E = None if self.embedding is None else self.embedding.weight
         rows_of_W = cells.of_model(self.cell).gates * self.hidden_size
-        in_table = E is None or len(E) * rows_of_W <= TABLE
-        if not in_table and not self.bias_q.is_cpu:
-            return None
+        in_table = self.bias_q.is_cpu and self.vocab_size * rows_of_W <= TABLE
+        rnn, out, E = self.stepped(in_table=E is not None and in_table)
+        return Stepper(rnn, out, state, rows, E)
+
+    def stepped(self, in_table: bool = False) -> tuple[Any, nn.Linear, Tensor | None]:
+        """What runs in a step: the recurrence, the output layer, and the embedding, if any.
+
+        They have the model's own weights, where these are plain parameters; `in_table` makes new
+        ones of the embedding and the input weights.
+        """
+        own, V = self.recurrence, self.vocab_size
+        E = None if self.embedding is None else self.embedding.weight.detach()[:V]
+        width = V if E is None or in_table else E.shape[1]
         rnn = of(
-            own.cell,
-            self.vocab_size if E is None or in_table else E.shape[1],
-            self.hidden_size,
-            self.shape.layers,
+            *(own.cell, width, self.hidden_size, self.shape.layers),
             zoneout=own.zoneout,
             device="meta",
         ).eval()
@@ -393,9 +399,9 @@ class LanguageModel(nn.Module):
             weights["weight_ih_l0"] = weights["weight_ih_l0"] @ E.T
         rnn.load_state_dict(weights, assign=True)
         rnn.repeatable = True
-        out = nn.Linear(self.hidden_size, self.vocab_size, device="meta")
+        out = nn.Linear(self.hidden_size, V, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
-        return Stepper(rnn, out, state, rows, None if in_table else E)
+        return rnn, out, None if in_table else E
 
     @property
     def output_weight(self) -> Tensor:

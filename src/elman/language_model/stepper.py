@@ -47,7 +47,7 @@ class Stepper:
         self.embedding = embedding
         fixed = not (rnn.bidirectional or rnn.training)
         self._steps: Steps | Captured | None = self._native(state) if fixed else None
-        is_captured = fixed and rnn.weight_ih_l0.is_cuda and embedding is None
+        is_captured = fixed and rnn.weight_ih_l0.is_cuda
         self._before_capture = FEW if is_captured else -1
 
     def _native(self, state: Any) -> Steps | None:
@@ -76,7 +76,8 @@ class Stepper:
         if ids.shape != (self.rows,):
             raise UserError(f"ids of shape {tuple(ids.shape)} for {self.rows} rows: one id per row")
         if self._before_capture == 0:
-            self._steps = Captured(self.rnn, self.out, self._state, self.rows)
+            parts = self.rnn, self.out, self.embedding
+            self._steps = Captured(*parts, self._state, self.rows)
         self._before_capture -= 1
         if self._steps is not None:
             return self._steps(ids)

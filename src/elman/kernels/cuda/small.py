@@ -1,4 +1,4 @@
-"""The small kernels of update.cu: what an update does beside its recurrence, in few launches.
+"""The small kernels of update.cu: what an update or a draw does beside its recurrence.
 
 A small model's update is a chain of some fifty kernels of torch's that take two microseconds each
 whatever they do. These do the work of thirty of them in five.
@@ -19,7 +19,9 @@ from elman.kernels.cuda import driver
 
 ELEMENTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # as update.cu has them
 THREADS, WARPS = 256, 8
+MOST_THREADS = 1024  # of `running`
 MOST_ARRAYS, CHUNK = 64, 1024  # of `judge` and `take_in`
+MANY_TOKENS = 2048  # of which a warp would read a row for too long
 FEW_ROWS, FEW_TOKENS = 8192, 256  # beyond which matrix products are faster than `columns`
 
 
@@ -74,11 +76,12 @@ class Nats(NamedTuple):
 def nats(logits: Tensor, targets: Tensor) -> Nats:
     """-log softmax(o)[y], the mean over the rows of logits (T · B, V) with targets (T, B)."""
     rows, vocabulary = logits.shape
-    device, blocks = logits.device.index, max(1, min(256, -(-rows // WARPS)))
+    each = 1 if vocabulary > MANY_TOKENS else WARPS  # rows of a block at a time
+    device, blocks = logits.device.index, max(1, min(2048 // each, -(-rows // each)))
     lse = torch.empty(rows + 2, dtype=torch.float32, device=logits.device)
     room = torch.zeros(2 * blocks + 1, dtype=torch.float64, device=logits.device)
     _queue(
-        _launch("nats", ELEMENTS[logits.dtype], device, blocks, 11),
+        _launch("nats", ELEMENTS[logits.dtype], device, blocks, 12),
         device,
         logits,
         targets,
@@ -90,6 +93,7 @@ def nats(logits: Tensor, targets: Tensor) -> Nats:
         rows,
         targets.shape[1],
         vocabulary,
+        each,
     )
     return Nats(lse[rows:], lse)
 
@@ -169,6 +173,19 @@ def take_in(
     launch = _launch("take_in", 2, device, blocks, 4, first=3 * MOST_ARRAYS)
     arrays = (*weights, *none, *sizes, *none, *averages, *none)
     _queue(launch, device, *arrays, len(sizes), share, broken)
+
+
+def running(x: Tensor) -> Tensor:
+    """Σ of every row of x (rows, size), in float64, up to each place.
+
+    The same bits at every call, which torch's `cumsum` does not promise on a GPU.
+    """
+    if not (x.is_cuda and _can_compile(x.device.index)):
+        return x.cumsum(-1)
+    sums, device = torch.empty_like(x), x.device.index
+    launch = _launch("running", 2, device, len(x), 3, MOST_THREADS)
+    _queue(launch, device, x, sums, x.shape[1])
+    return sums
 
 
 @final

@@ -6,6 +6,10 @@
 //     judge             ‖g‖ over all gradients; whether to step, and by how much to divide g
 //     take_in           a running average of the weights, after the step
 //
+// and of writing text:
+//
+//     running           Σ of every row up to each place: what a draw looks its chance up in
+//
 // Sums that cross blocks are added up by whichever block comes last, always in the same order. Needs no
 // header files. ELEMENT says how logits and da are stored: 0 fp16, 1 bf16, 2 fp32.
 typedef unsigned int u32;
@@ -79,20 +83,69 @@ constexpr i64 NO_TARGET = -100;  // as torch: a row that does not count
 // Target of row n = (t, b) of y with strides.
 DEVICE i64 target_of(const i64* y, int n, int batch, i64 over_time, i64 over_batch) { return y[n / batch * over_time + n % batch * over_batch]; }
 
-// out: the mean nats, and how many rows count. One warp for a row; `lse` is log Σ exp of every row.
-extern "C" __global__ void __launch_bounds__(THREADS)
-nats(const Element* logits, const i64* y, i64 over_time, i64 over_batch, float* lse, double* partials, u32* arrived, float* out, int rows, int batch, int vocabulary) {
+// Σ exp(x - most) of what a thread has read, `most` being the largest of it: read once, whatever comes later.
+struct Exponentials {
+    float most = -__int_as_float(0x7f800000), total = 0;
+
+    __device__ __forceinline__ void rescale(float to) {
+        const float shift = to == -__int_as_float(0x7f800000) ? 0.0f : to;  // all of them -∞ so far
+        total *= expf(most - shift), most = to;
+    }
+    __device__ __forceinline__ void add(const float (&x)[4]) {
+        rescale(fmaxf(fmaxf(most, fmaxf(x[0], x[1])), fmaxf(x[2], x[3])));
+        const float shift = most == -__int_as_float(0x7f800000) ? 0.0f : most;
+        total += (expf(x[0] - shift) + expf(x[1] - shift)) + (expf(x[2] - shift) + expf(x[3] - shift));
+    }
+};
+
+// log Σ exp of a row of a large vocabulary, by all threads of a block, each of which reads four places at a time.
+DEVICE float log_sum_of(const Element* row, int vocabulary) {
+    __shared__ float mosts[WARPS], totals[WARPS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Exponentials found;
+    for (int v = threadIdx.x; v < vocabulary; v += 4 * THREADS) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = v + i * THREADS < vocabulary ? wide(row[v + i * THREADS]) : -__int_as_float(0x7f800000);
+        found.add(x);
+    }
+    found.rescale(warp_max(found.most));
+    const float total = warp_sum(found.total);
+    __syncthreads();  // the row before has been read
+    if (lane == 0) mosts[warp] = found.most, totals[warp] = total;
+    __syncthreads();
+    Exponentials all;
+    for (int w = 0; w < WARPS; w++) all.most = fmaxf(all.most, mosts[w]);
+    for (int w = 0; w < WARPS; w++) {
+        Exponentials of_warp;
+        of_warp.most = mosts[w], of_warp.total = totals[w];
+        of_warp.rescale(all.most);
+        all.total += of_warp.total;
+    }
+    return all.most + logf(all.total);
+}
+
+// The same of a small vocabulary, by a warp.
+DEVICE float log_sum_by_warp(const Element* row, int vocabulary) {
     const int lane = threadIdx.x % 32;
+    float most = -__int_as_float(0x7f800000), total = 0;
+    for (int v = lane; v < vocabulary; v += 32) most = fmaxf(most, wide(row[v]));
+    most = warp_max(most);
+    for (int v = lane; v < vocabulary; v += 32) total += expf(wide(row[v]) - most);
+    return most + logf(warp_sum(total));
+}
+
+// out: the mean nats, and how many rows count. `each` warps have a row of their own, or, of a large vocabulary, all
+// of a block have one; `lse` is log Σ exp of every row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+nats(const Element* logits, const i64* y, i64 over_time, i64 over_batch, float* lse, double* partials, u32* arrived, float* out, int rows, int batch, int vocabulary, int each) {
+    const bool tells = threadIdx.x % (each == 1 ? THREADS : 32) == 0;
     double sum = 0, count = 0;
-    for (int n = blockIdx.x * WARPS + threadIdx.x / 32; n < rows; n += gridDim.x * WARPS) {
+    for (int n = blockIdx.x * each + (each == 1 ? 0 : threadIdx.x / 32); n < rows; n += gridDim.x * each) {
         const Element* row = logits + (i64)n * vocabulary;
-        float most = -__int_as_float(0x7f800000), total = 0;
-        for (int v = lane; v < vocabulary; v += 32) most = fmaxf(most, wide(row[v]));
-        most = warp_max(most);
-        for (int v = lane; v < vocabulary; v += 32) total += expf(wide(row[v]) - most);
-        const float log_sum = most + logf(warp_sum(total));
+        const float log_sum = each == 1 ? log_sum_of(row, vocabulary) : log_sum_by_warp(row, vocabulary);
         const i64 target = target_of(y, n, batch, over_time, over_batch);
-        if (lane == 0) {
+        if (tells) {
             lse[n] = log_sum;
             if (target != NO_TARGET) {
                 if (target < 0 || target >= vocabulary) asm volatile("trap;");
@@ -240,4 +293,33 @@ take_in(const Averaged arrays, int count, const float* share, const unsigned cha
         const float w = arrays.weights.at[n][i], a = arrays.average[n][i], d = w - a;
         arrays.average[n][i] = s < 0.5f ? __fmaf_rn(s, d, a) : __fmaf_rn(-d, 1.0f - s, w);
     });
+}
+
+// ---- a draw -------------------------------------------------------------------------------------------------
+
+constexpr int MANY = 1024;  // threads of a row
+
+// sums[n, i] = Σ of x[n, 0 … i], added up in one order whatever runs beside it. A block has a row, a thread a stretch of it.
+extern "C" __global__ void __launch_bounds__(MANY)
+running(const double* x, double* sums, int size) {
+    __shared__ double warps[MANY / 32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stretch = (size + MANY - 1) / MANY;
+    const int first = min(size, (int)threadIdx.x * stretch), end = min(size, first + stretch);
+    x += (i64)blockIdx.x * size, sums += (i64)blockIdx.x * size;
+    double own = 0;
+    for (int i = first; i < end; i++) own += x[i];
+    double reached = own;  // up to and with this thread: of its warp, then of all
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const double before = __shfl_up_sync(0xffffffffu, reached, d);
+        if (lane >= d) reached += before;
+    }
+    if (lane == 31) warps[warp] = reached;
+    __syncthreads();
+    double sum = __shfl_up_sync(0xffffffffu, reached, 1);
+    if (lane == 0) sum = 0;
+    double all = 0;
+    for (int w = 0; w < warp; w++) all += warps[w];
+    sum += all;
+    for (int i = first; i < end; i++) sums[i] = sum += x[i];
 }
