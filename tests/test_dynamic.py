@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import elman
-from elman import LanguageModel, Vocab, evaluation
+from elman import LanguageModel, Vocab, evaluation, kernels
 from elman.cli import run as cli
 from elman.counting.ngram import NgramModel
 from elman.errors import UserError
@@ -288,3 +288,53 @@ def test_a_loaded_run_scores_while_it_learns_and_forgets_it_afterwards(tiny_run)
     np.testing.assert_array_equal(run.score(text).nats, still.nats)
     after = run.score("it was. ", context=text, adapt=Adaptation(0.001, 0.0))
     assert len(after) == len("it was. ")
+
+
+def captured_by_hand(monkeypatch):
+    """Windows run as one that is captured would: by what a graph replays, called each time."""
+    made = []
+
+    class Graphed:
+        def __init__(self, update, inputs, *, warm_up):
+            assert warm_up == 0
+            self.update = update
+            made.append([t.shape for t in inputs])
+
+        def __call__(self, *inputs):
+            return self.update(*inputs)
+
+    monkeypatch.setattr(dynamic, "Graphed", Graphed)
+    monkeypatch.setattr(dynamic, "_can_be_captured", lambda model: True)
+    return made
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_captured_window_scores_and_learns_as_any_other(cell, monkeypatch):
+    model = model_of(cell, layers=2)
+    sigma, settings = gradient_sizes(model, IDS[:200], 7), Adaptation(0.01, 0.02, 7)
+    expected = adapted_scores(model, IDS[:100], sigma, settings)
+    made = captured_by_hand(monkeypatch)
+    found = adapted_scores(model, IDS[:100], sigma, settings)
+    np.testing.assert_array_equal(found, expected)
+    assert made == [[(1, 7), (7,)]]
+    with pytest.raises(UserError, match="token ids"):
+        adapted_scores(model, np.append(IDS[:60], len(VOCAB)), sigma, settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("options", [{}, {"layers": 2, "embedding_size": 5}])
+def test_a_gpu_learns_alike(options):
+    model = model_of("gru", **options)
+    sigma, settings = gradient_sizes(model, IDS[:200]), Adaptation(0.003, 0.02, 7)
+    expected = adapted_scores(model, IDS[:200], sigma, settings)
+    model.cuda()
+    np.testing.assert_allclose(
+        adapted_scores(model, IDS[:200], sigma, settings), expected, rtol=1e-9
+    )
+    model.float()
+    single = adapted_scores(model, IDS[:200], sigma, settings)
+    np.testing.assert_allclose(single, expected, rtol=1e-2, atol=1e-3)
+    with kernels.capturing(False):
+        plain = adapted_scores(model, IDS[:200], sigma, settings)
+    np.testing.assert_allclose(single, plain, rtol=1e-4, atol=1e-5)

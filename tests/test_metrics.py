@@ -90,10 +90,17 @@ def test_a_piece_of_more_steps_than_logits_are_held_for_is_scored_in_parts(monke
 def test_lanes_score_every_prediction_exactly_once(predictions, lanes, warm_up, piece):
     if predictions < 2 * lanes * warm_up:
         return
-    pieces = list(metrics._rows(predictions, lanes, warm_up, piece))
-    rows, scored = (torch.cat(each, 1) for each in zip(*pieces, strict=True))
-    assert sorted(rows[scored].tolist()) == list(range(predictions))
-    assert (rows[:, 1:] - rows[:, :-1] <= 1).all(), "each lane reads on without a gap"
+    windows, counts = [], []
+    for window, scored in metrics._windows(
+        torch.arange(predictions + 1), lanes, slice(None), warm_up, piece
+    ):
+        windows.append(window)
+        counts.append(torch.ones_like(window[:, 1:]).bool() if scored is None else scored)
+    predicted, scored = torch.cat([w[:, 1:] for w in windows], 1), torch.cat(counts, 1)
+    assert sorted(predicted[scored].tolist()) == list(range(1, predictions + 1))
+    read = torch.cat([w[:, :-1] for w in windows], 1)
+    assert (predicted - read <= 1).all()
+    assert (read[:, 1:] - read[:, :-1] <= 1).all(), "each lane reads on without a gap"
     for row in range(1, lanes):
         if scored[row].any():
             assert int(scored[row].nonzero()[0]) == warm_up

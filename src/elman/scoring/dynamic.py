@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -29,10 +29,13 @@ from torch.nn import functional as F
 
 from elman.defaults import learns
 from elman.errors import UserError, counted
-from elman.language_model import read
+from elman.kernels import captures
+from elman.kernels.cuda.graphed import Graphed
+from elman.language_model import LanguageModel, read
+from elman.language_model.looking import is_hooked
 from elman.language_model.loss import widened
 from elman.language_model.model import known_labels
-from elman.language_model.nests import Nest, over
+from elman.language_model.nests import Nest, over, tensors
 from elman.options import check, option
 from elman.text.batches import flat_integers
 
@@ -47,6 +50,9 @@ EPSILON = 0.1
 
 LANES, WINDOWS = 16, 200
 """How much of the training text σ is measured on: so many lanes, at most so many windows each."""
+
+BEFORE_CAPTURE = 3
+"""Windows on a GPU that run as they are, before what comes after them is captured."""
 
 MOST_STEPS = 6
 """Doublings, or halvings, of a setting: an untrained model would have no end of them."""
@@ -92,10 +98,10 @@ def gradient_sizes(model: nn.Module, train: Any, window: int = Adaptation.window
     count, state = 0, None
     for start in range(0, min(steps - window + 1, WINDOWS * window), window):
         at = rows + torch.arange(start, start + window, device="cpu")
-        x, y = ids[at].to(device), ids[at + 1].to(device)
-        log_p, state = _log_p(model, x, state)
+        y = ids[at + 1]
+        log_p, state = _log_p(model, ids[at].to(device), state)
         known_labels(y, log_p.shape[-1])
-        nats = -log_p.gather(-1, y[..., None]).mean()
+        nats = -log_p.gather(-1, y[..., None].to(device)).mean()
         for square, g in zip(squares.values(), _gradient(nats, weights), strict=True):
             square.add_(g * g)
         count += 1
@@ -111,23 +117,14 @@ def adapted(
     is left as it is.
     """
     text = torch.as_tensor(flat_integers(np.asarray(ids)), device="cpu").long()
-    model = _still(model)
-    weights = _weights(model)
-    device = next(iter(weights.values())).device
-    rule = [_rule(w, s, settings, _mean(sigma)) for w, s in _paired(weights, sigma)]
-    state = None
+    windows = _Windows(_still(model), sigma, settings)
+    here = text.to(windows.device)
     for start in range(0, len(text) - 1, settings.window):
-        x = text[start : min(start + settings.window, len(text) - 1)][None].to(device)
-        y = text[start + 1 : start + 1 + x.shape[1]].to(device)
-        log_p, state = _log_p(model, x, state)
-        known_labels(y, log_p.shape[-1])
-        yield log_p[0].detach()
-        gradient = _gradient(-log_p[0].gather(-1, y[:, None]).mean(), weights)
-        with torch.no_grad():
-            for (w, trained, step, fade), g in zip(rule, gradient, strict=True):
-                w.addcmul_(step, g, value=-1).lerp_(trained, fade)
+        end = min(start + settings.window, len(text) - 1)
+        at, ahead = slice(start, end), slice(start + 1, end + 1)
+        yield windows(here[None, at], here[ahead], text[ahead])
         if progress is not None:
-            progress(x.shape[1])
+            progress(end - start)
 
 
 @learns
@@ -136,12 +133,13 @@ def adapted_scores(
 ) -> Floats:
     """log P of each token after the first, by a model that learns from them as it goes."""
     following = torch.as_tensor(flat_integers(np.asarray(ids)), device="cpu").long()[1:]
-    scores, start = [], 0
+    scores, start = list[Tensor](), 0
     for log_p in adapted(model, ids, sigma, settings, progress):
-        y = following[start : start + len(log_p), None].to(log_p.device)
-        scores.append(log_p.gather(-1, y)[:, 0].cpu().double().numpy())
+        following = following.to(log_p.device)
+        y = following[start : start + len(log_p), None]
+        scores.append(log_p.gather(-1, y)[:, 0])
         start += len(log_p)
-    return np.concatenate(scores) if scores else np.zeros(0)
+    return torch.cat(scores).cpu().double().numpy() if scores else np.zeros(0)
 
 
 def choose(
@@ -219,10 +217,80 @@ def _mean(sigma: Sigma) -> float:
     return total / sum(s.numel() for s in sigma.values())
 
 
-def _rule(
-    w: Tensor, sigma: Tensor, settings: Adaptation, mean: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A weight, what it was trained to, how far it goes along its gradient, how fast it returns."""
-    step = settings.rate / (sigma + EPSILON * mean)
-    fade = (settings.decay * sigma / mean).clamp(max=1)
-    return w, w.detach().clone(), step, fade
+@final
+class Rule:
+    """How every weight moves along its gradient, and back to where it was trained to."""
+
+    def __init__(
+        self, weights: list[Tensor], trained: list[Tensor], steps: list[Tensor], fades: list[Tensor]
+    ) -> None:
+        self.weights, self.trained, self.steps, self.fades = weights, trained, steps, fades
+
+    @classmethod
+    def of(cls, weights: dict[str, nn.Parameter], sigma: Sigma, settings: Adaptation) -> "Rule":
+        """The steps and the fading that these settings ask for."""
+        mean, pairs = _mean(sigma), [*_paired(weights, sigma)]
+        steps = [settings.rate / (s + EPSILON * mean) for _, s in pairs]
+        fades = [(settings.decay * s / mean).clamp(max=1) for _, s in pairs]
+        return cls([w for w, _ in pairs], [w.detach().clone() for w, _ in pairs], steps, fades)
+
+    @torch.no_grad()
+    def learn(self, gradient: tuple[Tensor, ...]) -> None:
+        """w ← w - s g, then towards w₀."""
+        torch._foreach_addcmul_(self.weights, self.steps, gradient, value=-1)
+        torch._foreach_lerp_(self.weights, self.trained, self.fades)
+
+
+# ---------------------------------------------------------------------- one window after another
+
+
+@final
+class _Windows:
+    """Scores windows and learns from each, one after the other, from the state before any text on.
+
+    On a GPU, once a few have been run, those like them are one CUDA graph each.
+    """
+
+    def __init__(self, model: nn.Module, sigma: Sigma, settings: Adaptation) -> None:
+        self.model, self.weights = model, _weights(model)
+        self.device = next(iter(self.weights.values())).device
+        self.rule = Rule.of(self.weights, sigma, settings)
+        self.state: Nest = None
+        self.graph: Graphed | None = None
+        self.shape = torch.Size()
+        self.before_capture = BEFORE_CAPTURE if _can_be_captured(model) else -1
+
+    def __call__(self, x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
+        """log P of every token after each x, (time, vocabulary); y are the labels, on the GPU."""
+        if self.before_capture == 0:
+            self.state = over(torch.clone, self.state)
+            self.graph, self.shape = Graphed(self._turn, (x, y), warm_up=0), x.shape
+        self.before_capture -= 1
+        if self.graph is None or x.shape != self.shape:
+            return self._run(x, y, labels)
+        known_labels(labels, cast(LanguageModel, self.model).vocab_size)
+        return self.graph(x, y)[0].clone()
+
+    def _run(self, x: Tensor, y: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The same as it is; what autograd kept of it ends here, or nothing could be captured."""
+        log_p, self.state = _log_p(self.model, x, self.state)
+        if labels is not None:
+            known_labels(labels, log_p.shape[-1])
+        self.rule.learn(_gradient(-log_p[0].gather(-1, y[:, None]).mean(), self.weights))
+        return log_p[0].detach()
+
+    def _turn(self, x: Tensor, y: Tensor) -> tuple[Tensor]:
+        """What is captured: the state goes on where it lies."""
+        held = self.state
+        log_p = self._run(x, y)
+        for mine, new in zip(tensors(held), tensors(self.state), strict=True):
+            mine.copy_(new)
+        self.state = held
+        return (log_p,)
+
+
+def _can_be_captured(model: nn.Module) -> bool:
+    """Whether its windows are the same work on the same shapes, on a GPU."""
+    if type(model) is not LanguageModel or not model.bias_q.is_cuda or is_hooked(model):
+        return False
+    return captures() and not model.irregular()

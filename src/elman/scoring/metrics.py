@@ -146,27 +146,32 @@ def nats_of_lanes(
     piece = piece or (CHUNKED_PIECE if chunked else max(1, min(PIECE, most)))
     device = next(model.parameters()).device
     with evaluating(model):
-        total, state = 0.0, None
-        for at, counts in _rows(predictions, lanes, warm_up, piece):
-            x, y = (_picked(known, at[part] + ahead).to(device) for ahead in (0, 1))
-            nats, state = token_nats(model, x, y, state)
-            total += float(nats.cpu().double()[counts[part]].sum())
-    return total
+        total, state = torch.zeros((), dtype=torch.float64, device=device), None
+        for window, scored in _windows(known, lanes, part, warm_up, piece):
+            nats, state = token_nats(model, window, state)
+            nats = nats.double()
+            total += (
+                nats if scored is None else nats.where(scored.to(device, non_blocking=True), 0)
+            ).sum()
+    return float(total)
 
 
-def token_nats(
-    model: torch.nn.Module, x: Tensor, y: Tensor, state: Nest = None
-) -> tuple[Tensor, Nest]:
-    """-log P of each y, shape (batch, time), and the state after the last x."""
-    is_ours = isinstance(model, LanguageModel)
-    # What a subclass or a hook does in a call is theirs, but not where logits would be too many.
-    if is_ours and (x.shape[1] > PIECE or (type(model) is LanguageModel and not is_hooked(model))):
-        known_labels(y, model.vocab_size)
-        hs, state = model.states(x.long(), cast("ModelState", state))
-        return model.each_nats(hs, y.T.long()).T, state
-    logits, state = read(model, x.long(), state)
-    known_labels(y, logits.shape[-1])
-    nats = F.cross_entropy(widened(logits).flatten(0, 1), y.long().flatten(), reduction="none")
+def token_nats(model: torch.nn.Module, window: Tensor, state: Nest = None) -> tuple[Tensor, Nest]:
+    """-log P of each token of a window (batch, 1 + time) after the first, and the state then.
+
+    A window on the CPU is looked at before it goes where the model lies: no GPU is waited for.
+    """
+    here = window.to(next(model.parameters()).device, non_blocking=True).long()
+    x, y = here[:, :-1], here[:, 1:]
+    if isinstance(model, LanguageModel):
+        known_labels(window, model.vocab_size)
+        # What a subclass or a hook does in a call is theirs, unless logits would be too many.
+        if x.shape[1] > PIECE or (type(model) is LanguageModel and not is_hooked(model)):
+            hs, state = model.states(x, cast("ModelState", state))
+            return model.each_nats(hs, y.T).T, state
+    logits, state = read(model, x, state)
+    known_labels(window[:, 1:], logits.shape[-1])
+    nats = F.cross_entropy(widened(logits).flatten(0, 1), y.flatten(), reduction="none")
     return nats.view(y.shape), state
 
 
@@ -176,26 +181,39 @@ def in_chunks(model: torch.nn.Module) -> bool:
     return recurrence is not None and recurrence.time.in_chunks
 
 
+def _windows(
+    ids: Tensor | ShardedIds, lanes: int, part: slice, warm_up: int, piece: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Windows (lanes, 1 + steps) of some of the lanes, `piece` steps each, and which steps count.
+
+    Row b starts at b·stride and has warm_up + stride steps; of row 0 all count, of every other row
+    the last stride: together each prediction once. None: all of these do.
+    """
+    predictions = len(ids) - 1
+    stride = math.ceil((predictions - warm_up) / lanes)
+    rows = range(lanes)[part]
+    first = torch.tensor(rows, device="cpu")[:, None] * stride
+    for start in range(0, warm_up + stride, piece):
+        end = min(start + piece, warm_up + stride)
+        if rows[-1] * stride + end <= predictions and (start >= warm_up or rows[-1] == 0):
+            yield _read(ids, first[:, 0] + start, end - start + 1), None
+        else:
+            steps = torch.arange(start, end + 1, device="cpu")
+            at = first + steps
+            counts = (at < predictions) & ((steps >= warm_up) | (first == 0))
+            yield _picked(ids, at.clamp(max=predictions)), counts[:, :-1]
+
+
+def _read(ids: Tensor | ShardedIds, starts: Tensor, steps: int) -> Tensor:
+    """So many ids from each place on."""
+    if isinstance(ids, Tensor):
+        return torch.stack([ids[start : start + steps] for start in starts.tolist()])
+    return _picked(ids, starts[:, None] + torch.arange(steps, device="cpu"))
+
+
 def _picked(ids: Tensor | ShardedIds, at: Tensor) -> Tensor:
     """The ids at these positions, which rise by one along each row, or stay at the end."""
     if isinstance(ids, Tensor):
         return ids[at]
     rows = [ids[int(row[0]) : int(row[-1]) + 1].read()[(row - row[0]).numpy()] for row in at]
     return torch.from_numpy(np.stack(rows).astype(np.int64))
-
-
-def _rows(
-    predictions: int, lanes: int, warm_up: int, piece: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Positions (lanes, steps) of the inputs, `piece` steps at a time, and which are scored.
-
-    Row b starts at b·stride and has warm_up + stride steps; row 0 scores them all, every other row
-    the last stride of them: together each prediction once.
-    """
-    stride = math.ceil((predictions - warm_up) / lanes)
-    row = torch.arange(lanes, device="cpu")[:, None]
-    for start in range(0, warm_up + stride, piece):
-        steps = torch.arange(start, min(start + piece, warm_up + stride), device="cpu")
-        at = row * stride + steps
-        scored = (at < predictions) & ((steps >= warm_up) | (row == 0))
-        yield at.clamp(max=predictions - 1), scored
