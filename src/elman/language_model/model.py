@@ -53,8 +53,9 @@ Ids = Tensor | np.ndarray
 WINDOWED = "mlp"
 """The `cell` of the model that has none: it reads a window of tokens and carries no state."""
 INITS = ("default", "notes")
-TABLE = 1 << 22
-"""How many entries E W_ihᵀ may have for a `stepper` to work it out beforehand."""
+TABLE = 1 << 24
+"""How many products E W_ihᵀ may take for a `stepper` to work it out beforehand: what some forty
+steps gain by it. A text need not be longer."""
 
 
 def kinds() -> tuple[str, ...]:
@@ -369,15 +370,14 @@ class LanguageModel(nn.Module):
         """What reads one id per row at a time, from `state` on, fast; None where nothing is faster.
 
         Nothing is hidden from it, in training mode neither. On a CPU an embedding and the input
-        weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id], if it is no larger than `TABLE`: it is
+        weights are one table, x_t W_ihᵀ = (E W_ihᵀ)[id], if that takes no more than `TABLE`: it is
         worked out here, from the weights as they are now.
         """
         if not self.recurrent or self.bias_q.device.type not in ("cpu", "cuda"):
             return None
-        E = None if self.embedding is None else self.embedding.weight
         rows_of_W = cells.of_model(self.cell).gates * self.hidden_size
-        in_table = self.bias_q.is_cpu and self.vocab_size * rows_of_W <= TABLE
-        rnn, out, E = self.stepped(in_table=E is not None and in_table)
+        products = self.vocab_size * rows_of_W * (self.shape.embedding_size or 0)
+        rnn, out, E = self.stepped(in_table=self.bias_q.is_cpu and 0 < products <= TABLE)
         return Stepper(rnn, out, state, rows, E)
 
     def stepped(self, in_table: bool = False) -> tuple[Any, nn.Linear, Tensor | None]:
