@@ -26,7 +26,7 @@ import torch
 import elman.nn
 from elman.cells import named
 from elman.kernels import cuda
-from elman.kernels.cuda import calls, stacks
+from elman.kernels.cuda import calls, stacks, wider
 from elman.kernels.cuda.plan import cheapest
 from elman.kernels.cuda.stacks import Schedule
 from elman.recurrence.prepared import Call
@@ -58,7 +58,10 @@ class Job:
         return [s for s in self.stack.schedules(direction) if s.pieces in (4, 8, 16)]
 
     def call(self, by: dict[str, Schedule | None]) -> Call:
-        with mock.patch.object(calls, "schedule_for", lambda cell, direction, *_: by[direction]):
+        scheduled = mock.patch.object(
+            calls, "schedule_for", lambda cell, direction, *_: by[direction]
+        )
+        with scheduled, mock.patch.dict(wider._PREPARED, clear=True):
             m = self.module
             return Call(m._recipe(), m._inputs(*m._time_first(self.x, None)), False)
 

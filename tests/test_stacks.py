@@ -12,7 +12,7 @@ import paper_gpu
 from elman import nn
 from elman.cells import named
 from elman.kernels import cuda
-from elman.kernels.cuda import calls
+from elman.kernels.cuda import calls, wider
 from elman.kernels.cuda.plan import cheapest
 from elman.kernels.cuda.stacks import Schedule, Stack, schedule, slots
 from elman.recurrence.prepared import Call
@@ -90,6 +90,7 @@ def forced(monkeypatch, pieces, lanes, machine=paper_gpu.MACHINE):
         return Schedule(plan, each, layers, count, lanes)
 
     monkeypatch.setattr(calls, "schedule_for", force)
+    monkeypatch.setattr(wider, "_PREPARED", {})  # what was prepared before has its own schedule
 
 
 def answers(run, module, x, state, with_last):
@@ -184,9 +185,14 @@ def both_ways(monkeypatch, kind, dtype, steps, pieces, lanes, given):
     weights = [*rnn.parameters()]
     with monkeypatch.context() as m:
         m.setattr(calls, "schedule_for", lambda *_: None)
+        m.setattr(wider, "_PREPARED", {})
         ways = [prepared_call(rnn, x)]
         forced(m, pieces, lanes, cuda.machine(0))
         ways += [prepared_call(rnn, x)]
+    for at in ("forward_launch", "backward_launch"):
+        one, beside = (getattr(call.prepared, at).schedule for call in ways)
+        assert one is None
+        assert beside.pieces == -(-steps // -(-steps // pieces))
     for call in ways:
         found.append(answers(lambda x, s, c=call: c(x, s, weights), rnn, x, state, True))
         again = answers(lambda x, s, c=call: c(x, s, weights), rnn, x, state, True)

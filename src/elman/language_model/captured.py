@@ -44,8 +44,12 @@ class Step:
         return self.rnn(xs.unsqueeze(self.time), state)
 
     def forget(self) -> None:
-        """Let the weights go: whoever captured a step has no more use for them here."""
-        self.rnn = self.out = self.embedding = None
+        """Let the weights go, which whoever captured a step reads where they lie; not what the
+        layers have made for their calls, which lies nowhere else."""
+        for layers in (self.rnn, self.out):
+            layers._parameters.clear()
+            layers.__dict__.pop("_flat_weights", None)
+        self.embedding = None
 
     @property
     def state(self) -> Any:
