@@ -8,6 +8,7 @@ Cell, units, layers, embedding and the size of the vocabulary are drawn; then ea
     trained      in a loop of one's own: cross-entropy, backward, clipping, AdamW
     scored       held-out text, 16 lanes side by side, no gradient
     written      a token at a time: greedy, with a temperature, top-k or top-p; 1 to 64 texts
+    searched     the most probable text of 20 tokens, by a beam of 1 to 16
     adapted      dynamic evaluation: windows of 20 tokens, scored and then learnt from
 
 in turns with the loop that people write for torch.nn. The peer's embedding is torch's (or one-hot
@@ -63,6 +64,7 @@ class Sizes:
     window: int
     rows: int
     choice: str
+    beam: int
 
 
 def drawn(chance: random.Random) -> Sizes:
@@ -84,6 +86,7 @@ def drawn(chance: random.Random) -> Sizes:
         window=between(8, 128),
         rows=chance.choice([1, 1, 1, between(2, 64)]),
         choice=chance.choice([*CHOICES]),
+        beam=2 ** (hidden % 5),  # of its own: what is drawn after it stays as it was
     )
 
 
@@ -185,6 +188,32 @@ def writing(model: nn.Module, sizes: Sizes, length: int) -> Callable[[], object]
     return write
 
 
+def searching(model: nn.Module, sizes: Sizes, length: int) -> Callable[[], object]:
+    if isinstance(model, LanguageModel):
+        return lambda: generation.beam_search(model, [1], length, width=sizes.beam)
+    device = next(model.parameters()).device
+
+    def search() -> list[list[int]]:
+        with torch.no_grad():
+            logits, state = model(torch.ones(1, 1, dtype=torch.int64, device=device))
+            scores, texts = torch.zeros(1, device=device), [list[int]()]
+            for _ in range(length):
+                log_p = logits[0].log_softmax(-1)
+                log_p[:, 0] = -math.inf
+                scores, best = (scores[:, None] + log_p).flatten().topk(sizes.beam)
+                rows, tokens = best // sizes.vocabulary, best % sizes.vocabulary
+                both = zip(rows.tolist(), tokens.tolist(), strict=True)
+                texts = [[*texts[row], token] for row, token in both]
+                if isinstance(state, tuple):
+                    state = tuple(s[:, rows] for s in state)
+                else:
+                    state = state[:, rows]
+                logits, state = model(tokens[None], state)
+        return texts
+
+    return search
+
+
 def adapting(model: nn.Module, ids: Any, sigma: dynamic.Sigma) -> Callable[[], object]:
     settings = dynamic.Adaptation()
     if isinstance(model, LanguageModel):
@@ -234,6 +263,10 @@ def uses(sizes: Sizes, device: str) -> dict[str, Use]:
         "trained": (training(own, window), training(peer, window)),
         "scored": (scoring(own, own_text), scoring(peer, text)),
         rows: (writing(own, sizes, length), writing(peer, sizes, length)),
+        f"searched (beam of {sizes.beam})": (
+            searching(own, sizes, length // 2),
+            searching(peer, sizes, length // 2),
+        ),
         "adapted": (adapting(own, own_short, sigma), adapting(peer, short, sigma)),
     }
 
@@ -294,7 +327,7 @@ def main() -> None:
                 f"B {sizes.batch} T {sizes.window}",
                 flush=True,
             )
-    for kind in ("trained", "scored", "written", "adapted", ""):
+    for kind in ("trained", "scored", "written", "searched", "adapted", ""):
         ratios = [row["ratio"] for row in found if row["use"].startswith(kind)]
         if ratios:
             print(

@@ -389,6 +389,26 @@ def test_a_beam_wide_enough_finds_what_trying_everything_finds(seed, length):
     assert tuple(found[0].ids) == scored[0][1]
 
 
+@given(
+    st.integers(1, 9).flatmap(
+        lambda size: st.lists(
+            st.lists(st.sampled_from([-math.inf, 0.0, 1.0, 1.5]), min_size=size, max_size=size),
+            min_size=1,
+            max_size=3,
+        )
+    ),
+    st.integers(1, 12),
+)
+def test_a_beam_goes_on_with_the_likeliest_and_of_equals_with_those_of_lower_ids(rows, count):
+    logits = torch.tensor(rows, dtype=torch.float64)
+    logits[:, -1] = 1.25
+    none = torch.tensor([], dtype=torch.int64)
+    log_p, ids = generation._likeliest_of_each(logits, none, count)
+    order = logits.sort(descending=True, stable=True).indices[:, :count]
+    assert torch.equal(ids, order.sort().values)
+    torch.testing.assert_close(log_p, logits.log_softmax(-1).gather(1, ids))
+
+
 @given(seed=st.integers(0, 50), width=st.integers(1, 5))
 def test_beam_scores_are_the_models_own_log_probabilities_best_first(seed, width):
     model = Tiny(seed=seed)

@@ -385,23 +385,44 @@ def _search(
     model: nn.Module, text: tuple[int, ...], length: int, width: int, exclude: Sequence[int]
 ) -> list[Continuation]:
     logits, state = _read(model, torch.tensor([text], device="cpu"), None)
-    step = _Steps(model, state, 1)
+    step: _Steps | None = None
     scores = torch.zeros(1, dtype=torch.float64, device="cpu")
     steps: list[tuple[Tensor, Tensor]] = []  # which text each new one continues, and with what
+    excluded = torch.tensor(
+        _excluded(tuple(exclude), logits.shape[-1]), dtype=torch.int64, device=logits.device
+    )
     for remaining in reversed(range(length)):
-        log_p = logits.to("cpu", torch.float64).log_softmax(-1)
-        log_p[torch.from_numpy(np.isneginf(allowed(logits, exclude)))] = -math.inf
+        log_p, ids = _likeliest_of_each(logits.detach(), excluded, width)
         scores, best = (scores[:, None] + log_p).flatten().sort(descending=True, stable=True)
         kept = min(width, int(scores.isfinite().sum()))
         scores, best = scores[:kept], best[:kept]
-        rows, tokens = best // log_p.shape[1], best % log_p.shape[1]
+        rows, tokens = best // ids.shape[1], ids.flatten()[best]
         steps.append((rows, tokens))
         if remaining:
-            step = step.branch(rows)
+            step = (
+                _Steps(model, _rows(state, rows), len(rows)) if step is None else step.branch(rows)
+            )
             logits = step(tokens)
     return [
         Continuation(_trace(steps, row), float(score)) for row, score in enumerate(scores.tolist())
     ]
+
+
+def _likeliest_of_each(logits: Tensor, excluded: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """log p, in float64, of the `count` likeliest tokens of every row, and which these are.
+
+    They are in the order of their ids, and among equals those of lower ids are taken.
+    """
+    allowed = logits.index_fill(1, excluded, -math.inf)
+    count = min(count, logits.shape[1])
+    found, ids = allowed.topk(count)
+    if not found[:, 0].isfinite().all():  # NaN wins every maximum
+        raise not_numbers()
+    if int((allowed >= found[:, -1:]).sum()) > ids.numel():  # which of equals torch takes is open
+        ids = allowed.sort(descending=True, stable=True).indices[:, :count]
+    ids = ids.sort().values
+    log_p = allowed.gather(1, ids).double() - logits.double().logsumexp(-1, keepdim=True)
+    return log_p.cpu(), ids.cpu()
 
 
 def _trace(steps: list[tuple[Tensor, Tensor]], row: int) -> list[int]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -399,7 +399,7 @@ class LanguageModel(nn.Module):
             weights["weight_ih_l0"] = weights["weight_ih_l0"] @ E.T
         rnn.load_state_dict(weights, assign=True)
         rnn.repeatable = True
-        out = nn.Linear(self.hidden_size, V, device="meta")
+        out = _Undrawn(self.hidden_size, V, device="meta")
         out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
         return rnn, out, None if in_table else E
 
@@ -532,6 +532,14 @@ def _recurrence(shape: Shape, carry: Carry | None, memory: Memory | None, time: 
     )
     layers.repeatable = True  # an update is the same captured or not
     return layers
+
+
+@final
+class _Undrawn(nn.Linear):
+    """A layer whose numbers come from elsewhere."""
+
+    def reset_parameters(self) -> None:
+        return
 
 
 def _shown(hs: Tensor, masks: Masks) -> Tensor:

@@ -167,7 +167,12 @@ class Parameters(torch.nn.RNNBase):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `torch.nn`; a cell's own numbers start where the cell says, its heads apart."""
+        """As `torch.nn`; a cell's own numbers start where the cell says, its heads apart.
+
+        Weights on the meta device have no numbers: torch would take as long to draw none.
+        """
+        if all(w.is_meta for w in self.parameters()):
+            return
         super().reset_parameters()
         cell = named(getattr(self, "cell", "tanh"))
         if not cell.parameters and cell.heads == 1:
