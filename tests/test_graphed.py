@@ -1,5 +1,7 @@
 """An update captured in a CUDA graph does what the update does."""
 
+import threading
+
 import pytest
 import torch
 
@@ -59,3 +61,35 @@ def test_another_shape_is_refused():
     step = Graphed(update, (x, h), changes=tensors_of(model, optimizer))
     with pytest.raises(UserError, match="captured for"):
         step(x[:2], h)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_other_threads_go_on_while_an_update_is_captured():
+    done, fetched, problems = threading.Event(), 0, list[Exception]()
+
+    def fetch():
+        nonlocal fetched
+        while not done.is_set():
+            try:
+                batch = torch.ones(1 << 16).pin_memory()
+                assert batch.cuda(non_blocking=True).sum().item() == 1 << 16
+                fetched += 1
+            except Exception as problem:  # raised again below
+                problems.append(problem)
+                return
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        model, optimizer, update = training()
+        x, h = torch.randint(5, (7, 3), device="cuda"), torch.zeros(1, 3, 16, device="cuda")
+        for _ in range(10):
+            step = Graphed(update, (x, h), changes=tensors_of(model, optimizer))
+            assert step(x, h)[0].isfinite()
+    finally:
+        done.set()
+        thread.join()
+    if problems:
+        raise problems[0]
+    assert fetched > 0

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from elman.kernels.cuda.graphed import ALONE
 from elman.kernels.cuda.graphs import no_collection
 
 
@@ -85,7 +86,10 @@ class Captured:
         with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(side):
             self.step = Step(rnn, out, E, state, rows)
             self.step(self.ids)  # what CUDA asks: once before
-            with no_collection(), torch.cuda.graph(self.graph, stream=side):
+            with (
+                no_collection(),
+                torch.cuda.graph(self.graph, stream=side, capture_error_mode=ALONE),
+            ):
                 self.logits = self.step(self.ids)
         torch.cuda.current_stream(device).wait_stream(side)
         self.state = state

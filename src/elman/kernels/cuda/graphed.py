@@ -18,6 +18,8 @@ from elman.kernels.cuda.graphs import no_collection
 Update = Callable[..., tuple[Tensor, ...]]
 Pool = Any
 """As torch names memory that graphs share."""
+ALONE = "thread_local"
+"""What other threads do meanwhile, fetching the next batch say, is their own affair."""
 
 
 @final
@@ -55,7 +57,7 @@ class Graphed:
             for _ in range(warm_up):
                 update(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        with no_collection(), torch.cuda.graph(self.graph, pool=pool):
+        with no_collection(), torch.cuda.graph(self.graph, pool=pool, capture_error_mode=ALONE):
             self.results = update(*self.inputs)
         with torch.no_grad():
             for tensor, value in zip(changes, before, strict=True):
