@@ -17,7 +17,7 @@ from elman.cells import CELLS, Weights
 from elman.cells.base import diagonal_blocks
 from elman.cells.declaration import cell
 from elman.cells.described import Described
-from elman.cells.expressions import evaluate, given, pulls
+from elman.cells.expressions import constant, evaluate, given, make, pulls
 from elman.cells.noisy import noisy
 from elman.cells.tracing import trace
 from elman.cli import run
@@ -75,6 +75,8 @@ def assert_close(mine, theirs, eps):
 POINTWISE = {
     "arithmetic": lambda a, b: (a - 2 * b) / (3 + a * a) - (-b) + 1 / (2 + b * b) + (1 - a),
     "powers": lambda a, b: a**3 + (1 + b * b) ** 0.5 + torch.rsqrt(1 + a * a) + (a * a + 1) ** 1.5,
+    "powers of negative numbers": lambda a, b: a**-1 + (1 + b * b) ** -2 + (a / 3) ** 17 + b**0,
+    "exponents": lambda a, b: 2**a + (1 + b * b) ** a + torch.exp(a) ** -0.5,
     "squashing": lambda a, b: torch.tanh(a) * torch.sigmoid(b) + F.hardtanh(a) + F.hardsigmoid(b),
     "exponentials": lambda a, b: torch.exp(a / 3) + torch.log(1 + b * b) + torch.expm1(b / 4),
     "logarithms": lambda a, b: torch.log1p(a * a) + F.softplus(b) + F.logsigmoid(a),
@@ -97,20 +99,52 @@ POINTWISE = {
 }
 
 
-@pytest.mark.parametrize("name", POINTWISE)
-def test_an_expression_and_its_derivative_are_torchs(name):
-    f = POINTWISE[name]
+CORNERS = {
+    "powers": lambda a, b: torch.relu(a) ** 1.5 + b**2 * a**0,
+    "maximum": lambda a, b: torch.maximum(a, b) + torch.minimum(a, 2 * b),
+    "clamp": lambda a, b: a.clamp(-1, 2) + b.clamp(min=0) * b.clamp(max=3),
+    "clamp of tensors": lambda a, b: torch.clamp(a, min=b) + torch.clamp(2 * a, max=b),
+    "rectifiers": lambda a, b: torch.relu(a) + F.leaky_relu(b) + F.elu(a, 2.0) + F.selu(b),
+    "hard": lambda a, b: F.hardtanh(a) + F.relu6(b) + F.hardswish(a) + 3 * F.relu6(b + 3),
+    "magnitudes": lambda a, b: torch.abs(a) * b.sign() + torch.where(a >= b, a, b * b),
+    "softplus": lambda a, b: F.softplus(a, beta=2, threshold=4) + b,
+}
+
+
+def assert_is_torchs(f, name, a, b):
     found = trace(lambda a, b: f(a, b), name, lambda t: [t["a"], t["b"]], ["a", "b"], [], 1)
-    a, b = torch.randn(2, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     a, b = a.requires_grad_(), b.requires_grad_()
     y = f(a, b)
     torch.testing.assert_close(evaluate(found, {"a": a, "b": b})[0], y)
-    pull = torch.randn(200, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    pull = torch.randn(len(a), dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     back = pulls(found, [given("d")], [given("a"), given("b")])
     mine = evaluate(back, {"a": a.detach(), "b": b.detach(), "d": pull})
     theirs = torch.autograd.grad(y, (a, b), pull)
     for m, t in zip(mine, theirs, strict=True):
         torch.testing.assert_close(m.expand_as(t), t, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_an_expression_and_its_derivative_are_torchs(name):
+    a, b = torch.randn(2, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    assert_is_torchs(POINTWISE[name], name, a, b)
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_a_derivative_is_torchs_on_every_corner(name):
+    """States begin at 0, and what was rectified is 0 again and again."""
+    whole = torch.arange(-6, 7, dtype=torch.float64)
+    assert_is_torchs(CORNERS[name], name, *torch.cartesian_prod(whole, whole).T.contiguous())
+
+
+def test_what_is_known_beforehand_is_not_computed():
+    a, zero, one = given("a"), constant(0), constant(1)
+    less = -a
+    assert a + zero is zero + a is a - zero is a * one is one * a is a / one is -less is a
+    assert a * zero is zero * a is zero / a is zero
+    assert zero - a is less
+    assert make("where", make("gt", a, zero), a, a) is a
+    assert constant(2) * constant(3) - constant(1) is constant(5)
 
 
 # ---------------------------------------------------------------------- cells
