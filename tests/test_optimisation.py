@@ -14,6 +14,7 @@ from elman.training.optimisation import (
     Optimizer,
     build_optimizer,
     clip_gradients,
+    gradient_norm,
     take_step,
 )
 
@@ -146,6 +147,15 @@ def test_what_the_direct_step_does_not_do_is_left_to_torch(build):
     )
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_norm_is_of_the_gradients_that_there_are():
+    with_one, without = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))
+    with_one.grad = torch.tensor([3.0, 4.0])
+    assert gradient_norm([without, with_one]).item() == 5
+    assert clip_gradients([without, with_one], 1.0) == 5
+    assert without.grad is None
+    torch.testing.assert_close(with_one.grad, torch.tensor([0.6, 0.8]))
 
 
 def test_a_new_optimizer_is_one_entry_in_the_table(monkeypatch):

@@ -20,6 +20,7 @@ from elman.gradients import Checkpointed, Chunked, Full, Randomized, Sliding, St
 from elman.language_model import Dropout
 from elman.training import (
     CarriedState,
+    Epoch,
     Optimisation,
     Reading,
     Settings,
@@ -385,6 +386,9 @@ def test_records_come_in_order_and_say_where_they_are():
     updates = [r for r in records if isinstance(r, Update)]
     assert [r.step for r in updates] == list(range(1, len(updates) + 1))
     assert [r.epoch for r in updates] == sorted(r.epoch for r in updates)
+    of_each = [sum(r.epoch == e for r in updates) for e in (0, 1)]
+    parts = [(e + (i + 1) / n) / 2 for e, n in enumerate(of_each) for i in range(n)]
+    assert [r.progress for r in updates] == pytest.approx(parts)
     assert updates[-1].progress == 1
     checked = [r.step for r in records if isinstance(r, Validation)]
     assert checked == [*range(7, len(updates), 7), len(updates)]
@@ -419,6 +423,27 @@ def test_a_loss_that_is_no_number_is_traced_to_where_it_began(where):
         train.update()
     assert "smaller learning rate" in failure.value.hint
     assert "clipping to norm 1" in failure.value.hint
+
+
+def test_a_gradient_that_is_no_number_is_traced_to_the_last_weights_that_have_it():
+    train = training(build(), Reading(3, 8))
+    train.model.weight_hq.register_hook(lambda g: g * math.inf)
+    before = copy.deepcopy(train.model.state_dict())
+    said = r"‖gradient‖ became (inf|nan) at step 1; it began in the gradient of weight_hq"
+    with pytest.raises(WorkFailed, match=said) as failure:
+        train.update()
+    assert "clipping" not in failure.value.hint, "it was clipped to 0.1"
+    agree(train.model.state_dict(), before, 0)
+
+
+def test_updates_that_are_asked_for_one_by_one_are_told_pass_by_pass():
+    train = training(build(), Reading(3, 8), epochs=3)
+    made = [train.update() for _ in range(len(train.reads()) + len(train.reads(1)))]
+    told = next(train.records())
+    assert isinstance(told, Epoch)
+    second = [r for r in made if r.epoch == 1]
+    assert told.tokens == sum(r.tokens for r in second)
+    assert told.nats == pytest.approx(sum(r.nats * r.tokens for r in second) / told.tokens)
 
 
 def test_an_exploding_training_stops_before_it_harms_the_weights():
