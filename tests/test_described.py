@@ -5,6 +5,7 @@ import itertools
 import json
 import pickle
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from elman.cells import CELLS, Weights
 from elman.cells.base import diagonal_blocks
 from elman.cells.declaration import cell
 from elman.cells.described import Described
-from elman.cells.expressions import constant, evaluate, given, make, pulls
+from elman.cells.expressions import OPERATIONS, constant, evaluate, given, make, pulls
 from elman.cells.noisy import noisy
 from elman.cells.tracing import trace
 from elman.cli import run
@@ -422,6 +423,10 @@ def too_few(a_x, a_h, h, dh):
     return [dh], [dh]
 
 
+def wrong_state(a_x, a_h, h, dh):
+    return [dh], [dh], torch.where(h > 1, dh, 0.0)
+
+
 def sums(a_x, a_h, h, dh):
     return [dh], [dh], dh.sum(0)
 
@@ -430,6 +435,7 @@ def sums(a_x, a_h, h, dh):
     ("derivative", "words"),
     [
         (wrong_slope, r"its pull on a_h\[0\] is off by \d"),
+        (wrong_state, "its pull on state 0 is off by"),
         (too_few, r"derivative returned 2 pulls; not 3"),
         (sums, r"derivative, line \d+ \(return.*torch.sum is no pointwise"),
         (lambda a_x, a_h, h: [h], "is called with 4 arguments"),
@@ -591,15 +597,38 @@ def test_what_is_no_cell_is_refused_when_it_is_declared(function, words):
     assert set(CELLS) == known
 
 
-@pytest.mark.parametrize("options", [{"gates": 0}, {"gates": 2.5}, {"states": 9}, {"heads": -1}])
+def test_a_defect_of_the_table_of_operations_is_found_when_a_cell_is_declared(monkeypatch):
+    wrong = replace(OPERATIONS["sin"], pulls=lambda y, a, d: (d,))
+    monkeypatch.setitem(OPERATIONS, "sin", wrong)
+    with pytest.raises(UserError, match=r"disagrees with a difference quotient by .*please report"):
+        cell(gates=1, name="wave")(lambda a_x, a_h, h: torch.sin(a_x[0] + a_h[0]))
+    assert "wave" not in CELLS
+
+
+SIZES = [
+    *({"gates": n} for n in (0, 17, 2.5, True)),
+    *({"states": n} for n in (0, 9)),
+    *({"heads": n} for n in (-1, 4097)),
+]
+
+
+@pytest.mark.parametrize("options", SIZES, ids=str)
 def test_sizes_that_make_no_cell_are_refused(options):
     with pytest.raises(UserError, match="must be a whole number"):
         cell(**options)
+    cell(gates=16, states=8, heads=0)
+    cell(gates=np.int64(1), states=1, heads=4096)
 
 
-def test_a_cell_of_elmans_keeps_its_name():
-    with pytest.raises(UserError, match="gru is a cell of elman's"):
-        cell(gates=1, name="gru")(lambda a_x, a_h, h: h)
+@pytest.mark.parametrize("name", ["gru", "mgu"])
+def test_a_cell_of_elmans_keeps_its_name(name):
+    with pytest.raises(UserError, match=f"{name} is a cell of elman's"):
+        cell(gates=1, name=name)(lambda a_x, a_h, h: h)
+
+
+def test_a_cell_says_what_it_has():
+    assert repr(CELLS["mgu"]) == "<cell mgu: 2 gates, 1 state>"
+    assert repr(CELLS["peephole"]) == "<cell peephole: 4 gates, 2 states, 3 parameters>"
 
 
 def test_without_a_compiler_the_reference_runs_and_explain_says_why(monkeypatch):
