@@ -533,6 +533,23 @@ def test_a_training_and_its_copy_go_on_each_by_itself(options, reading, how, way
         assert torch.equal(p, q)
 
 
+def test_a_training_that_is_taken_back_to_its_beginning_draws_the_same_again():
+    """Nothing was drawn when it was saved: its noise is a seed, and no generator yet."""
+
+    def begun(seed):
+        dropout = replace(WHOLE, zoneout=0.2)
+        model = build(seed, layers=2, embedding_size=4, dropout=dropout)
+        return training(model, Reading(3, 8), Optimisation(average="ema"))
+
+    one, other = begun(0), begun(1)
+    saved = copy.deepcopy(one.state_dict())
+    first = [without_clock(one.update()) for _ in range(3)]
+    other.update()
+    for train in (one, other):
+        train.load_state_dict(*saved)
+        assert [without_clock(train.update()) for _ in range(3)] == first
+
+
 def without_clock(record):
     return (
         replace(record, tokens_per_second=0.0) if hasattr(record, "tokens_per_second") else record
