@@ -129,6 +129,7 @@ def test_random_segments_are_a_window_long_on_average(carry):
         ({"carry": "sliding"}, "history=0 with carry=sliding"),
         ({"history": 3}, "history=3 with carry=truncated"),
         ({"carry": "randomized", "window": 1}, "at least 2"),
+        ({"memory": -1}, "memory=-1 must be at least 0"),
         ({"carry": Truncated(30), "window": 20}, "window=20 with carry=.*, whose window is 30"),
     ],
 )
