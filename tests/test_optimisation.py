@@ -1,6 +1,7 @@
 """A step taken directly is torch's to the last bit; native clipping is the notes' projection."""
 
 import math
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from elman.errors import UserError
 from elman.kernels.cpu import KERNEL
 from elman.training import optimisation
 from elman.training.optimisation import (
+    ENOUGH,
     Optimisation,
     Optimizer,
+    _worthwhile_threads,
     build_optimizer,
     clip_gradients,
     gradient_norm,
@@ -104,6 +107,28 @@ def test_a_norm_is_the_same_on_any_number_of_threads_and_not_finite_where_a_grad
     assert clip_gradients([p], 1.0) == math.inf
     p.grad[7] = math.nan
     assert math.isnan(clip_gradients([p], 1.0))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "busy", "used"),
+    [((5, 5), False, 1), ((ENOUGH - 1, 1), False, 2), ((ENOUGH,), True, 1)],
+    ids=["few", "many", "beside others"],
+)
+def test_threads_are_woken_where_they_are_worth_it_and_are_as_before_after_it(
+    sizes, busy, used, monkeypatch
+):
+    monkeypatch.setattr(type(KERNEL), "is_machine_busy", lambda kernel: busy)
+    before, seen = torch.get_num_threads(), []
+    weights = [torch.zeros(n) for n in sizes]
+    try:
+        torch.set_num_threads(2)
+        with suppress(ZeroDivisionError), _worthwhile_threads(weights):
+            seen.append(torch.get_num_threads())
+            raise ZeroDivisionError
+        seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [used, 2]
 
 
 def test_gradients_that_lie_scattered_are_clipped_too():
