@@ -396,6 +396,16 @@ def test_records_come_in_order_and_say_where_they_are():
     assert list(train.records()) == [], "it is finished"
 
 
+def test_validations_come_as_often_as_asked_and_at_the_end():
+    def kinds(every):
+        train = training(build(), Reading(3, 8), epochs=1, validate_every=every)
+        return [type(r) for r in train.records() if not isinstance(r, Epoch)]
+
+    n = kinds(0).count(Update)
+    assert kinds(0) == [Update] * n + [Validation]
+    assert kinds(1) == [Update, Validation] * n
+
+
 def test_patience_stops_a_training_that_no_longer_gets_better():
     how = Optimisation(optimizer="sgd", learning_rate=1e-9)
     train = training(build(), Reading(3, 8), how, epochs=50, validate_every=2, patience=3)
@@ -588,6 +598,14 @@ def test_a_carried_state_detaches_any_nest():
     assert restored.value["h"][1] is None
 
 
+def test_a_carried_state_moves_to_a_device_whole():
+    state = CarriedState((torch.ones(1, 2, 3), {"c": [torch.ones(1, 2, 3), None]}))
+    state.to("meta")
+    assert state.value[0].is_meta
+    assert state.value[1]["c"][0].is_meta
+    assert state.value[1]["c"][1] is None
+
+
 def test_a_carried_state_of_nothing_comes_back_as_nothing():
     restored = CarriedState(torch.ones(1))
     restored.load_state_dict(CarriedState().state_dict())
@@ -654,6 +672,7 @@ def test_a_state_of_something_else_is_refused():
         (lambda: training(build(cell="mlp"), Reading(3, 8, carry="full")), "an mlp"),
         (lambda: Training(build(), IDS, IDS[:1], Settings(reading=Reading(3, 8))), "1 held-out"),
         (lambda: Training(build(), IDS[:20], None), "20 tokens"),
+        (lambda: Training(build(), IDS, None, cast("Any", 3)), "settings=3 must be of the type"),
         (lambda: Training(build().requires_grad_(False), IDS), "nothing to train; model.requires_"),
     ],
 )
