@@ -628,6 +628,7 @@ def test_rows_are_reset_by_mask():
 KEYS = {
     "numbers": [0, 1, -3],
     "both": [0, "0", "#0"],
+    "nothing": ["", "a"],
     "marks": ["a/b", "a", "a%2Fb", "a%252Fb", "%", "", "{"],
 }
 
@@ -672,6 +673,7 @@ def test_a_state_of_something_else_is_refused():
         (lambda: training(build(cell="mlp"), Reading(3, 8, carry="full")), "an mlp"),
         (lambda: Training(build(), IDS, IDS[:1], Settings(reading=Reading(3, 8))), "1 held-out"),
         (lambda: Training(build(), IDS[:20], None), "20 tokens"),
+        (lambda: Training(build(), IDS, HELD_OUT + 1), "token ids 1 to 7 must lie in 0 to 6"),
         (lambda: Training(build(), IDS, None, cast("Any", 3)), "settings=3 must be of the type"),
         (lambda: Training(build().requires_grad_(False), IDS), "nothing to train; model.requires_"),
     ],
