@@ -107,11 +107,17 @@ def test_help_does_not_wait_for_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_datasets_are_listed_by_name_for_people(capsys):
+def test_datasets_are_listed_by_name_for_people(capsys, tmp_path, monkeypatch):
+    (tmp_path / "timemachine.txt").write_text("here")
+    monkeypatch.setenv("ELMAN_DATA", str(tmp_path))
+    monkeypatch.setattr("elman.text.datasets.cache_folder", lambda: tmp_path / "empty")
     assert run(["datasets"]) == 0
     said = capsys.readouterr().out
     for name in ("python-reference", "time-machine", "tiny-shakespeare", "sine", "sunspots"):
         assert f"\n{name} " in "\n" + said
+    assert "always here" in said
+    assert f"here: {tmp_path / 'timemachine.txt'}" in said
+    assert "downloaded when first used: http" in said
 
 
 def test_datasets_are_listed_for_programs_with_where_they_lie(capsys, tmp_path, monkeypatch):

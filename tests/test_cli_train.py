@@ -9,11 +9,13 @@ import shutil
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from elman import generation
 from elman.cli import run
+from elman.cli.train import _line, _not_the_best
 from elman.errors import WorkFailed
 from elman.reports import report
 from elman.runs import Run, checkpoints, log, options_of, presets
@@ -414,6 +416,47 @@ def test_a_resume_refuses_what_the_run_cannot_heed(text, tmp_path, capsys):
     assert train(text, tmp_path / "run", "--validation", "0") == 0
     assert run(["train", "--resume", str(tmp_path / "run"), "--patience", "2"]) == 2
     assert "--patience 2 means nothing with --validation 0.0" in capsys.readouterr().err
+
+
+def test_a_resume_refuses_what_belongs_to_a_new_run(text, tmp_path, capsys):
+    assert train(text, tmp_path / "run", "--epochs", "1") == 0
+    for words in (["--preset", "quick"], ["--force"], ["--out", str(tmp_path / "other")]):
+        capsys.readouterr()
+        assert run(["train", "--resume", str(tmp_path / "run"), *words]) == 2
+        assert f"{words[0]} belongs to a new run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("epochs", "sample_every", "told"),
+    [(20, 0, [*range(1, 21)]), (25, 0, [10, 20, 25]), (25, 9, [9, 18, 25])],
+)
+def test_of_many_passes_every_tenth_is_told_and_the_last(epochs, sample_every, told):
+    shown = SimpleNamespace(sample_every=sample_every)
+    session = SimpleNamespace(
+        run=SimpleNamespace(config=SimpleNamespace(shown=shown)),
+        training=SimpleNamespace(settings=Settings(epochs=epochs)),
+    )
+    passes = [Epoch(9 * e, e, 1.0, math.e, 100, 1000.0) for e in range(1, epochs + 1)]
+    assert [r.epoch for r in passes if _line(session, r)] == told
+
+
+@pytest.mark.parametrize(
+    ("weights", "best_step", "said"),
+    [
+        ("best", 3, ""),
+        ("last", 5, ""),
+        ("last", 3, "the best on the way, step 3: perplexity 7.389"),
+    ],
+)
+def test_last_weights_are_told_beside_the_best_where_they_are_others(weights, best_step, said):
+    shown = SimpleNamespace(weights=weights)
+    session = SimpleNamespace(
+        run=SimpleNamespace(config=SimpleNamespace(shown=shown)),
+        training=SimpleNamespace(best=2.0, best_step=best_step, step=5),
+    )
+    told = _not_the_best(session)
+    assert said in told
+    assert bool(said) == bool(told)
 
 
 def test_without_tensorboard_it_is_named_and_nothing_is_written(

@@ -11,13 +11,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from elman import generation, metrics
 from elman.cli import run as elman
+from elman.cli.evaluate import _own_text, _settings
 from elman.runs import Run, checkpoints
+from elman.scoring.dynamic import Adaptation
 
 
 def spoken(capsys, *words):
@@ -64,6 +68,25 @@ def test_evaluate_shows_a_table_and_names_the_next_command(tiny_run, capsys):
     assert sum(line.endswith("←") for line in lines) == 1
     assert any(line.startswith("mixture ") and "kneser-ney:3" in line for line in lines)
     assert f"next: elman generate {path}" in said.err
+
+
+def test_what_is_chosen_is_chosen_on_the_validation_part_and_never_on_what_is_scored(tiny_run):
+    opened = Run.open(tiny_run())
+    own = opened.splits()
+    tested, validated = (_own_text(opened, part, True) for part in ("test", "validation"))
+    assert np.array_equal(tested.ids, own.test)
+    assert tested.validation is not None
+    assert np.array_equal(tested.validation, own.validation)
+    assert np.array_equal(validated.ids, own.validation)
+    assert validated.validation is None
+    assert _own_text(opened, "test", False).train is None
+
+
+def test_what_is_not_said_of_adapting_is_as_usual():
+    usual = Adaptation()
+    assert _settings(True, None, None) is True
+    assert _settings(True, 0.5, None) == replace(usual, rate=0.5)
+    assert _settings(True, None, 0.25) == replace(usual, decay=0.25)
 
 
 def test_evaluate_reads_another_text_or_stdin_and_counts_what_is_unknown(

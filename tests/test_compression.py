@@ -28,6 +28,7 @@ from elman.compression.library import AVX2, AVX512, PORTABLE, Native, Plain, nat
 from elman.compression.options import LEVELS, Options
 from elman.compression.pretrained import network_of
 from elman.compression.primer import PRIMER
+from elman.compression.reference.network import Network
 from elman.errors import UserError
 from elman.runs import Run
 
@@ -60,6 +61,7 @@ SMALL = {
     "binary": bytes(range(0, 256, 6)),
     "noise": random.Random(1).randbytes(30),
     "zeros": bytes(40),
+    "ones": bytes([255]) * 20,  # low stays 0: the code ends in zeros that nobody writes
     "words": "naïve — «文字» naïve — ".encode(),
     "lines": b"a,12;b\nc,34;d\na,13;b\n\nc,35;d",
     "one": b"x",
@@ -91,6 +93,15 @@ def test_native_code_is_the_reference_bit_for_bit(data):
 def test_whatever_the_options(changes):
     o = options(40, **changes)
     assert encoded(Native(native(), o, None), PROSE[:40]) == encoded(Plain(o, None), PROSE[:40])
+
+
+@built
+def test_the_odds_of_every_bit_are_the_references():
+    """A code shows few of their 24 bits: here are rows with columns, words, and a long match."""
+    rows = "".join(f"{i * i},{i:02};naïve Row {i % 3}\t{i}\n" for i in range(4)).encode()
+    data = rows + 2 * b"The Time Traveller (for so it will be convenient to speak of him) was "
+    o = options(len(data))
+    assert np.array_equal(Native(native(), o, None).predict(data), Plain(o, None).predict(data))
 
 
 @built
@@ -426,6 +437,14 @@ def test_options_have_their_limits():
     assert LEVELS["best"].options(10**9).table_bits == 22
     assert replace(LEVELS["best"], primed=False).options(0).table_bits == 10
     assert LEVELS["best"].options(0).table_bits == 16, "the primer has to fit"
+    assert replace(LEVELS["best"], primed=False).options(5000).table_bits == 16
+    assert LEVELS["best"].options(5000).table_bits == 17, "the primer and the text have to fit"
+
+
+@pytest.mark.parametrize("hidden", [16, 48])
+def test_the_options_know_how_many_weights_there_are(hidden):
+    o = options(10, hidden=hidden)
+    assert Network(o, None).weights.size == o.weights
 
 
 # ---------------------------------------------------------------------- from a run

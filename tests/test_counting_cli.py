@@ -8,6 +8,8 @@ import pytest
 
 from elman import NgramModel
 from elman.cli import run
+from elman.errors import UserError
+from elman.options import flag
 
 TEXT = "the cat sat on the mat and the dog sat on the cat\n" * 40
 
@@ -78,12 +80,35 @@ def test_ngram_writes_a_model_an_arpa_file_and_text(capsys, book, tmp_path):
     assert ask(capsys, *asked)["text"] == found["text"]
 
 
-@pytest.mark.parametrize("option", ["--arpa", "--out"])
-def test_ngram_does_not_write_over_its_text(capsys, tmp_path, option):
-    (tmp_path / "book.txt").write_text(text := "the cat sat on the mat " * 9)
-    assert run(["ngram", str(tmp_path / "book.txt"), option, str(tmp_path / "book.txt")]) == 2
-    assert "book.txt is what is to be read" in capsys.readouterr().err
-    assert (tmp_path / "book.txt").read_text() == text
+@pytest.mark.parametrize(
+    ("verb", "option"), [("ngram", "--arpa"), ("ngram", "--out"), ("statistics", "--figure")]
+)
+def test_a_text_is_not_written_over(capsys, tmp_path, verb, option):
+    book = tmp_path / "book.svg"
+    book.write_text(text := "the cat sat on the mat " * 9)
+    assert run([verb, str(book), option, str(book)]) == 2
+    assert "book.svg is what is to be read" in capsys.readouterr().err
+    assert book.read_text() == text
+
+
+@pytest.mark.parametrize("verb", ["statistics", "ngram"])
+def test_every_option_that_says_how_a_text_is_read_is_heeded(verb, monkeypatch):
+    asked = []
+
+    def read(data):
+        asked.append(data)
+        raise UserError("this is enough")
+
+    monkeypatch.setattr(f"elman.cli.{verb}.read", read)
+    read_as = {"level": "word", "clean": "none", "encoding": "latin-1", "errors": "replace"}
+    read_as |= {"vocab_size": 9} | ({"min_freq": 3, "validation": 0.2} if verb == "ngram" else {})
+    typed = [word for name, value in read_as.items() for word in (flag(name), str(value))]
+    assert run([verb, "book.txt", "--lower", *typed]) == 2
+    assert run([verb, "book.txt", "--level", "bpe", "--tokenizer", "learned.json"]) == 2
+    first, second = asked
+    assert {name: getattr(first, name) for name in read_as} == read_as
+    assert (first.source, first.lower, first.tokenizer) == ("book.txt", True, "")
+    assert (second.level, second.tokenizer, second.lower) == ("bpe", "learned.json", False)
 
 
 def test_an_unsmoothed_model_is_honestly_infinite(capsys, tmp_path):

@@ -5,6 +5,7 @@ import itertools
 import json
 import pickle
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from elman.cells import CELLS, Weights
 from elman.cells.base import diagonal_blocks
 from elman.cells.declaration import cell
 from elman.cells.described import Described
-from elman.cells.expressions import evaluate, given, pulls
+from elman.cells.expressions import OPERATIONS, constant, evaluate, given, make, pulls
 from elman.cells.noisy import noisy
 from elman.cells.tracing import trace
 from elman.cli import run
@@ -75,6 +76,8 @@ def assert_close(mine, theirs, eps):
 POINTWISE = {
     "arithmetic": lambda a, b: (a - 2 * b) / (3 + a * a) - (-b) + 1 / (2 + b * b) + (1 - a),
     "powers": lambda a, b: a**3 + (1 + b * b) ** 0.5 + torch.rsqrt(1 + a * a) + (a * a + 1) ** 1.5,
+    "powers of negative numbers": lambda a, b: a**-1 + (1 + b * b) ** -2 + (a / 3) ** 17 + b**0,
+    "exponents": lambda a, b: 2**a + (1 + b * b) ** a + torch.exp(a) ** -0.5,
     "squashing": lambda a, b: torch.tanh(a) * torch.sigmoid(b) + F.hardtanh(a) + F.hardsigmoid(b),
     "exponentials": lambda a, b: torch.exp(a / 3) + torch.log(1 + b * b) + torch.expm1(b / 4),
     "logarithms": lambda a, b: torch.log1p(a * a) + F.softplus(b) + F.logsigmoid(a),
@@ -97,20 +100,52 @@ POINTWISE = {
 }
 
 
-@pytest.mark.parametrize("name", POINTWISE)
-def test_an_expression_and_its_derivative_are_torchs(name):
-    f = POINTWISE[name]
+CORNERS = {
+    "powers": lambda a, b: torch.relu(a) ** 1.5 + b**2 * a**0,
+    "maximum": lambda a, b: torch.maximum(a, b) + torch.minimum(a, 2 * b),
+    "clamp": lambda a, b: a.clamp(-1, 2) + b.clamp(min=0) * b.clamp(max=3),
+    "clamp of tensors": lambda a, b: torch.clamp(a, min=b) + torch.clamp(2 * a, max=b),
+    "rectifiers": lambda a, b: torch.relu(a) + F.leaky_relu(b) + F.elu(a, 2.0) + F.selu(b),
+    "hard": lambda a, b: F.hardtanh(a) + F.relu6(b) + F.hardswish(a) + 3 * F.relu6(b + 3),
+    "magnitudes": lambda a, b: torch.abs(a) * b.sign() + torch.where(a >= b, a, b * b),
+    "softplus": lambda a, b: F.softplus(a, beta=2, threshold=4) + b,
+}
+
+
+def assert_is_torchs(f, name, a, b):
     found = trace(lambda a, b: f(a, b), name, lambda t: [t["a"], t["b"]], ["a", "b"], [], 1)
-    a, b = torch.randn(2, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     a, b = a.requires_grad_(), b.requires_grad_()
     y = f(a, b)
     torch.testing.assert_close(evaluate(found, {"a": a, "b": b})[0], y)
-    pull = torch.randn(200, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    pull = torch.randn(len(a), dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     back = pulls(found, [given("d")], [given("a"), given("b")])
     mine = evaluate(back, {"a": a.detach(), "b": b.detach(), "d": pull})
     theirs = torch.autograd.grad(y, (a, b), pull)
     for m, t in zip(mine, theirs, strict=True):
         torch.testing.assert_close(m.expand_as(t), t, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_an_expression_and_its_derivative_are_torchs(name):
+    a, b = torch.randn(2, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    assert_is_torchs(POINTWISE[name], name, a, b)
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_a_derivative_is_torchs_on_every_corner(name):
+    """States begin at 0, and what was rectified is 0 again and again."""
+    whole = torch.arange(-6, 7, dtype=torch.float64)
+    assert_is_torchs(CORNERS[name], name, *torch.cartesian_prod(whole, whole).T.contiguous())
+
+
+def test_what_is_known_beforehand_is_not_computed():
+    a, zero, one = given("a"), constant(0), constant(1)
+    less = -a
+    assert a + zero is zero + a is a - zero is a * one is one * a is a / one is -less is a
+    assert a * zero is zero * a is zero / a is zero
+    assert zero - a is less
+    assert make("where", make("gt", a, zero), a, a) is a
+    assert constant(2) * constant(3) - constant(1) is constant(5)
 
 
 # ---------------------------------------------------------------------- cells
@@ -388,6 +423,10 @@ def too_few(a_x, a_h, h, dh):
     return [dh], [dh]
 
 
+def wrong_state(a_x, a_h, h, dh):
+    return [dh], [dh], torch.where(h > 1, dh, 0.0)
+
+
 def sums(a_x, a_h, h, dh):
     return [dh], [dh], dh.sum(0)
 
@@ -396,6 +435,7 @@ def sums(a_x, a_h, h, dh):
     ("derivative", "words"),
     [
         (wrong_slope, r"its pull on a_h\[0\] is off by \d"),
+        (wrong_state, "its pull on state 0 is off by"),
         (too_few, r"derivative returned 2 pulls; not 3"),
         (sums, r"derivative, line \d+ \(return.*torch.sum is no pointwise"),
         (lambda a_x, a_h, h: [h], "is called with 4 arguments"),
@@ -557,15 +597,38 @@ def test_what_is_no_cell_is_refused_when_it_is_declared(function, words):
     assert set(CELLS) == known
 
 
-@pytest.mark.parametrize("options", [{"gates": 0}, {"gates": 2.5}, {"states": 9}, {"heads": -1}])
+def test_a_defect_of_the_table_of_operations_is_found_when_a_cell_is_declared(monkeypatch):
+    wrong = replace(OPERATIONS["sin"], pulls=lambda y, a, d: (d,))
+    monkeypatch.setitem(OPERATIONS, "sin", wrong)
+    with pytest.raises(UserError, match=r"disagrees with a difference quotient by .*please report"):
+        cell(gates=1, name="wave")(lambda a_x, a_h, h: torch.sin(a_x[0] + a_h[0]))
+    assert "wave" not in CELLS
+
+
+SIZES = [
+    *({"gates": n} for n in (0, 17, 2.5, True)),
+    *({"states": n} for n in (0, 9)),
+    *({"heads": n} for n in (-1, 4097)),
+]
+
+
+@pytest.mark.parametrize("options", SIZES, ids=str)
 def test_sizes_that_make_no_cell_are_refused(options):
     with pytest.raises(UserError, match="must be a whole number"):
         cell(**options)
+    cell(gates=16, states=8, heads=0)
+    cell(gates=np.int64(1), states=1, heads=4096)
 
 
-def test_a_cell_of_elmans_keeps_its_name():
-    with pytest.raises(UserError, match="gru is a cell of elman's"):
-        cell(gates=1, name="gru")(lambda a_x, a_h, h: h)
+@pytest.mark.parametrize("name", ["gru", "mgu"])
+def test_a_cell_of_elmans_keeps_its_name(name):
+    with pytest.raises(UserError, match=f"{name} is a cell of elman's"):
+        cell(gates=1, name=name)(lambda a_x, a_h, h: h)
+
+
+def test_a_cell_says_what_it_has():
+    assert repr(CELLS["mgu"]) == "<cell mgu: 2 gates, 1 state>"
+    assert repr(CELLS["peephole"]) == "<cell peephole: 4 gates, 2 states, 3 parameters>"
 
 
 def test_without_a_compiler_the_reference_runs_and_explain_says_why(monkeypatch):

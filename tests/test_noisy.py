@@ -7,8 +7,10 @@ import torch
 
 import elman
 from elman import LanguageModel, nn
-from elman.cells import CELLS, named
+from elman.cells import CELLS, Weights, named
 from elman.cells.base import Cell
+from elman.cells.described import Described
+from elman.cells.noisy import noisy
 from elman.cells.twins import TWINS
 from elman.errors import UserError
 from elman.gradients import Checkpointed, Chunked, Full, Sliding, Truncated, backward_through_time
@@ -105,6 +107,32 @@ def test_a_noisy_cell_is_the_papers_loop_with_the_same_masks(name, training):
     torch.manual_seed(6)
     mine = gradients(rnn, xs, rnn)
     agree(mine, gradients(rnn, xs, lambda xs: plain_loop(name, rnn, xs, seed)))
+
+
+WRITTEN = {
+    "memory first": lambda s, h, n: h * s + n * (1 - s),
+    "memory last": lambda s, h, n: (1 - s) * n + s * h,
+    "what is left": lambda s, h, n: h - (1 - s) * h + (1 - s) * n,
+    "signs": lambda s, h, n: -((s - 1) * n - s * h),
+    "halves": lambda s, h, n: (h * s) / 2 + (1 - s) * n + 0.5 * (s * h),
+    "a quotient": lambda s, h, n: h / (1 / s) + n - s * n,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_a_step_adds_is_dropped_however_it_is_written(name):
+    def step(a_x, a_h, h):
+        return WRITTEN[name](torch.sigmoid(a_x[0] + a_h[0]), h, torch.tanh(a_x[1] + a_h[1]))
+
+    cell = noisy(Described(step, name, gates=2), updates=0.5)
+    drawn = torch.Generator().manual_seed(0)
+    w = Weights(*(torch.randn(8, 4, generator=drawn, dtype=torch.float64) for _ in "ih"))
+    x, h = (torch.randn(3, 4, generator=drawn, dtype=torch.float64) for _ in "xh")
+    noise = torch.tensor([0.0, 2.0, 2.0, 0.0], dtype=torch.float64).expand(3, 4)
+    (found,) = cell.given(noise).step(w, x, (h,))[0]
+    a_s, a_n = (x @ w.W_ih.T + h @ w.W_hh.T).chunk(2, -1)
+    s = torch.sigmoid(a_s)
+    torch.testing.assert_close(found, s * h + noise * (1 - s) * torch.tanh(a_n))
 
 
 @pytest.mark.parametrize("name", ["lstm", "slstm", "mgu"])

@@ -1,6 +1,7 @@
 """A step taken directly is torch's to the last bit; native clipping is the notes' projection."""
 
 import math
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,10 +11,13 @@ from elman.errors import UserError
 from elman.kernels.cpu import KERNEL
 from elman.training import optimisation
 from elman.training.optimisation import (
+    ENOUGH,
     Optimisation,
     Optimizer,
+    _worthwhile_threads,
     build_optimizer,
     clip_gradients,
+    gradient_norm,
     take_step,
 )
 
@@ -105,6 +109,28 @@ def test_a_norm_is_the_same_on_any_number_of_threads_and_not_finite_where_a_grad
     assert math.isnan(clip_gradients([p], 1.0))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "busy", "used"),
+    [((5, 5), False, 1), ((ENOUGH - 1, 1), False, 2), ((ENOUGH,), True, 1)],
+    ids=["few", "many", "beside others"],
+)
+def test_threads_are_woken_where_they_are_worth_it_and_are_as_before_after_it(
+    sizes, busy, used, monkeypatch
+):
+    monkeypatch.setattr(type(KERNEL), "is_machine_busy", lambda kernel: busy)
+    before, seen = torch.get_num_threads(), []
+    weights = [torch.zeros(n) for n in sizes]
+    try:
+        torch.set_num_threads(2)
+        with suppress(ZeroDivisionError), _worthwhile_threads(weights):
+            seen.append(torch.get_num_threads())
+            raise ZeroDivisionError
+        seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [used, 2]
+
+
 def test_gradients_that_lie_scattered_are_clipped_too():
     p = nn.Parameter(torch.zeros(4, 6))
     p.grad = torch.ones(6, 4).T
@@ -146,6 +172,15 @@ def test_what_the_direct_step_does_not_do_is_left_to_torch(build):
     )
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_norm_is_of_the_gradients_that_there_are():
+    with_one, without = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))
+    with_one.grad = torch.tensor([3.0, 4.0])
+    assert gradient_norm([without, with_one]).item() == 5
+    assert clip_gradients([without, with_one], 1.0) == 5
+    assert without.grad is None
+    torch.testing.assert_close(with_one.grad, torch.tensor([0.6, 0.8]))
 
 
 def test_a_new_optimizer_is_one_entry_in_the_table(monkeypatch):

@@ -15,7 +15,7 @@ from elman.errors import UserError
 from elman.forecasting import experiment
 from elman.gradients import Checkpointed, Chunked, Randomized, Sliding, Truncated
 from elman.language_model import Dropout
-from elman.options import Beside, as_flag, check, described, option, stored, typed
+from elman.options import Beside, as_flag, check, described, option, stored, typed, whole_number
 from elman.runs import presets
 from elman.runs.effort import FOLLOW
 from elman.session import RunOptions, Session
@@ -27,6 +27,7 @@ class Oven:
     heat: float = option(180.0, "Degrees", panel="Oven", at_least=0, below=300)
     rack: str = option("middle", "Where", panel="Oven", choices=("top", "middle"))
     minutes: int | None = option(None, "0: until done", panel="Oven", above=0, zero_is_none=True)
+    start: int | None = option(None, "The hour; not said: now", panel="Oven", at_least=0)
     seed: int = 3  # no option
 
     def __post_init__(self) -> None:
@@ -60,10 +61,13 @@ def test_options_are_found_on_the_fields_and_go_there_and_back():
         ("oven_heat", "heat", float),
         ("oven_rack", "rack", str),
         ("oven_minutes", "minutes", int),
+        ("oven_start", "start", int),
     ]
     flat = typed(options, vars(Oven()))
-    assert flat == {"oven_heat": 180.0, "oven_rack": "middle", "oven_minutes": 0}
-    assert Oven(**stored(options, flat)) == Oven()
+    known = {"oven_heat": 180.0, "oven_rack": "middle"}
+    assert flat == {**known, "oven_minutes": 0, "oven_start": None}
+    for oven in (Oven(), Oven(minutes=5, start=0)):
+        assert Oven(**stored(options, typed(options, vars(oven)))) == oven
 
 
 @pytest.mark.parametrize(
@@ -192,6 +196,22 @@ def test_a_run_is_begun_and_continued_with_numbers_of_numpy_and_a_path(tmp_path)
         pass
     assert session.training.finished
     assert session.run.config.training.epochs == 2
+
+
+class Third:
+    def __index__(self):
+        return 3
+
+
+def test_whatever_counts_is_a_whole_number_of_64_bits():
+    assert type(whole_number("steps", Third(), at_least=3, hint="")) is int
+    for extreme in (2**63 - 1, -(2**63)):
+        assert whole_number("steps", extreme, hint="") == extreme
+    for beyond in (2**63, -(2**63) - 1, 10**30):
+        with pytest.raises(UserError, match="which fits into 64 bits"):
+            whole_number("steps", beyond, hint="")
+    with pytest.raises(UserError, match="steps=3 must be at least 4; try 4"):
+        whole_number("steps", Third(), at_least=4, hint="try 4")
 
 
 @pytest.mark.parametrize("window", [True, np.True_, 3.0, np.float64(3.0), "3", np.array([3])])

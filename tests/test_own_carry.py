@@ -15,6 +15,8 @@ from elman.errors import UserError
 from elman.forecasting.catalogue import carry_of
 from elman.gradients import Carry, Checkpointed, Given, Memory, Stored, carry
 from elman.gradients.memory import Plan
+from elman.runs.config import Config
+from elman.text.prepared import Data
 from elman.training import Optimisation, Reading, Settings, Training, piecewise
 
 DOUBLE = {"dtype": torch.float64}
@@ -109,11 +111,12 @@ def test_one_line_gives_it_a_name_on_the_command_line(tmp_path, monkeypatch, cap
 
 
 def test_without_a_name_it_trains_but_is_not_written_down():
-    reading = Reading(carry=Fading(9))
-    with pytest.raises(UserError, match=r"Fading\(window=9, decay=0.5\) has no name"):
-        reading.check_storable()
-    with pytest.raises(UserError, match=r"Checkpointed\(every=3.*is not a number of bytes"):
-        Reading(memory=Checkpointed(every=3)).check_storable()
+    for reading, said in (
+        (Reading(carry=Fading(9)), r"Fading\(window=9, decay=0.5\) has no name"),
+        (Reading(memory=Checkpointed(every=3)), r"Checkpointed\(every=3.*is not a number of bytes"),
+    ):
+        with pytest.raises(UserError, match=said):
+            Config(Data("book.txt"), {}, Settings(reading=reading), sha256="").json()
 
 
 def test_figures_and_tables_have_words_for_it():

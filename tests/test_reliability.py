@@ -22,9 +22,10 @@ from elman.folders.lock import Lock
 from elman.forecasting import saving
 from elman.language_model.model import Shape, kinds
 from elman.runs import Run, checkpoints
+from elman.runs.config import check_fits
 from elman.session import RunOptions, Session
 from elman.text.vocab import Vocab
-from elman.training import Update
+from elman.training import Optimisation, Reading, Settings, Update
 from elman.training.records import from_json
 
 ALL_CELLS = [
@@ -298,7 +299,14 @@ def test_older_checkpoints_are_read_and_impossible_numbers_in_them_refused(run):
     as_older_elman_wrote_it(run.path / "state.safetensors", "state")
     assert run.load_model() is not None
     assert Session.resume(run.path).training.finished
-    for wrong in ({"epoch": 2**63}, {"epoch": "2"}, {"index": 10**9}, {"step": -1}, {"best": []}):
+    for wrong in (
+        {"epoch": 2**63},
+        {"epoch": "2"},
+        {"index": 10**9},
+        {"step": -1},
+        {"best": []},
+        {"worse": True},
+    ):
         shutil.copy(run.path / "state.safetensors", run.path.parent / "state")
         as_older_elman_wrote_it(run.path / "state.safetensors", "state", **wrong)
         with pytest.raises(UserError, match="does not fit"):
@@ -428,6 +436,26 @@ def test_a_model_beyond_memory_is_refused_with_the_sum():
     with pytest.raises(UserError, match=r"weights × 4 bytes need .* of memory, and .* available"):
         LanguageModel(28, hidden_size=10**9)
     Shape(28, hidden_size=10**9)  # a description costs nothing
+
+
+@pytest.mark.parametrize(
+    ("changed", "copies", "states"),
+    [
+        (Settings(reading=Reading(3, 8)), 4, 4 * 3 * 8 * 24 * 2),
+        (Settings(reading=Reading(3, 8), optimisation=Optimisation("sgd")), 2, 4 * 3 * 8 * 24 * 2),
+        (Settings(reading=Reading(3, 8, memory=8192)), 4, 0),
+        (Settings(reading=Reading(3, 8, carry="full")), 4, 0),
+        (Settings(optimisation=Optimisation("adamw", average="ema")), 5, 4 * 32 * 35 * 24 * 2),
+    ],
+    ids=["adam", "sgd", "memory", "full", "average"],
+)
+def test_a_training_is_affordable_with_all_that_it_keeps(changed, copies, states, run, monkeypatch):
+    """Weights, gradients, m and v, an average; and the states of a window that is kept whole."""
+    asked = []
+    monkeypatch.setattr(Shape, "check_affordable", lambda shape, *given: asked.append(given[:2]))
+    config = replace(run.config, training=changed, model=run.config.model | {"layers": 2})
+    check_fits(config, run.splits())
+    assert asked == [(copies, states)]
 
 
 REFUSED = {

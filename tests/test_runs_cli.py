@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -141,13 +142,28 @@ def test_a_run_on_its_way_shows_its_best_validation(folder, capsys):
     best = min(r["nats"] for r in part if r["kind"] == "validation")
     summary = comparison.summary(folder / "one")
     assert summary.nats == best
+    last = [r for r in map(json.loads, lines[: len(part)]) if r["kind"] == "update"][-1]
+    assert (summary.step, summary.progress) == (last["step"], last["progress"])
     assert 0 < summary.progress < 1
     output = said(capsys, folder / "one")
     assert f"~{best:.4f}" in output.out
     assert f"next: elman train --resume {folder / 'one'}" in output.err
     path.write_text("")
-    assert math.isnan(comparison.summary(folder / "one").nats)
+    begun = comparison.summary(folder / "one")
+    assert math.isnan(begun.nats)
+    assert begun.json()["best_validation_nats"] is None
     assert "–" in said(capsys, folder / "one").out
+
+
+def test_runs_are_ranked_by_bits_then_come_those_without_a_score_and_the_broken():
+    result = Result(step=9, tokens=9, nats_per_token=2.0, perplexity=7.4, bits_per_char=1.5)
+    ended = comparison.Summary(Path("ended"), {}, result=result, best=0.1)
+    going = [comparison.Summary(Path(f"{best}"), {}, best=best) for best in (1.0, 1.35)]
+    assert (ended.nats, going[0].nats) == (2.0, 1.0)
+    unscored = comparison.Summary(Path("unscored"), {})
+    broken = comparison.Summary(Path("broken"), {}, best=0.5, problem="it is gone")
+    ranked = [going[0], ended, going[1], unscored, broken]  # 1.44, 1.5 and 1.95 bits
+    assert comparison.best_first(ranked[::-1]) == ranked
 
 
 def test_no_runs_and_no_folder(tmp_path, monkeypatch, capsys):

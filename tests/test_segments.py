@@ -1,6 +1,7 @@
 """Which stretch of text each update reads."""
 
 import itertools
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -76,6 +77,11 @@ def test_passes_start_at_different_offsets():
     how = Reading(batch_size=2, window=35)
     starts = {one_pass(IDS, how, seed=0, epoch=e)[0].x[0, 0].item() for e in range(200)}
     assert starts == set(range(36)), "as in the notes, 0 to window"
+    drawn = replace(how, sampling="random")
+    passes = [one_pass(IDS, drawn, seed=0, epoch=e) for e in range(200)]
+    starts = {p[i].x[0, 0].item() % 35 for p in passes for i in (0, len(p) - 1)}
+    assert starts == set(range(35)), "0 to window - 1: the last would leave out a window"
+    assert {len({p[i].x[0, 0].item() % 35 for i in range(len(p))}) for p in passes} == {1}
 
 
 def test_random_sampling_starts_every_window_afresh():
@@ -129,6 +135,7 @@ def test_random_segments_are_a_window_long_on_average(carry):
         ({"carry": "sliding"}, "history=0 with carry=sliding"),
         ({"history": 3}, "history=3 with carry=truncated"),
         ({"carry": "randomized", "window": 1}, "at least 2"),
+        ({"memory": -1}, "memory=-1 must be at least 0"),
         ({"carry": Truncated(30), "window": 20}, "window=20 with carry=.*, whose window is 30"),
     ],
 )

@@ -20,6 +20,7 @@ from elman.gradients import Checkpointed, Chunked, Full, Randomized, Sliding, St
 from elman.language_model import Dropout
 from elman.training import (
     CarriedState,
+    Epoch,
     Optimisation,
     Reading,
     Settings,
@@ -385,11 +386,24 @@ def test_records_come_in_order_and_say_where_they_are():
     updates = [r for r in records if isinstance(r, Update)]
     assert [r.step for r in updates] == list(range(1, len(updates) + 1))
     assert [r.epoch for r in updates] == sorted(r.epoch for r in updates)
+    of_each = [sum(r.epoch == e for r in updates) for e in (0, 1)]
+    parts = [(e + (i + 1) / n) / 2 for e, n in enumerate(of_each) for i in range(n)]
+    assert [r.progress for r in updates] == pytest.approx(parts)
     assert updates[-1].progress == 1
     checked = [r.step for r in records if isinstance(r, Validation)]
     assert checked == [*range(7, len(updates), 7), len(updates)]
     assert all(r.perplexity == pytest.approx(math.exp(r.nats)) for r in records)
     assert list(train.records()) == [], "it is finished"
+
+
+def test_validations_come_as_often_as_asked_and_at_the_end():
+    def kinds(every):
+        train = training(build(), Reading(3, 8), epochs=1, validate_every=every)
+        return [type(r) for r in train.records() if not isinstance(r, Epoch)]
+
+    n = kinds(0).count(Update)
+    assert kinds(0) == [Update] * n + [Validation]
+    assert kinds(1) == [Update, Validation] * n
 
 
 def test_patience_stops_a_training_that_no_longer_gets_better():
@@ -419,6 +433,27 @@ def test_a_loss_that_is_no_number_is_traced_to_where_it_began(where):
         train.update()
     assert "smaller learning rate" in failure.value.hint
     assert "clipping to norm 1" in failure.value.hint
+
+
+def test_a_gradient_that_is_no_number_is_traced_to_the_last_weights_that_have_it():
+    train = training(build(), Reading(3, 8))
+    train.model.weight_hq.register_hook(lambda g: g * math.inf)
+    before = copy.deepcopy(train.model.state_dict())
+    said = r"‖gradient‖ became (inf|nan) at step 1; it began in the gradient of weight_hq"
+    with pytest.raises(WorkFailed, match=said) as failure:
+        train.update()
+    assert "clipping" not in failure.value.hint, "it was clipped to 0.1"
+    agree(train.model.state_dict(), before, 0)
+
+
+def test_updates_that_are_asked_for_one_by_one_are_told_pass_by_pass():
+    train = training(build(), Reading(3, 8), epochs=3)
+    made = [train.update() for _ in range(len(train.reads()) + len(train.reads(1)))]
+    told = next(train.records())
+    assert isinstance(told, Epoch)
+    second = [r for r in made if r.epoch == 1]
+    assert told.tokens == sum(r.tokens for r in second)
+    assert told.nats == pytest.approx(sum(r.nats * r.tokens for r in second) / told.tokens)
 
 
 def test_an_exploding_training_stops_before_it_harms_the_weights():
@@ -508,6 +543,23 @@ def test_a_training_and_its_copy_go_on_each_by_itself(options, reading, how, way
         assert torch.equal(p, q)
 
 
+def test_a_training_that_is_taken_back_to_its_beginning_draws_the_same_again():
+    """Nothing was drawn when it was saved: its noise is a seed, and no generator yet."""
+
+    def begun(seed):
+        dropout = replace(WHOLE, zoneout=0.2)
+        model = build(seed, layers=2, embedding_size=4, dropout=dropout)
+        return training(model, Reading(3, 8), Optimisation(average="ema"))
+
+    one, other = begun(0), begun(1)
+    saved = copy.deepcopy(one.state_dict())
+    first = [without_clock(one.update()) for _ in range(3)]
+    other.update()
+    for train in (one, other):
+        train.load_state_dict(*saved)
+        assert [without_clock(train.update()) for _ in range(3)] == first
+
+
 def without_clock(record):
     return (
         replace(record, tokens_per_second=0.0) if hasattr(record, "tokens_per_second") else record
@@ -546,6 +598,14 @@ def test_a_carried_state_detaches_any_nest():
     assert restored.value["h"][1] is None
 
 
+def test_a_carried_state_moves_to_a_device_whole():
+    state = CarriedState((torch.ones(1, 2, 3), {"c": [torch.ones(1, 2, 3), None]}))
+    state.to("meta")
+    assert state.value[0].is_meta
+    assert state.value[1]["c"][0].is_meta
+    assert state.value[1]["c"][1] is None
+
+
 def test_a_carried_state_of_nothing_comes_back_as_nothing():
     restored = CarriedState(torch.ones(1))
     restored.load_state_dict(CarriedState().state_dict())
@@ -568,6 +628,7 @@ def test_rows_are_reset_by_mask():
 KEYS = {
     "numbers": [0, 1, -3],
     "both": [0, "0", "#0"],
+    "nothing": ["", "a"],
     "marks": ["a/b", "a", "a%2Fb", "a%252Fb", "%", "", "{"],
 }
 
@@ -612,6 +673,8 @@ def test_a_state_of_something_else_is_refused():
         (lambda: training(build(cell="mlp"), Reading(3, 8, carry="full")), "an mlp"),
         (lambda: Training(build(), IDS, IDS[:1], Settings(reading=Reading(3, 8))), "1 held-out"),
         (lambda: Training(build(), IDS[:20], None), "20 tokens"),
+        (lambda: Training(build(), IDS, HELD_OUT + 1), "token ids 1 to 7 must lie in 0 to 6"),
+        (lambda: Training(build(), IDS, None, cast("Any", 3)), "settings=3 must be of the type"),
         (lambda: Training(build().requires_grad_(False), IDS), "nothing to train; model.requires_"),
     ],
 )

@@ -128,13 +128,31 @@ OPERATIONS: dict[str, Operation] = {
         "vmin({}, {})",
         lambda y, a, b, d: (_greater(b, a, d), _greater(a, b, d)),
     ),
+    # on its bound a clamp lets the pull through, a hard tanh holds it back, as in torch
+    "clamp_min": Operation(
+        torch.maximum, "vmax({}, {})", lambda y, a, b, d: _one_of(make("ge", a, b), d)
+    ),
+    "clamp_max": Operation(
+        torch.minimum, "vmin({}, {})", lambda y, a, b, d: _one_of(make("le", a, b), d)
+    ),
+    "hard_min": Operation(
+        torch.maximum, "vmax({}, {})", lambda y, a, b, d: _one_of(make("gt", a, b), d)
+    ),
+    "hard_max": Operation(
+        torch.minimum, "vmin({}, {})", lambda y, a, b, d: _one_of(make("lt", a, b), d)
+    ),
+    "pow": Operation(  # of numbers from 0 on
+        torch.pow,
+        "vexp({1} * vlog({0}))",
+        lambda y, a, b, d: (d * b * make("pow", a, b - ONE), d * y * make("log", a)),
+    ),
     "relu": Operation(
         torch.relu, "vmax({}, vec{{}})", lambda y, a, d: (_choose(make("gt", y, ZERO), d, ZERO),)
     ),
     "where": Operation(
         torch.where,
         "({} ? {} : {})",
-        lambda y, c, a, b, d: (None, _choose(c, d, ZERO), _choose(c, ZERO, d)),
+        lambda y, c, a, b, d: (None, *_one_of(c, d)),
     ),
     "gt": Operation(torch.gt, "({} > {})"),
     "ge": Operation(torch.ge, "({} >= {})"),
@@ -144,6 +162,11 @@ OPERATIONS: dict[str, Operation] = {
     "ne": Operation(torch.ne, "({} != {})"),
     "detach": Operation(torch.Tensor.detach, "{}", lambda y, a, d: (None,)),
 }
+
+
+def _one_of(first: Expression, d: Expression) -> tuple[Expression, Expression]:
+    """The pull d for the first of two, or for the second."""
+    return _choose(first, d, ZERO), _choose(first, ZERO, d)
 
 
 def _greater(a: Expression, b: Expression, d: Expression) -> Expression:

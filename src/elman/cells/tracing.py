@@ -30,15 +30,23 @@ TWENTY, HUNDREDTH = constant(20), constant(0.01)  # torch's defaults
 
 
 def _power(a: Expression, exponent: Expression) -> Expression:
+    if exponent.operation != "constant":
+        return make("exp", exponent * make("log", a))  # a > 0
     value = exponent.value
-    if exponent.operation == "constant" and value == int(value) and 0 <= value <= 16:
-        result = ONE
-        for _ in range(int(value)):
+    if value.is_integer():
+        whole = _whole_power(a, abs(int(value)))
+        return ONE / whole if value < 0 else whole
+    return make("sqrt", a) if value == 0.5 else make("pow", a, exponent)
+
+
+def _whole_power(a: Expression, n: int) -> Expression:
+    """a · a · … · a, n times, by squares."""
+    result = ONE
+    while n:
+        if n % 2:
             result = result * a
-        return result
-    if exponent.operation == "constant" and value == 0.5:
-        return make("sqrt", a)
-    return make("exp", exponent * make("log", a))  # a ≥ 0, as for torch
+        a, n = a * a, n // 2
+    return result
 
 
 NOTED: dict[Any, Callable[..., Expression]] = {
@@ -52,8 +60,8 @@ NOTED: dict[Any, Callable[..., Expression]] = {
     aten.square: lambda a: a * a,
     aten.pow: _power,
     aten.rsqrt: lambda a: ONE / make("sqrt", a),
-    aten.clamp_min: lambda a, low: make("maximum", a, low),
-    aten.clamp_max: lambda a, high: make("minimum", a, high),
+    aten.clamp_min: lambda a, low: make("clamp_min", a, low),
+    aten.clamp_max: lambda a, high: make("clamp_max", a, high),
     aten.lerp: lambda a, b, w: a + w * (b - a),
     aten.addcmul: lambda a, b, c, value=ONE: a + value * b * c,
     aten.clone: lambda a: a,
@@ -90,8 +98,12 @@ for name in (
 def _clamped(
     a: Expression, low: Expression | None = None, high: Expression | None = None
 ) -> Expression:
-    a = a if low is None else make("maximum", a, low)
-    return a if high is None else make("minimum", a, high)
+    a = a if low is None else make("clamp_min", a, low)
+    return a if high is None else make("clamp_max", a, high)
+
+
+def _hard_tanh(a: Expression, low: Expression = -ONE, high: Expression = ONE) -> Expression:
+    return make("hard_max", make("hard_min", a, low), high)
 
 
 def _if_positive(a: Expression, b: Expression, c: Expression) -> Expression:
@@ -100,7 +112,7 @@ def _if_positive(a: Expression, b: Expression, c: Expression) -> Expression:
 
 def _softplus(a: Expression, beta: Expression = ONE, threshold: Expression = TWENTY) -> Expression:
     scaled = a * beta
-    soft = make("log1p", make("exp", make("minimum", scaled, threshold))) / beta
+    soft = make("log1p", make("exp", make("clamp_max", scaled, threshold))) / beta
     return make("where", make("gt", scaled, threshold), a, soft)
 
 
@@ -111,7 +123,7 @@ def _logaddexp(a: Expression, b: Expression) -> Expression:
 def _elu(
     a: Expression, alpha: Expression = ONE, scale: Expression = ONE, input_scale: Expression = ONE
 ) -> Expression:
-    below = alpha * make("expm1", make("minimum", a, ZERO) * input_scale)
+    below = alpha * make("expm1", make("clamp_max", a, ZERO) * input_scale)
     return scale * _if_positive(a, a, below)
 
 
@@ -123,12 +135,12 @@ def _gelu(a: Expression, approximate: str = "none") -> Expression:
 
 
 def _hard_sigmoid(a: Expression) -> Expression:
-    return _clamped(a / constant(6) + constant(0.5), ZERO, ONE)
+    return _hard_tanh(a / constant(6) + constant(0.5), ZERO, ONE)
 
 
 NOTED |= {
     aten.clamp: _clamped,
-    aten.hardtanh: lambda a, low=-ONE, high=ONE: _clamped(a, low, high),
+    aten.hardtanh: _hard_tanh,
     aten.leaky_relu: lambda a, slope=HUNDREDTH: _if_positive(a, a, a * slope),
     aten.sign: lambda a: _if_positive(a, ONE, make("where", make("lt", a, ZERO), -ONE, ZERO)),
     aten.softplus: _softplus,

@@ -83,8 +83,10 @@ def load(training: "Training", tensors: dict[str, Tensor], numbers: dict[str, An
     names = [f.name for f in fields(Tally)]  # runs of elman 0.1.0 have none
     training.tally = Tally(**{name: numbers.get(f"epoch_{name}", 0.0) for name in names})
     training.average.count = numbers["averaged"]
-    training.reader.noise.seed = numbers["noise"]
-    training.reader.noise.load_state_dict(parts.get("noise", {}))
+    noise = training.reader.noise
+    noise.seed = numbers["noise"]
+    noise.generators.clear()  # one that had drawn nothing yet was not saved
+    noise.load_state_dict(parts.get("noise", {}))
     training.chance |= parts.get("chance", {})
 
 
