@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import register_random, settings
 
-# Before torch is loaded: tests run beside one another, and threads that wait should give way.
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+# Before torch is loaded: tests run beside one another, and a thread that waits should give way at
+# once. Where each process has as many threads as there are cores, most of what one waits for has
+# no core, and waiting awake takes longer than all that the tests compute.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 settings.register_profile("elman", deadline=None, print_blob=True)
 # CI decides about a change, not about luck: there the same examples are tried every time.
@@ -120,6 +122,19 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[options]
 
     return trained
+
+
+@pytest.fixture
+def hastily(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile cells without optimisation, in two seconds each, not six.
+
+    For tests of what is asked of a cell, or of how its equations are written down; what the
+    compiler makes of them with every optimisation is held by all shipped cells in both types.
+    """
+    from elman.kernels import described
+
+    flags = ["-O0" if flag.startswith("-O") else flag for flag in described.FLAGS]
+    monkeypatch.setattr(described, "FLAGS", flags)
 
 
 @pytest.fixture

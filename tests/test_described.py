@@ -220,6 +220,7 @@ def test_carry_memory_lengths_and_stacks_work_as_for_any_cell(c, carry, monkeypa
 
 
 @needs_compiler
+@pytest.mark.usefixtures("hastily")
 def test_recurrent_takes_a_declared_cell_and_its_sizes():
     @cell(gates=2, states=1)
     def minimal_gated(a_x, a_h, h):
@@ -263,6 +264,7 @@ def test_chunks_of_time_run_a_declared_cell_and_no_module():
 
 @needs_compiler
 @pytest.mark.parametrize("gates", [5, 8, 16])
+@pytest.mark.usefixtures("hastily")
 def test_many_gates_run_in_the_kernel(gates, monkeypatch):
     @cell(gates=gates, states=2)
     def many(a_x, a_h, h, c):
@@ -299,6 +301,7 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
         assert (a.float() - b).abs().max() <= 8 * eps * b.abs().max()
 
 
+@pytest.mark.usefixtures("hastily")
 def test_a_described_gru_is_the_gru():
     @cell(gates=3)
     def another(a_x, a_h, h):
@@ -313,6 +316,7 @@ def test_a_described_gru_is_the_gru():
     assert_close([ys, *mine], [expected, *theirs], 2**-52)
 
 
+@pytest.mark.usefixtures("hastily")
 def test_a_declared_cell_is_a_cell_like_any_other():
     @cell(gates=1, parameters={"decay": 0.9})
     def leaky(a_x, a_h, h, decay):
@@ -396,6 +400,7 @@ def test_the_layer_norm_lstm_is_its_papers_loop(bias):
     assert all(float(g.abs().max()) > 1e-3 for g in mine), "a gradient that is alive"
 
 
+@pytest.mark.usefixtures("hastily")
 def test_a_derivative_may_be_given_and_takes_the_place_of_the_chain_rules():
     def by_hand(a_x, a_h, h, rate, dh):
         y = torch.tanh(a_x[0] + a_h[0])
@@ -641,11 +646,10 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_why(monkeypatch)
 
 
 @needs_compiler
+@pytest.mark.usefixtures("hastily")
 def test_a_cell_is_compiled_for_this_process_where_it_cannot_be_kept(tmp_path, monkeypatch):
     (tmp_path / "elman").write_text("no folder")
     monkeypatch.setattr(described.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
-    hastily = ["-O0" if flag.startswith("-O") else flag for flag in described.FLAGS]
-    monkeypatch.setattr(described, "FLAGS", hastily)  # seconds, not ten, for two small calls
     described._made.cache_clear()
     rnn, xs = nn.Layers("mgu", 3, 8), torch.randn(2, 2, 3)
     with pytest.warns(UserWarning, match=r"cannot be kept in .*elman.cells .*XDG_CACHE_HOME names"):

@@ -29,6 +29,7 @@ def run(block: Block, page: str, namespace: dict[str, Any]) -> None:
         exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), namespace)
 
 
+@pytest.mark.usefixtures("hastily")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -215,6 +215,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+@pytest.mark.usefixtures("hastily")
 def test_the_fast_steps_write_what_the_module_writes(cell, shape, monkeypatch):
     if shape.get("dropout", Dropout()).zoneout and cell != "gru":  # compiled for seconds each
         monkeypatch.setenv("ELMAN_KERNELS", "reference")

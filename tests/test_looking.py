@@ -232,6 +232,7 @@ def test_a_hook_is_heard_from_the_next_update_on_and_no_longer_once_it_is_remove
 
 @pytest.mark.parametrize("dropout", [Dropout(), Dropout(outputs=0.3, recurrent=0.2, zoneout=0.2)])
 @pytest.mark.parametrize("at", [0, 1, 4])
+@pytest.mark.usefixtures("hastily")
 def test_an_update_that_a_hook_breaks_off_is_made_again_as_if_it_had_not_begun(dropout, at):
     def begun():
         torch.manual_seed(0)

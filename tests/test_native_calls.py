@@ -384,6 +384,7 @@ def test_ids_changed_before_the_backward_pass_are_refused():
         ys.sum().backward()
 
 
+@pytest.mark.usefixtures("hastily")
 def test_other_kinds_of_calls_take_the_long_way(nodes):
     x = torch.randn(6, 3, 5)
     for options in ({"carry": Truncated(2)}, {"memory": Checkpointed(2)}, {"zoneout": 0.1}):

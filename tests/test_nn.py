@@ -670,6 +670,7 @@ PASSAGES = {
 
 @pytest.mark.parametrize("passage", PASSAGES)
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.usefixtures("hastily")
 def test_a_call_lies_where_its_input_lies_whatever_torchs_defaults(kind, passage, another_default):
     make, options = PASSAGES[passage]
     torch.manual_seed(0)

@@ -136,6 +136,7 @@ def test_what_a_step_adds_is_dropped_however_it_is_written(name):
 
 
 @pytest.mark.parametrize("name", ["lstm", "slstm", "mgu"])
+@pytest.mark.usefixtures("hastily")
 def test_every_kernel_memory_and_order_of_time_draws_the_same(name, monkeypatch):
     torch.manual_seed(7)
     options = {"num_layers": 2, "zoneout": 0.2, "update_dropout": 0.2, "dtype": torch.float64}
@@ -240,6 +241,7 @@ def test_the_share_of_units_that_stay_is_the_probability():
     assert "zoneout=0.25" in repr(rnn)
 
 
+@pytest.mark.usefixtures("hastily")
 def test_explain_names_the_cell_that_runs_and_copies_keep_it():
     rnn = copy.deepcopy(nn.LSTM(3, 8, zoneout=0.1))
     explained = elman.kernels.explain(rnn, torch.randn(2, 2, 3))

@@ -375,6 +375,7 @@ def test_torch_need_not_say_what_its_tensors_are(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [{"zoneout": 0.5}, {"update_dropout": 0.5}, {"dropout": 0.5}])
+@pytest.mark.usefixtures("hastily")
 def test_noise_may_be_added_after_a_call(how):
     module, x = nn.RNN(4, 64, num_layers=2), torch.randn(5, 1, 4)
     for grad in (False, True):

@@ -574,6 +574,7 @@ def test_training_leaves_the_global_generator_alone():
 
 
 @pytest.mark.parametrize("dropout", [Dropout(layers=0.5), Dropout(zoneout=0.2)])
+@pytest.mark.usefixtures("hastily")
 def test_beginning_a_training_leaves_the_global_generator_alone(dropout):
     model = build(layers=2, dropout=dropout)
     before = torch.get_rng_state()

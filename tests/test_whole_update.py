@@ -56,6 +56,12 @@ CAPTURED = [name for name in SHAPES if name != "everything"]
 NATIVE = [name for name in SHAPES if name not in ("noise", "described", "four states")]
 
 
+@pytest.fixture(autouse=True)
+def _hastily(request):
+    if "noise" in request.node.name:
+        request.getfixturevalue("hastily")
+
+
 def training(shape="elman", optimiser="sgd", device="cpu", dtype=torch.float32, **changes):
     """A training of 18 updates whose gradients are alive."""
     torch.manual_seed(3)

@@ -16,10 +16,12 @@ from elman.errors import UserError
 from elman.options import DEVICES
 
 if TYPE_CHECKING:
+    from elman.language_model import LanguageModel
     from elman.runs import Run
     from elman.scoring.dynamic import Adaptation
     from elman.scoring.evaluation import Evaluation
     from elman.scoring.metrics import Score
+    from elman.text.vocab import Vocab
     from elman.training import Processes
 
 
@@ -92,9 +94,7 @@ def evaluate(
     Every token after the first is predicted once, with the state carried through the whole text.
     Under torchrun every process reads a stretch of it.
     """
-    from elman.compression import expectations
     from elman.runs import Run
-    from elman.scoring import evaluation
     from elman.training import Processes
 
     processes = Processes.from_environment()
@@ -113,22 +113,7 @@ def evaluate(
     if not processes.first:
         return
     others = {name: other.load_model(place) for name, other in mixing.runs.items()}
-    with _progress((len(text.ids) - 1) * (1 + len(others)), adapt) as progress:
-        scores = evaluation.evaluate(
-            model,
-            opened.vocab,
-            text.ids,
-            train=text.train,
-            mix=mixing.orders,
-            characters=text.characters,
-            validation=text.validation,
-            adapt=settings,
-            cache=cache,
-            counts=expectations if mixing.counts else None,
-            others=others,
-            progress=progress,
-            score=score,
-        )
+    scores = _scores(model, opened.vocab, text, mixing, others, settings, cache, score)
     if as_json:
         where = {"source": source or opened.config.data.source, "split": text.part}
         emit({"run": str(run), **where, **scores.json()})
@@ -136,6 +121,38 @@ def evaluate(
     if chunks:
         note(f"time: {model.recurrence.seams.forward}")
     _print(opened, scores, text.what, source)
+
+
+def _scores(
+    model: "LanguageModel",
+    vocab: "Vocab",
+    text: "Text",
+    mixing: "Mixing",
+    others: "Mapping[str, LanguageModel]",
+    adapt: "bool | Adaptation",
+    cache: int,
+    score: "Score | None",
+) -> "Evaluation":
+    """The model, its baselines and what it is mixed with; `score` is its own, if known already."""
+    from elman.compression import expectations
+    from elman.scoring import evaluation
+
+    with _progress((len(text.ids) - 1) * (1 + len(others)), bool(adapt)) as progress:
+        return evaluation.evaluate(
+            model,
+            vocab,
+            text.ids,
+            train=text.train,
+            mix=mixing.orders,
+            characters=text.characters,
+            validation=text.validation,
+            adapt=adapt,
+            cache=cache,
+            counts=expectations if mixing.counts else None,
+            others=others,
+            progress=progress,
+            score=score,
+        )
 
 
 def _print(run: "Run", scores: "Evaluation", what: str, source: str | None) -> None:

@@ -68,10 +68,7 @@ def forecast(
     check_files(source, output, figure)
     use_threads(threads)
     if resume is not None:
-        refuse_beside(
-            context, "--resume", resume, ("resume", "output", "figure", "threads", "json")
-        )
-        go_on(resume, figure=figure, output=output, as_json=json)
+        go_on(context, resume, figure=figure, output=output, as_json=json)
         return
     if source is None:
         raise UserError("nothing to forecast was named", hint="elman forecast sales.csv")
@@ -82,9 +79,7 @@ def forecast(
     }  # fmt: skip
     asked = {k: v for k, v in asked.items() if v is not None}
     if run is not None:
-        refuse_beside(context, "--run", run, (*READ, "run", "steps", "output", "seed", "json"))
-        typed = seed if was_typed(context, "seed") else None
-        continue_run(run, source, steps, asked, typed, output=output, as_json=json)
+        continue_run(context, run, source, steps, asked, seed, output=output, as_json=json)
         return
     options = {
         "tau": tau, "hidden": hidden_size, "epochs": epochs, "updates": updates,
@@ -135,12 +130,20 @@ def begin(
         work(source, given, checked, kept, figure=figure, output=output, as_json=as_json)
 
 
-def go_on(folder: Path, *, figure: Path | None, output: Path | None, as_json: bool) -> None:
+def go_on(
+    context: typer.Context,
+    folder: Path,
+    *,
+    figure: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
     """Continue what was stopped in a folder; it ends as it would have ended."""
     from elman.forecasting import series
     from elman.forecasting.settings import Settings
     from elman.forecasting.unfinished import Unfinished
 
+    refuse_beside(context, "--resume", folder, ("resume", "output", "figure", "threads", "json"))
     with Unfinished.open(folder) as kept:
         asked = kept.request["asked"]
         settings = Settings(**asked["settings"] | {"levels": tuple(asked["settings"]["levels"])})
@@ -284,18 +287,20 @@ def write_files(
 
 
 def continue_run(
+    context: typer.Context,
     run: Path,
     source: str,
     steps: int,
     asked: dict[str, Any],
-    seed: int | None,
+    seed: int,
     *,
     output: Path | None,
     as_json: bool,
 ) -> None:
     """Forecast new data with a forecaster fitted before, reading it as it was read then.
 
-    Networks that are fitted on new series begin from the seed of those before, or from `seed`.
+    Networks that are fitted on new series begin from the seed of those before, or from `seed`
+    where it was typed.
     """
     from dataclasses import replace
 
@@ -303,8 +308,11 @@ def continue_run(
     from elman.forecasting.ensemble import match, notes_of
     from elman.forecasting.saving import load_ensemble
 
+    refuse_beside(context, "--run", run, (*READ, "run", "steps", "output", "seed", "json"))
     saved = load_ensemble(run)
-    ensemble = saved.ensemble if seed is None else replace(saved.ensemble, seed=seed)
+    ensemble = saved.ensemble
+    if was_typed(context, "seed"):
+        ensemble = replace(ensemble, seed=seed)
     given = read_like(saved, source, asked, ensemble.seed)
     columns, ahead = match(ensemble, given, steps, calendar=saved.calendar)
     answer: dict[str, Any] = {

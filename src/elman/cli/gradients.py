@@ -56,7 +56,6 @@ def gradients(
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout")] = False,
 ) -> None:
     """See the gradient: how far back it reaches, which units are stuck, what a window cuts off."""
-    from elman import diagnostics as d
     from elman.runs import Run
 
     if figure is not None:
@@ -68,16 +67,8 @@ def gradients(
     text = text_ids(opened, source)
     ids = text[: steps or NEAR]
     far = text[: steps or (FAR if lags is None else max(NEAR, 2 * lags + 1))]
-    passage = d.Passage.read(model, ids)
-    measures = {
-        "by_lag": d.by_lag(d.Passage.read(model, far), lags),
-        "units": d.units(passage),
-        "exponents": d.lyapunov_exponents(d.Passage.read(model, ids[:101]), 1),
-        "radius": d.spectral_radius(passage),
-        "carries": d.compare_carries(model, ids, min(window, (len(ids) - 1) // 2), draws),
-        "clipping": norms(opened),
-    }
-    answer = summary(measures, window, len(passage))
+    measures = measured(opened, model, ids, far, lags, draws)
+    answer = summary(measures, window, len(ids) - 1)
     if figure is not None:
         answer["figures"] = draw(figure, opened, model, ids, measures, window)
     if json:
@@ -110,6 +101,23 @@ def text_ids(opened: Run, source: str | None) -> Any:
             hint="a text of at least 9 tokens",
         )
     return ids
+
+
+def measured(
+    opened: Run, model: LanguageModel, ids: Any, far: Any, lags: int | None, draws: int
+) -> dict[str, Any]:
+    """Everything that is measured: lags over the `far` text, all else over `ids`."""
+    from elman import diagnostics as d
+
+    passage, window = d.Passage.read(model, ids), opened.config.training.reading.window
+    return {
+        "by_lag": d.by_lag(d.Passage.read(model, far), lags),
+        "units": d.units(passage),
+        "exponents": d.lyapunov_exponents(d.Passage.read(model, ids[:101]), 1),
+        "radius": d.spectral_radius(passage),
+        "carries": d.compare_carries(model, ids, min(window, (len(ids) - 1) // 2), draws),
+        "clipping": norms(opened),
+    }
 
 
 def norms(opened: Run) -> Clipping | None:

@@ -29,53 +29,58 @@ from elman.options import Beside
 
 if TYPE_CHECKING:
     from elman.counting.ngram import NgramModel
-    from elman.text.prepared import Splits
+    from elman.text.prepared import Data, Splits
 
 WRITING = Beside("generate", such_as=200)
 HIGHEST = 100
 """The highest order: each one keeps a table of up to as many n-grams as the text has tokens."""
 
 
+Order = Annotated[str, typer.Option(help="How many tokens make an n-gram; 1-8 fits each of them")]
+Smoothing = Annotated[
+    str, typer.Option(help="kneser-ney, laplace (the notes' formula) or laplace-open")
+]
+Epsilon = Annotated[
+    str | None, typer.Option(help="Laplace's ε (1), or one for each order: 1,0.5,0.1")
+]
+Chain = Annotated[
+    bool, typer.Option("--chain", help="Laplace: back off to the order below, not the unigram")
+]
+Level = Annotated[
+    str | None,
+    typer.Option(help="char, word, byte, bpe, or spaced words", show_default="char"),
+]
+MinFreq = Annotated[int | None, typer.Option(min=0, help="Rarer tokens are <unk> (words: 2)")]
+Arpa = Annotated[
+    Path | None,
+    typer.Option(help="Write the model as an ARPA file", parser=a_path, metavar="PATH"),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Write the model for NgramModel.load", parser=a_path, metavar="PATH"),
+]
+Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest token"), WRITING]
+
+
 def ngram(
     context: typer.Context,
     source: Source = "python-reference",
-    order: Annotated[
-        str, typer.Option(help="How many tokens make an n-gram; 1-8 fits each of them")
-    ] = "5",
-    smoothing: Annotated[
-        str, typer.Option(help="kneser-ney, laplace (the notes' formula) or laplace-open")
-    ] = "kneser-ney",
-    epsilon: Annotated[
-        str | None, typer.Option(help="Laplace's ε (1), or one for each order: 1,0.5,0.1")
-    ] = None,
-    chain: Annotated[
-        bool, typer.Option("--chain", help="Laplace: back off to the order below, not the unigram")
-    ] = False,
-    level: Annotated[
-        str | None,
-        typer.Option(help="char, word, byte, bpe, or spaced words", show_default="char"),
-    ] = None,
+    order: Order = "5",
+    smoothing: Smoothing = "kneser-ney",
+    epsilon: Epsilon = None,
+    chain: Chain = False,
+    level: Level = None,
     vocab_size: VocabSize = 0,
     tokenizer: Tokenizer = "",
     clean: Clean = "newlines",
     lower: Lower = False,
     validation: Annotated[float, typer.Option(help="Part held out, at the end")] = 0.1,
-    min_freq: Annotated[
-        int | None, typer.Option(min=0, help="Rarer tokens are <unk> (words: 2)")
-    ] = None,
-    arpa: Annotated[
-        Path | None,
-        typer.Option(help="Write the model as an ARPA file", parser=a_path, metavar="PATH"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the model for NgramModel.load", parser=a_path, metavar="PATH"),
-    ] = None,
+    min_freq: MinFreq = None,
+    arpa: Arpa = None,
+    out: Out = None,
     generate: Annotated[int, typer.Option(min=0, max=10**7, help="Tokens of text to write")] = 0,
     prompt: Annotated[str, typer.Option(help="Text that the written text continues"), WRITING] = "",
-    temperature: Annotated[
-        float, typer.Option(min=0, help="0 takes the likeliest token"), WRITING
-    ] = 1.0,
+    temperature: Temperature = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text")] = 0,
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
@@ -86,7 +91,6 @@ def ngram(
     Every token of the held-out part is predicted from the tokens before it.
     """
     from elman.text.prepared import prepare
-    from elman.text.prepared import prompt as prompt_of
 
     orders = _orders(order)
     _check_written(source, order, orders, arpa, out, generate)
@@ -110,9 +114,7 @@ def ngram(
     record = {"source": source, "level": data.level, "smoothing": smoothing, "models": rows}
     record |= {"train_tokens": len(splits.train), "vocabulary": len(splits.vocab)}
     if generate:
-        record["text"] = _text(
-            model, splits, prompt_of(data, prompt), generate, temperature=temperature, seed=seed
-        )
+        record["text"] = _text(model, splits, data, prompt, generate, temperature, seed)
     if json:
         emit(record | {"models": [_finite(row) for row in rows]})
     else:
@@ -186,10 +188,21 @@ def _fitted(
     return [*rows, _score(model, splits)], model
 
 
-def _text(model: "NgramModel", splits: "Splits", prompt: Any, length: int, **options: Any) -> str:
-    """The prompt, and what the model goes on to write."""
-    start = splits.vocab.encode(prompt)
-    ids = splits.vocab[model.generate(length, prompt=start, **options)]
+def _text(
+    model: "NgramModel",
+    splits: "Splits",
+    data: "Data",
+    prompt: str,
+    length: int,
+    temperature: float,
+    seed: int,
+) -> str:
+    """The prompt, read as the text was, and what the model goes on to write."""
+    from elman.text.prepared import prompt as prompt_of
+
+    start = splits.vocab.encode(prompt_of(data, prompt))
+    written = model.generate(length, prompt=start, temperature=temperature, seed=seed)
+    ids = splits.vocab[written]
     return splits.vocab.decode([*start, *ids])
 
 

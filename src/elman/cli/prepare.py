@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from elman.cli.source import (
 
 if TYPE_CHECKING:
     from elman.text.preparation import Step
+    from elman.text.shards import Index
 
 
 def prepare(
@@ -76,26 +77,9 @@ def prepare(
         raise
     index = Index.load(out)
     if json:
-        emit(
-            {
-                "folder": str(out),
-                "level": index.level,
-                "tokens": index.tokens,
-                "train_tokens": index.train_tokens,
-                "test_tokens": index.test_tokens,
-                "characters": index.characters,
-                "documents": index.documents,
-                "shards": len(index.shards),
-                "sha256": index.sha256,
-            }
-        )
+        emit(_record(index, out))
     else:
-        tested = f", {index.test_tokens:,} of those to test with" if index.test_tokens else ""
-        documents = "1 document" if index.documents == 1 else f"{index.documents:,} documents"
-        typer.echo(
-            f"{index.tokens:,} tokens of {index.characters:,} characters in {documents}; "
-            f"{index.tokens - index.train_tokens:,} of them held out{tested}"
-        )
+        typer.echo(_counts(index))
     note(f"next: elman train {printable(shlex.quote(str(out)))}")
 
 
@@ -112,6 +96,31 @@ def _show(steps: "Iterable[Step]", sources: str) -> None:
             if (now := time.monotonic()) - last > 0.2:
                 last = now
                 bar.update(task, description=stage, completed=step.done, total=step.total)
+
+
+def _record(index: "Index", out: Path) -> dict[str, Any]:
+    """What was prepared, as JSON."""
+    return {
+        "folder": str(out),
+        "level": index.level,
+        "tokens": index.tokens,
+        "train_tokens": index.train_tokens,
+        "test_tokens": index.test_tokens,
+        "characters": index.characters,
+        "documents": index.documents,
+        "shards": len(index.shards),
+        "sha256": index.sha256,
+    }
+
+
+def _counts(index: "Index") -> str:
+    """What was prepared, in words."""
+    tested = f", {index.test_tokens:,} of those to test with" if index.test_tokens else ""
+    documents = "1 document" if index.documents == 1 else f"{index.documents:,} documents"
+    return (
+        f"{index.tokens:,} tokens of {index.characters:,} characters in {documents}; "
+        f"{index.tokens - index.train_tokens:,} of them held out{tested}"
+    )
 
 
 def _say_how_to_go_on(out: Path, force: bool) -> None:

@@ -26,37 +26,43 @@ from elman.files import check_target
 
 if TYPE_CHECKING:
     from elman.counting.statistics import Frequencies, StopWords, Zipf
+    from elman.text.prepared import Data
     from elman.text.vocab import Vocab
 
     Row = tuple[Frequencies, Zipf | None, Zipf | None]
 
 
+Level = Annotated[
+    str | None,
+    typer.Option(help="word, char, byte, bpe, or spaced words", show_default="word"),
+]
+Longest = Annotated[
+    int, typer.Option("--n", min=1, max=100, help="Longest runs of tokens to count")
+]
+Share = Annotated[
+    float, typer.Option(help="Stop words are the head that makes up this part of the text")
+]
+Last = Annotated[int | None, typer.Option(help="… to this rank (the last that occurs five times)")]
+Figure = Annotated[
+    Path | None,
+    typer.Option(help="Draw to FILE.svg, .png or .pdf", parser=a_path, metavar="PATH"),
+]
+
+
 def statistics(
     context: typer.Context,
     source: Source = "python-reference",
-    level: Annotated[
-        str | None,
-        typer.Option(help="word, char, byte, bpe, or spaced words", show_default="word"),
-    ] = None,
+    level: Level = None,
     vocab_size: VocabSize = 0,
     tokenizer: Tokenizer = "",
     clean: Clean = "newlines",
     lower: Lower = False,
-    n: Annotated[
-        int, typer.Option("--n", min=1, max=100, help="Longest runs of tokens to count")
-    ] = 3,
+    n: Longest = 3,
     top: Annotated[int, typer.Option(min=0, help="How many of the most frequent to show")] = 10,
-    share: Annotated[
-        float, typer.Option(help="Stop words are the head that makes up this part of the text")
-    ] = 1 / 3,
+    share: Share = 1 / 3,
     first: Annotated[int | None, typer.Option(help="Fit Zipf's law from this rank (10)")] = None,
-    last: Annotated[
-        int | None, typer.Option(help="… to this rank (the last that occurs five times)")
-    ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(help="Draw to FILE.svg, .png or .pdf", parser=a_path, metavar="PATH"),
-    ] = None,
+    last: Last = None,
+    figure: Figure = None,
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -65,10 +71,7 @@ def statistics(
 
     At the word level the words count, not the punctuation and white space between them.
     """
-    import numpy as np
-
-    from elman.counting import statistics as stats
-    from elman.text.prepared import prepare
+    from elman.counting.statistics import stop_words
 
     data = data_of(
         context,
@@ -85,11 +88,9 @@ def statistics(
     data = replace(data, validation=0.0, test=0.0, min_freq=0)
     if figure is not None:
         check_target(figure, source)
-    splits = prepare(data, read(data))
-    vocab, ids = splits.vocab, _content(np.asarray(splits.train), splits.vocab)
-    runs = [stats.frequencies(ids, k, vocab) for k in range(1, n + 1)]
+    runs = _runs(data, n)
     rows = [_row(frequencies, first, last) for frequencies in runs]
-    head = stats.stop_words(runs[0], share)
+    head = stop_words(runs[0], share)
     if figure is not None:
         _draw(rows, data.level, figure)
     if json:
@@ -101,6 +102,18 @@ def statistics(
         note(f"wrote {printable(shlex.quote(str(figure)))}")
     ready = replace(data, validation=0.1, min_freq=None)
     note(f"next: {printable(follow_up('ngram', ready, order='1-5'))}")
+
+
+def _runs(data: "Data", n: int) -> "list[Frequencies]":
+    """Tokens, pairs, … runs of n tokens of the whole text, counted."""
+    import numpy as np
+
+    from elman.counting.statistics import frequencies
+    from elman.text.prepared import prepare
+
+    splits = prepare(data, read(data))
+    ids = _content(np.asarray(splits.train), splits.vocab)
+    return [frequencies(ids, k, splits.vocab) for k in range(1, n + 1)]
 
 
 def _content(ids: Any, vocab: "Vocab") -> Any:
