@@ -416,13 +416,13 @@ def _likeliest_of_each(logits: Tensor, excluded: Tensor, count: int) -> tuple[Te
     allowed = logits.index_fill(1, excluded, -math.inf)
     count = min(count, logits.shape[1])
     found, ids = allowed.topk(count)
-    if not found[:, 0].isfinite().all():  # NaN wins every maximum
+    total = logits.double().logsumexp(-1, keepdim=True)
+    if not (found[:, :1] - total).isfinite().all():  # NaN wins every maximum, and every sum
         raise not_numbers()
     if int((allowed >= found[:, -1:]).sum()) > ids.numel():  # which of equals torch takes is open
         ids = allowed.sort(descending=True, stable=True).indices[:, :count]
     ids = ids.sort().values
-    log_p = allowed.gather(1, ids).double() - logits.double().logsumexp(-1, keepdim=True)
-    return log_p.cpu(), ids.cpu()
+    return (allowed.gather(1, ids).double() - total).cpu(), ids.cpu()
 
 
 def _trace(steps: list[tuple[Tensor, Tensor]], row: int) -> list[int]:
