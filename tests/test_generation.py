@@ -410,7 +410,6 @@ def test_a_beam_goes_on_with_the_likeliest_and_of_equals_with_those_of_lower_ids
     torch.testing.assert_close(log_p, logits.log_softmax(-1).gather(1, ids))
 
 
-@given(seed=st.integers(0, 50), width=st.integers(1, 5))
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_beam_refuses_what_is_no_number_excluded_or_not(value, at):
@@ -420,6 +419,7 @@ def test_a_beam_refuses_what_is_no_number_excluded_or_not(value, at):
         generation._likeliest_of_each(logits, torch.tensor([0]), 2)
 
 
+@given(seed=st.integers(0, 50), width=st.integers(1, 5))
 def test_beam_scores_are_the_models_own_log_probabilities_best_first(seed, width):
     model = Tiny(seed=seed)
     found = beam_search(model, [1, 3], 6, width)
