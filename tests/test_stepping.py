@@ -52,6 +52,48 @@ def test_a_state_can_be_read_reordered_and_set(module, kernel, monkeypatch):
     assert torch.equal(step(torch.tensor([4, 5, 6])), fresh(torch.tensor([4, 5, 6])))
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+
+
+@pytest.mark.parametrize("module", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("steps", [0, 2, 20])
+def test_a_beam_goes_on_from_the_rows_it_names(module, kernel, device, steps, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", kernel)
+    rnn = module(7, 19, num_layers=2, device=device).eval()
+    out = torch.nn.Linear(19, 5, device=device)
+    step, other, rows = (
+        Stepper(rnn, out, rows=3),
+        Stepper(rnn, out, rows=3),
+        torch.tensor([2, 0, 2]),
+    )
+    for ids in torch.randint(7, (steps, 3)):
+        step(ids)
+        other(ids)
+    before = step.state
+    step.take(rows)
+    if steps:
+        turned = tuple(s[:, rows] for s in before) if module is nn.LSTM else before[:, rows]
+        other.state = turned
+    for _ in range(2):
+        assert torch.equal(step(torch.tensor([4, 5, 6])), other(torch.tensor([4, 5, 6])))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_a_beam_names_as_many_rows_as_there_are(kernel, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", kernel)
+    given = torch.randn(1, 3, 19)
+    step = Stepper(nn.RNN(7, 19).eval(), torch.nn.Linear(19, 5), given, rows=3)
+    kept = given.clone()
+    step.take(torch.tensor([1, 1, 0]))
+    assert torch.equal(given, kept), "what was given is the caller's"
+    for rows in ([0, 1], [0, 1, 2, 2], [[0, 1, 2]]):
+        with pytest.raises(UserError, match="as many as there are"):
+            step.take(torch.tensor(rows))
+
+
 @pytest.mark.parametrize("module", [nn.RNN, nn.LSTM])
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("part", [(slice(None), slice(1)), (slice(1),), (..., slice(5))])

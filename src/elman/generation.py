@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from elman.errors import UserError
 from elman.language_model import LanguageModel, read
 from elman.language_model.looking import is_hooked
+from elman.language_model.loss import widened
 from elman.language_model.nests import Nest, over
 from elman.language_model.writer import not_numbers, writes, written
 from elman.options import whole_number
@@ -354,13 +355,13 @@ class _Steps:
 
     def branch(self, rows: Tensor) -> "_Steps":
         """Go on from these rows, in this order, each as often as it is named."""
+        if self.stepper is not None and len(rows) == self.rows:
+            self.stepper.take(rows)
+            return self
         state = _rows(self.state if self.stepper is None else self.stepper.state, rows)
-        if len(rows) != self.rows:
+        if self.stepper is not None:
             return _Steps(self.model, state, len(rows))
-        if self.stepper is None:
-            self.state = state
-        else:
-            self.stepper.state = state
+        self.state = state
         return self
 
 
@@ -385,53 +386,58 @@ def _search(
     model: nn.Module, text: tuple[int, ...], length: int, width: int, exclude: Sequence[int]
 ) -> list[Continuation]:
     logits, state = _read(model, torch.tensor([text], device="cpu"), None)
-    step: _Steps | None = None
-    scores = torch.zeros(1, dtype=torch.float64, device="cpu")
-    steps: list[tuple[Tensor, Tensor]] = []  # which text each new one continues, and with what
+    size, step = logits.shape[-1], None
     excluded = torch.tensor(
-        _excluded(tuple(exclude), logits.shape[-1]), dtype=torch.int64, device=logits.device
+        _excluded(tuple(exclude), size), dtype=torch.int64, device=logits.device
     )
+    scores = np.zeros(1)
+    steps: list[tuple[Ids, Ids]] = []  # which text each new one continues, and with what
     for remaining in reversed(range(length)):
         log_p, ids = _likeliest_of_each(logits.detach(), excluded, width)
-        scores, best = (scores[:, None] + log_p).flatten().sort(descending=True, stable=True)
-        kept = min(width, int(scores.isfinite().sum()))
-        scores, best = scores[:kept], best[:kept]
-        rows, tokens = best // ids.shape[1], ids.flatten()[best]
+        reached = (scores[:, None] + log_p).ravel()
+        places = (size * np.arange(len(ids))[:, None] + ids).ravel()
+        best = np.lexsort((places, -reached))[:width]  # of equals, the first text and lowest id
+        best = best[np.isfinite(reached[best])]
+        scores, (rows, tokens) = reached[best], divmod(places[best], size)
         steps.append((rows, tokens))
         if remaining:
-            step = (
-                _Steps(model, _rows(state, rows), len(rows)) if step is None else step.branch(rows)
-            )
-            logits = step(tokens)
-    return [
-        Continuation(_trace(steps, row), float(score)) for row, score in enumerate(scores.tolist())
-    ]
+            chosen = torch.from_numpy(rows)
+            if step is None:
+                step = _Steps(model, _rows(state, chosen), len(rows))
+            else:
+                step = step.branch(chosen)
+            logits = step(torch.from_numpy(tokens))
+    return [Continuation(*found) for found in zip(_traced(steps), scores.tolist(), strict=True)]
 
 
-def _likeliest_of_each(logits: Tensor, excluded: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """log p, in float64, of the `count` likeliest tokens of every row, and which these are.
+def _likeliest_of_each(
+    logits: Tensor, excluded: Tensor, count: int
+) -> tuple[NDArray[np.floating], Ids]:
+    """log p of the `count` likeliest tokens of every row, and which these are.
 
-    They are in the order of their ids, and among equals those of lower ids are taken.
+    Among equals those of lower ids are taken; their order is open.
     """
-    allowed = logits.index_fill(1, excluded, -math.inf)
-    count = min(count, logits.shape[1])
-    found, ids = allowed.topk(count)
-    total = logits.double().logsumexp(-1, keepdim=True)
-    if not (found[:, :1] - total).isfinite().all():  # NaN wins every maximum, and every sum
+    log_p = widened(logits).log_softmax(-1)  # one bad number makes all of its row NaN
+    if len(excluded):
+        log_p.index_fill_(1, excluded, -math.inf)
+    found, ids = (t.cpu().numpy() for t in log_p.topk(min(count + 1, log_p.shape[1])))
+    if not np.isfinite(found[:, 0]).all():  # NaN wins every maximum
         raise not_numbers()
-    if int((allowed >= found[:, -1:]).sum()) > ids.numel():  # which of equals torch takes is open
-        ids = allowed.sort(descending=True, stable=True).indices[:, :count]
-    ids = ids.sort().values
-    return (allowed.gather(1, ids).double() - total).cpu(), ids.cpu()
+    last = found[:, count - 1 : count]
+    if ((last == found[:, count:]) & (last > -math.inf)).any():  # which of equals is torch's affair
+        both = log_p.sort(descending=True, stable=True)
+        found, ids = (t[:, :count].cpu().numpy() for t in both)
+    return found[:, :count], ids[:, :count]
 
 
-def _trace(steps: list[tuple[Tensor, Tensor]], row: int) -> list[int]:
-    """Follow one text of the last beam back to the prompt."""
-    ids = []
+def _traced(steps: list[tuple[Ids, Ids]]) -> list[list[int]]:
+    """Follow every text of the last beam back to the prompt."""
+    row = np.arange(len(steps[-1][0]))
+    columns = []
     for rows, tokens in reversed(steps):
-        ids.append(int(tokens[row]))
-        row = int(rows[row])
-    return ids[::-1]
+        columns.append(tokens[row])
+        row = rows[row]
+    return np.stack(columns[::-1], -1).tolist()
 
 
 def _join(states: Sequence[Nest]) -> Nest:

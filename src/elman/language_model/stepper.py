@@ -5,6 +5,7 @@ most of the time. A `Stepper` does all of it once and then only steps: in native
 GPU as a CUDA graph, which is captured once it is seen that many steps are wanted.
 """
 
+import itertools
 from typing import Any, final
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from elman import kernels
 from elman.errors import UserError
 from elman.kernels.cpu import KERNEL, Steps
-from elman.language_model.captured import Captured
+from elman.language_model.captured import Captured, flat
 from elman.nn import GRU, LSTM, RNN, Layers
 
 FEW = 16
@@ -92,10 +93,7 @@ class Stepper:
 
     @property
     def state(self) -> Any:
-        """The state after the last step, as the module returns it; a copy, which may be set again.
-
-        A beam goes on from other rows with `step.state = step.state[:, rows]`.
-        """
+        """The state after the last step, as the module returns it: a copy, and may be set."""
         if self._steps is None:
             return self._state
         if isinstance(self._steps, Captured):
@@ -115,6 +113,25 @@ class Stepper:
         for layer, tracks in zip(zip(*states, strict=True), self._steps.states, strict=True):
             for s, track in zip(layer, tracks, strict=True):
                 track[1] = s
+
+    @torch.no_grad()
+    def take(self, rows: Tensor) -> None:
+        """Go on from these of its rows, in this order, each as often as it is named: a beam."""
+        if rows.shape != (self.rows,):
+            raise UserError(
+                f"{tuple(rows.shape)} rows to go on from, of {self.rows}: as many as there are",
+                hint="another number takes another stepper: Stepper(rnn, out, step.state[:, rows])",
+            )
+        if self._steps is None:
+            if self._state is not None:
+                taken = [s.index_select(1, rows.to(s.device)) for s in flat(self._state)]
+                self._state = tuple(taken) if len(taken) > 1 else taken[0]
+        elif isinstance(self._steps, Captured):
+            for s in self._steps.states:
+                s.copy_(s.index_select(1, rows.to(s.device)))
+        else:
+            for track in itertools.chain(*self._steps.states):
+                track[1] = track[1].index_select(0, rows)
 
     def _checked(self, steps: Steps | Captured, state: Any) -> tuple[Tensor, ...]:
         """The state's tensors, each of the shape that these steps have; None is zeros."""
