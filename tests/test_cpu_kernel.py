@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -393,6 +394,31 @@ def test_tanh_and_sigmoid_of_float64_are_within_four_ulp_of_torchs(name, level):
     normal = torchs.abs() >= 2.3e-308
     assert ((y - torchs).abs()[normal] / torchs.abs()[normal]).max() < 4 * 2**-52
     assert (y[~normal & ~x.isnan()].abs() < 2.3e-308).all()
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "aarch64"),
+    reason="asks x86-64 or arm64 to count them as 0",
+)
+@pytest.mark.parametrize("cell", ["tanh", "gru", "lstm", "mgu"])
+@pytest.mark.parametrize(("rows", "threads"), [(1, 1), (40, 2)])
+def test_numbers_too_small_to_be_normal_count_as_zero_here_and_nowhere_else(cell, rows, threads):
+    """On many processors an operation on one of them takes a hundred times as long."""
+    torch.set_num_threads(threads)
+    layers = nn.Layers(cell, 3, 20, bias=False)
+    x = torch.randn(6, rows, 3).requires_grad_()
+    assert kernels.explain(layers, x).runs in ("cpu", "described")
+    assert (layers(1e-30 * x)[0] != 0).all()
+    assert (layers(1e-40 * x)[0] == 0).all()
+    hs, _ = layers(x)
+    # A pull of 1e-36 fades on its way back: nothing of it is left that is not normal.
+    (1e-36 * hs[-1]).sum().backward()
+    for gradient in (x.grad, *(p.grad for p in layers.parameters())):
+        assert not ((gradient != 0) & (gradient.abs() < torch.finfo(torch.float32).tiny)).any()
+    assert (x.grad != 0).any()
+    # Torch keeps them, on this thread and on those that it shares with us.
+    assert (torch.full((1 << 17,), 1e-40) * 0.5 != 0).all()
 
 
 def test_calls_from_many_threads_do_not_meet():

@@ -204,14 +204,19 @@ INLINE void own_step_back(const vec *kept, const vec *before, const vec *own,
 }}
 }}
 #include "backward.h"
+#include "subnormals.h"
 void *borrow(int64_t bytes) {{
     void *fresh = nullptr;
     return posix_memalign(&fresh, 64, size_t(bytes)) == 0 ? fresh : nullptr;
 }}
 void give_back(void *memory, int64_t) {{ free(memory); }}
 #define PUBLIC extern "C" __attribute__((visibility("default")))
-PUBLIC int elman_forward(const Job *job) {{ return forward(job); }}
+PUBLIC int elman_forward(const Job *job) {{
+    NoSubnormals here;
+    return forward(job);
+}}
 PUBLIC int elman_backward(const Job *job) {{
+    NoSubnormals here;
     for (int64_t s = 0; job->ids && s < job->T * job->B; s++)
         if (job->ids[s] < 0 || job->ids[s] >= job->I) return BAD_ID;
     return backward(job);

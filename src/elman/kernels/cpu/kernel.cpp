@@ -1,5 +1,6 @@
 /* What Python calls: the variant for this processor, on torch's own threads. Whole stacks are in stack.cpp. */
 #include "dispatch.h"
+#include "subnormals.h"
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -132,26 +133,43 @@ PUBLIC int64_t elman_size(int which) {
     return which >= 0 && which < 7 ? sizes[which] : -1;
 }
 
-PUBLIC int elman_forward(const Job *job, int kind, int level) { return variant(kind, level)->forward(job); }
+PUBLIC int elman_forward(const Job *job, int kind, int level) {
+    NoSubnormals here;
+    return variant(kind, level)->forward(job);
+}
 
 /* The forward pass has refused ids out of range, but whoever calls may have changed them since. */
 PUBLIC int elman_backward(const Job *job, int kind, int level) {
+    NoSubnormals here;
     for (int64_t s = 0; job->ids && s < job->T * job->B; s++)
         if (job->ids[s] < 0 || job->ids[s] >= names_of(job)) return BAD_ID;
     return variant(kind, level)->backward(job);
 }
 
-PUBLIC int elman_head(const Head *head, int kind, int level) { return variant(kind, level)->head(head); }
+PUBLIC int elman_head(const Head *head, int kind, int level) {
+    NoSubnormals here;
+    return variant(kind, level)->head(head);
+}
 
-PUBLIC int elman_travel(const Travel *job, int kind, int level) { return variant(kind, level)->travel(job); }
+PUBLIC int elman_travel(const Travel *job, int kind, int level) {
+    NoSubnormals here;
+    return variant(kind, level)->travel(job);
+}
 
-PUBLIC int elman_along(const Twice *job, int kind, int level) { return variant(kind, level)->along(job); }
+PUBLIC int elman_along(const Twice *job, int kind, int level) {
+    NoSubnormals here;
+    return variant(kind, level)->along(job);
+}
 
-PUBLIC int elman_back_twice(const Twice *job, int kind, int level) { return variant(kind, level)->back_twice(job); }
+PUBLIC int elman_back_twice(const Twice *job, int kind, int level) {
+    NoSubnormals here;
+    return variant(kind, level)->back_twice(job);
+}
 
 /* g ← min(1, θ/‖g‖) g over `count` arrays together; returns ‖g‖ as it was, or -1 without memory. */
 PUBLIC double elman_clip(void *const *arrays, const int64_t *sizes, int64_t count, double theta, int64_t threads, int kind,
                          int level) {
+    NoSubnormals here;
     const Variant *v = variant(kind, level);
     constexpr int64_t PIECE = 1 << 14; /* numbers summed together, on any number of threads */
     int64_t pieces = 0, all = 0, width = kind == DOUBLE ? 8 : 4;
@@ -177,6 +195,7 @@ PUBLIC double elman_clip(void *const *arrays, const int64_t *sizes, int64_t coun
 
 /* One step of layers that read one another, then the output layer of V rows: y = h Wᵀ + b (float or double). */
 PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level) {
+    NoSubnormals here;
     const Variant *v = variant(kind, level);
     for (int64_t i = 0; i < count; i++)
         if (int status = v->forward(&layers[i])) return status;
@@ -193,6 +212,7 @@ PUBLIC void elman_keep(void *generator, void *mask, int64_t n, double p, double 
 
 /* `from` times a mask of `scale`, or of 0 with probability `below` · 2⁻²⁴, from a torch.Generator of this seed. */
 PUBLIC void elman_drop(int64_t seed, const void *from, void *to, int64_t n, int64_t below, double scale, int kind, int level) {
+    NoSubnormals here;
     variant(kind, level)->drop(uint32_t(seed), from, to, 1, n, nullptr, 0, uint32_t(below), scale);
 }
 

@@ -3,6 +3,7 @@
  * Between layers there is dropout, where it is asked for; rows may be packed, as torch packs them. The bits are those of
  * the layers one by one: each is handed to `Variant::forward` and `backward` as it is. */
 #include "dispatch.h"
+#include "subnormals.h"
 #include <atomic>
 #include <cstring>
 #include <initializer_list>
@@ -276,6 +277,7 @@ PUBLIC int64_t elman_packed_rows(const int64_t *sizes, int64_t T, int64_t N, con
  * the first h (and c), stacked (null: zeros). `kept`, if there is to be a gradient, takes what it needs. */
 PUBLIC int elman_call(const Stack *stack, const Use *use, const void *x, const void *h_0, const void *c_0, void *y, void *h,
                       void *c, void *kept) {
+    NoSubnormals here;
     Rows rows(stack->layers[0], use);
     if (!rows.memory.ok()) return NO_MEMORY;
     Places at{*stack, kept != nullptr, rows.start(rows.T)};
@@ -308,6 +310,7 @@ PUBLIC int elman_call(const Stack *stack, const Use *use, const void *x, const v
  * layer and direction (null where it has none, or all: not wanted), from those on y and on the last h and c (null: none). */
 PUBLIC int elman_call_back(const Stack *stack, const Use *use, const void *x, const void *kept, const void *y, const void *dy,
                            const void *dh, const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw) {
+    NoSubnormals here;
     Rows rows(stack->layers[0], use);
     if (!rows.memory.ok()) return NO_MEMORY;
     Places at{*stack, true, rows.start(rows.T)};

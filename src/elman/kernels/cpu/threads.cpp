@@ -2,6 +2,7 @@
  *
  * Results never depend on who runs a task, nor on how many do. */
 #include "job.h"
+#include "subnormals.h"
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
@@ -177,6 +178,7 @@ struct Crew {
     }
     bool wanted(int i) const { return (ticket.load() & LEFT) && i < helpers.load(); }
     void help(int i) {
+        NoSubnormals here;
         run_soon();
         for (;;) {
             if (spin(LINGER, [&] { return wanted(i); })) {
@@ -323,6 +325,7 @@ struct Team {
     static void work(void *p) {
         static const auto number = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
         Region &region = *static_cast<Region *>(p);
+        NoSubnormals here;
         int64_t ran = -processor_time();
         if (number && region.tasks <= 64)
             region.run_as(number());
