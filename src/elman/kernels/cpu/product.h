@@ -78,8 +78,18 @@ constexpr INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
  * width do not fall on the same cache lines. */
 INLINE int64_t padded(int64_t k) { return ceil_div(k, 2 * LANES) * 2 * LANES + LANES; }
 
-/* sums[r][c] += a[r] panel[c] of one k (or pair). */
+/* sums[r][c] += a[r] panel[c] of one k (or pair). Whichever side has fewer vectors stays in registers; where neither has room
+ * beside the sums, a compiler would put sums into memory. */
 template <int C, int R> INLINE void meet(const operand *a, int64_t row, const operand *panel, vec (&sums)[R][C]) {
+    if constexpr (R < C && R * C + C >= REGISTERS) {
+        decltype(broadcast(a)) x[R];
+        FLATTEN for (int r = 0; r < R; r++) x[r] = broadcast(a + r * row);
+        FLATTEN for (int c = 0; c < C; c++) {
+            auto b = load_operands(panel + c * PANEL);
+            FLATTEN for (int r = 0; r < R; r++) sums[r][c] = multiply_add(x[r], b, sums[r][c]);
+        }
+        return;
+    }
     decltype(load_operands(panel)) b[C];
     FLATTEN for (int c = 0; c < C; c++) b[c] = load_operands(panel + c * PANEL);
     if constexpr (R > 1 && R < 4) FLATTEN for (int c = 0; c < C; c++) hold(b[c]);
@@ -618,6 +628,7 @@ struct Outer {
     static constexpr int R = Side::R, C = Side::C;
     const bool packs = PAIR > 1 || !A.by_blocks, in_place = X.in_place();
     static constexpr int MOST_FIXED = PAIR == 1 ? 8 : 0;
+    static constexpr int MOST_TOTALS = Side::TOTALS ? 0 : 4;
     const bool fixed = !packs && !in_place && !at.sizes && at.B <= MOST_FIXED; /* every step has as many rows, and few */
     const int64_t N = X.N, panel = X.panel_size(), apart = in_place ? N : C * PANEL;
     static const operand *where_it_lies(const real *x) { return reinterpret_cast<const operand *>(x); } /* they are the same */
@@ -648,9 +659,16 @@ struct Outer {
     template <int FIXED = 0>
     void add(int64_t p, int64_t from, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x, bool fresh,
              real *dW, int64_t row) const {
+        constexpr bool FEWER = FIXED > 0 && FIXED <= MOST_TOTALS;
+        for (int64_t r = 0; r < R; r += FEWER ? R / 2 : R)
+            add_rows<FIXED, FEWER ? R / 2 : R, Side::TOTALS || FEWER>(p, from + r, n, t0, t1, packed, x, fresh, dW + r * row, row);
+    }
+    template <int FIXED, int R, bool TOTALS>
+    INLINE void add_rows(int64_t p, int64_t from, int64_t n, int64_t t0, int64_t t1, const operand *packed, const operand *x,
+                         bool fresh, real *dW, int64_t row) const {
         int64_t block = columns.place(p);
         vec totals[R][C];
-        if (Side::TOTALS) FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
+        if (TOTALS) FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
             totals[r][j] = fresh ? vec{} : load(dW + r * row + j * LANES);
         for (int64_t t = t1 - 1; t >= t0; t--) {
             int64_t start = FIXED ? t * FIXED : at.start(t), rows = FIXED ? FIXED : at.rows(t);
@@ -667,7 +685,7 @@ struct Outer {
                 if (packs) packed += pairs * PANEL;
             }
             FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
-                if constexpr (Side::TOTALS) {
+                if constexpr (TOTALS) {
                     totals[r][j] += sums[r][j];
                 } else {
                     real *to = dW + r * row + j * LANES;
@@ -675,13 +693,14 @@ struct Outer {
                 }
             fresh = false;
         }
-        if (Side::TOTALS) FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
+        if (TOTALS) FLATTEN for (int r = 0; r < R; r++) FLATTEN for (int j = 0; j < C; j++)
             store(dW + r * row + j * LANES, totals[r][j]);
     }
     /* sums[r][j] += a[r] x[j] of one row of the batch (or a pair of them). */
-    static INLINE void meet_row(const operand *a, const operand *x, vec (&sums)[R][C]) {
+    template <int R> static INLINE void meet_row(const operand *a, const operand *x, vec (&sums)[R][C]) {
         decltype(load_operands(x)) columns[C];
         FLATTEN for (int j = 0; j < C; j++) columns[j] = load_operands(x + j * PANEL);
+        if constexpr (R < Side::R) FLATTEN for (int j = 0; j < C; j++) hold(columns[j]);
         FLATTEN for (int r = 0; r < R; r++) {
             auto y = broadcast(a + r * PAIR);
             FLATTEN for (int j = 0; j < C; j++) sums[r][j] = multiply_add(y, columns[j], sums[r][j]);
