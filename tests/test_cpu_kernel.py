@@ -677,3 +677,11 @@ def test_matrices_read_where_they_lie_give_the_bits_of_packed_ones(kind, dtype, 
     dx, *dfirst = pulls(xs[4:], state_after(xs[:4]))  # two steps: with one or two rows, few
     assert torch.equal(dxs[4:], dx)
     assert all(d.abs().amax() > 1e-4 for d in (*dstate[:1], *dfirst[:1]))
+
+
+@pytest.mark.parametrize("most", ["avx2", "default"])
+def test_the_kernel_uses_no_newer_instructions_than_torch_may(most):
+    script = "from elman.kernels.cpu import KERNEL; print(KERNEL.variant())"
+    env = os.environ | {"ATEN_CPU_CAPABILITY": most}
+    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert ran.stdout.strip() in {"avx2": ["avx2", "portable"], "default": ["portable"]}[most]

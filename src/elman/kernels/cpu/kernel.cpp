@@ -18,15 +18,24 @@ namespace {
 
 enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16 };
 
-int processor() {
+/* What the processor can, and no more than torch's own switch allows. */
+int found() {
+    const char *most = getenv("ATEN_CPU_CAPABILITY");
+    if (most && !strcmp(most, "default")) return PORTABLE;
 #if defined(__x86_64__)
     bool fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool wide = fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (most && !strcmp(most, "avx2")) wide = false;
     if (wide) return __builtin_cpu_supports("avx512bf16") ? AVX512_BF16 : AVX512;
     if (fma) return AVX2;
 #endif
     return PORTABLE;
+}
+
+int processor() {
+    static const int level = found();
+    return level;
 }
 
 } // namespace
