@@ -1,6 +1,7 @@
 /* Runs the CPU kernel under the compiler's sanitizers (`make sanitize`): every cell, many shapes,
  * every instruction set this processor has, tensors in memory of exactly their own size; then the output
- * layer with its loss, the clipping of all gradients found, a step of two layers, and calls of stacks, packed and dropped.
+ * layer with its loss, the clipping of all gradients found, a step of two layers, tokens that they write, and calls of stacks,
+ * packed and dropped.
  * The variants must also agree with one another. */
 #include "../src/elman/kernels/cpu/job.h"
 #include <cmath>
@@ -14,6 +15,8 @@ int elman_forward(const Job *, int kind, int level);
 int elman_backward(const Job *, int kind, int level);
 int elman_head(const Head *, int kind, int level);
 int elman_step(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level);
+int elman_write(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, const void *E, const Rules *,
+                const int64_t *last, int64_t length, const double *chances, int64_t *tokens, int kind, int level);
 int elman_call(const Stack *, const Use *, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c, void *kept);
 int elman_call_back(const Stack *, const Use *, const void *x, const void *kept, const void *y, const void *dy, const void *dh,
                     const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw);
@@ -222,7 +225,24 @@ template <class real> struct Run {
         Job jobs[] = {job, above};
         if (elman_step(jobs, 2, W_hh.data(), c.bias ? b_ih.data() : nullptr, y.data(), M, kind, level) != OK) abort();
         for (auto *v : {&hs, &y}) all.insert(all.end(), v->begin(), v->end());
+        write(jobs, kind, level);
         call(jobs, kind, level, all);
+    }
+    /* Tokens that the same two layers write, by every kind of rules, ids or rows of E being read. */
+    void write(const Job *jobs, int kind, int level) const {
+        int64_t V = c.I, exclude[] = {V - 1};
+        std::vector<real> W = normal_like(V * c.H), E = normal_like(V * c.I), y(size_t(c.B * V));
+        std::vector<double> chances(size_t(3 * c.B), 0.6);
+        for (int which = 0; which < 10; which++) {
+            Rules rules = {which % 5 ? 0.7 : 0, which % 5 > 2 ? 0.8 : 1, which % 5 % 2 ? V + 1 : (V + 1) / 2, exclude, V > 1};
+            std::vector<int64_t> tokens(size_t(6 * c.B), -1);
+            const int64_t *last = nullptr;
+            for (int64_t *to = tokens.data(); to < tokens.data() + tokens.size(); to += 3 * c.B, last = to - c.B)
+                if (elman_write(jobs, 2, W.data(), c.bias ? W.data() : nullptr, y.data(), V, which < 5 ? E.data() : nullptr, &rules, last, 3, chances.data(), to, kind, level) != OK)
+                    abort();
+            for (int64_t token : tokens)
+                if (token < 0 || token > V - 1 - (V > 1)) abort();
+        }
     }
     /* The same two layers, called from given states and from zeros. */
     void call(const Job *jobs, int kind, int level, std::vector<double> &all) const {

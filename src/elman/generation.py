@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elman.errors import UserError
-from elman.language_model import LanguageModel, read
+from elman.kernels.cpu import Steps
+from elman.language_model import LanguageModel, native_writer, read, writer
 from elman.language_model.looking import is_hooked
 from elman.language_model.loss import widened
 from elman.language_model.nests import Nest, over
-from elman.language_model.writer import not_numbers, writes, written
+from elman.language_model.writer import not_numbers
 from elman.options import whole_number
 from elman.scoring.metrics import evaluating
 from elman.text.vocab import Vocab
@@ -294,10 +295,14 @@ def _write(
     chances = [_uniform(generator) for generator in generators]
     with evaluating(model):
         logits, state = _read_all(model, prompts)
-        step = None if writes(model) else _Steps(model, state, len(prompts))
+        step = None if writer.writes(model) else _Steps(model, state, len(prompts))
+    _excluded(tuple(sampling.exclude), logits.shape[-1])
     if step is None:
-        _excluded(tuple(sampling.exclude), logits.shape[-1])
-        yield from written(cast(Any, model), logits, cast(Any, state), length, sampling, chances)
+        own = cast(tuple[Any, Any], (model, state))
+        yield from writer.written(own[0], logits, own[1], length, sampling, chances)
+        return
+    if (native := step.writer) is not None:
+        yield from native_writer.written(native, logits, length, sampling, chances)
         return
     for remaining in reversed(range(length)):
         if sampling.temperature == 0:
@@ -352,6 +357,11 @@ class _Steps:
         with evaluating(self.model):
             logits, self.state = _read(self.model, tokens[:, None], self.state)
         return logits
+
+    @property
+    def writer(self) -> Steps | None:
+        """What draws and reads by itself, if anything does."""
+        return None if self.stepper is None else self.stepper.writer
 
     def branch(self, rows: Tensor) -> "_Steps":
         """Go on from these rows, in this order, each as often as it is named."""

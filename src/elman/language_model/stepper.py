@@ -133,6 +133,12 @@ class Stepper:
             for track in itertools.chain(*self._steps.states):
                 track[1] = track[1].index_select(0, rows)
 
+    @property
+    def writer(self) -> Steps | None:
+        """The native steps, where each of their outputs can be read in the next one."""
+        steps = self._steps
+        return steps if isinstance(steps, Steps) and steps.inputs >= steps.shape[1] else None
+
     def _checked(self, steps: Steps | Captured, state: Any) -> tuple[Tensor, ...]:
         """The state's tensors, each of the shape that these steps have; None is zeros."""
         if isinstance(steps, Captured):

@@ -158,11 +158,8 @@ class Writer:
                     self._turn()
                 else:
                     self.graph.launch(torch._C._cuda_getCurrentRawStream(self.device.index))
-            columns = self.told[:count].tolist()
-        for column in columns:
-            if NONE in column:
-                raise not_numbers()
-            yield column
+            told = self.told[:count]
+        yield from columns(told)
 
     def capture(self) -> None:
         """Make a graph of a turn; where that fails turns are taken as they are."""
@@ -239,6 +236,14 @@ def drawn(weights: Tensor, chances: Tensor) -> Tensor:
     reached = small.running(weights)
     reached = reached / reached[:, -1:]  # ends at exactly 1, which no chance reaches
     return torch.searchsorted(reached, chances[:, None], right=True)[:, 0]
+
+
+def columns(tokens: Tensor) -> Iterator[list[int]]:
+    """The tokens of every step, up to one where scores were not numbers one can draw from."""
+    for column in tokens.tolist():
+        if NONE in column:
+            raise not_numbers()
+        yield column
 
 
 def not_numbers() -> WorkFailed:

@@ -137,7 +137,16 @@ struct Twice {
     void *ddxs, *ddW_ih, *ddW_hh, *ddb_ih, *ddb_hh, *ddh_0, *ddc_0; /* null: not wanted */
 };
 
-enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2, BAD_TARGET = 3 };
+/* What may be written next, and how likely it is: see draw.h. Mirrored by `RulesArguments` in library.py. */
+struct Rules {
+    double temperature;     /* 0: the likeliest */
+    double top_p;           /* 1: all of it */
+    int64_t top_k;          /* as many as there are tokens, or more: all */
+    const int64_t *exclude; /* these are never written */
+    int64_t excluded;
+};
+
+enum Status : int { OK = 0, NO_MEMORY = 1, BAD_ID = 2, BAD_TARGET = 3, NO_NUMBERS = 4 };
 
 /* One compiled variant of recurrence.h. */
 struct Variant {
@@ -149,6 +158,8 @@ struct Variant {
     int (*along)(const Twice *);
     int (*back_twice)(const Twice *);
     void (*linear)(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N, int64_t threads);
+    int (*draw)(const Rules *, const void *scores, bool wide, int64_t rows, int64_t V, const double *chances, int64_t *tokens,
+                int64_t threads); /* of doubles only */
     double (*sum_of_squares)(const void *x, int64_t n);
     void (*scale)(void *x, int64_t n, double factor);
     void (*tanh)(const void *x, void *y, int64_t n);

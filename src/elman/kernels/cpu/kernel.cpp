@@ -138,8 +138,9 @@ __attribute__((constructor)) static void free_a_large_block() {
 PUBLIC const char *elman_sources() { return ELMAN_SOURCES; }
 
 PUBLIC int64_t elman_size(int which) {
-    const int64_t sizes[] = {sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use), sizeof(Seen), sizeof(Twice)};
-    return which >= 0 && which < 7 ? sizes[which] : -1;
+    const int64_t sizes[] = {sizeof(Job), sizeof(Head), sizeof(Stack), sizeof(Travel), sizeof(Use), sizeof(Seen), sizeof(Twice),
+                             sizeof(Rules)};
+    return which >= 0 && which < 8 ? sizes[which] : -1;
 }
 
 PUBLIC int elman_forward(const Job *job, int kind, int level) {
@@ -202,16 +203,52 @@ PUBLIC double elman_clip(void *const *arrays, const int64_t *sizes, int64_t coun
     return norm;
 }
 
+namespace {
+
+/* One step of the lowest layer, of those that read it, and of the output layer: y = h Wᵀ + b. */
+int step(const Job *lowest, const Job *others, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level) {
+    const Variant *v = variant(kind, level);
+    const Job *last = lowest;
+    int status = v->forward(lowest);
+    for (int64_t i = 0; i < count && !status; i++) status = v->forward(last = &others[i]);
+    if (status) return status;
+    const char *h_1 = static_cast<const char *>(last->hs) + last->B * last->H * (kind == DOUBLE ? 8 : 4);
+    v->linear(h_1, W, b, y, last->B, last->H, V, last->threads);
+    return OK;
+}
+
+} // namespace
+
 /* One step of layers that read one another, then the output layer of V rows: y = h Wᵀ + b (float or double). */
 PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level) {
     NoSubnormals here;
-    const Variant *v = variant(kind, level);
-    for (int64_t i = 0; i < count; i++)
-        if (int status = v->forward(&layers[i])) return status;
-    const Job &last = layers[count - 1];
-    const char *h_1 = static_cast<const char *>(last.hs) + last.B * last.H * (kind == DOUBLE ? 8 : 4);
-    v->linear(h_1, W, b, y, last.B, last.H, V, last.threads);
-    return OK;
+    return step(layers, layers + 1, count - 1, W, b, y, V, kind, level);
+}
+
+/* `length` tokens (length, B), one after the other: each is drawn from the scores y (B, V) by a row of `chances` (length, B), then
+ * read, which leaves the next scores in y; not the last ones, which the next call reads first, as its `last` (null: none). The
+ * first layer reads ids, or rows of E, of which there are V. */
+PUBLIC int elman_write(const Job *layers, int64_t count, const void *W, const void *b, void *y, int64_t V, const void *E,
+                       const Rules *rules, const int64_t *last, int64_t length, const double *chances, int64_t *tokens, int kind,
+                       int level) {
+    NoSubnormals here;
+    Job lowest = layers[0];
+    const int64_t B = lowest.B, row = lowest.I * (kind == DOUBLE ? 8 : 4);
+    char *xs = E ? static_cast<char *>(borrow(B * row)) : nullptr;
+    if (E && !xs) return NO_MEMORY;
+    auto read = [&] {
+        for (int64_t s = 0; xs && s < B; s++) memcpy(xs + s * row, static_cast<const char *>(E) + last[s] * row, size_t(row));
+        lowest.xs = xs, lowest.ids = xs ? nullptr : last;
+        return step(&lowest, layers + 1, count - 1, W, b, y, V, kind, level);
+    };
+    int status = OK;
+    for (int64_t t = 0; t < length && !status; t++, last = tokens, tokens += B) {
+        if (last) status = read();
+        if (!status)
+            status = variant(DOUBLE, level)->draw(rules, y, kind == DOUBLE, B, V, chances ? chances + t * B : nullptr, tokens, lowest.threads);
+    }
+    if (xs) give_back(xs, B * row);
+    return status;
 }
 
 /* A mask of `value` with probability p, else 0, from the state of a torch.Generator, which moves on. */

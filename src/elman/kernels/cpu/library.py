@@ -17,7 +17,7 @@ NAME = "_recurrence"
 CELLS = ("tanh", "relu", "linear", "gru", "lstm")  # `enum Cell` of job.h
 FLOAT, DOUBLE, HALF = 0, 1, 2
 PORTABLE, AVX2, AVX512, FASTEST = 0, 1, 2, 3
-OK, NO_MEMORY, BAD_ID, BAD_TARGET = 0, 1, 2, 3
+OK, NO_MEMORY, BAD_ID, BAD_TARGET, NO_NUMBERS = 0, 1, 2, 3, 4
 
 _GIVEN = "xs ids W_ih W_hh b_ih b_hh lengths sizes starts h_0 c_0 hs cs gates dhs dh_T dc_T xi"
 _FOUND = "dxs dW_ih dW_hh db_ih db_hh dh_0 dc_0"
@@ -128,6 +128,17 @@ class SeenArguments(ctypes.Structure):
     ]
 
 
+class RulesArguments(ctypes.Structure):
+    """`struct Rules` of job.h: what may be written next, and how likely it is."""
+
+    _fields_ = [
+        *((name, ctypes.c_double) for name in ("temperature", "top_p")),
+        ("top_k", ctypes.c_int64),
+        ("exclude", ctypes.POINTER(ctypes.c_int64)),
+        ("excluded", ctypes.c_int64),
+    ]
+
+
 def path() -> Path | None:
     """Where the build put the kernel; None where it built none."""
     return built.path(Path(__file__).parent, NAME)
@@ -136,7 +147,7 @@ def path() -> Path | None:
 INT, INT64, REAL, POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 _LAYER, _HEAD_POINTER = ctypes.POINTER(LayerArguments), ctypes.POINTER(HeadArguments)
 _STACK, _USE = ctypes.POINTER(StackArguments), ctypes.POINTER(UseArguments)
-_TWICE = ctypes.POINTER(TwiceArguments)
+_TWICE, _RULES = ctypes.POINTER(TwiceArguments), ctypes.POINTER(RulesArguments)
 ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_size": (INT64, [INT]),
     "elman_forward": (INT, [_LAYER, INT, INT]),
@@ -147,6 +158,13 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "elman_back_twice": (INT, [_TWICE, INT, INT]),
     "elman_clip": (REAL, [POINTER, POINTER, INT64, REAL, INT64, INT, INT]),
     "elman_step": (INT, [POINTER, INT64, POINTER, POINTER, POINTER, INT64, INT, INT]),
+    "elman_write": (
+        INT,
+        [
+            *(POINTER, INT64, POINTER, POINTER, POINTER, INT64, POINTER, _RULES),
+            *(POINTER, INT64, POINTER, POINTER, INT, INT),
+        ],
+    ),
     "elman_call": (INT, [_STACK, _USE, *[POINTER] * 7]),
     "elman_call_back": (INT, [_STACK, _USE, *[POINTER] * 10]),
     "elman_packed_rows": (INT64, [POINTER, INT64, INT64, POINTER, POINTER, INT64]),
@@ -167,7 +185,7 @@ WITH_PYTHONS_LOCK = ("elman_is_seen",)
 
 STRUCTS = (
     *(LayerArguments, HeadArguments, StackArguments, TravelArguments, UseArguments),
-    *(SeenArguments, TwiceArguments),
+    *(SeenArguments, TwiceArguments, RulesArguments),
 )
 """In the order of `elman_size`."""
 

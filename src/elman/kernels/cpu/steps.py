@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import ctypes
+import sys
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -13,7 +14,16 @@ from elman.cells import Cell
 from elman.errors import UserError
 from elman.kernels.contract import Job, require
 from elman.kernels.cpu import head, library
-from elman.kernels.cpu.library import CELLS, CPU, KINDS, LayerArguments, integers, plain, pointer
+from elman.kernels.cpu.library import (
+    CELLS,
+    CPU,
+    KINDS,
+    LayerArguments,
+    RulesArguments,
+    integers,
+    plain,
+    pointer,
+)
 from elman.kernels.cpu.recurrence import Cpu, real_of
 
 
@@ -43,12 +53,16 @@ class Steps:
         self.rest = (len(W_hq), KINDS[real], kernel.level)
         self._point()
 
+    def _aim(self) -> None:
+        """Say anew where everything lies, if it moved: `share_memory` does that."""
+        if [*map(Tensor.data_ptr, self.weights)] != self.places:
+            self._point()
+
     def _point(self) -> None:
         """Say where everything lies."""
         self.places = [*map(Tensor.data_ptr, self.weights)]
         self.layers = (LayerArguments * len(self.alive))(*self._layers(self.cell))
-        self.run = functools.partial(self.native.elman_step, self.layers, len(self.layers))
-        self.run = functools.partial(self.run, *map(pointer, self.out))
+        self.where = (self.layers, len(self.layers), *map(pointer, self.out))
 
     def _layers(self, cell: Cell) -> Iterator[LayerArguments]:
         below: Tensor | None = None  # what the first layer reads is known at each call
@@ -78,21 +92,56 @@ class Steps:
         """The logits (rows, outputs) after reading ids (rows,)."""
         if ids.shape != self.shape[:1]:
             raise UserError(f"ids of shape {tuple(ids.shape)} for {self.shape[0]} rows")
-        if [*map(Tensor.data_ptr, self.weights)] != self.places:  # `share_memory` moves them
-            self._point()
+        self._aim()
         ids, y = integers(ids, "ids"), torch.empty(self.shape, dtype=self.dtype, device=CPU)
         xs = None if self.E is None else self._looked_up(ids, self.E)
         self.layers[0].ids, self.layers[0].xs = pointer(ids if xs is None else None), pointer(xs)
-        status = self.run(pointer(y), *self.rest)
+        status = self.native.elman_step(*self.where, pointer(y), *self.rest)
         if status == library.BAD_ID:
             raise library.out_of_range("ids", ids, self.inputs, "inputs")
         library.check_memory(status)
         return y
 
+    def write(
+        self, logits: Tensor, rules: RulesArguments, last: Tensor | None, chances: Tensor | int
+    ) -> Tensor:
+        """Draw a token for each row from the logits, read it, and so on: (length, rows) of them.
+
+        For each draw a row of chances, or how many draws if none is needed. The `last` tokens of
+        the call before are read first; those of this call are left to the next. The logits, which
+        must lie as a step's do, are the last ones afterwards. A row of which some are below 0 is
+        none: its scores were not numbers one can draw from.
+        """
+        self._aim()
+        length = chances if isinstance(chances, int) else len(chances)
+        tokens = torch.full((length, self.shape[0]), -1, dtype=torch.int64, device=CPU)
+        status = self.native.elman_write(
+            *(*self.where, pointer(logits), self.rest[0], pointer(self.E), rules, pointer(last)),
+            *(length, None if isinstance(chances, int) else pointer(chances), pointer(tokens)),
+            *self.rest[1:],
+        )
+        library.check_memory(status)
+        return tokens
+
     def _looked_up(self, ids: Tensor, E: Tensor) -> Tensor:
         if not 0 <= int(ids.min()) <= int(ids.max()) < len(E):
             raise library.out_of_range("ids", ids, len(E), "inputs")
         return E.index_select(0, ids)
+
+
+def rules_of(
+    temperature: float, top_k: int | None, top_p: float | None, exclude: Sequence[int]
+) -> RulesArguments:
+    """What may be written next, and how likely it is: `struct Rules` of job.h."""
+    normal = max(float(temperature), sys.float_info.min)  # smaller numbers count as 0 there
+    excluded = (ctypes.c_int64 * len(exclude))(*exclude)
+    return RulesArguments(
+        temperature=normal if temperature > 0 else 0,
+        top_p=1 if top_p is None else float(top_p),
+        top_k=2**63 - 1 if top_k is None else top_k,
+        exclude=excluded,
+        excluded=len(exclude),
+    )
 
 
 def _lasting(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -2,6 +2,7 @@
 #pragma once
 #include "backward.h"
 #include "clip.h"
+#include "draw.h"
 #include "masks.h"
 #include "travel.h"
 #include "twice.h"
@@ -33,6 +34,8 @@ void few_linear(const void *x, const void *W, const void *b, void *y, int64_t ro
 }
 #endif
 
+constexpr decltype(Variant::draw) draws = DOUBLE ? draw : nullptr;
+
 template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_t n) {
     const real *x = static_cast<const real *>(from);
     real *y = static_cast<real *>(to);
@@ -46,4 +49,4 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 
 extern const Variant VARIANT;
 const Variant VARIANT = {NAME,       forward,        backward, head,         travel,        along, back_twice,
-                         few_linear, sum_of_squares, scale,    squash<true>, squash<false>, keep,  drop};
+                         few_linear, draws,          sum_of_squares, scale, squash<true>, squash<false>, keep, drop};
