@@ -14,6 +14,7 @@ from elman.errors import UserError, WorkFailed
 from elman.generation import Sampling, _generator, _read_all, _uniform, generate, generate_batch
 from elman.language_model import writer
 from elman.language_model.model import LanguageModel
+from elman.language_model.turns import _KEPT
 from elman.language_model.writer import Held, Writer
 
 CHOICES = [
@@ -119,20 +120,20 @@ class TestOnAGpu:
 
     def test_a_graph_is_made_once_and_follows_the_weights(self, model):
         before = list(generate(model, [1], 40))
-        (kept,) = writer._KEPT[model].writers
+        (kept,) = _KEPT[model].turns
         assert kept.graph is not None
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(3)
         after = list(generate(model, [1], 40))
-        assert writer._KEPT[model].writers == [kept]
+        assert _KEPT[model].turns == [kept]
         assert after == list(generate(model.cpu(), [1], 40))
         assert after != before
 
     def test_one_graph_writes_with_any_temperature_and_any_top_p(self, model):
         choices = [{"temperature": t, "top_p": p} for t, p in [(1.0, 0.9), (0.3, 0.5), (3, 0.99)]]
         texts = [list(generate(model, [1], 40, **choice)) for choice in choices]
-        assert len(writer._KEPT[model].writers) == 1
+        assert len(_KEPT[model].turns) == 1
         model.cpu()
         assert texts == [list(generate(model, [1], 40, **choice)) for choice in choices]
 
@@ -186,7 +187,7 @@ class TestOnAGpu:
         size = sum(p.nbytes for p in model.parameters())
         model.cuda()
         list(generate(model, [1], 40))
-        graph = weakref.ref(writer._KEPT[model].writers[0])
+        graph = weakref.ref(_KEPT[model].turns[0])
         gc.collect()
         before = torch.cuda.memory_allocated()
         model.cpu()

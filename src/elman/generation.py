@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from elman.errors import UserError
 from elman.kernels.cpu import Steps
-from elman.language_model import LanguageModel, native_writer, read, writer
+from elman.language_model import LanguageModel, native_writer, read, searcher, turns, writer
 from elman.language_model.looking import is_hooked
 from elman.language_model.loss import widened
 from elman.language_model.nests import Nest, over
-from elman.language_model.writer import not_numbers
+from elman.language_model.turns import not_numbers
 from elman.options import whole_number
 from elman.scoring.metrics import evaluating
 from elman.text.vocab import Vocab
@@ -295,7 +295,7 @@ def _write(
     chances = [_uniform(generator) for generator in generators]
     with evaluating(model):
         logits, state = _read_all(model, prompts)
-        step = None if writer.writes(model) else _Steps(model, state, len(prompts))
+        step = None if turns.takes(model) else _Steps(model, state, len(prompts))
     _excluded(tuple(sampling.exclude), logits.shape[-1])
     if step is None:
         own = cast(tuple[Any, Any], (model, state))
@@ -396,12 +396,25 @@ def _search(
     model: nn.Module, text: tuple[int, ...], length: int, width: int, exclude: Sequence[int]
 ) -> list[Continuation]:
     logits, state = _read(model, torch.tensor([text], device="cpu"), None)
+    size = logits.shape[-1]
+    without = _excluded(tuple(exclude), size)
+    if turns.takes(model):
+        own = cast(tuple[Any, Any], (model, state))
+        steps, scores = searcher.searched(own[0], logits, own[1], length, width, without)
+    else:
+        steps, scores = _steps_of_a_beam(model, logits, state, length, width, without)
+    texts = zip(_traced(steps), scores.tolist(), strict=True)
+    return [Continuation(ids, score) for ids, score in texts if score > -math.inf]
+
+
+def _steps_of_a_beam(
+    model: nn.Module, logits: Tensor, state: Nest, length: int, width: int, exclude: list[int]
+) -> tuple[searcher.Steps, Scores]:
+    """For every token, which text each new one continues and with what; the last scores."""
     size, step = logits.shape[-1], None
-    excluded = torch.tensor(
-        _excluded(tuple(exclude), size), dtype=torch.int64, device=logits.device
-    )
-    scores = np.zeros(1)
-    steps: list[tuple[Ids, Ids]] = []  # which text each new one continues, and with what
+    excluded = torch.tensor(exclude, dtype=torch.int64, device=logits.device)
+    scores: Scores = np.zeros(1)
+    steps: searcher.Steps = []
     for remaining in reversed(range(length)):
         log_p, ids = _likeliest_of_each(logits.detach(), excluded, width)
         reached = (scores[:, None] + log_p).ravel()
@@ -417,7 +430,7 @@ def _search(
             else:
                 step = step.branch(chosen)
             logits = step(torch.from_numpy(tokens))
-    return [Continuation(*found) for found in zip(_traced(steps), scores.tolist(), strict=True)]
+    return steps, scores
 
 
 def _likeliest_of_each(
@@ -440,7 +453,7 @@ def _likeliest_of_each(
     return found[:, :count], ids[:, :count]
 
 
-def _traced(steps: list[tuple[Ids, Ids]]) -> list[list[int]]:
+def _traced(steps: searcher.Steps) -> list[list[int]]:
     """Follow every text of the last beam back to the prompt."""
     row = np.arange(len(steps[-1][0]))
     columns = []
