@@ -82,7 +82,7 @@ def test_a_graph_is_another_texts_only_once_its_text_is_over(model, paper):
     assert paper.made == 3
     left = generate(model, [1], 50, seed=0)
     next(left)
-    left.close()
+    del left
     assert list(generate(model, [1], 50, seed=1)) == alone[1]
     assert paper.made == 3
 
