@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cuda_check import Shaken
 from elman import kernels, nn
 from elman.cells import Weights, named
 from elman.errors import UserError
@@ -163,14 +164,17 @@ needs_bfloat16 = pytest.mark.skipif(
 @given(problem=problems(SMOOTH))
 @settings(max_examples=40)
 def test_bfloat16_weights_are_read_right_in_every_shape(problem):
-    """bfloat16 keeps 8 bits of a factor, and a whole tensor may be what two sums leave of each
-    other (dxs of one input): a few roundings of the largest number in the answer, not of its own.
+    """bfloat16 keeps 8 bits of a factor. How far that leads depends on the problem (one unit with a
+    weight of 2 doubles it at every step): no further than twice what the reference is off by at
+    most, in 16 draws, when every factor of every step is changed by 1 ± 2⁻⁸ (`cuda_check`).
     """
     rounded = problem.cast(torch.float32, weights=torch.bfloat16)
-    exact = rounded.cast(torch.float64).everything(reference.KERNEL)
-    largest = max(float(e.abs().max()) for e in exact if e.numel())
-    for f, e in zip(rounded.everything(KERNEL), exact, strict=True):
-        assert float((f - e).abs().max()) <= 8 * 2**-8 * max(1, largest)
+    wide = rounded.cast(torch.float64)
+    exact = wide.everything(reference.KERNEL)
+    shaken = [wide.everything(Shaken(2**-8, seed, "cpu")) for seed in range(16)]
+    for i, (f, e) in enumerate(zip(rounded.everything(KERNEL), exact, strict=True)):
+        limit = max(float((other[i] - e).norm()) for other in shaken)
+        assert float((f - e).norm()) <= 2 * limit + 1e-6 * float(e.norm())
 
 
 @needs_bfloat16
