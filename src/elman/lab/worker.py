@@ -138,7 +138,7 @@ class Worker:
     # ------------------------------------------------------------------ orders
 
     def _is_told(self) -> bool:
-        """Whether there is an order; they are heeded right after an update, and nowhere else."""
+        """Whether there is an order; they are followed right after an update, and nowhere else."""
         if not isinstance(self.last, Update):
             return False
         self._insist_on_folder()

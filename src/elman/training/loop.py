@@ -117,7 +117,7 @@ class Training:
         """Train to the end, yielding after every update, pass over the text and validation.
 
         Leave it at any record and call it again, or save and load in between: it goes on. So it
-        does after Ctrl-C, which is heeded between two records.
+        does after Ctrl-C, which stops it between two records.
         """
         return whole(self._records())
 
@@ -198,7 +198,7 @@ class Training:
         checks.check_agrees(self)
         if seen(self) != self._seen:
             pending.hear_all(self)
-            self.optimizer.zero_grad()  # what moves no longer has none from now on
+            self.optimizer.zero_grad()  # what is frozen now keeps no gradient
             self._choose()
         elif self._choice.update is not None:
             self._choice.update.look_again()
@@ -235,7 +235,7 @@ class Training:
             self.model.train()
         x, y = segment.x.to(self.device), segment.y.to(self.device)
         lanes, mine = self.groups.batch, self.groups.rows
-        masks = self.reader.draw_masks(lanes)  # for every lane, whoever has it
+        masks = self.reader.draw_masks(lanes)  # for the lanes of every process
         hidden = self.reader.hide_tokens(x, lanes, mine.start)
         return hidden, y, masks.of(mine) if self.groups.divided else masks
 
@@ -275,9 +275,9 @@ class Training:
         return self.reader.lent(xi, self.settings.reading.memory_used, until)
 
     def chance_of(self, group: int = -1) -> AbstractContextManager[None]:
-        """What draws from PyTorch's global generators, such as dropout, is lent our own states.
+        """Inside this block PyTorch's global generators (of dropout, say) have our own states.
 
-        A group of lanes draws from its own, whoever has it.
+        A group of lanes draws from its own, whichever process has it.
         """
         return chance.lent(self, group)
 

@@ -143,7 +143,7 @@ class Processes:
 
     @property
     def connected(self) -> bool:
-        """Whether torchrun started it, be it as the only one."""
+        """Whether torchrun started it, even as the only one."""
         return self._store is not None
 
     def place(self, device: str) -> str:
