@@ -131,6 +131,15 @@ def test_a_prepared_call_casts_what_it_is_given(kind, batch_first, turned, monke
     torch.testing.assert_close(again, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture
+def _autocast_as_it_was():
+    """`torch.autocast` puts back what `torch.get_autocast_dtype` says, even a patched one."""
+    before = torch.get_autocast_dtype("cpu")
+    yield
+    torch.set_autocast_dtype("cpu", before)
+
+
+@pytest.mark.usefixtures("_autocast_as_it_was")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stated", [False, True])
 def test_what_autocast_casts_at_every_call_is_prepared(kind, stated, monkeypatch):
