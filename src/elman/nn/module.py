@@ -119,7 +119,7 @@ class Module(Settling):
         if latest is not None and not latest.alone:  # it was this call, or this is found out anew
             mode = self._how_called(input)
             if latest.is_like(batch, batch.shape, given, mode):
-                self._settled.remember(latest.how, input, input.shape, state, mode, alone=True)
+                self._settled.remember(latest.settled, input, input.shape, state, mode, alone=True)
         return self._without_a_batch(*done)
 
     def _as_a_batch(
@@ -145,15 +145,15 @@ class Module(Settling):
         key = self._key(input, state)
         if key is None:
             return self._run_long(input, state)
-        how = self._settled.get(key)
-        if how is None:  # before the first call, which then has the same bits
+        settled = self._settled.get(key)
+        if settled is None:  # before the first call, which then has the same bits
             with unseen():
-                how = self._settled.settle(key, self._settle(*self._time_first(input, state)))
-        if not how.is_short:
+                settled = self._settled.settle(key, self._settle(*self._time_first(input, state)))
+        if not settled.is_short:
             return self._run_long(input, state)
         if input.is_cuda and not torch.is_autocast_enabled("cuda"):
-            self._settled.remember(how, input, input.shape, state, self._how_called(input))
-        done = how.run(input, state, self._weights(), self.batch_first)
+            self._settled.remember(settled, input, input.shape, state, self._how_called(input))
+        done = settled.run(input, state, self._weights(), self.batch_first)
         return done or self._run_long(input, state)
 
     def _run_again(
@@ -176,11 +176,11 @@ class Module(Settling):
         if self.dropout and self.training and whole.recomputes():
             return None
         if is_packed:
-            return self._packed_call(latest.how, input, state)
+            return self._packed_call(latest.settled, input, state)
         if not latest.alone:
-            return latest.how.run(input, state, self._weights(), self.batch_first)
+            return latest.settled.run(input, state, self._weights(), self.batch_first)
         batch, given = self._as_a_batch(input, state)
-        done = latest.how.run(batch, given, self._weights(), self.batch_first)
+        done = latest.settled.run(batch, given, self._weights(), self.batch_first)
         return None if done is None else self._without_a_batch(*done)
 
     def _run_long(
@@ -204,23 +204,23 @@ class Module(Settling):
         self, input: PackedSequence, state: Sequence[Tensor] | None, key: Hashable
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        how = None if key is None else self._settled.get(key)
-        if how is not None and input.data.is_cpu:
+        settled = None if key is None else self._settled.get(key)
+        if settled is not None and input.data.is_cpu:
             check_pack(len(input.data), input.batch_sizes.tolist())
         given = state
-        if how is None:
+        if settled is None:
             with unseen():
                 state = self._checked_pack(input, state)
                 if key is not None:
-                    how = self._settled.settle(key, self._settle_packed(input, state))
+                    settled = self._settled.settle(key, self._settle_packed(input, state))
         data = input.data
-        if how is not None and how.is_short and data.is_cuda:
+        if settled is not None and settled.is_short and data.is_cuda:
             mode = self._how_called(data)
-            self._settled.remember(how, data, packed_shape(input), given, mode)
-        return self._packed_call(how, input, state)
+            self._settled.remember(settled, data, packed_shape(input), given, mode)
+        return self._packed_call(settled, input, state)
 
     def _packed_call(
-        self, how: Settled | None, input: PackedSequence, state: Sequence[Tensor] | None
+        self, settled: Settled | None, input: PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Packed rows as was settled, or by the long way; states in the caller's order."""
         data, sizes, order, back = input
@@ -229,8 +229,8 @@ class Module(Settling):
         elif order is not None:
             state = [s.index_select(1, order) for s in state]
         done = None
-        if how is not None and how.is_short:
-            done = how.run_packed(input, state, self._weights())
+        if settled is not None and settled.is_short:
+            done = settled.run_packed(input, state, self._weights())
         ys, last = done or self._recur_packed(data, sizes, state)
         if back is not None:
             last = tuple([s.index_select(1, back) for s in last])
@@ -394,10 +394,10 @@ class Module(Settling):
 
     def _torchs_again(self, input: Tensor, state: Sequence[Tensor] | None) -> Outputs | None:
         """By torch's own function on a CPU, where that was settled; faster than by torch.nn."""
-        how = self._settled.get(self._cpu_key(input, state))
-        if how is None or not isinstance(how.how, Whole):
+        settled = self._settled.get(self._cpu_key(input, state))
+        if settled is None or not isinstance(settled.by, Whole):
             return None
-        stack, weights = how.how, self._weights()
+        stack, weights = settled.by, self._weights()
         if state is None:
             state = stack.network.zeros(stack.rows, input.dtype, input.device)
         return as_torch(stack.network, self.batch_first, input, state, weights, stack.dropout)
@@ -426,14 +426,14 @@ class Module(Settling):
         key = self._cast_key(input, state, torch.get_autocast_dtype(kind))
         if key is None:
             return None
-        how = self._settled.get(key)
-        if how is None:
+        settled = self._settled.get(key)
+        if settled is None:
             with unseen():
-                how = self._settled.settle(key, self._settle_cast(input, state))
-        if not how.is_short:
+                settled = self._settled.settle(key, self._settle_cast(input, state))
+        if not settled.is_short:
             return None
         torch.set_autocast_enabled(kind, False)  # the context manager takes 3 µs
         try:
-            return how.run(input, state, self._weights(), self.batch_first)
+            return settled.run(input, state, self._weights(), self.batch_first)
         finally:
             torch.set_autocast_enabled(kind, True)

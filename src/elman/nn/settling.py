@@ -149,12 +149,12 @@ class Settling(LongWay):
         dtype = torch.get_autocast_dtype(input.device.type)
         mode = *self._mode(input), *settings(torch.float32)
         key = input.shape, input.is_floating_point(), dtype, input.device, *mode
-        how = self._settled.get(key)
-        if how is None:
+        known = self._settled.get(key)
+        if known is None:
             narrow = self._job(self._inputs(*self._time_first(input, state)))
             sooner = is_sooner(self._float32_job(input, state), narrow)
-            how = self._settled.settle(key, Settled(IN_FLOAT32 if sooner else LONG_WAY))
-        return how.how == IN_FLOAT32
+            known = self._settled.settle(key, Settled(IN_FLOAT32 if sooner else LONG_WAY))
+        return known.by == IN_FLOAT32
 
     def _float32_job(self, x: Tensor, state: Sequence[Tensor] | None) -> Job:
         """What the kernels are asked to run under autocast where only what comes out is cast."""
