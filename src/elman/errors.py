@@ -5,9 +5,9 @@ is wrong (the value and the rule) and a hint: what to try instead. The command l
 exits with status 2. `WorkFailed` is a good request whose work went wrong (a loss that became NaN):
 exit status 1. Anything else that escapes is a bug and shows its traceback.
 
-Readers meet the names that they type. `message` and `hint` are for whoever prints them and may
-name options as a command line has them; the error itself, which Python shows, spells those as
-arguments. (`elman.cli.limits.as_typed` does the reverse for settings in a message.)
+Users read the names that they type. `message` and `hint` are for the command line and may name
+options as it has them; the error itself, which Python shows, spells those as arguments.
+(`elman.cli.limits.as_typed` does the reverse for settings in a message.)
 """
 
 import re
@@ -86,7 +86,7 @@ class NotFitted(UserError, AttributeError):
 
 class Misfit(UserError, RuntimeError):
     """Tensors that do not fit a module or one another, which torch.nn answers with a
-    `RuntimeError`: who catches that catches this."""
+    `RuntimeError`: what catches that catches this, too."""
 
 
 class WorkFailed(RuntimeError):

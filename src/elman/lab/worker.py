@@ -180,7 +180,7 @@ class Worker:
         jobs.say(self.folder, state, **self.refused | {"process": os.getpid(), **more})
 
     def _let_look(self, session: Session) -> None:
-        """A copy of the weights for whoever looks, once for each look, ten a second at most.
+        """A copy of the weights for the views, once for each look, ten a second at most.
 
         Copies keep a beat: one that had to wait for the end of an update does not delay the next.
         """
