@@ -143,7 +143,7 @@ def main(folder: Path, wanted: int, twice: int, seed: int) -> None:
     report: dict[str, object] = {"seed": seed}
     for case in cases(text, other, table, trained) if wanted else []:
         report[case.name] = killed(case, folder, wanted, chance)
-    report["at once"] = pairs(folder, text, table, trained, twice, chance)
+    report["at once"] = pairs(folder, text, table, twice, chance)
     print(json.dumps(report))
 
 
@@ -233,7 +233,7 @@ def _equal(one: Path, other: Path) -> None:
 
 
 def pairs(
-    folder: Path, text: Path, table: Path, trained: Path, wanted: int, chance: random.Random
+    folder: Path, text: Path, table: Path, wanted: int, chance: random.Random
 ) -> dict[str, list[list[int]]]:
     """Two at once in one folder: one of them does the work, the other is refused in words."""
 

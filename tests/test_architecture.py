@@ -176,6 +176,22 @@ def test_files_in_the_table_of_stages_lie_in_the_folders_of_their_stage():
         assert not lost, f"{homes} has no {lost}"
 
 
+def test_the_page_names_every_file_of_more_than_a_hundred_lines_or_its_folder():
+    page = prose("docs/architecture.md")
+    inside = page[page.index("## Inside the stages") : page.index("## Adding a variant")]
+    folders = {name.rstrip("/") for name in named_in(inside) if name.endswith("/")}
+    lost = [
+        path
+        for path in (str(module.relative_to(PACKAGE)) for module in MODULES if is_long(module))
+        if f"`{path}`" not in page and path.rpartition("/")[0] not in folders
+    ]
+    assert not lost, f"docs/architecture.md does not name {lost}"
+
+
+def is_long(module: Path) -> bool:
+    return len(module.read_text(encoding="utf-8").splitlines()) > 100
+
+
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
 def test_paths_names_and_targets_on_a_page_are_real(page):
     text = STAGE_ROW.sub("", prose(page))

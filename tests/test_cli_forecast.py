@@ -432,7 +432,7 @@ def test_runs_lists_forecasters_with_their_kind_and_score(capsys, tmp_path):
         (["airline", "--tau", "4"], "--tau means nothing to --model auto"),
         (["airline", "--hidden-size", "4"], "--hidden-size means nothing to --model auto"),
         (["nowhere", "--model", "gru", "--hidden-size", "0"], "--hidden-size 0 must be at least 1"),
-        ([""], "an empty name is that of no table"),
+        ([""], "an empty name names no table"),
         (["airline", "--fill", ""], "--fill '' is unknown"),
         (["airline", "--past", "passengers"], "which leaves none to forecast"),
         (["airline", "--date-format", "unix"], "is not a date as --date-format unix counts them"),
@@ -529,10 +529,10 @@ def test_how_far_back_and_with_what_a_network_learns_is_said_on_the_command_line
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "gru", "--carry", "truncated"], "--carry 'truncated' is no carry"),
-        (["--model", "gru", "--carry", "full:3"], "--carry 'full:3' is no carry"),
-        (["--model", "gru", "--carry", "truncated:0"], "--carry 'truncated:0' is no carry"),
-        (["--model", "global-gru", "--memory", "soap"], "--memory soap is no size"),
+        (["--model", "gru", "--carry", "truncated"], "--carry 'truncated' is not a carry"),
+        (["--model", "gru", "--carry", "full:3"], "--carry 'full:3' is not a carry"),
+        (["--model", "gru", "--carry", "truncated:0"], "--carry 'truncated:0' is not a carry"),
+        (["--model", "global-gru", "--memory", "soap"], "--memory soap is not a size"),
         (["--model", "lstm", "--kernel", "abacus"], "--kernel 'abacus' names no kernel"),
         (["--model", "linear", "--carry", "full"], "--carry means nothing to --model linear"),
         (["--model", "gru", "--memory", "4K"], "the smallest budget here is"),

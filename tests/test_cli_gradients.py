@@ -41,7 +41,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_work(trained, capsys
     place = trained / "config.json" / "pictures"
     assert run(["gradients", str(trained), "--figure", str(place)]) == 2
     said = capsys.readouterr().err
-    assert f"cannot make the folder {place}: {trained / 'config.json'} is no folder" in said
+    assert f"cannot make the folder {place}: {trained / 'config.json'} is not a folder" in said
     assert "hint: name another with --figure" in said
 
 

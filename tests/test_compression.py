@@ -474,7 +474,7 @@ def test_a_run_is_a_head_start_and_is_asked_for_by_its_fingerprint(
     compression.decompress(tmp_path / "packed", tmp_path / "out", run=lstm)
     assert (tmp_path / "out").read_bytes() == text
     packed(tmp_path, text)
-    with pytest.raises(UserError, match="starts from no run"):
+    with pytest.raises(UserError, match="does not start from a run"):
         compression.decompress(tmp_path / "packed", tmp_path / "out2", run=lstm)
 
 

@@ -726,7 +726,7 @@ def test_on_a_gpu_weights_of_a_functional_call_are_torch_nns_to_the_bit(
     for _ in range(7):
         for a, b in zip(called(rnn), wanted, strict=True):
             assert torch.equal(a, b)
-    assert [type(how.how) for how in rnn._settled.values()] == [settled.Apart]
+    assert [type(how.by) for how in rnn._settled.values()] == [settled.Apart]
     torch.testing.assert_close(rnn(x)[0], rnn.to_torch()(x)[0], rtol=0, atol=0)  # its own weights
 
 
@@ -765,7 +765,7 @@ def test_a_call_is_run_as_the_latest_only_where_all_that_decides_is_the_same(oth
     table, how = Table(), Settled(LONG_WAY)
     table.remember(how, **call)
     assert table.latest is not None
-    assert table.latest.how is how
+    assert table.latest.settled is how
     assert table.latest.is_like(**call)
     assert not table.latest.is_like(**call | other)
     assert not table.latest._replace(device=1).is_like(**call)
@@ -811,7 +811,7 @@ def test_of_two_calls_that_take_turns_both_are_remembered():
     for call, how in 3 * [(first, hows[0]), (given, hows[1]), (given, hows[1])]:
         found = table.like(**call)
         assert found is not None
-        assert found.how is how
+        assert found.settled is how
         assert found is table.latest
     assert table.like(**last) is None
     table.remember(hows[2], **last)

@@ -442,7 +442,7 @@ def sums(a_x, a_h, h, dh):
         (wrong_slope, r"its pull on a_h\[0\] is off by \d"),
         (wrong_state, "its pull on state 0 is off by"),
         (too_few, r"derivative returned 2 pulls; not 3"),
-        (sums, r"derivative, line \d+ \(return.*torch.sum is no pointwise"),
+        (sums, r"derivative, line \d+ \(return.*torch.sum is not a pointwise"),
         (lambda a_x, a_h, h: [h], "is called with 4 arguments"),
     ],
 )
@@ -570,9 +570,9 @@ def drops(a_x, a_h, h):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (not_pointwise, r"not_pointwise, line \d+ \(return h / h.norm.*torch.*no pointwise"),
-        (other_shape, r"line \d+ \(return h\[:, :1\]\).*slice is no pointwise"),
-        (draws, r"draws, line \d+ .*rand_like is no pointwise"),
+        (not_pointwise, r"not_pointwise, line \d+ \(return h / h.norm.*torch.*not a pointwise"),
+        (other_shape, r"line \d+ \(return h\[:, :1\]\).*slice is not a pointwise"),
+        (draws, r"draws, line \d+ .*rand_like is not a pointwise"),
         (
             reads_the_clock,
             r"clock, line \d+ \(return h \* time.*\) did not compute the same .* twice",
@@ -585,11 +585,11 @@ def drops(a_x, a_h, h):
         (wants_two_gates, "a_x and a_h have an entry for each gate"),
         (returns_a_dict, "returned is dict where"),
         (is_nan, "gave no finite number on 64 ordinary ones"),
-        (normalised, r"normalised, line \d+ .*native_layer_norm is no pointwise"),
-        (drops, r"drops, line \d+ .*is no pointwise"),
+        (normalised, r"normalised, line \d+ .*native_layer_norm is not a pointwise"),
+        (drops, r"drops, line \d+ .*is not a pointwise"),
         (looks, r"looks, line \d+ "),
         (two_states, "returned 2 states; it was declared with states=1"),
-        (in_place, r"mul_ is no pointwise"),
+        (in_place, r"mul_ is not a pointwise"),
         (from_outside, r"shape \(5,\) comes from outside"),
         (lambda a_x, a_h: a_x[0], r"is called with 3 arguments"),
         (abs, "must be a function"),

@@ -274,7 +274,7 @@ def test_weights_that_become_no_numbers_are_no_score(tiny_run, capsys):
     words = ["evaluate", str(tiny_run()), "--adapt", "--adapt-rate", "1e38", "--mix", "counts"]
     assert cli(words) == 2
     said = capsys.readouterr()
-    assert "with a rate of 1e+38, weights became no numbers" in said.err
+    assert "with a rate of 1e+38, weights became NaN" in said.err
     assert not said.out
 
 

@@ -486,7 +486,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path, files):
     shutil.rmtree(tmp_path / "out-char")
     (tmp_path / "out-char").mkdir()
     _file(tmp_path / "out-char" / "letter.doc", b"mine")
-    with pytest.raises(UserError, match=r"letter.doc, which is no part of a prepared text"):
+    with pytest.raises(UserError, match=r"letter.doc, which is not part of a prepared text"):
         made(tmp_path, files)
 
 
@@ -720,7 +720,7 @@ def test_a_preparation_that_fails_leaves_the_text_that_was_there(tmp_path, files
         assert not (out / ".replaced").exists()
     with pytest.raises(UserError, match="is a prepared text already"):
         list(prepare(request, out))
-    with pytest.raises(UserError, match="no part of a prepared text"):
+    with pytest.raises(UserError, match="not part of a prepared text"):
         list(prepare(request, files[0].parent, force=True))
     assert contents(out) == before
 

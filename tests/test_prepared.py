@@ -131,6 +131,15 @@ def test_a_prepared_call_casts_what_it_is_given(kind, batch_first, turned, monke
     torch.testing.assert_close(again, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture
+def _autocast_as_it_was():
+    """`torch.autocast` puts back what `torch.get_autocast_dtype` says, even a patched one."""
+    before = torch.get_autocast_dtype("cpu")
+    yield
+    torch.set_autocast_dtype("cpu", before)
+
+
+@pytest.mark.usefixtures("_autocast_as_it_was")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stated", [False, True])
 def test_what_autocast_casts_at_every_call_is_prepared(kind, stated, monkeypatch):
@@ -163,7 +172,7 @@ def test_what_autocast_casts_at_every_call_is_prepared(kind, stated, monkeypatch
             torch.testing.assert_close(a, b)
         for a, b in zip(found[rounded:], exact[rounded:], strict=True):
             torch.testing.assert_close(a, b.bfloat16(), rtol=0.01, atol=1e-5)
-    assert [type(settled.how) for settled in rnn._settled.values()] == [Call, Call]
+    assert [type(settled.by) for settled in rnn._settled.values()] == [Call, Call]
     with torch.autocast("cpu", torch.bfloat16):
         assert rnn._cast_call(torch.randint(4, (5, 3)), None) is None  # ids are the long way's
         assert rnn._cast_call(torch.randn(5, 4), None) is None
@@ -297,7 +306,7 @@ def test_packed_rows_are_prepared_too(kind, dropout, stated, monkeypatch):
         twofold = twice(lambda x, at=lengths: every(run(plain, at)(x, state)), x)
         torch.testing.assert_close(again, twofold)
     (settled,) = rnn._settled.values()
-    assert isinstance(settled.how, Call)
+    assert isinstance(settled.by, Call)
 
 
 def every(outputs):
@@ -396,7 +405,7 @@ def test_on_a_gpu_a_cast_call_is_the_narrow_modules(kind, hidden, monkeypatch):
         return as_pair(narrow(x.bfloat16(), as_hx(tuple(s.bfloat16() for s in state))))
 
     found, exact = answers(cast, rnn, x, state, True), answers(plain, narrow, x, state, True)
-    assert any(isinstance(settled.how, Call) for settled in rnn._settled.values())
+    assert any(isinstance(settled.by, Call) for settled in rnn._settled.values())
     same = 2 + len(state)  # outputs, last states, and the pull on x
     for a, b in zip(found[:same], exact[:same], strict=True):
         assert torch.equal(a, b)
@@ -409,7 +418,7 @@ def test_on_a_gpu_a_cast_call_is_the_narrow_modules(kind, hidden, monkeypatch):
 def check_bits(rnn, short, long, x, state):
     found = answers(short, rnn, x, state, True)
     (settled,) = rnn._settled.values()
-    assert isinstance(settled.how, Call)
+    assert isinstance(settled.by, Call)
     for a, b in zip(found, answers(long, rnn, x, state, True), strict=True):
         assert torch.equal(a, b)
 

@@ -95,7 +95,7 @@ def test_force_replaces_a_run_and_nothing_else(run, tmp_path, capsys):
     source = run.config.data.source
     for folder in (foreign, tmp_path / "damaged"):
         assert elman(["train", source, "--out", str(folder), "--force", "--epochs", "1"]) == 2
-        assert "something else than a run" in capsys.readouterr().err
+        assert "something other than a run" in capsys.readouterr().err
         assert (folder / "model.safetensors").read_bytes() == b"weeks of work"
         shutil.copytree(foreign, tmp_path / "damaged", dirs_exist_ok=True)
         (tmp_path / "damaged" / "config.json").write_text("{")
@@ -470,9 +470,9 @@ REFUSED = {
     "--clip inf": "--clip inf",
     "--min-freq 1000000": "leaves no token",
     "--memory 1": "budget=1 bytes is too small",
-    "--memory 99999999999999999999999G": "is no size",
+    "--memory 99999999999999999999999G": "is not a size",
     "--out ''": "an empty path names nothing",
-    "--out /dev/null/x": "is no folder",
+    "--out /dev/null/x": "is not a folder",
     "--learning-rate 0": "--learning-rate 0",
 }
 

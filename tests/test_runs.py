@@ -487,7 +487,7 @@ def test_a_folder_with_other_things_is_never_overwritten(trained, tmp_path):
     with pytest.raises(UserError, match=r"thesis\.txt"):
         Run.create(trained.path, trained.config, trained.vocab, force=True)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="not a folder"):
         Run.create(tmp_path / "file", trained.config, trained.vocab, force=True)
 
 

@@ -32,7 +32,7 @@ def path(folder: Path, name: str) -> Path | None:
 
 def load(file: Path) -> ctypes.CDLL:
     """A library that was built from the sources beside it; an OSError, in words, for any other."""
-    library = ctypes.CDLL(str(file))  # an OSError of its own for what is no library
+    library = ctypes.CDLL(str(file))  # raises an OSError if the file is not a library
     sources = getattr(library, "elman_sources", None)
     if sources is None:
         raise OSError("it has no elman_sources")

@@ -49,7 +49,7 @@ def usual() -> Iterator[None]:
 
     Gradients are recorded.
 
-    Not around a `yield`: whoever reads the generator would have these defaults, too.
+    Not around a `yield`: the reader of the generator would have these defaults, too.
 
     >>> torch.set_default_dtype(torch.float64)
     >>> with usual():

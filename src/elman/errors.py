@@ -5,9 +5,9 @@ is wrong (the value and the rule) and a hint: what to try instead. The command l
 exits with status 2. `WorkFailed` is a good request whose work went wrong (a loss that became NaN):
 exit status 1. Anything else that escapes is a bug and shows its traceback.
 
-Readers meet the names that they type. `message` and `hint` are for whoever prints them and may
-name options as a command line has them; the error itself, which Python shows, spells those as
-arguments. (`elman.cli.limits.as_typed` does the reverse for settings in a message.)
+Users read the names that they type. `message` and `hint` are for the command line and may name
+options as it has them; the error itself, which Python shows, spells those as arguments.
+(`elman.cli.limits.as_typed` does the reverse for settings in a message.)
 """
 
 import re
@@ -25,8 +25,8 @@ def as_arguments(text: str) -> str:
 
     So does what only looks like an option: a part of a name, or of what is quoted.
 
-    >>> as_arguments("--top-k 0 must be at least 1; --top-k 5, or leave --top-k away")
-    'top_k=0 must be at least 1; top_k=5, or leave top_k away'
+    >>> as_arguments("--top-k 0 must be at least 1; --top-k 5, or leave --top-k out")
+    'top_k=0 must be at least 1; top_k=5, or leave top_k out'
     >>> as_arguments("no run there; elman train BOOK.txt --out RUN makes one")
     'no run there; elman train BOOK.txt --out RUN makes one'
     >>> as_arguments("there is no file draft--two.txt, nor '2024 --old'")
@@ -69,7 +69,7 @@ class MissingSource(UserError, FileNotFoundError):
 
 
 class NotText(UserError):
-    """Bytes that are no text in the encoding in which they were to be read."""
+    """Bytes that are not text in the encoding in which they were read."""
 
 
 class Unreadable(UserError, OSError):
@@ -86,7 +86,7 @@ class NotFitted(UserError, AttributeError):
 
 class Misfit(UserError, RuntimeError):
     """Tensors that do not fit a module or one another, which torch.nn answers with a
-    `RuntimeError`: who catches that catches this."""
+    `RuntimeError`: what catches that catches this, too."""
 
 
 class WorkFailed(RuntimeError):
@@ -99,4 +99,4 @@ class WorkFailed(RuntimeError):
 
 
 class Diverged(WorkFailed):
-    """A training whose loss or gradient is no number any more: other options may keep it one."""
+    """A training whose loss or gradient became infinite or NaN: other options may prevent it."""

@@ -160,7 +160,7 @@ def check_target(path: Path | str, source: Path | str | None = None) -> bool:
 def _is_file(path: Path | str, source: Path | str) -> bool:
     try:
         return os.path.samefile(path, os.path.expanduser(source))
-    except (OSError, ValueError):  # a source that is no file: a dataset's name, or a mistake
+    except (OSError, ValueError):  # not a file: a dataset's name, or a mistake
         return False
 
 
@@ -187,7 +187,7 @@ def check_new_folder(path: Path, flag: str) -> None:
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        what = "may not be written to" if nearest.is_dir() else "is no folder"
+        what = "may not be written to" if nearest.is_dir() else "is not a folder"
         is_made = nearest == asked and nearest.is_dir()
         where = path if is_made else f"cannot make the folder {path}: {nearest}"
         raise UserError(f"{where} {what}", hint=f"name another with {flag}")

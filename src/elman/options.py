@@ -35,7 +35,7 @@ KINDS: dict[Any, tuple[Any, str]] = {
     str: (str, "a word"),
     bool: (bool, "true or false"),
 }
-"""What does as a value of each type, and how to say so."""
+"""What is accepted as a value of each type, and how to say so."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Beside:
         options: Mapping[str, Any],
         spelled: Callable[[str, Any], str] | None = None,
     ) -> None:
-        """Raise a UserError for an option that nobody would heed beside these, unless it is met."""
+        """Raise a UserError for an option that changes nothing beside these, unless it is met."""
         if self.met(value, options):
             return
         spelled, now = spelled or as_setting, options[self.name]
@@ -225,9 +225,9 @@ def check(settings: Any, label: str = "{}") -> None:
     kinds = _kinds(type(settings))
     for f in fields(settings):
         if KEY in f.metadata:
-            said: Option = f.metadata[KEY]
+            rule: Option = f.metadata[KEY]
             value, default = getattr(settings, f.name), f.default
-            said.refuse_outside(label.format(f.name), value, kinds[f.name], default=default)
+            rule.refuse_outside(label.format(f.name), value, kinds[f.name], default=default)
     options, fields_of = _all_options(settings)
     for o, needed in _idle(described(type(settings)), options):
         needed.refuse(o.name, options[o.name], options, lambda n, v: as_setting(fields_of[n], v))
@@ -236,12 +236,12 @@ def check(settings: Any, label: str = "{}") -> None:
 def _all_options(settings: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """The options of a dataclass and of those in its fields, and the fields they are called by."""
     inside = [getattr(settings, f.name) for f in fields(settings)]
-    found = [
+    options = [
         (o, getattr(each, o.field))
         for each in [settings, *(i for i in inside if is_dataclass(i) and not isinstance(i, type))]
         for o in described(type(each))
     ]
-    return {o.name: value for o, value in found}, {o.name: o.field for o, _ in found}
+    return {o.name: value for o, value in options}, {o.name: o.field for o, _ in options}
 
 
 def _idle(
@@ -330,9 +330,9 @@ def described(owner: type, prefix: str = "") -> list[Described]:
     options = []
     for f in fields(owner):
         if KEY in f.metadata:
-            said: Option = f.metadata[KEY]
-            name = said.name or prefix + f.name
-            options.append(Described(name, owner, f.name, kinds[f.name][0], f.default, said))
+            facts: Option = f.metadata[KEY]
+            name = facts.name or prefix + f.name
+            options.append(Described(name, owner, f.name, kinds[f.name][0], f.default, facts))
     return options
 
 

@@ -190,7 +190,7 @@ class Session:
         )
 
     def sample(self) -> Sample | None:
-        """What the model writes now; None where its guesses are no longer numbers."""
+        """What the model writes now; None where its probabilities are NaN."""
         shown = self.run.config.shown
         prompt = str(prepared.prompt(self.run.config.data, shown.sample_prompt))
         try:

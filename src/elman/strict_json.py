@@ -1,6 +1,6 @@
 """JSON that any reader takes: no NaN, no Infinity, no nesting that overflows a stack.
 
-Python writes numbers that are not finite as `NaN` and `Infinity`, which are no JSON. Everything
+Python writes numbers that are not finite as `NaN` and `Infinity`, which are not JSON. Everything
 elman writes as JSON is written here: such a number becomes null.
 """
 
@@ -38,7 +38,7 @@ def finite(value: Any) -> Any:
 
 
 def loads(data: str | bytes) -> Any:
-    """What JSON stands for; a ValueError for anything that is none, or nested too deeply.
+    """What JSON stands for; a ValueError if it is not JSON, or nested too deeply.
 
     >>> loads("[" * 100_000)
     Traceback (most recent call last):

@@ -92,7 +92,7 @@ class Cell(abc.ABC):
     public_name: str | None = None
     """What `LanguageModel`, the forecasters and the command line call it, if not by its name."""
     spares_weights: bool = False
-    """Whether `step_backward` takes dw=None: nobody wants the weights' gradients."""
+    """Whether `step_backward` takes dw=None: the weights' gradients are not wanted."""
 
     @property
     def model(self) -> str:
@@ -125,14 +125,14 @@ class Cell(abc.ABC):
         """Carry the pull on the state after x one step back; returns that on the state before.
 
         Adds this step's share to the weight gradients `dw` and writes ∂L/∂x into `dx`, in place.
-        Without a derivative of its own a cell gets this one: the step again, with autograd looking.
+        A cell without a derivative of its own has this one: the step again, under autograd.
         """
         return _by_autograd(self, w, x, state, dafter, w.zeros() if dw is None else dw, dx)
 
     def slopes(
         self, w: Weights, x: Tensor, state: State, after: State, gates: Tensor | None
     ) -> Slopes | None:
-        """The step's derivative by its states, unit by unit; None: it is not known so."""
+        """The step's derivative by its states, unit by unit; None: not known in this form."""
         return None
 
 
@@ -165,9 +165,9 @@ def _by_autograd(
 
 
 def _seen_by_autograd() -> contextlib.AbstractContextManager[object]:
-    """A block that autograd sees, inside an operator of `torch.compile`, too, where it looks away.
+    """A block that autograd records, also inside an operator of `torch.compile`.
 
-    There every derivative would be zero.
+    There it is off, and every derivative would be zero.
     """
     unseen = torch._C._dispatch_tls_local_exclude_set()
     key = torch._C.DispatchKey.AutogradFunctionality

@@ -92,11 +92,11 @@ class Described(Cell):
         after = self._after
         if after is None:
             after = trace(self.function, self.name, self._arguments, names, own, self.count)
-        found = self._by_hand() if self.derivative is not None and self._after is None else None
-        found = found or self.chain_rule(after)
+        back = self._by_hand() if self.derivative is not None and self._after is None else None
+        back = back or self.chain_rule(after)
         parts = (self.gates, self.gates, self.count, len(self.own))
         ends = [0, *accumulate(parts)]
-        return Equations(after, *(found[i:j] for i, j in itertools.pairwise(ends)))
+        return Equations(after, *(back[i:j] for i, j in itertools.pairwise(ends)))
 
     def chain_rule(self, after: list[Expression]) -> list[Expression]:
         """The pull on everything that `after` is computed from."""
@@ -178,11 +178,11 @@ class Described(Cell):
         inputs = self.inputs(w, x, state)
         inputs |= {f"d{i}": d for i, d in enumerate(self.split(dafter))}
         blank = torch.zeros_like(state[0])
-        found = [
+        pulls = [
             blank + d for d in evaluate(self.equations.back, inputs)
         ]  # a constant is one number
-        da_x, da_h = (torch.cat(found[i : i + self.gates], -1) for i in (0, self.gates))
-        dbefore, down = found[2 * self.gates :][: self.count], found[2 * self.gates + self.count :]
+        da_x, da_h = (torch.cat(pulls[i : i + self.gates], -1) for i in (0, self.gates))
+        dbefore, down = pulls[2 * self.gates :][: self.count], pulls[2 * self.gates + self.count :]
         pull_back(w, x, state[0], da_x, da_h, dw, dx)
         if dw is not None and dw.own is not None:
             for row, d in zip(dw.own, down, strict=True):
@@ -288,7 +288,7 @@ class Described(Cell):
 
 
 def _spelled(name: str) -> str:
-    """An input as whoever declares a cell knows it."""
+    """An input as the function that declares the cell names it."""
     kind, number = name[0], name[1:]
     sides = {"x": f"a_x[{number}]", "h": f"a_h[{number}]"}
     return sides.get(kind) or f"{'state' if kind == 's' else 'parameter'} {number}"

@@ -159,11 +159,11 @@ def _numbers(of: Sequence[Expression] | dict[Expression, None]) -> list[Expressi
 
 def _made_of(order: Sequence[Expression], names: set[str]) -> set[Expression]:
     """What is made of these inputs, or of a comparison that has to be made forwards."""
-    found: set[Expression] = set()
+    made: set[Expression] = set()
     for e in order:
-        if _begins(e, names) or any(o in found for o in e.of):
-            found.add(e)
-    return found
+        if _begins(e, names) or any(o in made for o in e.of):
+            made.add(e)
+    return made
 
 
 def _begins(e: Expression, names: set[str]) -> bool:

@@ -29,7 +29,7 @@ CELLS: dict[str, Cell] = {
 
 
 _NOISY: dict[str, Cell] = {}
-"""Cells with noise that modules run now: known by name, and no part of the table."""
+"""Cells with noise that modules run now: known by name, but not part of the table."""
 
 
 def named(name: str) -> Cell:

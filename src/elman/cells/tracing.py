@@ -198,7 +198,7 @@ class Notes(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)  # in torch's smaller operators
         if result is not NotImplemented:
             return result
-        raise self.refusal(f"{packet} is no pointwise operation on the cell's own tensors")
+        raise self.refusal(f"{packet} is not a pointwise operation on the cell's own tensors")
 
     def check_kind(self, result: Tensor, packet: Any) -> None:
         """Numbers stay numbers; a kernel would not round them as another type does."""
@@ -251,7 +251,7 @@ class Notes(TorchDispatchMode):
 
 
 def _meant(options: dict[str, Any]) -> dict[str, Any]:
-    """Options without those that name where and how a tensor lies."""
+    """Options without those about a tensor's device, type or layout."""
     kept = ("alpha", "value", "min", "max", "approximate")
     spelled = {"min": "low", "max": "high"}
     return {spelled.get(k, k): v for k, v in options.items() if k in kept and v is not None}

@@ -106,7 +106,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    """The same, and in words what is met on the way."""
+    """The same; what goes wrong on the way is said in words."""
     OVER.clear()
     try:
         check_streams()
@@ -202,8 +202,8 @@ def _leave() -> None:
 def _wait_briefly() -> None:
     """Let torch's threads sleep after a tenth of a millisecond without work, not after several.
 
-    Beside other programs those who look for work take the processor from the one who has some. Must
-    be said before torch is loaded; whoever says something else is heard.
+    Beside other programs, threads that wait for work would take the processor from the one that
+    has some. It must be set before torch is loaded; what the user has set is kept.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")

@@ -145,8 +145,8 @@ def _tell(packed: "Packed", target: Path, as_json: bool) -> None:
         emit({"out": str(target), **sizes, "bits_per_byte": bits})
         return
     rate = "" if bits is None else f", {bits:.4f} bits per byte"
-    said = f"{packed.original:,} bytes, {packed.compressed:,} compressed{rate}"
+    words = f"{packed.original:,} bytes, {packed.compressed:,} compressed{rate}"
     if target == STDOUT:
-        note(said)
+        note(words)
     else:
-        typer.echo(f"{said}: {target}")
+        typer.echo(f"{words}: {target}")

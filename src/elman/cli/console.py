@@ -34,7 +34,7 @@ def note(message: str) -> None:
 
 
 def silence(stream: IO[str]) -> None:
-    """Let what is still to be written there go nowhere: nobody is left who could read it."""
+    """Discard what is still to be written there: its reader has left."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -48,7 +48,7 @@ def terminals() -> list[IO[str]]:
 
 @contextmanager
 def quiet(*, unless: bool) -> Iterator[None]:
-    """Of several processes, one speaks; what went wrong is said outside, by whoever it befell."""
+    """Of several processes, only one prints; an error is printed outside of this block."""
     if unless:
         yield
         return

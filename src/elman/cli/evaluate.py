@@ -158,7 +158,7 @@ def _scores(
 def _print(run: "Run", scores: "Evaluation", what: str, source: str | None) -> None:
     typer.echo(printable(_table(run, scores, what)))
     if scores.unknown:
-        note("note: which unknown token it was is not asked of anyone, so bits/char flatter all")
+        note("note: no model has to say which unknown token it was, so bits/char flatter all")
     if (scores.seen or 0) >= WORTH_SAYING:
         note(_not_held_out(run, scores.seen or 0, source))
     note(f"next: elman generate {shlex.quote(str(run.path))}")
@@ -334,11 +334,13 @@ def _not_held_out(run: "Run", seen: float, source: str | None) -> str:
     """What a text that was trained on says of a model, and of counting even more."""
     from elman.scoring.overlap import SPAN
 
-    said = f"note: {seen:.0%} of this text stands in the training text, too, {SPAN} tokens or more "
-    said += "in a row, so its scores flatter all, and counting most"
+    words = (
+        f"note: {seen:.0%} of this text stands in the training text, too, {SPAN} tokens or more "
+        "in a row, so its scores flatter all, and counting most"
+    )
     if source is None or not run.config.data.validation:
-        return said
-    return f"{said}; elman evaluate {shlex.quote(str(run.path))} scores what was held out"
+        return words
+    return f"{words}; elman evaluate {shlex.quote(str(run.path))} scores what was held out"
 
 
 def _share(weights: Mapping[str, float]) -> str:

@@ -222,7 +222,7 @@ def refuse_beside(
             word = "SOURCE" if name == "source" else option_of(name)
             raise UserError(
                 f"{word} means nothing with {flag}: {folder} has its own",
-                hint=f"leave {word} away, or leave {flag} away and fit again",
+                hint=f"leave {word} out, or leave {flag} out and fit again",
             )
 
 

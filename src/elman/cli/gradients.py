@@ -188,8 +188,8 @@ def print_numbers(measures: dict[str, Any], window: int) -> None:
     print(beyond(by_lag))
     for i, layer in enumerate(units.openness):
         if layer:
-            said = ", ".join(f"{gate} {v.mean():.2f}" for gate, v in layer.items())
-            print(f"\nlayer {i + 1} gates, mean opening: {said}")
+            openings = ", ".join(f"{gate} {v.mean():.2f}" for gate, v in layer.items())
+            print(f"\nlayer {i + 1} gates, mean opening: {openings}")
     print(
         f"\nlargest Lyapunov exponent {measures['exponents'][0]:+.3f} per step; "
         f"spectral radius of W_hh {', '.join(f'{r:.2f}' for r in measures['radius'])}"

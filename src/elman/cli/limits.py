@@ -195,7 +195,7 @@ RULES = {
 def check_streams() -> None:
     """Refuse a closed stdout; make sure that no file is opened in a closed stream's place.
 
-    A file opened while stderr is closed becomes stderr, and is written into by whoever complains.
+    A file opened while stderr is closed becomes stderr, and error messages are written into it.
     """
     while (nowhere := os.open(os.devnull, os.O_RDWR)) <= 2:
         continue

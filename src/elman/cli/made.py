@@ -82,14 +82,14 @@ def with_options(
 
 
 def _parameter(option: Described, default: Any) -> inspect.Parameter:
-    said = option.option
-    kind = str if said.read else option.type
+    facts = option.option
+    kind = str if facts.read else option.type
     info = typer.Option(
-        said.flag or flag(option.name),
+        facts.flag or flag(option.name),
         help=help_text(option),
-        rich_help_panel=said.panel,
+        rich_help_panel=facts.panel,
         show_default=_shown(option, default),
-        autocompletion=_completion(said.known),
+        autocompletion=_completion(facts.known),
         parser=a_path if option.type is Path else None,
         metavar="PATH" if option.type is Path else None,
     )
@@ -101,11 +101,11 @@ def _parameter(option: Described, default: Any) -> inspect.Parameter:
 
 def help_text(option: Described) -> str:
     """The help with the choices or the range behind it."""
-    said = option.option
-    if said.known:
-        return f"{said.help}: {', '.join(said.known)}"
-    interesting = said.range not in ("", "at least 0") and not said.zero_is_none
-    return f"{said.help} ({said.range})" if interesting else said.help
+    facts = option.option
+    if facts.known:
+        return f"{facts.help}: {', '.join(facts.known)}"
+    interesting = facts.range not in ("", "at least 0") and not facts.zero_is_none
+    return f"{facts.help} ({facts.range})" if interesting else facts.help
 
 
 def _shown(option: Described, default: Any) -> str | bool:

@@ -45,7 +45,7 @@ Errors = Annotated[
 
 
 def was_typed(context: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line, be it with the value it has anyway."""
+    """Whether an option was typed, even if with its default value."""
     where = context.get_parameter_source(name)
     return where is not None and where.name == "COMMANDLINE"
 
@@ -85,7 +85,7 @@ def read_like(data: "Data", source: str) -> "Text":
 
 
 def tell_left_out(source: str, texts_in: "Callable[[Path], Iterable[Path]]") -> None:
-    """Say which files of a folder are not read: whoever names it may think that all are."""
+    """Say which files of a folder are not read: one may think that all are."""
     from elman.text.corpus import left_out, path_from
     from elman.text.datasets import DATASETS
     from elman.text.shards import is_prepared

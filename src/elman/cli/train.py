@@ -232,7 +232,7 @@ STOPS = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP: the termin
 
 @contextmanager
 def _gentle_signals() -> Iterator[list[signal.Signals]]:
-    """Note what should stop it, to be heeded between two updates; a second signal ends at once.
+    """Note a signal, which stops the training between two updates; a second one ends at once.
 
     What is ignored stays so: a shell protects jobs in the background from Ctrl-C, and `nohup` all
     that it starts from a terminal that is closed.
@@ -240,7 +240,7 @@ def _gentle_signals() -> Iterator[list[signal.Signals]]:
     caught: list[signal.Signals] = []
     known = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
     signals = [which for which in known if signal.getsignal(which) is not signal.SIG_IGN]
-    screens = terminals()  # one that was closed no longer says that it was one
+    screens = terminals()  # asked now: a closed one cannot be told
 
     def note_it(number: int, frame: Any) -> None:
         caught.append(signal.Signals(number))
@@ -291,7 +291,7 @@ def _unwritten(run: "Run", failure: OSError) -> WorkFailed:
         )
     if isinstance(failure, UserError):
         return WorkFailed(failure.message, hint=failure.hint)
-    first = "make room" if is_full(failure) else "mend that"
+    first = "make room" if is_full(failure) else "correct that"
     again = _put_back(run) if run.given_up else _resuming(run)
     return WorkFailed(
         f"cannot write to {run.path}: {failure.strerror}",
@@ -334,11 +334,11 @@ def _display(session: "Session") -> Iterator["Show"]:
             if isinstance(record, str):
                 bar.update(task, description=record)
             elif isinstance(record, Update) and is_due(record):
-                said = (
+                numbers = (
                     f"nats {record.nats:.3f} · perplexity {record.perplexity:.2f}{held_out} · "
                     f"{record.tokens_per_second:,.0f} tokens/s"
                 )
-                bar.update(task, completed=record.progress, description=said)
+                bar.update(task, completed=record.progress, description=numbers)
             elif isinstance(record, Validation):
                 held_out = f" · validation {record.perplexity:.2f}"
             lasting = bar.disable or (by_epoch and isinstance(record, Epoch | Sample))

@@ -277,7 +277,7 @@ def _network(header: Header, run: Path | str | None, source: Path | str) -> Weig
         return None
     if not header.run:
         if run is not None:
-            raise UserError(f"{source} starts from no run", hint="leave out --run")
+            raise UserError(f"{source} does not start from a run", hint="leave out --run")
         return None
     if run is None:
         raise UserError(

@@ -38,7 +38,10 @@ def network_of(path: Path | str) -> tuple[Weights, int]:
             hint="elman train BOOK --model lstm --layers 1",
         )
     if shape.hidden_size > 1024:
-        raise UserError(f"{path} has {shape.hidden_size} units, more than 1024", hint="a smaller")
+        raise UserError(
+            f"{path} has {shape.hidden_size} units, more than 1024",
+            hint="train a run with --hidden-size 1024",
+        )
     return _laid_out(model, bytes_of, run.vocab.unk)
 
 

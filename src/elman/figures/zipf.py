@@ -20,7 +20,7 @@ def zipf(curves: Sequence[tuple[Frequencies, Zipf | None]], token: str = "token"
         figure = Figure(figsize=(6.4, 4.2))
         axes = figure.subplots()
         for i, (frequencies, _) in enumerate(curves):
-            _curve(axes, frequencies, i, token)
+            _curve(axes, frequencies, i)
         fits = [fit for _, fit in curves if fit is not None]
         for i, fit in enumerate(fits):
             _line(axes, fit, "fitted between the bars" if i == 0 else "_nolegend_")
@@ -30,7 +30,7 @@ def zipf(curves: Sequence[tuple[Frequencies, Zipf | None]], token: str = "token"
     return figure
 
 
-def _curve(axes: Axes, frequencies: Frequencies, i: int, token: str) -> None:
+def _curve(axes: Axes, frequencies: Frequencies, i: int) -> None:
     ranks = np.logspace(0, np.log10(frequencies.types), POINTS).round().astype(int)
     ranks = np.unique(ranks.clip(1, frequencies.types))
     colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]

@@ -24,7 +24,7 @@ NAME = ".lock"
 class Lock:
     """The right to write into one folder, until released, forgotten, or the process ends.
 
-    `work` is what its owner does there, for whoever is refused: "trained", "prepared".
+    `work` is what its owner does there, as a refusal says it: "trained", "prepared".
     """
 
     def __init__(self, folder: Path, work: str = "trained") -> None:

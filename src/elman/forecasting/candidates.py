@@ -89,7 +89,7 @@ class Row:
     taus: bool = False
     """Whether it is tried with every window of `Facts.taus`, or with the longest if logged."""
     changes: Changes = "none"
-    """Since when: modelled are values, or changes; each of them only where there are no inputs."""
+    """The differences it is tried with, by their name in `Facts.lags`; linear with inputs: none."""
     logged: bool = False
     deseasonalised: bool = False
     median: bool = False
@@ -147,5 +147,5 @@ TRIED: tuple[Row, ...] = (
 def candidates(plan: Plan, panel: Sequence[Series]) -> list[Method]:
     """What `auto` tries on these series, in the order of the table, nothing twice."""
     facts = Facts.of(plan, panel)
-    found = [m for row in TRIED for m in row.methods(facts)]
-    return list({m.label: m for m in found}.values())
+    methods = [m for row in TRIED for m in row.methods(facts)]
+    return list({m.label: m for m in methods}.values())

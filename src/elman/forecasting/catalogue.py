@@ -231,7 +231,7 @@ class Method:
         if plan.inputs and self.of.inputs and (self.difference or self.logged):
             raise UserError(
                 f"{self.kind} reads inputs beside plain values, not beside changes or logarithms",
-                hint="leave --difference away",
+                hint="leave --difference out",
             )
         taken = sum(self.difference)
         model = self.of.make(replace(plan, length=max(plan.length - taken, 1)), settings)
@@ -268,7 +268,7 @@ def carry_of(said: Carry | str) -> Carry:
     cut = [n for n, carry in CARRIES.items() if not carry.whole]
     if name not in CARRIES or (name in cut) != bool(steps) or (steps and not _counts(steps)):
         raise UserError(
-            f"--carry {said!r} is no carry",
+            f"--carry {said!r} is not a carry",
             hint=f"{', '.join(n for n in CARRIES if n not in cut)}, or one of {', '.join(cut)} "
             "with the steps between its cuts: truncated:12",
         )

@@ -219,11 +219,11 @@ def too_few(method: Method, series: Series, steps: int, seed: int) -> str | None
 
 
 def _runs_away(backtest: Backtest, series: Series) -> bool:
-    """Whether a forecast is no number, or a thousand times farther out than the data ever was."""
+    """Whether a forecast is NaN, or a thousand times farther out than the data ever was."""
     middle = series.values.mean()
     reach = 1000 * np.abs(series.values - middle).max() + 1e-9 * abs(middle) + 1e-300
-    said = np.concatenate([backtest.point[..., None], backtest.quantiles], axis=-1)
-    return not bool((np.abs(said - middle) <= reach).all())
+    forecasts = np.concatenate([backtest.point[..., None], backtest.quantiles], axis=-1)
+    return not bool((np.abs(forecasts - middle) <= reach).all())
 
 
 def choose(

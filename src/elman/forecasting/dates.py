@@ -137,7 +137,7 @@ def frequency_of(moments: Sequence[Moment], table: Table, column: str) -> Freque
     seconds = [int(_utc(b).timestamp() - _utc(a).timestamp()) for a, b in _pairs(dates)]
     if min(seconds) < 1:
         raise UserError(
-            f"column {column!r} ticks faster than a second", hint="number the steps instead"
+            f"column {column!r} has several steps in a second", hint="number the steps instead"
         )
     return _check(Frequency("second", _mode(np.array(seconds))), moments, table, column)
 
@@ -194,8 +194,8 @@ def _check(frequency: Frequency, moments: Sequence[Moment], table: Table, column
             raise UserError(
                 f"{table.where(i)}, column {column!r}: {moments[i]} is off the beat: the data is "
                 f"{frequency.name} from {moments[0]} on",
-                hint=f"mend the time{_clocks(moments)}, or leave --time away if the steps have no "
-                "regular beat",
+                hint=f"correct the time{_clocks(moments)}, or leave --time out if the steps "
+                "have no regular beat",
             )
     return frequency
 

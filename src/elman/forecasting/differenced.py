@@ -18,7 +18,7 @@ from elman.options import hold_numbers, whole_number
 class Differenced(Transformed):
     """Any forecaster, on y_t = x_t - x_{t-m}; then x̂_{t+k} = x̂_{t+k-m} + ŷ_{t+k}.
 
-    m = 1 models the step-to-step changes, so a level that training never saw is no trouble; m = 12
+    m = 1 models the step-to-step changes, so a level that training never saw does no harm; m = 12
     on monthly data models the change since the same month last year.
     """
 
@@ -95,7 +95,7 @@ def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if (values <= 0).any():
         raise UserError(
             f"{values.min():g} has no logarithm: Logged needs values above 0",
-            hint="leave the logarithm away",
+            hint="leave the logarithm out",
         )
     return np.log(values)
 

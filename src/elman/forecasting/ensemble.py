@@ -61,9 +61,9 @@ class Ensemble:
     def after(self, i: int, series: Series, steps: int) -> Ahead:
         """The steps after one series, forecast as series i of those it was fitted on."""
         origin = len(series)
-        said = [self.fitted[m].forecast(i, series, [origin], steps) for m in self.members[i]]
-        point = np.mean([s.point[0] for s in said], axis=0)
-        quantiles = np.mean([s.quantiles[0] for s in said], axis=0)
+        forecasts = [self.fitted[m].forecast(i, series, [origin], steps) for m in self.members[i]]
+        point = np.mean([s.point[0] for s in forecasts], axis=0)
+        quantiles = np.mean([s.quantiles[0] for s in forecasts], axis=0)
         low, high = nested(quantiles, self.widen)
         times = tuple(series.time(origin + k) for k in range(steps))
         return Ahead(times, point, low, high)
@@ -174,14 +174,14 @@ def losses(ensemble: Ensemble) -> dict[str, Any]:
 
     By forecaster, then by series where it has a network for each of several.
     """
-    found: dict[str, Any] = {}
+    by_forecaster: dict[str, Any] = {}
     for label, fitted in ensemble.fitted.items():
         users = [i for i, labels in enumerate(ensemble.members) if label in labels]
         rows = {ensemble.names[i]: training_losses(fitted.models[i]) for i in users}
         if any(row is not None for row in rows.values()):
             alone = fitted.method.of.shared or len(ensemble.names) == 1
-            found[label] = next(iter(rows.values())) if alone else rows
-    return found
+            by_forecaster[label] = next(iter(rows.values())) if alone else rows
+    return by_forecaster
 
 
 def training_losses(model: Forecaster) -> list[float] | None:

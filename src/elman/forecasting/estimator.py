@@ -107,7 +107,7 @@ class SeriesForecaster:
         `y` is there for scikit-learn's sake and must be None: a series is its own target.
         """
         if y is not None:
-            raise UserError("a series is its own target: fit(data)", hint="leave y away")
+            raise UserError("a series is its own target: fit(data)", hint="leave y out")
         series, settings = self._series(data), self._settings()
         measured = experiment.fit_and_measure(series, settings)  # or what was fitted before stays
         self._like, self._model, self._calendar = data, settings.model, settings.calendar
@@ -191,11 +191,11 @@ class SeriesForecaster:
         """Read what `save` or `elman forecast --out` wrote; `predict(data)` then needs data."""
         saved = load_ensemble(folder)
         names = ("time", "group", "column", "known", "past", "static", "fill", "date_format")
-        told = {k: getattr(saved.reading, k) for k in (*names, "timezone", "season")}
-        told["column"] = told["column"] or saved.columns
+        options = {k: getattr(saved.reading, k) for k in (*names, "timezone", "season")}
+        options["column"] = options["column"] or saved.columns
         estimator = cls(
             "forecast", saved.ensemble.steps, levels=tuple(saved.ensemble.widen),
-            calendar=saved.calendar, seed=saved.ensemble.seed, **told,
+            calendar=saved.calendar, seed=saved.ensemble.seed, **options,
         )  # fmt: skip
         estimator.ensemble_, estimator.series_, estimator._like = saved.ensemble, [], None
         estimator.notes_, estimator._model, estimator._calendar = [], "forecast", saved.calendar

@@ -225,7 +225,7 @@ def _without_short_ones(columns: list[Series], settings: Settings) -> list[Serie
     """The series that are long enough for one window, and for a model that was named.
 
     The first of them says which others are left out. Where none is long enough it is all of them:
-    whoever looks back at them says why that cannot be.
+    looking back at them is then refused in words.
     """
     season = columns[0].season
 

@@ -110,7 +110,7 @@ def look_ahead_plain(series: list[Series], ahead: list[Ahead]) -> dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """NumPy as JSON; what is no finite number becomes null."""
+    """NumPy as JSON; a number that is not finite becomes null."""
     if isinstance(value, np.ndarray):
         return [plain(v) for v in value.tolist()]
     if isinstance(value, dict):

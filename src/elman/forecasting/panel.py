@@ -60,7 +60,7 @@ def with_calendar(series: Series, steps: int) -> Series:
         raise UserError(
             f"--calendar has no days, weeks or years to tell: the steps of {series.name} have "
             "no dates",
-            hint="leave --calendar away, or name the column of dates with --time",
+            hint="leave --calendar out, or name the column of dates with --time",
         )
     have = series.known.shape[1]
     rows = max(len(series) + steps, len(series.known)) if not have else len(series.known)
@@ -69,7 +69,7 @@ def with_calendar(series: Series, steps: int) -> Series:
         raise UserError(
             f"--calendar has nothing to tell: {series.name} is {series.clock.frequency.name}, "
             "so that each step is at the same time of the year",
-            hint="leave --calendar away",
+            hint="leave --calendar out",
         )
     known = np.concatenate([series.known[:rows], features], axis=1) if have else features
     return replace(series, known=known)

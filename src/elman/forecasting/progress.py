@@ -1,7 +1,7 @@
-"""Word from inside a fit: every epoch is told, and whoever listens may stop it by raising.
+"""News from inside a fit: a listener is told every epoch, and may stop the fit by raising.
 
 A fit can lie several forecasters deep (a network on changes of logarithms), so the listener is not
-handed down: it is who called last in this thread.
+handed down: it is the latest caller in this thread that listens.
 """
 
 import time

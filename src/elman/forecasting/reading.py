@@ -104,7 +104,7 @@ def roles(table: Table, reading: Reading, notes: list[str]) -> Reading:
         if not {*table.columns} - taken - {reading.time} and taken - {*reading.group}:
             raise UserError(
                 f"every column of {table.name} has another role, which leaves none to forecast",
-                hint="leave one of --known, --past or --static away",
+                hint="leave one of --known, --past or --static out",
             )
         reading = replace(reading, column=_target_columns(table, {*taken, reading.time}, notes))
     return reading
@@ -140,7 +140,7 @@ def check_times(reading: Reading) -> None:
         if value is not None and reading.time is None:
             raise UserError(
                 f"{flag} {value!r} means nothing without a column of times",
-                hint=f"name it with --time, or leave {flag} away",
+                hint=f"name it with --time, or leave {flag} out",
             )
 
 
@@ -180,7 +180,7 @@ def _holds_dates(table: Table, asked: set[str]) -> bool:
 
 
 def _date(pattern: str, numbers: tuple[Any, ...]) -> str:
-    """A year and what stands beside it as a date; "" if they are none."""
+    """A year and the number beside it as a date; "" if they do not make one."""
     texts = [str(n).strip().removesuffix(".0") for n in numbers]
     if not all(map(str.isdecimal, texts)) or not 1000 <= int(texts[0]) <= 3000:
         return ""
@@ -227,7 +227,7 @@ def _formats_of(cells: Sequence[Any]) -> str:
 
 
 def _is_counted(cells: Sequence[Any]) -> bool:
-    """Whether a column begins with a number that is no date."""
+    """Whether a column begins with a number that is not a date."""
     return timestamps.as_numbers(cells[:1]) is not None
 
 
@@ -250,7 +250,7 @@ _ACROSS = re.compile(r"(19|20)\d\d([-/. ]?(\d{1,2}|Q[1-4]|W\d\d)([-/.]\d{1,2})?)
 
 
 def _dates_begin(table: Table, name: str, date_format: str | None) -> bool:
-    """Whether the first cell of a column reads as a date, be it ambiguous."""
+    """Whether the first cell of a column reads as a date, even an ambiguous one."""
     first = table.take([0])
     if tables.is_empty(first.columns[name][0]):
         return False
@@ -264,7 +264,7 @@ def _dates_begin(table: Table, name: str, date_format: str | None) -> bool:
 
 
 def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> tuple[str, ...]:
-    """Columns of numbers that are no index: neither called like one nor counting evenly."""
+    """Columns of numbers that are not an index: neither called like one nor counting evenly."""
     numeric = [
         c for c, cells in table.columns.items() if c not in taken and tables.looks_numeric(cells)
     ]
@@ -277,7 +277,7 @@ def _target_columns(table: Table, taken: set[str | None], notes: list[str]) -> t
     if not targets:
         raise UserError(
             f"only columns that look like an index hold numbers: {', '.join(numeric)}",
-            hint=f"--column {numeric[0]} forecasts it all the same",
+            hint=f"--column {numeric[0]} forecasts it anyway",
         )
     if named or counting:
         notes.append(f"not forecast, as they look like an index: {', '.join(named + counting)}")
@@ -310,15 +310,15 @@ def _no_numbers(table: Table, taken: set[str | None]) -> UserError:
         named = ", ".join(c for c in table.columns if c in taken)
         return UserError(
             f"only columns that look like an index hold numbers: {named}",
-            hint=f"--column {named.split(', ')[-1]} --time none forecasts it all the same",
+            hint=f"--column {named.split(', ')[-1]} --time none forecasts it anyway",
         )
-    said = f"no column holds numbers among {', '.join(table.columns)}"
+    message = f"no column holds numbers among {', '.join(table.columns)}"
     for name in reversed(rest):
         try:
             tables.numbers(table, name)
         except UserError as wrong:
-            return UserError(f"{said}: {wrong.message}", hint=wrong.hint)
-    return UserError(f"{said}: every cell of {rest[-1]!r} is empty", hint="fill them in")
+            return UserError(f"{message}: {wrong.message}", hint=wrong.hint)
+    return UserError(f"{message}: every cell of {rest[-1]!r} is empty", hint="fill them in")
 
 
 def _counts(cells: list[Any]) -> bool:

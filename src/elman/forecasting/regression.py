@@ -58,7 +58,7 @@ class Regression(Forecaster):
     def _fit_with(self, series: list[Values], inputs: list[Inputs]) -> None:
         if inputs[0].past.shape[1] == 0 and self.direct > 1:
             raise UserError(
-                f"direct={self.direct} is for past inputs, and there are none", hint="leave it away"
+                f"direct={self.direct} is for past inputs, and there are none", hint="leave it out"
             )
         solved = []
         for k in range(1, self.direct + 1):
@@ -72,16 +72,21 @@ class Regression(Forecaster):
         self._weights = np.stack(solved)
 
     def _design(self, values: Values, origins: Any, k: int, inputs: Inputs) -> Values:
-        """What is known at each origin about its k-th next step: values, inputs, and a one."""
-        rows = [windows_before(values, origins, self.tau).reshape(len(origins), -1)]
+        """What is known at each origin about its k-th next step."""
+        windows = windows_before(values, origins, self.tau)
         if inputs.known.shape[1]:
             inputs.check(int(origins.max()) + k)
-            at = origins[:, None] + np.arange(-self.tau, 0)
-            rows += [inputs.known[at].reshape(len(origins), -1), inputs.known[origins + k - 1]]
+        return self._rows(windows, origins, k, inputs)
+
+    def _rows(self, windows: Windows, origins: Any, k: int, inputs: Inputs) -> Values:
+        """The τ values before each origin, its inputs as far as its k-th next step, and a one."""
+        n, before = len(origins), origins[:, None] + np.arange(-self.tau, 0)
+        parts = [windows.reshape(n, -1)]
+        if inputs.known.shape[1]:
+            parts += [inputs.known[before].reshape(n, -1), inputs.known[origins + k - 1]]
         if inputs.past.shape[1]:
-            at = origins[:, None] + np.arange(-self.tau, 0)
-            rows.append(inputs.past[at].reshape(len(origins), -1))
-        return np.concatenate([*rows, np.ones((len(origins), 1))], axis=1)
+            parts.append(inputs.past[before].reshape(n, -1))
+        return np.concatenate([*parts, np.ones((n, 1))], axis=1)
 
     def roll(self, windows: Windows, steps: int) -> Paths:
         paths = [self.forecasts(w, [len(w)], steps)[0] for w in windows]
@@ -113,12 +118,7 @@ class Regression(Forecaster):
         window = windows_before(values, at.tolist(), self.tau)
         paths: list[NDArray[np.float64]] = []
         for k in range(steps):
-            rows = [window.reshape(len(at), -1)]
-            if inputs.known.shape[1]:
-                lags = at[:, None] + k + np.arange(-self.tau, 0)
-                rows += [inputs.known[lags].reshape(len(at), -1), inputs.known[at + k]]
-            X = np.concatenate([*rows, np.ones((len(at), 1))], axis=1)
-            paths.append(X @ self._weights[0])
+            paths.append(self._rows(window, at + k, 1, inputs) @ self._weights[0])
             window = np.concatenate([window[:, 1:], paths[-1][:, None]], axis=1)
         return np.stack(paths, axis=1)
 

@@ -152,7 +152,7 @@ def save_ensemble(saved: Saved, folder: Path | str, extra: Mapping[str, Any] | N
 
 def keep_answer(folder: Path, answer: Mapping[str, Any], series: Sequence[Series]) -> Path:
     """Write answer.json: what was forecast, how past forecasts did, and the end of each series."""
-    told = {
+    kept = {
         k: answer[k] for k in ("model", "published", "windows", "scores", "verdicts", "warning")
     }
     recent: dict[str, Any] = {}
@@ -162,9 +162,9 @@ def keep_answer(folder: Path, answer: Mapping[str, Any], series: Sequence[Series
             "time": [s.time(step) for step in range(start, len(s))],
             "values": s.values[start:, 0].tolist(),
         }
-    told["forecast"] = {name: answer["forecast"][name] for name in recent}
+    kept["forecast"] = {name: answer["forecast"][name] for name in recent}
     path = folder / "answer.json"
-    write_text(path, strict_json.dumps({"series": recent, **told}))
+    write_text(path, strict_json.dumps({"series": recent, **kept}))
     return path
 
 
@@ -269,7 +269,7 @@ def _write(folder: Path, config: dict[str, Any], arrays: State) -> Path:
     try:
         return _fill(folder, config, arrays)
     except BaseException:
-        if is_new:  # half a forecaster is none
+        if is_new:  # half a forecaster is of no use
             shutil.rmtree(folder)
         raise
 

@@ -130,7 +130,7 @@ def load(
 ) -> list[Series]:
     """Every series in `source`: a name of `NAMES`, a CSV or Parquet file, or "-" for CSV on stdin.
 
-    `column` chooses what to read (default: every column that holds numbers and is no index), `time`
+    `column` chooses what to read (default: every column of numbers that is not an index), `time`
     the column that labels and orders the steps ("none": the rows are in order), `group` the column
     whose values tell several series apart, or several such columns. `known`, `past` and `static`
     name inputs. A table with columns `unique_id`, `ds` and `y` is read as such.
@@ -290,8 +290,8 @@ def _some(name: str, table: Table, reading: Reading, several: bool) -> list[Seri
 
 def _span(cells: Sequence[Any]) -> range:
     """The rows from the first cell that says something to the last."""
-    said = [i for i, cell in enumerate(cells) if not tables.is_empty(cell)]
-    return range(said[0], said[-1] + 1) if said else range(0)
+    filled = [i for i, cell in enumerate(cells) if not tables.is_empty(cell)]
+    return range(filled[0], filled[-1] + 1) if filled else range(0)
 
 
 def _one(name: str, table: Table, reading: Reading, several: bool) -> Series:
@@ -361,7 +361,7 @@ def _in_order(table: Table, reading: Reading, of: str) -> tuple[Table, list[int]
         if reading.timezone is not None:
             raise UserError(
                 f"--timezone {reading.timezone!r} means nothing to {time!r}, which holds numbers",
-                hint="leave --timezone away, or say how dates are counted: --date-format unix",
+                hint="leave --timezone out, or say how dates are counted: --date-format unix",
             )
         moments = numbers
     else:
@@ -398,7 +398,7 @@ def _check_span(
     raise UserError(
         f"{of}{table.where(row)}, column {time!r}: {there!r} is {steps[row] - steps[row - 1]:,} "
         f"steps after {here!r} ({frequency.name} data), and the table has {len(steps):,} rows",
-        hint="mend that time, or --time none takes the rows in their order",
+        hint="correct that time, or --time none takes the rows in their order",
     )
 
 

@@ -59,19 +59,19 @@ class Settings:
         for name in self.options:
             raise UserError(
                 f"{FLAGS.get(name, name)} means nothing to --model auto, which tries several",
-                hint="--model linear or gru, or leave the option away",
+                hint="--model linear or gru, or leave the option out",
             )
         if self.difference:
             raise UserError(
                 "--difference means nothing to --model auto, which tries several",
-                hint="leave it away, or name a --model",
+                hint="leave it out, or name a --model",
             )
 
     def _check_sizes(self) -> None:
         for name, most in (("hidden", 4096), ("epochs", 100_000), ("tau", 100_000)):
-            value = whole_number(name, self.options.get(name, 1), hint="leave it away")
+            value = whole_number(name, self.options.get(name, 1), hint="leave it out")
             if value < 1:
-                raise UserError(f"{FLAGS[name]} {value} must be at least 1", hint="leave it away")
+                raise UserError(f"{FLAGS[name]} {value} must be at least 1", hint="leave it out")
             if value > most:
                 weights = f" ({12 * value**2:.1e} weights)" if name == "hidden" else ""
                 raise UserError(

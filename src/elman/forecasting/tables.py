@@ -87,7 +87,7 @@ def read(source: str) -> Table:
     if source == "-":
         return read_csv(_stdin_bytes(), "stdin", "stdin")
     if not source:
-        raise UserError("an empty name is that of no table", hint="name a .csv or .parquet file")
+        raise UserError("an empty name names no table", hint="name a .csv or .parquet file")
     path = as_path(source)
     if path.is_dir():
         raise UserError(f"{source} is a folder, not a table", hint="name one .csv or .parquet file")
@@ -116,7 +116,7 @@ def read_csv(content: bytes, name: str, source: str) -> Table:
         rows = _rows_below(header, title, reader, source)
     except csv.Error as wrong:
         raise UserError(
-            f"{source}, line {reader.line_num}: {wrong}", hint="mend that line"
+            f"{source}, line {reader.line_num}: {wrong}", hint="correct that line"
         ) from wrong
     while rows and rows[-1][1] == [""]:  # blank lines after the last value of a one-column table
         rows.pop()
@@ -171,7 +171,7 @@ def _wrong_width(header: list[str], row: list[str], where: str, mend: str) -> Us
     return UserError(
         f"{where}, {place} {why}: the row does not have the "
         f"{len(header)} cells that the header names, but {len(row)}",
-        hint=f"mend that line; a cell that holds a comma needs quotes{mend}",
+        hint=f"correct that line; a cell that holds a comma needs quotes{mend}",
     )
 
 
@@ -225,7 +225,8 @@ def _decoded(content: bytes, source: str) -> str:
         line = before.count("\n") + 1
         column = sum(before.rpartition("\n")[2].count(c) for c in ",;\t") + 1
         raise UserError(
-            f"{source}, line {line}, column {column} holds a NUL character", hint="mend that cell"
+            f"{source}, line {line}, column {column} holds a NUL character",
+            hint="correct that cell",
         )
     return text
 
@@ -416,7 +417,7 @@ def _says(index: Any) -> bool:
 
 
 def numbers(table: Table, name: str, flag: str = "--column") -> np.ndarray:
-    """A column as float64, NaN where a cell is empty or infinite; what is no number is refused.
+    """A column as float64, NaN where a cell is empty or infinite; what is not a number is refused.
 
     Python's `float` reads "1_000" and "infinity" too; people who type those mean something else.
     Of an input, true is 1 and false is 0.
@@ -503,7 +504,7 @@ def _number_hint(text: str) -> str:
         return "write it without spaces"
     if bare.startswith("(") and _is_number(bare.strip("()")):
         return "write negative numbers with a minus sign"
-    return "mend the cell, or leave it empty and choose --fill"
+    return "correct the cell, or leave it empty and choose --fill"
 
 
 def looks_numeric(cells: Iterable[Cell]) -> bool:

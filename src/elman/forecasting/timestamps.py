@@ -1,7 +1,7 @@
 """Dates and times as tables write them: read, and how to write them again.
 
 A column is read in one way, the same for all its cells. What could mean two things is refused, and
-so is a cell that is no date, by its line.
+so is a cell that is not a date, by its line.
 """
 
 import datetime as dt
@@ -33,7 +33,7 @@ _SLASHED = re.compile(
 )
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d(:\d\d)?(Z| UTC|[+-]\d\d:\d\d)?")
 _ISO_DATE = re.compile(r"[\dW-]+([T ]|$)")
-"""How a time of ISO 8601 begins; Python takes any sign after the date, be it that of an offset."""
+"""How a time of ISO 8601 begins; Python takes any sign after the date, even that of an offset."""
 _QUARTER = re.compile(r"(\d{4})[ -]?Q([1-4])$", re.IGNORECASE)
 _QUARTER_FIRST = re.compile(r"Q([1-4])([ /-]?)(\d{4})$", re.IGNORECASE)
 _MONTH = re.compile(r"(\d{4})-(\d{1,2})$")
@@ -206,7 +206,7 @@ def _pointed(cells: Sequence[Any]) -> bool:
 
 
 def look_dated(cells: Sequence[Any]) -> bool:
-    """Whether cells look like dates, be it in a way that cannot be read without being told.
+    """Whether cells look like dates, even if they cannot be read without being told how.
 
     The first half of them decides: a total may stand below.
 
@@ -291,7 +291,7 @@ def _parse(
     like = f" like {texts[0]!r}" if row else ""
     raise UserError(
         f"{table.where(row)}, column {column!r}: {texts[row]!r} is not a date{like}",
-        hint=f"mend that cell{_last(table, row)}, or say how dates are written: --date-format "
+        hint=f"correct that cell{_last(table, row)}, or say how dates are written: --date-format "
         f"{formats_of(texts) or repr('%d/%m/%Y')}",
     )
 

@@ -42,15 +42,15 @@ def plainly(
     ({'price': ['1200.50', '950.00', '']}, ('units left out: price ($)', 'thousands apart: price'))
     """
     read: dict[str, list[str]] = {}
-    found: dict[str, list[str]] = {}
+    changed: dict[str, list[str]] = {}
     for name, cells in columns.items():
         for kind, decide in _WAYS.items():
             unit, way = decide(cells, separator)
             if way is not None:
                 cells = [way(cell) for cell in cells]
-                found.setdefault(kind, []).append(name + (f" ({unit})" if unit else ""))
+                changed.setdefault(kind, []).append(name + (f" ({unit})" if unit else ""))
         read[name] = cells
-    return read, tuple(f"{kind}: {', '.join(found[kind])}" for kind in _WAYS if kind in found)
+    return read, tuple(f"{kind}: {', '.join(changed[kind])}" for kind in _WAYS if kind in changed)
 
 
 def _numbers(cells: Sequence[str]) -> list[str]:

@@ -128,7 +128,7 @@ class Checkpointed(Memory):
         if self.every is not None:
             piece = min(self.every, steps)
             return Plan(steps, piece, -(-steps // piece) - 1)
-        steps, size = int(steps), sizes()  # in compiled code, from now on a number
+        steps, size = int(steps), sizes()  # compiled code has a symbol for it
         return min(
             self._fitting(steps, size, strands),
             key=lambda p: (_recomputed(p), p.slots * size.state + p.piece * size.step),
@@ -143,7 +143,9 @@ class Checkpointed(Memory):
         assert self.budget is not None
         # beside the first state and the one being advanced
         room = self.budget // strands - 2 * size.state
-        longest = min(steps, room // max(1, size.step))  # nothing, where there are no rows
+        longest = min(
+            steps, room // max(1, size.step)
+        )  # a step takes 0 bytes where there are no rows
         if longest < 1:
             each = f" in each of {strands} directed layers" if strands > 1 else ""
             raise UserError(

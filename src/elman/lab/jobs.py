@@ -60,7 +60,7 @@ def order(folder: Path, **what: Any) -> None:
 
 
 def weights(folder: Path) -> Path:
-    """Where a training leaves its weights for whoever looks."""
+    """Where a training leaves its weights for the views."""
     return folder / "weights"
 
 
@@ -188,7 +188,7 @@ class Jobs:
         return self.published(id)
 
     def published(self, id: str) -> Path:
-        """Where a training leaves the weights of a moment ago, for whoever looks."""
+        """Where a training leaves the weights of a moment ago, for the views."""
         return weights(self.shelf.jobs / id)
 
     # ------------------------------------------------------------------ looking

@@ -1,4 +1,4 @@
-"""The weights of a moment ago: a training leaves them between two updates for whoever looks.
+"""The weights of a moment ago: a training leaves them between two updates, for the views.
 
 One file is written over in place, each parameter straight from its own memory. A number in front
 says whether it is whole: odd while it is being written, another even one after that. What was read

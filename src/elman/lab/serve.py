@@ -90,7 +90,7 @@ class _Server(uvicorn.Server):
             self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what streams; whoever is cut off in a long look after that is no fault to tell of."""
+        """End all streams; that long requests are cut off by it is not logged."""
         self.lab.is_ending = True
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)

@@ -138,7 +138,7 @@ class Worker:
     # ------------------------------------------------------------------ orders
 
     def _is_told(self) -> bool:
-        """Whether there is an order; they are heeded right after an update, and nowhere else."""
+        """Whether there is an order; they are followed right after an update, and nowhere else."""
         if not isinstance(self.last, Update):
             return False
         self._insist_on_folder()
@@ -180,7 +180,7 @@ class Worker:
         jobs.say(self.folder, state, **self.refused | {"process": os.getpid(), **more})
 
     def _let_look(self, session: Session) -> None:
-        """A copy of the weights for whoever looks, once for each look, ten a second at most.
+        """A copy of the weights for the views, once for each look, ten a second at most.
 
         Copies keep a beat: one that had to wait for the end of an update does not delay the next.
         """

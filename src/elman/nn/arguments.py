@@ -85,7 +85,7 @@ def checked_state(
 
 
 def check_pack(rows: int, sizes: list[int]) -> None:
-    """Refuse what torch would unpack beyond its memory."""
+    """Refuse batch sizes by which torch would read beyond the rows."""
     if sizes != sorted(sizes, reverse=True) or sizes[-1] < 1 or sum(sizes) != rows:
         raise UserError(
             f"a PackedSequence of {rows} rows has batch_sizes {sizes}: they must not grow, be at "
@@ -95,5 +95,5 @@ def check_pack(rows: int, sizes: list[int]) -> None:
 
 
 def are_tensors(state: Any) -> bool:
-    """Whether this is a state at all, before anything is asked about it."""
+    """Whether this is a tuple or list of tensors, as a state must be."""
     return isinstance(state, (tuple, list)) and False not in [isinstance(s, Tensor) for s in state]

@@ -37,7 +37,7 @@ from elman.recurrence.ways import Outputs
 
 
 class LongWay(Parameters):
-    """A module as any call finds it."""
+    """A module that takes every kind of call."""
 
     _ends: Tensor | None = None
     """Where the rows of a call end, if not where its input does."""
@@ -62,7 +62,7 @@ class LongWay(Parameters):
     ) -> Sequence[Tensor]:
         """The first states of packed rows, in the caller's order."""
         arguments.check_input(self, input.data[None], time=1)
-        rows = input.batch_sizes[0]  # in a trace not a number, but what tells it
+        rows = input.batch_sizes[0]  # in a trace a tensor, so that other batches may run by it
         rows = rows if torch.jit.is_tracing() else int(rows)
         return arguments.checked_state(self, rows, input.data.device, state)
 
@@ -81,7 +81,7 @@ class LongWay(Parameters):
     def _inputs(self, xs: Tensor, state: Sequence[Tensor], lengths: Tensor | None = None) -> Inputs:
         """All tensors that go into the recurrence, in autocast's dtype where it is on.
 
-        No chance is drawn yet: to be asked what would run must not change what comes next.
+        Nothing random is drawn yet: asking what would run must not change what is drawn later.
         """
         weights = self._real_weights()
         dtype = weights[0].dtype
@@ -98,7 +98,7 @@ class LongWay(Parameters):
         )
 
     def _real_weights(self) -> list[Tensor]:
-        """The weights, W_hh of a cell with heads being 0 outside of them."""
+        """The weights; W_hh of a cell with heads is 0 outside of their blocks."""
         weights = [*self._weights()]
         for name, w in zip(self._flat_weights_names, weights, strict=True):
             if not w.is_floating_point():
@@ -147,15 +147,15 @@ class LongWay(Parameters):
         return recurrence(recipe, x.drawn())
 
     def _written_down(self, rows: Tensor, first: Sequence[Tensor]) -> Outputs:
-        """The recurrence for who listens, of a batch that comes first and stays there.
+        """The recurrence for a tracer, with the batch first throughout.
 
-        Once turned round, torch's exporters take the time of the example for that of every input.
+        Of a transposed input torch's exporters take the example's number of steps for every one's.
         """
         x = self._inputs(rows, first).drawn()
         return traced.recurrence(self._recipe(), x, self.training, batch_first=True)
 
     def _recur_packed(self, data: Tensor, batch_sizes: Tensor, first: Sequence[Tensor]) -> Outputs:
-        """The recurrence of packed rows: as it is for torch's own, padded for all others."""
+        """The recurrence of packed rows: packed for torch's own layers, padded for all others."""
         if traced.listening():
             x = self._inputs(data, first).drawn()
             return traced.recurrence(self._recipe(), x, self.training, batch_sizes)
@@ -201,10 +201,10 @@ class LongWay(Parameters):
             return True
         if named_kernel() is not None and requested() == Aten.name:
             return True
-        return not input.numel()  # ours takes no batch without rows
+        return not input.numel()  # our kernel takes no empty batch
 
     def _may_be_torchs(self, input: Tensor) -> bool:
-        """The same, where their derivatives suffice: on a CPU they know no tangents."""
+        """The same, but not for forward-mode derivatives on a CPU, which they do not have."""
         return self._asks_torch(input) and (input.is_cuda or forward_ad._current_level < 0)
 
     def _by_torch(self, stack: Whole, x: Inputs, batch_sizes: Tensor | None = None) -> Outputs:
@@ -246,7 +246,7 @@ class LongWay(Parameters):
         return replace(self._job(x.padded(batch_sizes)), whole=stack)
 
     def _again_words(self, x: Inputs, stack: Whole, kernel: str) -> str:
-        """What becomes of repeated calls, for `explain`."""
+        """How repeated calls run, for `explain`."""
         if self._chunks is not None:
             return ""
         recipe = self._recipe(len(x.xs))

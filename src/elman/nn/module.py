@@ -37,12 +37,12 @@ from elman.recurrence.ways import Outputs
 
 
 def _is_plain_tensor(input: Tensor | PackedSequence) -> TypeGuard[Tensor]:
-    """Whether this is a tensor that is what it says, as those of other classes need not be."""
+    """Whether this is a tensor of torch's own classes: another class may compute something else."""
     return type(input) in (Tensor, Parameter)
 
 
 def _node(module: Module, input: Any, state: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A call of this module in a graph of `torch.fx`, which looks into all modules but torch's."""
+    """A call of this module as one node of a `torch.fx` graph, which else looks into it."""
     tracer, pair = input.tracer, len(named(module.cell).states) > 1
     hx = state[0] if isinstance(state, tuple) and not pair else state
     made = tracer.create_proxy("call_module", tracer.path_of_module(module), (input, hx), {})
@@ -51,7 +51,7 @@ def _node(module: Module, input: Any, state: Any) -> tuple[Any, tuple[Any, ...]]
 
 
 class Module(Settling):
-    """A module as its own calls find it: by a short way where there is one."""
+    """A module whose calls take a short way where there is one."""
 
     def _run(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
@@ -98,7 +98,7 @@ class Module(Settling):
             return self._run_long(input, state)
 
     def _is_one_row(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
-        """Whether this is a sequence without a batch, nothing wrong with it: else it is told so."""
+        """Whether this is a valid sequence without a batch; the long way refuses invalid ones."""
         if input.dim() > 2 or self._is_batched(input):
             return False
         width = [self.input_size] if input.is_floating_point() else []
@@ -119,7 +119,7 @@ class Module(Settling):
         if latest is not None and not latest.alone:  # it was this call, or this is found out anew
             mode = self._how_called(input)
             if latest.is_like(batch, batch.shape, given, mode):
-                self._settled.remember(latest.how, input, input.shape, state, mode, alone=True)
+                self._settled.remember(latest.settled, input, input.shape, state, mode, alone=True)
         return self._without_a_batch(*done)
 
     def _as_a_batch(
@@ -136,7 +136,7 @@ class Module(Settling):
     def _run_settled(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
-        """By what is settled about such calls, or by the long way. Nobody watches: see `_run`."""
+        """As was settled for such calls, or by the long way. No tracer watches: see `_run`."""
         if isinstance(input, PackedSequence):
             return self._run_packed(input, state, self._packed_key(input, state))
         cast = input.is_cuda and torch.is_autocast_enabled("cuda")
@@ -145,24 +145,24 @@ class Module(Settling):
         key = self._key(input, state)
         if key is None:
             return self._run_long(input, state)
-        how = self._settled.get(key)
-        if how is None:  # from now on; and now, since bits may differ
+        settled = self._settled.get(key)
+        if settled is None:  # before the first call, which then has the same bits
             with unseen():
-                how = self._settled.settle(key, self._settle(*self._time_first(input, state)))
-        if not how.is_short:
+                settled = self._settled.settle(key, self._settle(*self._time_first(input, state)))
+        if not settled.is_short:
             return self._run_long(input, state)
         if input.is_cuda and not torch.is_autocast_enabled("cuda"):
-            self._settled.remember(how, input, input.shape, state, self._how_called(input))
-        done = how.run(input, state, self._weights(), self.batch_first)
+            self._settled.remember(settled, input, input.shape, state, self._how_called(input))
+        done = settled.run(input, state, self._weights(), self.batch_first)
         return done or self._run_long(input, state)
 
     def _run_again(
         self, input: Any, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
-        """As one of the last two calls on a GPU ran; None where this is another, or may be.
+        """As one of the last two calls on a GPU ran; None where this one may not be like them.
 
-        A small call waits for Python, so this asks no more than it must, and what soon differs
-        first.
+        A small call waits for Python, so this compares no more than it must, and first what
+        differs most often.
         """
         is_packed = isinstance(input, PackedSequence)
         if not is_packed and not _is_plain_tensor(input):
@@ -176,11 +176,11 @@ class Module(Settling):
         if self.dropout and self.training and whole.recomputes():
             return None
         if is_packed:
-            return self._packed_call(latest.how, input, state)
+            return self._packed_call(latest.settled, input, state)
         if not latest.alone:
-            return latest.how.run(input, state, self._weights(), self.batch_first)
+            return latest.settled.run(input, state, self._weights(), self.batch_first)
         batch, given = self._as_a_batch(input, state)
-        done = latest.how.run(batch, given, self._weights(), self.batch_first)
+        done = latest.settled.run(batch, given, self._weights(), self.batch_first)
         return None if done is None else self._without_a_batch(*done)
 
     def _run_long(
@@ -204,33 +204,33 @@ class Module(Settling):
         self, input: PackedSequence, state: Sequence[Tensor] | None, key: Hashable
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         """Rows of different lengths: a row that has ended holds its state."""
-        how = None if key is None else self._settled.get(key)
-        if how is not None and input.data.is_cpu:
+        settled = None if key is None else self._settled.get(key)
+        if settled is not None and input.data.is_cpu:
             check_pack(len(input.data), input.batch_sizes.tolist())
         given = state
-        if how is None:
+        if settled is None:
             with unseen():
                 state = self._checked_pack(input, state)
                 if key is not None:
-                    how = self._settled.settle(key, self._settle_packed(input, state))
+                    settled = self._settled.settle(key, self._settle_packed(input, state))
         data = input.data
-        if how is not None and how.is_short and data.is_cuda:
+        if settled is not None and settled.is_short and data.is_cuda:
             mode = self._how_called(data)
-            self._settled.remember(how, data, packed_shape(input), given, mode)
-        return self._packed_call(how, input, state)
+            self._settled.remember(settled, data, packed_shape(input), given, mode)
+        return self._packed_call(settled, input, state)
 
     def _packed_call(
-        self, how: Settled | None, input: PackedSequence, state: Sequence[Tensor] | None
+        self, settled: Settled | None, input: PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
-        """The same as it was settled, or by the long way; states in the caller's order."""
+        """Packed rows as was settled, or by the long way; states in the caller's order."""
         data, sizes, order, back = input
-        if state is None:  # alike for all rows
+        if state is None:  # zeros, the same for every row
             state = self._zeros(rows_of(sizes), data.dtype, data.device)
         elif order is not None:
             state = [s.index_select(1, order) for s in state]
         done = None
-        if how is not None and how.is_short:
-            done = how.run_packed(input, state, self._weights())
+        if settled is not None and settled.is_short:
+            done = settled.run_packed(input, state, self._weights())
         ys, last = done or self._recur_packed(data, sizes, state)
         if back is not None:
             last = tuple([s.index_select(1, back) for s in last])
@@ -258,8 +258,8 @@ class Module(Settling):
     def _plain_call(
         self, input: Tensor | PackedSequence, state: Sequence[Tensor] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]] | None:
-        """The same in native code on a CPU, nothing cut; None: another kind of call."""
-        if input.is_cuda or forward_ad._current_level >= 0:  # no gradient, but a tangent
+        """The call in native code on a CPU, where nothing is cut; None: it is of another kind."""
+        if input.is_cuda or forward_ad._current_level >= 0:  # forward-mode derivatives
             return None
         is_tensor = _is_plain_tensor(input)
         if self._prepared is None and self._is_torchs(input if is_tensor else input.data):
@@ -305,7 +305,7 @@ class Module(Settling):
         weights = map(self._parameters.get, self._flat_weights_names)
         if not call.suits_again(input, state, weights, cast):
             return None
-        self.__dict__["_prepared"] = call  # sooner than torch's `__setattr__`
+        self.__dict__["_prepared"] = call  # faster than torch's `__setattr__`
         return call, input, None
 
     def _prepare(
@@ -320,7 +320,7 @@ class Module(Settling):
             return None
         cast = autocast_on_a_cpu(weights[0].dtype)
         own = map(self._parameters.get, self._flat_weights_names)
-        if not all(map(is_, weights, own)):  # parametrized, or turned: made for this call alone
+        if not all(map(is_, weights, own)):  # computed, or copied row by row: for this call alone
             call = self._new_call(input, xs, state, weights, pack, cast)
             return None if call is None else (call, xs, pack)
         key = calls.padded_shape(xs, pack), xs.dtype, pack is not None, cast
@@ -350,19 +350,19 @@ class Module(Settling):
         return self._exact
 
     def _is_plain(self, input: Tensor | PackedSequence) -> bool:
-        """Whether this is a batch or a pack on a CPU, nothing being cut, dropped at most."""
+        """Whether this is a batch or a pack on a CPU, and nothing is cut; dropout is allowed."""
         is_packed = isinstance(input, PackedSequence)
         given = input.data if is_packed else input
         if not _is_plain_tensor(given) or not given.is_cpu or self._is_torchs(given):
             return False
         if self.proj_size or self.is_noisy or self._cuts(input):
             return False
-        if traced.listening() or forward_ad._current_level >= 0:  # no gradient, but a tangent
+        if traced.listening() or forward_ad._current_level >= 0:  # forward-mode derivatives
             return False
         return is_packed or self._is_batched(given)
 
     def _is_torchs(self, input: Tensor) -> bool:
-        """Whether no native call is worth trying: where autocast has work, it is."""
+        """Whether a native call is not worth trying; where autocast has to cast, it is."""
         return self._asks_torch(input) and not self._is_cast_on_a_cpu(input)
 
     def _rows_of(self, input: Tensor | PackedSequence) -> tuple[Tensor, calls.Pack | None]:
@@ -393,11 +393,11 @@ class Module(Settling):
     # ------------------------------------------------------------------ what is settled of a shape
 
     def _torchs_again(self, input: Tensor, state: Sequence[Tensor] | None) -> Outputs | None:
-        """By torch's own function on a CPU, where that was settled: sooner than torch.nn's own."""
-        how = self._settled.get(self._cpu_key(input, state))
-        if how is None or not isinstance(how.how, Whole):
+        """By torch's own function on a CPU, where that was settled; faster than by torch.nn."""
+        settled = self._settled.get(self._cpu_key(input, state))
+        if settled is None or not isinstance(settled.by, Whole):
             return None
-        stack, weights = how.how, self._weights()
+        stack, weights = settled.by, self._weights()
         if state is None:
             state = stack.network.zeros(stack.rows, input.dtype, input.device)
         return as_torch(stack.network, self.batch_first, input, state, weights, stack.dropout)
@@ -405,7 +405,7 @@ class Module(Settling):
     # ------------------------------------------------------------------ under autocast on a GPU
 
     def _autocast_call(self, input: Tensor, state: Sequence[Tensor] | None) -> Outputs | None:
-        """In float32, what comes out being cast; None where that is not sooner."""
+        """In float32, only the outputs being cast; None where that is not faster."""
         if not self._stays_in_float32(input, state):
             return None
         kind = input.device.type
@@ -426,14 +426,14 @@ class Module(Settling):
         key = self._cast_key(input, state, torch.get_autocast_dtype(kind))
         if key is None:
             return None
-        how = self._settled.get(key)
-        if how is None:
+        settled = self._settled.get(key)
+        if settled is None:
             with unseen():
-                how = self._settled.settle(key, self._settle_cast(input, state))
-        if not how.is_short:
+                settled = self._settled.settle(key, self._settle_cast(input, state))
+        if not settled.is_short:
             return None
         torch.set_autocast_enabled(kind, False)  # the context manager takes 3 µs
         try:
-            return how.run(input, state, self._weights(), self.batch_first)
+            return settled.run(input, state, self._weights(), self.batch_first)
         finally:
             torch.set_autocast_enabled(kind, True)

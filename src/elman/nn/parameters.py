@@ -1,6 +1,6 @@
 """What a module is: torch.nn's parameters, and what it may be given besides.
 
-Everything that is settled about a module's calls goes when one of these changes.
+What is settled about a module's calls is forgotten when one of these changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from elman.recurrence.settled import Table
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
 _TOLD = {"carry", "memory", "time", "zoneout", "update_dropout"}
 _TOLD |= {"repeatable", "dropout", "training", "batch_first"} | {*custom.CHECKED}
-"""Attributes on which more depends than their own value."""
+"""Attributes that are checked when they are set, or on which what is settled depends."""
 
 _COMPUTED = ContextVar[tuple[Any, list[Any]]]("a module and its weights", default=(None, []))
 """The module that this thread calls, and what its parametrized weights are in this call."""
@@ -70,11 +70,11 @@ class Parameters(torch.nn.RNNBase):
     from the same state of torch's generators: not cuDNN's."""
     _settled: Table
     _prepared: Prepared | None = None
-    """The last call of native code on a CPU, where there was one since anything changed,"""
+    """The last call of native code on a CPU, if there was one since the module changed."""
     _prepareds: Prepareds
-    """and others that came before it."""
+    """The native calls before it."""
     _exact: Recipe | None = None
-    """`_recipe()`, where it was asked for since."""
+    """`_recipe()`, if it was asked for since the module changed."""
     _chunks: Chunks | None = None
     _running: str = ""
     _equations: str = ""
@@ -131,7 +131,7 @@ class Parameters(torch.nn.RNNBase):
         return self._running or self.cell
 
     def _run_by(self, zoneout: float, updates: float) -> None:
-        """Find out which cell that is, whenever something about it changes."""
+        """Set which cell that is, and forget what was settled for another."""
         running = ""
         if zoneout or updates:
             running = with_noise(self.cell, zoneout, updates, self.training)
@@ -139,14 +139,14 @@ class Parameters(torch.nn.RNNBase):
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing that was found out about calls is so any more."""
-        found = {"_settled": Table(), "_prepared": None, "_prepareds": Prepareds(), "_exact": None}
-        self.__dict__.update(found)
+        """Forget everything that was found out about calls."""
+        fresh = {"_settled": Table(), "_prepared": None, "_prepareds": Prepareds(), "_exact": None}
+        self.__dict__.update(fresh)
 
     # ------------------------------------------------------------------ parameters
 
     def _resize(self, cell: Cell) -> None:
-        """Give the parameters as many rows as a cell that `torch.nn` does not have wants."""
+        """Give the parameters as many rows as a cell needs that `torch.nn` does not have."""
         if cell.heads and self.hidden_size % cell.heads:
             raise UserError(
                 f"hidden_size={self.hidden_size} does not fall into the {cell.heads} heads of "
@@ -186,7 +186,7 @@ class Parameters(torch.nn.RNNBase):
                         row.fill_(value) if value is not None else None
                 elif name.startswith("weight_hh") and cell.heads != 1:
                     W_hh = getattr(self, name)
-                    if cell.heads == 0:  # not one of many that are summed: not drawn small
+                    if cell.heads == 0:  # one weight, not a sum of many that must be small
                         W_hh.uniform_()
                     W_hh.mul_(diagonal_blocks(W_hh, cell.heads))
 
@@ -293,7 +293,7 @@ class Parameters(torch.nn.RNNBase):
         return Seams() if self._chunks is None else self._chunks.seams
 
     def _begin_chunks(self, time: Time) -> None:
-        """Know nothing yet of how long this network remembers.
+        """Begin without knowing how long this network remembers.
 
         What is learned is a buffer, so that a training saves it, but not part of the state dict,
         which is torch's.
@@ -306,7 +306,7 @@ class Parameters(torch.nn.RNNBase):
         self.__dict__["_chunks"] = chunks
 
     def _apply(self, *args: Any, **options: Any) -> Any:
-        """Moved, or of another type: nothing is settled any more."""
+        """Move or convert the parameters, and forget what was settled about calls."""
         self._settled.clear()
         moved = super()._apply(*args, **options)
         if self._chunks is not None:
@@ -316,7 +316,7 @@ class Parameters(torch.nn.RNNBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""
         super().__setstate__(state)
-        self.__dict__.setdefault("time", STEPPED)  # a module pickled before there were chunks
+        self.__dict__.setdefault("time", STEPPED)  # a module pickled by an older elman has none
         self.memory = self.memory
         self._run_by(self.zoneout, self.update_dropout)
 
@@ -330,7 +330,7 @@ class Parameters(torch.nn.RNNBase):
             f", update_dropout={self.update_dropout:g}" if self.update_dropout else ""
         )
 
-    # ------------------------------------------------------------------ for whoever runs it
+    # ------------------------------------------------------------------ what a call reads
 
     def _first_weight(self) -> Tensor:
         own = self._parameters.get(self._flat_weights_names[0])
@@ -340,7 +340,7 @@ class Parameters(torch.nn.RNNBase):
         own, names = self._parameters, self._flat_weights_names
         try:
             return [*map(own.__getitem__, names)]
-        except KeyError:  # parametrized: elsewhere
+        except KeyError:  # parametrized: computed when they are asked for
             if self._is_computed():
                 return _COMPUTED.get()[1]
             return [getattr(self, n) for n in names]
@@ -357,13 +357,13 @@ class Parameters(torch.nn.RNNBase):
 
     @contextlib.contextmanager
     def _looked_at(self) -> Iterator[None]:
-        """The same for a question about a call, which leaves as it is what goes a step further."""
+        """The same for a question about a call, in eval mode: asking changes no weight's state."""
         parts = self._modules.get("parametrizations") or torch.nn.Module()
         with in_eval_mode(parts), self._computed_once():
             yield
 
     def _is_computed(self) -> bool:
-        """Whether that is done for the call that runs; in compiled code they are what they are."""
+        """Whether the weights of the call that runs were computed so; never in compiled code."""
         return not torch.compiler.is_compiling() and _COMPUTED.get()[0] is self
 
     def _zeros(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:

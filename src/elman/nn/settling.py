@@ -1,4 +1,4 @@
-"""What decides how a call runs, as keys, and what is settled for each: `module` then goes by it.
+"""What decides how a call runs, as a key; and how the calls of a key run, settled once.
 
 A small call takes less time than Python takes to find out what is to run it. So everything that may
 change the answer is put into a key, and the answer is kept (`recurrence.settled`).
@@ -29,7 +29,7 @@ class Settling(LongWay):
     # ------------------------------------------------------------------ keys
 
     def _key(self, input: Tensor, state: Sequence[Tensor] | None) -> Hashable:
-        """All that decides what runs a call; None where it is asked anew at every one."""
+        """All that decides what runs a call; None where every call is decided for itself."""
         if not self._asks_torch(input) or not self._is_batched(input) or self._cuts(input):
             return None
         if input.is_cpu and not input.is_floating_point():
@@ -77,7 +77,7 @@ class Settling(LongWay):
         return "cast", dtype, input.shape, input.dtype, input.device, mode, like
 
     def _kind(self, input: Tensor, state: Sequence[Tensor] | None) -> tuple[Hashable, ...] | None:
-        """The part of a key that is not the input's shape: one flat tuple, found soon."""
+        """The part of a key that is not the input's shape: one flat tuple, quick to find."""
         cast = None
         if torch._C._is_any_autocast_enabled() and is_cast(input.device):
             cast = torch.get_autocast_dtype(input.device.type)
@@ -139,7 +139,7 @@ class Settling(LongWay):
             return settled.settle_cast(self._recipe(len(x.xs)), x, theirs, self.batch_first)
 
     def _stays_in_float32(self, input: Tensor, state: Sequence[Tensor] | None) -> bool:
-        """Whether that is sooner than to cast all weights: settled once for each shape."""
+        """Whether that is faster than casting all weights: settled once for each shape."""
         if self.repeatable or traced.listening():  # as `job` may be asked, not `_run`
             return False
         if self._chunks is not None or not (state is None or are_tensors(state)):
@@ -149,12 +149,12 @@ class Settling(LongWay):
         dtype = torch.get_autocast_dtype(input.device.type)
         mode = *self._mode(input), *settings(torch.float32)
         key = input.shape, input.is_floating_point(), dtype, input.device, *mode
-        how = self._settled.get(key)
-        if how is None:
+        known = self._settled.get(key)
+        if known is None:
             narrow = self._job(self._inputs(*self._time_first(input, state)))
             sooner = is_sooner(self._float32_job(input, state), narrow)
-            how = self._settled.settle(key, Settled(IN_FLOAT32 if sooner else LONG_WAY))
-        return how.how == IN_FLOAT32
+            known = self._settled.settle(key, Settled(IN_FLOAT32 if sooner else LONG_WAY))
+        return known.by == IN_FLOAT32
 
     def _float32_job(self, x: Tensor, state: Sequence[Tensor] | None) -> Job:
         """What the kernels are asked to run under autocast where only what comes out is cast."""
@@ -164,14 +164,17 @@ class Settling(LongWay):
 
 
 def unseen() -> contextlib.AbstractContextManager[object]:
-    """A context for the first call of a shape alone: what it makes of tensors to choose what runs
-    (W_hh without what lies outside of its heads), `torch.utils.checkpoint` must not count."""
+    """A block for the first call of a shape, which makes tensors only to choose what runs.
+
+    `torch.utils.checkpoint` counts saved tensors, and must not count those (such as W_hh with
+    zeros outside of its heads).
+    """
     if torch.compiler.is_compiling() or not whole.is_hooked():
         return contextlib.nullcontext()
     return saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 def widened(x: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, Sequence[Tensor] | None]:
-    """Input and state in float32, where they are numbers."""
+    """Input and state in float32; ids stay ids."""
     x = x.float() if x.is_floating_point() else x
     return x, [s.float() for s in state or ()] if are_tensors(state) else state

@@ -1,7 +1,7 @@
 """Calls of the compiled operator that are ready: one native call on a CPU, launches on a GPU.
 
-A small call takes less time than a stack takes to be put together. Whoever tells the compiler the
-shapes of what is kept for the backward pass (`shaped`) and whoever computes it (`ready`) must agree
+A small call takes less time than a stack takes to be put together. What tells the compiler the
+shapes of what is kept for the backward pass (`shaped`) and what computes it (`ready`) must agree
 about which calls these are; all others run as a `Stack`.
 """
 

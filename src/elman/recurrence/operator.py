@@ -120,7 +120,7 @@ class Inputs(NamedTuple):
         return [self.xs, *self.stacked, *self.weights]
 
     def padded(self, batch_sizes: Tensor) -> Inputs:
-        """Packed rows side by side, for who asks what would run them: no graph sees them."""
+        """Packed rows side by side, outside of any graph: to ask what would run them."""
         places = packed.places(batch_sizes, len(self.xs), self.xs.device)
         return self._replace(xs=places.padded(self.xs.detach()), lengths=places.lengths)
 
@@ -436,7 +436,7 @@ def _by_torch(stack: Stack, xs: Tensor, rows: Tensor, states: States) -> tuple[T
 
 
 def apart(t: Tensor) -> Tensor:
-    """The tensor in a place of its own in the graph: whoever differentiates by it stops there.
+    """The tensor in a place of its own in the graph: a derivative with respect to it stops there.
 
     An input or a state may be made of the very weights that are differentiated by beside it (a
     module read its own output, a state was carried over); that way is not this operation's.
@@ -453,7 +453,7 @@ _KNOWN_IDS = contextvars.ContextVar("known ids", default=False)
 
 @contextlib.contextmanager
 def known_ids() -> Iterator[None]:
-    """Ids inside this block have been checked before: on a GPU, look no further."""
+    """Ids inside this block have been checked before: on a GPU they are not checked again."""
     token = _KNOWN_IDS.set(True)
     try:
         yield

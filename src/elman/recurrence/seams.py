@@ -82,8 +82,8 @@ class Seams(NamedTuple):
 class Chunks:
     """What a module knows of its chunks between calls: overlaps, and the last call's seams.
 
-    `state` is a tensor, so that whoever saves a training saves it, too: the next call of a training
-    that is resumed runs the same chunks. For each pass: the overlap, the overlap that was found to
+    `state` is a tensor, so that it is saved with a training: the next call of a training that is
+    resumed runs the same chunks. For each pass: the overlap, the overlap that was found to
     be needed since, calls still to be run step after step, and how many the next time.
     """
 

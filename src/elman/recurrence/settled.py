@@ -42,7 +42,7 @@ class Apart(NamedTuple):
 class Settled(NamedTuple):
     """How calls of one shape are run."""
 
-    how: str | Call | Whole | Apart
+    by: str | Call | Whole | Apart
     """The long way, a call of our kernel that is ready, or the stack for torch.nn's own call."""
     again: captured.Repeated | None = None
     """The same, captured where it is repeated."""
@@ -50,7 +50,7 @@ class Settled(NamedTuple):
     @property
     def is_short(self) -> bool:
         """Whether there is another way than the long one."""
-        return self.how is not LONG_WAY or (self.again is not None and not self.again.given_up)
+        return self.by is not LONG_WAY or (self.again is not None and not self.again.given_up)
 
     def run(
         self,
@@ -60,33 +60,33 @@ class Settled(NamedTuple):
         batch_first: bool,
     ) -> Outputs | None:
         """Outputs and last states, in the caller's layout; None where it is the long way still."""
-        how, again = self
+        by, again = self
         if again is not None and not again.given_up and (done := again(input, state, weights)):
             return done
         run = as_torch if input.is_cuda else _by_torch_on_a_cpu
-        if isinstance(how, Apart):
-            how, run = how.stack, cudnn.from_copied_weights
-        if isinstance(how, Whole):
+        if isinstance(by, Apart):
+            by, run = by.stack, cudnn.from_copied_weights
+        if isinstance(by, Whole):
             if state is None:
-                state = how.network.zeros(how.rows, how.dtype, input.device)
-            if how.ids:  # a GPU asserts that there is a row for each
-                input = cudnn.one_hot(input, how.network.inputs, how.dtype)
-            return run(how.network, batch_first, input, state, weights, how.dropout)
-        if not isinstance(how, Call) or not how.suits(weights):
+                state = by.network.zeros(by.rows, by.dtype, input.device)
+            if by.ids:  # a GPU asserts that there is a row for each
+                input = cudnn.one_hot(input, by.network.inputs, by.dtype)
+            return run(by.network, batch_first, input, state, weights, by.dropout)
+        if not isinstance(by, Call) or not by.suits(weights):
             return None
-        return how(input, state or (), weights)
+        return by(input, state or (), weights)
 
     def run_packed(
         self, input: PackedSequence, first: Sequence[Tensor], weights: list[Any]
     ) -> Outputs | None:
         """The same of packed rows, whose first states are sorted as the rows are."""
-        how, (data, sizes) = self.how, input[:2]
-        if isinstance(how, Whole):
-            return as_torch(how.network, False, data, first, weights, how.dropout, sizes)
-        if not isinstance(how, Call) or not how.suits(weights):
+        by, (data, sizes) = self.by, input[:2]
+        if isinstance(by, Whole):
+            return as_torch(by.network, False, data, first, weights, by.dropout, sizes)
+        if not isinstance(by, Call) or not by.suits(weights):
             return None
         places = packed.places(sizes, len(data), data.device)
-        ys, last = how(places.padded(data), first, weights, places.lengths)
+        ys, last = by(places.padded(data), first, weights, places.lengths)
         return places.packed(ys), last
 
 
@@ -124,7 +124,7 @@ class Latest(NamedTuple):
     To compare the two takes a third of the time in which a key is made and looked up.
     """
 
-    how: Settled
+    settled: Settled
     shape: Form
     dtype: torch.dtype
     device: int
@@ -183,7 +183,7 @@ class Table(dict[Hashable, Settled]):
 
     def remember(
         self,
-        how: Settled,
+        settled: Settled,
         data: Tensor,
         shape: Form,
         state: Sequence[Tensor] | None,
@@ -192,7 +192,7 @@ class Table(dict[Hashable, Settled]):
     ) -> None:
         """This is the latest call on a GPU: with states of one dtype, on no other device."""
         shapes, of = (None, None) if state is None else ([s.shape for s in state], state[0].dtype)
-        latest = Latest(how, shape, data.dtype, data.get_device(), mode, shapes, of, alone)
+        latest = Latest(settled, shape, data.dtype, data.get_device(), mode, shapes, of, alone)
         if not alone:  # then it is the same call, told otherwise
             self.earlier = self.latest
         self.latest = latest if latest.is_like(data, shape, state, mode) else None
@@ -223,8 +223,8 @@ def settle(recipe: Recipe, x: Inputs, stack: Whole, theirs: bool, batch_first: b
     """How calls like this one are to be run; `theirs`: by torch's own layers."""
     if x.xs.is_cpu:
         return Settled(aten.prepared(stack) if theirs else LONG_WAY)
-    how = _as_torch(x, stack) if theirs else prepare(recipe, x, batch_first) or LONG_WAY
-    return Settled(how, _repeated(recipe, x, stack, theirs, how, batch_first))
+    by = _as_torch(x, stack) if theirs else prepare(recipe, x, batch_first) or LONG_WAY
+    return Settled(by, _repeated(recipe, x, stack, theirs, by, batch_first))
 
 
 def settle_cast(recipe: Recipe, x: Inputs, theirs: bool, batch_first: bool) -> Settled:
@@ -235,8 +235,8 @@ def settle_cast(recipe: Recipe, x: Inputs, theirs: bool, batch_first: bool) -> S
 def settle_packed(recipe: Recipe, x: Inputs, batch_sizes: Tensor, stack: Whole | None) -> Settled:
     """The same of packed rows; `stack`: as torch's own layers run it, where they do."""
     if stack is not None:
-        how = aten.prepared(stack) if x.xs.is_cpu else _as_torch(x, stack)
-        return Settled(LONG_WAY if isinstance(how, Apart) else how)
+        by = aten.prepared(stack) if x.xs.is_cpu else _as_torch(x, stack)
+        return Settled(LONG_WAY if isinstance(by, Apart) else by)
     return Settled(prepare(recipe, x.padded(batch_sizes), False) or LONG_WAY)
 
 
@@ -254,7 +254,7 @@ def _repeated(
     x: Inputs,
     stack: Whole,
     theirs: bool,
-    how: str | Call | Whole | Apart,
+    by: str | Call | Whole | Apart,
     batch_first: bool,
 ) -> captured.Repeated | None:
     """What captures these calls where they are repeated; None where nothing does."""
@@ -262,9 +262,9 @@ def _repeated(
     if captured.refuses(recipe, x, stack, ours.name if ours else Cudnn.name) is not None:
         return None
     if ours is None:
-        way = ByCudnn(stack, batch_first, isinstance(how, Whole))
-    elif isinstance(how, Call):
-        way = ByCall(how)
+        way = ByCudnn(stack, batch_first, isinstance(by, Whole))
+    elif isinstance(by, Call):
+        way = ByCall(by)
     else:
         sizes = named(recipe.cell).state_sizes(stack.network.hidden)
         way = ByStack(recipe, ours, batch_first, sizes)

@@ -354,7 +354,7 @@ def autocast_on_a_cpu(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def uncast(xs: Tensor) -> AbstractContextManager[object]:
-    """Autocast off: whoever calls has cast already."""
+    """Autocast off: the caller has cast already."""
     if is_cast(xs.device):
         return torch.autocast(xs.device.type, enabled=False)
     return nullcontext()

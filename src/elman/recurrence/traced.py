@@ -1,13 +1,13 @@
-"""The recurrence in torch's own words, for those who write down what a module does.
+"""The recurrence in torch's own operators, for tools that record what a module does.
 
 `torch.jit.trace`, `torch.export` and both exporters to ONNX run a module once and keep the
 operations that they know; of a kernel of ours they would keep nothing but its results, as
-constants. While one of them listens, or a transform of `torch.func`, the forward pass is torch's
-own operator (`aten::lstm`, …) with the same weights. So it is under a mode that sees every
-operation (one that counts them, or makes fake tensors), where tangents flow forward, and for
+constants. While one of them records, or inside a transform of `torch.func`, the forward pass is
+torch's own operator (`aten::lstm`, …) with the same weights. The same holds under a mode that sees
+every operation (one that counts them, or makes fake tensors), where tangents flow forward, and for
 tensors of a class of their own, which need not have memory. A cell that torch does not have, a
 projection on its way to ONNX, what `torch.vmap` runs over, and tangents on a GPU or of an lstm go
-step by step: so a copy takes sequences of that one length and refuses others.
+step by step: the recorded copy then takes sequences of that one length and refuses others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from elman.recurrence.operator import Inputs, Recipe
 
 
 def listening() -> bool:
-    """Whether torch writes down what runs, or makes something else of it: as `torch.func` does."""
+    """Whether torch records what runs, or transforms it, as `torch.func` does."""
     if torch.compiler.is_compiling():
         return torch.jit.is_tracing() or torch.compiler._is_exporting_flag
     return is_watched()
@@ -46,7 +46,7 @@ def is_watched() -> bool:
 
 
 def is_seen() -> bool:
-    """Whether that may be so, or a mode sees operations, or tangents flow: asked at every call."""
+    """Whether that may be so, a mode sees operations, or tangents flow: asked at every call."""
     if torch._C._is_tracing() or torch.compiler._is_exporting_flag:
         return True
     if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:

@@ -43,7 +43,7 @@ def described(
 
 
 def recomputes() -> bool:
-    """Whether `torch.utils.checkpoint` runs this call twice, or whoever hooks saved tensors may.
+    """Whether `torch.utils.checkpoint` runs this call twice, or another hook on saved tensors may.
 
     With `use_reentrant` it leaves no hooks: it runs a call inside a node of autograd, where
     tangents are off as well as gradients, and then once more inside its own backward pass. To walk
@@ -64,7 +64,7 @@ def recomputes() -> bool:
 
 
 def is_hooked() -> bool:
-    """Whether somebody hooks what autograd keeps."""
+    """Whether there are hooks on the tensors that autograd saves."""
     return _autograd._top_saved_tensors_default_hooks(True) is not None
 
 

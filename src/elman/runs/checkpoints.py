@@ -118,10 +118,10 @@ def _read_pieces(path: Path, kind: str, pieces: dict[str, Any]) -> dict[str, Ten
     tensors = {}
     for i in range(pieces["count"]):
         where = _piece(path, pieces["name"], i)
-        more, said = _read(where, f"{kind} in pieces")
-        if said != {"name": pieces["name"], "piece": i}:
+        held, header = _read(where, f"{kind} in pieces")
+        if header != {"name": pieces["name"], "piece": i}:
             raise _damaged(where, "it is a piece of something else")
-        tensors |= more
+        tensors |= held
     return tensors
 
 

@@ -113,7 +113,7 @@ def fresh_model(config: Config) -> LanguageModel:
 def fresh_training(
     config: Config, parts: Splits, device: str, processes: Processes = ALONE
 ) -> Training:
-    """The training before its first update, on `device`, or on the CPU where there is none such."""
+    """The training before its first update, on `device` if this machine has it, else on the CPU."""
     device = processes.place(device if is_here(device) else "cpu")
     held_out = parts.validation if len(parts.validation) else None
     check_fits(config, parts)

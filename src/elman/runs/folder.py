@@ -84,7 +84,7 @@ class Run:
         writes: bool = True,
     ) -> None:
         self.path, self.config, self.vocab = path, config, vocab
-        self.edited = edited  # whether config.json is no longer as it was written
+        self.edited = edited  # whether someone has changed config.json
         self.writes = writes  # of the processes of one training, only the first one
         self._lock: Lock | None = None
         self._blocks = 0  # of `owned`, one inside another
@@ -141,7 +141,7 @@ class Run:
         """Open a run folder that exists."""
         path = as_path(path)
         if not (path / "config.json").exists():
-            inside = sorted(found.parent for found in path.glob(f"*/{MARK}"))
+            inside = sorted(mark.parent for mark in path.glob(f"*/{MARK}"))
             some = ", ".join(shlex.quote(str(run)) for run in inside[:3])
             raise MissingSource(
                 f"{path} is not a run folder: it has no {MARK}",
@@ -194,7 +194,7 @@ class Run:
         if self.given_up:
             raise UserError(
                 f"this training failed: {self.path} is the run before it again",
-                hint="begin anew",
+                hint="begin a new training",
             )
         self._lock = Lock(self.path)
         if self._left is not None and _differ(self._left, self._saved()):
@@ -401,17 +401,17 @@ def check_room(path: Path, force: bool = False) -> None:
         existing = sorted(p.name for p in path.iterdir()) if path.exists() else []
     except NotADirectoryError as problem:
         raise UserError(
-            f"{path} exists and is no folder", hint="name another with --out"
+            f"{path} exists and is not a folder", hint="name another with --out"
         ) from problem
     foreign = [n for n in existing if not _belongs(n)]
     if foreign:
         raise UserError(
-            f"{path} holds {foreign[0]}, which is no part of a run",
+            f"{path} holds {foreign[0]}, which is not part of a run",
             hint="name another folder with --out",
         )
     if "config.json" in existing and not _is_run(path / "config.json"):
         raise UserError(
-            f"{path} holds something else than a run of elman train, and is left as it is",
+            f"{path} holds something other than a run of elman train, and is left as it is",
             hint="name another folder with --out, or delete this one yourself",
         )
     if set(existing) - {LOCK} and not force:

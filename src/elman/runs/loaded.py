@@ -54,8 +54,7 @@ class Scored:
 class Loaded:
     """A run's model with its vocabulary; texts go in as they are, and are cleaned as the run's was.
 
-    Where a text has no token before it, the model reads nothing of its own invention: the first
-    token of a text is scored only after a `context`.
+    Nothing is put before a text: its first token is scored only after a `context`.
     """
 
     def __init__(self, run: Run, model: LanguageModel) -> None:

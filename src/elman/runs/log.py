@@ -43,7 +43,7 @@ class Log:
         self._write(lambda since, record: record.is_known or now - since > LATE)
 
     def write_known(self) -> None:
-        """Of a failed training, too: nobody will ever know more of the records that are left."""
+        """Write the records that are known; after a failure no others ever will be."""
         self._write(lambda since, record: record.is_known)
 
     def write_all(self) -> int:

@@ -102,18 +102,18 @@ GROUPS: dict[type, list[Described]] = {
 """The options of each dataclass of settings, as their fields describe them."""
 OPTIONS: dict[str, Described] = {o.name: o for group in GROUPS.values() for o in group}
 CHANGEABLE = tuple(name for name, o in OPTIONS.items() if o.option.later)
-"""What a training may be continued with in another value, and still be a continuation."""
+"""Options that may have another value when a training is continued."""
 VALIDATIONS = 20
 """How often a training is validated, unless that takes too long or something else is asked for."""
 VALIDATION_SHARE = 0.1
 """The part of the time that validations may take."""
 VALIDATION_COST = 0.5
-"""The time to predict a held-out token as a part of that to learn from one: 0.3 to 0.7 measured."""
+"""The time to predict a token, as a part of the time to learn from one: 0.3 to 0.7 measured."""
 
 
 DEFAULT = "auto"
 HELD_OUT = {"validation": 0.05, "test": 0.05}
-"""What a run holds out unless it is told: as much as the tenth of old, half of it not chosen by."""
+"""What a run holds out by default: a twentieth to choose by, and a twentieth to report."""
 
 
 def named(preset: str, given: Options, size: Size | None = None) -> Options:
@@ -145,7 +145,7 @@ def expand(preset: str, given: Options, size: Size | None = None) -> Options:
     given = _checked(given)
     asked = named(preset, given, size) | given
     options = defaults() | asked
-    if "test" not in asked:  # who wants nothing held out to choose by, wants nothing held out
+    if "test" not in asked:  # validation=0 alone: nothing is held out
         options["test"] = min(options["test"], options["validation"])
     options["min_freq"] = data(options).min_freq  # what suits the level, unless given
     carry = CARRIES.get(options["carry"])  # an unknown name is refused with the other settings
@@ -153,7 +153,7 @@ def expand(preset: str, given: Options, size: Size | None = None) -> Options:
 
 
 def _checked(given: Options) -> Options:
-    """The options that were given, as plain values; one that nobody would heed is refused."""
+    """The options that were given, as plain values; one that does not exist is refused."""
     for name in given:
         if name not in OPTIONS:
             like = ", ".join(difflib.get_close_matches(str(name), OPTIONS)) or "elman train --help"
@@ -213,17 +213,17 @@ def settings(options: Options, train_ids: Any = None, held_out: int = 0) -> Sett
         part: heeded(part, stored(GROUPS[part], options), options)
         for part in (Settings, Reading, Optimisation)
     }
-    made = Settings(
+    chosen = Settings(
         **parts[Settings],
         reading=Reading(**parts[Reading]),
         optimisation=Optimisation(**parts[Optimisation]),
     )
-    if train_ids is None or made.validate_every or not options["validation"]:
-        return made
-    segments = len(one_pass(train_ids, made.reading, seed=made.seed, epoch=0))
-    updates = -(-segments // made.accumulate) * made.epochs
-    times = validations(len(train_ids) * made.epochs, held_out)
-    return replace(made, validate_every=-(-updates // times))
+    if train_ids is None or chosen.validate_every or not options["validation"]:
+        return chosen
+    segments = len(one_pass(train_ids, chosen.reading, seed=chosen.seed, epoch=0))
+    updates = -(-segments // chosen.accumulate) * chosen.epochs
+    times = validations(len(train_ids) * chosen.epochs, held_out)
+    return replace(chosen, validate_every=-(-updates // times))
 
 
 def validations(read: int, held_out: int) -> int:

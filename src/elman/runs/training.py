@@ -29,8 +29,8 @@ def train(
     The `remarks` on a record, such as a sample of the model's writing, are kept and yielded after
     it. A checkpoint is written every so many updates, every so many seconds, with each better
     validation, when stopped, where the loop over the records is left, and at the end. A run that
-    this one replaces is gone with the first that comes by itself; it is back where the training
-    fails before any. Ctrl-C is heeded between two records; whoever trains on goes on from there.
+    this one replaces is deleted with the first that is due; where the training fails before that,
+    it is put back. Ctrl-C stops it between two records, and training again goes on from there.
     """
     return whole(_records(run, training, every_steps, every_seconds, stop, remarks))
 
@@ -57,7 +57,7 @@ def _records(
                 saved_at = time.monotonic()
             try:
                 yield from told
-            except GeneratorExit:  # whoever leaves the loop stops it, unless Python itself ends
+            except GeneratorExit:  # the loop was left, unless Python itself ends
                 if training.processes.size == 1 and not sys.is_finalizing():
                     _checkpoint(run, training, log, better=False)
                 raise

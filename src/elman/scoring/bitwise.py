@@ -34,13 +34,13 @@ RATE = 0.001
 """Chosen on the validation part of The Time Machine, where twice or half of it is as good."""
 
 LEAST = 1e-9
-"""What a model of tokens holds likely of any token at least, so that sums of few stay sums."""
+"""The least probability of a token, so that the sum over a few unlikely ones is not zero."""
 
 SUREST = 12.0
 """No model may stretch a probability further: e^-12 is one in 160,000."""
 
 SPECIAL = b"\xff"
-"""The byte that begins what is no text, `<unk>` and the like: it is nowhere in UTF-8."""
+"""The byte that begins a special token, such as `<unk>`: it occurs nowhere in UTF-8."""
 
 PIECE = 1 << 16
 """Decisions that are Python's own numbers at a time, which take three times the room."""
@@ -180,7 +180,7 @@ def stretch(p: Floats) -> Floats:
 
 
 def _code(vocab: Vocab, i: int) -> bytes:
-    """A token's bytes: a character's in UTF-8; three that are no text for what is special."""
+    """A token's bytes: a character's in UTF-8; for a special token, three that are not text."""
     code = vocab.level_used.code(vocab.idx_to_token[i])
     if code is None:
         raise UserError(

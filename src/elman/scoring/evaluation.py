@@ -212,7 +212,7 @@ def _read(
     reading = read_tokens((w.cpu().double().numpy() for w in windows), ids, codes)
     if np.isnan(reading.log_p).any():
         raise UserError(
-            f"learning on the way with a rate of {settings.rate:g}, weights became no numbers",
+            f"learning on the way with a rate of {settings.rate:g}, weights became NaN",
             hint="a smaller rate: --adapt-rate, Adaptation(rate=)",
         )
     return settings, reading

@@ -64,7 +64,7 @@ def load_bytes(source: str | Path, *, progress: Progress | None = None) -> bytes
 
 
 def unix_newlines(text: str) -> str:
-    r"""Every line end as `\n`: a `\r\n` is one line end, not two tokens of which one is free.
+    r"""Every line end as `\n`: a `\r\n` is one line end, not two tokens, one of them certain.
 
     >>> unix_newlines("one\r\ntwo\rthree\n")
     'one\ntwo\nthree\n'
@@ -156,7 +156,7 @@ def _pieces(source: str | Path, progress: Progress | None) -> Iterator[tuple[str
             yield _not_empty(str(path), _read(path))
             return
         texts = ((str(file), _read(file)) for file in texts_in(path))
-        filled = (text for text in texts if text[1])  # an empty file among others is no text
+        filled = (text for text in texts if text[1])  # an empty file among others is not a text
         yield next(filled, None) or _not_empty(f"every text in the folder {path}", b"")
         yield from filled
 
@@ -222,9 +222,9 @@ def texts_in(folder: Path) -> list[Path]:
 
 
 def left_out(folder: Path, texts: Iterable[Path]) -> str:
-    """Which files of a folder are none of its texts, in words; "" if there are none.
+    """Which files of a folder are not read as its texts, in words; "" if all are.
 
-    Hidden ones, which systems and editors keep there, and those of runs are no news.
+    Hidden files, which systems and editors keep there, and files of runs are not mentioned.
     """
     read = set(texts)
     others = [file for file in folder.rglob("*") if file not in read and _is_no_folder(file)]
@@ -299,12 +299,12 @@ def _empty(where: str) -> UserError:
 
 
 def check_encoding(encoding: str, errors: str) -> None:
-    """Refuse a name that is no encoding of text, or no way to treat its errors."""
+    """Refuse the name of an encoding, or of a way to treat its errors, that does not exist."""
     if errors not in ERRORS:
         raise UserError(f"unknown errors={errors!r}", hint=f"choose from {', '.join(ERRORS)}")
     try:
         reads = isinstance(b"a".decode(encoding, "replace"), str)
-    except (LookupError, TypeError, ValueError):  # no name, or none of text: rot13, undefined
+    except (LookupError, TypeError, ValueError):  # unknown, or not of text: rot13, undefined
         reads = False
     if not reads:
         raise UserError(
@@ -325,7 +325,7 @@ def _decode(data: bytes, where: str, encoding: str, errors: str) -> str:
 def not_decoded(
     where: str, data: bytes, encoding: str, problem: ValueError, before: int = 0
 ) -> UserError:
-    """Why bytes are no text in this encoding, and what they may be; `before`: bytes before them."""
+    """Why bytes are not text in this encoding, and what they may be; `before` bytes came first."""
     if not isinstance(problem, UnicodeDecodeError):  # what some codecs raise instead
         return NotText(f"{where} is not {encoding}: {problem}", hint="try utf-8")
     if not 0 <= problem.start < len(data):  # punycode and idna do not say where
@@ -333,8 +333,8 @@ def not_decoded(
     if b"\0" in data or (not before and kind_of(data)):
         return binary(where, data, before)
     wrong, offset = data[problem.start], before + problem.start
-    said = f"{where} is not {encoding}: byte {wrong:#04x} at offset {offset}"
-    return NotText(said, hint=NOT_TEXT)
+    message = f"{where} is not {encoding}: byte {wrong:#04x} at offset {offset}"
+    return NotText(message, hint=NOT_TEXT)
 
 
 def binary(where: str, data: bytes, before: int = 0) -> UserError:
@@ -368,15 +368,15 @@ PACKED = {
     b"\x8aELM": ("packed by elman compress", "elman decompress {} -o -"),
     b"%PDF-": ("a PDF document", "pdftotext {} -"),
 }
-"""How files begin that hold text and are none, what they are, and what unpacks them."""
+"""How files that hold packed text begin, what they are, and what unpacks them."""
 
 
 def kind_of(data: bytes) -> tuple[str, str] | None:
     """What a file is that holds text, packed, and the command that makes a text of it."""
-    found = next((what for start, what in PACKED.items() if data.startswith(start)), None)
-    if found is None and data[257:262] == b"ustar":
-        found = "a tar archive", "tar -xOf {}"
-    return found and (found[0], f"{found[1]} > TEXT.txt")
+    kind = next((what for start, what in PACKED.items() if data.startswith(start)), None)
+    if kind is None and data[257:262] == b"ustar":
+        kind = "a tar archive", "tar -xOf {}"
+    return kind and (kind[0], f"{kind[1]} > TEXT.txt")
 
 
 def _wide_encoding(data: bytes) -> str | None:

@@ -149,7 +149,7 @@ def _fetch(download: Download, path: Path, progress: Progress | None) -> Path:
 
 
 def _check_cache(path: Path) -> None:
-    """Refuse a cache that cannot be written to, which no network mends."""
+    """Refuse a cache that cannot be written to: a download could not be kept."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_target(path)

@@ -28,7 +28,7 @@ LEARNING_ROOM = 320 << 20
 LEARNING_LETTER = 140
 """Bytes that each byte of a word takes there."""
 LONGEST_LEARNED = 1000
-"""Letters of a word that is learned from even where others have no room."""
+"""Letters of the longest word that is learned from where not all words have room."""
 
 
 def learn(

@@ -144,14 +144,14 @@ def _prepared(
 
 
 def _check_unchanged(stream: Stream, record: dict[str, Any]) -> None:
-    """Refuse texts that others have written to since: what was found in them holds no more."""
+    """Refuse texts that have changed while they were read: what was found in them may be wrong."""
     try:
-        found = _files_record(stream)
+        files = _files_record(stream)
     except OSError as problem:
         raise UserError(
             f"{problem.filename} has gone while it was read", hint="prepare a copy of it"
         ) from problem
-    for then, now in zip(record["files"], found, strict=True):
+    for then, now in zip(record["files"], files, strict=True):
         if then != now:
             raise UserError(
                 f"{now[0]} has changed while it was read: from {then[1]:,} to {now[1]:,} bytes",
@@ -185,8 +185,8 @@ def _request_record(request: Request, stream: Stream) -> dict[str, Any]:
 
 
 def _files_record(stream: Stream) -> list[list[Any]]:
-    found = ((file, file.stat()) for file in stream.files)
-    return [[str(file.absolute()), now.st_size, now.st_mtime_ns] for file, now in found]
+    files = ((file, file.stat()) for file in stream.files)
+    return [[str(file.absolute()), stat.st_size, stat.st_mtime_ns] for file, stat in files]
 
 
 # ---------------------------------------------------------------------- the folder
@@ -204,7 +204,7 @@ def _check_room(out: Path, force: bool) -> None:
     foreign = [name for name in present if not _is_ours(name)]
     if foreign:
         raise UserError(
-            f"{out} holds {foreign[0]}, which is no part of a prepared text",
+            f"{out} holds {foreign[0]}, which is not part of a prepared text",
             hint="name another folder with --out",
         )
     if not force and INDEX in present and not {replaced.NAME, PROGRESS} & set(present):
@@ -226,7 +226,7 @@ def _unusable(out: Path, problem: OSError) -> UserError:
 
 @contextmanager
 def _owned(out: Path) -> Iterator[None]:
-    """A folder in which nobody else writes inside this block; made for nothing, it goes again."""
+    """A folder in which nobody else writes inside this block; a new one is removed if empty."""
     is_new = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -292,14 +292,14 @@ def _parts(request: Request, stream: Stream, total: int) -> Iterator[Part]:
     ends = _ends(request.data, total)
     seen, which, begins = 0, 0, True
     for piece in stream.pieces():
-        text, told = prepared.cleaned(request.data, piece.text), False
+        text, yielded = prepared.cleaned(request.data, piece.text), False
         while which < len(ends) and seen + len(text) > ends[which]:
             cut = _line_end(text, ends[which] - seen) if seen < ends[which] else 0
             if cut:
                 yield Part(text[:cut], which, begins)
-                told, begins = True, False
+                yielded, begins = True, False
             text, seen, which = text[cut:], seen + cut, which + 1
-        if text or not told:
+        if text or not yielded:
             yield Part(text, which, begins)
         seen, begins = seen + len(text), piece.ends
 

@@ -209,7 +209,7 @@ def prompt(data: Data, text: str | bytes) -> str | bytes:
 
 
 def adopted(given: dict[str, Any]) -> dict[str, Any]:
-    """Options beside a source; of a prepared one, how it was prepared, which they must not deny."""
+    """Options beside a source; with those by which a prepared one was made, which must agree."""
     source = given.get("source", "")
     if not is_prepared(source):
         return given
@@ -218,13 +218,13 @@ def adopted(given: dict[str, Any]) -> dict[str, Any]:
     if cut_later:
         given = _tested(index, source, given)
     for name in [n for n in PREPARED if n not in CUTS or not cut_later]:
-        mine, said = getattr(index, name), given.get(name)
-        if said is not None and said != mine:
+        prepared_with, asked = getattr(index, name), given.get(name)
+        if asked is not None and asked != prepared_with:
             raise UserError(
-                f"{name}={said}, but {source} was prepared with {name}={mine}",
+                f"{name}={asked}, but {source} was prepared with {name}={prepared_with}",
                 hint="leave it out, or prepare the text with it",
             )
-        given = given | {name: mine}
+        given = given | {name: prepared_with}
     return given
 
 
@@ -289,9 +289,9 @@ def _cut_later(shards: Shards, data: Data) -> Splits:
 def _next_line(ids: Any, start: int, ends: NDArray[np.bool_]) -> int:
     """Where the next line begins, if a line ends behind `start`: some tokens end one."""
     for at in range(start - 1, len(ids) - 1, PIECE) if start else ():
-        found = np.flatnonzero(ends[ids[at : min(at + PIECE, len(ids) - 1)].read()])
-        if len(found):
-            return at + int(found[0]) + 1
+        line_ends = np.flatnonzero(ends[ids[at : min(at + PIECE, len(ids) - 1)].read()])
+        if len(line_ends):
+            return at + int(line_ends[0]) + 1
     return start
 
 
@@ -310,11 +310,11 @@ def _of_shards(data: Data, shards: Shards, vocab: Vocab | None) -> Splits:
     if data.test and not index.test:
         return _cut_later(shards, data)
     for name in CUTS:
-        mine, said = getattr(index, name), getattr(data, name)
-        if said != mine:
+        prepared_with, asked = getattr(index, name), getattr(data, name)
+        if asked != prepared_with:
             raise UserError(
-                f"{name}={said}, but {shards.folder} was prepared with {name}={mine}",
-                hint=f"{name}={mine}, or prepare the text with the other",
+                f"{name}={asked}, but {shards.folder} was prepared with {name}={prepared_with}",
+                hint=f"{name}={prepared_with}, or prepare the text with the other",
             )
     counts = (index.held_out_characters, index.first_characters)
     if index.test_tokens:
@@ -382,7 +382,7 @@ def _in_parts(data: Data, cut: Any) -> corpus.Split:
 
 
 def check_not_empty(vocab: Vocab) -> None:
-    """A vocabulary of nothing but `<unk>` is a misunderstanding."""
+    """Refuse a vocabulary of nothing but `<unk>`."""
     if vocab.token_freqs and all(n < vocab.min_freq for _, n in vocab.token_freqs):
         token, n = vocab.token_freqs[0]
         raise UserError(

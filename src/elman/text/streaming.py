@@ -33,7 +33,7 @@ BLOCK = 1 << 20
 PACKED_BLOCK = 1 << 14
 """Bytes of a .zst file unpacked at a time."""
 LONGEST = 1 << 22
-"""Letters without anything between them that can be held: more is no text."""
+"""How many letters may follow one another without a space: more is not a text of words."""
 LONGEST_LINE = 1 << 25
 """Characters of a line of JSON that can be held."""
 KINDS = (".txt", ".jsonl")
@@ -316,8 +316,8 @@ def _last_end(text: str, anywhere: bool = False) -> int:
 
 def _last_word(text: str) -> int:
     """Where the last word begins that follows a sign or other white space, not far from the end."""
-    found = _WORD_AFTER_GAP.finditer(text, max(0, len(text) - 2 * BLOCK))
-    return next((match.end() for match in deque(found, maxlen=1)), 0)
+    matches = _WORD_AFTER_GAP.finditer(text, max(0, len(text) - 2 * BLOCK))
+    return next((match.end() for match in deque(matches, maxlen=1)), 0)
 
 
 def _ended(texts: Iterator[Any]) -> Iterator[Piece]:

@@ -155,7 +155,7 @@ class Vocab:
         return self.level_used.encode(cut, self.token_to_idx, self.dtype)
 
     def _are_lines(self, source: Any, tokens: Sequence[Any]) -> bool:
-        """Whether a flat list holds lines of text: strings that are no tokens of this level."""
+        """Whether a flat list holds lines of text: strings that are not tokens of this level."""
         if not isinstance(source, list | tuple) or tokens is not source:
             return False
         strange = {token for token in tokens if isinstance(token, str)} - self.token_to_idx.keys()

@@ -24,7 +24,7 @@ def fresh(device: torch.device, seed: int) -> dict[str, Tensor]:
 def lent(training: "Training", group: int) -> Iterator[None]:
     """Inside this block the global generators have the training's states, which go on with them.
 
-    A group of lanes (-1: none) draws from its own, whoever has it.
+    A group of lanes (-1: none) draws from its own, whichever process has it.
     """
     if not training.reader.draws_globally:
         yield

@@ -84,7 +84,7 @@ def _check_room(training: "Training") -> None:
 
 
 def _check_held_out(training: "Training") -> None:
-    """Refuse a held-out text of nothing to predict; and what waits for validations without one."""
+    """Refuse a held-out text with nothing to predict; without one, options about validations."""
     settings, ids = training.settings, training.validation_ids
     if ids is not None:
         if len(ids) < 2:

@@ -1,4 +1,4 @@
-"""Where a loss that is no longer a number began, and what to try instead."""
+"""Where a loss began to be infinite or NaN, and what to try instead."""
 
 import math
 from typing import TYPE_CHECKING

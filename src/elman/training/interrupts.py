@@ -32,12 +32,12 @@ def whole(work: Generator[T, None, None]) -> Iterator[T]:
 
 @final
 class _Noted:
-    """The interrupts inside this block, where nobody else looks after them: at most one."""
+    """Whether Ctrl-C came inside this block; only where nobody else handles it."""
 
     def __enter__(self) -> Self:
         self.heard = False
-        unheeded = _signal.getsignal(_SIGINT) is signal.default_int_handler
-        self.mine = unheeded and threading.get_ident() == threading.main_thread().ident
+        is_usual = _signal.getsignal(_SIGINT) is signal.default_int_handler
+        self.mine = is_usual and threading.get_ident() == threading.main_thread().ident
         if self.mine:
             _signal.signal(_SIGINT, self._note)
         return self

@@ -24,8 +24,7 @@ from elman.kernels import Explanation
 from elman.language_model import Masks, State, reader_of
 from elman.language_model.looking import Watch
 from elman.recurrence.operator import known_ids
-from elman.scoring import metrics
-from elman.training import chance, checks, pending, piecewise, saving
+from elman.training import chance, checks, pending, piecewise, saving, validation
 from elman.training.interrupts import whole
 from elman.training.optimisation import (
     Average,
@@ -41,8 +40,7 @@ from elman.training.records import Progress, Tally, Update, Validation
 from elman.training.segments import Cut, Pass, Reading, Segment, one_pass
 from elman.training.settings import Settings
 from elman.training.state import CarriedState
-from elman.training.update import choose, engine, seen
-from elman.training.whole_update import Outcome, Read, WholeUpdate
+from elman.training.update import choose, engine, most_pending, run_update, seen
 
 __all__ = [
     "CarriedState",
@@ -54,11 +52,12 @@ __all__ = [
     "Validation",
 ]
 
-VALIDATION_LANES = 16
-
 
 class Training:
     """The state of one training, and the loop that moves it on."""
+
+    latest: Latest
+    """What the newest update has read."""
 
     @learns
     def __init__(
@@ -118,7 +117,7 @@ class Training:
         """Train to the end, yielding after every update, pass over the text and validation.
 
         Leave it at any record and call it again, or save and load in between: it goes on. So it
-        does after Ctrl-C, which is heeded between two records.
+        does after Ctrl-C, which stops it between two records.
         """
         return whole(self._records())
 
@@ -128,7 +127,7 @@ class Training:
             if self.index == 0 and self.tally.tokens:
                 tally, self.tally = self.tally, Tally()
                 yield pending.epoch_record(self, tally)
-            elif self._validation_is_due():
+            elif validation.is_due(self):
                 yield self.validate()
             elif self.finished:
                 pending.hear_all(self)
@@ -154,25 +153,6 @@ class Training:
         read = (self.index + segments) / len(self.reads())
         return (self.epoch + read) / self.settings.epochs
 
-    @property
-    def _is_averaged_by_update(self) -> bool:
-        """Whether updates take the weights into their average themselves."""
-        return self._choice.update is not None and self._choice.update.averages
-
-    @property
-    def _late(self) -> int:
-        """How many updates may be waited for at once."""
-        whole = self._choice.update
-        if whole is None or (self.average.averages and not whole.averages):
-            return 0
-        return whole.late
-
-    def _validation_is_due(self) -> bool:
-        if self.validation_ids is None or self.validated_at == self.step or self.step == 0:
-            return False
-        every = self.settings.validate_every
-        return self.finished or (every > 0 and self.step % every == 0)
-
     @learns
     def update(self) -> Update:
         """Read the next segments, carry their losses back, and move the weights once.
@@ -191,12 +171,12 @@ class Training:
         segments = [self._passes.segment(reads, index) for index in indices]
         rate = learning_rate(self.settings.optimisation, self.step, self.progress, self.plateau)
         tokens = self.groups.batch * sum([segment.scored for segment in segments])
-        outcome = self._all_or_nothing(segments, rate)
+        outcome = run_update(self, segments, rate)
         made = Pending(outcome, tokens, before, self.tally, self.latest)
         self._advance(indices.stop, length)
-        pending.add(self, made, self._late)
+        pending.add(self, made, most_pending(self))
         progress = self.progress
-        if not self._is_averaged_by_update:
+        if not self._choice.averages:
             self.average.update(progress)
         seconds = self._lap()
         self.tally.tokens += tokens
@@ -218,75 +198,15 @@ class Training:
         checks.check_agrees(self)
         if seen(self) != self._seen:
             pending.hear_all(self)
-            self.optimizer.zero_grad()  # what moves no longer has none from now on
+            self.optimizer.zero_grad()  # what is frozen now keeps no gradient
             self._choose()
         elif self._choice.update is not None:
             self._choice.update.look_again()
         self._watch = Watch(self.model, self.reader.recurrence)
 
-    def _all_or_nothing(self, segments: list[Segment], rate: float) -> Outcome:
-        """Move the weights once; what is raised meanwhile, by a hook or a model of the caller's,
-        leaves all as it was."""
-        noise, chance, carried = self.reader.noise, self.chance, self.carried.value
-        drawn, averaged = noise.state_dict(), self.average.count
-        try:
-            if self._choice.update is not None:
-                return self._update_whole(self._choice.update, segments, rate)
-            return piecewise.update(self, [(s, *self.prepare(s)) for s in segments], rate)
-        except BaseException:
-            self.chance, self.carried.value, self.average.count = chance, carried, averaged
-            noise.generators.clear()
-            noise.load_state_dict(drawn)
-            raise
-
-    def _update_whole(self, whole: WholeUpdate, segments: list[Segment], rate: float) -> Outcome:
-        """An update in one go."""
-        share, first = 1 / len(segments), segments[0]
-        reads = [
-            Read(*self.prepare(s), s.fresh, share * s.scored / s.divisor, s.cut) for s in segments
-        ]
-        whole.start_from(None if first.fresh else self.carried.value)
-        if self._is_averaged_by_update:
-            whole.average(self.average.share(self._progress_after(len(segments))))
-        self.latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y, reads[0].cut)
-        outcome = whole(reads, rate)
-        tokens = self.groups.batch * sum([segment.scored for segment in segments])
-        self.carried.value = whole.state
-        self._passes.look_ahead(self.epoch, self.index + len(segments))
-
-        def summed() -> tuple[float, float]:
-            nats, norm = outcome()
-            return nats * tokens, norm
-
-        return summed
-
     def validate(self) -> Validation:
         """Score the held-out text with the averaged weights, where weights are averaged."""
-        assert self.validation_ids is not None
-        pending.hear_all(self)
-        with self.average.applied():
-            nats = self._held_out_nats(self.validation_ids)
-        improved = nats < self.best
-        self.worse = 0 if improved else self.worse + 1
-        self.plateau_worse = 0 if improved else self.plateau_worse + 1
-        if improved:
-            self.best, self.best_step = nats, self.step
-        elif self.plateau_worse > self.settings.optimisation.plateau_patience:
-            self.plateau *= self.settings.optimisation.plateau_factor
-            self.plateau_worse = 0
-        self.validated_at = self.step
-        self._lap()
-        return Validation(self.step, self.epoch, nats, metrics.perplexity(nats), improved)
-
-    def _held_out_nats(self, ids: Any) -> float:
-        """The mean over the held-out tokens, of which every process scores some lanes."""
-        if not self.groups.divided:
-            return metrics.evaluate(self.model, ids, lanes=VALIDATION_LANES).nats_per_token
-        mine = [
-            metrics.nats_of_lanes(self.model, ids, VALIDATION_LANES, part)
-            for part in self.groups.of(VALIDATION_LANES)
-        ]
-        return sum(self.groups.numbers(mine)) / (len(ids) - 1)
+        return validation.validate(self)
 
     def _lap(self) -> float:
         now, before = time.perf_counter(), self._clock
@@ -315,7 +235,7 @@ class Training:
             self.model.train()
         x, y = segment.x.to(self.device), segment.y.to(self.device)
         lanes, mine = self.groups.batch, self.groups.rows
-        masks = self.reader.draw_masks(lanes)  # for every lane, whoever has it
+        masks = self.reader.draw_masks(lanes)  # for the lanes of every process
         hidden = self.reader.hide_tokens(x, lanes, mine.start)
         return hidden, y, masks.of(mine) if self.groups.divided else masks
 
@@ -355,9 +275,9 @@ class Training:
         return self.reader.lent(xi, self.settings.reading.memory_used, until)
 
     def chance_of(self, group: int = -1) -> AbstractContextManager[None]:
-        """What draws from PyTorch's global generators, such as dropout, is lent our own states.
+        """Inside this block PyTorch's global generators (of dropout, say) have our own states.
 
-        A group of lanes draws from its own, whoever has it.
+        A group of lanes draws from its own, whichever process has it.
         """
         return chance.lent(self, group)
 

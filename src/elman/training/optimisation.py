@@ -23,7 +23,7 @@ PANEL = "Updates"
 SCHEDULES = ("constant", "cosine", "plateau")
 AVERAGES = ("none", "ema", "asgd")
 VALIDATED = Beside("validation", such_as=0.1)
-"""What an option needs that speaks of validations."""
+"""What an option about validations needs."""
 ENOUGH = 1 << 17
 """Weights from which on a second thread is worth waking for one pass over them."""
 

@@ -30,7 +30,7 @@ def beside_model(ids: Any, device: torch.device) -> Any:
 
 
 def _as_array(ids: Any) -> Any:
-    return ids.cpu().numpy() if isinstance(ids, Tensor) else ids  # torch orders no uint16
+    return ids.cpu().numpy() if isinstance(ids, Tensor) else ids  # torch has no minimum of uint16
 
 
 @final

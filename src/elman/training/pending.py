@@ -105,7 +105,7 @@ def _epoch_numbers(training: "Training", tally: Tally, tokens: int) -> dict[str,
 
 
 def _hear(training: "Training", wanted: Pending | None = None) -> None:
-    """Wait for the numbers of the oldest update whose numbers are not known."""
+    """Wait for the numbers of the oldest pending update."""
     if wanted is not None and wanted.failure is not None:
         raise wanted.failure
     pending = training._pending[0]

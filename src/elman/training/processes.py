@@ -143,7 +143,7 @@ class Processes:
 
     @property
     def connected(self) -> bool:
-        """Whether torchrun started it, be it as the only one."""
+        """Whether torchrun started it, even as the only one."""
         return self._store is not None
 
     def place(self, device: str) -> str:
@@ -186,7 +186,7 @@ class Processes:
             return True
         try:
             return self._store.add("failed", 1) == 1
-        except RuntimeError:  # whoever kept the count is gone, too
+        except RuntimeError:  # the process that kept the count is gone, too
             return self.first
 
     def gathered(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
@@ -271,7 +271,7 @@ def fails_first() -> bool:
     try:
         store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=10))))
         return store.add(f"elman-failed-{_restarts_so_far()}", 1) == 1
-    except (RuntimeError, ValueError):  # torchrun's store is gone: whoever had it has failed, too
+    except (RuntimeError, ValueError):  # torchrun's store is gone, and its owner has failed
         return True
 
 

@@ -37,11 +37,11 @@ class Record:
 
     @property
     def is_known(self) -> bool:
-        """Whether nobody has to wait who looks at any of its numbers."""
+        """Whether its numbers can be read without waiting."""
         return "_rest" not in self.__dict__ or self.__dict__["_ready"]()
 
     def __getattr__(self, name: str) -> Any:
-        """Only asked for what is not there yet."""
+        """The numbers that are not there yet; Python asks here for nothing else."""
         rest = self.__dict__.get("_rest")
         if rest is None or name.startswith("_"):
             raise AttributeError(f"a {type(self).__name__} record has no {name}")

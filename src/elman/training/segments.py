@@ -49,7 +49,7 @@ from elman.text import batches
 SAMPLINGS = ("sequential", "random")
 PANEL = "Reading"
 CUT = Beside("carry", but="full", such_as="truncated")
-"""What an option needs that speaks of several segments in a pass."""
+"""What an option about several segments in a pass needs."""
 
 
 def bytes_of(text: str) -> int:
@@ -62,7 +62,7 @@ def bytes_of(text: str) -> int:
     unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
     digits = text[:-1] if unit else text
     if not digits.isdecimal() or len(digits) > 18 or not int(digits):
-        raise UserError(f"--memory {text} is no size", hint="stored, or bytes: 64M, 2G")
+        raise UserError(f"--memory {text} is not a size", hint="stored, or bytes: 64M, 2G")
     return int(digits) << unit
 
 
@@ -225,7 +225,7 @@ class Reading:
 
 
 class Cut(NamedTuple):
-    """How a segment is read that is no plain window: as `Segment` has it."""
+    """How a segment that is not a plain window is read; the fields mean what `Segment`'s do."""
 
     scored: int
     advance: int

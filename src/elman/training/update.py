@@ -1,4 +1,4 @@
-"""What an update of a training is, and which of three ways runs it.
+"""What an update of a training is, which of three ways runs it, and running it.
 
     h_0 ← the state the last window ended in         cut off from what made it
     L   ← mean nats of the window's tokens           lookup → recurrence → output → loss
@@ -23,9 +23,12 @@ import torch
 from elman.kernels import Explanation, allows, explain
 from elman.kernels.cpu import KERNEL
 from elman.language_model.masks import NO_MASKS
+from elman.training import piecewise
 from elman.training.captured_update import CapturedUpdate
 from elman.training.native_update import NativeUpdate
-from elman.training.whole_update import WholeUpdate
+from elman.training.piecewise import Latest
+from elman.training.segments import Segment
+from elman.training.whole_update import Outcome, Read, WholeUpdate
 
 if TYPE_CHECKING:
     from elman.training.loop import Training
@@ -40,6 +43,11 @@ class Choice(NamedTuple):
 
     update: WholeUpdate | None
     explanation: Explanation
+
+    @property
+    def averages(self) -> bool:
+        """Whether updates take the weights into their average themselves."""
+        return self.update is not None and self.update.averages
 
 
 def seen(training: "Training") -> Seen:
@@ -90,3 +98,50 @@ def _kernel(training: "Training") -> str:
     with torch.no_grad(), training.cast():
         xs = training.model.inputs(ids, NO_MASKS)
         return f"{explain(training.reader.recurrence, xs).runs} kernel"
+
+
+def most_pending(training: "Training") -> int:
+    """How many updates may be waited for at once."""
+    whole = training._choice.update
+    if whole is None or (training.average.averages and not whole.averages):
+        return 0
+    return whole.late
+
+
+def run_update(training: "Training", segments: list[Segment], rate: float) -> Outcome:
+    """Move the weights once; what is raised meanwhile, by a hook or a model of the caller's, leaves
+    all as it was."""
+    t, noise, whole = training, training.reader.noise, training._choice.update
+    chance, carried, averaged = t.chance, t.carried.value, t.average.count
+    drawn = noise.state_dict()
+    try:
+        if whole is not None:
+            return _run_whole(training, whole, segments, rate)
+        return piecewise.update(training, [(s, *t.prepare(s)) for s in segments], rate)
+    except BaseException:
+        t.chance, t.carried.value, t.average.count = chance, carried, averaged
+        noise.generators.clear()
+        noise.load_state_dict(drawn)
+        raise
+
+
+def _run_whole(
+    training: "Training", whole: WholeUpdate, segments: list[Segment], rate: float
+) -> Outcome:
+    """An update in one go."""
+    t, share, first = training, 1 / len(segments), segments[0]
+    reads = [Read(*t.prepare(s), s.fresh, share * s.scored / s.divisor, s.cut) for s in segments]
+    whole.start_from(None if first.fresh else t.carried.value)
+    if whole.averages:
+        whole.average(t.average.share(t._progress_after(len(segments))))
+    t.latest = Latest(reads[0].x, whole.state, reads[0].masks, reads[0].y, reads[0].cut)
+    outcome = whole(reads, rate)
+    tokens = t.groups.batch * sum([segment.scored for segment in segments])
+    t.carried.value = whole.state
+    t._passes.look_ahead(t.epoch, t.index + len(segments))
+
+    def summed() -> tuple[float, float]:
+        nats, norm = outcome()
+        return nats * tokens, norm
+
+    return summed

@@ -102,11 +102,11 @@ class WholeUpdate(abc.ABC):
         return
 
     def look_back(self, read: Read) -> None:
-        """Have the gradient of what an update that has failed read in `.grad`, if it is not."""
+        """Put the gradient of a failed update into `.grad` again, if later ones wrote over it."""
         del read
 
     def forgive(self) -> None:
-        """Let updates change something again; of most there is nothing to forgive."""
+        """Let updates change something again, where a failure has stopped them."""
         return
 
 

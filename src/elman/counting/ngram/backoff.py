@@ -72,7 +72,7 @@ class BackoffTable:
             listed = ranks < len(self.keys[k - 1])
             longer = self.log_backoff[k - 2][contexts] + lower
             longer[listed] = self.log_p[k - 1][ranks[listed]]
-            if past is not None:  # a past too short for this order is none of its contexts
+            if past is not None:  # a past too short for this order is not one of its contexts
                 longer = np.where(past[k - 1 :] < k - 1, result[k - 1 :], longer)
             result[k - 1 :] = longer
         return result

@@ -2,9 +2,9 @@
 
     dh_t = dhs_t + ξ_{t+1} (∂h_{t+1}/∂h_t)ᵀ dh_{t+1}
 
-A carry is a choice of ξ_1 … ξ_T. ξ_1 = 1 always: the caller's h_0 keeps its gradient, and whoever
-carries a state between calls detaches it, as in PyTorch. All layers and directions share one ξ: a
-cut is a moment in time, not a place in the stack.
+A carry is a choice of ξ_1 … ξ_T. ξ_1 = 1 always: the caller's h_0 keeps its gradient, and a caller
+that carries a state between calls detaches it, as in PyTorch. All layers and directions share one
+ξ: a cut is a moment in time, not a place in the stack.
 
 A carry of your own is one class (a frozen dataclass) that answers what `Carry` asks (`base.py`);
 only `weights` has no answer by default. To have a name in `Reading` and on the command line it

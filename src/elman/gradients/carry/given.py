@@ -1,4 +1,4 @@
-"""The gradient by weights that somebody else has chosen."""
+"""The gradient by weights that the caller has chosen."""
 
 from dataclasses import dataclass, field
 from typing import final
@@ -36,7 +36,7 @@ class Given(Carry):
 class InTensor(Carry):
     """The ξ_1 … ξ_T that a tensor holds when they are asked for: a CUDA graph reads them there."""
 
-    xi: Tensor = field(repr=False)  # to be shown, it would have to be waited for
+    xi: Tensor = field(repr=False)  # showing it would wait for the GPU
 
     def weights(self, steps: int, rows: int = 1) -> Tensor:
         """ξ_1 … ξ_T, of shape (steps,)."""

@@ -41,7 +41,7 @@ class Level(abc.ABC):
         """Whether this can be a token of this level."""
 
     def between(self, left: Any, right: Any) -> str:
-        """The text that goes without saying between two tokens."""
+        """The text between two tokens that is not a token itself."""
         return ""
 
     def stream(self, tokens: Iterable[Any], before: Any = None) -> Iterator[str]:
@@ -82,7 +82,7 @@ class Level(abc.ABC):
         return cut[len(cut) - 1 :] if len(cut) else before
 
     def lengths(self, tokens: Sequence[Any]) -> NDArray[np.int64] | None:
-        """Of how many characters of text each of these tokens is; None: not of its own alone."""
+        """How many characters of text each token stands for; None: that depends on others."""
         return None
 
     def ends_lines(self, tokens: Sequence[Any]) -> NDArray[np.bool_]:
@@ -162,7 +162,7 @@ class Level(abc.ABC):
         )
 
     def is_line(self, item: Any) -> bool:
-        """Whether a member of a list is rather a line of text than a token."""
+        """Whether a member of a list looks like a line of text, not like a token."""
         return isinstance(item, str) and self.tokens(item) != [item]
 
     def is_content(self, token: Any) -> bool:

@@ -3,7 +3,7 @@
 The cutting is Hugging Face's `tokenizers` (`pip install 'elman[bpe]'`): a tokenizer is learned from
 the training text, or given as the `tokenizer.json` that every such library writes. It must work on
 bytes, as GPT-2's does: then each token stands for certain bytes, the 256 single ones are among
-them, and the tokens of any text, or of any bytes that are none, joined, are those bytes exactly.
+them, and the tokens of any bytes, whether they are text or not, joined, are those bytes exactly.
 That is checked whenever something is cut.
 
     text, or bytes   →   UTF-8   →   ids of the tokenizer   →   bytes of each id, joined
@@ -84,11 +84,11 @@ class Subwords(Level):
         """The tokenizer; one that has learned nothing, unless one was given."""
         if self._given is not None:
             return self._given
-        made = _library().Tokenizer(
+        blank = _library().Tokenizer(
             _library().models.BPE({name: i for i, name in enumerate(NAMES)}, [])
         )
-        made.pre_tokenizer = _cutting()
-        return made
+        blank.pre_tokenizer = _cutting()
+        return blank
 
     def learned(
         self, text: str | bytes | Sequence[str], vocab_size: int = 0, tokenizer: str = ""
@@ -139,13 +139,13 @@ class Subwords(Level):
 
     def _trained(self, runs: Iterable[str], vocab_size: int) -> "Subwords":
         size, library = self.size_of(vocab_size), _library()
-        made = library.Tokenizer(library.models.BPE())
-        made.pre_tokenizer = _cutting()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = _cutting()
         trainer = library.trainers.BpeTrainer(
             vocab_size=size, min_frequency=2, initial_alphabet=NAMES, show_progress=False
         )
-        made.train_from_iterator(runs, trainer)
-        return Subwords(made)
+        tokenizer.train_from_iterator(runs, trainer)
+        return Subwords(tokenizer)
 
     def covers(self, cut: NDArray[Any], text: str | bytes) -> bool:
         sizes = np.array([len(data) for data in self.stands_for])
@@ -200,18 +200,18 @@ class Subwords(Level):
         runs = _runs(text)
         pieces = [np.empty(0, np.uint32)]
         while some := list(islice(runs, PIECES_AT_ONCE)):
-            found = iter(
+            encoded = iter(
                 self.tokenizer.encode_batch_fast(
                     [run for run, valid in some if valid], add_special_tokens=False
                 )
             )
             pieces += [
-                self._exact(run, next(found)) if ok else self._bytes(run) for run, ok in some
+                self._exact(run, next(encoded)) if ok else self._bytes(run) for run, ok in some
             ]
         return np.concatenate(pieces)
 
     def _bytes(self, run: str) -> NDArray[np.uint32]:
-        """Bytes that are no UTF-8, one by one."""
+        """Bytes that are not UTF-8, one by one."""
         return np.array([self._single[b] for b in run.encode("utf-8", "surrogateescape")], "u4")
 
     def _exact(self, run: str, encoding: Any) -> NDArray[np.uint32]:
