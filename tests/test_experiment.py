@@ -397,6 +397,18 @@ def test_what_was_fitted_is_kept_and_forecasts_the_same(model, tmp_path):
     assert again.reading == saved.reading
 
 
+def test_errors_that_are_shares_of_the_forecast_are_kept_as_such(tmp_path):
+    x = np.exp(0.05 * np.arange(80) + 0.05 * np.random.default_rng(0).normal(size=80))
+    series = Series("x", x[:, None], ("y",))
+    found = fit_and_measure([series], Settings("drift", steps=3, **QUICK))
+    assert found.ensemble.fitted["drift"].errors[0].relative.all()
+    saved = Saved(found.ensemble, Reading(column=("y",)), ("y",))
+    again = load_ensemble(save_ensemble(saved, tmp_path / "run")).ensemble
+    assert again.look_ahead([series], 3)[0].low == {
+        90.0: pytest.approx(found.ahead[0].low[90.0], rel=1e-12)
+    }
+
+
 def test_a_series_that_was_not_fitted_is_refused_by_name():
     fitted = fit_and_measure(seasonal(), Settings("seasonal", steps=2)).ensemble
     [other] = seasonal(1)

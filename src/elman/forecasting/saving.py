@@ -125,6 +125,7 @@ def save_ensemble(saved: Saved, folder: Path | str, extra: Mapping[str, Any] | N
             if (known := fitted.errors[i]) is not None:
                 arrays |= {f"{n}.{i}.errors.spread": known.spread}
                 arrays |= {f"{n}.{i}.errors.shape": known.shape}
+                arrays |= {f"{n}.{i}.errors.relative": known.relative}
         parts.append(
             {
                 "label": label,
@@ -214,7 +215,7 @@ def _restored(n: int, part: Any, arrays: State, series: int) -> panel.Fitted:
         state = _under(arrays, f"{n}.{i}.")
         errors = _under(state, "errors.")
         models[i] = _build(described, {k: v for k, v in state.items() if "errors." not in k})
-        known[i] = Errors(errors["spread"], errors["shape"]) if errors else None
+        known[i] = Errors(**errors) if errors else None  # older folders hold none that is relative
     first = part["series"][0]
     return panel.Fitted(
         method,
