@@ -841,6 +841,15 @@ def test_auto_reads_a_season_or_two_but_no_day_of_minutes(season, taus):
     assert any(m.difference == (season,) for m in tried)
 
 
+def test_auto_reads_at_most_a_third_of_the_changes_that_there_are():
+    panel = [Series("x", np.arange(34.0)[:, None], ("y",), season=12)]
+    tried = [m for m in candidates(Plan(4, 12, 34), panel) if m.kind == "linear" and m.difference]
+    taus = {m.difference: m.options["tau"] for m in tried if not m.deseasonalised}
+    assert taus == {(1,): 11, (12,): 7, (12, 1): 7}
+    short = candidates(Plan(4, 12, 13), panel)
+    assert min(m.options["tau"] for m in short if m.kind == "linear") == 1
+
+
 def test_the_median_of_a_demand_that_is_mostly_zero_is_zero():
     demand = np.where(np.arange(60) % 4 == 0, 5.0, 0.0)[:, None]
     model = f.Mean().fit(demand)
