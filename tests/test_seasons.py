@@ -43,6 +43,12 @@ def test_nothing_is_found_where_nothing_repeats(kind):
     assert found.count(None) >= 19
 
 
+@pytest.mark.parametrize("steps", [12, 16, 20])
+def test_few_steps_seldom_repeat_by_chance(steps):
+    noise = np.random.default_rng(0).normal(size=(200, steps))
+    assert sum(seasons.found(x) is not None for x in noise) <= 8
+
+
 def test_the_share_that_other_rounds_explain_by_hand():
     x = np.array([0, 2, 0, 4, 0, 2, 0, 4.0])
     # a moving mean of 1/4, 1/2, 1/4 leaves -1.5, 1.5, -1.5, 1.5, ... of 1, 1.5, 2, 1.5, 1, 1.5

@@ -5,6 +5,7 @@ even one counted half), and every round of m steps is forecast by the mean of th
 share of the variance that explains is negative for what does not repeat, however it wanders.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +16,9 @@ from elman.forecasting.series import Series
 _ROUNDS = 4
 """How many whole rounds say that something repeats."""
 _LONGEST = 400
-_EXPLAINED = 0.35
-"""The share of variance that other rounds must explain."""
+_EXPLAINED, _OF_FEW = 0.35, 2.5
+"""The share of variance that other rounds must explain; of n steps at least 2.5 / √n, for few
+resemble one another by chance."""
 _AS_GOOD = 1.2
 """How much more a part of the best length may leave unexplained: what repeats after 12 steps does
 so after 24."""
@@ -32,7 +34,7 @@ def found(x: NDArray[np.float64]) -> int | None:
     longest = min(_LONGEST, (len(x) - 1) // (_ROUNDS + 1))
     left = {m: 1 - _explained(x, m) for m in range(2, longest + 1)}
     best = min(left, key=left.__getitem__, default=0)
-    if not best or left[best] > 1 - _EXPLAINED:
+    if not best or left[best] > 1 - max(_EXPLAINED, _OF_FEW / math.sqrt(len(x))):
         return None
     return next(m for m in left if best % m == 0 and left[m] <= _AS_GOOD * left[best])
 
