@@ -871,6 +871,28 @@ def test_smoothing_and_a_mean_can_forecast_the_median_of_a_sparse_demand():
     assert max(np.abs(a.point).max() for a in ahead) < 0.05 * panel[0].values.mean()
 
 
+def test_a_demand_that_came_last_is_not_taken_for_what_comes():
+    demand = np.zeros(75)
+    demand[[12, 15, 20, 22, 31, 37, 54, 61, 64, 69, 72, 74]] = [
+        7,
+        13,
+        12,
+        8,
+        8,
+        4,
+        4,
+        8,
+        6,
+        9,
+        8,
+        7,
+    ]
+    found = fit_and_measure([Series("x", demand[:, None], ("y",))], Settings(steps=12, minutes=0))
+    scores = {n: found.choice.scores[n].mean() for n in ("mean, median", "last")}
+    assert scores["mean, median"] < scores["last"]
+    assert np.abs(found.ahead[0].point).max() < 0.05 * demand.mean()
+
+
 def test_inputs_that_nothing_chosen_reads_are_named():
     from elman.forecasting.series import from_frame
 
