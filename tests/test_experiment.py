@@ -397,6 +397,18 @@ def test_what_was_fitted_is_kept_and_forecasts_the_same(model, tmp_path):
     assert again.reading == saved.reading
 
 
+def test_errors_that_are_shares_of_the_forecast_are_kept_as_such(tmp_path):
+    x = np.exp(0.05 * np.arange(80) + 0.05 * np.random.default_rng(0).normal(size=80))
+    series = Series("x", x[:, None], ("y",))
+    found = fit_and_measure([series], Settings("drift", steps=3, **QUICK))
+    assert found.ensemble.fitted["drift"].errors[0].relative.all()
+    saved = Saved(found.ensemble, Reading(column=("y",)), ("y",))
+    again = load_ensemble(save_ensemble(saved, tmp_path / "run")).ensemble
+    assert again.look_ahead([series], 3)[0].low == {
+        90.0: pytest.approx(found.ahead[0].low[90.0], rel=1e-12)
+    }
+
+
 def test_a_series_that_was_not_fitted_is_refused_by_name():
     fitted = fit_and_measure(seasonal(), Settings("seasonal", steps=2)).ensemble
     [other] = seasonal(1)
@@ -829,6 +841,15 @@ def test_auto_reads_a_season_or_two_but_no_day_of_minutes(season, taus):
     assert any(m.difference == (season,) for m in tried)
 
 
+def test_auto_reads_at_most_a_third_of_the_changes_that_there_are():
+    panel = [Series("x", np.arange(34.0)[:, None], ("y",), season=12)]
+    tried = [m for m in candidates(Plan(4, 12, 34), panel) if m.kind == "linear" and m.difference]
+    taus = {m.difference: m.options["tau"] for m in tried if not m.deseasonalised}
+    assert taus == {(1,): 11, (12,): 7, (12, 1): 7}
+    short = candidates(Plan(4, 12, 13), panel)
+    assert min(m.options["tau"] for m in short if m.kind == "linear") == 1
+
+
 def test_the_median_of_a_demand_that_is_mostly_zero_is_zero():
     demand = np.where(np.arange(60) % 4 == 0, 5.0, 0.0)[:, None]
     model = f.Mean().fit(demand)
@@ -848,6 +869,28 @@ def test_smoothing_and_a_mean_can_forecast_the_median_of_a_sparse_demand():
     ]
     ahead = fit_and_measure(panel, Settings(steps=6, **QUICK)).ahead
     assert max(np.abs(a.point).max() for a in ahead) < 0.05 * panel[0].values.mean()
+
+
+def test_a_demand_that_came_last_is_not_taken_for_what_comes():
+    demand = np.zeros(75)
+    demand[[12, 15, 20, 22, 31, 37, 54, 61, 64, 69, 72, 74]] = [
+        7,
+        13,
+        12,
+        8,
+        8,
+        4,
+        4,
+        8,
+        6,
+        9,
+        8,
+        7,
+    ]
+    found = fit_and_measure([Series("x", demand[:, None], ("y",))], Settings(steps=12, minutes=0))
+    scores = {n: found.choice.scores[n].mean() for n in ("mean, median", "last")}
+    assert scores["mean, median"] < scores["last"]
+    assert np.abs(found.ahead[0].point).max() < 0.05 * demand.mean()
 
 
 def test_inputs_that_nothing_chosen_reads_are_named():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from elman.errors import UserError
-from elman.forecasting import Last, Mean, Seasonal, calibrate, intervals
+from elman.forecasting import Last, Mean, Seasonal, Smoothing, calibrate, intervals
 from elman.forecasting.intervals import GRID, MIDDLE, Errors, errors, interval, nested
 
 UNIFORM = 3 + 10 * np.array(GRID)
@@ -86,6 +86,72 @@ def test_one_error_says_nothing_of_the_shape():
     assert found.spread == pytest.approx(np.array([np.std([[4, -2, 1], [0, 2, 5]], axis=1)]))
     found = errors(Last().fit(three), three, 2)
     assert found.spread.tolist() == [[pytest.approx(math.sqrt((16 + 4) / 2))]]
+
+
+def test_errors_of_what_grows_are_shares_of_the_forecast():
+    rng = np.random.default_rng(0)
+    x = np.exp(np.cumsum(0.04 + 0.03 * rng.normal(size=(120, 2)), axis=0))
+    x[:, 1] = 50 + np.cumsum(rng.normal(size=120))
+    model = Last().fit(x)
+    found = errors(model, x, 3)
+    assert found.relative.tolist() == [True, False]
+    shares = x[1:, 0] / x[:-1, 0] - 1
+    assert found.spread[0, 0] == pytest.approx(math.sqrt(np.mean(shares**2)))
+    path = np.array([[[200.0, 60.0], [-100.0, 60.0]]])
+    around = found.around(path, [0.1, 0.9])[0]
+    offsets = found.offsets(2, [0.1, 0.9])
+    assert around[0, 0] == pytest.approx(200 + 200 * offsets[0, 0])
+    assert around[1, 0] == pytest.approx(-100 + 100 * offsets[1, 0])
+    assert around[:, 1] == pytest.approx(60 + offsets[:, 1])
+
+
+@pytest.mark.parametrize("least", [0.0, -1.0])
+def test_only_errors_of_what_is_positive_are_shares(least):
+    rng = np.random.default_rng(0)
+    x = np.exp(np.cumsum(0.04 + 0.03 * rng.normal(size=(120, 1)), axis=0))
+    x[0] = least
+    assert not errors(Last().fit(x), x, 3).relative.any()
+
+
+def test_a_forecast_near_zero_does_not_decide_how_wide_intervals_are(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = np.exp(np.cumsum(0.04 + 0.03 * rng.normal(size=(120, 1)), axis=0))
+    model, roll = Last().fit(x), Last.roll
+    plain = errors(model, x, 3)
+
+    def near_zero_once(self, windows, steps):
+        paths = roll(self, windows, steps)
+        paths[0, 2] = 1e-12
+        return paths
+
+    monkeypatch.setattr(Last, "roll", near_zero_once)
+    once = errors(model, x, 3)
+    assert plain.relative.all()
+    assert once.relative.all()
+    n = len(x) - 3  # one error of three steps is twice what came instead of a little
+    assert once.spread[2] == pytest.approx(np.sqrt(plain.spread[2] ** 2 + 4 / n), rel=0.01)
+
+
+def test_the_interval_of_what_lags_behind_growth_holds_the_forecast():
+    x = np.exp(np.cumsum(0.1 + 0.01 * np.random.default_rng(0).normal(size=(60, 1)), axis=0))
+    found = errors(Last().fit(x), x, 2)
+    assert found.relative.all()
+    low, middle, high = found.shape[[GRID.index(0.4), MIDDLE, GRID.index(0.6)], 0]
+    assert low < 0 == middle < high
+    last = x[-1, 0]
+    around = found.around(np.full((1, 2, 1), last), GRID)[0, :, 0]
+    assert (interval(around, 20)[0] < last).all()
+    assert (last < interval(around, 20)[1]).all()
+
+
+def test_relative_spreads_of_smoothing_grow_as_it_says_itself():
+    rng = np.random.default_rng(0)
+    x = np.exp(np.cumsum(0.04 + 0.03 * rng.normal(size=(120, 1)), axis=0))
+    model = Smoothing().fit(x)
+    found, own = errors(model, x, 4), model.deviation(4)
+    assert found.relative.all()
+    assert found.spread / found.spread[0] == pytest.approx(own / own[0])
+    assert 0.02 < found.spread[0, 0] < 0.05
 
 
 @pytest.mark.parametrize("level", [0.3, 0.5, 0.8])

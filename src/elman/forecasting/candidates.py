@@ -45,6 +45,10 @@ class Facts:
         taus = {min(t, _FARTHEST) for t in (plan.window(4), plan.window(8), longest)}
         return [t for t in sorted(taus) if t >= 1]
 
+    def at_most(self, tau: int, lag: Sequence[int]) -> int:
+        """A window of changes, a third of those that there are: more would be learned by heart."""
+        return max(1, min(tau, (self.plan.length - sum(lag)) // 3))
+
     def lags(self, changes: "Changes") -> list[tuple[int, ...]]:
         """The differences to try: values themselves, changes over one step, over a season, …"""
         m = self.plan.season
@@ -103,7 +107,7 @@ class Row:
         return [
             Method(
                 self.kind,
-                {**self.options, **({} if tau is None else {"tau": tau})},
+                {**self.options, **({} if tau is None else {"tau": facts.at_most(tau, lag)})},
                 lag,
                 self.logged,
                 self.deseasonalised,

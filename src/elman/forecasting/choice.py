@@ -38,8 +38,9 @@ Picked = list[tuple[str, ...]]
 TOGETHER = 8
 """How many methods are averaged at most."""
 
-NAIVE = ("seasonal", "last")
-"""What every method is compared with, so that these are always tried."""
+NAIVE = ("mean, median", "seasonal", "last")
+"""What every method is compared with, so that these are always tried; the median where zeros are
+common: the last value, mostly zero as well, is now and then a demand that does not come again."""
 
 
 def expected_seconds(method: Method, panel: Sequence[Series], windows: int) -> float:

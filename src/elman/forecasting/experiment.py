@@ -33,6 +33,7 @@ from elman.forecasting.output import look_ahead_plain, plain
 from elman.forecasting.panel import Backtest, Fitted, Windows
 from elman.forecasting.progress import Limit, Told, listening
 from elman.forecasting.scores import Scores, measured, widening
+from elman.forecasting.seasons import with_season
 from elman.forecasting.series import Series
 from elman.forecasting.settings import Settings
 
@@ -207,6 +208,8 @@ def _columns(series: Sequence[Series], settings: Settings) -> list[Series]:
     columns = single_columns(series)
     if settings.model == "auto" or not forecasters()[settings.model].network:
         columns = [_shortened(s) for s in columns]
+    if settings.model == "auto" and len(columns) == 1:
+        columns = [with_season(columns[0])]
     if settings.calendar:
         columns = [panel.with_calendar(s, settings.steps) for s in columns]
     check(columns, settings)

@@ -12,7 +12,7 @@ others, 2005).
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import numpy as np
@@ -28,6 +28,8 @@ MIDDLE = GRID.index(0.5)
 
 _MOST_ORIGINS = 300
 _FEWEST = 8
+_DOUBT = 2.0
+"""By how many nats errors must be likelier as shares to be taken for that."""
 
 
 def interval(
@@ -119,12 +121,22 @@ def _conformal_quantile(residuals: Values, level: float) -> Values:
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """How a model errs: x_{t+k} - x̂_{t+k} is `spread[k]` times a draw with quantiles `shape`."""
+    """How a model errs: x_{t+k} - x̂_{t+k} is `spread[k]` times a draw with quantiles `shape`.
+
+    Where errors are `relative`, that times |x̂_{t+k}|: of what grows, errors grow too.
+    """
 
     spread: Values
     """(steps, columns)"""
     shape: NDArray[np.float64]
     """(len(GRID), columns)"""
+    relative: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(1, dtype=bool))
+    """(columns,), or (1,) for all of them"""
+
+    def around(self, paths: Paths, levels: Sequence[float]) -> NDArray[np.float64]:
+        """The quantiles of what may come where a model forecasts `paths`, levels last."""
+        unit = np.where(self.relative, np.abs(paths), 1.0)
+        return paths[..., None] + unit[..., None] * self.offsets(paths.shape[1], levels)
 
     def offsets(self, steps: int, levels: Sequence[float]) -> NDArray[np.float64]:
         """What to add to a forecast for its quantiles: (steps, columns, levels).
@@ -160,7 +172,11 @@ def errors(model: Forecaster, values: Values, steps: int, inputs: Inputs | None 
         padded = np.concatenate([inputs.known, inputs.known[-1:].repeat(short, 0)])
         known = Inputs(padded, inputs.past, inputs.static)
     paths = model.forecasts(values, origins.tolist(), steps, known)
-    residuals = truth - np.clip(paths, -1e140, 1e140)  # of a model that runs away
+    paths = np.clip(paths, -1e140, 1e140)  # of a model that runs away
+    residuals = truth - paths
+    relative = _relative(values, residuals[:, 0], paths[:, 0])
+    size = np.maximum(np.abs(paths), np.abs(truth) / 2)  # lest forecasts near zero decide
+    residuals = residuals / np.where(relative, size, 1.0)
     counts = (~np.isnan(residuals[:, :, 0])).sum(0)
     enough = max(1, int((counts >= _FEWEST).sum()))
     with np.errstate(invalid="ignore"):
@@ -169,10 +185,28 @@ def errors(model: Forecaster, values: Values, steps: int, inputs: Inputs | None 
     spread = spread * math.sqrt(n / max(n - model.learned, n / 4))
     own = getattr(model, "deviation", None)
     if own is not None:
-        spread = own(steps)
+        grows = own(steps)
+        first = np.where(grows[:1] > 0, grows[:1], 1.0)
+        spread = np.where(relative, spread[:1] * grows / first, grows)
         enough = steps
     spread = np.maximum.accumulate(spread, axis=0)
-    return Errors(spread, _shape(residuals[:, : min(enough, steps)], spread))
+    shape = _shape(residuals[:, : min(enough, steps)], spread)
+    return Errors(spread, np.where(relative, _on_both_sides(shape), shape), relative)
+
+
+def _relative(values: Values, missed: Values, said: Values) -> NDArray[np.bool_]:
+    """Whether a column's errors one step ahead, e, are likelier as shares of the forecasts x̂.
+
+    By the likelihood of normal errors whose spread is σ, or σ x̂: n log σ against
+    n log σ' + Σ log x̂. Only of what is positive throughout, and beyond doubt.
+    """
+    here = ~np.isnan(missed).any(1)
+    e, x, n = missed[here], said[here], int(here.sum())
+    able = (values > 0).all(0) & (x > 0).all(0)
+    x = np.where(able, x, 1.0)
+    plain = n / 2 * np.log(np.square(e).mean(0) + 1e-300)
+    share = n / 2 * np.log(np.square(e / x).mean(0) + 1e-300) + np.log(x).sum(0)
+    return share < plain - _DOUBT
 
 
 def _shape(residuals: Paths, spread: Values) -> NDArray[np.float64]:
@@ -191,6 +225,13 @@ def _shape(residuals: Paths, spread: Values) -> NDArray[np.float64]:
         doubt = 20 / (len(first) + 20) * outwards
         columns.append((1 - doubt) * quantiles + doubt * normal)
     return np.stack(columns, axis=1)
+
+
+def _on_both_sides(shape: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same with the forecast in its middle: shares by which it lags behind growth are all on
+    one side of it, and an interval of 80 percent would not hold it."""
+    side = np.sign(np.array(GRID) - 0.5)[:, None]
+    return np.where(side * shape <= 0, 0.1 * _normal(1), shape)
 
 
 def _normal(columns: int) -> NDArray[np.float64]:

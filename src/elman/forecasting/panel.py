@@ -47,11 +47,11 @@ class Fitted:
         own = model.quantiles(series.values, origins, steps, GRID, inputs)
         if own is not None:
             return Outlook(own[:, :, 0, MIDDLE], own[:, :, 0])
-        path = model.forecasts(series.values, origins, steps, inputs)[:, :, 0]
+        path = model.forecasts(series.values, origins, steps, inputs)
         known = self.errors[i]
         assert known is not None
-        quantiles = path[..., None] + known.offsets(steps, GRID)[:, 0]
-        return Outlook(quantiles[..., MIDDLE] if self.method.median else path, quantiles)
+        quantiles = known.around(path, GRID)[:, :, 0]
+        return Outlook(quantiles[..., MIDDLE] if self.method.median else path[:, :, 0], quantiles)
 
 
 def with_calendar(series: Series, steps: int) -> Series:

@@ -125,6 +125,7 @@ def save_ensemble(saved: Saved, folder: Path | str, extra: Mapping[str, Any] | N
             if (known := fitted.errors[i]) is not None:
                 arrays |= {f"{n}.{i}.errors.spread": known.spread}
                 arrays |= {f"{n}.{i}.errors.shape": known.shape}
+                arrays |= {f"{n}.{i}.errors.relative": known.relative.astype(np.float64)}
         parts.append(
             {
                 "label": label,
@@ -203,6 +204,12 @@ def load_ensemble(folder: Path | str) -> Saved:
     raise AssertionError
 
 
+def _errors_of(arrays: State) -> Errors:
+    """How a model errs; in older folders none as a share of its forecast."""
+    relative = arrays.get("relative", np.zeros(1)).astype(bool)
+    return Errors(arrays["spread"], arrays["shape"], relative)
+
+
 def _restored(n: int, part: Any, arrays: State, series: int) -> panel.Fitted:
     old = {"median": part["label"].endswith(", median")}  # older folders say it there alone
     settings: dict[str, Any] = part.get("method", old)
@@ -214,7 +221,7 @@ def _restored(n: int, part: Any, arrays: State, series: int) -> panel.Fitted:
         state = _under(arrays, f"{n}.{i}.")
         errors = _under(state, "errors.")
         models[i] = _build(described, {k: v for k, v in state.items() if "errors." not in k})
-        known[i] = Errors(errors["spread"], errors["shape"]) if errors else None
+        known[i] = _errors_of(errors) if errors else None
     first = part["series"][0]
     return panel.Fitted(
         method,
