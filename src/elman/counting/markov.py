@@ -211,7 +211,7 @@ class MarkovChain(SequenceModel[Context]):
 
         Sums to log P(x_1, …, x_T), as the forward factors do; -inf before what cannot come.
         """
-        ids = self.encode(sequence)
+        ids = self.encode(sequence).astype(np.int64)
         joint = self._window_log_probabilities(ids)  # log μ_t of each window, then of shorter ends
         steps = max(0, len(ids) - self.order)
         both, given = joint[:-1].copy(), joint[1:]
