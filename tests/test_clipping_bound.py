@@ -86,3 +86,14 @@ def test_refusals(change):
     ((name, value),) = change.items()
     with pytest.raises(UserError, match=f"{name}={value} must be"):
         step_bound(lambda: w.sum(), [w], **{"rate": 0.1, **change})
+
+
+def test_frozen_parameters_stay_and_what_has_no_part_in_the_loss_has_no_gradient():
+    w, frozen, idle = torch.ones(2, requires_grad=True), torch.ones(2), torch.ones(2)
+    idle.requires_grad_()
+    alone = step_bound(lambda: (w * frozen).square().sum(), [w], 0.1)
+    among = step_bound(lambda: (w * frozen).square().sum(), iter([frozen, w, idle]), 0.1)
+    assert among == alone
+    assert torch.equal(frozen, torch.ones(2))
+    with pytest.raises(UserError, match="no step can be taken"):
+        step_bound(lambda: frozen.sum(), [frozen], 0.1)

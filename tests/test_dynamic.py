@@ -152,6 +152,16 @@ def test_the_sizes_of_another_model_are_refused():
         choose(model_of(), sigma, IDS[:1])
 
 
+def test_a_model_of_which_nothing_may_learn_is_refused():
+    model = model_of("gru")
+    sigma = gradient_sizes(model, IDS[:100])
+    model.requires_grad_(False)
+    with pytest.raises(UserError, match="cannot learn"):
+        gradient_sizes(model, IDS[:100])
+    with pytest.raises(UserError, match="cannot learn"):
+        adapted_scores(model, IDS, sigma, Adaptation())
+
+
 # ---------------------------------------------------------------------- cache, counts, weights
 
 

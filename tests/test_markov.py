@@ -102,6 +102,24 @@ def test_factored_from_the_end_the_joint_is_the_same(chain, length, seed):
     assert math.isclose(backward.sum(), chain.log_probability(path), rel_tol=1e-9)
 
 
+def test_what_cannot_come_is_impossible_from_the_end_too():
+    chain = MarkovChain([[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]], initial=[0, 1, 0])
+    for length in range(1, 5):
+        for path in itertools.product(range(3), repeat=length):
+            backward = chain.backward_log_probabilities(path)
+            total = chain.log_probability(path)
+            assert backward.sum() == total or math.isclose(backward.sum(), total), path
+
+
+def test_ids_of_any_type_are_read_from_either_end():
+    chain, ids = MarkovChain([[0.5, 0.5], [0.25, 0.75]]), [0, 1, 1, 0]
+    for kind in (np.uint8, np.uint64, np.int32):
+        held = np.array(ids, kind)
+        assert math.isclose(
+            chain.backward_log_probabilities(held).sum(), chain.log_probability(ids)
+        )
+
+
 @given(chains(), st.integers(0, 99))
 def test_each_backward_factor_is_a_conditional_probability(chain, seed):
     length = chain.order + 2

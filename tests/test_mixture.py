@@ -164,3 +164,16 @@ def test_what_cannot_be_mixed_is_refused(models):
         Mixture.fit([NgramModel.fit([0, 1, 0], 1, "laplace", 0, vocab_size=3)], [2])
     with pytest.raises(UserError, match="held-out text is empty"):
         Mixture.fit(models[:2], "")
+
+
+def test_a_model_reads_ids_however_they_are_held(models, texts):
+    ids = models[0].encode(texts[1][:50])
+    held = [ids, ids.tolist(), tuple(ids.tolist()), torch.tensor(ids), ids.astype(np.uint64)]
+    for model in (*models, Mixture(models)):
+        wanted = model.score(ids)
+        ahead = model.predict(model.read(model.start(), ids))
+        for other in held:
+            assert np.array_equal(model.score(other), wanted)
+            assert np.array_equal(model.predict(model.read(model.start(), other)), ahead)
+        with pytest.raises(UserError, match="is not in a vocabulary"):
+            model.score([len(models[0].vocab)])

@@ -314,6 +314,23 @@ def test_parametrized_weights_get_their_gradients():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_copies_of_parametrized_modules_are_copies_like_all_others(kind):
+    ours, _ = pair(kind, 2)
+    ours.carry = Randomized(keep=0.5, seed=3)
+    parametrize.register_parametrization(ours, "weight_hh_l0", Halved())
+    xs = torch.randn(9, 2, 4, **DOUBLE)
+    ours(xs)
+    ours.to("cpu")  # torch keeps what it then computes the weights to be
+    apart = copy.deepcopy(ours)
+    assert apart._how != ours._how, "draws of its own in compiled code, too"
+    assert compiled._BY_NUMBER[apart._how].carry is apart.carry is not ours.carry
+    same(outputs(apart, xs), outputs(ours, xs))
+    with torch.no_grad():
+        apart.parametrizations.weight_hh_l0.original.add_(1)
+    assert not torch.equal(apart(xs)[0], ours(xs)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_autocast_computes_in_its_own_dtype(kind):
     ours, _ = pair(kind, 2, dtype=torch.float32)
     xs = torch.randn(20, 3, 4)

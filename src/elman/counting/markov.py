@@ -209,15 +209,14 @@ class MarkovChain(SequenceModel[Context]):
 
             P(x_t | x_{t+1} …) = μ_t(x_t …) P(x_{t+τ} | x_t …) / μ_{t+1}(x_{t+1} …)
 
-        Sums to log P(x_1, …, x_T), as the forward factors do.
+        Sums to log P(x_1, …, x_T), as the forward factors do; -inf before what cannot come.
         """
-        ids = self.encode(sequence)
+        ids = self.encode(sequence).astype(np.int64)
         joint = self._window_log_probabilities(ids)  # log μ_t of each window, then of shorter ends
         steps = max(0, len(ids) - self.order)
-        forward = self.score(ids)[self.order :]
-        scores = joint[:-1] - joint[1:]
-        scores[:steps] += forward
-        return scores
+        both, given = joint[:-1].copy(), joint[1:]
+        both[:steps] += self.score(ids)[self.order :]
+        return np.subtract(both, given, out=both, where=both > -np.inf)
 
     def _window_log_probabilities(self, ids: Ints) -> Floats:
         """log μ_t(x_t …) for each whole window, then for what remains of the last one, to log 1."""

@@ -1,6 +1,6 @@
 """How often clipping bites, and the bound on one step's damage that it rests on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,7 @@ class StepBound:
 @learns
 def step_bound(
     loss: Callable[[], Tensor],
-    parameters: Sequence[Tensor],
+    parameters: Iterable[Tensor],
     rate: float,
     theta: float | None = None,
     points: int = 33,
@@ -77,6 +77,7 @@ def step_bound(
     gradient between them, times their distance: that norm is the notes' Lipschitz constant L, for
     this step. It is looked for at `points` places, ends included, so a needle between two of them
     is missed. `loss` computes f from the parameters as they are; it must draw no random numbers.
+    Frozen parameters stay where they are.
     """
     if rate <= 0:
         raise UserError(f"rate={rate} must be positive: a step has a length", hint="rate=0.1")
@@ -86,18 +87,24 @@ def step_bound(
         )
     if theta is not None and theta <= 0:
         raise UserError(f"theta={theta} must be positive", hint="None does not clip")
-    before = [p.detach().clone() for p in parameters]
-    first, g = _value_and_gradient(loss, parameters)
+    moved = [p for p in parameters if p.requires_grad]
+    if not moved:
+        raise UserError(
+            "none of the parameters wants a gradient, so no step can be taken",
+            hint="model.requires_grad_(True), or of the parts that are to move",
+        )
+    before = [p.detach().clone() for p in moved]
+    first, g = _value_and_gradient(loss, moved)
     norm = _norm(g)
     scale = rate * (1.0 if theta is None or norm <= theta else theta / norm)
     steepest, last = norm, first
     try:
         for k in range(1, points):
-            _move(parameters, before, g, -scale * k / (points - 1))
-            last, there = _value_and_gradient(loss, parameters)
+            _move(moved, before, g, -scale * k / (points - 1))
+            last, there = _value_and_gradient(loss, moved)
             steepest = max(steepest, _norm(there))
     finally:
-        _move(parameters, before, g, 0.0)
+        _move(moved, before, g, 0.0)
     return StepBound(abs(first - last), scale * norm, steepest, norm)
 
 
@@ -105,7 +112,7 @@ def _value_and_gradient(
     loss: Callable[[], Tensor], parameters: Sequence[Tensor]
 ) -> tuple[float, Sequence[Tensor]]:
     value = loss()
-    return value.item(), torch.autograd.grad(value, list(parameters))
+    return value.item(), torch.autograd.grad(value, list(parameters), materialize_grads=True)
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

@@ -6,9 +6,10 @@ What is settled about a module's calls is forgotten when one of these changes.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -312,6 +313,18 @@ class Parameters(torch.nn.RNNBase):
         if self._chunks is not None:
             self._chunks.state = self.get_buffer("chunk_overlaps")
         return moved
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """As `copy` does it by itself, of a parametrized module too.
+
+        There torch would give it a way that leaves `__setstate__` out. What the weights were
+        computed to be is not copied: it belongs to the graph that made it.
+        """
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        own = [self._parameters.get(name) for name in self._flat_weights_names]
+        copied.__setstate__(copy.deepcopy({**self.__dict__, "_flat_weights": own}, memo))
+        return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has a carry of its own, with generators of its own."""

@@ -188,7 +188,14 @@ def _still(model: nn.Module) -> nn.Module:
 
 
 def _weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """What learns, by name: all that is not frozen."""
+    weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not weights:
+        raise UserError(
+            "no weight of this model wants a gradient, so it cannot learn from what it reads",
+            hint="model.requires_grad_(True), or of the parts that are to adapt",
+        )
+    return weights
 
 
 def _log_p(model: nn.Module, x: Tensor, state: Nest) -> tuple[Tensor, Nest]:

@@ -50,6 +50,7 @@ class Network(SequenceModel[Any]):
         self.vocab_size = int(network.vocab_size)  # pyright: ignore[reportArgumentType]
 
     def score(self, ids: Ints) -> Floats:
+        ids = self.encode(ids)
         scores = [np.full(min(1, len(ids)), -np.log(self.vocab_size))]
         for piece, log_p in enumerate(self.distributions(ids)):
             y = ids[1 + piece * PIECE :][: len(log_p)]
@@ -58,7 +59,7 @@ class Network(SequenceModel[Any]):
 
     def distributions(self, ids: Ints) -> Iterator[Floats]:
         """log P of every token after each id but the last, piece by piece: (time, vocabulary)."""
-        state = self.start()
+        ids, state = self.encode(ids), self.start()
         for start in range(0, len(ids) - 1, PIECE):
             log_p, state = self._run(ids[start : min(start + PIECE, len(ids) - 1)], state)
             yield log_p
@@ -67,6 +68,7 @@ class Network(SequenceModel[Any]):
         return None, np.full(self.vocab_size, -np.log(self.vocab_size))
 
     def read(self, state: Any, ids: Ints) -> Any:
+        ids = self.encode(ids)
         for start in range(0, len(ids), PIECE):
             _, state = self._run(ids[start : start + PIECE], state)
         return state
