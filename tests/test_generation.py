@@ -281,6 +281,16 @@ def test_embeddings_of_a_large_vocabulary_are_looked_up_step_by_step(monkeypatch
             steps(torch.tensor([1, outside]))
 
 
+@pytest.mark.parametrize("cell", ["lstm", "mgu"])
+def test_what_is_frozen_stays_frozen_while_text_is_written(cell):
+    model = LanguageModel(9, cell=cell, hidden_size=5)
+    for p in model.parameters():
+        p.requires_grad_(False)
+    assert len(list(generate(model, [1], 5))) == 5
+    assert len(beam_search(model, [1], 3, 2)) == 2
+    assert not any(p.requires_grad for p in model.parameters())
+
+
 def test_a_model_without_a_recurrence_goes_through_the_module():
     model = LanguageModel(50, cell="mlp", hidden_size=8)
     assert model.stepper() is None

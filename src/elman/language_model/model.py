@@ -400,7 +400,9 @@ class LanguageModel(nn.Module):
         rnn.load_state_dict(weights, assign=True)
         rnn.repeatable = True
         out = _Undrawn(self.hidden_size, V, device="meta")
-        out.load_state_dict({"weight": self.output_weight, "bias": self.bias_q}, assign=True)
+        # detached: of a parameter itself torch would change requires_grad, and thaw a frozen one
+        output = {"weight": self.output_weight.detach(), "bias": self.bias_q.detach()}
+        out.load_state_dict(output, assign=True)
         return rnn, out, None if in_table else E
 
     @property
