@@ -13,7 +13,7 @@ import typer
 
 from elman.cli.console import emit, note, progress
 from elman.cli.limits import a_path
-from elman.errors import UserError
+from elman.errors import UserError, counted
 
 if TYPE_CHECKING:
     from elman.compression import Packed
@@ -145,7 +145,7 @@ def _tell(packed: "Packed", target: Path, as_json: bool) -> None:
         emit({"out": str(target), **sizes, "bits_per_byte": bits})
         return
     rate = "" if bits is None else f", {bits:.4f} bits per byte"
-    words = f"{packed.original:,} bytes, {packed.compressed:,} compressed{rate}"
+    words = f"{counted(packed.original, 'bytes')}, {packed.compressed:,} compressed{rate}"
     if target == STDOUT:
         note(words)
     else:
