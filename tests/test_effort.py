@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 @pytest.mark.parametrize("tokens", [1, 500, 20_000, 300_000, 5_000_000, 10**9])
-@pytest.mark.parametrize("vocab_size", [2, 80, 5_000])
+@pytest.mark.parametrize("vocab_size", [2, 80, 500, 5_000])
 def test_any_text_gets_settings_that_can_be_built(tokens, vocab_size):
     sizes = ({}, {"hidden_size": 24}, {"embedding_size": 0}, {"embedding_size": 16, "layers": 2})
     for model, beside in itertools.product(kinds(), sizes):
@@ -69,6 +69,14 @@ def test_a_brief_text_gets_a_narrower_model_and_more_updates():
     assert updates[1] > 1000
     assert max(widths[:-1]) < widths[-1] == 384
     assert effort(Size(5_000, 80), {"epochs": 4})["dropout_outputs"] == 0
+
+
+def test_a_brief_text_of_many_tokens_has_one_table_for_the_way_in_and_out():
+    many = Size(18_000, 590)
+    assert effort(many, {})["tied"]
+    assert effort(many, {})["embedding_size"] == effort(many, {})["hidden_size"]
+    assert not effort(many, {"embedding_size": 32})["tied"], "what is given wins"
+    assert "tied" not in effort(Size(18_000, 256), {}), "bytes are as few as letters"
 
 
 def test_dropout_follows_the_passes_that_were_asked_for():

@@ -18,6 +18,10 @@ stronger pull on its weights:
     hidden = 64 + √n, to a multiple of 32            128 of 4,500 tokens, 384 of 100,000
     batch  = n / 2,500                               between 4 and 16
 
+With more than 300 different tokens (words, Chinese) most of them are rare, and a table for the way
+in beside one for the way out is too much to learn: there, too, the embedding is used again as the
+output, and parts of it are hidden.
+
 Words, and characters of a large script, have vocabularies where the output layer is most of the
 work: there the embedding is used again as the output (tied), and fewer tokens are read.
 
@@ -26,7 +30,7 @@ README (the King James Bible in three parts, An Anarchist FAQ in three parts, th
 Administrator's Handbook): held-out nats against Kneser–Ney of the best order up to 13, which the
 search's settings beat on all of them, by 0.02 to 0.07 nats. Those of brief texts were chosen on
 English and Italian sayings, Python, Japanese manual pages and tunes, 4,500 to 92,000 characters of
-each; texts that chose nothing are in `benchmarks/results/kinds.json`.
+each, by characters and by words; texts that chose nothing are in `benchmarks/results/kinds.json`.
 """
 
 import math
@@ -42,6 +46,9 @@ LONG = 550_000
 
 BRIEF = 100_000
 """Tokens of a small vocabulary below which a text is brief: more updates, a narrower model."""
+
+MANY = 300
+"""Tokens in a vocabulary above which those of a brief text are mostly rare."""
 
 SHORT_TEXT: dict[str, Any] = {
     "model": "lstm",
@@ -132,23 +139,27 @@ def _updates(tokens: int, used: dict[str, Any]) -> int:
 
 def _small(size: Size, given: dict[str, Any]) -> dict[str, Any]:
     if size.tokens < BRIEF:
-        return _brief(size.tokens) | _hidden(given.get("epochs", 40), outputs=0.5, recurrent=0.4)
+        return _brief(size) | _hidden(given.get("epochs", 40), outputs=0.5, recurrent=0.4)
     recipe, reads = (SHORT_TEXT, 4_600_000) if size.tokens < LONG else (LONG_TEXT, 4_400_000)
     epochs = passes(size.tokens, reads, most=60)
     often = _hidden(given.get("epochs", epochs), outputs=0.4, recurrent=0.3)
     return recipe | {"epochs": epochs} | often
 
 
-def _brief(tokens: int) -> dict[str, Any]:
+def _brief(size: Size) -> dict[str, Any]:
     """The recipe of a text so brief that a pass over it makes few updates.
 
-    >>> [(made["hidden_size"], made["batch_size"]) for made in map(_brief, (2_000, 9_000, 45_000))]
+    >>> made = [_brief(Size(tokens, 80)) for tokens in (2_000, 9_000, 45_000)]
+    >>> [(recipe["hidden_size"], recipe["batch_size"]) for recipe in made]
     [(96, 4), (160, 4), (288, 16)]
     """
+    hidden = 64 + 32 * round(math.sqrt(size.tokens) / 32)
+    rare = {"tied": True, "embedding_size": hidden, "dropout_inputs": 0.25}
     return BRIEF_TEXT | {
         "epochs": 40,
-        "hidden_size": 64 + 32 * round(math.sqrt(tokens) / 32),
-        "batch_size": min(16, max(4, tokens // 2500)),
+        "hidden_size": hidden,
+        "batch_size": min(16, max(4, size.tokens // 2500)),
+        **(rare if size.vocab_size > MANY else {}),
     }
 
 
