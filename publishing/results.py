@@ -229,6 +229,21 @@ def defaults(rows: list[dict[str, Any]]) -> str:
     return table([*head, "machine"], ([row[c] for c in [*columns, "machine"]] for row in rows))
 
 
+def kinds(rows: list[dict[str, Any]]) -> str:
+    """`elman train` on many kinds of text, those first where it falls most behind counting."""
+    names = ["text", "characters", "level", "vocabulary", "seconds", "nats", "kneser_ney", "order"]
+    head = ["text", "characters", "level", "vocabulary", "seconds", "elman", "Kneser–Ney",
+            "its order", "both mixed", "elman over counting"]  # fmt: skip
+    behind = sorted(rows, key=lambda row: row["kneser_ney"] - row["nats"])
+    return table(
+        head,
+        (
+            [*(row[n] for n in names), row["mixture"], f"{row['nats'] - row['kneser_ney']:+.3f}"]
+            for row in behind
+        ),
+    )
+
+
 def chunked(found: dict[str, Any]) -> str:
     """Chunks against step after step, where the certificate held: seconds and errors."""
     return table(
@@ -286,4 +301,5 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "forecasting-origins": origins,
     "compression": compression,
     "defaults": defaults,
+    "kinds": kinds,
 }

@@ -35,7 +35,8 @@ RECIPES = {
 }
 VALIDATE_EVERY = 224
 KILLED = """--model gru --hidden-size 128 --batch-size 16 --window 32 --epochs 2 --max-tokens 60000
-    --dropout-outputs 0.2 --checkpoint-every 25 --checkpoint-seconds 0 --diagnose 0 --seed 1"""
+    --weight-decay 0.05 --dropout-tokens 0.03 --dropout-outputs 0.2 --checkpoint-every 25
+    --checkpoint-seconds 0 --diagnose 0 --seed 1"""
 KILL_AT, TRIES = 60, 5
 """The update after which the training is killed, between two checkpoints; how often that is tried.
 """

@@ -10,13 +10,27 @@ it learns the text by heart:
     dropout of outputs = 0.4 · ln(E/7) / ln(40/7)    between 0 and 0.4: nothing below 7 passes
     dropout of W_hh    = 3/4 of that
 
+A brief text (below 100,000 tokens) has fewer updates in a pass than a training needs, and a wide
+lstm knows it by heart before the learning rate has come down: its best weights were those of the
+10th of 60 passes. It gets fewer lanes and shorter windows, so more updates, a narrower lstm, a
+stronger pull on its weights, and 0.5 and 0.4 in the place of the 0.4 and 0.3 above:
+
+    hidden = 64 + √n, to a multiple of 32            128 of 4,500 tokens, 384 of 100,000
+    batch  = n / 2,500                               between 4 and 16
+
+With more than 300 different tokens (words, Chinese) most of them are rare, and a table for the way
+in beside one for the way out is too much to learn: there, too, the embedding is used again as the
+output, and parts of it are hidden.
+
 Words, and characters of a large script, have vocabularies where the output layer is most of the
 work: there the embedding is used again as the output (tied), and fewer tokens are read.
 
 The numbers were chosen by random search on seven texts of 0.1 to 1.9 MB that are in no table of the
 README (the King James Bible in three parts, An Anarchist FAQ in three parts, the Debian
 Administrator's Handbook): held-out nats against Kneser–Ney of the best order up to 13, which the
-search's settings beat on all of them, by 0.02 to 0.07 nats.
+search's settings beat on all of them, by 0.02 to 0.07 nats. Those of brief texts were chosen on
+English and Italian sayings, Python, Japanese manual pages and tunes, 4,500 to 92,000 characters of
+each, by characters and by words; texts that chose nothing are in `benchmarks/results/kinds.json`.
 """
 
 import math
@@ -30,6 +44,12 @@ LARGE = 1000
 LONG = 550_000
 """Tokens of a small vocabulary from which on a text is long: few passes, and nothing hidden."""
 
+BRIEF = 100_000
+"""Tokens of a small vocabulary below which a text is brief: more updates, a narrower model."""
+
+MANY = 300
+"""Tokens in a vocabulary above which those of a brief text are mostly rare."""
+
 SHORT_TEXT: dict[str, Any] = {
     "model": "lstm",
     "hidden_size": 384,
@@ -40,6 +60,7 @@ SHORT_TEXT: dict[str, Any] = {
     "weight_decay": 0.05,
     "dropout_tokens": 0.03,
 }
+BRIEF_TEXT = SHORT_TEXT | {"window": 32, "weight_decay": 0.2, "dropout_tokens": 0.05}
 LONG_TEXT: dict[str, Any] = {
     "model": "gru",
     "hidden_size": 512,
@@ -81,8 +102,10 @@ class Size(NamedTuple):
 def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
     """The options of a training on a text of this size, beside those that were `given`.
 
-    >>> [effort(Size(tokens, 80), {})["epochs"] for tokens in (10_000, 180_000, 900_000, 10**7)]
-    [60, 26, 5, 1]
+    >>> [effort(Size(tokens, 80), {})["epochs"] for tokens in (60_000, 180_000, 900_000, 10**7)]
+    [40, 26, 5, 1]
+    >>> [effort(Size(tokens, 80), {})["hidden_size"] for tokens in (5_000, 20_000, 100_000)]
+    [128, 192, 384]
     >>> effort(Size(40_000, 5_000), {"hidden_size": 128})["embedding_size"]
     128
     """
@@ -115,14 +138,37 @@ def _updates(tokens: int, used: dict[str, Any]) -> int:
 
 
 def _small(size: Size, given: dict[str, Any]) -> dict[str, Any]:
+    if size.tokens < BRIEF:
+        return _brief(size) | _hidden(given.get("epochs", 40), outputs=0.5, recurrent=0.4)
     recipe, reads = (SHORT_TEXT, 4_600_000) if size.tokens < LONG else (LONG_TEXT, 4_400_000)
     epochs = passes(size.tokens, reads, most=60)
-    often = given.get("epochs", epochs)
-    hidden = 0.4 * min(1, max(0, math.log(often / 7) / math.log(40 / 7))) if often > 0 else 0
-    return recipe | {
-        "epochs": epochs,
-        "dropout_outputs": round(hidden, 2),
-        "dropout_recurrent": round(0.75 * hidden, 2),
+    often = _hidden(given.get("epochs", epochs), outputs=0.4, recurrent=0.3)
+    return recipe | {"epochs": epochs} | often
+
+
+def _brief(size: Size) -> dict[str, Any]:
+    """The recipe of a text so brief that a pass over it makes few updates.
+
+    >>> made = [_brief(Size(tokens, 80)) for tokens in (2_000, 9_000, 45_000)]
+    >>> [(recipe["hidden_size"], recipe["batch_size"]) for recipe in made]
+    [(96, 4), (160, 4), (288, 16)]
+    """
+    hidden = 64 + 32 * round(math.sqrt(size.tokens) / 32)
+    rare = {"tied": True, "embedding_size": hidden, "dropout_inputs": 0.25}
+    return BRIEF_TEXT | {
+        "epochs": 40,
+        "hidden_size": hidden,
+        "batch_size": min(16, max(4, size.tokens // 2500)),
+        **(rare if size.vocab_size > MANY else {}),
+    }
+
+
+def _hidden(epochs: int, outputs: float, recurrent: float) -> dict[str, float]:
+    """How much is hidden from a model that reads a text so often; the most from 40 passes on."""
+    share = min(1, max(0, math.log(epochs / 7) / math.log(40 / 7))) if epochs > 0 else 0
+    return {
+        "dropout_outputs": round(outputs * share, 2),
+        "dropout_recurrent": round(recurrent * share, 2),
     }
 
 
