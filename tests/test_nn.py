@@ -438,6 +438,7 @@ def test_copies_of_a_module_share_compiled_code_but_not_their_draws():
 
 def test_copies_that_are_gone_leave_nothing_behind():
     drawn = nn.RNN(3, 4, carry=Randomized(0.5))
+    gc.collect()  # what other tests left behind
     before = len(compiled._BY_NUMBER), len(compiled._BY_KEY), len(compiled._COMPILED)
     for _ in range(10):
         copy.deepcopy(drawn)(torch.zeros(2, 1, 3))[0].sum().backward()

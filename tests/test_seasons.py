@@ -23,6 +23,14 @@ def test_a_season_is_found_beside_a_trend(m, trend):
     assert seasons.found(x + {"none": 0 * t, "line": 0.3 * t, "walk": walk}[trend]) == m
 
 
+@pytest.mark.parametrize("m", [4, 7, 12])
+def test_five_times_a_season_are_enough_and_a_step_less_tells_of_none(m):
+    t = np.arange(5 * m)
+    x = np.sin(2 * np.pi * t / m) + 0.1 * t
+    assert seasons.found(x) == m
+    assert seasons.found(x[1:]) is None
+
+
 def test_twice_a_season_is_not_taken_for_it():
     assert [seasons.found(repeating(6, 20, seed=seed)) for seed in range(10)] == [6] * 10
 

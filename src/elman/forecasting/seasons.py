@@ -28,13 +28,14 @@ def found(x: NDArray[np.float64]) -> int | None:
     """The season of a series, in steps; None where nothing repeats beyond doubt.
 
     >>> t = np.arange(60)
-    >>> found(np.sin(2 * np.pi * t / 12) + 0.1 * t), found(np.cumsum(np.sin(t**2.0)))
+    >>> found(np.sin(2 * np.pi * t / 12) + 0.1 * t), found(np.cumsum(np.sin(t**3.0)))
     (12, None)
     """
-    longest = min(_LONGEST, (len(x) - 1) // (_ROUNDS + 1))
-    left = {m: 1 - _explained(x, m) for m in range(2, longest + 1)}
+    longest = min(_LONGEST, len(x) // (_ROUNDS + 1))
+    # one more, for rounds of nearly the right length resemble one another, too
+    left = {m: 1 - _explained(x, m) for m in range(2, longest + 2)} if longest > 1 else {}
     best = min(left, key=left.__getitem__, default=0)
-    if not best or left[best] > 1 - max(_EXPLAINED, _OF_FEW / math.sqrt(len(x))):
+    if not 0 < best <= longest or left[best] > 1 - max(_EXPLAINED, _OF_FEW / math.sqrt(len(x))):
         return None
     return next(m for m in left if best % m == 0 and left[m] <= _AS_GOOD * left[best])
 
